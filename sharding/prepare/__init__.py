@@ -1,4 +1,4 @@
-"""What is done to records before they are dealt to shards: steps as values, and sources around a source."""
+"""Prepare records before they are sharded: steps as values, and the sources that apply them."""
 
 from .carried_column import open_with_carried_column
 from .casts import Cast, SetTypes

@@ -1,6 +1,7 @@
-"""A column that travels with the records up to their shards, and is not stored there.
+"""A column that travels with the drafts but is not stored in the shards.
 
-It was dropped by a step, or is what a dataset says of its records, not they themselves: their splits.
+The build needs it, for example to split by, although a step dropped it, or because it is no column of the records: the
+split of each record of a dataset of ours.
 """
 
 from __future__ import annotations
@@ -25,28 +26,28 @@ __all__ = ["CarryingSource", "open_with_carried_column"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarryingSource(WrappedSource):
-    """A source whose drafts have one column more than its records, and so has its sample.
+    """A source whose drafts and sample have one column more than its records.
 
     Attributes:
-        inner: the source of what goes in.
-        column: that is not in the records.
+        inner: source of the records with the column.
+        column: name of the column.
     """
 
     column: str
 
     @property
     def schema(self) -> Schema:
-        """That of the inner source without the column."""
+        """The schema of the inner source without the column."""
         schema = self.inner.schema
         return schema.only(name for name in schema.names if name != self.column)
 
     @property
     def fingerprint(self) -> str:
-        """Of the inner source and of what is left out."""
+        """A digest of the inner source and of the column."""
         return f"{derive_key(self.inner.fingerprint, 'without', self.column):016x}"
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """As the inner source does, without the column."""
+        """The records of the inner source without the column."""
         schema = self.schema
         batch = self.inner.complete(drafts).select(list(schema.names))
         return pa.RecordBatch.from_arrays(batch.columns, schema=schema.arrow)
@@ -65,14 +66,14 @@ def open_with_carried_column(
     reject: Reject = fail_on_bad,
     types: Mapping[str, Feature] = NO_FEATURES,
 ) -> Source:
-    """Open and prepare a dataset as `opening.open_prepared` does, with a column in its drafts even if steps drop it.
+    """Open and prepare a source like `open_prepared`, with a column in its drafts even if a step drops it.
 
     Args:
         url: see `open_prepared`.
         label: see `open_prepared`.
         kind: see `open_prepared`.
-        options: what to do.
-        column: by its name after all steps; of a dataset of ours, `SPLIT` may be one that it does not have. Or None.
+        options: preparation.
+        column: name of the column after all steps, or None. `SPLIT` of a dataset of ours need not be a column of it.
         reject: see `open_prepared`.
         types: see `open_prepared`.
     """
@@ -88,17 +89,17 @@ def open_with_carried_column(
             return source
         else:
             whole = open_prepared(url, label, kind, kept_whole, reject, types)
-    except ConfigError:  # there is no such column; the steps as they were given were fine
+    except ConfigError:  # the column does not exist; the steps as given were fine
         return source
     if column not in whole.schema.names:
         return source
-    if isinstance(whole, ImageSource):  # which is to stay outermost: records are compared before it transforms them
+    if isinstance(whole, ImageSource):  # stays outermost, because duplicates are found before images are transformed
         return replace(whole, inner=CarryingSource(inner=whole.inner, column=column))
     return CarryingSource(inner=whole, column=column)
 
 
 def _keeping(step: Step, column: str | None) -> Step | None:
-    """A step that lets a column be; None if it did no more than drop it."""
+    """The step without its effect on a column; None if it only drops the column."""
     if column is not None and isinstance(step, Drop) and column in step.columns:
         left = tuple(name for name in step.columns if name != column)
         return Drop(left) if left else None

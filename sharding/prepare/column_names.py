@@ -1,4 +1,4 @@
-"""Names of columns in options: checked, with the nearest name in the error; and the columns that no step sees."""
+"""Names of columns in options, checked with a suggestion in the error; and hidden columns, which no step sees."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ __all__ = [
     "visible_names",
 ]
 
-HIDDEN = "\0draft:"  # before the names of columns that travel with drafts, past all steps; no source has such names
+HIDDEN = "\0draft:"  # prefix of columns that travel with drafts past all steps; no column of a source has it
 
 
 def check_columns(flag: str, wanted: Iterable[str], names: Collection[str]) -> None:
-    """Refuse a name that is no column.
+    """Refuse a name that is not a column.
 
     Raises:
-        ConfigError: it names the flag, the column and the nearest name.
+        ConfigError: a name is not a column; the message suggests the nearest one.
 
     >>> check_columns("--select", ["prise"], ["price", "size"])
     Traceback (most recent call last):
@@ -40,25 +40,25 @@ def check_columns(flag: str, wanted: Iterable[str], names: Collection[str]) -> N
 
 
 def check_distinct(flag: str, names: Iterable[str]) -> None:
-    """Refuse a name that is there twice.
+    """Refuse a name that occurs twice.
 
     Raises:
-        ConfigError: it names the flag and the column.
+        ConfigError: a name occurs twice.
     """
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise ConfigError(f"{flag}: each column is named once, got {name!r} twice")
+            raise ConfigError(f"{flag}: each column may be named once, got {name!r} twice")
         seen.add(name)
 
 
 def is_in_group(name: str, group: str) -> bool:
-    """Whether a column is one of a struct, or of a group of arrays."""
+    """Whether a column belongs to a struct, or to a group of arrays."""
     return name.startswith((f"{group}.", f"{group}/"))
 
 
 def expand_groups(wanted: Iterable[str], names: Collection[str]) -> list[str]:
-    """The columns of some names, each once; the name of a group, where it is no column, stands for all in it.
+    """The columns that names stand for, each once; the name of a group that is no column stands for all its columns.
 
     >>> expand_groups(["y", "s", "t", "s.b"], ["s.a", "s.b", "t", "t.c", "y"])
     ['y', 's.a', 's.b', 't']
@@ -71,16 +71,16 @@ def expand_groups(wanted: Iterable[str], names: Collection[str]) -> list[str]:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a column is none of the user's."""
+    """Whether a column is hidden from steps."""
     return name.startswith(HIDDEN)
 
 
 def visible_names(batch: pa.RecordBatch) -> list[str]:
-    """The names of the columns that steps see."""
+    """The names of the columns that are not hidden."""
     return [name for name in batch.schema.names if not is_hidden(name)]
 
 
 def select_present(batch: pa.RecordBatch, names: Iterable[str]) -> pa.RecordBatch:
-    """Those of the columns of some names that are there, in the order of the names, and all hidden ones."""
-    there = set(batch.schema.names)
-    return batch.select([name for name in names if name in there] + list(filter(is_hidden, batch.schema.names)))
+    """The named columns that the batch has, in the order of the names, and all hidden ones."""
+    present = set(batch.schema.names)
+    return batch.select([name for name in names if name in present] + list(filter(is_hidden, batch.schema.names)))

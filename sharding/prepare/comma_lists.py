@@ -1,4 +1,4 @@
-"""Lists of names, and of names with values, as they stand on a command line and in `dataset.json`: between commas."""
+"""Comma-separated lists of names, and of names with values, as on the command line and in `dataset.json`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterable
 
 __all__ = ["ALL", "join_items", "split_columns", "split_names", "split_pairs"]
 
-ALL = "*"  # stands for all columns, which is none named
+ALL = "*"  # all columns, which options hold as an empty tuple
 
 
 def join_items(items: Iterable[str]) -> str:
-    """Items between commas; one that would be read as something else in double quotes.
+    """Join items with commas; quotes an item that would not read back as it is.
 
     >>> join_items(['a', 'b', 'c,d'])
     'a,b,"c,d"'
@@ -25,34 +25,34 @@ def _quoted(item: str) -> str:
 
 
 def split_names(text: str) -> tuple[str, ...]:
-    """Names between commas.
+    """Split comma-separated names.
 
     Raises:
-        ValueError: one is empty.
+        ValueError: a name is empty.
 
     >>> split_names('a, b,"c,d"')
     ('a', 'b', 'c,d')
     """
     names = _items(text)
     if not names or not all(names):
-        raise ValueError(f"columns are NAME,NAME,..., got {text!r}")
+        raise ValueError(f"expected NAME,NAME,..., got {text!r}")
     return names
 
 
 def split_columns(text: str) -> tuple[str, ...]:
-    """Names of columns; ``*`` stands for all, which is none named.
+    """Split comma-separated names of columns; ``*``, for all, gives an empty tuple.
 
     Raises:
-        ValueError: one is empty.
+        ValueError: a name is empty.
     """
     return () if text == ALL else split_names(text)
 
 
 def split_pairs(text: str) -> tuple[tuple[str, str], ...]:
-    """Names and values between commas.
+    """Split comma-separated names and values.
 
     Raises:
-        ValueError: one is not NAME=VALUE.
+        ValueError: an item is not NAME=VALUE.
 
     >>> split_pairs('a=1,"b,c=x=y"')
     (('a', '1'), ('b,c', 'x=y'))
@@ -65,10 +65,10 @@ def split_pairs(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def _items(text: str) -> tuple[str, ...]:
-    """What stands between commas; in double quotes, a comma is a letter like others.
+    """Split at commas, except inside double quotes.
 
     Raises:
-        ValueError: a quote is not closed.
+        ValueError: the quotes are unbalanced.
     """
     try:
         return tuple(item.strip() for item in next(csv.reader([text], strict=True, skipinitialspace=True), []))

@@ -1,7 +1,7 @@
-"""The language of `--filter`: Python's syntax for comparisons and arithmetic over columns, and nothing else of it.
+"""The language of `--filter`: comparisons and arithmetic over columns in the syntax of Python.
 
-An expression is parsed by `ast` and walked over a whitelist of nodes into calls of `pyarrow.compute`; nothing is ever
-evaluated as Python. Missing values are unknown, as in SQL: a comparison with one is neither true nor false.
+`ast` parses an expression, and a walk over a whitelist of nodes turns it into calls of `pyarrow.compute`. Nothing is
+evaluated as Python. Nulls are unknown, as in SQL: a comparison with a null is neither true nor false.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .column_names import check_columns
 
 __all__ = ["NULL", "column_name", "columns_of", "evaluate", "integer_fits", "literal_word", "parse"]
 
-Value = Any  # a pa.Array for what is made of columns, else a literal: bool, int, float or str
+Value = Any  # a pa.Array if computed from columns, else a literal: bool, int, float or str
 _GRAMMAR = "== != < <= > >=, and, or, not, in (...), is null, + - * /, numbers, 'text', true, false, column names"
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: pc.equal, ast.NotEq: pc.not_equal, ast.Lt: pc.less, ast.LtE: pc.less_equal,
@@ -33,18 +33,18 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 _WORDS = {"true": True, "false": False}
 NULL = object()
-_WIDE = pa.decimal128(38, 0)  # holds every int64 and uint64: two integer types that have no integer type in common
+_WIDE = pa.decimal128(38, 0)  # holds every int64 and uint64, which have no common integer type
 
 
 def columns_of(text: str, names: Collection[str]) -> frozenset[str]:
     """The columns that an expression reads.
 
     Args:
-        text: the expression.
-        names: the columns there are.
+        text: expression.
+        names: names of all columns.
 
     Raises:
-        ConfigError: it is no such expression, or names a column that is not there.
+        ConfigError: the text is not an expression of the language, or names a column that does not exist.
 
     >>> sorted(columns_of("0 < a/2 < 5 and col('b c') is not null", ["a", "b c"]))
     ['a', 'b c']
@@ -52,11 +52,11 @@ def columns_of(text: str, names: Collection[str]) -> frozenset[str]:
     for node in ast.walk(parse(text)):
         if isinstance(node, ast.Call) and column_name(node) is None:
             call = ast.unparse(node)
-            raise ConfigError(f"--filter {text!r}: {call!r} is not part of it; the one function is col('a column')")
+            raise ConfigError(f"--filter {text!r}: {call!r} is not allowed; the only function is col('a column')")
     used = frozenset(_references(parse(text), names))
     check_columns(f"--filter {text!r}", sorted(used), names)
     if not used:
-        raise ConfigError(f"--filter {text!r}: the expression names no column; it knows {_GRAMMAR}")
+        raise ConfigError(f"--filter {text!r}: the expression names no column; an expression may hold {_GRAMMAR}")
     return used
 
 
@@ -64,43 +64,44 @@ def evaluate(text: str, columns: Mapping[str, pa.Array]) -> pa.BooleanArray:
     """The truth of an expression for each record; null where it is unknown.
 
     Args:
-        text: an expression that `columns_of` took.
-        columns: those that it reads, at least.
+        text: expression that `columns_of` accepts.
+        columns: at least the columns that it reads.
 
     Raises:
-        ConfigError: it is no such expression, or the columns' types do not fit it.
-        pa.ArrowInvalid: a value goes beyond its type.
+        ConfigError: the text is not an expression of the language, or does not fit the types of the columns.
+        pa.ArrowInvalid: a value overflows its type.
 
     >>> evaluate("a + 1 > 2 or a is null", {"a": pa.array([1, 2, None])}).to_pylist()
     [False, True, True]
     """
     try:
-        result = _Walk(text, columns).value(parse(text))
+        result = _Evaluation(text, columns).value(parse(text))
     except pa.ArrowNotImplementedError as error:
         raise ConfigError(f"--filter {text!r}: {brief(error)}") from error
     except OverflowError as error:
-        raise ConfigError(f"--filter {text!r}: a number in it is too large") from error
+        raise ConfigError(f"--filter {text!r}: it holds a number that is too large") from error
     except RecursionError as error:
-        raise ConfigError(f"--filter {text!r}: it is nested too deeply, or has too many terms") from error
+        raise ConfigError(f"--filter {text!r}: it is nested too deeply or has too many terms") from error
     if not isinstance(result, pa.Array) or result.type != pa.bool_():
-        raise ConfigError(f"--filter {text!r}: the expression must be true or false, it is {_kind(result)}")
+        raise ConfigError(f"--filter {text!r}: the expression must be true or false, and is {_kind(result)}")
     return result
 
 
 @lru_cache(maxsize=64)
 def parse(text: str) -> ast.expr:
-    """The tree of an expression; of nodes that are no part of the language, too."""
+    """The syntax tree of an expression, which may hold nodes that are not part of the language."""
     try:
         return ast.parse(" ".join(text.split("\n")).strip(), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         where = f" at character {error.offset}" if isinstance(error, SyntaxError) and error.offset else ""
         raise ConfigError(
-            f"--filter {text!r}: cannot be read{where}; it knows {_GRAMMAR}, and col('a name') for any column"
+            f"--filter {text!r}: cannot be parsed{where}; an expression may hold {_GRAMMAR}, and col('a name') for "
+            "any column"
         ) from error
 
 
 def _references(node: ast.AST, names: Collection[str]) -> Iterator[str]:
-    """The columns that a node and those below it name."""
+    """The columns that a node and its descendants name."""
     name = column_name(node)
     if name is not None:
         yield name
@@ -112,7 +113,7 @@ def _references(node: ast.AST, names: Collection[str]) -> Iterator[str]:
 
 
 def column_name(node: ast.AST) -> str | None:
-    """Of ``col('name')``."""
+    """The name in a call ``col('name')``; None for any other node."""
     if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "col"):
         return None
     if len(node.args) != 1 or node.keywords or not isinstance(node.args[0], ast.Constant):
@@ -122,21 +123,21 @@ def column_name(node: ast.AST) -> str | None:
 
 
 def literal_word(word: str, names: Collection[str]) -> Any:
-    """What `true`, `false` and `null` stand for, where no column is named so."""
+    """The value of the word `true`, `false` or `null`, unless a column has that name; None for any other word."""
     if word in names:
         return None
     return NULL if word == "null" else _WORDS.get(word)
 
 
-class _Walk:
-    """One evaluation."""
+class _Evaluation:
+    """One evaluation of an expression."""
 
     def __init__(self, text: str, columns: Mapping[str, pa.Array]) -> None:
         self._text = text
         self._columns = columns
 
     def value(self, node: ast.expr) -> Value:
-        """Of any node of the whitelist."""
+        """The value of a node of the whitelist."""
         if isinstance(node, ast.Constant) and isinstance(node.value, (bool, int, float, str)):
             return node.value
         if isinstance(node, (ast.Name, ast.Call)):
@@ -154,7 +155,7 @@ class _Walk:
             sides = [node.left, *node.comparators]
             pairs = zip(sides, node.ops, sides[1:], strict=False)
             return reduce(pc.and_kleene, [self._compare(left, op, right) for left, op, right in pairs])
-        raise self._fault(f"{ast.unparse(node)!r} is not part of it; it knows {_GRAMMAR}")
+        raise self._fault(f"{ast.unparse(node)!r} is not allowed; an expression may hold {_GRAMMAR}")
 
     def _fault(self, problem: str) -> ConfigError:
         return ConfigError(f"--filter {self._text!r}: {problem}")
@@ -163,7 +164,7 @@ class _Walk:
         name = node.id if isinstance(node, ast.Name) else str(column_name(node))
         word = literal_word(name, self._columns) if isinstance(node, ast.Name) else None
         if word is NULL:
-            raise self._fault("a missing value equals nothing; write: is null, or is not null")
+            raise self._fault("null equals nothing; write: is null, or is not null")
         return self._columns[name] if word is None else word
 
     def _truth(self, node: ast.expr) -> pa.Array:
@@ -171,14 +172,14 @@ class _Walk:
         if isinstance(value, bool):
             return pa.scalar(value)
         if not isinstance(value, pa.Array) or value.type != pa.bool_():
-            raise self._fault(f"{ast.unparse(node)!r} must be true or false, it is {_kind(value)}")
+            raise self._fault(f"{ast.unparse(node)!r} must be true or false, and is {_kind(value)}")
         return value
 
     def _number(self, node: ast.expr) -> Value:
         value = self.value(node)
         kind = value.type if isinstance(value, pa.Array) else None
         if isinstance(value, (bool, str)) or (kind is not None and not is_number(kind)):
-            raise self._fault(f"{ast.unparse(node)!r} must be a number, it is {_kind(value)}")
+            raise self._fault(f"{ast.unparse(node)!r} must be a number, and is {_kind(value)}")
         return value
 
     def _signed(self, node: ast.UnaryOp) -> Value:
@@ -192,12 +193,12 @@ class _Walk:
     def _arithmetic(self, node: ast.BinOp) -> Value:
         left, right = self._number(node.left), self._number(node.right)
         if not isinstance(left, pa.Array) and not isinstance(right, pa.Array):
-            left = pa.array([left])  # of literals alone: computed as columns are, then a literal again
+            left = pa.array([left])  # two literals: computed like columns, then a literal again
             return self._calculate(node.op, left, right)[0].as_py()
         return self._calculate(node.op, left, right)
 
     def _calculate(self, operator: ast.operator, left: Value, right: Value) -> pa.Array:
-        """Integers as int64, so that no small type overflows; `/` and all else as float64, as in Python."""
+        """Compute integers as int64, so that no narrow type overflows, and `/` and floats as float64, as in Python."""
         divides = isinstance(operator, ast.Div)
         integers = all(isinstance(v, int) or (isinstance(v, pa.Array) and _is_integer(v.type)) for v in (left, right))
         kind = pa.int64() if integers and not divides else pa.float64()
@@ -207,14 +208,14 @@ class _Walk:
         if isinstance(op, (ast.Is, ast.IsNot)):
             value = self.value(left)
             if not self._is_null(right) or not isinstance(value, pa.Array):
-                raise self._fault("is takes a column and null, such as: price is not null")
+                raise self._fault("is compares a column with null, such as: price is not null")
             return pc.is_null(value) if isinstance(op, ast.Is) else pc.is_valid(value)
         if isinstance(op, (ast.In, ast.NotIn)):
             found = self._member(left, right)
             return found if isinstance(op, ast.In) else pc.invert(found)
         for side in (left, right):
             if isinstance(side, ast.Constant) and side.value is None:
-                raise self._fault("a missing value equals nothing; write: is null, or is not null")
+                raise self._fault("null equals nothing; write: is null, or is not null")
         operands = self._alike(self.value(left), self.value(right))
         return _COMPARISONS[type(op)](*operands)
 
@@ -223,7 +224,7 @@ class _Walk:
         return word is NULL or (isinstance(node, ast.Constant) and node.value is None)
 
     def _member(self, left: ast.expr, right: ast.expr) -> pa.Array:
-        """Whether a column's value is one of a list; unknown where it is missing."""
+        """Whether each value of a column is in a list; unknown for a null."""
         column = self.value(left)
         if not isinstance(column, pa.Array) or not isinstance(right, (ast.Tuple, ast.List, ast.Set)):
             raise self._fault("in takes a column and a list, such as: carrier in ('AA', 'UA'); of one value: ('AA',)")
@@ -240,16 +241,16 @@ class _Walk:
 
     def _listed(self, node: ast.expr) -> Value:
         if self._is_null(node):
-            raise self._fault("a missing value equals nothing; write: or ... is null")
+            raise self._fault("null equals nothing; write: or ... is null")
         value = self.value(node)
         if isinstance(value, pa.Array):
-            raise self._fault(f"the list after in holds numbers and texts, got {ast.unparse(node)!r}")
+            raise self._fault(f"the list after in must hold numbers and texts, got {ast.unparse(node)!r}")
         return value
 
     def _alike(self, left: Value, right: Value) -> tuple[pa.Array, Any]:
-        """Two values of one type, that of the column where the other is a literal."""
+        """Two values in one type; a literal takes that of the column."""
         if not isinstance(left, pa.Array) and not isinstance(right, pa.Array):
-            raise self._fault("each comparison takes a column on at least one side")
+            raise self._fault("a comparison needs a column on at least one side")
         if not isinstance(left, pa.Array):
             return tuple(reversed(self._alike(right, left)))
         kind = _common(left.type, right)
@@ -259,15 +260,15 @@ class _Walk:
 
 
 def _is_one_of(values: pa.Array, literals: Sequence[pa.Scalar]) -> pa.Array:
-    """Whether each value equals one of some literals of its type; unknown where it is missing."""
-    if pa.types.is_floating(values.type):  # for `is_in` tells -0.0 from 0.0
+    """Whether each value equals one of some literals of its type; unknown for a null."""
+    if pa.types.is_floating(values.type):  # `is_in` distinguishes -0.0 from 0.0
         return reduce(pc.or_kleene, (pc.equal(values, literal) for literal in literals))
     found = pc.is_in(values, pa.array([literal.as_py() for literal in literals], values.type))
     return pc.if_else(pc.is_valid(values), found, pa.scalar(None, pa.bool_()))
 
 
 def _common(kind: pa.DataType, other: Value) -> pa.DataType | None:
-    """The type in which a column of a type is compared with another one or with a literal; None if there is none."""
+    """The type in which to compare a column with another column or a literal; None if there is none."""
     if isinstance(other, pa.Array):
         if kind == other.type:
             return pa.float32() if kind == pa.float16() else kind
@@ -290,7 +291,7 @@ def _common(kind: pa.DataType, other: Value) -> pa.DataType | None:
 
 
 def integer_fits(value: int, kind: pa.DataType) -> bool:
-    """Whether a type of integers holds one.
+    """Whether an integer type can hold a value.
 
     >>> integer_fits(-128, pa.int8()), integer_fits(128, pa.int8()), integer_fits(-1, pa.uint8())
     (True, False, False)
@@ -306,7 +307,7 @@ def _as_type(value: Value, kind: pa.DataType) -> Any:
             return value
         return pc.cast(value, kind, safe=not pa.types.is_floating(kind))
     if kind == _WIDE:
-        return pa.scalar(Decimal(min(max(value, -(10**37)), 10**37)), kind)  # beyond both is beyond every integer
+        return pa.scalar(Decimal(min(max(value, -(10**37)), 10**37)), kind)  # clipped values still exceed every integer
     if pa.types.is_floating(kind):
         return pa.scalar(float(value), kind)
     return pa.scalar(value.encode() if kind == pa.binary() else value, kind)

@@ -1,4 +1,4 @@
-"""A source whose images are transformed as its records are completed."""
+"""A source that transforms its images when records are completed."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ __all__ = ["ImageSource"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSource(WrappedSource):
-    """A source of transformed images: every scalar column of encoding ``image``.
+    """A source that transforms every scalar column of encoding ``image``.
 
-    Drafts are those of the inner source: images are transformed once, for the shard that they go to, and `late_bytes`
-    are those of images before that.
+    Drafts are those of the inner source: an image is transformed once, for its shard, and `late_bytes` counts the
+    bytes before that.
 
     Attributes:
-        inner: the source of what goes in.
-        options: what to do.
-        columns: of images.
-        sizes: columns of images, and the columns that hold their height and width, each with the side that it holds;
-            brought up to date where they do.
-        added: of each column of images that has none such, the names of two more: for its height, and its width.
+        inner: source of the original images.
+        options: transformation.
+        columns: columns of images.
+        sizes: for columns of images, the columns that hold their sizes, each with its side, ``height`` or ``width``.
+            They are updated.
+        added: for each column of images without such columns, its name and those of two new columns, for height and
+            width.
     """
 
     options: ImageOptions
@@ -41,24 +42,24 @@ class ImageSource(WrappedSource):
     def over(
         cls, inner: Source, options: ImageOptions, *, height: str | None, width: str | None, left_out: bool = False
     ) -> ImageSource:
-        """Find the columns of images.
+        """Find the columns of images and of their sizes.
 
         Args:
-            inner: the source of what goes in.
-            options: what to do.
-            height: the column that tells an image's height, if one may.
-            width: and its width.
-            left_out: whether there were such columns, and are not wanted.
+            inner: source of the original images.
+            options: transformation.
+            height: column that may hold the height of an image, or None.
+            width: column that may hold the width of an image, or None.
+            left_out: whether the steps dropped such columns, so that none are added.
 
         Raises:
-            ConfigError: no column holds images, or something else bears the name of a column for their sizes.
+            ConfigError: no column holds images, or another column has the name of one to add.
         """
         schema = inner.schema
         columns = tuple(f.name for f in schema.features if f.is_image)
         if not columns:
             raise ConfigError(
-                f"{options.spec}: no column holds images; if one holds the bytes of image files, say so in a --schema "
-                "file: features: {NAME: {dtype: binary, encoding: image}}"
+                f"{options.spec}: no column holds images; if one holds the bytes of image files, declare it in a "
+                "--schema file: features: {NAME: {dtype: binary, encoding: image}}"
             )
         scalars = {feature.name for feature in schema.features if feature.shape == ()}
         plain = tuple((name, side) for name, side in ((height, "height"), (width, "width")) if name in scalars)
@@ -66,17 +67,17 @@ class ImageSource(WrappedSource):
         added = []
         for column in columns:
             own = ((f"{column}_height", "height"), (f"{column}_width", "width"))
-            told: list[tuple[tuple[str, str], ...]] = [own] if scalars.issuperset(name for name, _ in own) else []
+            found: list[tuple[tuple[str, str], ...]] = [own] if scalars.issuperset(name for name, _ in own) else []
             if plain and len(columns) == 1:
-                told.append(plain)
-            sizes += [(column, pair) for pair in told]
-            if not told and not left_out:
+                found.append(plain)
+            sizes += [(column, pair) for pair in found]
+            if not found and not left_out:
                 added.append(_sizes_of(column, columns, schema.names, options))
         return cls(inner=inner, options=options, columns=columns, sizes=tuple(sizes), added=tuple(added))
 
     @property
     def schema(self) -> Schema:
-        """That of the inner source, where an image stays an image; and what is added."""
+        """The schema of the inner source with the columns that are added."""
         inner = self.inner.schema
         names = [name for _, *sides in self.added for name in sides]
         sizes = tuple(Feature(name=name, dtype="int32") for name in names)
@@ -84,7 +85,7 @@ class ImageSource(WrappedSource):
 
     @property
     def fingerprint(self) -> str:
-        """Of the inner source and of what is done."""
+        """A digest of the inner source and of the transformation."""
         return f"{derive_key(self.inner.fingerprint, self.options.spec):016x}"
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
@@ -107,20 +108,20 @@ class ImageSource(WrappedSource):
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema.arrow)
 
     def narrow(self, columns: Collection[str]) -> Source:
-        """The inner source with these columns: it has the same records, and images are not to be completed then."""
+        """The inner source with these columns: same records, and nothing to complete."""
         return narrow_source(self.inner, columns)
 
     def _update_sizes(
         self, columns: dict[str, pa.Array], images: list[TransformedImage | None], sizes: tuple[tuple[str, str], ...]
     ) -> None:
-        """Put new sizes where the old ones stand; a column that tells something else, under that name, is left."""
+        """Replace old sizes by new ones, in each record whose columns hold the old size; others hold something else."""
         before = {name: columns[name].to_pylist() for name, _ in sizes}
         after = {name: list(values) for name, values in before.items()}
         for i, image in enumerate(images):
             if image is None:
                 continue
-            told = tuple(before[name][i] for name, _ in sizes)
-            if any(told == _sides(sizes, size) for size in image.sizes_before):
+            stored = tuple(before[name][i] for name, _ in sizes)
+            if any(stored == _sides(sizes, size) for size in image.sizes_before):
                 new = _sides(sizes, (image.width, image.height))
                 for (name, _), value in zip(sizes, new, strict=True):
                     after[name][i] = value
@@ -135,14 +136,14 @@ class ImageSource(WrappedSource):
 
 
 def _sizes_of(column: str, images: Sequence[str], taken: Sequence[str], options: ImageOptions) -> tuple[str, str, str]:
-    """A column of images, and what the columns for their height and width are called."""
+    """A column of images, and the names of the columns to add for height and width."""
     sides = ("height", "width")
     if len(images) > 1 or not set(sides).isdisjoint(taken):
         sides = (f"{column}_height", f"{column}_width")
     if other := next((name for name in sides if name in taken), None):
         raise ConfigError(
-            f"{options.spec}: the sizes of {column!r} are stored in {' and '.join(sides)}, and {other!r} is another "
-            f"column; give it another name with --rename {other}=NAME, or leave it out with --drop-columns {other}"
+            f"{options.spec}: the sizes of {column!r} are stored in {' and '.join(sides)}, but {other!r} is another "
+            f"column; rename it with --rename {other}=NAME, or drop it with --drop-columns {other}"
         )
     return (column, *sides)
 

@@ -1,4 +1,4 @@
-"""`--resize` and `--encode`: images made smaller, or of one format, when the shard that they go to is assembled."""
+"""Resize and encode images (`--resize`, `--encode`) when their shard is assembled."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ __all__ = [
 ]  # fmt: skip
 
 _QUALITIES = {"jpeg": 90, "webp": 80, "png": None}
-_THREADS = 4  # Pillow lets go of the interpreter's lock while it decodes, resizes and encodes
-_MAX_PIXELS = 1 << 15  # a side that can be asked for
-_MAX_NEW_PIXELS = 65500  # a side; what JPEG can hold
+_THREADS = 4  # Pillow releases the GIL while it decodes, resizes and encodes
+_MAX_SIDE = 1 << 15  # longest side that can be asked for, in pixels
+_MAX_NEW_SIDE = 65500  # longest side of a new image, in pixels: the limit of JPEG
 _KEPT = {"JPEG": "jpeg", "MPO": "jpeg", "WEBP": "webp"}  # formats that a resized image stays in; any other becomes PNG
-_ORIENTATION = 0x0112  # the EXIF tag; its values, but 1, and what brings each upright:
+_ORIENTATION = 0x0112  # the EXIF tag; _TURNS maps its values, except 1, to the turn that makes the image upright
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT, 3: Image.Transpose.ROTATE_180, 4: Image.Transpose.FLIP_TOP_BOTTOM,
     5: Image.Transpose.TRANSPOSE, 6: Image.Transpose.ROTATE_270, 7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }  # fmt: skip
-_SWAPPING = (5, 6, 7, 8)
-_BECOME_RGB = ("CMYK", "HSV", "LAB", "YCbCr")  # modes whose colour profile says nothing of what they become
+_SWAPPING = (5, 6, 7, 8)  # values that swap width and height
+_CONVERTED = ("CMYK", "HSV", "LAB", "YCbCr")  # modes that become RGB, so their colour profile does not apply
 _MAX_GREY = 65535  # PNG has 16 bits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Of resized images, in pixels: of the shorter side, the ratio kept (`height` None); or of both sides."""
+    """Size of resized images in pixels: of the shorter side, keeping the ratio (`height` None), or of both sides."""
 
     width: int
     height: int | None = None
@@ -67,7 +67,7 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """A format to store images in: ``jpeg``, ``png`` or ``webp``, with the quality of the lossy ones, 1 to 100."""
+    """Format of stored images: ``jpeg``, ``png`` or ``webp``; the lossy ones with a quality from 1 to 100."""
 
     form: str
     quality: int | None = None
@@ -78,26 +78,26 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
-    """What to do to images; at least one of the two."""
+    """Transformation of images: a size, an encoding, or both."""
 
     size: Size | None = None
     encoding: Encoding | None = None
 
     @property
     def spec(self) -> str:
-        """As it stands on the command line."""
+        """The options as on the command line."""
         flags = {"--resize": self.size, "--encode": self.encoding}
         return " ".join(f"{flag} {value}" for flag, value in flags.items() if value is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformedImage:
-    """An image that was made of another.
+    """A transformed image.
 
     Attributes:
-        data: its file.
-        width, height: its size.
-        sizes_before: width and height of the other as its file tells them, and as it is to be seen: upright.
+        data: bytes of the file.
+        width, height: size in pixels.
+        sizes_before: width and height of the original as stored, and upright.
     """
 
     data: bytes
@@ -107,29 +107,29 @@ class TransformedImage:
 
 
 def parse_size(text: str) -> Size:
-    """A size from a command line.
+    """Parse a size from the command line.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not a size.
 
     >>> parse_size("256"), parse_size("640x480")
     (Size(width=256, height=None), Size(width=640, height=480))
     """
     match = re.fullmatch(r"([0-9]{1,6})(?:x([0-9]{1,6}))?", text.strip())
     sides = [int(side) for side in match.groups() if side] if match else []
-    if not sides or not all(1 <= side <= _MAX_PIXELS for side in sides):
+    if not sides or not all(1 <= side <= _MAX_SIDE for side in sides):
         raise ConfigError(
-            f"a size is the shorter side in pixels, such as 256, or WIDTHxHEIGHT, each from 1 to {_MAX_PIXELS}, "
+            f"a size must be the shorter side in pixels, such as 256, or WIDTHxHEIGHT, each from 1 to {_MAX_SIDE}, "
             f"got {text!r}"
         )
     return Size(width=sides[0], height=sides[1] if len(sides) > 1 else None)
 
 
 def parse_encoding(text: str) -> Encoding:
-    """A format from a command line.
+    """Parse a format from the command line.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the text is not a format.
 
     >>> parse_encoding("jpeg:85"), parse_encoding("webp")
     (Encoding(form='jpeg', quality=85), Encoding(form='webp', quality=80))
@@ -138,7 +138,7 @@ def parse_encoding(text: str) -> Encoding:
     form = "jpeg" if form == "jpg" else form
     if form not in _QUALITIES or (colon and (form == "png" or not _is_quality(quality))):
         raise ConfigError(
-            f"images are encoded as jpeg:QUALITY, webp:QUALITY (1 to 100, as in jpeg:90) or png, got {text!r}"
+            f"an encoding must be jpeg:QUALITY, webp:QUALITY (1 to 100, as in jpeg:90) or png, got {text!r}"
         )
     return Encoding(form=form, quality=int(quality) if colon else _QUALITIES[form])
 
@@ -150,15 +150,15 @@ def _is_quality(text: str) -> bool:
 def transform_all(
     images: list[bytes | None], options: ImageOptions, name: Callable[[int], str]
 ) -> Iterator[TransformedImage | None]:
-    """Transform images, a few at a time; each comes out the same whatever the others are.
+    """Transform images, a few at a time; the result for each does not depend on the others.
 
     Args:
-        images: files; None stays None.
-        options: what to do.
-        name: what to call the image of a number in an error.
+        images: image files; None stays None.
+        options: transformation.
+        name: returns the name, for errors, of the image at an index.
 
     Raises:
-        SourceError: one is damaged, or cannot be what is asked.
+        SourceError: an image is damaged, or cannot be transformed as asked.
     """
 
     def one(number: int) -> TransformedImage | None:
@@ -168,14 +168,14 @@ def transform_all(
         try:
             return _transform(data, options)
         except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error, ...
-            raise SourceError(f"{name(number)}: the image {_unfit(error)}; mend it, or {SKIP_REMEDY}") from error
+            raise SourceError(f"{name(number)}: the image {_unfit(error)}; fix it, or {SKIP_REMEDY}") from error
 
     with ThreadPoolExecutor(_THREADS) as threads:
         yield from threads.map(one, range(len(images)))
 
 
 def fault_of_prepared(data: bytes | memoryview, options: ImageOptions) -> str | None:
-    """What is wrong with an image that is to be transformed, as far as it shows before it is encoded; or None."""
+    """What keeps an image from being transformed, as far as decoding shows; None if nothing does."""
     if (fault := image_fault(data)) is not None:
         return fault
     try:
@@ -191,7 +191,7 @@ def _unfit(error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Decoded:
-    """An image, and what is to become of it; `pixels` is None where its file stays as it is."""
+    """A decoded image and how to transform it; `pixels` is None if its file stays unchanged."""
 
     pixels: Image.Image | None
     size: tuple[int, int]
@@ -208,16 +208,16 @@ def _decode(data: bytes | memoryview, options: ImageOptions) -> _Decoded:
         encoding = options.encoding or Encoding(form=known, quality=_QUALITIES[known])
         orientation = opened.getexif().get(_ORIENTATION, 1)
         turn, turned = _TURNS.get(orientation), orientation in _SWAPPING
-        as_it_is = turn is None
-        if opened.format == "TIFF":  # which Pillow turns when it loads them, and tells the size that they then have
+        is_upright = turn is None
+        if opened.format == "TIFF":  # Pillow turns these on loading, and reports the turned size
             turn, turned = None, False
         upright = stored[::-1] if turned else stored
         size = upright if options.size is None else options.size.of(*upright)
-        if max(size) > _MAX_NEW_PIXELS:
-            raise ValueError(f"it would be {size[0]} x {size[1]} pixels, a side is at most {_MAX_NEW_PIXELS}")
+        if max(size) > _MAX_NEW_SIDE:
+            raise ValueError(f"it would have {size[0]} x {size[1]} pixels; a side may have at most {_MAX_NEW_SIDE}")
         pixels = profile = None
-        if options.encoding is not None or not as_it_is or size != stored:
-            if options.size is not None:  # JPEG decodes to a half, a quarter or an eighth, several times as fast
+        if options.encoding is not None or not is_upright or size != stored:
+            if options.size is not None:  # JPEG decodes to 1/2, 1/4 or 1/8 of the size, several times as fast
                 wide, high = size[::-1] if turned else size
                 opened.draft(None, (2 * wide, 2 * high))
             profile = _profile(opened, encoding)
@@ -239,23 +239,23 @@ def _transform(data: bytes, options: ImageOptions) -> TransformedImage:
 
 
 def _profile(image: Image.Image, encoding: Encoding) -> bytes | None:
-    """The colour profile, if it holds of the new image, too: not where that has other colours."""
+    """The colour profile, if it also applies to the new image."""
     profile: bytes | None = image.info.get("icc_profile")
-    if not profile or image.mode in _BECOME_RGB:
+    if not profile or image.mode in _CONVERTED:
         return None
     return None if encoding.form == "webp" and profile[16:20] == b"GRAY" else profile  # WebP has no grey
 
 
 def _plain(image: Image.Image) -> Image.Image:
-    """In a mode that is resized without loss of meaning: L, LA, RGB, RGBA; or I, for 16 bits of grey."""
+    """The image in a mode that can be resized: L, LA, RGB, RGBA, or I for 16-bit grey."""
     if image.mode == "F":
-        raise ValueError("its pixels are floating-point numbers")
+        raise ValueError("its pixels are floats")
     if image.mode.startswith("I"):
         grey = image.convert("I")
         pixels = np.asarray(grey)
         low, high = int(pixels.min()), int(pixels.max())
         if not 0 <= low <= high <= _MAX_GREY:
-            raise ValueError(f"its greys go from {low} to {high}, beyond 16 bits")
+            raise ValueError(f"its grey values range from {low} to {high}, beyond 16 bits")
         return grey
     if image.has_transparency_data:
         return image.convert("LA" if image.mode in ("L", "LA", "La") else "RGBA")
@@ -264,13 +264,13 @@ def _plain(image: Image.Image) -> Image.Image:
 
 def _encoded(image: Image.Image, encoding: Encoding, profile: bytes | None) -> bytes:
     if image.mode == "I":
-        grey = np.clip(np.asarray(image), 0, _MAX_GREY)  # Lanczos may go beyond
+        grey = np.clip(np.asarray(image), 0, _MAX_GREY)  # Lanczos may overshoot
         image = Image.fromarray(grey.astype(np.uint16) if encoding.form == "png" else (grey // 257).astype(np.uint8))
-    if encoding.form == "jpeg" and image.mode in ("LA", "RGBA"):  # JPEG has no transparency: on white
+    if encoding.form == "jpeg" and image.mode in ("LA", "RGBA"):  # JPEG has no transparency: paste on white
         canvas = Image.new("RGBA", image.size, "white")
         canvas.alpha_composite(image.convert("RGBA"))
         image = canvas.convert(image.mode.removesuffix("A"))
-    image.info = {}  # what some encoders would write besides: comments, resolutions
+    image.info = {}  # some encoders would store it: comments, resolutions
     out = BytesIO()
     if encoding.quality is None:
         image.save(out, encoding.form, icc_profile=profile)

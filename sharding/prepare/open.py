@@ -1,4 +1,4 @@
-"""Open a source as the preparation asks for it: with the label by its name in the source, then the steps around it."""
+"""Open a source under the names and types that its columns have before the steps, then apply the steps."""
 
 from __future__ import annotations
 
@@ -30,16 +30,15 @@ def open_prepared(
     reject: Reject = fail_on_bad,
     types: Mapping[str, Feature] = NO_FEATURES,
 ) -> Source:
-    """Open a dataset to be sharded, and prepare it but for doubles (see `dedup`), which takes a round of its own.
+    """Open and prepare a source, except for duplicates (see `screening.duplicates`), which take a round of their own.
 
     Args:
         url: see `sources.open_source`.
-        label: the column of the classes, by its name after all steps. Or None.
+        label: name of the label column after all steps, or None.
         kind: see `sources.open_source`.
-        options: what to do.
+        options: preparation.
         reject: see `sources.open_source`.
-        types: that columns are expected to have after all steps, for kinds that would else infer them; they may come
-            out otherwise.
+        types: types expected of columns after all steps, a hint to sources that would infer them.
 
     Raises:
         SourceError: see `sources.open_source`.
@@ -51,15 +50,15 @@ def open_prepared(
     if not any(isinstance(step, MapBatches) for step in options.steps):
         source = _open_expected(opened, name, options.features, _types_before(options.steps, types))
     else:
-        source = opened(None, features=options.features)  # the label may be a column that a function is yet to make
-        if source.schema.label not in (None, name) and name is not None:  # images: the label is there, by any name
+        source = opened(None, features=options.features)  # a function may make the label column
+        if source.schema.label not in (None, name) and name is not None:  # images: the label exists under any name
             source = opened(name, features=options.features)
     left_out = source.left_out if isinstance(source, SelectiveSource) else ()
     return prepare(source, replace(options, steps=_without(options.steps, left_out)), label)
 
 
 def _is_wanted(steps: Sequence[Step], name: str) -> bool:
-    """Whether a column, or one in it, is there yet when a step comes that does more than leave columns out."""
+    """Whether a column, or one in its group, survives the steps up to the first that does more than drop columns."""
     for step in steps:
         if isinstance(step, Drop):
             if name in step.columns:
@@ -74,7 +73,7 @@ def _is_wanted(steps: Sequence[Step], name: str) -> bool:
 
 
 def _without(steps: Sequence[Step], left_out: Collection[str]) -> tuple[Step, ...]:
-    """The steps, where some of the columns that they leave out are not there in the first place."""
+    """The steps for a source that lacks some of the columns that they drop."""
     kept: list[Step] = []
     for step in steps:
         if isinstance(step, Drop) and not set(left_out).isdisjoint(step.columns):
@@ -88,42 +87,43 @@ def _without(steps: Sequence[Step], left_out: Collection[str]) -> tuple[Step, ..
 def _open_expected(
     opened: Callable[..., Source],
     label: str | None,
-    given: Mapping[str, Feature],
+    features: Mapping[str, Feature],
     expected: Mapping[str, Feature],
 ) -> Source:
+    """Open a source with expected types; without them if they do not fit."""
     if expected:
-        with suppress(SourceError, ConfigError):  # a column is not there, or no type of text: infer what there is
-            return opened(label, features={**expected, **given})
-    return opened(label, features=given)
+        with suppress(SourceError, ConfigError):  # a column is missing, or its type is none of text: infer the types
+            return opened(label, features={**expected, **features})
+    return opened(label, features=features)
 
 
 def prepare(source: Source, options: PrepareOptions, label: str | None = None) -> Source:
-    """A source with the steps around it.
+    """Apply a preparation to a source.
 
     Args:
-        source: of what goes in.
-        options: what to do.
-        label: the column of the classes, by its name after all steps; None: the source's own, if it is still there.
+        source: source to prepare.
+        options: preparation.
+        label: name of the label column after all steps; None: the source's own label, if the steps keep it.
     """
     steps = [*([SetTypes(tuple(options.features.values()))] if options.features else []), *options.steps]
     result = source
     if steps:
         own = None if source.schema.label is None else _after(steps, source.schema.label)
         prepared = PreparedSource.over(source, steps, label)
-        result = prepared.labelled(own) if label is None and own in prepared.schema.names else prepared
+        result = prepared.with_label(own) if label is None and own in prepared.schema.names else prepared
     if options.images is None:
         return result
     sides = {side: _after(steps, side) for side in ("height", "width")}
-    told = {side for side, name in sides.items() if name in result.schema.names}
-    left_out = not told and set(sides) <= set(source.schema.names)
-    if len(told) == 1 and told & draft_columns(source):  # alone, and not read with the image: it may be anything's
-        told = set()
-    height, width = (sides[side] if side in told else None for side in ("height", "width"))
+    present = {side for side, name in sides.items() if name in result.schema.names}
+    left_out = not present and set(sides) <= set(source.schema.names)
+    if len(present) == 1 and present & draft_columns(source):  # alone, and not read with the image: may mean anything
+        present = set()
+    height, width = (sides[side] if side in present else None for side in ("height", "width"))
     return ImageSource.over(result, options.images, height=height, width=width, left_out=left_out)
 
 
 def _before(steps: Sequence[Step], name: str) -> str:
-    """What a column that bears a name after the steps was called before them."""
+    """The name before the steps of a column that has a name after them."""
     for step in reversed(steps):
         if isinstance(step, Rename):
             name = {new: old for old, new in step.names}.get(name, name)
@@ -131,32 +131,37 @@ def _before(steps: Sequence[Step], name: str) -> str:
 
 
 def _types_before(steps: Sequence[Step], types: Mapping[str, Feature]) -> dict[str, Feature]:
-    """What the types of columns after the steps tell of those before them."""
+    """The types of columns before the steps, as far as their types after the steps imply them."""
     result = dict(types)
     for step in reversed(steps):
         if isinstance(step, Rename):
-            before = {new: old for old, new in step.names}
-            result = {before.get(name, name): feature for name, feature in result.items()}
+            result = _renamed_back(result, step)
         elif isinstance(step, Cast):
             result = {name: feature for name, feature in result.items() if name not in dict(step.dtypes)}
-    return {name: replace(feature, name=name) for name, feature in result.items()}
+    return result
 
 
 def _casts_before(steps: Sequence[Step]) -> dict[str, Feature]:
-    """What columns are cast to first, by what they were called before the steps."""
+    """The type that each column is first cast to, by its name before the steps."""
     result: dict[str, Feature] = {}
     for step in reversed(steps):
         if isinstance(step, Rename):
-            before = {new: old for old, new in step.names}
-            result = {before.get(name, name): feature for name, feature in result.items()}
+            result = _renamed_back(result, step)
         elif isinstance(step, Cast):
-            with suppress(ValueError):  # there is no such type: the step will say so
+            with suppress(ValueError):  # an unknown type, which the step reports
                 result |= {name: Feature(name=name, dtype=dtype) for name, dtype in step.dtypes}
-    return {name: replace(feature, name=name) for name, feature in result.items()}
+    return result
+
+
+def _renamed_back(features: Mapping[str, Feature], step: Rename) -> dict[str, Feature]:
+    """Features by the names that they had before a step."""
+    before = {new: old for old, new in step.names}
+    names = {name: before.get(name, name) for name in features}
+    return {names[name]: replace(feature, name=names[name]) for name, feature in features.items()}
 
 
 def _after(steps: Sequence[Step], name: str) -> str:
-    """What a column is called after the steps, if it is still there."""
+    """The name of a column after the steps, if they keep it."""
     for step in steps:
         if isinstance(step, Rename):
             name = dict(step.names).get(name, name)

@@ -1,4 +1,4 @@
-"""What is asked of a preparation, as a value; and what of it the manifest tells."""
+"""The options of a preparation, and how the manifest records them."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["PrepareOptions"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareOptions:
-    """How to prepare the records of a source; by default they stay as they are.
+    """How to prepare the records of a source; by default, they are left unchanged.
 
     Attributes:
-        features: types and shapes of columns, given by the user; they come first.
-        steps: on columns and rows, in the order in which they are done.
-        dedup: columns of which no two records may have the same values: the first stays. Empty: all columns; None:
-            records may be alike. It comes after the steps.
-        images: what to do to images; it comes last.
+        features: types and shapes given by the user, by column; applied first.
+        steps: steps on columns and rows, in order.
+        dedup: columns to compare; of records with equal values, the first is kept. Empty: all columns. None: duplicates
+            are kept. Applied after the steps.
+        images: transformation of images; applied last.
     """
 
     features: Mapping[str, Feature] = field(default_factory=dict)
@@ -32,7 +32,7 @@ class PrepareOptions:
     images: ImageOptions | None = None
 
     def recorded(self) -> dict[str, Any]:
-        """As it stands in `dataset.json`, with no key for what was not asked; `specs.restore_options` reads it."""
+        """The options as in `dataset.json`, without keys for defaults; `text_form.restore_options` is the inverse."""
         found = {
             "schema": [feature.to_json() for feature in self.features.values()],
             "steps": [step.spec for step in self.steps],
@@ -42,7 +42,7 @@ class PrepareOptions:
         return {name: value for name, value in found.items() if value}
 
     def described(self, source: str) -> str:
-        """A source and what was done to it, for errors.
+        """The name of a source and of the steps applied to it, for errors.
 
         >>> PrepareOptions(dedup=()).described("a.csv")
         'a.csv (after --dedup)'

@@ -1,4 +1,4 @@
-"""A source that prepares the records of another, batch by batch; what that can leave unread stays unread."""
+"""A source that applies steps to the records of another, batch by batch, and reads only the columns it needs."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ _SAMPLE_RECORDS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedSource:
-    """A source whose records go through steps.
+    """A source that applies steps to the records of another.
 
-    Columns that the inner source's drafts lack (the bytes of images) are *late*: steps on columns reach them in
-    `complete`. Where a step on rows needs one (a function needs all), or the label is one, the source is *eager*:
-    drafts are completed first, slice by slice, which costs reading them in every pass.
+    Columns that the inner source's drafts lack, such as the bytes of images, are *late*: steps on columns handle them
+    in `complete`. If a step on rows needs a late column (a function needs all columns), or the label is late, the
+    source is *eager*: it completes drafts first, slice by slice, and so reads late columns in every pass.
 
     Attributes:
-        inner: the source of what goes in.
-        steps: in order; functions among them are bound.
-        taken: the schema that each step gets.
-        schema: of what comes out, with the label.
+        inner: source of the original records.
+        steps: steps in order, functions bound.
+        input_schemas: input schema of each step.
+        schema: schema of the prepared records, with the label.
         eager: whether drafts are complete.
         late: columns that `complete` adds, by their names in the inner source.
-        fingerprint: of the inner source and of the steps.
+        fingerprint: digest of the inner source and of the steps.
     """
 
     inner: Source
     steps: tuple[Step, ...]
-    taken: tuple[Schema, ...]
+    input_schemas: tuple[Schema, ...]
     schema: Schema
     eager: bool
     late: frozenset[str]
@@ -52,21 +52,21 @@ class PreparedSource:
 
     @classmethod
     def over(cls, inner: Source, steps: Sequence[Step], label: str | None) -> PreparedSource:
-        """Check the steps against the columns, one after the other, and against the first records where one maps.
+        """Check each step against the columns before it, and each function against the first records.
 
         Args:
-            inner: the source of what goes in.
-            steps: in order.
-            label: by its name after the steps, or None.
+            inner: source of the original records.
+            steps: steps in order.
+            label: name of the label column after the steps, or None.
 
         Raises:
-            ConfigError: a step does not fit.
-            SourceError: a function fails on the first records, or there is no such label in the end.
+            ConfigError: a step does not fit the columns.
+            SourceError: a function fails on the first records, or the label does not exist after the steps.
         """
         schema = Schema(features=inner.schema.features)
-        inner = narrow_source(inner, _kept(steps, schema))  # what is dropped need not be fit to be read
+        inner = narrow_source(inner, _kept(steps, schema))  # columns that are dropped need not be readable
         late = frozenset(inner.schema.names) - draft_columns(inner)
-        source = cls(inner=inner, steps=(), taken=(), schema=schema, eager=False, late=late, fingerprint="")
+        source = cls(inner=inner, steps=(), input_schemas=(), schema=schema, eager=False, late=late, fingerprint="")
         for step in steps:
             if step.changes_rows and source._late_now() & step.needs((), source.schema):
                 source = replace(source, eager=True)
@@ -77,7 +77,7 @@ class PreparedSource:
             source = replace(
                 source,
                 steps=(*source.steps, step),
-                taken=(*source.taken, source.schema),
+                input_schemas=(*source.input_schemas, source.schema),
                 schema=step.schema(source.schema),
             )
         codes = [step.code_hash for step in source.steps if isinstance(step, MapBatches)]
@@ -88,27 +88,27 @@ class PreparedSource:
             fingerprint=f"{derive_key(inner.fingerprint, *(step.spec for step in source.steps), *codes):016x}",
         )
 
-    def labelled(self, label: str) -> PreparedSource:
-        """The same, with a column as the label."""
+    def with_label(self, label: str) -> PreparedSource:
+        """The same source with a column as the label."""
         return replace(self, schema=Schema(features=self.schema.features, label=label))
 
     @property
     def url(self) -> str:
-        """Where the inner source is."""
+        """The URL of the inner source."""
         return self.inner.url
 
     @property
     def parts(self) -> Sequence[Part]:
-        """Those of the inner source."""
+        """The parts of the inner source."""
         return self.inner.parts
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """The label of each record: from the inner source's labels if that is all it takes, else from drafts."""
+        """The label of each record: from the inner source's labels if they suffice, else from drafts."""
         label = self.schema.label
         needed = self._needed([] if label is None else [label])
         own = self.inner.schema.label
         if not self.eager and needed <= {own}:
-            name = f"{HIDDEN}label" if own is None or own not in needed else own  # to count by, if nothing else
+            name = f"{HIDDEN}label" if own is None or own not in needed else own  # hidden: only counts the records
             columns = (pa.RecordBatch.from_arrays([values], names=[name]) for values in self.inner.labels(part, reject))
             batches = self._prepared(columns, part)
         else:
@@ -117,13 +117,13 @@ class PreparedSource:
             yield pa.nulls(batch.num_rows) if label is None else batch.column(label)
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """The prepared records; without the late columns, but with what it takes to read these."""
-        for batch in self._prepared(self._taken(self.inner.drafts(part, reject)), part):
+        """The prepared records without late columns, with the hidden columns that `complete` needs to read them."""
+        for batch in self._prepared(self._inputs(self.inner.drafts(part, reject)), part):
             yield from slice_batch(select_present(batch, self.schema.names))
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """Prepared records of the inner source's sample; of the first batch that has any, if they all go."""
-        heads = self._prepared(self._taken(iter([self.inner.sample(part, records)])), part)
+        """Prepared records of the inner source's sample; if steps drop them all, of the first batch with any left."""
+        heads = self._prepared(self._inputs(iter([self.inner.sample(part, records)])), part)
         batches = [select_present(batch, self.schema.names) for batch in heads]
         found = pa.Table.from_batches(batches).combine_chunks().to_batches() if batches else []
         if not found and any(step.changes_rows for step in self.steps):
@@ -131,24 +131,24 @@ class PreparedSource:
         return found[0].slice(0, records) if found else self._nothing()
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """Add the late columns, prepared."""
+        """Read the late columns, prepare and add them."""
         if not drafts.num_rows:
             return self.schema.empty
         columns = {name: drafts.column(name) for name in visible_names(drafts)}
         if not set(self.schema.names) <= set(columns):
             whole = self.inner.complete(_inner_drafts(drafts))
-            late = self._on_columns(whole.select([name for name in whole.schema.names if name in self.late]))
+            late = self._prepare_late(whole.select([name for name in whole.schema.names if name in self.late]))
             columns |= {name: late.column(name) for name in late.schema.names}
         return pa.RecordBatch.from_arrays([columns[name] for name in self.schema.names], schema=self.schema.arrow)
 
     def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """As of the inner source, if any column of bytes that `complete` adds is kept."""
+        """The late bytes of the inner source, or zeros if the steps keep no late column of bytes."""
         if not any(self.schema[name].dtype == "binary" for name in self._late_now() & set(self.schema.names)):
             return np.zeros(drafts.num_rows, np.int64)
         return late_bytes(self.inner, part, _inner_drafts(drafts))
 
     def narrow(self, columns: Collection[str]) -> PreparedSource:
-        """The same records with these columns; what neither they nor the choice of records need may stay unread."""
+        """The same records with these columns; columns that neither they nor the steps on rows need stay unread."""
         return self._narrowed(self._needed(columns), columns)
 
     def _narrowed(self, needed: frozenset[str], columns: Collection[str] | None = None) -> PreparedSource:
@@ -156,14 +156,14 @@ class PreparedSource:
         return replace(self, inner=inner, schema=self.schema if columns is None else self.schema.only(columns))
 
     def _needed(self, columns: Collection[str]) -> frozenset[str]:
-        """The inner source's columns that these, and the choice of records, are made of."""
+        """The inner source's columns that these columns, and the choice of records, depend on."""
         needed = frozenset(columns)
-        for step, schema in zip(reversed(self.steps), reversed(self.taken), strict=True):
+        for step, schema in zip(reversed(self.steps), reversed(self.input_schemas), strict=True):
             needed = step.needs(needed, schema)
         return needed
 
-    def _taken(self, drafts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """What the steps get: completed drafts, or drafts beside a hidden copy of what completes them."""
+    def _inputs(self, drafts: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The input of the steps: completed drafts, or drafts with a hidden copy, from which to complete them later."""
         for batch in drafts:
             if self.eager:
                 yield from complete_slices(self.inner, batch)
@@ -184,20 +184,20 @@ class PreparedSource:
             if result.num_rows:
                 yield result
 
-    def _on_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Late columns through those steps that can reach them."""
+    def _prepare_late(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Apply the steps on columns to late columns."""
         for step in self.steps:
             batch = batch if step.changes_rows else step.apply(batch)
         return batch
 
     def _late_now(self) -> frozenset[str]:
-        """The late columns, by their names after the steps."""
+        """The late columns by their names after the steps."""
         if self.eager:
             return frozenset()
-        return frozenset(self._on_columns(self.inner.schema.only(self.late).empty).schema.names)
+        return frozenset(self._prepare_late(self.inner.schema.only(self.late).empty).schema.names)
 
     def _first_records(self) -> pa.RecordBatch:
-        """Some prepared records to try a function on; none, if there are none at all."""
+        """Some prepared records to try a function on; an empty batch if there are none."""
         for part in self.parts:
             batch = self.sample(part, _SAMPLE_RECORDS)
             if batch.num_rows:
@@ -209,19 +209,19 @@ class PreparedSource:
 
 
 def _kept(steps: Sequence[Step], schema: Schema) -> frozenset[str]:
-    """The columns that are not dropped unused before the first function, which takes all that are left."""
-    taken = []
+    """The columns needed by the steps before the first function, or by it, which takes all that remain."""
+    before_function = []
     for step in takewhile(lambda step: not isinstance(step, MapBatches), steps):
-        taken.append((step, schema))
+        before_function.append((step, schema))
         schema = step.schema(schema)
     needed = frozenset(schema.names)
-    for step, before in reversed(taken):
+    for step, before in reversed(before_function):
         needed = step.needs(needed, before)
     return needed
 
 
 def _inner_drafts(drafts: pa.RecordBatch) -> pa.RecordBatch:
-    """The drafts of the inner source that travel with those of a source with late columns."""
+    """The drafts of the inner source, from the hidden columns of a source with late columns."""
     hidden = [name for name in drafts.schema.names if is_hidden(name)]
     names = [name.removeprefix(HIDDEN) for name in hidden]
     return pa.RecordBatch.from_arrays(drafts.select(hidden).columns, names=names)

@@ -1,8 +1,8 @@
-"""What an expression of the language of `--filter` implies of single columns: enough to pass over a whole row group.
+"""Derive from a `--filter` expression what it implies for single columns, to skip whole row groups of Parquet.
 
-Statistics of Parquet tell the least and the greatest value of a column in a row group, and how many are missing. They
-say nothing of NaN. pyarrow 26.0.1 passes over NaN where a comparison is negated, so that ``not (x < 5)`` lost records
-(tried 2026-11-21); here a negated comparison of floats implies nothing.
+The statistics of a row group hold the least and the greatest value of a column, and its number of nulls. They ignore
+NaN. With a negated comparison, pyarrow 26.0.1 skips row groups with NaN, so that ``not (x < 5)`` lost records (tried
+2026-11-21). So here a negated comparison of floats implies nothing.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ _NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE, ast.LtE: ast.Gt, ast.Gt: ast.LtE, ast.GtE: ast.Lt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
 }  # fmt: skip
-_MOST = 500  # parts: Arrow goes down a chain of them by calls, and ten thousand overflow the stack of a thread
-_EXACT = 1 << 53  # integers up to here are floats, too
+_MAX_TERMS = 500  # Arrow recurses into a chain of terms, and ten thousand overflow the stack of a thread
+_EXACT = 1 << 53  # integers up to here are exact as floats
 _ANY = pc.scalar(True)
 
 
 def implied_filter(text: str, schema: Schema) -> pc.Expression:
-    """An expression of Arrow that holds, as statistics tell, wherever the given one is true.
+    """An Arrow expression that holds wherever the given one is true, and that statistics can refute.
 
     Args:
-        text: an expression that `columns_of` took.
-        schema: of the columns.
+        text: expression that `columns_of` accepts.
+        schema: schema of the columns.
 
     >>> implied_filter("x < 5 and y + 1 > 2", Schema(features=tuple(Feature(name=n, dtype="int8") for n in "xy")))
     <pyarrow.compute.Expression ((x < 5) and true)>
@@ -52,17 +52,17 @@ def implied_filter(text: str, schema: Schema) -> pc.Expression:
     tree = parse(text)
     kinds = Counter(map(type, ast.walk(tree)))
     named = kinds[ast.Name] + kinds[ast.Call]
-    if named > _MOST:
+    if named > _MAX_TERMS:
         return _ANY
-    return _Implication(schema, in_ranges=named + kinds[ast.Constant] > _MOST).of(tree, negated=False)
+    return _Implication(schema, in_ranges=named + kinds[ast.Constant] > _MAX_TERMS).of(tree, negated=False)
 
 
 class _Implication:
-    """Of one expression.
+    """Derives the implications of one expression.
 
     Args:
-        schema: of the columns.
-        in_ranges: whether of values that are listed the least and the greatest have to do.
+        schema: schema of the columns.
+        in_ranges: whether to replace a list of values by its range, to save terms.
     """
 
     def __init__(self, schema: Schema, *, in_ranges: bool) -> None:
@@ -71,7 +71,7 @@ class _Implication:
         self._names = schema.names
 
     def of(self, node: ast.expr, *, negated: bool) -> pc.Expression:
-        """What follows where a node is true, or where it is false."""
+        """What holds where a node is true, or, if negated, where it is false."""
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return self.of(node.operand, negated=not negated)
         if isinstance(node, ast.BoolOp):
@@ -94,7 +94,7 @@ class _Implication:
         return None if name is None else self._features.get(name)
 
     def _literal(self, node: ast.expr) -> Any:
-        """The value of a literal; None for anything else."""
+        """The value of a literal; None for any other node."""
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             value = self._literal(node.operand)
             return -value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
@@ -125,7 +125,7 @@ class _Implication:
 
 
 def _range(feature: Feature, values: Sequence[Any]) -> pc.Expression:
-    """What it implies that a column has one of some values."""
+    """What it implies that a column holds one of some values."""
     kinds = {str if isinstance(value, str) else type(value) in (int, float) for value in values}
     if kinds not in ({str}, {True}):
         return _ANY
@@ -133,7 +133,7 @@ def _range(feature: Feature, values: Sequence[Any]) -> pc.Expression:
 
 
 def _bound(feature: Feature, op: type[ast.cmpop], value: Any) -> pc.Expression:
-    """What a comparison of a column with a literal implies, in the column's own type."""
+    """What a comparison of a column with a literal implies, in the type of the column."""
     kind, column = feature.primitive, pc.field(feature.name)
     compare = _OPERATORS[op]
     if isinstance(value, bool) or feature.dtype == "bool":
@@ -154,7 +154,7 @@ def _bound(feature: Feature, op: type[ast.cmpop], value: Any) -> pc.Expression:
 
 
 def _float_bound(column: pc.Expression, kind: pa.DataType, op: type[ast.cmpop], value: float) -> pc.Expression:
-    """The same of a column of integers with a float: they are compared as floats."""
+    """What a comparison of a column of integers with a float implies; the two are compared as floats."""
     if not abs(value) < _EXACT or op is ast.NotEq:
         return _ANY
     low, high = math.floor(value), math.ceil(value)

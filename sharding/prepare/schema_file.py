@@ -1,4 +1,4 @@
-"""The file of `--schema`: types and shapes of columns, in YAML, read strictly."""
+"""Read the file of `--schema`: types and shapes of columns in strict YAML."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class _Document:
 
 
 def read_features(url: str | os.PathLike[str]) -> dict[str, Feature]:
-    """The features that a file names, in its order.
+    """Read the features of a file, in its order.
 
     Args:
-        url: URL or path of the file, local or whatever fsspec opens.
+        url: URL or path of the file.
 
     Raises:
-        ConfigError: it is not there, is no YAML, or says something that no feature is.
-        StorageError: the store refuses.
+        ConfigError: the file does not exist, is not YAML, or does not describe features.
+        StorageError: the store failed.
     """
     url = validate_url(url, "--schema")
     try:
@@ -48,19 +48,19 @@ def read_features(url: str | os.PathLike[str]) -> dict[str, Feature]:
     try:
         tree = load_yaml(data)
     except ValueError as error:
-        raise ConfigError(f"{url}: this is not YAML: {brief(error)}") from error
+        raise ConfigError(f"{url} is not YAML: {brief(error)}") from error
     return parse_features(tree, url)
 
 
 def parse_features(tree: object, origin: str) -> dict[str, Feature]:
-    """Features from a parsed document.
+    """Read features from a parsed document.
 
     Args:
         tree: ``{"features": {NAME: DTYPE or {"dtype": ..., "shape": [...], "encoding": ...}}}``.
-        origin: what to name in errors, such as the file.
+        origin: name of the document in errors, such as its file.
 
     Raises:
-        ConfigError: it is not of that form; the text says where.
+        ConfigError: the document is not of that form; the message says where.
 
     >>> parse_features({"features": {"zip": "string"}}, "a.yaml")["zip"].dtype
     'string'
@@ -84,6 +84,6 @@ def _feature(name: str, entry: str | _FeatureKeys) -> Feature:
         raise ConfigError(f"features.{name}: there is no dtype {keys.dtype!r}; {hint}")
     if keys.encoding and (keys.encoding, keys.dtype) != ("image", "binary"):
         raise ConfigError(
-            f"features.{name}: the one encoding is image, of dtype binary, got {keys.encoding!r} of {keys.dtype}"
+            f"features.{name}: the only encoding is image, with dtype binary; got {keys.encoding!r} with {keys.dtype}"
         )
     return Feature(name=name, dtype=keys.dtype, shape=keys.shape, encoding=keys.encoding)

@@ -1,7 +1,7 @@
-"""The preparing steps on rows and columns of record batches; each is a value, pure, and the same whatever the batches.
+"""Preparation steps on the rows and columns of record batches: pure values, independent of how records are batched.
 
-A step may be given batches that lack columns which are not read yet (the bytes of images): those on columns do what
-they can, and are applied to the others when these are there; those on rows get all that `needs` names.
+A batch may lack columns that are not read yet, such as the bytes of images. A step on columns handles those that the
+batch has, and is applied again to the others once they are read. A step on rows gets all columns that `needs` names.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ __all__ = ["ColumnStep", "Drop", "DropNulls", "FillNulls", "Filter", "Rename", "
 
 
 class Step(Protocol):
-    """What is done to each record batch."""
+    """A step on record batches."""
 
-    changes_rows: ClassVar[bool]  # whether records may go or come
+    changes_rows: ClassVar[bool]  # whether it may add or remove records
 
     @property
     def spec(self) -> str:
-        """As it stands on the command line, for errors and the manifest."""
+        """The step as on the command line, for errors and the manifest."""
 
     def schema(self, schema: Schema) -> Schema:
-        """Of the batches that come out, from that of those that go in; both say nothing of a label."""
+        """The schema of the output, given that of the input; neither has a label."""
 
     def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
-        """The columns before the step that `names` after it, and its choice of records, are made of."""
+        """The input columns that the output columns `names`, and the choice of records, depend on."""
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The batch, prepared; hidden columns (`columns.is_hidden`) go with their records."""
+        """Apply the step to a batch; hidden columns (`column_names.is_hidden`) stay with their records."""
 
 
 class ColumnStep:
-    """A step that makes columns of those of the same names, record by record."""
+    """A step that computes each column from the column of the same name, record by record."""
 
     __slots__ = ()
     changes_rows: ClassVar[bool] = False
@@ -58,66 +58,66 @@ class ColumnStep:
 
 @dataclass(frozen=True, slots=True)
 class Select(ColumnStep):
-    """Keep the columns, in this order; `schema` alone knows those of groups."""
+    """Keep columns, in this order. `schema` expands groups; `apply` expects them expanded."""
 
     columns: tuple[str, ...]
 
     @property
     def spec(self) -> str:
-        """As it stands on the command line."""
+        """The step as on the command line."""
         return f"--select {join_items(self.columns)}"
 
     def schema(self, schema: Schema) -> Schema:
-        """The features named."""
+        """The selected features."""
         check_distinct("--select", self.columns)
         names = expand_groups(self.columns, schema.names)
         check_columns("--select", names, schema.names)
         return Schema(features=tuple(schema[name] for name in names))
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Those of the columns that are there."""
+        """Select the columns that the batch has."""
         return select_present(batch, self.columns)
 
 
 @dataclass(frozen=True, slots=True)
 class Drop(ColumnStep):
-    """Leave the columns out; `schema` alone knows those of groups."""
+    """Drop columns. `schema` expands groups; `apply` expects them expanded."""
 
     columns: tuple[str, ...]
 
     @property
     def spec(self) -> str:
-        """As it stands on the command line."""
+        """The step as on the command line."""
         return f"--drop-columns {join_items(self.columns)}"
 
     def schema(self, schema: Schema) -> Schema:
-        """The features that are left."""
+        """The remaining features."""
         names = expand_groups(self.columns, schema.names)
         check_columns("--drop-columns", names, schema.names)
         left = tuple(feature for feature in schema.features if feature.name not in names)
         if not left:
-            raise ConfigError("--drop-columns: no column is left; keep at least one")
+            raise ConfigError("--drop-columns: this drops all columns; keep at least one")
         return Schema(features=left)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Without those of the columns that are there."""
+        """Drop the columns that the batch has."""
         return batch.select([name for name in batch.schema.names if name not in self.columns])
 
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """Give columns new names, all at once: two may swap theirs."""
+    """Rename columns, all at once, so that two may swap names."""
 
     names: tuple[tuple[str, str], ...]
     changes_rows: ClassVar[bool] = False
 
     @property
     def spec(self) -> str:
-        """As it stands on the command line."""
+        """The step as on the command line."""
         return f"--rename {join_items(f'{old}={new}' for old, new in self.names)}"
 
     def schema(self, schema: Schema) -> Schema:
-        """The features by their new names."""
+        """The features under their new names."""
         new = dict(self.names)
         check_distinct("--rename", [old for old, _ in self.names])
         check_columns("--rename", new, schema.names)
@@ -126,39 +126,39 @@ class Rename:
         return Schema(features=tuple(replace(f, name=n) for f, n in zip(schema.features, names, strict=True)))
 
     def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
-        """The columns by their old names."""
+        """The columns under their old names."""
         new = dict(self.names)
         return frozenset(name for name in schema.names if new.get(name, name) in names)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Those of the columns that are there."""
+        """Rename the columns that the batch has."""
         new = dict(self.names)
         return pa.RecordBatch.from_arrays(batch.columns, names=[new.get(name, name) for name in batch.schema.names])
 
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Keep the records for which an expression is true; see `expression`. Where it is unknown, they go."""
+    """Keep the records for which an expression (see `expression`) is true; drop those for which it is unknown."""
 
     expression: str
     changes_rows: ClassVar[bool] = True
 
     @property
     def spec(self) -> str:
-        """As it stands on the command line."""
+        """The step as on the command line."""
         return f"--filter {self.expression!r}"
 
     def schema(self, schema: Schema) -> Schema:
-        """The same; the expression is tried on no records."""
+        """The same schema; checks the expression on an empty batch."""
         self.apply(schema.empty)
         return schema
 
     def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
-        """The same columns, and those of the expression."""
+        """The same columns and those of the expression."""
         return frozenset(names) | columns_of(self.expression, schema.names)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The records for which it is true."""
+        """Filter the records."""
         names = visible_names(batch)
         used = columns_of(self.expression, names)
         try:
@@ -169,45 +169,45 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class DropNulls:
-    """Leave out the records that lack a value in one of the columns (none: in any); a list may lack one of its own."""
+    """Drop the records with a null in one of the columns (empty: in any); a null inside a list counts as well."""
 
     columns: tuple[str, ...] = ()
     changes_rows: ClassVar[bool] = True
 
     @property
     def spec(self) -> str:
-        """As it stands on the command line."""
+        """The step as on the command line."""
         return f"--drop-nulls {join_items(self.columns) or ALL}"
 
     def schema(self, schema: Schema) -> Schema:
-        """The same."""
+        """The same schema."""
         check_columns("--drop-nulls", self.columns, schema.names)
         return schema
 
     def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
-        """The same columns, and those that may lack values."""
+        """The same columns and those that are checked for nulls."""
         return frozenset(names).union(self.columns or schema.names)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The records that lack nothing."""
+        """Drop the records with nulls."""
         columns = [batch.column(name) for name in self.columns or visible_names(batch)]
-        incomplete = [column for column in columns if _nulls(column)]
-        return batch.filter(reduce(pc.and_, map(_whole, incomplete))) if incomplete else batch
+        incomplete = [column for column in columns if _count_nulls(column)]
+        return batch.filter(reduce(pc.and_, map(_is_complete, incomplete))) if incomplete else batch
 
 
 @dataclass(frozen=True, slots=True)
 class FillNulls(ColumnStep):
-    """Put a value where a scalar column lacks one."""
+    """Fill the nulls of scalar columns with a value."""
 
     values: tuple[tuple[str, str], ...]
 
     @property
     def spec(self) -> str:
-        """As it stands on the command line."""
+        """The step as on the command line."""
         return f"--fill-nulls {join_items(f'{name}={text}' for name, text in self.values)}"
 
     def schema(self, schema: Schema) -> Schema:
-        """The same; each value is read as its column's type."""
+        """The same schema; checks that each value has its column's type."""
         check_distinct("--fill-nulls", [name for name, _ in self.values])
         check_columns("--fill-nulls", [name for name, _ in self.values], schema.names)
         for name, text in self.values:
@@ -217,8 +217,8 @@ class FillNulls(ColumnStep):
     def _check(self, feature: Feature, text: str) -> None:
         if feature.shape:
             raise ConfigError(
-                f"--fill-nulls: column {feature.name!r} holds lists, and only scalars can be filled; "
-                "--drop-nulls drops its incomplete records"
+                f"--fill-nulls: column {feature.name!r} holds lists, and only scalar columns can be filled; drop the "
+                "records with --drop-nulls"
             )
         try:
             _filled(pa.array([], feature.primitive), text)
@@ -226,7 +226,7 @@ class FillNulls(ColumnStep):
             raise ConfigError(f"--fill-nulls: column {feature.name!r} holds {feature.dtype}, got {text!r}") from error
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Those of the columns that are there."""
+        """Fill the columns that the batch has."""
         for name, text in self.values:
             i = batch.schema.get_field_index(name)
             if i >= 0 and batch.column(i).null_count:
@@ -240,12 +240,12 @@ def _filled(column: pa.Array, text: str) -> pa.Array:
     return pc.fill_null(column, cast_column(pa.array([text]), column.type, "--fill-nulls")[0])
 
 
-def _nulls(column: pa.Array) -> int:
+def _count_nulls(column: pa.Array) -> int:
     return int(column.null_count) + (column.flatten().null_count if is_list(column.type) else 0)
 
 
-def _whole(column: pa.Array) -> pa.BooleanArray:
-    """Where a value is there, with all its elements."""
+def _is_complete(column: pa.Array) -> pa.BooleanArray:
+    """Whether each value is valid, with all its elements."""
     valid = pc.is_valid(column).to_numpy(zero_copy_only=False).copy()
     if is_list(column.type):
         elements = pc.is_null(column.flatten()).to_numpy(zero_copy_only=False)

@@ -1,4 +1,4 @@
-"""Steps and other options as text, as they stand on a command line and in `dataset.json`, read back into values."""
+"""Parse steps and other options from text, as on the command line and in `dataset.json`."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _STEPS: dict[str, Callable[[str], Step]] = {
 
 
 def parse_step(flag: str, text: str, folder: str) -> Step:
-    """The step that a flag and its value ask for.
+    """The step of a flag and its value.
 
     Args:
-        flag: such as ``--select``.
-        text: its value.
-        folder: where the module of a ``--map`` is looked for first.
+        flag: flag, such as ``--select``.
+        text: value of the flag.
+        folder: folder that is searched first for the module of a ``--map`` function.
 
     Raises:
-        ValueError: there is no such flag, or the value is none that it takes.
+        ValueError: the flag does not exist, or does not take the value.
 
     >>> parse_step("--rename", "a=b", "").names
     (('a', 'b'),)
@@ -53,18 +53,18 @@ def restore_options(recorded: Mapping[str, Any], folder: str) -> PrepareOptions:
     """The inverse of `PrepareOptions.recorded`.
 
     Args:
-        recorded: as it stands in `dataset.json`.
-        folder: where the modules of functions are looked for first: where they were is not recorded.
+        recorded: options as recorded in `dataset.json`.
+        folder: folder that is searched first for the modules of ``--map`` functions; the original one is not recorded.
 
     Raises:
-        ConfigError: it holds what this version does not know.
+        ConfigError: this version does not know a recorded option.
 
     >>> restore_options({"steps": ["--filter 'x > 1'"], "dedup": ["*"]}, "").recorded()
     {'steps': ["--filter 'x > 1'"], 'dedup': ['*']}
     """
-    strange = sorted(set(recorded) - {"schema", "steps", "dedup", "images"})
-    if strange:
-        raise ConfigError(f"the records were prepared in a way that this version does not know: {', '.join(strange)}")
+    unknown = sorted(set(recorded) - {"schema", "steps", "dedup", "images"})
+    if unknown:
+        raise ConfigError(f"the records were prepared in a way that this version does not know: {', '.join(unknown)}")
     features = [Feature.from_json(value) for value in recorded.get("schema", ())]
     dedup = recorded.get("dedup")
     return PrepareOptions(

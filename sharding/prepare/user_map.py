@@ -1,4 +1,4 @@
-"""`--map module:function`: a user's function on record batches, imported by name wherever it runs."""
+"""`--map module:function`: a user's function on record batches, imported by name in each process that runs it."""
 
 from __future__ import annotations
 
@@ -22,74 +22,75 @@ __all__ = ["MapBatches"]
 
 @dataclass(frozen=True, slots=True)
 class MapBatches:
-    """Apply a function to each batch: a `pa.RecordBatch` in the schema's types in, one out, with any rows and columns.
+    """Apply a function to each batch: it takes a `pa.RecordBatch` and returns one with any rows and columns.
 
     Attributes:
         function: ``module:function``.
-        folder: put on `sys.path` where the function is imported.
-        taken: the schema of the batches it gets, and
-        given: of those that it returned for a sample; every other must be alike. None until `bind`.
+        folder: folder to put on `sys.path` before the import.
+        input_schema: schema of the batches that the function takes; None before `bind`.
+        output_schema: schema of the batch that it returned for a sample, which all others must match; None before
+            `bind`.
     """
 
     function: str
     folder: str
-    taken: Schema | None = None
-    given: Schema | None = None
+    input_schema: Schema | None = None
+    output_schema: Schema | None = None
     changes_rows: ClassVar[bool] = True
 
     @property
     def spec(self) -> str:
-        """As it stands on the command line."""
+        """The step as on the command line."""
         return f"--map {self.function}"
 
     @property
     def code_hash(self) -> str:
-        """See `code_hash`: other code is another preparation."""
+        """A hash of the function's code, since other code is another preparation; see `user_code.code_hash`."""
         _load(self.folder, self.function)
         return code_hash(self.function.partition(":")[0])
 
     def bind(self, schema: Schema, sample: pa.RecordBatch) -> MapBatches:
-        """Learn the schema of what comes out from a sample of what goes in.
+        """The step with its schemas, learnt by calling the function on a sample.
 
         Raises:
-            ConfigError: there is no such function.
-            SourceError: it fails, or returns no batch of columns that features can hold.
+            ConfigError: the function does not exist.
+            SourceError: the function fails, or does not return a batch of supported columns.
         """
-        result = replace(self, taken=schema)._call(sample)
+        result = replace(self, input_schema=schema)._call(sample)
         features = tuple(_feature(field, schema) for field in result.schema)
         if not features:
             raise SourceError(f"{self.spec}: the function returned a batch without columns; return at least one")
-        return replace(self, taken=schema, given=Schema(features=features))
+        return replace(self, input_schema=schema, output_schema=Schema(features=features))
 
     def schema(self, schema: Schema) -> Schema:
-        """What the function returns."""
-        assert self.given is not None, "bind comes first"
-        return self.given
+        """The schema of the function's batches."""
+        assert self.output_schema is not None, "bind comes first"
+        return self.output_schema
 
     def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
-        """All columns."""
+        """All columns, since the function may read any."""
         return frozenset(schema.names)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """What the function returns, held to the schema of the sample."""
-        assert self.given is not None, "bind comes first"
-        if not batch.num_rows:  # a batch that a filter emptied is none of the user's
-            return self.given.empty
+        """The function's batch, which must match the schema of the sample."""
+        assert self.output_schema is not None, "bind comes first"
+        if not batch.num_rows:  # a filter emptied the batch, and the function need not handle that
+            return self.output_schema.empty
         result = self._call(batch)
-        if sorted(result.schema.names) != sorted(self.given.names):
+        if sorted(result.schema.names) != sorted(self.output_schema.names):
             raise SourceError(
                 f"{self.spec}: the function returned the columns {', '.join(result.schema.names)}, but "
-                f"{', '.join(self.given.names)} for the first records; return the same for every batch"
+                f"{', '.join(self.output_schema.names)} for the first records; return the same columns for every batch"
             )
-        columns = [self._held(result, feature) for feature in self.given.features]
-        return pa.RecordBatch.from_arrays(columns, schema=self.given.arrow)
+        columns = [self._held(result, feature) for feature in self.output_schema.features]
+        return pa.RecordBatch.from_arrays(columns, schema=self.output_schema.arrow)
 
     def _held(self, result: pa.RecordBatch, feature: Feature) -> pa.Array:
-        assert self.taken is not None
+        assert self.input_schema is not None
         column = result.column(feature.name)
         if _is_untyped(column.type) and feature.shape in ((), (None,)):
             return column.cast(feature.arrow_type)
-        found = _feature(result.schema.field(feature.name), self.taken)
+        found = _feature(result.schema.field(feature.name), self.input_schema)
         if (found.arrow_type, found.logical) != (feature.arrow_type, feature.logical):
             raise SourceError(
                 f"{self.spec}: the function returned column {feature.name!r} as {column.type}, but as "
@@ -99,29 +100,27 @@ class MapBatches:
         return feature.conform(column)
 
     def _call(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        assert self.taken is not None
+        assert self.input_schema is not None
         function = _load(self.folder, self.function)
-        columns = [batch.column(name) for name in self.taken.names]
-        given = pa.RecordBatch.from_arrays(columns, schema=self.taken.arrow)
+        columns = [batch.column(name) for name in self.input_schema.names]
+        argument = pa.RecordBatch.from_arrays(columns, schema=self.input_schema.arrow)
         folder = os.getcwd()
         try:
-            result = function(given)
+            result = function(argument)
         except (Exception, SystemExit) as error:
             file = getattr(getattr(function, "__code__", None), "co_filename", None)
-            told = describe_error(error, self.function, file)
-            raise SourceError(f"{told} (in {self.spec}); mend the function") from error
+            reason = describe_error(error, self.function, file)
+            raise SourceError(f"{reason} (in {self.spec}); fix the function") from error
         finally:
-            os.chdir(folder)  # by which relative paths go
+            os.chdir(folder)  # relative paths depend on it
         if not isinstance(result, pa.RecordBatch):
             raise SourceError(
                 f"{self.spec}: the function must return a pyarrow.RecordBatch, it returned a {type(result).__name__}"
             )
         try:
-            result.validate(full=True)  # arrays made of buffers, or of bytes cast unchecked, are taken on trust
+            result.validate(full=True)  # Arrow does not check arrays built from buffers or by unchecked casts
         except pa.ArrowInvalid as error:
-            raise SourceError(
-                f"{self.spec}: the function returned a batch that is not sound: {brief(error)}"
-            ) from error
+            raise SourceError(f"{self.spec}: the function returned an invalid batch: {brief(error)}") from error
         return result
 
 
@@ -130,7 +129,7 @@ def _load(folder: str, name: str) -> Callable[[pa.RecordBatch], Any]:
     """Import a function.
 
     Raises:
-        ConfigError: there is none of that name, or its module fails.
+        ConfigError: the module or the function does not exist, or the module fails.
     """
     module_name, colon, function_name = name.partition(":")
     if not (module_name and colon and function_name):
@@ -143,10 +142,10 @@ def _load(folder: str, name: str) -> Callable[[pa.RecordBatch], Any]:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
             raise ConfigError(f"--map {name}: {describe_error(error, name)}; install it") from error
         raise ConfigError(
-            f"--map {name}: there is no module {error.name!r}; it is looked for in {folder} and among what is installed"
+            f"--map {name}: there is no module {error.name!r} in {folder} or among the installed packages"
         ) from error
     except (Exception, SystemExit) as error:
-        raise ConfigError(f"--map {name}: {describe_error(error, name)}; mend the module") from error
+        raise ConfigError(f"--map {name}: {describe_error(error, name)}; fix the module") from error
     function: Callable[[pa.RecordBatch], Any] | None = getattr(module, function_name, None)
     if function is None or not callable(function):
         raise ConfigError(f"--map {name}: {module.__file__} has no function {function_name!r}")
@@ -154,19 +153,19 @@ def _load(folder: str, name: str) -> Callable[[pa.RecordBatch], Any]:
 
 
 def _is_untyped(kind: pa.DataType) -> bool:
-    """Of a batch whose values are all missing, or empty lists."""
+    """Whether a type is that of a column with nothing but nulls or empty lists."""
     while pa.types.is_list(kind) or pa.types.is_large_list(kind):
         kind = kind.value_type
     return bool(kind == pa.null())
 
 
-def _feature(field: pa.Field, taken: Schema) -> Feature:
-    """Of a returned column; one that went in and came out keeps shape, encoding and meaning, whatever its metadata."""
-    if field.name in taken.names and taken[field.name].arrow_type == field.type:
-        return taken[field.name]
+def _feature(field: pa.Field, inputs: Schema) -> Feature:
+    """The feature of a returned column; an input column of the same type keeps its shape, encoding and meaning."""
+    if field.name in inputs.names and inputs[field.name].arrow_type == field.type:
+        return inputs[field.name]
     if _is_untyped(field.type):
         raise SourceError(
-            f"column {field.name!r} has no value in the first records, so that its type is unknown; "
-            "give it: pa.array(values, type=...)"
+            f"column {field.name!r} has only nulls in the first records, so its type is unknown; give the type: "
+            "pa.array(values, type=...)"
         )
     return Feature.from_arrow(field)

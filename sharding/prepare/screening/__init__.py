@@ -1,3 +1,3 @@
-"""Find the records that a build leaves out: bad records, bad images, duplicates."""
+"""Leave out bad records, damaged images and duplicates before anything is counted."""
 
 __all__: list[str] = []

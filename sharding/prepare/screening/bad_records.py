@@ -1,7 +1,7 @@
-"""What a build does about records that cannot be read: fail at the first, or pass over some and say which.
+"""What a build does about bad records: fail at the first, or skip up to a budget and list them.
 
-Bad records are found before anything is counted, so that balance and splits hold over those that stay; and each later
-pass leaves out the same ones.
+Bad records are found before anything is counted, so that balance and splits hold for the others, and each later pass
+skips the same ones.
 """
 
 from __future__ import annotations
@@ -41,19 +41,17 @@ from ..image_transform import ImageOptions, fault_of_prepared
 from .image_checks import faulty_records, image_columns
 from .record_origins import find_origins
 
-__all__ = [ "Budget", "LenientSource", "encode_rejected", "open_policy", "parse_budget",
-    "without_bad_records",
-]  # fmt: skip
+__all__ = ["Budget", "LenientSource", "encode_rejected", "open_policy", "parse_budget", "without_bad_records"]
 
-Budget = int | Fraction | None  # so many records, a share of all that there are, or none: fail at the first
+Budget = int | Fraction | None  # a number of records, a share of all records, or None: fail at the first
 Int64 = npt.NDArray[np.int64]
 
 
 def parse_budget(text: str) -> Budget:
-    """How many bad records are passed over: ``fail``, ``skip:N`` or ``skip:P%``.
+    """Parse how many bad records to skip: ``fail``, ``skip:N`` or ``skip:P%``.
 
     Raises:
-        ConfigError: it is none of these.
+        ConfigError: the text is none of these.
 
     >>> parse_budget("fail"), parse_budget("skip:10"), parse_budget("skip:0.5%")
     (None, 10, Fraction(1, 200))
@@ -63,29 +61,29 @@ def parse_budget(text: str) -> Budget:
     match = re.fullmatch(r"skip:(?:([0-9]+)|([0-9]+(?:\.[0-9]+)?)%)", text)
     share = Fraction(match.group(2)) / 100 if match is not None and match.group(2) else Fraction(0)
     if match is None or share > 1:
-        raise ConfigError(f"what to do on a bad record must be fail, skip:N or skip:P%, got {text!r}")
+        raise ConfigError(f"on_bad_record must be fail, skip:N or skip:P%, got {text!r}")
     return share if match.group(2) else int(match.group(1))
 
 
 def open_policy(budget: Budget) -> Reject:
-    """What to do about the bad records that are met while a source is opened: whoever counts meets them again."""
+    """The policy for bad records while a source is opened; if some may be skipped, the counting pass rejects them."""
     return fail_on_bad if budget is None else ignore_bad
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LenientSource(WrappedSource):
-    """A source whose bad records are passed over unless another policy is passed in."""
+    """A source that skips its bad records unless another policy is passed in."""
 
     def labels(self, part: Part, reject: Reject = ignore_bad) -> Iterator[pa.Array]:
-        """The labels of the records that can be read."""
+        """The labels of the good records."""
         return self.inner.labels(part, reject)
 
     def drafts(self, part: Part, reject: Reject = ignore_bad) -> Iterator[pa.RecordBatch]:
-        """The records that can be read."""
+        """The good records."""
         return self.inner.drafts(part, reject)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """That of the inner source; nothing where it cannot be read."""
+        """The sample of the inner source; empty if it cannot be read."""
         try:
             return self.inner.sample(part, records)
         except SourceError:
@@ -93,7 +91,7 @@ class LenientSource(WrappedSource):
 
 
 class _Collector:
-    """Keeps the bad records of a part, and stops where there are more than all parts together may have."""
+    """Collects the bad records of a part; fails once they exceed the budget of all parts."""
 
     def __init__(self, budget: Budget) -> None:
         self._most = budget if isinstance(budget, int) else None
@@ -107,8 +105,8 @@ class _Collector:
 
 def _too_many(found: Sequence[BadRecord], allowed: str) -> str:
     return (
-        f"{counted(len(found), 'record')} or more cannot be read, and --on-bad-record {allowed} allows fewer; the "
-        f"first is {found[0]}"
+        f"at least {counted(len(found), 'bad record')}, more than --on-bad-record {allowed} allows; the first is "
+        f"{found[0]}"
     )
 
 
@@ -117,29 +115,29 @@ def without_bad_records(
     budget: Budget,
     images: ImageOptions | None,
     pool: Executor,
-    at_once: int | Callable[[], int],
+    task_limit: int | Callable[[], int],
 ) -> tuple[Source, list[BadRecord]]:
-    """A source without the records that cannot be read, hold damaged images or have no label; and which these are.
+    """A source without bad records, and the bad records: unreadable ones, damaged images, missing labels.
 
     Args:
-        source: of all records.
-        budget: how many there may be.
-        images: what is to be done to images; one that it cannot be done to is bad, too. Or None.
-        pool: where to run the tasks.
-        at_once: how many of them, see `stream_tasks`.
+        source: source of all records.
+        budget: how many bad records are allowed.
+        images: transformation of images, or None; an image that cannot be transformed is bad as well.
+        pool: executor of the tasks.
+        task_limit: how many tasks to keep submitted, see `stream_tasks`.
 
     Raises:
-        SourceError: there are more; it names the first.
+        SourceError: there are more bad records; the message shows the first.
     """
     base = unwrap(source)
     fault = image_fault if images is None else partial(fault_of_prepared, options=images)
     rejected: list[BadRecord] = []
     if isinstance(base, CheckableSource):  # finds what `complete` would fail on; `drafts` may not read it
         files: Any = base
-        dropped, found, _ = _look_over(partial(_check_files, fault), files, budget, pool, at_once)
+        dropped, found, _ = _check_parts(partial(_check_files, fault), files, budget, pool, task_limit)
         source, rejected = rewrap(source, DroppingSource.over(files, dropped)), found
     source = LenientSource(inner=source)
-    dropped, found, records = _look_over(partial(_check_records, fault), source, budget, pool, at_once)
+    dropped, found, records = _check_parts(partial(_check_records, fault), source, budget, pool, task_limit)
     rejected += found
     _check_budget(rejected, records, budget)
     return (DroppingSource.over(source, dropped) if any(map(len, dropped)) else source), rejected
@@ -148,15 +146,15 @@ def without_bad_records(
 Checks = Callable[[Any, Part, Budget], tuple[Int64, list[BadRecord], int]]
 
 
-def _look_over(
-    check: Checks, source: Source, budget: Budget, pool: Executor, at_once: int | Callable[[], int]
+def _check_parts(
+    check: Checks, source: Source, budget: Budget, pool: Executor, task_limit: int | Callable[[], int]
 ) -> tuple[list[Int64], list[BadRecord], int]:
-    """By part, the positions of the drafts to leave out; all bad records; and how many records there are in all."""
+    """Check all parts: the positions of the drafts to drop in each, all bad records, and the number of records."""
     dropped = [np.empty(0, np.int64)] * len(source.parts)
     rejected: list[list[BadRecord]] = [[] for _ in source.parts]
     total = 0
     jobs = ((check, (select_part(source, number), part, budget)) for number, part in enumerate(source.parts))
-    with stream_tasks(pool, jobs, at_once) as ended:
+    with stream_tasks(pool, jobs, task_limit) as ended:
         for number, (positions, found, records) in ended:
             dropped[number], rejected[number] = positions, found
             total += records
@@ -170,17 +168,17 @@ def _check_files(fault: ImageCheck, source: Any, part: Part, budget: Budget) -> 
 
 
 def _check_records(fault: ImageCheck, source: Source, part: Part, budget: Budget) -> tuple[Int64, list[BadRecord], int]:
-    """The records that have no label or an image at fault; those that cannot be read are met on the way."""
+    """Find the records of a part without a label or with a bad image, and on the way the unreadable ones."""
     collector, images = _Collector(budget), image_columns(source, stored=fault is not image_fault)
     faults: dict[int, str] = {}
     label, records = source.schema.label, 0
-    tally = _Tally(inner=unwrap(source), counts=[])
-    for labels in rewrap(source, tally).labels(part, collector):
+    counting = _CountingSource(inner=unwrap(source), counts=[])
+    for labels in rewrap(source, counting).labels(part, collector):
         if label is not None and labels.null_count:
             missing = np.flatnonzero(labels.is_null().to_numpy(zero_copy_only=False)) + records
             faults.update(dict.fromkeys(missing.tolist(), f"it has no value for the label {label!r}"))
         records += len(labels)
-    total = sum(tally.counts) + len(collector.found)
+    total = sum(counting.counts) + len(collector.found)
     for position, reason in faulty_records(source, part, images, fault, ignore_bad):
         faults.setdefault(position, reason)
     positions = np.array(sorted(faults), np.int64)
@@ -192,29 +190,29 @@ def _check_records(fault: ImageCheck, source: Source, part: Part, budget: Budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tally(WrappedSource):
-    """A source that counts what it reads of a part, before any step leaves records out.
+class _CountingSource(WrappedSource):
+    """A source that counts the records it reads, before any step drops some.
 
     Attributes:
-        counts: of the batches that were read; they are added to it.
+        counts: records of each batch that was read; appended to.
     """
 
     counts: list[int]
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """Those of the inner source."""
+        """The labels of the inner source."""
         for labels in self.inner.labels(part, reject):
             self.counts.append(len(labels))
             yield labels
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """Those of the inner source."""
+        """The drafts of the inner source."""
         for batch in self.inner.drafts(part, reject):
             self.counts.append(batch.num_rows)
             yield batch
 
     def narrow(self, columns: Collection[str]) -> Source:
-        """The same around the narrowed inner source."""
+        """The same source around the narrowed inner one."""
         return replace(self, inner=narrow_source(self.inner, columns))
 
 
@@ -226,7 +224,7 @@ def _check_budget(rejected: Sequence[BadRecord], total: int, budget: Budget) -> 
 
 
 def encode_rejected(rejected: Iterable[BadRecord]) -> bytes:
-    """The lines of `rejected.jsonl`: source, position and reason of each record that was passed over."""
-    told = ({"source": public_url(bad.path), "position": bad.place, "reason": bad.reason} for bad in rejected)
-    lines = (json.dumps(record, ensure_ascii=False) for record in told)
+    """The lines of `rejected.jsonl`: source, position and reason of each record that was skipped."""
+    records = ({"source": public_url(bad.path), "position": bad.place, "reason": bad.reason} for bad in rejected)
+    lines = (json.dumps(record, ensure_ascii=False) for record in records)
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape")

@@ -1,6 +1,6 @@
-"""Images within the records of tables, archives and the like: damaged ones are found before a shard holds them.
+"""Find damaged images inside the records of tables, archives and the like before they reach a shard.
 
-Sources whose images are files of their own look at these themselves (`sources.base.CheckableSource`).
+Sources whose images are separate files check these themselves (`sources.base.CheckableSource`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["check_images", "faulty_records", "image_columns"]
 
 
 def image_columns(source: Source, *, stored: bool = False) -> tuple[str, ...]:
-    """The columns of a source whose drafts hold images that nothing has checked yet; of datasets', only if `stored`."""
+    """The columns of drafts that hold unchecked images; those of a dataset of ours only if `stored`."""
     base = unwrap(source)
     if isinstance(base, CheckableSource) or (isinstance(base, RingfeedSource) and not stored):
         return ()
@@ -29,16 +29,16 @@ def image_columns(source: Source, *, stored: bool = False) -> tuple[str, ...]:
 
 
 def check_images(source: Source, part: Part, drafts: pa.RecordBatch, first: int) -> None:
-    """Fail at a damaged image among drafts, or at one of a list that has no name.
+    """Refuse damaged images among drafts, and images of a list that have no path.
 
     Args:
-        source: of the drafts.
-        part: of the source.
-        drafts: of the part.
-        first: position of the first of them among all of the part.
+        source: source of the drafts.
+        part: part of the source.
+        drafts: some drafts of the part.
+        first: position of the first of them in the part.
 
     Raises:
-        SourceError: names the first such record.
+        SourceError: an image is damaged or has no path; the message shows the first.
     """
     for urls in (drafts.column(name) for name in drafts.schema.names if name.endswith(URL)):
         for row in np.flatnonzero(urls.is_null().to_numpy(zero_copy_only=False)).tolist():
@@ -54,7 +54,7 @@ def check_images(source: Source, part: Part, drafts: pa.RecordBatch, first: int)
 def faulty_records(
     source: Source, part: Part, columns: Sequence[str], fault: ImageCheck, reject: Reject
 ) -> Iterator[tuple[int, str]]:
-    """The positions among a part's drafts of those whose images are at fault, and what is wrong, column by column."""
+    """The positions among a part's drafts of those with a bad image, and what is wrong, column by column."""
     first = 0
     for drafts in source.drafts(part, reject) if columns else ():
         for name in columns:

@@ -1,4 +1,4 @@
-"""Where in the source a record lies that came through steps and rejections: its part is read once more to find out."""
+"""Find where in the source a prepared record comes from, by reading its part once more."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _ORIGIN = f"{HIDDEN}origin"
 
 
 def describe_origin(source: Source, part: Part, position: int, column: str) -> str:
-    """The place of a record for an error; see `find_origins`."""
+    """The place of one record, for errors; see `find_origins`."""
     (place,) = find_origins(source, part, np.array([position]), column)
     return f"{place} (from 0)" if place.removeprefix("record ").isdecimal() else place
 
 
 def find_origins(source: Source, part: Part, positions: Int64, column: str) -> list[str]:
-    """The place in the source of each of some records, as `BadRecord` has it; a function of the user's hides it.
+    """The places of records in the source, as in `BadRecord`; behind a user's function, their places after it.
 
     Args:
-        source: prepared.
-        part: of the source.
-        positions: of the records among the part's drafts, int64 and ascending.
-        column: one of the drafts'; others need not be read.
+        source: prepared source.
+        part: part of the source.
+        positions: positions of the records among the part's drafts, ascending; int64.
+        column: a column of the drafts, so that the others stay unread.
     """
     base = unwrap(source)
     rejected: list[BadRecord] = []
@@ -42,6 +42,7 @@ def find_origins(source: Source, part: Part, positions: Int64, column: str) -> l
     start = 0
     for batch in narrow_source(rewrap(source, _Numbered(inner=base)), [column]).drafts(part, rejected.append):
         if _ORIGIN not in batch.schema.names:
+            # stored in `rejected.jsonl`, so the wording is part of the dataset's bytes
             return [f"record {p} of what --map makes of the records from {part.first_record} on" for p in positions]
         first, last = np.searchsorted(positions, (start, start + batch.num_rows))
         found.append(batch.column(_ORIGIN).to_numpy()[positions[first:last] - start])
@@ -53,7 +54,7 @@ def find_origins(source: Source, part: Part, positions: Int64, column: str) -> l
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Numbered:
-    """As much of a source as drafts take; they are numbered in a hidden column, which goes with them through steps."""
+    """The parts of a source that reading drafts needs; numbers the drafts in a hidden column that follows them."""
 
     inner: Any
 

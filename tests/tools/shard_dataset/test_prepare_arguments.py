@@ -75,13 +75,13 @@ def test_doubles_are_of_all_columns_or_of_some(words: list[str], dedup: Any) -> 
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--select", ""], "columns are NAME,NAME"),
-        (["--select", "a,,b"], "columns are NAME,NAME"),
+        (["--select", ""], "expected NAME,NAME"),
+        (["--select", "a,,b"], "expected NAME,NAME"),
         (["--rename", "a"], "expected NAME=VALUE"),
         (["--cast", "=int8"], "expected NAME=VALUE"),
         (["--fill-nulls", '"a=b'], "double quotes around"),
-        (["--resize", "big"], "a size is the shorter side"),
-        (["--encode", "gif"], "images are encoded as"),
+        (["--resize", "big"], "a size must be the shorter side"),
+        (["--encode", "gif"], "an encoding must be"),
     ],
 )
 def test_words_that_make_no_sense_are_wrong_usage(

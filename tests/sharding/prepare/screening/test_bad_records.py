@@ -103,7 +103,7 @@ def test_images_that_cannot_be_prepared_are_passed_over(tmp_path: Path, form: st
         built(source, tmp_path / "first", **{**how, "prepare": PrepareOptions(features=features)})
         source, how["prepare"] = str(tmp_path / "first"), prepare
     bad = 3 if form == "folder" else 2
-    with pytest.raises(SourceError, match=f"{bad} records or more cannot be read"):
+    with pytest.raises(SourceError, match=f"at least {bad} bad records?, more than --on-bad-record"):
         built(source, tmp_path / "out", on_bad_record=f"skip:{bad - 1}", **how)
     with pytest.raises(SourceError, match=r"the image .*, or skip such records with --on-bad-record"):
         built(source, tmp_path / "out", **how)
@@ -176,7 +176,7 @@ def test_a_share_is_of_the_records_that_steps_leave_out_too(
     source = write_csv(["id", "y", "z"], *rows)
     how: dict[str, Any] = {"label": "y", "shards": 1, "prepare": PrepareOptions(steps=(step,))}
     assert built(source, tmp_path / "out", on_bad_record="skip:5%", **how).manifest.records == 5
-    with pytest.raises(SourceError, match=r"3 records or more cannot be read, and --on-bad-record skip:4.9% allows"):
+    with pytest.raises(SourceError, match=r"at least 3 bad records, more than --on-bad-record skip:4.9% allows"):
         built(source, nothing_left, on_bad_record="skip:4.9%", **how)
 
 
