@@ -1,3 +1,3 @@
-"""The files of a finished dataset: manifest, shard table, shard indexes, companions."""
+"""The files of a finished dataset: manifest, shard table, shard indexes, companion files."""
 
 __all__: list[str] = []

@@ -1,6 +1,6 @@
-"""The files for other programs that lie beside the shards: made again from what they were made from.
+"""Companion files: files for other programs beside the shards, rebuilt from what they derive from.
 
-Those for TensorFlow Datasets follow from the manifest and the table, an index for DALI from the shard's own index.
+Those for TensorFlow Datasets derive from the manifest and the shard table, a DALI index from the shard's own index.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ __all__ = ["locate_in_companion", "rebuild_companion", "shard_of_index"]
 
 
 def shard_of_index(path: str, shards: Sequence[ShardInfo]) -> ShardInfo | None:
-    """The shard that a file is the DALI index of."""
+    """Return the shard whose DALI index is at `path`."""
     return next((shard for shard in shards if dali.index_name(shard.path) == path), None)
 
 
 def rebuild_companion(storage: Storage, manifest: Manifest, shards: Sequence[ShardInfo], path: str) -> bytes | None:
-    """The bytes of a file for another program; None if it is not known what it was made from.
+    """Rebuild a companion file; None if ringfeed cannot derive it.
 
     Args:
-        storage: of the dataset.
-        manifest: of the dataset.
-        shards: of the dataset.
-        path: of the file.
+        storage: folder of the dataset.
+        manifest: manifest of the dataset.
+        shards: shards of the dataset.
+        path: path of the file.
 
     Raises:
-        CorruptionError: the index that it is made from is damaged.
+        CorruptionError: the shard index that it derives from is damaged.
         StorageError: the store refuses.
     """
     if is_tfds_file(path):
@@ -49,27 +49,27 @@ def rebuild_companion(storage: Storage, manifest: Manifest, shards: Sequence[Sha
 def locate_in_companion(
     storage: Storage, manifest: Manifest, shards: Sequence[ShardInfo], path: str, found: FileInfo
 ) -> Damage:
-    """What is wrong with such a file whose checksum is wrong.
+    """Describe how a companion file differs from what was written.
 
     Args:
-        storage: of the dataset.
-        manifest: of the dataset.
-        shards: of the dataset.
-        path: of the file.
-        found: what it holds.
+        storage: folder of the dataset.
+        manifest: manifest of the dataset.
+        shards: shards of the dataset.
+        path: path of the file.
+        found: size and checksum that it has now.
     """
     expected = manifest.files[path]
     try:
         original = rebuild_companion(storage, manifest, shards, path)
     except RingfeedError:
-        original = None  # what it was made from is damaged as well
+        original = None  # its origin is damaged, too
     damage = Damage(
         path=path,
         kind=kind_of_size(found.bytes, expected.bytes),
-        problem="it is not as it was written: its checksum does not match",
+        problem="its checksum does not match",
     )
     if original is None or file_info(original) != expected:
         return damage
-    with open_decompressed(storage, path) as stored:
-        offset = first_difference(memoryview(stored), original)
-    return replace(damage, offset=offset, problem=f"it is not as it was written, from byte {offset} on")
+    with open_decompressed(storage, path) as data:
+        offset = first_difference(memoryview(data), original)
+    return replace(damage, offset=offset, problem=f"it differs from what was written, from byte {offset} on")

@@ -1,6 +1,7 @@
-"""Whether what a dataset says of itself agrees: a sealed file may be another program's, or forged with right checksums.
+"""Checks that a dataset's metadata agree with each other.
 
-So what opens needs no second look wherever it is used. Shards and their indexes are held against it as they are read.
+A sealed file may come from another program, or be forged with a correct checksum. Metadata that pass these checks need
+no second look wherever they are used; shards and their indexes are checked against them as they are read.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ _SHARE = re.compile(r"[0-9]+(/[1-9][0-9]*)?")
 
 
 def check_manifest(manifest: Manifest, where: str) -> None:
-    """Hold what `dataset.json` says against itself.
+    """Check that `dataset.json` does not contradict itself.
 
     Args:
-        manifest: as it was read.
-        where: it was, for the error.
+        manifest: the decoded file.
+        where: location of the file, for the error.
 
     Raises:
         DatasetError: it contradicts itself.
@@ -46,10 +47,10 @@ def check_manifest(manifest: Manifest, where: str) -> None:
 
 
 def check_table(manifest: Manifest, shards: Sequence[ShardInfo], where: str) -> None:
-    """Hold the rows of the table against each other, and against the names that `dataset.json` knows.
+    """Check the rows of the shard table against each other and against the names in `dataset.json`.
 
     Raises:
-        DatasetError: a row cannot be of this dataset.
+        DatasetError: a row cannot belong to this dataset.
     """
     if strange := set(map(attrgetter("split"), shards)).difference(manifest.splits):
         raise contradiction_error(where, f"it has shards of split {min(strange)!r}, unknown to {MANIFEST_NAME}")
@@ -60,7 +61,7 @@ def check_table(manifest: Manifest, shards: Sequence[ShardInfo], where: str) -> 
 
 
 def check_shards(manifest: Manifest, shards: Sequence[ShardInfo], where: str) -> None:
-    """Hold the rows of the table against the totals in `dataset.json`.
+    """Check the rows of the shard table against the totals in `dataset.json`.
 
     Raises:
         DatasetError: a split has other shards or records than its totals say.
@@ -77,37 +78,33 @@ def check_shards(manifest: Manifest, shards: Sequence[ShardInfo], where: str) ->
 
 
 def contradiction_error(where: str, problem: str) -> DatasetError:
-    """The error of a file whose checksum is right, and whose content cannot be.
+    """Return the error for a file whose checksum is right but whose content is impossible.
 
     Args:
-        where: the file is.
-        problem: in words.
+        where: location of the file.
+        problem: what is impossible.
     """
     return DatasetError(
-        f"{where} is as it was written, but contradicts itself, which ringfeed's own never does: {problem}; "
-        "build the dataset again"
+        f"{where} is intact but contradicts itself, so ringfeed did not write it: {problem}; build the dataset again"
     )
 
 
 @contextmanager
 def corruption_errors(where: str) -> Iterator[None]:
-    """Read a file whose checksum was right: what goes wrong is that it holds other than the manifest says.
+    """Raise `CorruptionError` for a file with the right checksum that cannot be decoded as the manifest describes it.
 
     Args:
-        where: the file is.
-
-    Raises:
-        CorruptionError: in the place of what the reading of strange bytes raises.
+        where: location of the file.
     """
     try:
         yield
     except RingfeedError:
         raise
     except (ArithmeticError, LookupError, OSError, TypeError, ValueError, zlib.error, pa.ArrowException) as error:
-        if isinstance(error, OSError) and error.errno is not None:  # of the system; those of Arrow's decoders have none
+        if isinstance(error, OSError) and error.errno is not None:  # from the system; Arrow's decoders set no errno
             raise
         raise CorruptionError(
-            f"{where} is as it was written, but not what {MANIFEST_NAME} says of it: {brief(error)}; see more with: "
+            f"{where} is intact but not what {MANIFEST_NAME} describes: {brief(error)}; find out more with: "
             "shard-dataset verify --deep, or build the dataset again"
         ) from error
 
@@ -115,7 +112,7 @@ def corruption_errors(where: str) -> Iterator[None]:
 def _of_schema(manifest: Manifest) -> Iterator[str]:
     schema = manifest.schema
     if manifest.compression not in COMPRESSIONS.get(manifest.shard_format, ()):
-        yield f"no shards are of format {manifest.shard_format!r} and compression {manifest.compression!r}"
+        yield f"there are no shards of format {manifest.shard_format!r} and compression {manifest.compression!r}"
     if not schema.features:
         yield "it has no features"
     if schema.label is None:
@@ -125,7 +122,7 @@ def _of_schema(manifest: Manifest) -> Iterator[str]:
         yield from _of_classes(manifest)
     for layout in (manifest.layout, *(generation.layout for generation in manifest.generations)):
         if layout is not None and not _fits(manifest, layout):
-            yield "its layout is not one of its features"
+            yield "its layout does not fit its features"
 
 
 def _fits(manifest: Manifest, layout: RecordLayout) -> bool:
@@ -135,14 +132,14 @@ def _fits(manifest: Manifest, layout: RecordLayout) -> bool:
 def _of_classes(manifest: Manifest) -> Iterator[str]:
     schema, classes = manifest.schema, list(manifest.classes)
     if schema[schema.label or ""].shape != ():
-        yield f"its label {schema.label!r} is no single value"
+        yield f"its label {schema.label!r} is not a single value"
     try:
         values = class_array(schema, classes)
     except (pa.ArrowException, OverflowError, TypeError, ValueError) as error:
-        yield f"its classes are no values of its label {schema.label!r}: {brief(error)}"
+        yield f"its classes are not values of its label {schema.label!r}: {brief(error)}"
         return
     if values.null_count or len(values.unique()) < len(values):
-        yield "its classes do not differ"
+        yield "it has the same class twice"
 
 
 def _of_splits(manifest: Manifest) -> Iterator[str]:
@@ -151,27 +148,27 @@ def _of_splits(manifest: Manifest) -> Iterator[str]:
     features = set(manifest.schema.names)
     for name, split in manifest.splits.items():
         if re.fullmatch(r"\w+", name, re.ASCII) is None:
-            yield f"{name!r} is no name of a split"
+            yield f"{name!r} is not a valid name of a split"
         yield from _of_counts(manifest, f"split {name!r}", split.records, split.class_counts)
         if split.records >= _MOST or not 0 <= split.shards <= split.records:
             yield f"split {name!r} has {split.records} records in {split.shards} shards"
         if set(split.statistics) != features:
-            yield f"split {name!r} has statistics of other features than there are"
+            yield f"the statistics of split {name!r} are not those of its features"
     for lost in manifest.lost:
-        yield from _of_counts(manifest, f"what was lost of {lost.path!r}", lost.records, lost.class_counts)
+        yield from _of_counts(manifest, f"the loss of {lost.path!r}", lost.records, lost.class_counts)
     if TABLE_NAMES.fullmatch(manifest.shards_path) is None:
-        yield f"{manifest.shards_path!r} is no name of a table of shards"
+        yield f"{manifest.shards_path!r} is not a valid name of a shard table"
 
 
 def _of_counts(manifest: Manifest, what: str, records: int, counts: Sequence[int]) -> Iterator[str]:
     if len(counts) != len(manifest.classes):
-        yield f"{what} has counts of {len(counts)} classes, of {len(manifest.classes)}"
+        yield f"{what} counts {len(counts)} classes, not {len(manifest.classes)}"
     elif sum(counts) != records:
-        yield f"{what} has {records} records, and of its classes {sum(counts)}"
+        yield f"{what} has {records} records, but {sum(counts)} over all classes"
 
 
 def _has_shares(options: Mapping[str, Any]) -> bool:
-    """Whether an append can follow them; other options are looked at where they are taken up."""
+    """Whether an append can use these options; it checks the others itself."""
     shares = options.get("splits")
     if not isinstance(shares, Mapping) or not {"label", "shards", "shard_bytes"} <= options.keys():
         return False
@@ -181,7 +178,7 @@ def _has_shares(options: Mapping[str, Any]) -> bool:
 def _of_generations(manifest: Manifest) -> Iterator[str]:
     left = Counter({name: split.records for name, split in manifest.splits.items()})
     shards_left = Counter({name: split.shards for name, split in manifest.splits.items()})
-    most, most_shards = left.copy(), shards_left.copy()  # what an append found lost, it does not count
+    most, most_shards = left.copy(), shards_left.copy()  # an append does not count what was lost before it
     for entry in manifest.lost:
         most[entry.split] += entry.records
         most_shards[entry.split] += 1
@@ -189,10 +186,10 @@ def _of_generations(manifest: Manifest) -> Iterator[str]:
     shards: Counter[str] = Counter()
     for options in (manifest.options, *(generation.options for generation in manifest.generations)):
         if not _has_shares(options):
-            yield "its options have no shares of the splits"
+            yield "its options lack the shares of the splits"
     for number, generation in enumerate(manifest.generations):
         if not 0 < generation.classes <= len(manifest.classes):
-            yield f"generation {number} has {generation.classes} classes, of {len(manifest.classes)}"
+            yield f"generation {number} has {generation.classes} classes, the dataset {len(manifest.classes)}"
         if generation.records.keys() != generation.shards.keys():
             yield f"generation {number} has records and shards of different splits"
         if min((*generation.records.values(), *generation.shards.values()), default=0) < 0:
@@ -201,4 +198,4 @@ def _of_generations(manifest: Manifest) -> Iterator[str]:
         records.update(generation.records)
     for name in records.keys() | left.keys() if manifest.generations else ():
         if not left[name] <= records[name] <= most[name] or not shards_left[name] <= shards[name] <= most_shards[name]:
-            yield f"its generations have written other records or shards of split {name!r} than it has"
+            yield f"its generations wrote other numbers of records or shards for split {name!r} than it has"

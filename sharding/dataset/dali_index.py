@@ -1,6 +1,6 @@
-"""The index of a TFRecord file as NVIDIA DALI reads it: a line of text a record, its offset and its size in bytes.
+"""The index of a TFRecord file for NVIDIA DALI: one line of text per record with its offset and size in bytes.
 
-It is what DALI's own `tfrecord2idx` writes, and the `tfrecord` package's.
+The format of DALI's own `tfrecord2idx`, also read by the `tfrecord` package.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ __all__ = ["index_name", "index_text"]
 
 
 def index_name(shard_path: str) -> str:
-    """The name of a shard's index.
+    """Return the name of a shard's DALI index.
 
     >>> index_name("train-00000-of-00016.tfrecord")
     'train-00000-of-00016.idx'
@@ -21,10 +21,10 @@ def index_name(shard_path: str) -> str:
 
 
 def index_text(index: pa.Buffer) -> bytes:
-    """The text, of the index that ringfeed writes beside an uncompressed TFRecord shard.
+    """Return a DALI index, made from ringfeed's index of an uncompressed TFRecord shard.
 
     Args:
-        index: an Arrow IPC file with the columns ``offset`` and ``length``.
+        index: Arrow IPC file with the columns ``offset`` and ``length``.
     """
     table = pa.ipc.open_file(index).read_all()
     offsets, lengths = (table.column(name).cast(pa.string()) for name in ("offset", "length"))

@@ -1,4 +1,4 @@
-"""What may be wrong with a dataset's files, in words and in numbers: values, and nothing that reads or decides."""
+"""Damage reports: what is wrong with a file, where, and how to put it in words. Pure values; reads nothing."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _RUNS_SHOWN = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damage:
-    """A file that is not as it was written, or (found by a deep check) was written wrong.
+    """A file that differs from what was written or, found by a deep check, was written wrong.
 
     Attributes:
-        path: relative to the dataset's root.
-        problem: what is wrong with it, and where, in words.
+        path: path relative to the dataset's root.
+        problem: what is wrong, and where, in words.
         kind: ``missing``; ``truncated``, ``extended``, ``altered``: too short, too long, of the right size;
-            ``swapped``: the bytes are those of another file of the dataset; ``stale``: an index of other records.
-            Of a deep check: ``unparsable``, ``mislabelled``, ``miscounted``.
-        split: of the shard.
-        record: number of the first damaged record, or of the first record of the damaged row group.
-        records: all damaged records of a TFRecord shard, as half-open runs; empty where that cannot be told.
-        row_group: the first damaged one of a Parquet shard.
-        column: the first damaged one in it.
-        offset: of the first damaged record, column or byte in the file; of compressed TFRecord in what the file
-            decompresses to, if the damage reaches a record.
+            ``swapped``: the bytes of another file of the dataset; ``stale``: an index of other records.
+            From a deep check: ``unparsable``, ``mislabelled``, ``miscounted``.
+        split: split of the shard.
+        record: number of the first damaged record, or of the first record in the damaged row group.
+        records: all damaged records of a TFRecord shard, as half-open ranges; empty if unknown.
+        row_group: first damaged row group of a Parquet shard.
+        column: first damaged column in that row group.
+        offset: byte offset of the first damaged record, column or byte in the file; in the decompressed data if a
+            record of a compressed TFRecord shard is damaged.
     """
 
     path: str
@@ -46,14 +46,14 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Something about the folder that is no damage, such as a file that the dataset does not know."""
+    """A remark on the folder that reports no damage, such as a file unknown to the dataset."""
 
     path: str
     remark: str
 
 
 def kind_of_size(actual_bytes: int, expected_bytes: int) -> str:
-    """The kind of a damage, as far as sizes tell.
+    """Return the kind of damage that the sizes show.
 
     >>> kind_of_size(9, 10), kind_of_size(11, 10), kind_of_size(10, 10)
     ('truncated', 'extended', 'altered')
@@ -64,7 +64,7 @@ def kind_of_size(actual_bytes: int, expected_bytes: int) -> str:
 
 
 def content_problem(actual_bytes: int, expected_bytes: int) -> str:
-    """What is wrong with a file whose checksum is wrong, as far as sizes tell.
+    """Describe a file with a wrong checksum by its size.
 
     >>> content_problem(9, 10), content_problem(10, 10)
     ('it has 9 bytes, 10 were written', 'its checksum does not match')
@@ -75,7 +75,7 @@ def content_problem(actual_bytes: int, expected_bytes: int) -> str:
 
 
 def first_difference(actual: memoryview | bytes, expected: memoryview | bytes) -> int | None:
-    """Offset of the first byte in which two files differ; where the shorter one ends if it is a part of the other.
+    """Return the offset of the first byte in which two files differ, or the end of the shorter one if it is a prefix.
 
     >>> first_difference(b"abcd", b"abxd"), first_difference(b"ab", b"abc"), first_difference(b"ab", b"ab")
     (2, 2, None)
@@ -88,7 +88,7 @@ def first_difference(actual: memoryview | bytes, expected: memoryview | bytes) -
 
 
 def runs(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
-    """Ascending numbers as half-open runs.
+    """Return ascending numbers as half-open ranges.
 
     >>> runs([1, 2, 3, 7])
     ((1, 4), (7, 8))
@@ -103,7 +103,7 @@ def runs(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
 
 
 def runs_text(found: Iterable[tuple[int, int]]) -> str:
-    """Half-open runs for people, the first few of them.
+    """Return the first few half-open ranges as text.
 
     >>> runs_text([(1, 4), (7, 8)])
     '1-3, 7'

@@ -1,4 +1,4 @@
-"""A dataset on storage: open it, and look at its records."""
+"""Opens a finished dataset and reads its records."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = ["Dataset", "no_dataset_error", "open_dataset", "read_checked", "read_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """An opened dataset: where it is, what it says of itself, and its shards."""
+    """An open dataset: its folder, its manifest and its shards."""
 
     storage: Storage
     manifest: Manifest
     shards: tuple[ShardInfo, ...]
 
     def split_shards(self, split: str) -> tuple[ShardInfo, ...]:
-        """The shards of one split, in order.
+        """Return the shards of one split, in order.
 
         Raises:
             DatasetError: there is no such split.
@@ -47,12 +47,13 @@ class Dataset:
 
 
 def open_dataset(location: StorageLike) -> Dataset:
-    """Open a dataset by the URL of its folder; reads `dataset.json` and `shards.parquet`.
+    """Open the dataset in a folder: read `dataset.json` and the shard table.
 
-    What is written anew meanwhile is read anew, for it names another table, and the one before may be gone.
+    If an append or a repair commits in between, both are read again: the new `dataset.json` names another table, and
+    the old one may be gone.
 
     Raises:
-        DatasetError: there is none, its `dataset.json` is missing, or a newer version wrote it.
+        DatasetError: there is no dataset, `dataset.json` is missing, or a newer version wrote it.
         CorruptionError: one of the two files is damaged.
         StorageError: the store refuses.
     """
@@ -84,7 +85,7 @@ def _read_manifest(storage: Storage) -> bytes:
         return storage.read(MANIFEST_NAME)
     except FileNotFoundError as error:
         names = SHARDS_NAME, salvaged_name(SHARDS_NAME)
-        table = next(filter(storage.exists, names), None)  # not by a listing: there may be millions of files
+        table = next(filter(storage.exists, names), None)  # no listing: there may be millions of files
         if table and not storage.exists(LEASE_NAME):
             raise DatasetError(
                 f"{storage.locate(MANIFEST_NAME)} is missing, but {table} is there; {repair_hint(storage)}"
@@ -102,10 +103,10 @@ def _read_manifest(storage: Storage) -> bytes:
 
 
 def no_dataset_error(storage: Storage) -> DatasetError:
-    """The error of a folder without `dataset.json`, and without what that could be made again from."""
+    """Return the error for a folder with neither `dataset.json` nor anything to rebuild it from."""
     return DatasetError(
         f"there is no dataset at {storage.locate()}: it has no {MANIFEST_NAME}. Either the path is wrong, or a "
-        "build has not finished; make one with: shard-dataset build SRC DST --label COL"
+        "build did not finish; make one with: shard-dataset build SRC DST --label COL"
     )
 
 
@@ -116,19 +117,19 @@ def _decoded(storage: Storage, data: bytes) -> Manifest:
     except CorruptionError:
         if storage.local_path is not None:
             raise
-        return Manifest.decode(storage.read(MANIFEST_NAME), path)  # it may have been damaged on its way
+        return Manifest.decode(storage.read(MANIFEST_NAME), path)  # the transfer may have damaged it
 
 
 def read_checked(storage: Storage, path: str, expected_bytes: int, expected_checksum: str) -> pa.Buffer:
-    """The bytes of a file, memory-mapped where it is local, once they were found to be those that were written.
+    """Read a file of known size and checksum, memory-mapped if it is local.
 
     Raises:
-        CorruptionError: they are not, or the file is missing.
+        CorruptionError: it is missing, or has another size or checksum.
     """
     try:
         data = storage.map(path)
         if storage.local_path is None and checksum(data) != expected_checksum:
-            data = storage.map(path)  # it may have been damaged on its way
+            data = storage.map(path)  # the transfer may have damaged it
     except FileNotFoundError as error:
         raise CorruptionError(f"{storage.locate(path)} is missing; {repair_hint(storage)}") from error
     if data.size == expected_bytes and checksum(data) == expected_checksum:
@@ -138,17 +139,17 @@ def read_checked(storage: Storage, path: str, expected_bytes: int, expected_chec
 
 
 def repair_hint(storage: Storage) -> str:
-    """What mends a damaged dataset, for the end of an error."""
+    """Return the command that repairs a damaged dataset, as the end of an error message."""
     return f"repair it with: shard-dataset repair {shlex.quote(storage.locate())}"
 
 
 def read_records(dataset: Dataset, split: str, limit: int) -> Iterator[dict[str, Any]]:
-    """The first records of a split, as plain Python values, every shard checked before it is used.
+    """Yield the first records of a split as plain Python values; each shard's checksum is verified before use.
 
     Args:
-        dataset: opened.
-        split: of the dataset.
-        limit: how many records at most.
+        dataset: an open dataset.
+        split: name of the split.
+        limit: maximum number of records.
     """
     for shard in dataset.split_shards(split):
         if limit <= 0:
@@ -163,7 +164,7 @@ def read_records(dataset: Dataset, split: str, limit: int) -> Iterator[dict[str,
 
 
 def _shaped(record: dict[str, Any], schema: Schema) -> dict[str, Any]:
-    """A record of a Parquet shard, where tensors are flat, with its tensors as nested lists."""
+    """Turn the flat tensors in a record of a Parquet shard into nested lists."""
     for feature in schema.features:
         if feature.fixed_shape and record[feature.name] is not None:
             values = np.empty(len(record[feature.name]), object)

@@ -1,7 +1,7 @@
-"""Where the records lie that were there before those of an append, shard by shard.
+"""The shards that a dataset held before an append, and the folder of each.
 
-What is appended depends on them where groups stay together or doubles are passed over. While shards are made again,
-those that are damaged in the dataset's folder lie in another one.
+What an append writes depends on them if it keeps groups together or drops duplicates. While a repair rebuilds shards,
+those damaged in the dataset's folder are read from another one.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["EarlierShards"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierShards:
-    """The shards of a dataset, or of the first of its generations.
+    """The shards of a dataset, or of its first generations.
 
     Attributes:
-        storage: of the dataset.
-        manifest: of the dataset, by which shards are read.
-        shards: as they were written.
-        elsewhere: by the path of a shard, the folder that holds its two files, if it is not that of the dataset.
-        again: whether the records to come have the source of records that are there, so that none is their double.
+        storage: folder of the dataset.
+        manifest: manifest of the dataset, needed to read the shards.
+        shards: the shards as they were written.
+        folder_overrides: folder of a shard's two files, by path of the shard, where it is not the dataset's.
+        same_source: whether the new records come from the source of earlier ones, so that none is a duplicate.
     """
 
     storage: Storage
@@ -36,9 +36,9 @@ class EarlierShards:
 
     @classmethod
     def of(cls, dataset: Dataset) -> EarlierShards:
-        """All of a dataset, as it lies."""
+        """Return all shards of a dataset."""
         return cls(storage=dataset.storage, manifest=dataset.manifest, shards=dataset.shards)
 
     def folder(self, shard: ShardInfo) -> Storage:
-        """The folder that holds a shard."""
+        """Return the folder that holds a shard."""
         return self.folder_overrides.get(shard.path, self.storage)

@@ -1,6 +1,6 @@
-"""The generations of a dataset: a build writes generation 0, each append the next. How their files are called.
+"""Names of a dataset's files, by generation: a build writes generation 0, each append the next one.
 
-Pure. What `dataset.json` says of a generation is `manifest.Generation`; how one is added is in `append.py`.
+Pure. `manifest.Generation` describes a generation, `building/append.py` adds one.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _NUMBER = r"g(\d{5,})"
 _SALVAGED = r"\.salvaged(?:-(\d+))?"
 FOLDER_NAMES = re.compile(r"g\d{5,}")
 TABLE_NAMES = re.compile(rf"shards(?:-{_NUMBER})?(?:{_SALVAGED})?\.parquet")
-SHARD_NAMES = re.compile(  # of shards and of their indexes, those for DALI too; groups: the split, the shard's number
+SHARD_NAMES = re.compile(  # shards, indexes and DALI indexes; groups: the split, the shard's number
     rf"(?:{FOLDER_NAMES.pattern}/)?(\w+)-(\d{{5,}})-of-\d{{5,}}(?:{_SALVAGED})?\.(?:tfrecord|parquet|index\.arrow|idx)"
 )
-GENERATION_FILES = re.compile(rf"{_NUMBER}/.*|{TABLE_NAMES.pattern}")  # of any generation but the first, and all tables
+GENERATION_FILES = re.compile(rf"{_NUMBER}/.*|{TABLE_NAMES.pattern}")  # all but the first generation's
 
 
 def folder_of(generation: int) -> str:
-    """What the names of a generation's shards begin with.
+    """Return the prefix of the names of a generation's shards.
 
     >>> folder_of(0), folder_of(1)
     ('', 'g00001/')
@@ -49,13 +49,13 @@ def folder_of(generation: int) -> str:
 
 
 def shard_name(generation: int, split: str, number: int, shards: int, shard_format: str) -> str:
-    """The name of a shard.
+    """Return the name of a shard.
 
     Args:
-        generation: that it is of.
-        split: that it is of.
-        number: of the shard in generation and split.
-        shards: that these have.
+        generation: its generation.
+        split: its split.
+        number: its number within generation and split.
+        shards: number of shards of that generation and split.
         shard_format: ``tfrecord`` or ``parquet``.
 
     >>> shard_name(1, "train", 0, 4, "tfrecord")
@@ -65,7 +65,7 @@ def shard_name(generation: int, split: str, number: int, shards: int, shard_form
 
 
 def index_name(shard_path: str) -> str:
-    """The name of a shard's index.
+    """Return the name of a shard's index.
 
     >>> index_name("train-00000-of-00004.tfrecord")
     'train-00000-of-00004.index.arrow'
@@ -74,7 +74,7 @@ def index_name(shard_path: str) -> str:
 
 
 def table_name(generation: int) -> str:
-    """The name of the table that holds the shards of a generation and of all before it.
+    """Return the name of the table that lists the shards of a generation and of all before it.
 
     >>> table_name(0), table_name(1)
     ('shards.parquet', 'shards-g00001.parquet')
@@ -83,19 +83,19 @@ def table_name(generation: int) -> str:
 
 
 def table_order(name: str) -> tuple[int, int]:
-    """The generation of a table, and how many repairs came before it: a later table has a greater one.
+    """Return a key that orders shard tables by age: the generation, and the number of repairs before it.
 
     >>> table_order("shards.salvaged-2.parquet") < table_order("shards-g00001.parquet")
     True
     """
     match = TABLE_NAMES.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name!r} is no name of a table of shards")
+        raise ValueError(f"{name!r} is not a valid name of a shard table")
     return int(match.group(1) or 0), repairs_of(name)
 
 
 def repairs_of(name: str) -> int:
-    """How many repairs came before a file of this name.
+    """Return the number of repairs that a file's name counts.
 
     >>> repairs_of("shards.parquet"), repairs_of("shards.salvaged.parquet"), repairs_of("shards.salvaged-2.parquet")
     (0, 1, 2)
@@ -105,20 +105,20 @@ def repairs_of(name: str) -> int:
 
 
 def salvaged_name(name: str) -> str:
-    """The name of what a repair puts in the place of a file.
+    """Return the name of the file with which a repair replaces this one.
 
     >>> salvaged_name("train-00000-of-00002.index.arrow"), salvaged_name("shards.salvaged.parquet")
     ('train-00000-of-00002.salvaged.index.arrow', 'shards.salvaged-2.parquet')
     """
     match = re.fullmatch(rf"(.+?)(?:{_SALVAGED})?(\.index\.arrow|\.[a-z]+)", name)
     if match is None:
-        raise ValueError(f"{name!r} is no name of a file of a dataset")
+        raise ValueError(f"{name!r} is not a valid name of a file of a dataset")
     again = f"-{repairs_of(name) + 1}" if repairs_of(name) else ""
     return f"{match.group(1)}.salvaged{again}{match.group(3)}"
 
 
 def generation_of(path: str) -> int:
-    """The generation of a shard, by the path of one of its files.
+    """Return the generation of a shard from the path of either of its files.
 
     >>> generation_of("train-00000-of-00002.tfrecord"), generation_of("g00012/train-00000-of-00002.index.arrow")
     (0, 12)
@@ -131,7 +131,7 @@ REJECTED_NAME = "rejected.jsonl"
 
 
 def rejected_name(generation: int) -> str:
-    """The path of the file that names the records which a generation passed over.
+    """Return the path of the file that lists the bad records which a generation skipped.
 
     >>> rejected_name(0), rejected_name(1)
     ('rejected.jsonl', 'g00001/rejected.jsonl')
@@ -140,10 +140,10 @@ def rejected_name(generation: int) -> str:
 
 
 def check_split_name(name: str) -> None:
-    """Refuse a name that files cannot bear.
+    """Check that files can carry a split's name.
 
     Raises:
-        ConfigError: it has other characters than ASCII letters, digits and _, or none at all.
+        ConfigError: it is empty, or has other characters than ASCII letters, digits and _.
     """
     if not name.replace("_", "").isalnum() or not name.isascii():
-        raise ConfigError(f"a split's name consists of ASCII letters, digits and _, got {name!r}")
+        raise ConfigError(f"the name of a split must consist of ASCII letters, digits and _, got {name!r}")

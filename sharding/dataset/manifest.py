@@ -1,6 +1,6 @@
-"""What a dataset says of itself in `dataset.json`, its commit record. Its table of shards is in `sharding/table.py`.
+"""The manifest of a dataset, `dataset.json`: the record that commits it. The shard table is in `shard_table.py`.
 
-Pure: bytes in, values out. `sharding/dataset.py` does the reading and the checking against storage.
+Pure: bytes in, values out. `dataset.py` reads the file, `consistency.py` checks it.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _SCALARS = {**SCALARS, int: Scalar("an integer of 64 bits", _json_integer)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardInfo:
-    """One shard: a data file and its index. Paths are relative to the dataset's root.
+    """One shard: a data file and its index, with paths relative to the dataset's root.
 
-    Its `class_counts` are a tuple, or `ClassCounts`, which are equal to one.
+    Its `class_counts` are a tuple, or `ClassCounts`, which compare equal to one.
     """
 
     split: str
@@ -75,7 +75,7 @@ class ShardInfo:
 
     @property
     def files(self) -> dict[str, FileInfo]:
-        """Its two files, by path: the data file first."""
+        """Its two files by path, the data file first."""
         return {
             self.path: FileInfo(bytes=self.bytes, checksum=self.checksum),
             self.index_path: FileInfo(bytes=self.index_bytes, checksum=self.index_checksum),
@@ -84,15 +84,15 @@ class ShardInfo:
 
 def _check_inside(path: str, where: str) -> None:
     if "/" not in path and "\\" not in path and path not in ("", ".", ".."):
-        return  # as nearly all of many thousands
+        return  # the quick way for nearly all of many thousands
     parts = path.split("/")
     nowhere = {"", "."}.issuperset(parts)
     if nowhere or path.startswith("/") or ".." in parts or "\\" in path or "://" in path:
-        raise DatasetError(f"the path {path!r} in {where} leaves the dataset's root; it is not opened")
+        raise DatasetError(f"the path {path!r} in {where} leaves the dataset's root, so it is not opened")
 
 
 def file_info(data: bytes) -> FileInfo:
-    """What the manifest says of a file with these bytes."""
+    """Return the size and checksum of a file's bytes."""
     return FileInfo(bytes=len(data), checksum=checksum(data))
 
 
@@ -106,14 +106,14 @@ class SplitInfo:
     statistics: Mapping[str, FeatureStatistics] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in `dataset.json`."""
+        """Return its entry in `dataset.json`."""
         value = asdict(replace(self, class_counts=(), statistics={}))
         statistics = {name: entry.to_json() for name, entry in self.statistics.items()}
         return value | {"class_counts": list(self.class_counts), "statistics": statistics}  # the keys stay in order
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> SplitInfo:
-        """The inverse of `to_json`."""
+        """Invert `to_json`."""
         return cls(
             records=value["records"],
             shards=value["shards"],
@@ -124,7 +124,7 @@ class SplitInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostRecords:
-    """Records that were damaged beyond repair: those of one shard that was written, and is not there any more."""
+    """Records of one shard that were damaged beyond repair; the shard is gone or replaced."""
 
     split: str
     path: str
@@ -134,18 +134,18 @@ class LostRecords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """What a build, or an append to what it wrote, has put into a dataset.
+    """What a build, or an append, added to a dataset.
 
     Attributes:
-        plan: fingerprint of all that shaped its bytes.
+        plan: fingerprint of everything that shaped its bytes.
         source: where its records came from: ``url`` and ``fingerprint``.
-        seed: of its assignment.
-        options: what was asked, or followed from the dataset, as far as it shapes the bytes.
+        seed: seed of its assignment.
+        options: options given, or derived from the dataset, that shape the bytes.
         writer: name and version of the program that wrote it.
-        classes: how many the dataset has had since.
-        records: that it wrote, by split.
-        shards: that it wrote, by split.
-        layout: that its records share, where those of the dataset have shared none since a later append.
+        classes: number of classes of the dataset after it.
+        records: records written, by split.
+        shards: shards written, by split.
+        layout: layout shared by its records, if a later append left the dataset without a shared one.
     """
 
     plan: str
@@ -159,42 +159,42 @@ class Generation:
     layout: RecordLayout | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in `dataset.json`."""
+        """Return its entry in `dataset.json`."""
         value = asdict(replace(self, layout=None)) | {"layout": self.layout and self.layout.to_json()}
         return {name: entry for name, entry in value.items() if entry is not None}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Generation:
-        """The inverse of `to_json`."""
+        """Invert `to_json`."""
         layout = value.get("layout")
         return cls(**(dict(value) | {"layout": layout and RecordLayout.from_json(layout)}))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """All of `dataset.json`.
+    """The content of `dataset.json`.
 
     Attributes:
         shard_format: ``tfrecord`` or ``parquet``.
-        compression: of the shards: ``none``, ``gzip``, ...
+        compression: compression of the shards: ``none``, ``gzip``, ...
         schema: features and label.
-        classes: the values of the label; the index of one is its class id. Sorted, but that those which came with an
-            append stand after those before it. Without a label, one: None.
-        splits: by name, in the order asked for.
-        layout: where each column lies in each TFRecord record, if all records share one layout.
-        seed: of the assignment.
+        classes: values of the label, in the order of their class ids: sorted, but those new in an append come after the
+            earlier ones. ``(None,)`` without a label.
+        splits: splits by name, in the order given.
+        layout: where each column lies in a TFRecord record, if all records share one layout.
+        seed: seed of the assignment.
         source: where the data came from: ``url`` and ``fingerprint``.
-        options: what was asked of the build, as far as it shapes the bytes.
+        options: options of the build that shape the bytes.
         writer: name and version of the program that wrote it.
-        plan: fingerprint of all that shaped the bytes: builds of one plan write the same dataset.
-        shards_checksum: of `shards.parquet`.
-        shards_bytes: its size.
-        shards_rows: checksum of its rows, whichever version of Arrow encodes them.
-        shards_path: its name; a repair that leaves records out writes a table of another name.
-        files: by path, those for other programs, beside the shards and their indexes.
-        lost: what such repairs left out. The statistics of the splits are still those of all records that were written.
-        generations: what the build and each append have written; none if nothing was appended. `seed`, `source`,
-            `options`, `writer` and `plan` are those of the build.
+        plan: fingerprint of everything that shaped the bytes: builds with the same plan write the same dataset.
+        shards_checksum: checksum of the shard table.
+        shards_bytes: size of the shard table.
+        shards_rows: checksum of the table's rows, independent of the version of Arrow that encoded them.
+        shards_path: path of the shard table; a repair that leaves records out writes a table of another name.
+        files: companion files of other programs, by path.
+        lost: records that such repairs left out. The statistics of the splits still cover all records written.
+        generations: what the build and each append added; empty if nothing was appended. `seed`, `source`, `options`,
+            `writer` and `plan` are those of the build.
     """
 
     shard_format: str
@@ -222,12 +222,12 @@ class Manifest:
 
     @property
     def records(self) -> int:
-        """Records in all splits."""
+        """Number of records in all splits."""
         return sum(split.records for split in self.splits.values())
 
     @property
     def all_generations(self) -> tuple[Generation, ...]:
-        """Those written down, or the only one."""
+        """The recorded generations, or the only one."""
         if self.generations:
             return self.generations
         built = Generation(
@@ -244,39 +244,39 @@ class Manifest:
 
     @property
     def written(self) -> dict[str, ClassCounts]:
-        """Records of each class by split, as they were written, before repairs left some out."""
+        """Records of each class by split as written, including those that repairs left out."""
         counts = {name: np.array(split.class_counts, np.int64) for name, split in self.splits.items()}
         for entry in self.lost:
             counts[entry.split] = counts.get(entry.split, 0) + np.array(entry.class_counts, np.int64)
         return {name: ClassCounts(of_split) for name, of_split in counts.items()}
 
     def layout_of(self, generation: int) -> RecordLayout | None:
-        """The layout that the records of a generation share, whether or not those of the others do."""
+        """Return the layout shared by the records of a generation, even if other generations differ."""
         return self.all_generations[generation].layout if self.layout is None else self.layout
 
     @property
     def file_compression(self) -> str:
-        """Of a shard's file as a whole; Parquet compresses its pages, each by itself."""
+        """Compression of a whole shard file; Parquet compresses its pages one by one."""
         return "none" if self.shard_format == "parquet" else self.compression
 
     def split(self, name: str) -> SplitInfo:
-        """One split.
+        """Return one split.
 
         Raises:
-            DatasetError: there is none of this name.
+            DatasetError: there is no split of this name.
         """
         if name not in self.splits:
             raise DatasetError(f"there is no split {name!r}; the dataset has {', '.join(map(repr, self.splits))}")
         return self.splits[name]
 
     def encode(self) -> bytes:
-        """The bytes of `dataset.json`: canonical JSON whose last key is the checksum of all before it."""
+        """Return the bytes of `dataset.json`: canonical JSON whose last key is the checksum of all before it."""
         table = {"path": self.shards_path, "bytes": self.shards_bytes, "checksum": self.shards_checksum}
         body = _dump(self.described() | {"shards": table | ({"rows": self.shards_rows} if self.shards_rows else {})})
         return _with_checksum(body, checksum(body))
 
     def described(self) -> dict[str, Any]:
-        """As JSON, all of it but what it says of the table."""
+        """Return everything but the description of the shard table, as JSON."""
         value = {
             "format_version": ".".join(map(str, FORMAT_VERSION)),
             "shard_format": self.shard_format,
@@ -298,21 +298,21 @@ class Manifest:
 
     @classmethod
     def decode(cls, data: bytes, path: str) -> Manifest:
-        """The inverse of `encode`.
+        """Invert `encode`.
 
         Args:
-            data: the bytes of the file.
-            path: of the file, for errors.
+            data: bytes of the file.
+            path: path of the file, for errors.
 
         Raises:
-            CorruptionError: a byte is not what was written.
+            CorruptionError: a byte differs from what was written.
             DatasetError: a newer version wrote it, or another program.
         """
         try:
             value = json.loads(data)
             version = tuple(int(part) for part in value["format_version"].split("."))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise CorruptionError(f"{path} is damaged, or no ringfeed dataset: {error}") from error
+            raise CorruptionError(f"{path} is damaged, or not a ringfeed dataset: {error}") from error
         if version[0] != FORMAT_VERSION[0]:
             raise DatasetError(
                 f"{path} has format version {value['format_version']}, this ringfeed reads {FORMAT_VERSION[0]}.x; "
@@ -322,7 +322,7 @@ class Manifest:
         try:
             body = _dump(value)
             intact = checksum(body) == stored and _with_checksum(body, stored) == data
-        except ValueError:  # a damaged number may be infinite, which none that was written is
+        except ValueError:  # a damaged number may be infinite; none is written
             intact = False
         if not intact:
             raise CorruptionError(f"{path} is damaged: its checksum does not match its content")
@@ -330,14 +330,14 @@ class Manifest:
 
     @classmethod
     def restored(cls, value: Mapping[str, Any], path: str) -> Manifest:
-        """From JSON as `described` gives it, or with what is said of the table under ``shards``.
+        """Restore a manifest from the JSON of `described`, with or without that of the table under ``shards``.
 
         Args:
             value: the JSON.
-            path: of the file that it is from, for errors.
+            path: path of the file it came from, for errors.
 
         Raises:
-            DatasetError: it is whole, but not what this version writes.
+            DatasetError: it is intact, but this version does not write such a manifest.
         """
         try:
             manifest = cls._restored(value)
@@ -348,7 +348,7 @@ class Manifest:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise DatasetError(
-                f"{path} is as it was written, but not by this version of ringfeed, which cannot read it "
+                f"{path} is intact, but this version of ringfeed cannot read it "
                 f"({type(error).__name__}: {error}); upgrade with: pip install --upgrade ringfeed"
             ) from error
         return manifest
@@ -390,5 +390,5 @@ def _dump(value: Mapping[str, Any]) -> bytes:
 
 
 def _with_checksum(body: bytes, stored: str) -> bytes:
-    """What `_dump` makes of the same value with the checksum as its last key."""
+    """Append the checksum as the last key, as `_dump` would write it."""
     return body.removesuffix(b"\n}\n") + f',\n "checksum": {json.dumps(stored)}\n}}\n'.encode()

@@ -1,6 +1,6 @@
-"""Find out what a dataset is although `dataset.json` or its table is damaged: each is made again from what is left.
+"""Reads a dataset's metadata even if `dataset.json` or the shard table is damaged, by rebuilding one from the other.
 
-Nothing is guessed: what is made again must have the checksum that the other one, or its own copy of itself, names.
+Nothing is guessed: a rebuilt file must have the checksum that the other one, or its own copy of itself, records.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from .shard_table import decode_shards, recover_from_table, seal
 
 __all__ = ["RecoveredDataset", "confirm_table", "read_or_none", "recover_dataset", "revert_bit_flip"]
 
-_MEND_BYTES = 1 << 16  # of a file whose flipped bit is searched for: 64 KiB take about 4 s
+_BIT_SEARCH_BYTES = 1 << 16  # largest file to search for a flipped bit: 64 KiB take about 4 s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredDataset:
-    """What a dataset is, and what had to be made again to know it.
+    """The metadata of a dataset, and what had to be rebuilt to know them.
 
     Attributes:
-        storage: of the dataset.
-        manifest: as it was written.
-        shards: as they were written. If `proven` is false, as they are.
-        proven: whether every checksum in `shards` is that of the bytes that were written.
-        damages: of `dataset.json` and the table.
-        restored: the bytes of those two files as they were, by path, where they were damaged.
-        names: of the files in the folder; None if it cannot be listed.
-        sizes: of those files, by name, as they were listed.
-        measures: of the files that had to be read for it, by path.
-        read: the bytes of `dataset.json` as they are; None if it is missing.
+        storage: folder of the dataset.
+        manifest: manifest as it was written.
+        shards: rows of the shard table as they were written; if not `proven`, derived from the files as they are.
+        proven: whether the checksums in `shards` are those of the bytes written.
+        damages: damages of `dataset.json` and of the table.
+        restored: original bytes of those of the two files that are damaged, by path.
+        names: names of the files in the folder; None if it cannot be listed.
+        sizes: sizes of those files by name, as listed.
+        measures: size and checksum of the files that had to be read, by path; None for a missing file.
+        manifest_bytes: bytes of `dataset.json` as they are; None if it is missing.
     """
 
     storage: Storage
@@ -67,36 +67,76 @@ class RecoveredDataset:
     names: frozenset[str] | None = None
     sizes: Mapping[str, int] = field(default_factory=dict)
     measures: Mapping[str, FileInfo | None] = field(default_factory=dict)
-    read: bytes | None = None
+    manifest_bytes: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Folder:
+    """The folder of a dataset to recover.
+
+    Attributes:
+        storage: the folder.
+        sizes: sizes of its files by name; None if it cannot be listed.
+        data: bytes of its `dataset.json`; None if it is missing.
+        workers: threads that read files in parallel.
+    """
+
+    storage: Storage
+    sizes: Mapping[str, int] | None
+    data: bytes | None
+    workers: int
+
+    @property
+    def names(self) -> frozenset[str] | None:
+        return None if self.sizes is None else frozenset(self.sizes)
+
+    def dataset(self, manifest: Manifest, shards: tuple[ShardInfo, ...] = ()) -> RecoveredDataset:
+        """A dataset in this folder."""
+        return RecoveredDataset(
+            storage=self.storage,
+            manifest=manifest,
+            shards=shards,
+            names=self.names,
+            sizes=self.sizes or {},
+            manifest_bytes=self.data,
+        )
 
 
 def recover_dataset(storage: Storage, workers: int) -> RecoveredDataset:
-    """Read `dataset.json` and the table, or make the one from the other.
+    """Read `dataset.json` and the shard table, or rebuild one from the other.
 
     Args:
-        storage: of the dataset.
-        workers: threads that read files side by side.
+        storage: folder of the dataset.
+        workers: threads that read files in parallel.
 
     Raises:
         DatasetError: there is no dataset, or a newer version wrote it.
-        CorruptionError: `dataset.json` is damaged, and so is the copy of it in the table.
+        CorruptionError: both `dataset.json` and its copy in the table are damaged.
         StorageError: the store refuses.
     """
     storage.check_reachable()
+    sizes: Mapping[str, int] | None = None
     try:
         sizes = storage.sizes()
-        names: frozenset[str] | None = frozenset(sizes)
-    except StorageError as error:  # not every store, nor every account, can list
-        if isinstance(error.__context__, RetriesExhaustedError) and not _answers(storage):
+    except StorageError as error:  # some stores, and some accounts, cannot list
+        if isinstance(error.__context__, RetriesExhaustedError) and not _responds(storage):
             raise
-        sizes, names = {}, None
-    data = read_or_none(storage, MANIFEST_NAME)
-    known = replace(_identified(storage, names, data, workers), sizes=sizes)
-    return known if known.read is not None else replace(known, read=data)  # else it was written anew meanwhile
+    folder = _Folder(storage=storage, sizes=sizes, data=read_or_none(storage, MANIFEST_NAME), workers=workers)
+    if folder.data is None:
+        return _without_manifest(folder, None)
+    try:
+        manifest = Manifest.decode(folder.data, storage.locate(MANIFEST_NAME))
+    except CorruptionError as error:
+        return _without_manifest(folder, error)
+    except DatasetError:
+        if recovered := _from_table(folder, newer=True):
+            return recovered
+        raise
+    return _with_manifest(folder, manifest)
 
 
-def _answers(storage: Storage) -> bool:
-    """Whether a store that did not list in all the time that it was given does anything, for which it gets no more."""
+def _responds(storage: Storage) -> bool:
+    """Whether a store that used up all retries without listing answers a single request."""
     try:
         replace(storage, retries=RetryPolicy(attempts=1)).read(MANIFEST_NAME)
     except FileNotFoundError:
@@ -106,119 +146,96 @@ def _answers(storage: Storage) -> bool:
     return True
 
 
-def _identified(storage: Storage, names: frozenset[str] | None, data: bytes | None, workers: int) -> RecoveredDataset:
-    if data is None:
-        return _without_manifest(storage, names, None, workers)
-    try:
-        manifest = Manifest.decode(data, storage.locate(MANIFEST_NAME))
-    except CorruptionError as error:
-        return _without_manifest(storage, names, (data, error), workers)
-    except DatasetError as error:
-        if recovered := _from_table(storage, names, (data, error), newer=True):
-            return recovered
-        raise
-    return _with_manifest(storage, names, data, manifest, workers)
-
-
-def _with_manifest(
-    storage: Storage, names: frozenset[str] | None, data: bytes, manifest: Manifest, workers: int
-) -> RecoveredDataset:
-    """The dataset by its manifest, which `data` is, or begins with."""
+def _with_manifest(folder: _Folder, manifest: Manifest) -> RecoveredDataset:
+    """Recover a dataset by its manifest, which `dataset.json` is or starts with."""
+    storage = folder.storage
     check_manifest(manifest, storage.locate(MANIFEST_NAME))
-    known = RecoveredDataset(storage=storage, manifest=manifest, shards=(), names=names)
+    dataset = folder.dataset(manifest)
     table = read_or_none(storage, manifest.shards_path)
     if table is not None and len(table) == manifest.shards_bytes and checksum(table) == manifest.shards_checksum:
-        return replace(known, shards=decode_shards(table, manifest, storage.locate(manifest.shards_path)))
-    if read_or_none(storage, MANIFEST_NAME) != data:  # written anew meanwhile, with another table
-        return recover_dataset(storage, workers)
-    return _without_table(known, table, workers)
+        return replace(dataset, shards=decode_shards(table, manifest, storage.locate(manifest.shards_path)))
+    if read_or_none(storage, MANIFEST_NAME) != folder.data:  # rewritten meanwhile, with another table
+        return recover_dataset(storage, folder.workers)
+    return _without_table(dataset, table, folder.workers)
 
 
 def read_or_none(storage: Storage, path: str) -> bytes | None:
-    """The whole of a file; None if there is none."""
+    """Read a whole file; None if it is missing."""
     try:
         return storage.read(path)
     except FileNotFoundError:
         return None
 
 
-def _without_end(storage: Storage, names: frozenset[str] | None, data: bytes, workers: int) -> RecoveredDataset | None:
-    """The dataset, if bytes were added to a `dataset.json` that is as it was but for them."""
+# --- dataset.json from the table -------------------------------------------------------------------------------
+
+
+def _without_manifest(folder: _Folder, error: RingfeedError | None) -> RecoveredDataset:
+    """Recover a dataset whose `dataset.json` is missing or, if an error says so, damaged."""
+    if (error or not _is_being_built(folder)) and (recovered := _from_table(folder)):
+        return recovered
+    if error is None:
+        raise no_dataset_error(folder.storage)
+    if extended := _without_extra_bytes(folder):
+        return extended
+    raise CorruptionError(
+        f"{error}; no shard table holds an intact copy of it either, so build the dataset again"
+    ) from error
+
+
+def _without_extra_bytes(folder: _Folder) -> RecoveredDataset | None:
+    """Recover a dataset whose `dataset.json` is intact but for bytes added at its end."""
+    assert folder.data is not None
+    text = folder.data.decode(errors="replace")
     try:
-        _, end = json.JSONDecoder().raw_decode(data.decode(errors="replace"))
-        original = data.decode(errors="replace")[:end].encode() + b"\n"
+        _, end = json.JSONDecoder().raw_decode(text)
+        original = text[:end].encode() + b"\n"
         manifest = Manifest.decode(original, "")
     except (ValueError, RecursionError, RingfeedError):
         return None
-    problem = f"it is not as it was written, from byte {len(original)} on; it can be made again, bit by bit"
-    offset = first_difference(data, original)
-    damage = Damage(path=MANIFEST_NAME, kind=kind_of_size(len(data), len(original)), offset=offset, problem=problem)
-    known = _with_manifest(storage, names, data, manifest, workers)
-    restored = {MANIFEST_NAME: known.manifest.encode(), **known.restored}
-    return replace(known, damages=(damage, *known.damages), restored=restored)
+    kind, offset = kind_of_size(len(folder.data), len(original)), first_difference(folder.data, original)
+    problem = f"it differs from what was written, from byte {len(original)} on; it can be rebuilt exactly"
+    damage = Damage(path=MANIFEST_NAME, kind=kind, offset=offset, problem=problem)
+    dataset = _with_manifest(folder, manifest)
+    restored = {MANIFEST_NAME: dataset.manifest.encode(), **dataset.restored}
+    return replace(dataset, damages=(damage, *dataset.damages), restored=restored)
 
 
-# --- dataset.json from the table -------------------------------------------------------------------------------
-
-Broken = tuple[bytes, RingfeedError]  # the bytes of `dataset.json`, and what is wrong with them
-
-
-def _without_manifest(
-    storage: Storage, names: frozenset[str] | None, broken: Broken | None, workers: int
-) -> RecoveredDataset:
-    if (broken or not _is_being_built(storage, names)) and (recovered := _from_table(storage, names, broken)):
-        return recovered
-    if broken:
-        if extended := _without_end(storage, names, broken[0], workers):
-            return extended
-        raise CorruptionError(
-            f"{broken[1]}; no table of shards holds an intact copy of it either, so build the dataset again"
-        ) from broken[1]
-    raise no_dataset_error(storage)
-
-
-def _is_being_built(storage: Storage, names: frozenset[str] | None) -> bool:
-    """Whether what is there is of a build that has not finished; a repair marks the dataset that it writes to, too."""
-    holder = read_holder(storage) if LEASE_NAME in (names or ()) else None
+def _is_being_built(folder: _Folder) -> bool:
+    """Whether the files are those of an unfinished build; a repair marks its dataset, too, but not as a build."""
+    holder = read_holder(folder.storage) if LEASE_NAME in (folder.names or ()) else None
     return holder is not None and holder.unfinished_task == "build"
 
 
-def _from_table(
-    storage: Storage, names: frozenset[str] | None, broken: Broken | None, *, newer: bool = False
-) -> RecoveredDataset | None:
-    """The dataset by the newest table that is intact; None if there is none.
+def _from_table(folder: _Folder, *, newer: bool = False) -> RecoveredDataset | None:
+    """Recover a dataset by its newest intact table; None if there is none.
 
-    A table is written when all of its shards are, so it makes a whole dataset even if that was not committed yet.
+    A table is written after all of its shards, so it makes a complete dataset even if it was not committed.
+
+    Args:
+        folder: folder of the dataset.
+        newer: whether `dataset.json` appears to have been written by a newer version.
     """
+    storage, names, data = folder.storage, folder.names, folder.data
     tables = {SHARDS_NAME} if names is None else {name for name in names if TABLE_NAMES.fullmatch(name)}
     ordered = sorted(tables, key=table_order, reverse=True)
     for path in ordered:
-        data = read_or_none(storage, path)
-        found = None if data is None else recover_from_table(data, path)
-        if found is None:
+        table = read_or_none(storage, path)
+        recovered = None if table is None else recover_from_table(table, path)
+        if recovered is None:
             continue
-        manifest, shards = found
+        manifest, shards = recovered
         check_manifest(manifest, storage.locate(path))
         check_table(manifest, shards, storage.locate(path))
         original = manifest.encode()
-        if newer and broken and _changed_bits(broken[0], original) > 8:
-            return None  # not this dataset's file with a damaged version, but that of another version
-        problem, kind, offset = "the file is missing", "missing", None
-        if broken:
-            kind, offset = kind_of_size(len(broken[0]), len(original)), first_difference(broken[0], original)
-            problem = f"it is not as it was written, from byte {offset} on"
-        problem += f"; {path} holds an intact copy of it"
+        if newer and data is not None and _changed_bits(data, original) > 8:
+            return None  # no damaged version number: really the file of another version
+        damage = _file_damage(MANIFEST_NAME, data, original)
+        problem = f"{damage.problem}; {path} holds an intact copy of it"
         if table_order(ordered[0])[0] > table_order(path)[0]:
-            problem += f" as it was before the append that wrote {ordered[0]}, which is damaged too"
-        damage = Damage(path=MANIFEST_NAME, kind=kind, offset=offset, problem=problem)
-        return RecoveredDataset(
-            storage=storage,
-            manifest=manifest,
-            shards=shards,
-            damages=(damage,),
-            restored={MANIFEST_NAME: original},
-            names=names,
-        )
+            problem += f" from before the append that wrote {ordered[0]}, which is damaged too"
+        damages = (replace(damage, problem=problem),)
+        return replace(folder.dataset(manifest, shards), damages=damages, restored={MANIFEST_NAME: original})
     return None
 
 
@@ -228,83 +245,85 @@ def _changed_bits(actual: bytes, original: bytes) -> int:
     return int(np.bitwise_count(np.frombuffer(actual, np.uint8) ^ np.frombuffer(original, np.uint8)).sum())
 
 
+def _file_damage(path: str, data: bytes | None, original: bytes) -> Damage:
+    """Describe how a file differs from its original bytes."""
+    if data is None:
+        return Damage(path=path, kind="missing", problem="the file is missing")
+    offset = first_difference(data, original)
+    problem = f"it differs from what was written, from byte {offset} on"
+    return Damage(path=path, kind=kind_of_size(len(data), len(original)), offset=offset, problem=problem)
+
+
 # --- the table from the shards ---------------------------------------------------------------------------------
 
 
-def _without_table(known: RecoveredDataset, table: bytes | None, workers: int) -> RecoveredDataset:
-    manifest = known.manifest
-    path = manifest.shards_path
-    mended = None if table is None else _mend_table(table, manifest)
-    if mended is not None:
-        return _with_table(known, table, mended, decode_shards(mended, manifest, known.storage.locate(path)))
-    shards: tuple[ShardInfo, ...] = ()
+def _without_table(dataset: RecoveredDataset, table: bytes | None, workers: int) -> RecoveredDataset:
+    """Recover a dataset whose table is missing or damaged, from the table's bytes or else from the shards."""
+    storage, manifest = dataset.storage, dataset.manifest
+    original = None if table is None else _revert_table(table, manifest)
+    if original is not None:
+        shards = decode_shards(original, manifest, storage.locate(manifest.shards_path))
+        return _with_table(dataset, table, original, shards)
+    shards = ()
     measures: dict[str, FileInfo | None] = {}
     for newest in (True, False):
-        pairs = list(_shard_names(manifest, known.names or frozenset(), newest=newest))
-        measures |= _measure_all(known.storage, [name for _, *pair in pairs for name in pair], workers)
-        shards = tuple(shard for pair in pairs if (shard := _derive(known.storage, manifest, pair, measures)))
-        if proven := _with_rows(replace(known, measures=measures), table, shards):
+        names = list(_shard_names(manifest, dataset.names or frozenset(), newest=newest))
+        measures |= _measure_all(storage, [name for _, *pair in names for name in pair], workers)
+        shards = tuple(shard for entry in names if (shard := _derive_row(storage, manifest, entry, measures)))
+        if proven := _with_rows(replace(dataset, measures=measures), table, shards):
             return proven
-    damages = (_table_damage(path, table, None), *_underivable(known, shards))
-    return replace(known, shards=shards, proven=False, damages=damages, measures=measures)
+    damage = Damage(path=manifest.shards_path, kind="altered", problem="it is damaged: its checksum does not match")
+    if table is None:
+        damage = _file_damage(manifest.shards_path, None, b"")
+    damage = replace(damage, problem=f"{damage.problem}; it cannot be rebuilt, because other files are damaged as well")
+    damages = (damage, *_missing_rows(dataset, shards))
+    return replace(dataset, shards=shards, proven=False, damages=damages, measures=measures)
 
 
-def _underivable(known: RecoveredDataset, shards: Sequence[ShardInfo]) -> Iterator[Damage]:
-    """The files for want of which there is no row for some shard: they are missing, or an index cannot be read."""
-    manifest, names = known.manifest, known.names or frozenset()
-    there = {path for shard in shards for path in shard.files}
+def _missing_rows(dataset: RecoveredDataset, shards: Sequence[ShardInfo]) -> Iterator[Damage]:
+    """Yield the damaged files for which a shard's row cannot be derived: missing ones and unreadable indexes."""
+    manifest, names = dataset.manifest, dataset.names or frozenset()
+    derived = {path for shard in shards for path in shard.files}
     for generation, written in enumerate(() if manifest.lost else manifest.all_generations):
-        for split, number in ((split, number) for split, shards in written.shards.items() for number in range(shards)):
+        for split, number in ((split, number) for split, count in written.shards.items() for number in range(count)):
             data = shard_name(generation, split, number, written.shards[split], manifest.shard_format)
             index = index_name(data)
             for name in (data, index):
                 if name not in names:
                     yield Damage(path=name, split=split, kind="missing", problem="the file is missing")
-            if index in names - there and data in names:
+            if index in names - derived and data in names:
                 yield Damage(path=index, split=split, kind="altered", problem="it cannot be read as an index")
 
 
-def confirm_table(known: RecoveredDataset, shards: tuple[ShardInfo, ...]) -> RecoveredDataset | None:
-    """The dataset with the table of these shards, if that is the table that was lost; else None."""
-    return _with_rows(known, read_or_none(known.storage, known.manifest.shards_path), shards)
+def confirm_table(dataset: RecoveredDataset, shards: tuple[ShardInfo, ...]) -> RecoveredDataset | None:
+    """Return the dataset with a table of these shards if that is the table that was lost, else None."""
+    return _with_rows(dataset, read_or_none(dataset.storage, dataset.manifest.shards_path), shards)
 
 
-def _with_rows(known: RecoveredDataset, table: bytes | None, shards: tuple[ShardInfo, ...]) -> RecoveredDataset | None:
-    manifest = known.manifest
+def _with_rows(
+    dataset: RecoveredDataset, table: bytes | None, shards: tuple[ShardInfo, ...]
+) -> RecoveredDataset | None:
+    manifest = dataset.manifest
     sealed, data = seal(manifest, shards)
     if sealed.shards_checksum == manifest.shards_checksum:
-        return _with_table(known, table, data, shards)
-    if manifest.shards_rows and sealed.shards_rows == manifest.shards_rows:  # of another version of Arrow
-        remade = _with_table(known, table, data, shards)
-        return replace(remade, manifest=sealed, restored={manifest.shards_path: data, MANIFEST_NAME: sealed.encode()})
+        return _with_table(dataset, table, data, shards)
+    if manifest.shards_rows and sealed.shards_rows == manifest.shards_rows:  # another version of Arrow encoded it
+        rebuilt = _with_table(dataset, table, data, shards)
+        return replace(rebuilt, manifest=sealed, restored={manifest.shards_path: data, MANIFEST_NAME: sealed.encode()})
     return None
 
 
 def _with_table(
-    known: RecoveredDataset, table: bytes | None, data: bytes, shards: tuple[ShardInfo, ...]
+    dataset: RecoveredDataset, table: bytes | None, original: bytes, shards: tuple[ShardInfo, ...]
 ) -> RecoveredDataset:
-    path = known.manifest.shards_path
-    damage = _table_damage(path, table, data)
-    return replace(known, shards=shards, proven=True, damages=(damage,), restored={path: data})
+    path = dataset.manifest.shards_path
+    damage = _file_damage(path, table, original)
+    damage = replace(damage, problem=f"{damage.problem}; it can be rebuilt exactly")
+    return replace(dataset, shards=shards, proven=True, damages=(damage,), restored={path: original})
 
 
-def _table_damage(path: str, table: bytes | None, original: bytes | None) -> Damage:
-    if table is None:
-        kind, problem, offset = "missing", "the file is missing", None
-    elif original is None:
-        kind, problem, offset = "altered", "it is damaged: its checksum does not match", None
-    else:
-        kind, offset = kind_of_size(len(table), len(original)), first_difference(table, original)
-        problem = f"it is not as it was written, from byte {offset} on"
-    remedy = (
-        "it can be made again, bit by bit"
-        if original is not None
-        else "it cannot be made again, for other files are damaged as well"
-    )
-    return Damage(path=path, kind=kind, offset=offset, problem=f"{problem}; {remedy}")
-
-
-def _mend_table(table: bytes, manifest: Manifest) -> bytes | None:
+def _revert_table(table: bytes, manifest: Manifest) -> bytes | None:
+    """Return a table without the bytes added at its end, or with its one flipped bit reverted; None if that fails."""
     size = manifest.shards_bytes
     if len(table) > size and checksum(table[:size]) == manifest.shards_checksum:
         return table[:size]
@@ -312,8 +331,8 @@ def _mend_table(table: bytes, manifest: Manifest) -> bytes | None:
 
 
 def revert_bit_flip(data: bytes, expected_checksum: str) -> bytes | None:
-    """A small file with that one bit turned back that gives it the expected checksum; None if there is no such bit."""
-    if len(data) > _MEND_BYTES:
+    """Return a small file with the one bit flipped that gives it the expected checksum; None if no bit does."""
+    if len(data) > _BIT_SEARCH_BYTES:
         return None
     expected = expected_checksum.partition(":")[2]
     before, changed = xxhash.xxh3_128(), bytearray(data)
@@ -330,25 +349,26 @@ def revert_bit_flip(data: bytes, expected_checksum: str) -> bytes | None:
 
 
 def _shard_names(manifest: Manifest, names: frozenset[str], *, newest: bool) -> Sequence[tuple[str, str, str]]:
-    """Split, shard and index of each shard in the folder, by their names, in the table's order.
+    """Return split, data file and index of each shard in the folder, in the table's order.
 
     Args:
-        manifest: of the dataset.
-        names: of all files.
-        newest: which to take of a file that was written and one that was salvaged from it.
+        manifest: manifest of the dataset.
+        names: names of all files.
+        newest: whether to take the newest or the oldest of a file and those salvaged from it.
     """
     pick = max if newest else min
     endings = (f".{manifest.shard_format}", INDEX_SUFFIX)
     order = {split: number for number, split in enumerate(manifest.splits)}
-    found: dict[tuple[int, int, int], dict[bool, list[tuple[int, str]]]] = {}
+    versions: dict[tuple[int, int, int], dict[bool, list[tuple[int, str]]]] = {}
     for name in names:
         match = SHARD_NAMES.fullmatch(name) if name.endswith(endings) else None
         if match and match.group(1) in order and generation_of(name) < len(manifest.all_generations):
             key = (generation_of(name), order[match.group(1)], int(match.group(2)))
-            found.setdefault(key, {True: [], False: []})[name.endswith(INDEX_SUFFIX)].append((repairs_of(name), name))
-    complete = sorted(key for key, slot in found.items() if all(slot.values()))
+            is_index = name.endswith(INDEX_SUFFIX)
+            versions.setdefault(key, {True: [], False: []})[is_index].append((repairs_of(name), name))
+    complete = sorted(key for key, files in versions.items() if all(files.values()))
     splits = list(manifest.splits)
-    return [(splits[key[1]], pick(found[key][False])[1], pick(found[key][True])[1]) for key in complete]
+    return [(splits[key[1]], pick(versions[key][False])[1], pick(versions[key][True])[1]) for key in complete]
 
 
 def _measure_all(storage: Storage, paths: Sequence[str], workers: int) -> dict[str, FileInfo | None]:
@@ -356,17 +376,17 @@ def _measure_all(storage: Storage, paths: Sequence[str], workers: int) -> dict[s
         return dict(zip(paths, pool.map(lambda path: digest_file(storage, path), paths), strict=True))
 
 
-def _derive(
+def _derive_row(
     storage: Storage, manifest: Manifest, names: tuple[str, str, str], measures: Mapping[str, FileInfo | None]
 ) -> ShardInfo | None:
-    """The row of a shard, from its files as they are; None if they do not give one."""
+    """Derive the row of a shard from its files as they are; None if they do not yield one."""
     split, path, index_path = names
     data, index_data = measures[path], measures[index_path]
     if data is None or index_data is None:
         return None
     try:
-        with open_decompressed(storage, index_path) as buffer:
-            class_ids = read_index(buffer, manifest).class_ids
+        with open_decompressed(storage, index_path) as stored:
+            class_ids = read_index(stored, manifest).class_ids
             counts = np.bincount(class_ids, minlength=len(manifest.classes))
     except (ValueError, FileNotFoundError):
         return None

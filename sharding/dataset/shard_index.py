@@ -1,4 +1,4 @@
-"""A shard's index: its rows where its checksum was right; else read with suspicion, made again, and held against it."""
+"""Shard indexes: read once their checksum is verified, read though they may be damaged, or rebuilt from the shard."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ _TYPES = {"offset": pa.int64(), "length": pa.int32(), "class_id": pa.int32()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """What an index says.
+    """The content of an index.
 
     Attributes:
-        class_ids: int32 [records].
-        offsets: of the frames and of the end of the last, int64 [records + 1]; None for Parquet.
+        class_ids: class of each record, int32 [records].
+        offsets: offset of each frame, and the end of the last, int64 [records + 1]; None for Parquet.
     """
 
     class_ids: npt.NDArray[np.int32]
     offsets: npt.NDArray[np.int64] | None
 
     def differing_records(self, other: Index) -> npt.NDArray[np.int64]:
-        """Numbers of the records of which two indexes of as many records say different things."""
+        """Return the numbers of the records on which two indexes of equal length differ."""
         differ = self.class_ids != other.class_ids
         if self.offsets is not None and other.offsets is not None:
             differ |= (self.offsets[:-1] != other.offsets[:-1]) | (np.diff(self.offsets) != np.diff(other.offsets))
@@ -48,16 +48,16 @@ class Index:
 
 
 def index_rows(data: pa.Buffer, manifest: Manifest, shard: ShardInfo, where: str) -> pa.RecordBatch:
-    """The rows of an index whose checksum was right.
+    """Return the rows of an index whose checksum was right.
 
     Args:
-        data: of the index.
-        manifest: of the dataset.
-        shard: as it was written.
-        where: the index is, for the error.
+        data: bytes of the index.
+        manifest: manifest of the dataset.
+        shard: the shard as it was written.
+        where: location of the index, for the error.
 
     Raises:
-        CorruptionError: it is of another shard: a place that it names may lie outside of this one.
+        CorruptionError: it belongs to another shard, so its offsets may lie outside this one.
     """
     with corruption_errors(where):
         index = pa.ipc.open_file(pa.BufferReader(data)).read_all().combine_chunks()
@@ -72,7 +72,9 @@ def index_rows(data: pa.Buffer, manifest: Manifest, shard: ShardInfo, where: str
         numbers = {name: index.column(name).to_numpy() for name in names}
         class_ids = numbers["class_id"]
         if class_ids.min(initial=0) < 0 or class_ids.max(initial=0) >= len(manifest.classes):
-            raise ValueError(f"it has classes {class_ids.min()} to {class_ids.max()}, of {len(manifest.classes)}")
+            raise ValueError(
+                f"it has class ids {class_ids.min()} to {class_ids.max()}, not 0 to {len(manifest.classes) - 1}"
+            )
         if len(names) > 1:
             _check_places(numbers["offset"], numbers["length"], manifest, shard)
         return index.to_batches()[0] if shard.records else pa.RecordBatch.from_pylist([], index.schema)
@@ -85,23 +87,23 @@ def _check_places(
     if lengths.min(initial=HEADER_BYTES + FOOTER_BYTES) < HEADER_BYTES + FOOTER_BYTES:
         raise ValueError(f"it has a record of {lengths.min()} bytes")
     if (offsets[1:] != ends[:-1]).any() or offsets[:1].any():
-        raise ValueError("a record does not begin where the one before it ends")
+        raise ValueError("a record does not start where the previous one ends")
     if len(ends) and manifest.compression == "none" and ends[-1] != shard.bytes:
-        raise ValueError(f"its records end at byte {ends[-1]}, their shard at {shard.bytes}")
+        raise ValueError(f"its records end at byte {ends[-1]}, the shard at {shard.bytes}")
 
 
 def read_index(data: pa.Buffer, manifest: Manifest) -> Index:
     """Read an index that may be damaged.
 
     Raises:
-        ValueError: it is none, or contradicts itself or the dataset's classes.
+        ValueError: it is no index, or contradicts itself or the dataset's classes.
     """
     names = ["class_id"] if manifest.shard_format == "parquet" else ["offset", "length", "class_id"]
     try:
         table = pa.ipc.open_file(pa.BufferReader(data)).read_all()
         table.validate(full=True)
         columns = [table.column(name).to_numpy() for name in names]
-    except Exception as error:  # damaged bytes make a reader raise anything
+    except Exception as error:  # on damaged bytes, readers raise anything
         raise ValueError(f"it cannot be read: {brief(error)}") from error
     if table.column_names != names or [column.dtype.name for column in columns][-1] != "int32":
         raise ValueError(f"it has the columns {', '.join(table.column_names)}, not {', '.join(names)}")
@@ -109,19 +111,19 @@ def read_index(data: pa.Buffer, manifest: Manifest) -> Index:
     strange = np.flatnonzero((class_ids < 0) | (class_ids >= len(manifest.classes)))
     if len(strange):
         record = int(strange[0])
-        raise ValueError(f"record {record} has class id {class_ids[record]}, of {len(manifest.classes)} classes")
+        raise ValueError(f"record {record} has class id {class_ids[record]}, there are {len(manifest.classes)} classes")
     if len(columns) == 1:
         return Index(class_ids=class_ids, offsets=None)
     starts, lengths = columns[0].astype(np.int64), columns[1].astype(np.int64)
     offsets = np.append(np.zeros(1, np.int64), np.cumsum(lengths))
     broken = np.flatnonzero((offsets[:-1] != starts) | (lengths < HEADER_BYTES + FOOTER_BYTES))
     if len(broken):
-        raise ValueError(f"record {broken[0]} does not begin where the one before it ends")
+        raise ValueError(f"record {broken[0]} does not start where the previous one ends")
     return Index(class_ids=class_ids, offsets=offsets)
 
 
 def frame_bounds(manifest: Manifest, shard: ShardInfo, index: Index | None) -> list[tuple[int, int]] | None:
-    """Where each frame of a TFRecord shard lies, ``[offset, stop)``: by its index, or the layout that all share."""
+    """Return ``[offset, stop)`` of each frame in a TFRecord shard, by index or shared layout; None without either."""
     if index is not None and index.offsets is not None:
         offsets = index.offsets
     elif manifest.layout is not None:
@@ -133,15 +135,15 @@ def frame_bounds(manifest: Manifest, shard: ShardInfo, index: Index | None) -> l
 
 
 def rebuild_index(data: pa.Buffer, manifest: Manifest, written_bytes: int) -> tuple[Index, pa.Buffer]:
-    """The index of an intact shard, and its bytes.
+    """Rebuild the index of an intact shard; return its content and its bytes.
 
     Args:
-        data: of the shard, decompressed.
-        manifest: of the dataset.
-        written_bytes: size of the index as it was written: it tells of older versions, which left something out.
+        data: the decompressed shard.
+        manifest: manifest of the dataset.
+        written_bytes: size of the index as written, which tells whether an older version left the block checksums out.
 
     Raises:
-        ValueError: the shard is damaged, or holds a label that the dataset does not know.
+        ValueError: the shard is damaged, or holds a label unknown to the dataset.
     """
     if manifest.shard_format == "parquet":
         try:
@@ -167,7 +169,7 @@ def rebuild_index(data: pa.Buffer, manifest: Manifest, written_bytes: int) -> tu
 
 
 def classes_of_messages(messages: Iterator[bytes], manifest: Manifest) -> npt.NDArray[np.int32]:
-    """The class id of each `tf.train.Example`, by its label.
+    """Return the class id of each `tf.train.Example`, by its label.
 
     Raises:
         ValueError: a label is missing, unknown, or cannot be parsed.
@@ -181,13 +183,13 @@ def classes_of_messages(messages: Iterator[bytes], manifest: Manifest) -> npt.ND
     for number, message in enumerate(messages):
         try:
             found.append(ids[decode_example(message, only_label)[label]])
-        except Exception as error:  # bytes that are no Example make the decoder raise anything
-            raise ValueError(f"record {number} has no label that the dataset knows") from error
+        except Exception as error:  # on bytes that are no Example, the decoder raises anything
+            raise ValueError(f"record {number} has a label unknown to the dataset, or none") from error
     return np.array(found, np.int32)
 
 
 def classes_of_table(table: pa.Table, manifest: Manifest) -> npt.NDArray[np.int32]:
-    """The class id of each row, by its label.
+    """Return the class id of each row, by its label.
 
     Raises:
         ValueError: a label is missing or unknown.
@@ -199,5 +201,5 @@ def classes_of_table(table: pa.Table, manifest: Manifest) -> npt.NDArray[np.int3
     ids = pc.index_in(column, value_set=pa.array(manifest.classes, column.type))
     if ids.null_count:
         record = int(np.flatnonzero(ids.is_null().to_numpy(zero_copy_only=False))[0])
-        raise ValueError(f"record {record} has no label that the dataset knows")
+        raise ValueError(f"record {record} has a label unknown to the dataset, or none")
     return np.asarray(ids.to_numpy(zero_copy_only=False)).astype(np.int32)

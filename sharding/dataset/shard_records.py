@@ -1,4 +1,4 @@
-"""The records of one shard of a dataset as record batches, some MiB at a time, once its checksum was found right."""
+"""Reads the records of one shard as record batches of a few MiB, after its checksum was verified."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from .shard_index import index_rows
 
 __all__ = ["decode_tfrecord", "read_index_rows", "read_shard"]
 
-_DECODE_BYTES = BATCH_BYTES // 4  # of TFRecords at a time: an integer of one byte may be eight when it is decoded
+_DECODE_BYTES = BATCH_BYTES // 4  # TFRecord bytes decoded at a time: a one-byte integer may take eight bytes decoded
 
 
 def read_shard(
     storage: Storage, manifest: Manifest, shard: ShardInfo, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Columns of a shard, all by default, in the schema's order and Arrow types.
+    """Yield columns of a shard, by default all, in the schema's order and Arrow types.
 
     Args:
-        storage: of the dataset.
-        manifest: of the dataset.
+        storage: folder of the dataset.
+        manifest: manifest of the dataset.
         shard: one of its shards.
         columns: names of features.
 
@@ -55,10 +55,10 @@ def read_shard(
 
 
 def read_index_rows(storage: Storage, manifest: Manifest, shard: ShardInfo) -> pa.RecordBatch:
-    """The index of a shard.
+    """Read the index of a shard.
 
     Raises:
-        CorruptionError: it is damaged or missing, or of another shard.
+        CorruptionError: it is damaged or missing, or belongs to another shard.
     """
     data = read_checked(storage, shard.index_path, shard.index_bytes, shard.index_checksum)
     return index_rows(data, manifest, shard, storage.locate(shard.index_path))
@@ -67,19 +67,19 @@ def read_index_rows(storage: Storage, manifest: Manifest, shard: ShardInfo) -> p
 def decode_tfrecord(
     manifest: Manifest, shard: ShardInfo, data: pa.Buffer, index: pa.RecordBatch | None, columns: Sequence[str]
 ) -> Iterator[pa.RecordBatch]:
-    """Columns of a TFRecord shard. The records' own CRCs need no look, as the checksum of the file was right.
+    """Yield columns of a TFRecord shard. The records' CRCs are not checked: the checksum of the whole file was.
 
     Args:
-        manifest: of the dataset.
+        manifest: manifest of the dataset.
         shard: one of its shards.
-        data: of the file.
-        index: of the shard; None where all records share a layout.
+        data: bytes of the file.
+        index: index of the shard; None if all records share a layout.
         columns: names of features.
     """
     schema, layout = manifest.schema, manifest.layout
     stream: pa.NativeFile = pa.BufferReader(data)
     if manifest.compression != "none":
-        stream = pa.CompressedInputStream(stream, "gzip")  # its decoder knows zlib's header as well
+        stream = pa.CompressedInputStream(stream, "gzip")  # the decoder accepts zlib's header, too
     if layout is not None:
         lengths = np.full(shard.records, HEADER_BYTES + layout.example_bytes + FOOTER_BYTES)
     else:

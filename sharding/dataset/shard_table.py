@@ -1,7 +1,7 @@
-"""`shards.parquet`, one row a shard; and how it and `dataset.json` are each made again from the other.
+"""The shard table, `shards.parquet`: one row per shard. It and `dataset.json` can each be rebuilt from the other.
 
-The table carries a copy of all that `dataset.json` says but of the table, and a checksum of its own; `dataset.json`
-carries the checksum of the table's rows, which the shards themselves give.
+The table carries a checksum of its own and a copy of `dataset.json` without the description of the table;
+`dataset.json` carries the checksum of the table's rows, which can be derived from the shards.
 
 Pure: bytes in, values out.
 """
@@ -44,31 +44,32 @@ _SHARDS_SCHEMA = pa.schema(
     ]
 )
 
-# Counts of a class differ by one at most between shards: there are few values, and rows are much alike. Of 20,000
-# shards with 1,000 classes each, zstd alone makes 14 MB, after a dictionary 0.08 MB (pyarrow 26, 2026-11-21).
+# The counts of a class differ by at most one between shards, so there are few distinct values and rows are much alike:
+# 20,000 shards with 1,000 classes each take 14 MB with zstd alone, 0.08 MB with dictionaries (pyarrow 26, 2026-11-21).
 _DICTIONARIES = ["split", "class_counts.list.element"]
-_GROUP_COUNTS = 4 << 20  # in a row group, which is encoded at a time
-_DECODED_ROWS = 256  # with all at a time, Arrow takes 160 MiB for a row group (4 M counts of 8 bytes, 2026-11-21)
+_GROUP_COUNTS = 4 << 20  # class counts in a row group; one group is encoded at a time
+_DECODED_ROWS = 256  # a whole row group takes Arrow 160 MiB (4 M counts of 8 bytes, 2026-11-21)
 
 _COPY_KEY, _CHECKSUM_KEY = "ringfeed.dataset", "ringfeed.checksum"
 _NO_CHECKSUM = PREFIX + 32 * "0"
-# Between key and value, Thrift's compact protocol puts the value's field and length: a byte that JSON would escape.
+# Thrift's compact protocol puts the value's field and length between key and value: a byte that JSON would escape, so
+# the copy of the manifest cannot match.
 _OWN_CHECKSUM = re.compile(re.escape(_CHECKSUM_KEY).encode() + rb"\x18\x29(" + PREFIX.encode() + rb"[0-9a-f]{32})")
 
 
 def seal(manifest: Manifest, shards: Sequence[ShardInfo]) -> tuple[Manifest, bytes]:
-    """The manifest with what it says of its table filled in, and the bytes of the table."""
+    """Return the manifest with the description of its table filled in, and the bytes of the table."""
     data = encode_shards(shards, manifest)
     rows = _rows_checksum(shards)
     return replace(manifest, shards_checksum=checksum(data), shards_bytes=len(data), shards_rows=rows), data
 
 
 def encode_shards(shards: Sequence[ShardInfo], manifest: Manifest | None = None) -> bytes:
-    """The bytes of `shards.parquet`.
+    """Return the bytes of a shard table.
 
     Args:
         shards: the rows.
-        manifest: to carry a copy of, with a checksum of the whole file in which its own digits count as zeros.
+        manifest: manifest to copy into it, with a checksum of the whole file in which its own digits count as zeros.
     """
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, _SHARDS_SCHEMA, compression="zstd", use_dictionary=_DICTIONARIES) as writer:
@@ -85,11 +86,11 @@ def encode_shards(shards: Sequence[ShardInfo], manifest: Manifest | None = None)
 
 
 def recover_from_table(data: bytes, path: str) -> tuple[Manifest, tuple[ShardInfo, ...]] | None:
-    """The manifest and the rows that a table carries, if it carries a manifest and every byte is as it was written.
+    """Return the manifest and the rows from a sealed table; None if it carries no manifest or a byte was changed.
 
     Args:
-        data: the bytes of the table.
-        path: its name.
+        data: bytes of the table.
+        path: name of the table.
     """
     places = list(_OWN_CHECKSUM.finditer(data))
     if len(places) != 1:
@@ -100,7 +101,7 @@ def recover_from_table(data: bytes, path: str) -> tuple[Manifest, tuple[ShardInf
     try:
         value = json.loads(pq.read_metadata(pa.BufferReader(data)).metadata[_COPY_KEY.encode()])
         major = value["format_version"].split(".")[0]
-    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError):  # of none that was written
+    except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError):  # no ringfeed table is like this
         return None
     if major != str(FORMAT_VERSION[0]):
         return None
@@ -110,7 +111,7 @@ def recover_from_table(data: bytes, path: str) -> tuple[Manifest, tuple[ShardInf
 
 
 def _groups(shards: Sequence[ShardInfo]) -> Iterator[Sequence[ShardInfo]]:
-    """The rows of each row group; one without any, if there are none."""
+    """Yield the rows of each row group; one empty group if there are no rows."""
     counts = np.cumsum([len(shard.class_counts) for shard in shards])
     stops = [0, *(np.flatnonzero(np.diff(counts // _GROUP_COUNTS)) + 1).tolist(), len(shards)]
     for start, stop in itertools.pairwise(stops):
@@ -151,29 +152,29 @@ def _rows_checksum(shards: Sequence[ShardInfo]) -> str:
 def decode_shards(
     data: bytes | pa.Buffer, manifest: Manifest | None = None, where: str = SHARDS_NAME
 ) -> tuple[ShardInfo, ...]:
-    """The inverse of `encode_shards`, for bytes whose checksum was right.
+    """Invert `encode_shards` for bytes whose checksum was right.
 
-    The class counts, which are nearly all of it, are decoded when they are first looked at, a row group at a time.
+    The class counts, nearly all of the table, are decoded a row group at a time on first access.
 
     Args:
-        data: of the table.
-        manifest: to hold the rows against, those counts when they are decoded.
-        where: the table is, for errors.
+        data: bytes of the table.
+        manifest: manifest to check the rows against; the class counts are checked when they are decoded.
+        where: location of the table, for errors.
 
     Raises:
         DatasetError: a path leaves the dataset's root, or the rows contradict each other or the manifest.
     """
-    data = data if isinstance(data, bytes) else data.to_pybytes()  # of the file, whatever happens to that meanwhile
+    data = data if isinstance(data, bytes) else data.to_pybytes()  # a copy: the file may change meanwhile
     names = [name for name in _SHARDS_SCHEMA.names if name != "class_counts"]
     try:
         table = read_parquet(data, names)
         sizes = row_group_sizes(data)
         found = pq.read_schema(pa.BufferReader(data))
     except (pa.ArrowException, OSError, KeyError) as error:
-        raise contradiction_error(where, f"it is no table of shards ({brief(error)})") from error
+        raise contradiction_error(where, f"it is not a shard table ({brief(error)})") from error
     for column in _SHARDS_SCHEMA:
         if found.get_field_index(column.name) < 0 or not _alike(found.field(column.name).type, column.type):
-            raise contradiction_error(where, f"it is no table of shards: no {column.name!r} of type {column.type}")
+            raise contradiction_error(where, f"it is not a shard table: no {column.name!r} of type {column.type}")
         if column.name in names and table.column(column.name).null_count:
             raise contradiction_error(where, f"a shard has no {column.name!r}")
     if min(pc.min(table.column(name)).as_py() or 0 for name in ("bytes", "records", "index_bytes")) < 0:
@@ -195,7 +196,7 @@ def decode_shards(
 
 
 def _alike(found: pa.DataType, kind: pa.DataType) -> bool:
-    """Whether types are equal but for the names of lists' elements."""
+    """Whether types are equal apart from the names of list elements."""
     if pa.types.is_list(kind) and pa.types.is_list(found):
         found, kind = found.value_type, kind.value_type
     return bool(found == kind)
@@ -204,7 +205,7 @@ def _alike(found: pa.DataType, kind: pa.DataType) -> bool:
 def _read_counts(
     data: bytes, group: int, records: Sequence[int], manifest: Manifest | None, where: str
 ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]]:
-    """The class counts of a row group, some rows at a time: end to end, and where those of each row begin."""
+    """Yield the class counts of a row group, some rows at a time: concatenated, and the offset of each row's first."""
     first = 0
     for batch in read_row_group(data, group, ["class_counts"], _DECODED_ROWS):
         lists = batch.column(0)
@@ -213,13 +214,13 @@ def _read_counts(
             of_rows = np.array(records[first : first + len(lists)], np.int64)
             if lists.null_count or counts.null_count or not _add_up(counts.to_numpy(), of_rows, len(manifest.classes)):
                 classes = len(manifest.classes)
-                raise contradiction_error(where, f"a shard's records of {classes} classes are not all its records")
+                raise contradiction_error(where, f"the records of a shard are not the sum over its {classes} classes")
         first += len(lists)
         yield counts.to_numpy(), offsets - offsets[0]
 
 
 def _add_up(counts: npt.NDArray[np.int64], records: npt.NDArray[np.int64], classes: int) -> bool:
-    """Whether there are counts of all classes for each row, and they add up to its records."""
+    """Whether each row counts all classes, and its counts add up to its records."""
     if len(counts) != classes * len(records):
         return False
     rows = counts.reshape(len(records), classes)

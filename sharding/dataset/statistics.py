@@ -1,4 +1,4 @@
-"""Statistics of features, computed shard by shard and merged without loss of precision."""
+"""Statistics of features, computed per shard and merged without loss of precision."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from ..schema import Feature
 
 __all__ = ["VOCABULARY_CHARACTERS", "VOCABULARY_LIMIT", "FeatureStatistics", "merge_statistics", "summarise"]
 
-VOCABULARY_LIMIT = 1000  # distinct strings; above it a feature is text or an identifier, and no vocabulary is kept
+VOCABULARY_LIMIT = 1000  # distinct strings; a feature with more is text or an identifier, and gets no vocabulary
 
-VOCABULARY_CHARACTERS = 1 << 16  # so that `dataset.json` stays small
-_BLOCK = 1 << 16  # elements widened to float64 at once: 512 KiB, which a core's cache holds
-_EXACT = 1 << 53  # up to it float64 holds every integer
-_PLAIN = 2.0**-400, 2.0**400  # of numbers between these, squares neither overflow nor vanish
-_SEEN = 2.0**-30  # of the deviation: what float64 rounds off a mean matters to no merge if it is less
+VOCABULARY_CHARACTERS = 1 << 16  # in all strings together: keeps `dataset.json` small
+_BLOCK = 1 << 16  # elements widened to float64 at a time: 512 KiB, which fits a core's cache
+_EXACT = 1 << 53  # float64 represents all integers up to it
+_PLAIN = 2.0**-400, 2.0**400  # squares of numbers in between neither overflow nor vanish
+_SEEN = 2.0**-30  # of the deviation: a smaller rounding error of the mean affects no merge
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureStatistics:
-    """What is known of one feature's values in one split, over all elements of its tensors.
+    """Statistics of one feature in one split, over all elements of its tensors.
 
     Attributes:
-        count: finite elements (all that are not null, for strings and bytes).
+        count: finite elements; for strings and bytes, all that are not null.
         nulls: records without a value.
         nonfinite: elements that are NaN or infinite.
-        mean, std, min, max: over the finite elements; std is the population's. None where count is 0.
-        mean_rest: what float64 rounds off the mean, where it is much beside std: of 2**60 and 2**60 + 1, 0.5.
-        vocabulary: the distinct strings of a scalar feature, sorted, where there are at most `VOCABULARY_LIMIT` of at
-            most `VOCABULARY_CHARACTERS` together; of a feature of image files, their formats. Else None.
-        image: of a feature that holds image files. Else None.
+        mean, std, min, max: over the finite elements, std of the population; None where count is 0.
+        mean_rest: rounding error of the mean in float64, where it matters beside std: 0.5 for 2**60 and 2**60 + 1.
+        vocabulary: distinct strings of a scalar feature, sorted, if there are at most `VOCABULARY_LIMIT` with at most
+            `VOCABULARY_CHARACTERS` together; for a feature of image files, their formats; else None.
+        image: statistics of a feature of image files; else None.
     """
 
     count: int
@@ -54,13 +54,13 @@ class FeatureStatistics:
     mean_rest: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in `dataset.json`."""
+        """Return its entry in `dataset.json`."""
         value = asdict(self)
         return value if self.mean_rest else {name: entry for name, entry in value.items() if name != "mean_rest"}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> FeatureStatistics:
-        """From an entry of `dataset.json`."""
+        """Invert `to_json`."""
         vocabulary, image = value.get("vocabulary"), value.get("image")
         nested = {
             "vocabulary": None if vocabulary is None else tuple(vocabulary),
@@ -70,7 +70,7 @@ class FeatureStatistics:
 
 
 def summarise(column: pa.Array, feature: Feature) -> FeatureStatistics:
-    """Statistics of one column."""
+    """Compute the statistics of one column."""
     nulls = column.null_count
     values = column if feature.shape == () else pc.list_flatten(column)
     values = values.drop_null()
@@ -83,7 +83,7 @@ def summarise(column: pa.Array, feature: Feature) -> FeatureStatistics:
 
 
 def _moments(numbers: npt.NDArray[Any]) -> FeatureStatistics:
-    """Of any numbers, block by block: two passes over a block, then the blocks are merged."""
+    """Compute moments block by block, two passes over each, and merge them."""
     total = FeatureStatistics(count=0)
     for start in range(0, len(numbers), _BLOCK):
         total = merge_statistics(total, _block_moments(numbers[start : start + _BLOCK]))
@@ -97,7 +97,7 @@ def _block_moments(block: npt.NDArray[Any]) -> FeatureStatistics:
         block = block[finite]
     if not len(block):
         return FeatureStatistics(count=0, nonfinite=elements)
-    low, high = block.min().item() + 0, block.max().item() + 0  # exact for integers; + 0 makes -0.0 of 0.0
+    low, high = block.min().item() + 0, block.max().item() + 0  # exact for integers; + 0 turns -0.0 into 0.0
     largest = max(-low, high)
     origin, scale = 0, 1.0
     if is_float and largest and not _PLAIN[0] < largest < _PLAIN[1]:
@@ -111,7 +111,7 @@ def _block_moments(block: npt.NDArray[Any]) -> FeatureStatistics:
         values /= scale
     mean = float(values.mean())
     values -= mean
-    rest = float(values.mean())  # of what was rounded
+    rest = float(values.mean())  # the rounding error of the mean
     variance = float(np.square(values, out=values).mean()) - rest * rest
     near = float(origin)
     terms = (near, float(origin - int(near)), mean, rest)
@@ -125,13 +125,13 @@ def _block_moments(block: npt.NDArray[Any]) -> FeatureStatistics:
 
 
 def _moments_of(terms: Sequence[float], std: float, scale: float, largest: float) -> dict[str, Any]:
-    """As they are kept.
+    """Return the moments as they are stored.
 
     Args:
-        terms: whose sum is the mean.
-        std: that comes with it.
-        scale: a power of two that both were divided by.
-        largest: magnitude of any value; no deviation is larger, but by rounding.
+        terms: numbers that add up to the mean.
+        std: standard deviation.
+        scale: power of two by which both were divided.
+        largest: largest magnitude of any value; only by rounding could the deviation exceed it.
     """
     mean = fsum(terms)
     rest = fsum((*terms, -mean))
@@ -158,7 +158,7 @@ def _within_limits(distinct: Collection[str]) -> tuple[str, ...] | None:
 
 
 def merge_statistics(a: FeatureStatistics, b: FeatureStatistics) -> FeatureStatistics:
-    """Statistics of two disjoint sets of records together.
+    """Merge the statistics of two disjoint sets of records.
 
     Mean and deviation by the pairwise update of Chan, Golub and LeVeque (1979).
     """
@@ -185,7 +185,7 @@ def _merge_moments(a: FeatureStatistics, b: FeatureStatistics) -> dict[str, Any]
     if a.mean is None or b.mean is None or a.std is None or b.std is None:
         return {"min": low, "max": high}
     largest = max(-low, high)
-    scale = 4.0 if largest > _PLAIN[1] else 1.0  # no difference overflows
+    scale = 4.0 if largest > _PLAIN[1] else 1.0  # keeps differences from overflowing
     mean, rest = a.mean / scale, a.mean_rest / scale
     delta = fsum((b.mean / scale, b.mean_rest / scale, -mean, -rest))
     ours, theirs = a.count / (a.count + b.count), b.count / (a.count + b.count)

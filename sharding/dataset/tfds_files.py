@@ -1,13 +1,14 @@
-"""The metadata with which `tfds.builder_from_directory` opens a dataset of TFRecord shards as it lies there.
+"""Metadata with which `tfds.builder_from_directory` opens a dataset of TFRecord shards in place.
 
-Written without TensorFlow Datasets, from its protocol buffers in JSON (`tensorflow_datasets/core/proto/*.proto`).
-Every value is read exactly: what is stored as raw bytes is a tensor with ``encoding='bytes'``, and a feature that some
-records lack is a sequence of no or one value. A dataset for which that cannot be done gets no metadata.
+Written without TensorFlow Datasets (TFDS), as its protocol buffers in JSON
+(`tensorflow_datasets/core/proto/*.proto`). Every value is read exactly: raw bytes are a tensor with
+``encoding='bytes'``, and a feature that some records lack is a sequence of at most one value. A dataset that cannot be
+described exactly gets no metadata.
 
-A split of theirs has one pattern for the names of its shards, and one number in all of them. So where records were
-appended, each generation has splits of its own, ``train_g00000``, ``train_g00001``, which ``split="train_g00000+..."``
-puts together; none is called ``train``, which would pass for all of it. These metadata lie in the folder of the last
-generation, where they can be written before the commit that takes it in.
+A TFDS split has a single pattern of shard names with a single number of shards. So after an append, each generation has
+splits of its own, ``train_g00000``, ``train_g00001``, to combine with ``split="train_g00000+..."``; none is called
+``train``, which would pass for all of it. The metadata lie in the folder of the last generation, where they can be
+written before the commit that adds it.
 """
 
 from __future__ import annotations
@@ -27,35 +28,35 @@ _INFO_NAME = "dataset_info.json"
 _FEATURES_NAME = "features.json"
 TFDS_NAMES = (_INFO_NAME, _FEATURES_NAME)
 _FEATURES = "tensorflow_datasets.core.features"
-_MAX_SHARDS = 99_999  # of a split; above, it expects more digits in the first of a file name's two numbers
-_DECODED = {"jpeg", "png", "bmp"}  # image files that its Image feature decodes to [height, width, 3]
+_MAX_SHARDS = 99_999  # of a split; with more, TFDS expects more digits in the first of a file name's two numbers
+_DECODED = {"jpeg", "png", "bmp"}  # formats that TFDS's Image feature decodes to [height, width, 3]
 
 
 def tfds_obstacle(manifest: Manifest, shards: Sequence[ShardInfo]) -> str:
-    """Why TensorFlow Datasets cannot open a dataset, in words; empty if it can."""
+    """Say why TFDS cannot open a dataset; empty if it can."""
     if manifest.shard_format != "tfrecord":
-        return f"it reads TFRecord shards, these are {manifest.shard_format}"
+        return f"it reads only TFRecord shards, these are {manifest.shard_format}"
     if manifest.compression != "none":
         return f"it reads no compressed shards, these are compressed with {manifest.compression}"
     if "all" in manifest.splits:
-        return "a split is named 'all', which it keeps for all splits together"
+        return "a split is named 'all', which it reserves for all splits together"
     for name, split in manifest.splits.items():
         if split.shards > _MAX_SHARDS:
-            return f"split {name!r} has {split.shards:,} shards, whose names it expects otherwise above {_MAX_SHARDS:,}"
+            return f"split {name!r} has {split.shards:,} shards; above {_MAX_SHARDS:,} it expects other names"
     names = [_split_name(manifest, split, number) for number, split, _ in _pieces(manifest)]
     if len(set(names)) < len(names):
-        return "splits that it would call by one name: a split of its own has the name of a generation of another"
+        return "two of its splits would have one name: a split is named like a generation of another"
     for feature in manifest.schema.features:
         if feature.elements is None and _nullable(manifest, feature):
-            return f"feature {feature.name!r} holds lists of any length, and none at all in some records"
+            return f"feature {feature.name!r} holds lists of any length, and is missing from some records"
     pieces = ((generation, split, n, count) for generation, split, count in _pieces(manifest) for n in range(count))
     if [shard.path for shard in shards] != [shard_name(*piece, "tfrecord") for piece in pieces]:
-        return "a repair left records out, and the shards that hold the others have names that it does not expect"
+        return "a repair left records out, and it does not expect the names of the shards with the others"
     return ""
 
 
 def _pieces(manifest: Manifest) -> Iterator[tuple[int, str, int]]:
-    """What is a split to it: generation, split and number of shards."""
+    """Yield what TFDS sees as a split: generation, split and number of shards."""
     for number, generation in enumerate(manifest.all_generations):
         yield from ((number, split, count) for split, count in generation.shards.items())
 
@@ -72,18 +73,18 @@ def _template(manifest: Manifest, split: str, generation: int) -> str:
 
 
 def is_tfds_file(path: str) -> bool:
-    """Whether a file of a dataset is of these metadata."""
+    """Whether a path is that of a TFDS metadata file."""
     folder, _, name = path.rpartition("/")
     return name in TFDS_NAMES and (not folder or FOLDER_NAMES.fullmatch(folder) is not None)
 
 
 def tfds_paths(manifest: Manifest) -> list[str]:
-    """Where the metadata of a dataset lie, or lay before an append."""
+    """Return all paths at which a dataset has, or had before an append, TFDS metadata."""
     return [folder_of(number) + name for number in range(len(manifest.all_generations)) for name in TFDS_NAMES]
 
 
 def tfds_files(manifest: Manifest, shards: Sequence[ShardInfo]) -> dict[str, bytes]:
-    """The metadata files by path; none if there is an `tfds_obstacle`."""
+    """Return the metadata files by path; empty if there is a `tfds_obstacle`."""
     if tfds_obstacle(manifest, shards):
         return {}
     features = {feature.name: _feature(manifest, feature) for feature in manifest.schema.features}
@@ -119,7 +120,7 @@ def _info(manifest: Manifest, shards: Sequence[ShardInfo]) -> dict[str, Any]:
 
 
 def _name(url: str) -> str:
-    """A name of letters, digits and _, from the last part of a URL that has any.
+    """Make a name of letters, digits and _ from the last usable part of a URL.
 
     >>> _name("s3://bucket/flights-2013.csv"), _name("mnist/train-*"), _name("photos/"), _name("*/*")
     ('flights_2013', 'mnist', 'photos', 'dataset')
@@ -130,7 +131,7 @@ def _name(url: str) -> str:
 
 
 def _supervised(manifest: Manifest) -> dict[str, Any]:
-    """What `as_supervised=True` gives: the other features (the image alone if there is one), and the label."""
+    """Describe ``as_supervised=True``: the other features (the image alone if there is exactly one) and the label."""
     others = [feature for feature in manifest.schema.features if feature.name != manifest.schema.label]
     if manifest.schema.label is None or not others:
         return {}

@@ -1,4 +1,4 @@
-"""What other programs need to open a dataset: each module knows the files of one of them, and imports none of them."""
+"""Exports to the formats of other programs. Each module writes the files of one of them without importing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README.md of an exported folder: a Hugging Face dataset card, which tells `datasets.load_dataset` the splits."""
+"""The README.md of an exported folder: a Hugging Face dataset card, where `datasets.load_dataset` finds the splits."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ _CLASSES_SHOWN = 1000
 
 
 def dataset_card(manifest: Manifest, splits: Sequence[str], suffix: str) -> bytes:
-    """The text: splits and their files in YAML for programs, then the same and the classes for people.
+    """Return the card: splits and their files in YAML for programs, then splits and classes as tables for people.
 
     Args:
-        manifest: of the dataset that was exported.
-        splits: those that were exported.
-        suffix: of the files, which are named ``SPLIT-00000-of-00016.SUFFIX``.
+        manifest: manifest of the exported dataset.
+        splits: exported splits.
+        suffix: suffix of the files, which are named ``SPLIT-00000-of-00016.SUFFIX``.
     """
     lines = ["---", "configs:", "- config_name: default", "  data_files:"]
-    for name in splits:  # a JSON string is a YAML one, and `on` in quotes is no bool
+    for name in splits:  # JSON strings are YAML strings; quoted, a split named `on` is no bool
         lines += [f"  - split: {json.dumps(name)}", f"    path: {json.dumps(f'{name}-*.{suffix}')}"]
     source = one_line(manifest.source.get("url", "an unknown source"))
     lines += ["---", "", f"Exported by {manifest.writer} from {source}.", ""]
@@ -41,7 +41,7 @@ def dataset_card(manifest: Manifest, splits: Sequence[str], suffix: str) -> byte
 
 
 def _cell(value: object) -> str:
-    """A value as a cell of a Markdown table can hold it.
+    """Return a value as the cell of a Markdown table.
 
     >>> _cell("a|b\\nc\\x1b[31m")
     '`a\\\\|b c?[31m`'

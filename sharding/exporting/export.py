@@ -1,4 +1,4 @@
-"""Write a dataset anew as the files of another program: WebDataset tars, or a Hugging Face folder of Parquet."""
+"""Exports a dataset to another program's format: WebDataset tars, or a Hugging Face folder of Parquet files."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from .webdataset import webdataset_tar
 
 __all__ = ["EXPORT_FORMATS", "Export", "ExportOptions", "export"]
 
-EXPORT_FORMATS = {"webdataset": "tar", "hf": "parquet"}  # and the endings of their files
+EXPORT_FORMATS = {"webdataset": "tar", "hf": "parquet"}  # format: suffix of its files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportOptions:
-    """What is asked of an export.
+    """Options of an export.
 
     Attributes:
         url: URL or path of the dataset.
         destination: URL or path of the folder to write; new or empty.
         to: ``webdataset`` or ``hf``.
-        splits: which; all if empty.
-        workers: processes. The result does not depend on it.
+        splits: splits to export; empty: all.
+        workers: number of processes; the result does not depend on it.
 
     Raises:
-        ConfigError: a value its rule forbids.
+        ConfigError: a value is invalid.
     """
 
     url: str
@@ -60,7 +60,7 @@ class ExportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """What was written: the number of records, the number of files with records in them, and their bytes."""
+    """What was written: the number of records, of files that hold records, and their total size in bytes."""
 
     records: int
     files: int
@@ -68,13 +68,13 @@ class Export:
 
 
 def export(options: ExportOptions, *, report: Report = ignore) -> Export:
-    """Write a dataset in another program's format, a file for each shard, every shard checked before it is read.
+    """Write a dataset in another program's format, one file per shard; each shard's checksum is verified first.
 
-    The folder appears at once, as `open_atomic_folder` says. Equal datasets give equal bytes.
+    The folder appears at once; see `appearing_folder`. Equal datasets yield equal bytes.
 
     Raises:
-        RingfeedError: something is wrong with the dataset or the destination, or another export is writing there;
-            nothing is left behind.
+        RingfeedError: the dataset or the destination cannot be used, or another export is writing there; nothing
+            is left behind.
     """
     check_disjoint(options.url, options.destination)
     dataset = open_dataset(options.url)

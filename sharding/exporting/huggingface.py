@@ -1,6 +1,6 @@
-"""Parquet files with the features of Hugging Face `datasets` in their metadata: images, class labels, tensors.
+"""Parquet files whose metadata declare the features of Hugging Face `datasets`: images, class labels, tensors.
 
-Written without `datasets`: its features are JSON in the metadata of the Arrow schema, under the key ``huggingface``.
+Written without `datasets`, whose features are JSON in the metadata of the Arrow schema, under the key ``huggingface``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _IMAGE = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string()
 
 
 def hf_parquet(batches: Iterable[pa.RecordBatch], schema: Schema, classes: Sequence[Any]) -> pa.Buffer:
-    """The rows of one shard as a Parquet file, a row group a batch.
+    """Return the rows of one shard as a Parquet file, one row group per batch.
 
     Args:
-        batches: of the schema's Arrow types.
-        schema: of the dataset.
-        classes: values of the label; its column becomes their positions, a `ClassLabel`.
+        batches: batches of the schema's Arrow types.
+        schema: schema of the dataset.
+        classes: values of the label, whose column becomes a `ClassLabel` of their positions.
     """
     sink = pa.BufferOutputStream()
     target = _arrow_schema(schema, classes)
@@ -57,7 +57,7 @@ def _feature_json(feature: Feature) -> dict[str, Any]:
     if feature.is_image:
         return {"_type": "Image"}
     value: dict[str, Any] = {"dtype": feature.dtype, "_type": "Value"}
-    for size in reversed(feature.shape):  # `Sequence` is the name that versions before 4 know, too
+    for size in reversed(feature.shape):  # versions before 4 know the name `Sequence`, too
         value = {"feature": value, "length": -1 if size is None else size, "_type": "Sequence"}
     return value
 

@@ -1,8 +1,8 @@
-"""Tar files as WebDataset reads them: the members of one record stand together and share all before the first dot.
+"""Tar files for WebDataset: the members of a record are adjacent and share their name up to the first dot.
 
-Of a record with the key K: ``K.jpg`` (or what the image's format is called; ``K.NAME.jpg`` where a record has several
-images), ``K.NAME.npy`` a tensor of numbers, ``K.NAME.bin`` bytes, ``K.cls`` the class id, and ``K.json`` all other
-features by their names. What a record lacks is no member, or null in the JSON; a NaN in it is ``NaN``, as in Python.
+A record with the key K has the members ``K.jpg`` (or another image suffix; ``K.NAME.jpg`` if records have several
+images), ``K.NAME.npy`` for a tensor of numbers, ``K.NAME.bin`` for bytes, ``K.cls`` for the class id, and ``K.json``
+for all other features by name. A missing value has no member, or is null in the JSON; NaN is ``NaN``, as in Python.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from ..schema import Feature, Schema
 __all__ = ["webdataset_tar"]
 
 _EMPTY = tarfile.TarInfo().tobuf(tarfile.GNU_FORMAT)
-_EMPTY_SUM = int(_EMPTY[148:154], 8) - sum(_EMPTY[124:135])  # its checksum, but for the digits of the size
-_ENDINGS = {"bmp-palette": "bmp", "jpeg": "jpg", "": "img"}  # of other formats, the name of the format
+_EMPTY_SUM = int(_EMPTY[148:154], 8) - sum(_EMPTY[124:135])  # its checksum without the digits of the size
+_ENDINGS = {"bmp-palette": "bmp", "jpeg": "jpg", "": "img"}  # other formats: the name of the format
 
 
 def webdataset_tar(batches: Iterable[pa.RecordBatch], schema: Schema, classes: Sequence[Any], key: str) -> bytes:
-    """The rows of one shard as a tar file that depends on nothing else: no times, no owners.
+    """Return the rows of one shard as a tar file without times or owners, so that it depends on nothing else.
 
     Args:
-        batches: of the schema's Arrow types.
-        schema: of the dataset.
+        batches: batches of the schema's Arrow types.
+        schema: schema of the dataset.
         classes: values of the label.
-        key: of the shard; the records' keys are this and their number.
+        key: key of the shard; a record's key is this plus its number.
     """
     names = _member_names(schema)
     records = (members for batch in batches for members in _batch_members(batch, schema, classes, names))
@@ -50,11 +50,11 @@ def webdataset_tar(batches: Iterable[pa.RecordBatch], schema: Schema, classes: S
 
 
 def _header(name: bytes, size: int) -> bytes:
-    """A member's header: the one of an empty name and no content, with both written into it.
+    """Return a member's header, made by writing name and size into an empty header.
 
-    `tarfile` makes each from all its fields, in ten times the time (37 us against 3.6 us, on 2026-11-21).
+    `tarfile` builds each from all its fields, which takes ten times as long (37 us against 3.6 us, on 2026-11-21).
     """
-    if len(name) > tarfile.LENGTH_NAME or size >= 1 << 33:  # more than their fields hold
+    if len(name) > tarfile.LENGTH_NAME or size >= 1 << 33:  # more than the header's fields hold
         info = tarfile.TarInfo(name.decode())
         info.size = size
         return info.tobuf(tarfile.GNU_FORMAT)
@@ -67,7 +67,7 @@ def _header(name: bytes, size: int) -> bytes:
 
 
 def _member_names(schema: Schema) -> dict[str, str]:
-    """What stands for each feature's name, which may hold a dot or a slash: letters, digits and _, all different."""
+    """Map features to distinct names of letters, digits and _: their own may hold a dot or a slash."""
     names: dict[str, str] = {}
     for feature in schema.features:
         base = name = re.sub(r"[^a-z0-9_]+", "_", feature.name.lower()) or "_"
@@ -81,7 +81,7 @@ def _member_names(schema: Schema) -> dict[str, str]:
 def _batch_members(
     batch: pa.RecordBatch, schema: Schema, classes: Sequence[Any], names: dict[str, str]
 ) -> Iterator[list[tuple[str, bytes]]]:
-    """Ending and content of the members of each record."""
+    """Yield suffix and content of the members of each record."""
     columns: list[Iterator[tuple[str, bytes] | None]] = []
     texts: list[tuple[str, list[Any]]] = []
     several = sum(feature.is_image for feature in schema.features) > 1
@@ -115,9 +115,9 @@ def _files(column: pa.Array, name: str) -> Iterator[tuple[str, bytes] | None]:
 
 def _tensors(column: pa.Array, feature: Feature, name: str) -> Iterator[tuple[str, bytes] | None]:
     values = flat_arrow(column, feature)
-    values = values.fill_null(pa.scalar(0, pa.int8()).cast(values.type))  # in the places of tensors that are missing
+    values = values.fill_null(pa.scalar(0, pa.int8()).cast(values.type))  # where tensors are missing
     tensors = values.to_numpy(zero_copy_only=False).reshape(len(column), *(feature.fixed_shape or ()))
-    head = BytesIO()  # the same for all of them
+    head = BytesIO()  # the same for all tensors
     np.lib.format.write_array_header_1_0(
         head, {"descr": tensors.dtype.str, "fortran_order": False, "shape": tensors.shape[1:]}
     )
@@ -132,9 +132,9 @@ def _documents(texts: Sequence[tuple[str, list[Any]]], rows: int) -> Iterator[tu
 
 
 def _base64(value: object) -> str:
-    """What stands for bytes in a list; JSON has none."""
+    """Encode the bytes in a list, for which JSON has no type."""
     if not isinstance(value, bytes):
-        raise TypeError(f"no JSON stands for a {type(value).__name__}")
+        raise TypeError(f"a {type(value).__name__} cannot be written as JSON")
     return b64encode(value).decode()
 
 

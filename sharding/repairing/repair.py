@@ -182,7 +182,7 @@ def _is_as_seen(known: RecoveredDataset) -> bool:
     """Whether the folder holds the files that it did, but for marks, and `dataset.json` says what it did."""
     there = () if known.names is None else known.storage.list()
     others = (known.names or frozenset()).symmetric_difference(there)
-    return all(map(is_lease_file, others)) and read_or_none(known.storage, MANIFEST_NAME) == known.read
+    return all(map(is_lease_file, others)) and read_or_none(known.storage, MANIFEST_NAME) == known.manifest_bytes
 
 
 def _fenced(plan: RepairPlan, lease: Lease) -> RepairPlan:

@@ -1,7 +1,6 @@
-"""Where in a damaged file the damage lies: which records of a TFRecord shard, which row group and column of a Parquet
-shard, which byte of an index.
+"""Locates damage in a file: records of a TFRecord shard, row group and column of a Parquet shard, byte of an index.
 
-Reads the one file, and for an index its shard. Not here: which files are damaged.
+Reads that file and, for an index, its shard. `verify.py` finds out which files are damaged.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ __all__ = ["locate_in_index", "locate_in_shard", "reencode_shard"]
 def locate_in_shard(
     storage: Storage, manifest: Manifest, shard: ShardInfo, found: FileInfo, index: Index | None
 ) -> Damage:
-    """What is wrong with a shard whose checksum is wrong.
+    """Describe the damage of a shard whose checksum is wrong.
 
     Args:
-        storage: of the dataset.
-        manifest: of the dataset.
-        shard: as it was written.
-        found: what the file holds.
-        index: of the shard, if it is intact.
+        storage: folder of the dataset.
+        manifest: manifest of the dataset.
+        shard: the shard as it was written.
+        found: size and checksum that the file has now.
+        index: index of the shard, if it is intact.
     """
     damage = _damage(shard, shard.path, found)
     with open_decompressed(storage, shard.path) as stored:
@@ -44,7 +43,7 @@ def locate_in_shard(
             return replace(
                 damage,
                 offset=shard.bytes,
-                problem=f"{counted(added, 'byte', 'was/were')} added at its end; what was written is intact",
+                problem=f"{counted(added, 'byte', 'was/were')} added at its end; all before them is intact",
             )
         if manifest.shard_format == "parquet":
             return _in_parquet(damage, stored, manifest, shard)
@@ -53,7 +52,7 @@ def locate_in_shard(
 
 
 def _damage(shard: ShardInfo, path: str, found: FileInfo) -> Damage:
-    """As far as the sizes of a file tell."""
+    """Describe the damage by the sizes alone."""
     sizes = found.bytes, shard.files[path].bytes
     return Damage(path=path, split=shard.split, kind=kind_of_size(*sizes), problem=content_problem(*sizes))
 
@@ -86,15 +85,13 @@ def _in_tfrecord(
 def _between_records(
     damage: Damage, stored: pa.Buffer, data: memoryview, manifest: Manifest, shard: ShardInfo
 ) -> Damage:
-    """All records that are there are intact: the damage is in what surrounds them."""
+    """Describe damage outside the records, all of which are intact."""
     if manifest.compression == "none":
-        return replace(damage, offset=len(data), problem=f"{damage.problem} (all records that it holds are intact)")
+        return replace(damage, offset=len(data), problem=f"{damage.problem} (all its records are intact)")
     original = reencode_shard(data, manifest, shard)
     offset = None if original is None else first_difference(memoryview(stored), original)
     place = "" if offset is None else f", at byte {offset} of the file"
-    return replace(
-        damage, offset=offset, problem=f"{damage.problem} (in what gzip and zlib put around the records{place})"
-    )
+    return replace(damage, offset=offset, problem=f"{damage.problem} (in the compression headers or trailers{place})")
 
 
 def _in_parquet(damage: Damage, stored: pa.Buffer, manifest: Manifest, shard: ShardInfo) -> Damage:
@@ -105,7 +102,7 @@ def _in_parquet(damage: Damage, stored: pa.Buffer, manifest: Manifest, shard: Sh
     bad = [group for group in groups if group.damaged]
     footer = _footer_offset(stored)
     if bad and not _fill(groups, footer):
-        what = f"in the footer, at offset {footer}: the columns that it names do not fill the file before it"
+        what = f"in the footer, at offset {footer}: its columns do not fill the file before it"
         return replace(damage, offset=footer, problem=f"{damage.problem} ({what})")
     if bad:
         first = bad[0]
@@ -125,7 +122,7 @@ def _in_parquet(damage: Damage, stored: pa.Buffer, manifest: Manifest, shard: Sh
 
 
 def _fill(groups: Sequence[RowGroup], footer: int) -> bool:
-    """Whether columns lie one behind the other from the magic number to the footer, as they were written."""
+    """Whether the columns lie one after the other from the magic number to the footer, as they are written."""
     extents = sorted(extent for group in groups for extent in group.columns.values())
     starts, stops = [start for start, _ in extents], [stop for _, stop in extents]
     return [*starts, footer] == [4, *stops]
@@ -145,26 +142,26 @@ def _in_row_group(damage: Damage, group: RowGroup, column: str, offset: int | No
 
 
 def _footer_offset(stored: pa.Buffer) -> int:
-    """Where the footer of a Parquet file begins, by its own word; its last bytes, if that makes no sense."""
+    """Return the offset of a Parquet footer by its recorded size, or of the last 8 bytes if that is impossible."""
     size = int.from_bytes(memoryview(stored)[-8:-4], "little")
     end = max(0, int(stored.size) - 8)
     return end - size if size < end else end
 
 
 def reencode_shard(data: pa.Buffer | memoryview, manifest: Manifest, shard: ShardInfo) -> memoryview | None:
-    """The bytes of a shard's file, from what it holds, if that gives the bytes that were written; else None.
+    """Encode a shard's content again; None if that does not yield the bytes that were written.
 
     Args:
-        data: a Parquet file whose row groups can be read; or the frames of a compressed TFRecord file.
-        manifest: of the dataset.
-        shard: as it was written.
+        data: a Parquet file whose row groups can be read, or the frames of a compressed TFRecord file.
+        manifest: manifest of the dataset.
+        shard: the shard as it was written.
     """
     if manifest.shard_format == "parquet":
         try:
             (rows,) = read_parquet(data).combine_chunks().to_batches()
-            again = write_parquet(manifest.schema.conform(rows), manifest.compression, row_group_rows(data))
-            encoded = memoryview(again)
-        except Exception:  # a footer that says other things than were written makes a reader raise anything
+            encoded_file = write_parquet(manifest.schema.conform(rows), manifest.compression, row_group_rows(data))
+            encoded = memoryview(encoded_file)
+        except Exception:  # on a wrong footer, readers raise anything
             return None
     else:
         encoded = memoryview(compress(bytes(data), manifest.compression))
@@ -174,14 +171,14 @@ def reencode_shard(data: pa.Buffer | memoryview, manifest: Manifest, shard: Shar
 def locate_in_index(
     storage: Storage, manifest: Manifest, shard: ShardInfo, found: FileInfo, *, shard_intact: bool
 ) -> Damage:
-    """What is wrong with an index whose checksum is wrong.
+    """Describe the damage of an index whose checksum is wrong.
 
     Args:
-        storage: of the dataset.
-        manifest: of the dataset.
-        shard: as it was written.
-        found: what the file holds.
-        shard_intact: whether the shard's data file is as it was written, so that it can be held against it.
+        storage: folder of the dataset.
+        manifest: manifest of the dataset.
+        shard: the shard as it was written.
+        found: size and checksum that the file has now.
+        shard_intact: whether the shard's data file is intact, so that the index can be compared with it.
     """
     damage = _damage(shard, shard.index_path, found)
     with open_decompressed(storage, shard.index_path) as stored:
@@ -199,23 +196,23 @@ def locate_in_index(
     if index is None:
         return replace(damage, problem=f"{damage.problem} ({wrong}{_at_byte(damage)})")
     if original is None:
-        return replace(damage, problem=f"{damage.problem} (it can be read, but its shard is damaged as well)")
+        return replace(damage, problem=f"{damage.problem} (it can be read, but its shard is damaged, too)")
     return _compare(damage, index, original)
 
 
 def _compare(damage: Damage, index: Index, original: Index) -> Damage:
     if len(index.class_ids) != len(original.class_ids):
         differing: Sequence[int] = range(min(len(index.class_ids), len(original.class_ids)))
-        what = f"it is of {counted(len(index.class_ids), 'record')}, the shard has {len(original.class_ids)}"
+        what = f"it has {counted(len(index.class_ids), 'record')}, the shard {len(original.class_ids)}"
     else:
         differing = index.differing_records(original).tolist()
-        what = f"it says other things than the shard of {counted(len(differing), 'record')}"
-    if len(differing) > 1:  # whole in itself, and still of other records: no single fault makes that
+        what = f"it differs from the shard in {counted(len(differing), 'record')}"
+    if len(differing) > 1:  # consistent, but of other records: no single fault does that
         return replace(damage, kind="stale", problem=f"{damage.problem} (it is an index of other records: {what})")
     if len(differing) == 1:
         record = int(differing[0])
         return replace(damage, record=record, problem=f"{damage.problem} (record {record}{_at_byte(damage)})")
-    return replace(damage, problem=f"{damage.problem} (what it says is right{_at_byte(damage)})")
+    return replace(damage, problem=f"{damage.problem} (its content is right{_at_byte(damage)})")
 
 
 def _at_byte(damage: Damage) -> str:

@@ -1,4 +1,4 @@
-"""The meaning of a shard whose bytes are right: every record parses, the index agrees, the classes are as counted."""
+"""Deep checks of shards whose bytes are right: every record parses, the index agrees, the class counts are right."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["check_meaning", "check_totals"]
 
 
 def check_meaning(storage: Storage, manifest: Manifest, shard: ShardInfo) -> list[Damage]:
-    """Read every record of a shard and hold it against the schema, the index and the table's counts.
+    """Read every record of a shard and check it against the schema, the index and the table's counts.
 
     Args:
-        storage: of the dataset.
-        manifest: of the dataset.
-        shard: as the table describes it.
+        storage: folder of the dataset.
+        manifest: manifest of the dataset.
+        shard: the shard as the table describes it.
 
     Returns:
-        The first thing that is wrong with the shard, and with its index.
+        The first damage of the shard, and the first of its index.
     """
     with open_decompressed(storage, shard.index_path, size=shard.index_bytes) as stored:
         try:
@@ -57,8 +57,8 @@ def _read_tfrecord(data: pa.Buffer, manifest: Manifest) -> Index | Damage:
                 class_ids.append(0 if label is None else ids[values[label]])
                 offsets.append(frame.stop)
                 continue
-            except Exception as error:  # bytes that are no Example make the decoder raise anything
-                problem = f"is no record of this dataset: {type(error).__name__}: {error}"
+            except Exception as error:  # on bytes that are no Example, the decoder raises anything
+                problem = f"is not a record of this dataset: {type(error).__name__}: {error}"
         return Damage(
             path="",
             kind="unparsable",
@@ -94,18 +94,18 @@ def _compare_index(shard: ShardInfo, index: Index, found: Index) -> Iterator[Dam
     base = Damage(path=shard.index_path, split=shard.split, kind="stale", problem="")
     if len(index.class_ids) != len(found.class_ids):
         numbers = f"{counted(len(index.class_ids), 'record')}, the shard holds {len(found.class_ids)}"
-        yield replace(base, problem=f"it is of {numbers}")
+        yield replace(base, problem=f"it has {numbers}")
         return
     differing = index.differing_records(found).tolist()
     if not differing:
         return
     record = differing[0]
-    same_places = (
+    same_offsets = (
         index.offsets is None
         or first_difference(index.offsets.tobytes(), b"" if found.offsets is None else found.offsets.tobytes()) is None
     )
-    kind = "mislabelled" if same_places else "stale"
-    what = f"class {index.class_ids[record]}, its label {found.class_ids[record]}" if same_places else "another place"
+    kind = "mislabelled" if same_offsets else "stale"
+    what = f"class {index.class_ids[record]}, its label {found.class_ids[record]}" if same_offsets else "another offset"
     problem = f"record {record} has {what} ({counted(len(differing), 'such record')})"
     yield replace(base, kind=kind, problem=problem, record=record, records=runs(differing))
 
@@ -119,12 +119,12 @@ def _compare_counts(shard: ShardInfo, found: Index, manifest: Manifest) -> Itera
             kind="miscounted",
             problem=f"it holds {counted(len(found.class_ids), 'record')}, the table says {shard.records}"
             if len(found.class_ids) != shard.records
-            else f"it holds {counts} records of the classes, the table says {shard.class_counts}",
+            else f"it holds {counts} records of each class, the table says {shard.class_counts}",
         )
 
 
 def check_totals(manifest: Manifest, shards: Sequence[ShardInfo]) -> Iterator[Damage]:
-    """Hold the table's rows against the totals of each split in `dataset.json`."""
+    """Check the table's rows against the totals of each split in `dataset.json`."""
     for name, split in manifest.splits.items():
         members = [shard for shard in shards if shard.split == name]
         totals = np.zeros(len(manifest.classes), np.int64)
@@ -132,12 +132,12 @@ def check_totals(manifest: Manifest, shards: Sequence[ShardInfo]) -> Iterator[Da
             if len(shard.class_counts) == len(totals):
                 totals += np.asarray(shard.class_counts, np.int64)
         number, records, counts = len(members), sum(shard.records for shard in members), tuple(totals.tolist())
-        for what, told, is_so in (
+        for what, recorded, actual in (
             ("shards", split.shards, number),
             ("records", split.records, records),
             ("records by class", split.class_counts, counts),
         ):
-            if told != is_so:
-                problem = f"split {name!r} has {is_so} {what}, dataset.json says {told}"
+            if recorded != actual:
+                problem = f"split {name!r} has {actual} {what}, dataset.json says {recorded}"
                 yield Damage(path=manifest.shards_path, split=name, kind="miscounted", problem=problem)
                 break

@@ -1,7 +1,7 @@
-"""Check a dataset: every byte against its checksum, files side by side; what is damaged, how, and exactly where.
+"""Verifies a dataset: checks every byte against its checksum, and locates what is damaged.
 
-Large files stream through: a thread holds one block of some MiB. A shard that is damaged and not on this machine is
-copied to a temporary file, to be looked through there.
+Large files are streamed: a thread holds one block of a few MiB. A damaged shard on a remote store is copied to a
+temporary file to be examined.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ __all__ = [
     "verify_files",
 ]
 
-_REMOTE_WORKERS = 8  # a request waits for its server: more of them than there are cores
+_REMOTE_WORKERS = 8  # requests wait for their server, so more threads than cores pay off
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyProgress:
-    """How far a check is, in files and in bytes."""
+    """Progress of a check, in files and in bytes."""
 
     files: int
     total_files: int
@@ -59,13 +59,13 @@ VerifyReport = Callable[[VerifyProgress], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What a check found.
+    """Result of a check.
 
     Attributes:
-        damages: of files of the dataset; none if all is well.
-        notes: of other files in its folder.
-        files: that were checked, besides `dataset.json` and its table.
-        bytes: in them, as they were written.
+        damages: damages of the dataset's files; empty if all is well.
+        notes: remarks on other files in its folder.
+        files: number of files checked, besides `dataset.json` and the shard table.
+        bytes: size of those files as written.
     """
 
     damages: tuple[Damage, ...]
@@ -76,7 +76,7 @@ class Verification:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _File:
-    """A file of the dataset as it was written; `shard` is None for one that is for other programs."""
+    """A file of the dataset as it was written; `shard` is None for a companion file."""
 
     path: str
     info: FileInfo
@@ -84,7 +84,7 @@ class _File:
 
 
 def default_workers(storage: Storage) -> int:
-    """The cores; on a store that is not of this machine at least 8."""
+    """Return the number of cores, but at least 8 for a remote store."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return cores if storage.local_path is not None else max(cores, _REMOTE_WORKERS)
 
@@ -92,42 +92,42 @@ def default_workers(storage: Storage) -> int:
 def verify(
     location: StorageLike, report: VerifyReport = ignore, *, workers: int | None = None, deep: bool = False
 ) -> list[Damage]:
-    """The damages that `check_dataset` finds; empty if all is well."""
+    """Return the damages that `check_dataset` finds; empty if all is well."""
     return list(check_dataset(location, report, workers=workers, deep=deep).damages)
 
 
 def check_dataset(
     location: StorageLike, report: VerifyReport = ignore, *, workers: int | None = None, deep: bool = False
 ) -> Verification:
-    """Read every byte of a dataset against its checksum, and find out where it is damaged.
+    """Check every byte of a dataset against its checksum, and locate the damage.
 
     Args:
-        location: of the dataset.
+        location: folder of the dataset.
         report: called after every file, in the caller's thread.
-        workers: files to read side by side; by default see `default_workers`.
-        deep: check the meaning, too: every record parses and has the class that the index says, the counts are right.
+        workers: number of files to read in parallel; see `default_workers`.
+        deep: whether to check the content, too: every record parses, the index has its class, the counts are right.
 
     Raises:
         DatasetError: there is no dataset, or a newer version wrote it.
-        CorruptionError: `dataset.json` is damaged, and so is the copy of it in the table.
+        CorruptionError: both `dataset.json` and its copy in the shard table are damaged.
         StorageError: the store refuses.
     """
     storage = as_storage(location)
     threads = default_workers(storage) if workers is None else workers
     while True:
-        known = recover_dataset(storage, threads)
-        found = verify_files(known, report, workers=threads, deep=deep)
-        if not found.damages or not _is_rewritten(known):
+        dataset = recover_dataset(storage, threads)
+        found = verify_files(dataset, report, workers=threads, deep=deep)
+        if not found.damages or not _is_rewritten(dataset):
             return found
 
 
-def _is_rewritten(known: RecoveredDataset) -> bool:
-    """Whether the dataset was written anew while it was looked through, so that its files are others now."""
-    if MANIFEST_NAME in known.restored:
+def _is_rewritten(dataset: RecoveredDataset) -> bool:
+    """Whether the dataset was rewritten during the check, so that its files are others now."""
+    if MANIFEST_NAME in dataset.restored:
         return False
     try:
-        data = known.storage.read(MANIFEST_NAME)
-        return Manifest.decode(data, known.storage.locate(MANIFEST_NAME)) != known.manifest
+        data = dataset.storage.read(MANIFEST_NAME)
+        return Manifest.decode(data, dataset.storage.locate(MANIFEST_NAME)) != dataset.manifest
     except FileNotFoundError:
         return True
     except RingfeedError:
@@ -135,28 +135,28 @@ def _is_rewritten(known: RecoveredDataset) -> bool:
 
 
 def verify_files(
-    known: RecoveredDataset, report: VerifyReport = ignore, *, workers: int, deep: bool = False
+    dataset: RecoveredDataset, report: VerifyReport = ignore, *, workers: int, deep: bool = False
 ) -> Verification:
-    """`check_dataset` of a dataset that was identified."""
-    storage, manifest = known.storage, known.manifest
-    files = [_File(path=p, info=info, shard=shard) for shard in known.shards for p, info in shard.files.items()]
+    """Check the files of a dataset whose metadata were recovered; see `check_dataset`."""
+    storage, manifest = dataset.storage, dataset.manifest
+    files = [_File(path=p, info=info, shard=shard) for shard in dataset.shards for p, info in shard.files.items()]
     files += [_File(path=path, info=info) for path, info in manifest.files.items()]
-    deep = deep or not known.proven
+    deep = deep or not dataset.proven
     total = sum(file.info.bytes for file in files)
     with ThreadPoolExecutor(workers, thread_name_prefix="ringfeed-verify") as pool:
-        jobs = [(_measure, (known, file)) for file in files]
+        jobs = [(_measure, (dataset, file)) for file in files]
         measures = dict(run_tasks(pool, jobs, _reporter(report, {f.path: f.info.bytes for f in files}, total)))
-        bad = [file for file in files if not _matches(measures[file.path], file.info)]
+        bad = [file for file in files if measures[file.path] != file.info]
         holders = _holders(files)
-        places = [(_locate, (known, file, measures, holders)) for file in bad]
-        damages = [*known.damages, *run_tasks(pool, places)]
+        places = [(_locate, (dataset, file, measures, holders)) for file in bad]
+        damages = [*dataset.damages, *run_tasks(pool, places)]
         if deep:
             broken = {file.shard.path for file in bad if file.shard is not None}
-            whole = [shard for shard in known.shards if shard.path not in broken]
+            whole = [shard for shard in dataset.shards if shard.path not in broken]
             meanings = run_tasks(pool, [(check_meaning, (storage, manifest, shard)) for shard in whole])
             damages += (damage for found in meanings for damage in found)
-            damages += check_totals(manifest, known.shards)
-    notes = tuple(_notes(known, {file.path for file in files}))
+            damages += check_totals(manifest, dataset.shards)
+    notes = tuple(_notes(dataset, {file.path for file in files}))
     return Verification(damages=tuple(damages), notes=notes, files=len(files), bytes=total)
 
 
@@ -172,21 +172,17 @@ def _reporter(report: VerifyReport, sizes: Mapping[str, int], total: int) -> Cal
     return tell
 
 
-def _measure(known: RecoveredDataset, file: _File) -> tuple[str, FileInfo | None]:
-    if file.path in known.measures:
-        return file.path, known.measures[file.path]
-    found = digest_file(known.storage, file.path, known.sizes.get(file.path))
-    if known.storage.local_path is None and found is not None and not _matches(found, file.info):
-        found = digest_file(known.storage, file.path)  # it may have been damaged on its way, and not where it lies
+def _measure(dataset: RecoveredDataset, file: _File) -> tuple[str, FileInfo | None]:
+    if file.path in dataset.measures:
+        return file.path, dataset.measures[file.path]
+    found = digest_file(dataset.storage, file.path, dataset.sizes.get(file.path))
+    if dataset.storage.local_path is None and found is not None and found != file.info:
+        found = digest_file(dataset.storage, file.path)  # the transfer may have damaged it
     return file.path, found
 
 
-def _matches(found: FileInfo | None, expected: FileInfo) -> bool:
-    return found is not None and (found.bytes, found.checksum) == (expected.bytes, expected.checksum)
-
-
 def _holders(files: Sequence[_File]) -> Mapping[str, list[_File]]:
-    """By checksum, the files that were written with it."""
+    """Return the files that were written with each checksum."""
     written: dict[str, list[_File]] = defaultdict(list)
     for file in files:
         written[file.info.checksum].append(file)
@@ -194,25 +190,25 @@ def _holders(files: Sequence[_File]) -> Mapping[str, list[_File]]:
 
 
 def _locate(
-    known: RecoveredDataset,
+    dataset: RecoveredDataset,
     file: _File,
     measures: Mapping[str, FileInfo | None],
     holders: Mapping[str, Sequence[_File]],
 ) -> Damage:
-    storage, manifest = known.storage, known.manifest
+    storage, manifest = dataset.storage, dataset.manifest
     found, shard = measures[file.path], file.shard
     split = None if shard is None else shard.split
     if found is None:
         return Damage(path=file.path, split=split, kind="missing", problem="the file is missing")
     if others := holders.get(found.checksum):
         other = next((o for o in others if _holds(measures[o.path], file)), others[0])
-        problem = f"it holds what was written as {other.path}"
-        problem += f", and that what was written as {file.path}" if _holds(measures[other.path], file) else ""
+        mutual = _holds(measures[other.path], file)
+        problem = f"it holds the content of {other.path}{', and vice versa' if mutual else ''}"
         return Damage(path=file.path, split=split, kind="swapped", problem=problem, offset=0)
     if shard is None:
-        return locate_in_companion(storage, manifest, known.shards, file.path, found)
+        return locate_in_companion(storage, manifest, dataset.shards, file.path, found)
     if file.path == shard.index_path:
-        intact = _matches(measures[shard.path], shard.files[shard.path])
+        intact = measures[shard.path] == shard.files[shard.path]
         return locate_in_index(storage, manifest, shard, found, shard_intact=intact)
     return locate_in_shard(storage, manifest, shard, found, _intact_index(storage, manifest, shard, measures))
 
@@ -231,12 +227,12 @@ def _intact_index(
         return read_index(stored, manifest)
 
 
-def _notes(known: RecoveredDataset, files: set[str]) -> Iterator[Note]:
-    if known.names is None:
-        yield Note(path="", remark="the folder cannot be listed: whether it holds other files is not known")
+def _notes(dataset: RecoveredDataset, files: set[str]) -> Iterator[Note]:
+    if dataset.names is None:
+        yield Note(path="", remark="the folder cannot be listed, so other files in it are not reported")
         return
-    for name in sorted(known.names - files - {MANIFEST_NAME, known.manifest.shards_path}):
-        yield Note(path=name, remark=_remark(name, known.manifest))
+    for name in sorted(dataset.names - files - {MANIFEST_NAME, dataset.manifest.shards_path}):
+        yield Note(path=name, remark=_remark(name, dataset.manifest))
 
 
 def _remark(name: str, manifest: Manifest) -> str:
@@ -244,17 +240,17 @@ def _remark(name: str, manifest: Manifest) -> str:
     lost = {shard.path for shard in manifest.lost}
     generation = table_order(name)[0] if TABLE_NAMES.fullmatch(name) else generation_of(name)
     if last == LEASE_NAME:
-        return "the mark of a build, an append or a repair that is at work, or that was killed"
+        return "lease of a build, an append or a repair that is running or was killed"
     if name.startswith(f"{STAGING}/"):
-        return "of a build that was to replace this dataset and did not finish"
+        return "left by an unfinished build that was to replace this dataset"
     if draft_target(name):
-        return "of a write that did not finish"
+        return "left by an unfinished write"
     if generation >= len(manifest.all_generations) and is_build_file(name):
-        return "of an append that did not finish; go on with it, or be rid of it with: shard-dataset clean"
+        return "left by an unfinished append; resume it, or remove its files with: shard-dataset clean"
     if TABLE_NAMES.fullmatch(name) and generation < table_order(manifest.shards_path)[0]:
-        return "the table before an append, kept for readers that opened it; to remove it: shard-dataset clean"
+        return "shard table from before an append, kept for readers that opened it; remove it with: shard-dataset clean"
     if is_tfds_file(name) and manifest.generations:
-        return "for TensorFlow Datasets, and not of the dataset as it is now that records were appended"
+        return "for TensorFlow Datasets, but outdated by an append"
     if name in lost or TABLE_NAMES.fullmatch(name) or repairs_of(last):
-        return "of a repair that did not finish; repair again to be rid of it"
-    return "not of this dataset"
+        return "left by an unfinished repair; repair again to remove it"
+    return "not part of this dataset"

@@ -83,7 +83,7 @@ def with_value(name: str, record: int, value: int | None) -> Callable[[pa.Table]
 def refused(root: Path, file: str, problem: str, *ways: str) -> None:
     for way in ways or ALL_READ:
         with pytest.raises(
-            CorruptionError, match=rf"{root}/{file} is as it was written, but not what dataset\.json says of it: "
+            CorruptionError, match=rf"{root}/{file} is intact but not what dataset\.json describes: "
         ) as no:
             ALL_READ[way](str(root))
         assert problem in str(no.value), way
@@ -91,11 +91,11 @@ def refused(root: Path, file: str, problem: str, *ways: str) -> None:
 
 INDEXES: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
     (with_value("length", 4, -(1 << 31)), "it has a record of -2147483648 bytes"),
-    (with_value("length", 4, 1 << 30), "a record does not begin where the one before it ends"),
-    (with_value("offset", 0, 1 << 40), "a record does not begin where the one before it ends"),
+    (with_value("length", 4, 1 << 30), "a record does not start where the previous one ends"),
+    (with_value("offset", 0, 1 << 40), "a record does not start where the previous one ends"),
     (with_value("length", 59, 1 << 30), "its records end at byte"),
-    (with_value("class_id", 7, -(1 << 31)), "it has classes -2147483648 to 2, of 3"),
-    (with_value("class_id", 7, 3), "it has classes 0 to 3, of 3"),
+    (with_value("class_id", 7, -(1 << 31)), "it has class ids -2147483648 to 2, not 0 to 2"),
+    (with_value("class_id", 7, 3), "it has class ids 0 to 3, not 0 to 2"),
     (with_value("length", 4, None), "its column 'length' is of type int32, with 1 nulls"),
     (lambda index: index.drop_columns(["class_id"]), "class_id"),
     (lambda index: index.slice(1), "it has 59 rows for 60 records"),
@@ -115,7 +115,7 @@ def test_a_record_that_is_none_is_told_by_all_that_decode_it(make: Make) -> None
     size = index_of(root).column("length")[0].as_py()
     forge(root, "", data[:12] + bytes(size - 16) + data[size - 4 :])
     for way, where in (("epoch", "a record"), ("uniform", "a record"), ("sample", "record 0 of the split")):
-        with pytest.raises(CorruptionError, match=rf"^{where} is as it was written, but not what .*verify --deep"):
+        with pytest.raises(CorruptionError, match=rf"^{where} is intact but not what .*verify --deep"):
             ALL_READ[way](str(root))
 
 
@@ -176,7 +176,7 @@ def test_a_shape_that_is_not_that_of_the_records_is_told_by_cat(make: Make) -> N
     sink = pa.BufferOutputStream()
     pq.write_table(TABLES[0][0](pq.read_table(root / path)), sink)
     forge(root, "", sink.getvalue().to_pybytes())
-    with pytest.raises(CorruptionError, match=rf"{root}/{path} is as it was written, but not what"):
+    with pytest.raises(CorruptionError, match=rf"{root}/{path} is intact but not what"):
         list(read_records(open_dataset(root), "train", 1))
 
 

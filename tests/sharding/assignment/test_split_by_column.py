@@ -216,7 +216,7 @@ class TestSplitColumn:
         ("values", "message"),
         [
             (["a", None], r"record 1 \(from 0\) has no value for --split-column fold; drop or fill it first"),
-            (["a", "b/c"], "--split-column fold: a split's name consists of ASCII.*got 'b/c'; replace that value"),
+            (["a", "b/c"], "--split-column fold: the name of a split must.*got 'b/c'; replace that value"),
             (["a", ""], "got ''"),
             (list(range(300)), "has 300 values, and each names a split; .* with --group-by fold"),
         ],

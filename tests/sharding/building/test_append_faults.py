@@ -257,10 +257,10 @@ def test_the_table_is_made_again_beside_an_append_that_did_not_finish(
     (twice / "shards-g00002.parquet").unlink()
     (twice / "g00003" / "notes.txt").touch()
     remarks = {n.path: n.remark for n in check_dataset(str(twice)).notes if n.path.startswith("g00003/")}
-    assert remarks.pop("g00003/notes.txt") == "not of this dataset"
+    assert remarks.pop("g00003/notes.txt") == "not part of this dataset"
     (twice / "g00003" / "notes.txt").unlink()
     assert set(remarks.values()) == {
-        "of an append that did not finish; go on with it, or be rid of it with: shard-dataset clean"
+        "left by an unfinished append; resume it, or remove its files with: shard-dataset clean"
     }
     assert repair(str(twice)).lost == ()
     assert files_of(twice) == before

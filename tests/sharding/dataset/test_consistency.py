@@ -52,28 +52,28 @@ def assert_refused(dataset: Path, name: str, problem: str) -> None:
     for read in (open_dataset, verify):
         with pytest.raises(DatasetError) as no:
             read(str(dataset))
-        assert f"{dataset}/{name} is as it was written, but contradicts" in str(no.value)
+        assert f"{dataset}/{name} is intact but contradicts" in str(no.value)
         assert problem in str(no.value)
 
 
 MANIFESTS: list[tuple[Change, str]] = [
-    (lambda v: v.update(compression="zstd"), "no shards are of format 'tfrecord' and compression 'zstd'"),
+    (lambda v: v.update(compression="zstd"), "there are no shards of format 'tfrecord' and compression 'zstd'"),
     (lambda v: v.update(features=[]), "it has no features"),
-    (lambda v: v.update(classes=[3, 5, [9]]), "its classes are no values of its label 'label'"),
-    (lambda v: v.update(classes=[3, 5, 5]), "its classes do not differ"),
-    (lambda v: v.update(classes=[3, 5]), "split 'train' has counts of 3 classes, of 2"),
+    (lambda v: v.update(classes=[3, 5, [9]]), "its classes are not values of its label 'label'"),
+    (lambda v: v.update(classes=[3, 5, 5]), "it has the same class twice"),
+    (lambda v: v.update(classes=[3, 5]), "split 'train' counts 3 classes, not 2"),
     (lambda v: v["features"][-1].pop("role"), "it has 3 classes, and no label"),
     (lambda v: v.update(splits={}), "it has no splits"),
-    (lambda v: v["splits"].update({"../up": v["splits"].pop("test")}), "'../up' is no name of a split"),
-    (lambda v: v["splits"]["test"].update(records=7), "split 'test' has 7 records, and of its classes 6"),
+    (lambda v: v["splits"].update({"../up": v["splits"].pop("test")}), "'../up' is not a valid name of a split"),
+    (lambda v: v["splits"]["test"].update(records=7), "split 'test' has 7 records, but 6 over all classes"),
     (lambda v: v["splits"]["test"].update(shards=1 << 40), "split 'test' has 6 records in 1099511627776 shards"),
-    (lambda v: v["splits"]["test"]["statistics"].pop("id"), "split 'test' has statistics of other features"),
-    (lambda v: v["layout"].update(example_bytes=1 << 40), "its layout is not one of its features"),
-    (lambda v: v["layout"]["columns"][0].update(name="x"), "its layout is not one of its features"),
-    (lambda v: v["layout"]["columns"][0].update(item_bytes=-1), "its layout is not one of its features"),
-    (lambda v: v["options"]["splits"].update(train="most"), "its options have no shares of the splits"),
-    (lambda v: v["options"].pop("splits"), "its options have no shares of the splits"),
-    (lambda v: v["shards"].update(path="x.parquet"), "'x.parquet' is no name of a table of shards"),
+    (lambda v: v["splits"]["test"]["statistics"].pop("id"), "the statistics of split 'test' are not"),
+    (lambda v: v["layout"].update(example_bytes=1 << 40), "its layout does not fit its features"),
+    (lambda v: v["layout"]["columns"][0].update(name="x"), "its layout does not fit its features"),
+    (lambda v: v["layout"]["columns"][0].update(item_bytes=-1), "its layout does not fit its features"),
+    (lambda v: v["options"]["splits"].update(train="most"), "its options lack the shares of the splits"),
+    (lambda v: v["options"].pop("splits"), "its options lack the shares of the splits"),
+    (lambda v: v["shards"].update(path="x.parquet"), "'x.parquet' is not a valid name of a shard table"),
 ]
 
 
@@ -85,18 +85,18 @@ def test_what_contradicts_itself_is_refused(dataset: Path, change: Change, probl
 
 def test_so_is_what_its_features_alone_contradict(dataset: Path) -> None:
     forge(dataset, lambda value: value["features"].append(value["features"][0]))
-    with pytest.raises(DatasetError, match=r"dataset\.json is as it was written, .*column names must differ"):
+    with pytest.raises(DatasetError, match=r"dataset\.json is intact, .*column names must differ"):
         open_dataset(str(dataset))
 
 
 def test_so_are_counts_that_are_no_list(dataset: Path) -> None:
     forge(dataset, lambda value: value["splits"]["test"].update(class_counts=6))
-    with pytest.raises(DatasetError, match=r"dataset\.json is as it was written, .*counts must be a list, got 6"):
+    with pytest.raises(DatasetError, match=r"dataset\.json is intact, .*counts must be a list, got 6"):
         open_dataset(str(dataset))
 
 
 TABLES: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
-    (lambda table: table.drop_columns(["index_bytes"]), "it is no table of shards"),
+    (lambda table: table.drop_columns(["index_bytes"]), "it is not a shard table"),
     (lambda table: table.drop_columns(["class_counts"]), "no 'class_counts' of type list"),
     (lambda table: table.set_column(1, "path", pa.array([7] * len(table))), "no 'path' of type string"),
     (in_row(0, split="other"), "it has shards of split 'other', unknown to dataset.json"),
@@ -124,7 +124,7 @@ def test_totals_that_are_not_those_of_the_table_are_refused(dataset: Path) -> No
 def test_counts_of_a_shard_that_do_not_add_up_are_refused_when_looked_at(dataset: Path, counts: list[int]) -> None:
     forge_table(dataset, in_row(0, class_counts=counts))
     shards = open_dataset(str(dataset)).shards
-    with pytest.raises(DatasetError, match="a shard's records of 3 classes are not all its records"):
+    with pytest.raises(DatasetError, match="the records of a shard are not the sum over its 3 classes"):
         sum(shards[1].class_counts)
 
 

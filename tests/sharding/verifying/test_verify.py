@@ -268,7 +268,7 @@ class TestPlaces:
         assert any(group.damaged for group in parquet_format.scan_row_groups(pa.py_buffer(bytes(data))))
         damage = only(verify(str(path.parent)))
         assert (damage.row_group, damage.column, damage.offset) == (None, None, footer)
-        assert f"in the footer, at offset {footer}: the columns that it names do not fill the file" in damage.problem
+        assert f"in the footer, at offset {footer}: its columns do not fill the file" in damage.problem
 
     def test_a_flip_that_no_reader_would_notice_is_found_by_the_checksum_of_its_page(self, tmp_path: Path) -> None:
         values = pa.array(np.random.default_rng(0).normal(size=1000))
@@ -305,7 +305,7 @@ class TestPlaces:
         (root / "x").rename(root / b)
         first, second = verify(str(root))
         assert (first.path, first.kind, second.path) == (a, "swapped", b)
-        assert f"holds what was written as {b}, and that what was written as {a}" in first.problem
+        assert first.problem == f"it holds the content of {b}, and vice versa"
 
 
 class TestDeep:

@@ -129,7 +129,7 @@ class TestDestinations:
         done = cli("shard-dataset", "verify", url, env=replace(s3_server, endpoint_url=proxy.url).env)
         assert (done.returncode, done.stdout.splitlines()[0]) == (
             0,
-            "note: the folder cannot be listed: whether it holds other files is not known",
+            "note: the folder cannot be listed, so other files in it are not reported",
         )
 
     def test_a_read_only_hdfs_folder(self, cli: Cli, source: str, hdfs_server: HdfsServer) -> None:
