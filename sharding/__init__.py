@@ -25,8 +25,9 @@ from .exporting.export import Export, ExportOptions, export
 from .formats.images.statistics import ImageStatistics
 from .progress import Progress
 from .repairing.rebuild_plan import Original
+from .repairing.remedy import Remedy
 from .repairing.repair import RepairReport, apply_repair, repair
-from .repairing.repair_plan import Remedy, RepairPlan, plan_repair
+from .repairing.repair_plan import RepairPlan, plan_repair
 from .schema import Feature, Schema
 from .storage.storage import Storage
 from .verifying.verify import Verification, VerifyProgress, check_dataset, verify

@@ -1,7 +1,9 @@
-"""A folder in which shards of a dataset are made again from sources, one generation after the other.
+"""Rebuilds shards of a dataset from sources, in a scratch folder, one generation after the other.
 
-What a generation holds may follow from the records before it. They are read where they lie as they were written: in the
-dataset's folder or, if they are damaged there, in this one, once made again. Nothing is written to the dataset.
+A generation may depend on the records before it. They are read where they are intact: in the dataset's folder or, if
+they are damaged there, in the scratch folder once rebuilt. Nothing is written to the dataset.
+
+Tested in test_rebuild_plan.py, test_rebuild_order.py and test_rebuild_generations.py.
 """
 
 from __future__ import annotations
@@ -33,120 +35,122 @@ from ..storage.storage import Storage
 from ..verifying.record_checks import check_meaning
 from ..verifying.verify import default_workers
 from .rebuild_plan import Rebuild, check_rebuilt, depends_on_earlier, source_flags
-from .salvage import ShardFiles, restore_shard
+from .restore import ShardFiles, restore_shard
 
 __all__ = ["Rebuilder", "open_rebuilder"]
 
 
 class Rebuilder:
-    """Makes shards again; see `open_rebuilder`.
+    """Rebuilds shards; see `open_rebuilder`.
 
     Attributes:
-        known: the dataset.
-        folder: that what is made lies in, under the names that it has in the dataset.
+        dataset: the dataset.
+        folder: folder of the rebuilt shards, under the names that they have in the dataset.
         report: called after every task.
-        rows: of the table of shards: those of the dataset, and of those that were made again.
+        rows: rows of the shard table: those of the dataset, and of the rebuilt shards.
     """
 
     def __init__(
         self,
-        known: RecoveredDataset,
+        dataset: RecoveredDataset,
         lost: Iterable[int],
-        mendable: Iterable[ShardFiles],
+        restorable: Iterable[ShardFiles],
         root: Storage,
         report: Report,
     ) -> None:
-        self.known = known
+        self.dataset = dataset
         self.folder = root.folder("made")
         self.report = report
-        self.rows = known.shards
+        self.rows = dataset.shards
         self._spills = root.folder("spill")
         self._lost = set(lost)
-        self._mendable = list(mendable)
-        self._here: set[str] = set()
-        self._looked_into = set(self._lost)
+        self._restorable = list(restorable)
+        self._in_folder: set[str] = set()
+        self._checked = set(self._lost)
         self._spilled = 0
 
-    def before(self, number: int) -> EarlierShards | None:
-        """The records that what a generation holds depends on; None if it does not follow from any.
+    def earlier_shards(self, number: int) -> EarlierShards | None:
+        """Return the shards on which a generation depends; None if it depends on none.
 
         Raises:
-            CorruptionError: some of them are lost, and not yet made again.
+            CorruptionError: some of them are lost, and not yet rebuilt.
         """
-        storage, manifest = self.known.storage, self.known.manifest
-        if not depends_on_earlier(manifest, number, proven=self.known.proven):
+        storage, manifest = self.dataset.storage, self.dataset.manifest
+        if not depends_on_earlier(manifest, number, proven=self.dataset.proven):
             return None
-        if not self.known.proven:
-            self._look_into(number)
+        if not self.dataset.proven:
+            self._check_generations(number)
         if lacking := sorted(earlier for earlier in self._lost if earlier < number):
             several = "generations" if len(lacking) > 1 else "generation"
             raise CorruptionError(
-                f"what generation {number} of {storage.locate()} holds depends on the records before it, and "
-                f"shards of {several} {', '.join(map(str, lacking))} are damaged as well; nothing was "
-                f"changed; repair with {source_flags(manifest, lacking)}, too"
+                f"generation {number} of {storage.locate()} depends on the records before it, and shards of "
+                f"{several} {', '.join(map(str, lacking))} are damaged as well; nothing was changed; repair with "
+                f"{source_flags(manifest, lacking)}, too"
             )
-        for files in [files for files in self._mendable if generation_of(files.shard.path) < number]:
-            self._lay_out(files)
+        for files in [files for files in self._restorable if generation_of(files.shard.path) < number]:
+            self._restore_in_folder(files)
         of_all = manifest.all_generations
         return EarlierShards(
             storage=storage,
             manifest=manifest,
             shards=tuple(shard for shard in self.rows if generation_of(shard.path) < number),
-            folder_overrides=dict.fromkeys(self._here, self.folder),
+            folder_overrides=dict.fromkeys(self._in_folder, self.folder),
             same_source=of_all[number].source["fingerprint"] in {of.source["fingerprint"] for of in of_all[:number]},
         )
 
-    def _look_into(self, number: int) -> None:
-        """Find out which generations before one have shards that cannot be what was written.
+    def _check_generations(self, stop: int) -> None:
+        """Find the generations before `stop` whose shards cannot be as they were written.
 
-        Without the table nothing proves them, and none that is damaged is to be read as if it were not.
+        Without the table nothing proves them, and no damaged shard may be read as if it were intact.
         """
-        storage, manifest = self.known.storage, self.known.manifest
-        earlier = set(range(number)) - self._looked_into
+        storage, manifest = self.dataset.storage, self.dataset.manifest
+        earlier = set(range(stop)) - self._checked
         shards = [shard for shard in self.rows if generation_of(shard.path) in earlier]
         jobs = [(check_meaning, (storage, manifest, shard)) for shard in shards]
         with ThreadPoolExecutor(default_workers(storage), thread_name_prefix="ringfeed-repair") as pool:
             found = run_tasks(pool, jobs)
         self._lost |= {generation_of(shard.path) for shard, damages in zip(shards, found, strict=True) if damages}
-        self._looked_into |= earlier
+        self._checked |= earlier
 
-    def lacks(self, number: int) -> bool:
-        """Whether shards of a generation are lost, and not yet made again."""
+    def is_lost(self, number: int) -> bool:
+        """Whether shards of a generation are lost, and not yet rebuilt."""
         return number in self._lost
 
-    def _lay_out(self, files: ShardFiles) -> None:
-        """Put the files of a shard here as they were written, although the dataset has not got them back yet."""
-        shard, mended = files.shard, restore_shard(files)
-        for path, data, at in (
-            (shard.path, mended.data, files.data_at),
-            (shard.index_path, mended.index, files.index_at),
+    def _restore_in_folder(self, files: ShardFiles) -> None:
+        """Write a restored shard to the scratch folder; the dataset is restored only when the plan is applied."""
+        shard, restored = files.shard, restore_shard(files)
+        for path, data, current_path in (
+            (shard.path, restored.data, files.data_path),
+            (shard.index_path, restored.index, files.index_path),
         ):
             if data is not None:
                 self.folder.write(path, data)
-            elif at is not None:
-                with open_decompressed(files.storage, at) as stored:
+            elif current_path is not None:
+                with open_decompressed(files.storage, current_path) as stored:
                     self.folder.write(path, stored)
-        self._here.add(shard.path)
-        self._mendable.remove(files)
+        self._in_folder.add(shard.path)
+        self._restorable.remove(files)
 
-    def make(self, rebuild: Rebuild) -> list[ShardInfo]:
-        """Make the shards of a rebuild again, and return them in the order of their numbers.
+    def run(self, rebuild: Rebuild) -> list[ShardInfo]:
+        """Rebuild the shards of a plan, and return them in the order of their numbers.
 
         Raises:
-            SourceError: one is not as it was written, as far as that is known.
-            CorruptionError: what the generation depends on is lost.
+            SourceError: one differs from what was written, as far as that is known.
+            CorruptionError: records on which the generation depends are lost.
         """
-        with self._planned(rebuild) as plan, open_engine("local", rebuild.options.workers) as pool:
-            results = self._make(rebuild, plan, pool)
+        with self._plan_with_census(rebuild) as plan, open_engine("local", rebuild.options.workers) as pool:
+            results = self._write(rebuild, plan, pool)
         made = [result.info for result in sorted(results, key=lambda result: result.number)]
-        self.rows = self._proven(rebuild, made) if self.known.proven else _with_generation(self.rows, rebuild, made)
-        self._here |= {shard.path for shard in made}
+        self.rows = self._proven(rebuild, made) if self.dataset.proven else _with_generation(self.rows, rebuild, made)
+        self._in_folder |= {shard.path for shard in made}
         self._lost.discard(rebuild.generation)
-        self._looked_into.add(rebuild.generation)
+        self._checked.add(rebuild.generation)
         return made
 
     def _proven(self, rebuild: Rebuild, made: Iterable[ShardInfo]) -> tuple[ShardInfo, ...]:
-        """The rows as they are, with the indexes that were made: those of another version may be encoded otherwise."""
+        """Prove rebuilt shards by the table; return its rows, with the rebuilt indexes: another version of Arrow may
+        encode those differently.
+        """
         by_path = {shard.path: shard for shard in made}
         rows = []
         for row in self.rows:
@@ -156,21 +160,21 @@ class Rebuilder:
             rows.append(row)
         return tuple(rows)
 
-    def _planned(self, rebuild: Rebuild) -> AbstractContextManager[BuildPlan]:
-        """The plan, made again where its census is needed: the files of that are gone, for they may be large."""
+    def _plan_with_census(self, rebuild: Rebuild) -> AbstractContextManager[BuildPlan]:
+        """Return the plan, made once more if it needs its census: the files of that, perhaps large, are gone."""
         if not rebuild.options.needs_census:
             return nullcontext(rebuild.plan)
-        prepare = replace(rebuild.options.prepare, dedup=None)  # the source of the plan is without doubles,
-        options = replace(rebuild.options, prepare=prepare, on_bad_record="fail")  # and without bad records
-        stored = self.before(rebuild.generation)
-        return open_plan(rebuild.plan.source, options, rebuild.plan.base, stored, report=self.report)
+        prepare = replace(rebuild.options.prepare, dedup=None)  # the plan's source has no duplicates any more,
+        options = replace(rebuild.options, prepare=prepare, on_bad_record="fail")  # and no bad records
+        earlier = self.earlier_shards(rebuild.generation)
+        return open_plan(rebuild.plan.source, options, rebuild.plan.base, earlier, report=self.report)
 
-    def _make(self, rebuild: Rebuild, plan: BuildPlan, pool: Executor) -> list[ShardResult]:
+    def _write(self, rebuild: Rebuild, plan: BuildPlan, pool: Executor) -> list[ShardResult]:
         options, manifest = rebuild.options, rebuild.manifest
-        bucketing = Bucketing(assignment=plan.assignment, shards_per_bucket=1)  # no record of another shard is spilled
+        bucketing = Bucketing(assignment=plan.assignment, shards_per_bucket=1)  # spill no record of another shard
         others = set(range(plan.assignment.shards)) - set(rebuild.numbers.values())
         self._spilled += 1
-        spill = open_spill(self._spills, f"rebuild-{self._spilled}")  # of no other source; what those left is removed
+        spill = open_spill(self._spills, f"rebuild-{self._spilled}")  # one per source: what others left is removed
         target = ShardTarget(
             storage=self.folder,
             plan=manifest.all_generations[rebuild.generation].plan,
@@ -194,26 +198,26 @@ class Rebuilder:
 
 @contextmanager
 def open_rebuilder(
-    known: RecoveredDataset,
+    dataset: RecoveredDataset,
     root: Storage,
     report: Report,
     *,
     lost: Iterable[int] = (),
-    mendable: Iterable[ShardFiles] = (),
+    restorable: Iterable[ShardFiles] = (),
 ) -> Iterator[Rebuilder]:
-    """A rebuilder in a folder that is there until the body ends.
+    """Open a rebuilder in a folder that is removed when the context exits.
 
     Args:
-        known: the dataset.
-        root: the folder; see `scratch_root` and `planning_folder`.
+        dataset: the dataset.
+        root: scratch folder; see `scratch_root` and `planning_folder`.
         report: called after every task.
-        lost: generations that have shards which can be had from a source alone.
-        mendable: shards that are damaged, and can be had as they were without one.
+        lost: generations with shards that only a source can bring back.
+        restorable: damaged shards that can be restored without a source.
     """
     absent = root.absent_folders()
     remove_spill(root)
     try:
-        yield Rebuilder(known, lost, mendable, root, report)
+        yield Rebuilder(dataset, lost, restorable, root, report)
     except BaseException as error:
         remove_spill_on_error(error, root, absent)
         raise
@@ -221,7 +225,7 @@ def open_rebuilder(
 
 
 def _with_generation(rows: Sequence[ShardInfo], rebuild: Rebuild, made: Sequence[ShardInfo]) -> tuple[ShardInfo, ...]:
-    """The rows of a table, those of one generation as they were made again."""
+    """Return the rows of a table, with those of one generation replaced by the rebuilt ones."""
     classes = len(rebuild.manifest.classes)
     own = [replace(shard, class_counts=pad_counts(shard.class_counts, classes)) for shard in made]
     others = [shard for shard in rows if generation_of(shard.path) != rebuild.generation]

@@ -1,8 +1,8 @@
-"""Repair a dataset: first what can be had as it was written, bit by bit; then the records that are intact.
+"""Repairs a dataset: restores what can be restored bit by bit, then salvages intact records.
 
-`plan_repair` reads and decides, `apply_repair` writes what the plan says, and holds the dataset's lease while it does.
-A repair that is killed can be run again: until `dataset.json` is written anew the dataset is what it was, and what lies
-about is found by its checksum.
+`plan_repair` reads and decides; `apply_repair` carries out the plan, holding the dataset's lease. A killed repair can
+be run again: until the new `dataset.json` is written, the dataset is what it was, and files already written are
+recognised by their checksums.
 """
 
 from __future__ import annotations
@@ -34,18 +34,11 @@ from ..storage.lease import LEASE_NAME, Lease, hold_lease, is_lease_file, read_h
 from ..storage.storage import Storage, StorageLike
 from ..verifying.verify import VerifyReport
 from .rebuild_plan import Original, check_rebuilt
-from .repair_plan import (
-    MISPLACED,
-    Loss,
-    Remedy,
-    RepairPlan,
-    locate_files,
-    plan_rebuilder,
-    plan_repair,
-    remaining_shards,
-    replacement_name,
-)
-from .salvage import restore_shard, salvage_shard
+from .remedy import MISPLACED, Loss, Remedy, remaining_shards
+from .repair_plan import RepairPlan, plan_rebuilder, plan_repair
+from .restore import restore_shard
+from .salvage import salvage_shard
+from .shard_plan import locate_files, replacement_name
 
 __all__ = ["RepairReport", "apply_repair", "exclude_losses", "repair", "restore_file"]
 
@@ -55,11 +48,11 @@ class RepairReport:
     """What a repair did, or would do.
 
     Attributes:
-        damages: that were found.
-        remedies: for each file that was damaged or left over.
-        lost: records that could not be had, by shard; without those of earlier repairs.
-        lost_by_class: the same by split and class value.
-        sources: what the generations of those shards were built from, to bring them back with.
+        damages: damages found.
+        remedies: remedies of files that were damaged or left over.
+        lost: records lost, by shard; without those lost in earlier repairs.
+        lost_by_class: number of records lost, by split and class value.
+        sources: sources of the generations of those shards, which could bring them back.
     """
 
     damages: tuple[Damage, ...]
@@ -79,25 +72,25 @@ def repair(
     spill: str | os.PathLike[str] | None = None,
     rebuilding: Report = ignore,
 ) -> RepairReport:
-    """Repair a dataset from itself and from the sources that are given, as far as it goes.
+    """Repair a dataset from what is left of it and from the given sources, as far as possible.
 
-    Files that can be had as they were written are; of the other shards, the intact records are written as new shards,
-    and a new `dataset.json` takes them in and names what was lost. The damaged files are then removed.
+    Files are restored where possible. Of other shards, the intact records are written as new shards, and a new
+    `dataset.json` lists these and what was lost. The damaged files are then removed.
 
     Args:
-        location: of the dataset.
-        report: of the check that comes first; see `check_dataset`.
-        workers: files to read side by side; by default see `default_workers`.
-        dry_run: only tell what would be done.
-        originals: the sources of generations, to make shards again from that would else lose records.
-        spill: URL or path of a folder for what is made of them; None: this machine's folder for temporary files.
-        rebuilding: called after every task of that; see `build`.
+        location: folder of the dataset.
+        report: called as the initial check proceeds; see `check_dataset`.
+        workers: number of files to read in parallel; see `default_workers`.
+        dry_run: whether to only report what would be done.
+        originals: sources of generations, to rebuild shards that would otherwise lose records.
+        spill: URL or path of a folder for files of those rebuilds; None: the folder for temporary files.
+        rebuilding: called after every task of those rebuilds; see `build`.
 
     Raises:
         DatasetError: there is no dataset, or a newer version wrote it.
-        CorruptionError: it is beyond this kind of repair.
-        SourceError: a source is another than the dataset was built from. Nothing is changed.
-        DestinationError: a build, or another repair, is at work there.
+        CorruptionError: it cannot be repaired this way.
+        SourceError: a source is not the original. Nothing is changed.
+        DestinationError: a build, or another repair, is running there.
         StorageError: the store refuses.
     """
     plan = plan_repair(location, report, workers=workers, originals=originals, spill=spill, rebuilding=rebuilding)
@@ -108,8 +101,8 @@ def repair(
         damages=plan.verification.damages,
         remedies=plan.remedies,
         lost=lost,
-        lost_by_class=_by_class(lost, plan.known.manifest),
-        sources=_sources_of(lost, plan.known.manifest),
+        lost_by_class=_by_class(lost, plan.dataset.manifest),
+        sources=_sources_of(lost, plan.dataset.manifest),
     )
 
 
@@ -127,74 +120,74 @@ def _by_class(lost: Iterable[LostRecords], manifest: Manifest) -> dict[str, dict
 
 
 def apply_repair(plan: RepairPlan, rebuilding: Report = ignore) -> Manifest:
-    """Do what a plan says, and return the manifest that then holds.
+    """Carry out a plan, and return the manifest of the repaired dataset.
 
     Args:
-        plan: what to do.
-        rebuilding: called after every task that makes shards again from a source; see `build`.
+        plan: the plan.
+        rebuilding: called after every task that rebuilds shards from a source; see `build`.
 
     Raises:
         CorruptionError: a file changed since the plan was made.
-        SourceError: what was made from the source is not what was written. Nothing is changed.
-        DestinationError: a build, or another repair, is at work there.
-        StorageError: the store refuses. The dataset is no worse than it was; run the repair again.
+        SourceError: shards rebuilt from a source differ from what was written. Nothing is changed.
+        DestinationError: a build, or another repair, is running there.
+        StorageError: the store refuses. The dataset is no worse than before; run the repair again.
     """
-    if not plan.remedies and not _is_marked(plan.known):
-        return plan.known.manifest
+    if not plan.remedies and not _is_lease_left(plan.dataset):
+        return plan.dataset.manifest
     with _held(plan) as lease:
-        storage = plan.known.storage
+        storage = plan.dataset.storage
         if not plan.rebuilds:
             return _apply(_fenced(plan, lease), lease, {}, storage)
         with plan_rebuilder(plan, scratch_root(plan.spill, storage), rebuilding) as rebuilder:
-            rebuilt = _checked(plan, [shard for rebuild in plan.rebuilds for shard in rebuilder.make(rebuild)])
+            rebuilt = _checked(plan, [shard for rebuild in plan.rebuilds for shard in rebuilder.run(rebuild)])
             lease.check()
             return _apply(_fenced(plan, lease), lease, rebuilt, rebuilder.folder)
 
 
-def _is_marked(known: RecoveredDataset) -> bool:
-    """Whether a repair was killed when it had done all but to give the lease back."""
-    holder = read_holder(known.storage) if LEASE_NAME in (known.names or ()) else None
+def _is_lease_left(dataset: RecoveredDataset) -> bool:
+    """Whether a repair was killed after all its work, but before it released the lease."""
+    holder = read_holder(dataset.storage) if LEASE_NAME in (dataset.names or ()) else None
     return holder is not None and holder.task == "repair" and holder.has_ended
 
 
 @contextmanager
 def _held(plan: RepairPlan) -> Iterator[Lease]:
-    """The lease of the dataset.
+    """Hold the lease of the dataset.
 
     Raises:
-        DestinationError: another writes there, or did since the plan was made.
+        DestinationError: another process writes there, or did since the plan was made.
     """
-    storage = plan.known.storage
+    storage = plan.dataset.storage
     storage.check_writable()
     with hold_lease(storage, {"task": "repair", **spill_lease_entry(plan.spill)}) as lease:
         try:
-            if not _is_as_seen(plan.known):
+            if not _is_unchanged(plan.dataset):
                 raise DestinationError(
-                    f"{storage.locate()} was changed while it was looked through; run the repair again"
+                    f"{storage.locate()} was changed while the repair was planned; run the repair again"
                 )
             yield lease
-            abort_uploads(fence_storage(storage, lease))  # of a repair before this one
+            abort_uploads(fence_storage(storage, lease))  # left by an earlier repair
         finally:
             lease.release(keep=False)
 
 
-def _is_as_seen(known: RecoveredDataset) -> bool:
-    """Whether the folder holds the files that it did, but for marks, and `dataset.json` says what it did."""
-    there = () if known.names is None else known.storage.list()
-    others = (known.names or frozenset()).symmetric_difference(there)
-    return all(map(is_lease_file, others)) and read_or_none(known.storage, MANIFEST_NAME) == known.manifest_bytes
+def _is_unchanged(dataset: RecoveredDataset) -> bool:
+    """Whether `dataset.json` and the names of all files, leases aside, are as they were when the plan was made."""
+    current = () if dataset.names is None else dataset.storage.list()
+    changed = (dataset.names or frozenset()).symmetric_difference(current)
+    return all(map(is_lease_file, changed)) and read_or_none(dataset.storage, MANIFEST_NAME) == dataset.manifest_bytes
 
 
 def _fenced(plan: RepairPlan, lease: Lease) -> RepairPlan:
-    """The plan, of a storage that is written to no longer than the lease is held."""
-    return replace(plan, known=replace(plan.known, storage=fence_storage(plan.known.storage, lease)))
+    """Return the plan on a storage that refuses writes once the lease is lost."""
+    return replace(plan, dataset=replace(plan.dataset, storage=fence_storage(plan.dataset.storage, lease)))
 
 
 def _checked(plan: RepairPlan, made: Sequence[ShardInfo]) -> dict[str, str]:
-    """The files to put back, and their checksums; what is made again beside them need not be as it was."""
+    """Check the rebuilt files that replace damaged ones and return their checksums; other files may differ."""
     wanted = {remedy.path for remedy in plan.remedies if remedy.action == "rebuild"}
     written = {
-        path: info.checksum for shard in plan.known.shards for path, info in shard.files.items() if path in wanted
+        path: info.checksum for shard in plan.dataset.shards for path, info in shard.files.items() if path in wanted
     }
     rebuilds = {rebuild.generation: rebuild for rebuild in plan.rebuilds}
     for shard in made:
@@ -205,20 +198,20 @@ def _checked(plan: RepairPlan, made: Sequence[ShardInfo]) -> dict[str, str]:
 
 
 def _apply(plan: RepairPlan, lease: Lease, rebuilt: Mapping[str, str], scratch: Storage) -> Manifest:
-    known = plan.known
-    storage = known.storage
-    for path in sorted(known.restored, key=lambda path: path == MANIFEST_NAME):  # `dataset.json` last
-        storage.write(path, known.restored[path])
+    dataset = plan.dataset
+    storage = dataset.storage
+    for path in sorted(dataset.restored, key=lambda path: path == MANIFEST_NAME):  # `dataset.json` last
+        storage.write(path, dataset.restored[path])
     _move([remedy for remedy in plan.remedies if remedy.origin], storage)
-    rewritten = {remedy.path for remedy in plan.remedies if remedy.action == "rewrite"} - set(known.restored)
+    rewritten = {remedy.path for remedy in plan.remedies if remedy.action == "rewrite"} - set(dataset.restored)
     losses = {loss.shard.path: loss for loss in plan.losses}
-    for shard in known.shards:
+    for shard in dataset.shards:
         if shard.files.keys() & (rewritten | set(losses)):
-            _mend(plan, shard, rewritten, losses.get(shard.path))
+            _restore_or_salvage(plan, shard, rewritten, losses.get(shard.path))
     for path, expected in rebuilt.items():
         restore_file(storage, path, scratch.map(path), expected)
-    files = _mend_companions(plan)
-    manifest = _commit(plan, files, lease) if plan.losses or files != known.manifest.files else known.manifest
+    files = _rewrite_companions(plan)
+    manifest = _commit(plan, files, lease) if plan.losses or files != dataset.manifest.files else dataset.manifest
     for path in _superseded(plan, manifest):
         storage.remove(path)
     storage.sync()
@@ -226,18 +219,18 @@ def _apply(plan: RepairPlan, lease: Lease, rebuilt: Mapping[str, str], scratch: 
 
 
 def restore_file(storage: Storage, path: str, data: pa.Buffer, expected_checksum: str) -> None:
-    """Write a file of the dataset anew, once its bytes are found to be those that were written.
+    """Rewrite a file of the dataset, after checking that these are its original bytes.
 
     Raises:
         CorruptionError: they are not.
     """
     if checksum(data) != expected_checksum:
-        raise CorruptionError(f"{storage.locate(path)} changed while it was repaired; run the repair again")
+        raise CorruptionError(f"{storage.locate(path)} changed during the repair; run the repair again")
     storage.write(path, data)
 
 
 def _move(remedies: Sequence[Remedy], storage: Storage) -> None:
-    """Bring misplaced files where they belong; each first out of the way, for two may have changed places."""
+    """Move misplaced files to their own paths; set each aside first, as two may have been swapped."""
     asides = {}
     for remedy in remedies:
         aside = remedy.origin
@@ -247,7 +240,7 @@ def _move(remedies: Sequence[Remedy], storage: Storage) -> None:
         asides[remedy.path] = aside
     storage.sync()
     for remedy in remedies:
-        storage.remove(remedy.path)  # what is there is damaged, and a rename may not replace it
+        storage.remove(remedy.path)  # the damaged file; a rename may not replace it
         if remedy.action == "move":
             storage.move(asides[remedy.path], remedy.path)
         else:
@@ -255,62 +248,62 @@ def _move(remedies: Sequence[Remedy], storage: Storage) -> None:
                 storage.write(remedy.path, data)
 
 
-def _mend(plan: RepairPlan, shard: ShardInfo, rewritten: set[str], loss: Loss | None) -> None:
-    known = plan.known
-    storage = known.storage
+def _restore_or_salvage(plan: RepairPlan, shard: ShardInfo, rewritten: set[str], loss: Loss | None) -> None:
+    dataset = plan.dataset
+    storage = dataset.storage
     moved = {remedy.path for remedy in plan.remedies if remedy.origin}
     damaged = {damage.path: damage for damage in plan.verification.damages if damage.path not in moved}
     taken = {remedy.origin for remedy in plan.remedies if remedy.action == "move"} - moved
     damaged |= {path: Damage(path=path, kind="missing", problem="") for path in taken}
-    files = locate_files(known, shard, damaged, {})
+    files = locate_files(dataset, shard, damaged, {})
     assert files is not None
-    mended = restore_shard(files)
+    restored = restore_shard(files)
     for path, data, expected in (
-        (shard.path, mended.data, shard.checksum),
-        (shard.index_path, mended.index, shard.index_checksum),
+        (shard.path, restored.data, shard.checksum),
+        (shard.index_path, restored.index, shard.index_checksum),
     ):
         if path in rewritten and data is not None:
             restore_file(storage, path, data, expected)
     if loss is None or loss.replacement is None:
         return
-    salvaged = salvage_shard(files, mended)
+    salvaged = salvage_shard(files, restored)
     new = loss.replacement
     if salvaged is None:
-        raise CorruptionError(f"{storage.locate(shard.path)} changed while it was repaired; run the repair again")
+        raise CorruptionError(f"{storage.locate(shard.path)} changed during the repair; run the repair again")
     restore_file(storage, new.index_path, salvaged.index, new.index_checksum)
     if salvaged.data is not None:
         restore_file(storage, new.path, salvaged.data, new.checksum)
 
 
-def _mend_companions(plan: RepairPlan) -> dict[str, FileInfo]:
-    """Write those files for other programs that are made again, and say what the dataset then has of them."""
-    known = plan.known
-    shards = remaining_shards(known.shards, plan.losses)
+def _rewrite_companions(plan: RepairPlan) -> dict[str, FileInfo]:
+    """Write the companion files that are rebuilt; return the companion files of the repaired dataset."""
+    dataset = plan.dataset
+    shards = remaining_shards(dataset.shards, plan.losses)
     remedies = {remedy.path: remedy for remedy in plan.remedies}
     renamed = {loss.shard.path: loss.replacement.path for loss in plan.losses if loss.replacement is not None}
     new_paths = {dali.index_name(old): dali.index_name(new) for old, new in renamed.items()}
     files: dict[str, FileInfo] = {}
-    for path, info in known.manifest.files.items():
+    for path, info in dataset.manifest.files.items():
         action = remedies[path].action if path in remedies else ""
         if action not in ("rewrite", "salvage"):
             files |= {} if action == "remove" else {path: info}
             continue
         new_path = new_paths.get(path, path)
-        data = plan.rejected_files.get(path) or rebuild_companion(known.storage, known.manifest, shards, new_path)
+        data = plan.rejected_files.get(path) or rebuild_companion(dataset.storage, dataset.manifest, shards, new_path)
         assert data is not None
-        known.storage.write(new_path, data)
-        files[new_path] = file_info(data)  # another than before, if another version of ringfeed wrote the file
+        dataset.storage.write(new_path, data)
+        files[new_path] = file_info(data)  # differs if another version of ringfeed wrote the file
     return files
 
 
 def _commit(plan: RepairPlan, files: Mapping[str, FileInfo], lease: Lease) -> Manifest:
-    """Write the table under a new name, then `dataset.json`: a reader sees the dataset before, or after."""
-    known = plan.known
-    storage = known.storage
-    manifest, shards = exclude_losses(known.manifest, known.shards, plan.losses)
+    """Write the table under a new name, then `dataset.json`, so that readers see the dataset before or after."""
+    dataset = plan.dataset
+    storage = dataset.storage
+    manifest, shards = exclude_losses(dataset.manifest, dataset.shards, plan.losses)
     manifest = replace(manifest, files=files)
     _, data = seal(manifest, shards)
-    path = replacement_name(storage, manifest.shards_path, known.names or frozenset(), data)
+    path = replacement_name(storage, manifest.shards_path, dataset.names or frozenset(), data)
     sealed, data = seal(replace(manifest, shards_path=path), shards)
     storage.write(path, data)
     storage.sync()
@@ -323,7 +316,7 @@ def _commit(plan: RepairPlan, files: Mapping[str, FileInfo], lease: Lease) -> Ma
 def exclude_losses(
     manifest: Manifest, shards: Sequence[ShardInfo], losses: Sequence[Loss]
 ) -> tuple[Manifest, list[ShardInfo]]:
-    """The dataset with the replacements of its damaged shards, and without those that have none; not yet sealed."""
+    """Return the dataset with damaged shards replaced or left out; not sealed yet."""
     left = remaining_shards(shards, losses)
     splits: dict[str, SplitInfo] = {}
     for name, split in manifest.splits.items():
@@ -341,10 +334,10 @@ def exclude_losses(
 
 
 def _superseded(plan: RepairPlan, manifest: Manifest) -> Iterator[str]:
-    """Files that the dataset does not need any more."""
+    """Yield the files that the dataset no longer needs."""
     yield from (remedy.path for remedy in plan.remedies if remedy.action == "remove")
     for loss in plan.losses:
         yield from loss.shard.files.keys() - ({} if loss.replacement is None else loss.replacement.files).keys()
-    yield from plan.known.manifest.files.keys() - manifest.files.keys()
-    if manifest.shards_path != plan.known.manifest.shards_path:
-        yield plan.known.manifest.shards_path
+    yield from plan.dataset.manifest.files.keys() - manifest.files.keys()
+    if manifest.shards_path != plan.dataset.manifest.shards_path:
+        yield plan.dataset.manifest.shards_path

@@ -1,4 +1,7 @@
-"""The table of shards, lost together with shards: those of their generations, made again, tell what it held."""
+"""Rebuilds a shard table that was lost together with shards, by rebuilding all shards of their generations.
+
+Tested in test_rebuild_generations.py.
+"""
 
 from __future__ import annotations
 
@@ -10,57 +13,55 @@ from ..destination.spill import planning_folder
 from ..errors import CorruptionError
 from ..progress import Report
 from ..storage.storage import public_url
-from .rebuild_order import plan_in_order
 from .rebuild_plan import Original, Rebuild, check_rebuilt, source_flags
 from .rebuilder import open_rebuilder
+from .source_matching import plan_in_order
 
 __all__ = ["rebuild_table"]
 
 
 def rebuild_table(
-    known: RecoveredDataset, originals: Sequence[Original], spill: str | None, report: Report
+    dataset: RecoveredDataset, originals: Sequence[Original], spill: str | None, report: Report
 ) -> tuple[RecoveredDataset, tuple[Rebuild, ...]]:
-    """A dataset whose table was lost together with shards: all shards of their generations are made again.
-
-    With the rows of the other generations, which their files tell, theirs tell what the table held.
+    """Rebuild the shard table of a dataset from the rows of rebuilt shards and of the intact generations.
 
     Args:
-        known: the dataset, not proven.
-        originals: the sources of generations.
+        dataset: the dataset, not proven.
+        originals: sources of generations.
         spill: see `repair`.
-        report: called after every task that makes shards.
+        report: called after every task that rebuilds shards.
 
     Returns:
-        The dataset, proven, and the builds that write again what was made.
+        The dataset, proven, and the builds that rebuild its shards.
 
     Raises:
-        SourceError: a source is another than was read then.
-        CorruptionError: these sources do not tell what the table held.
+        SourceError: a source is not the original.
+        CorruptionError: these sources do not yield the table that was lost.
     """
-    manifest, storage = known.manifest, known.storage
+    manifest, storage = dataset.manifest, dataset.storage
     table = storage.locate(manifest.shards_path)
-    lost = sorted({generation_of(damage.path) for damage in known.damages if damage.path != manifest.shards_path})
+    lost = sorted({generation_of(damage.path) for damage in dataset.damages if damage.path != manifest.shards_path})
     if not originals or manifest.lost:
-        others = ", and that of each other generation whose shards are damaged" if manifest.generations else ""
+        others = ", and the source of each other generation whose shards are damaged" if manifest.generations else ""
         remedy = (
             "build the dataset again"
             if manifest.lost
             else f"repair it with {source_flags(manifest, lost or [0])}{others}"
         )
         raise CorruptionError(
-            f"{table} is damaged, and so are shards: what was lost cannot be told without the table; {remedy}"
+            f"{table} is damaged, and so are shards; without the table, nothing shows what was lost; {remedy}"
         )
     wanted = sorted(range(len(manifest.all_generations)), key=lambda number: number not in lost)
-    with planning_folder(spill, storage) as root, open_rebuilder(known, root, report, lost=lost) as rebuilder:
+    with planning_folder(spill, storage) as root, open_rebuilder(dataset, root, report, lost=lost) as rebuilder:
         rebuilds = plan_in_order(rebuilder, originals, wanted, lost)
         rows = rebuilder.rows
-    proven = confirm_table(known, rows)
+    proven = confirm_table(dataset, rows)
     if proven is None and manifest.generations:
         named = ", ".join(f"generation {r.generation} ({public_url(r.options.source)})" for r in rebuilds)
         raise CorruptionError(
-            f"{table} is damaged, and the shards of {named}, made again, do not tell what it held: shards of another "
-            "generation are damaged, too, or a source is not the one of then; nothing was changed; name a --source for "
-            "each generation whose shards are damaged"
+            f"{table} is damaged, and cannot be rebuilt from the shards of {named}: shards of another generation are "
+            "damaged, too, or a source is not the original; nothing was changed; name a --source for each generation "
+            "whose shards are damaged"
         )
     if proven is None:
         check_rebuilt(rebuilds[0], table, "", manifest.shards_checksum)

@@ -82,7 +82,7 @@ def test_shards_of_all_generations_come_back_at_once(tmp_path: Path, files_of: F
     assert done.lost == ()
     for number, source in enumerate(sources):
         remedies = [remedy for remedy in done.remedies if generation_of(remedy.path) == number]
-        assert [(remedy.action, remedy.how) for remedy in remedies] == [("rebuild", f"made again from {source}")] * 3
+        assert [(remedy.action, remedy.how) for remedy in remedies] == [("rebuild", f"rebuilt from {source}")] * 3
 
 
 @pytest.mark.parametrize("table", [False, True])
@@ -159,7 +159,7 @@ def test_copies_that_nothing_tells_apart_are_taken_in_the_order_of_the_generatio
     damage(out, 1, 2)
     copies = moved(sources, lambda source: source.replace(".parquet", "-copy.parquet"))
     wounded = files_of(out)
-    with pytest.raises(SourceError, match="has other bytes than were written"):
+    with pytest.raises(SourceError, match="differs from what was written"):
         repaired(out, copies[2], copies[1])
     assert files_of(out) == wounded
     repaired(out, *copies[1:])
@@ -196,7 +196,7 @@ def test_the_table_comes_back_with_shards_of_several_generations(
         repair(str(out))
     for lacking in wanted:
         rest = [source for source in wanted if source != lacking]
-        last = "made again, do not tell what it held: shards of another generation"
+        last = ": shards of another generation are damaged, too, or a source is not the original"
         with pytest.raises(CorruptionError, match=last if lacking == wanted[-1] else f"with --source {lacking}, too"):
             repaired(out, *rest)
     assert files_of(out) == wounded
@@ -236,7 +236,7 @@ def test_copies_are_tried_first_for_generations_whose_files_are_missing(tmp_path
     ("other", "told"),
     [
         (lambda path: written(path, 5000, 90), "other.parquet is not what generation 2 of .*; nothing was changed"),
-        (lambda path: written(path, 5000, 200), "not the one of then; nothing|has other bytes than .*nothing was chan"),
+        (lambda path: written(path, 5000, 200), "not the original; nothing|differs from .*nothing was changed"),
         (lambda path: str(path), "there is nothing at .*other.parquet"),
     ],
     ids=["other counts", "other values", "missing"],
@@ -260,7 +260,7 @@ def test_a_source_is_named_once(three: Generations, files_of: Files) -> None:
     out, sources = three
     damage(out, 0, 1, 2)
     wounded = files_of(out)
-    with pytest.raises(SourceError, match=r"0\.parquet is a source too many: .*nothing was changed; leave it out"):
+    with pytest.raises(SourceError, match=r"0\.parquet is one source too many: .*nothing was changed; leave it out"):
         repaired(out, *sources, sources[0])
     with pytest.raises(SourceError, match="is not what generation 1 of"):
         repaired(out, sources[0], sources[0])
@@ -343,7 +343,7 @@ def test_the_command_takes_several_sources(
     document = json.loads(capsys.readouterr().out)
     assert document["lost_records"] == 0
     assert {remedy["how"] for remedy in document["remedies"]} == {
-        f"made again from {source}" for source in (sources[0], sources[2])
+        f"rebuilt from {source}" for source in (sources[0], sources[2])
     }
     assert main(["repair", str(out), *flags]) == 0
     assert "repaired 6 damaged files; no record is lost" in capsys.readouterr().out

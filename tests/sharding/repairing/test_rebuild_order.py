@@ -136,7 +136,7 @@ def test_shards_of_every_generation_come_back_at_once(
         assert done.lost == ()
         rebuilt = [remedy for remedy in done.remedies if remedy.action == "rebuild"]
         assert {(generation_of(r.path), r.how) for r in rebuilt} == {
-            (number, f"made again from {three.sources[number]}") for number in generations
+            (number, f"rebuilt from {three.sources[number]}") for number in generations
         }
 
 
@@ -215,7 +215,7 @@ def test_a_source_of_shards_that_are_whole_is_passed_over(both: Grown, tmp_path:
     damage(out, 1)
     with pytest.raises(SourceError, match="is not what generation 1 of"):
         repaired(out, both.sources[0])
-    with pytest.raises(SourceError, match=r"0\.parquet is a source too many|0\.parquet is not what"):
+    with pytest.raises(SourceError, match=r"0\.parquet is one source too many|0\.parquet is not what"):
         repaired(out, *both.sources, both.sources[0])
     assert len(repaired(out, *both.sources).remedies) == 3
     assert files_of(out) == both.whole

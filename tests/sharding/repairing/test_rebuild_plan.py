@@ -294,9 +294,9 @@ class TestAnotherSource:
             ),
             (
                 lambda table: pa.concat_tables([table.slice(1), table.slice(0, 1)]),
-                "other bytes than were written: it is another",
+                "differs from what was written: it is another",
             ),
-            (lambda table: table.set_column(3, "price", table["id"].cast("double")), "has other bytes than were writ"),
+            (lambda table: table.set_column(3, "price", table["id"].cast("double")), "differs from what was written"),
             (lambda table: relabelled(table), "records of class 'a', not"),
         ],
         ids=["shorter", "column missing", "column more", "type", "order", "values", "labels"],
@@ -456,7 +456,7 @@ class TestOneWriter:
         def overwrite(_: Progress) -> None:
             (root / "more.txt").write_text("changed")
 
-        with pytest.raises(DestinationError, match="changed while it was looked through; run the repair again"):
+        with pytest.raises(DestinationError, match="changed while the repair was planned; run the repair again"):
             repair(str(root), originals=[original], rebuilding=overwrite)
 
     def test_what_a_killed_repair_marked_is_still_a_dataset(

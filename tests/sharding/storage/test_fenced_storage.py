@@ -122,6 +122,6 @@ def test_a_repair_does_not_mend_a_dataset_that_was_written_anew_since_it_looked(
     assert plan.remedies
     built(parquet, out, label="label", shards=3, seed=5, overwrite=True)
     before = files_of(out)
-    with pytest.raises(DestinationError, match="was changed while it was looked through; run the repair again"):
+    with pytest.raises(DestinationError, match="was changed while the repair was planned; run the repair again"):
         apply_repair(plan)
     assert files_of(out) == before

@@ -324,8 +324,8 @@ class TestRepair:
         assert done.returncode == 0, done.stderr
         assert {path.name: path.read_bytes() for path in dataset.iterdir()} == wounded
         lines = done.stdout.splitlines()
-        assert lines[0] == "dataset.json: rewrite: made again from the other files of the dataset"
-        assert "train-00002-of-00003.tfrecord: move: its bytes lie in train-00001-of-00003.tfrecord" in lines
+        assert lines[0] == "dataset.json: rewrite: rebuilt from the other files of the dataset"
+        assert "train-00002-of-00003.tfrecord: move: its bytes are in train-00001-of-00003.tfrecord" in lines
         assert lines[-2] == "lost: train: 120 records (on time 108, late 12)"
         assert lines[-1] == (
             f"3 files are damaged; 120 records would be lost, and none with --source {source} if it is still there; "
@@ -356,7 +356,7 @@ class TestRepair:
         done = cli("shard-dataset", "repair", str(dataset), "--source", source, "--workers", "1")
         assert done.returncode == 0, done.stderr
         assert done.stdout.splitlines()[-2:] == [
-            f"test-00000-of-00001.tfrecord: rebuild: made again from {source}",
+            f"test-00000-of-00001.tfrecord: rebuild: rebuilt from {source}",
             "repaired 2 damaged files; no record is lost",
         ]
         assert "write shards: 2 of 2" in done.stderr
@@ -369,7 +369,7 @@ class TestRepair:
         done = cli("shard-dataset", "repair", str(dataset), "--source", source, "--workers", "1")
         errors = [line for line in done.stderr.splitlines() if line.startswith("shard-dataset: error: ")]
         assert (done.returncode, len(errors)) == (1, 1)
-        assert "has other bytes than were written: it is another source, or was changed since" in errors[0]
+        assert "differs from what was written: it is another source, or was changed since" in errors[0]
         assert "Traceback" not in done.stderr
         assert {path.name: path.read_bytes() for path in dataset.iterdir()} == before
 

@@ -150,7 +150,7 @@ def test_a_damaged_list_of_what_was_left_out_is_told_again_by_the_source(
     (out / name).unlink()
     (remedy,) = repair(str(out)).remedies
     assert (remedy.path, remedy.action) == (name, "remove")
-    assert f"records that the build passed over, is lost; only --source {sources[number]} could tell" in remedy.how
+    assert f"list of skipped records is lost; only a repair with --source {sources[number]} could" in remedy.how
     assert verify(str(out)) == []
 
 

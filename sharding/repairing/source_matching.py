@@ -1,0 +1,250 @@
+"""Matches sources to the generations of a dataset, and plans the rebuilds of those that lost shards.
+
+Generations that depend only on their own sources are matched in any order (`plan_rebuilds`). Where groups stay together
+or duplicates are dropped, a generation depends on the records before it, so they are planned in the order in which they
+were written (`plan_in_order`): the shards on which later ones depend are rebuilt during planning, and proven by the
+shard table if there is one. A source that yields other shards is not the original. Carrying out the plan rebuilds them
+once more.
+
+Tested in test_rebuild_generations.py and test_rebuild_order.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Sequence, Set
+from dataclasses import replace
+
+from ..dataset.earlier_shards import EarlierShards
+from ..dataset.manifest import Manifest
+from ..dataset.recovery import RecoveredDataset
+from ..errors import ConfigError, CorruptionError, SourceError
+from ..progress import Report
+from ..storage.storage import Storage, public_url
+from .rebuild_plan import Original, Rebuild, depends_on_earlier, plan_generation
+from .rebuilder import Rebuilder
+
+__all__ = ["any_depends_on_earlier", "plan_in_order", "plan_rebuilds"]
+
+
+def any_depends_on_earlier(manifest: Manifest) -> bool:
+    """Whether any generation depends on the records before it."""
+    return any(depends_on_earlier(manifest, number) for number in range(len(manifest.all_generations)))
+
+
+def plan_rebuilds(
+    dataset: RecoveredDataset, originals: Sequence[Original], report: Report, wanted: Sequence[int]
+) -> tuple[Rebuild, ...]:
+    """Plan the rebuilds of generations that do not depend on earlier ones.
+
+    A source that fits several generations is taken for the one whose URL ends most like its own; each source is taken
+    once. Generations from the same source share it.
+
+    Args:
+        dataset: the dataset, proven.
+        originals: the sources.
+        report: see `build`.
+        wanted: generations to rebuild; the first is tried first if nothing else decides.
+
+    Returns:
+        The rebuilds of the wanted generations that have a source, in order. Sources of other generations are ignored,
+        so that a repair that was killed can be run again unchanged.
+
+    Raises:
+        SourceError: a source cannot be read or fits no generation, or no wanted generation has a source.
+        ConfigError: the dataset was built with options unknown to this version.
+    """
+    manifest = dataset.manifest
+
+    def order(pair: tuple[int, tuple[int, ...]]) -> tuple[bool, int]:
+        place, group = pair
+        url = public_url(originals[place].url)
+        return set(group).isdisjoint(wanted), -_url_similarity(manifest, group, url)
+
+    rebuilds: list[Rebuild] = []
+    matched: dict[int, tuple[int, ...]] = {}
+    errors: dict[int, SourceError | ConfigError] = {}
+    for place, group in sorted(itertools.product(range(len(originals)), _by_source(manifest, wanted)), key=order):
+        needed = [number for number in group if number in wanted]
+        if place in matched or group in matched.values() or not (needed or rebuilds):
+            continue
+        try:
+            planned = [plan_generation(dataset, number, originals[place], report) for number in needed or group[:1]]
+        except (SourceError, ConfigError) as error:
+            errors.setdefault(place, error)
+            continue
+        matched[place] = group
+        rebuilds += planned if needed else ()
+    for place, original in enumerate(originals):
+        if place not in matched:
+            raise errors.get(place) or _unused_source_error(dataset.storage, original)
+    return tuple(sorted(rebuilds, key=lambda rebuild: rebuild.generation))
+
+
+def _by_source(manifest: Manifest, wanted: Sequence[int]) -> list[tuple[int, ...]]:
+    """Group all generations by their source, the wanted ones first."""
+    groups: dict[str, tuple[int, ...]] = {}
+    for number in dict.fromkeys((*wanted, *range(len(manifest.all_generations)))):
+        fingerprint = manifest.all_generations[number].source["fingerprint"]
+        groups[fingerprint] = (*groups.get(fingerprint, ()), number)
+    return list(groups.values())
+
+
+def _unused_source_error(storage: Storage, original: Original) -> SourceError:
+    return SourceError(
+        f"{public_url(original.url)} is one source too many: each generation of {storage.locate()} has another one; "
+        "nothing was changed; leave it out"
+    )
+
+
+def _url_similarity(manifest: Manifest, generations: Iterable[int], url: str) -> int:
+    """Return the most trailing path parts that a URL shares with the source of one of the generations."""
+    return max(_common_parts(url, manifest.all_generations[number].source["url"]) for number in generations)
+
+
+def _common_parts(url: str, other: str) -> int:
+    """Return how many trailing path parts two URLs share.
+
+    >>> _common_parts("s3://new/2026/05.csv", "s3://old/2026/05.csv")
+    2
+    """
+    pairs = zip(reversed(url.split("/")), reversed(other.split("/")), strict=False)
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def plan_in_order(
+    rebuilder: Rebuilder,
+    originals: Sequence[Original],
+    wanted: Collection[int],
+    lost: Collection[int],
+    shards: Set[tuple[str, str]] | None = None,
+) -> tuple[Rebuild, ...]:
+    """Plan the rebuilds of generations that depend on earlier ones.
+
+    Among sources that may fit a generation, the one whose URL ends most like its own is tried first. A source whose URL
+    is more like that of a later generation is kept for that one.
+
+    Args:
+        rebuilder: rebuilds shards; all of them if the shard table is lost.
+        originals: the sources.
+        wanted: generations to rebuild, as far as there are sources.
+        lost: those of them known to have lost shards; they come first where URLs are equally alike.
+        shards: shards to rebuild, by the paths of data file and index; None: all of a generation.
+
+    Returns:
+        See `plan_rebuilds`.
+
+    Raises:
+        SourceError: a source cannot be read or fits no generation, or no wanted generation has a source.
+        ConfigError: the dataset was built with options unknown to this version.
+        CorruptionError: a generation depends on records that are lost and have no source here.
+    """
+    matching = _OrderedMatching(rebuilder, originals, sorted(wanted), lost, shards)
+    rebuilds = [rebuild for number in sorted(wanted) if (rebuild := matching.plan(number)) is not None]
+    matching.match_remaining(rebuilds)
+    return tuple(rebuilds)
+
+
+class _OrderedMatching:
+    """Which source belongs to which generation. Generations from the same source share it."""
+
+    def __init__(
+        self,
+        rebuilder: Rebuilder,
+        originals: Sequence[Original],
+        wanted: Sequence[int],
+        lost: Collection[int],
+        shards: Set[tuple[str, str]] | None,
+    ) -> None:
+        self._rebuilder = rebuilder
+        self._manifest = rebuilder.dataset.manifest
+        self._originals = originals
+        self._wanted = wanted
+        self._lost = lost
+        self._shards = shards
+        self._urls = [public_url(original.url) for original in originals]
+        self._fingerprints = [generation.source["fingerprint"] for generation in self._manifest.all_generations]
+        self._matched: dict[str, int] = {}  # position of the source, by fingerprint
+        self._errors: dict[int, SourceError | ConfigError] = {}  # why a source does not fit, by position
+
+    def plan(self, number: int) -> Rebuild | None:
+        """Plan a wanted generation by the first source that fits; None if none does."""
+        later = (other for other in self._wanted if other > number)
+        proven = self._rebuilder.dataset.proven
+        at_once = not proven or any(depends_on_earlier(self._manifest, other) for other in later)
+        for place in self._candidates(number):
+            if rebuild := self._try_source(place, number, at_once=at_once):
+                return rebuild
+        return None
+
+    def match_remaining(self, rebuilds: Sequence[Rebuild]) -> None:
+        """Match each remaining source to a generation that is not rebuilt.
+
+        Raises:
+            SourceError, ConfigError: a source fits none.
+        """
+        generations = range(len(self._manifest.all_generations))
+        for place in self._unmatched():
+            numbers = [number for number in generations if rebuilds and not self._has_source(number)]
+            if not any(self._fits(place, number, rebuilds) for number in numbers):
+                storage = self._rebuilder.dataset.storage
+                raise self._errors.get(place) or _unused_source_error(storage, self._originals[place])
+
+    def _fits(self, place: int, number: int, rebuilds: Iterable[Rebuild]) -> bool:
+        for rebuild in rebuilds:
+            if rebuild.generation < number and self._rebuilder.is_lost(rebuild.generation):
+                self._rebuilder.run(rebuild)
+        return self._try_source(place, number) is not None
+
+    def _try_source(self, place: int, number: int, *, at_once: bool = False) -> Rebuild | None:
+        """Plan a generation from a source; None if it does not fit.
+
+        Args:
+            place: position of the source.
+            number: number of the generation.
+            at_once: whether to rebuild the shards now, because later generations depend on them or nothing else
+                proves them.
+        """
+        earlier = self._earlier_shards(number)
+        dataset = replace(self._rebuilder.dataset, shards=self._rebuilder.rows)
+        try:
+            rebuild = plan_generation(dataset, number, self._originals[place], self._rebuilder.report, earlier)
+            if self._shards is not None:
+                numbers = {pair: shard for pair, shard in rebuild.numbers.items() if pair in self._shards}
+                rebuild = replace(rebuild, numbers=numbers)
+            if at_once:
+                self._rebuilder.run(rebuild)
+        except (SourceError, ConfigError) as error:
+            self._errors.setdefault(place, error)
+            return None
+        self._matched[self._fingerprints[number]] = place
+        return rebuild
+
+    def _earlier_shards(self, number: int) -> EarlierShards | None:
+        try:
+            return self._rebuilder.earlier_shards(number)
+        except CorruptionError as error:
+            failed = next((self._errors[place] for place in self._unmatched() if place in self._errors), None)
+            if failed is not None:  # it may be the source that would provide them
+                raise failed from error
+            raise
+
+    def _has_source(self, number: int) -> bool:
+        return self._fingerprints[number] in self._matched
+
+    def _unmatched(self) -> list[int]:
+        return [place for place in range(len(self._urls)) if place not in self._matched.values()]
+
+    def _candidates(self, number: int) -> list[int]:
+        """Return the sources that may fit a generation, the likeliest first."""
+        if self._has_source(number):
+            return [self._matched[self._fingerprints[number]]]
+        later = [other for other in self._wanted if other > number and not self._has_source(other)]
+        own = {place: self._likeness(place, number) for place in self._unmatched()}
+        likely = [place for place, own_fit in own.items() if all(self._likeness(place, n) <= own_fit for n in later)]
+        return sorted(likely, key=lambda place: own[place], reverse=True)  # stable: the first of equals
+
+    def _likeness(self, place: int, number: int) -> tuple[int, bool]:
+        fingerprint = self._fingerprints[number]
+        same_source = [other for other, mark in enumerate(self._fingerprints) if mark == fingerprint]
+        return _url_similarity(self._manifest, same_source, self._urls[place]), number in self._lost
