@@ -28,12 +28,6 @@ def shard_of_index(path: str, shards: Sequence[ShardInfo]) -> ShardInfo | None:
 def rebuild_companion(storage: Storage, manifest: Manifest, shards: Sequence[ShardInfo], path: str) -> bytes | None:
     """Rebuild a companion file; None if ringfeed cannot derive it.
 
-    Args:
-        storage: folder of the dataset.
-        manifest: manifest of the dataset.
-        shards: shards of the dataset.
-        path: path of the file.
-
     Raises:
         CorruptionError: the shard index that it derives from is damaged.
         StorageError: the store refuses.
@@ -52,10 +46,6 @@ def locate_in_companion(
     """Describe how a companion file differs from what was written.
 
     Args:
-        storage: folder of the dataset.
-        manifest: manifest of the dataset.
-        shards: shards of the dataset.
-        path: path of the file.
         found: size and checksum that it has now.
     """
     expected = manifest.files[path]

@@ -147,8 +147,6 @@ def read_records(dataset: Dataset, split: str, limit: int) -> Iterator[dict[str,
     """Yield the first records of a split as plain Python values; each shard's checksum is verified before use.
 
     Args:
-        dataset: an open dataset.
-        split: name of the split.
         limit: maximum number of records.
     """
     for shard in dataset.split_shards(split):

@@ -1,6 +1,8 @@
 """Names of a dataset's files, by generation: a build writes generation 0, each append the next one.
 
 Pure. `manifest.Generation` describes a generation, `building/append.py` adds one.
+
+Tested by its examples and in tests/sharding/building/test_append.py.
 """
 
 from __future__ import annotations
@@ -10,23 +12,10 @@ import re
 from ..errors import ConfigError
 
 __all__ = [
-    "FOLDER_NAMES",
-    "GENERATION_FILES",
-    "INDEX_SUFFIX",
-    "REJECTED_NAME",
-    "SHARD_NAMES",
-    "TABLE_NAMES",
-    "check_split_name",
-    "folder_of",
-    "generation_of",
-    "index_name",
-    "rejected_name",
-    "repairs_of",
-    "salvaged_name",
-    "shard_name",
-    "table_name",
-    "table_order",
-]
+    "FOLDER_NAMES", "GENERATION_FILES", "INDEX_SUFFIX", "REJECTED_NAME", "SHARD_NAMES", "TABLE_NAMES",
+    "check_split_name", "folder_of", "generation_of", "index_name", "rejected_name", "repairs_of", "salvaged_name",
+    "shard_name", "table_name", "table_order",
+]  # fmt: skip
 
 INDEX_SUFFIX = ".index.arrow"
 _NUMBER = r"g(\d{5,})"

@@ -25,17 +25,9 @@ from .file_names import table_name
 from .statistics import FeatureStatistics
 
 __all__ = [
-    "FORMAT_VERSION",
-    "MANIFEST_NAME",
-    "SHARDS_NAME",
-    "FileInfo",
-    "Generation",
-    "LostRecords",
-    "Manifest",
-    "ShardInfo",
-    "SplitInfo",
-    "file_info",
-]
+    "FORMAT_VERSION", "MANIFEST_NAME", "SHARDS_NAME", "FileInfo", "Generation", "LostRecords", "Manifest",
+    "ShardInfo", "SplitInfo", "file_info",
+]  # fmt: skip
 
 MANIFEST_NAME = "dataset.json"
 SHARDS_NAME = table_name(0)
@@ -301,7 +293,6 @@ class Manifest:
         """Invert `encode`.
 
         Args:
-            data: bytes of the file.
             path: path of the file, for errors.
 
         Raises:
@@ -333,7 +324,6 @@ class Manifest:
         """Restore a manifest from the JSON of `described`, with or without that of the table under ``shards``.
 
         Args:
-            value: the JSON.
             path: path of the file it came from, for errors.
 
         Raises:

@@ -1,6 +1,8 @@
 """Reads a dataset's metadata even if `dataset.json` or the shard table is damaged, by rebuilding one from the other.
 
 Nothing is guessed: a rebuilt file must have the checksum that the other one, or its own copy of itself, records.
+
+Tested in tests/sharding/verifying/test_verify.py and tests/sharding/repairing/test_repair.py.
 """
 
 from __future__ import annotations
@@ -106,7 +108,6 @@ def recover_dataset(storage: Storage, workers: int) -> RecoveredDataset:
     """Read `dataset.json` and the shard table, or rebuild one from the other.
 
     Args:
-        storage: folder of the dataset.
         workers: threads that read files in parallel.
 
     Raises:
@@ -352,7 +353,6 @@ def _shard_names(manifest: Manifest, names: frozenset[str], *, newest: bool) -> 
     """Return split, data file and index of each shard in the folder, in the table's order.
 
     Args:
-        manifest: manifest of the dataset.
         names: names of all files.
         newest: whether to take the newest or the oldest of a file and those salvaged from it.
     """

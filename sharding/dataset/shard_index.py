@@ -1,4 +1,7 @@
-"""Shard indexes: read once their checksum is verified, read though they may be damaged, or rebuilt from the shard."""
+"""Shard indexes: read once their checksum is verified, read though they may be damaged, or rebuilt from the shard.
+
+Tested in tests/sharding/verifying/test_verify.py and tests/pipeline/test_forged.py.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +54,6 @@ def index_rows(data: pa.Buffer, manifest: Manifest, shard: ShardInfo, where: str
     """Return the rows of an index whose checksum was right.
 
     Args:
-        data: bytes of the index.
-        manifest: manifest of the dataset.
-        shard: the shard as it was written.
         where: location of the index, for the error.
 
     Raises:
@@ -139,7 +139,6 @@ def rebuild_index(data: pa.Buffer, manifest: Manifest, written_bytes: int) -> tu
 
     Args:
         data: the decompressed shard.
-        manifest: manifest of the dataset.
         written_bytes: size of the index as written, which tells whether an older version left the block checksums out.
 
     Raises:

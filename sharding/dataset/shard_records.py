@@ -1,4 +1,7 @@
-"""Reads the records of one shard as record batches of a few MiB, after its checksum was verified."""
+"""Reads the records of one shard as record batches of a few MiB, after its checksum was verified.
+
+Tested in tests/sharding/sources/test_ringfeed.py and tests/pipeline/test_forged.py.
+"""
 
 from __future__ import annotations
 
@@ -27,12 +30,6 @@ def read_shard(
     storage: Storage, manifest: Manifest, shard: ShardInfo, columns: Sequence[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield columns of a shard, by default all, in the schema's order and Arrow types.
-
-    Args:
-        storage: folder of the dataset.
-        manifest: manifest of the dataset.
-        shard: one of its shards.
-        columns: names of features.
 
     Raises:
         CorruptionError: the shard, or its index, is damaged or missing.
@@ -70,11 +67,7 @@ def decode_tfrecord(
     """Yield columns of a TFRecord shard. The records' CRCs are not checked: the checksum of the whole file was.
 
     Args:
-        manifest: manifest of the dataset.
-        shard: one of its shards.
-        data: bytes of the file.
         index: index of the shard; None if all records share a layout.
-        columns: names of features.
     """
     schema, layout = manifest.schema, manifest.layout
     stream: pa.NativeFile = pa.BufferReader(data)

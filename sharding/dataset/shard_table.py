@@ -86,12 +86,7 @@ def encode_shards(shards: Sequence[ShardInfo], manifest: Manifest | None = None)
 
 
 def recover_from_table(data: bytes, path: str) -> tuple[Manifest, tuple[ShardInfo, ...]] | None:
-    """Return the manifest and the rows from a sealed table; None if it carries no manifest or a byte was changed.
-
-    Args:
-        data: bytes of the table.
-        path: name of the table.
-    """
+    """Return the manifest and the rows from a sealed table; None if it carries no manifest or a byte was changed."""
     places = list(_OWN_CHECKSUM.finditer(data))
     if len(places) != 1:
         return None
@@ -157,7 +152,6 @@ def decode_shards(
     The class counts, nearly all of the table, are decoded a row group at a time on first access.
 
     Args:
-        data: bytes of the table.
         manifest: manifest to check the rows against; the class counts are checked when they are decoded.
         where: location of the table, for errors.
 

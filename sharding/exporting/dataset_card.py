@@ -1,4 +1,7 @@
-"""The README.md of an exported folder: a Hugging Face dataset card, where `datasets.load_dataset` finds the splits."""
+"""The README.md of an exported folder: a Hugging Face dataset card, where `datasets.load_dataset` finds the splits.
+
+Tested in test_huggingface.py.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,6 @@ def dataset_card(manifest: Manifest, splits: Sequence[str], suffix: str) -> byte
 
     Args:
         manifest: manifest of the exported dataset.
-        splits: exported splits.
         suffix: suffix of the files, which are named ``SPLIT-00000-of-00016.SUFFIX``.
     """
     lines = ["---", "configs:", "- config_name: default", "  data_files:"]

@@ -25,8 +25,6 @@ def hf_parquet(batches: Iterable[pa.RecordBatch], schema: Schema, classes: Seque
     """Return the rows of one shard as a Parquet file, one row group per batch.
 
     Args:
-        batches: batches of the schema's Arrow types.
-        schema: schema of the dataset.
         classes: values of the label, whose column becomes a `ClassLabel` of their positions.
     """
     sink = pa.BufferOutputStream()

@@ -34,9 +34,6 @@ def webdataset_tar(batches: Iterable[pa.RecordBatch], schema: Schema, classes: S
     """Return the rows of one shard as a tar file without times or owners, so that it depends on nothing else.
 
     Args:
-        batches: batches of the schema's Arrow types.
-        schema: schema of the dataset.
-        classes: values of the label.
         key: key of the shard; a record's key is this plus its number.
     """
     names = _member_names(schema)

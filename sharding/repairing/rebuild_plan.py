@@ -85,8 +85,6 @@ def depends_on_earlier(manifest: Manifest, number: int, *, proven: bool = True) 
     """Whether a generation depends on the records before it, and not only on its source and options.
 
     Args:
-        manifest: manifest of the dataset.
-        number: number of the generation.
         proven: whether there is a shard table. It tells how many records of each class each split had, on which the
             rounding of the next shares depends.
     """
@@ -105,8 +103,6 @@ def plan_generation(
     """Plan the build that would write a generation again.
 
     Args:
-        dataset: the dataset.
-        number: number of the generation.
         original: the source that may be its own.
         report: see `build`.
         earlier: the shards before it, if it depends on them.
@@ -193,7 +189,7 @@ def check_rebuilt(rebuild: Rebuild, path: str, made_checksum: str, written_check
         return
     options, manifest = rebuild.options, rebuild.manifest
     maps = any(isinstance(step, MapBatches) for step in options.prepare.steps)
-    why = f"it is another source, or was changed since then{', or the function of --map was' if maps else ''}"
+    why = f"it is another source, or was changed since{', or the function of --map was' if maps else ''}"
     written = manifest.all_generations[rebuild.generation]
     if rebuild.plan.fingerprint(options) == written.plan:
         why = "it looks unchanged, so its files were changed in place, or other library versions encode it differently"

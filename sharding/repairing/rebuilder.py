@@ -208,7 +208,6 @@ def open_rebuilder(
     """Open a rebuilder in a folder that is removed when the context exits.
 
     Args:
-        dataset: the dataset.
         root: scratch folder; see `scratch_root` and `planning_folder`.
         report: called after every task.
         lost: generations with shards that only a source can bring back.

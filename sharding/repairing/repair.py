@@ -123,7 +123,6 @@ def apply_repair(plan: RepairPlan, rebuilding: Report = ignore) -> Manifest:
     """Carry out a plan, and return the manifest of the repaired dataset.
 
     Args:
-        plan: the plan.
         rebuilding: called after every task that rebuilds shards from a source; see `build`.
 
     Raises:

@@ -1,6 +1,8 @@
 """Restores the files of a damaged shard bit by bit, from what is left of the shard.
 
 Reads, and writes nothing. A restored file is proven by the checksum with which it was written.
+
+Tested in test_repair.py.
 """
 
 from __future__ import annotations

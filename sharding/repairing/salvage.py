@@ -1,6 +1,8 @@
 """Salvages the intact records of a shard that cannot be restored.
 
 Reads, and writes nothing. Records are proven by their CRCs, or by the checksums of the pages that hold them.
+
+Tested in test_repair.py.
 """
 
 from __future__ import annotations

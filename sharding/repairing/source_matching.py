@@ -42,7 +42,6 @@ def plan_rebuilds(
 
     Args:
         dataset: the dataset, proven.
-        originals: the sources.
         report: see `build`.
         wanted: generations to rebuild; the first is tried first if nothing else decides.
 
@@ -126,7 +125,6 @@ def plan_in_order(
 
     Args:
         rebuilder: rebuilds shards; all of them if the shard table is lost.
-        originals: the sources.
         wanted: generations to rebuild, as far as there are sources.
         lost: those of them known to have lost shards; they come first where URLs are equally alike.
         shards: shards to rebuild, by the paths of data file and index; None: all of a generation.
@@ -201,7 +199,6 @@ class _OrderedMatching:
 
         Args:
             place: position of the source.
-            number: number of the generation.
             at_once: whether to rebuild the shards now, because later generations depend on them or nothing else
                 proves them.
         """

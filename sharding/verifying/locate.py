@@ -1,6 +1,8 @@
 """Locates damage in a file: records of a TFRecord shard, row group and column of a Parquet shard, byte of an index.
 
 Reads that file and, for an index, its shard. `verify.py` finds out which files are damaged.
+
+Tested in test_verify.py.
 """
 
 from __future__ import annotations
@@ -30,9 +32,6 @@ def locate_in_shard(
     """Describe the damage of a shard whose checksum is wrong.
 
     Args:
-        storage: folder of the dataset.
-        manifest: manifest of the dataset.
-        shard: the shard as it was written.
         found: size and checksum that the file has now.
         index: index of the shard, if it is intact.
     """
@@ -153,8 +152,6 @@ def reencode_shard(data: pa.Buffer | memoryview, manifest: Manifest, shard: Shar
 
     Args:
         data: a Parquet file whose row groups can be read, or the frames of a compressed TFRecord file.
-        manifest: manifest of the dataset.
-        shard: the shard as it was written.
     """
     if manifest.shard_format == "parquet":
         try:
@@ -174,9 +171,6 @@ def locate_in_index(
     """Describe the damage of an index whose checksum is wrong.
 
     Args:
-        storage: folder of the dataset.
-        manifest: manifest of the dataset.
-        shard: the shard as it was written.
         found: size and checksum that the file has now.
         shard_intact: whether the shard's data file is intact, so that the index can be compared with it.
     """

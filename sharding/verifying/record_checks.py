@@ -1,4 +1,7 @@
-"""Deep checks of shards whose bytes are right: every record parses, the index agrees, the class counts are right."""
+"""Deep checks of shards whose bytes are right: every record parses, the index agrees, the class counts are right.
+
+Tested in test_verify.py.
+"""
 
 from __future__ import annotations
 
@@ -23,11 +26,6 @@ __all__ = ["check_meaning", "check_totals"]
 
 def check_meaning(storage: Storage, manifest: Manifest, shard: ShardInfo) -> list[Damage]:
     """Read every record of a shard and check it against the schema, the index and the table's counts.
-
-    Args:
-        storage: folder of the dataset.
-        manifest: manifest of the dataset.
-        shard: the shard as the table describes it.
 
     Returns:
         The first damage of the shard, and the first of its index.

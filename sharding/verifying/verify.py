@@ -32,14 +32,8 @@ from .locate import locate_in_index, locate_in_shard
 from .record_checks import check_meaning, check_totals
 
 __all__ = [
-    "Verification",
-    "VerifyProgress",
-    "VerifyReport",
-    "check_dataset",
-    "default_workers",
-    "verify",
-    "verify_files",
-]
+    "Verification", "VerifyProgress", "VerifyReport", "check_dataset", "default_workers", "verify", "verify_files",
+]  # fmt: skip
 
 _REMOTE_WORKERS = 8  # requests wait for their server, so more threads than cores pay off
 

@@ -1,4 +1,4 @@
-"""Files for other programs are kept by builds that are gone on with, checked, and made again."""
+"""Companion files of other programs survive resumed builds, and are checked and rebuilt."""
 
 import shutil
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def change(path: Path, offset: int) -> None:
     path.write_bytes(data)
 
 
-def test_the_manifest_and_the_plan_tell_of_them(pristine: Dataset, parquet: str) -> None:
+def test_the_manifest_and_the_plan_list_them(pristine: Dataset, parquet: str) -> None:
     indexes = [index_of(pristine, number) for number in range(SHARDS)]
     assert list(pristine.manifest.files) == [*indexes, "dataset_info.json", "features.json"]
     assert pristine.manifest.options["dali_index"] is True
@@ -57,7 +57,7 @@ def test_the_manifest_and_the_plan_tell_of_them(pristine: Dataset, parquet: str)
 
 class TestBuild:
     @pytest.mark.parametrize("damaged", [False, True])
-    def test_those_of_finished_shards_are_kept(
+    def test_files_of_finished_shards_are_kept(
         self, parquet: str, tmp_path: Path, files_of: Files, damaged: bool
     ) -> None:
         built(parquet, tmp_path / "whole", **OPTIONS)
@@ -101,14 +101,14 @@ class TestBuild:
             built(parquet, root, **(OPTIONS | {"shards": 2, "overwrite": True}))
         assert files_of(root) == before
 
-    def test_cleaning_takes_none_of_a_dataset(self, root: Path, files_of: Files) -> None:
+    def test_cleaning_removes_none_of_a_dataset(self, root: Path, files_of: Files) -> None:
         before = files_of(root)
         assert clean(Storage(str(root))) == []
         assert files_of(root) == before
 
 
 class TestDamages:
-    def test_each_is_found_and_placed(self, root: Path, pristine: Dataset) -> None:
+    def test_damage_of_each_is_found_and_located(self, root: Path, pristine: Dataset) -> None:
         change(root / "dataset_info.json", 40)
         (root / "features.json").unlink()
         cut = root / index_of(pristine, 1)
@@ -126,7 +126,7 @@ class TestDamages:
             b.name: ("swapped", 0),
         }
 
-    def test_all_come_back_bit_by_bit(self, root: Path, pristine: Dataset, files_of: Files) -> None:
+    def test_all_are_rebuilt_bit_by_bit(self, root: Path, pristine: Dataset, files_of: Files) -> None:
         for name in pristine.manifest.files:
             change(root / name, 10)
         (root / index_of(pristine, 0)).unlink()
@@ -137,7 +137,7 @@ class TestDamages:
         assert repair(str(root)).lost == ()
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
 
-    def test_one_that_another_version_wrote_is_written_anew(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_file_of_another_version_is_rewritten(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (root / "features.json").unlink()
         monkeypatch.setattr(tfds, "_FEATURES", "elsewhere.features")
         assert repair(str(root)).lost == ()
@@ -147,7 +147,7 @@ class TestDamages:
 
 
 class TestLosses:
-    def test_records_that_are_lost_are_in_none(self, root: Path, pristine: Dataset) -> None:
+    def test_lost_records_are_in_none(self, root: Path, pristine: Dataset) -> None:
         first, second = pristine.shards[:2]
         for offset in range(1000, 1300):
             change(root / first.path, offset)
@@ -165,7 +165,7 @@ class TestLosses:
         assert (checked.damages, checked.notes) == ((), ())
         assert "a repair left records out" in tfds.tfds_obstacle(dataset.manifest, dataset.shards)
 
-    def test_a_repair_that_was_killed_at_any_step_can_be_run_again(
+    def test_a_repair_killed_at_any_step_can_be_run_again(
         self, root: Path, pristine: Dataset, tmp_path: Path, files_of: Files, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         for offset in range(1000, 1300):

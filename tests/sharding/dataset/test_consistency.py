@@ -1,4 +1,4 @@
-"""Datasets that contradict themselves under right checksums, as forged ones may: each is refused, its file named."""
+"""Datasets that contradict themselves despite correct checksums, as forged ones may, are refused by file."""
 
 import json
 from collections.abc import Callable
@@ -78,18 +78,18 @@ MANIFESTS: list[tuple[Change, str]] = [
 
 
 @pytest.mark.parametrize(("change", "problem"), MANIFESTS, ids=[problem for _, problem in MANIFESTS])
-def test_what_contradicts_itself_is_refused(dataset: Path, change: Change, problem: str) -> None:
+def test_a_contradictory_manifest_is_refused(dataset: Path, change: Change, problem: str) -> None:
     forge(dataset, change)
     assert_refused(dataset, "dataset.json", problem)
 
 
-def test_so_is_what_its_features_alone_contradict(dataset: Path) -> None:
+def test_duplicate_features_are_refused(dataset: Path) -> None:
     forge(dataset, lambda value: value["features"].append(value["features"][0]))
     with pytest.raises(DatasetError, match=r"dataset\.json is intact, .*column names must differ"):
         open_dataset(str(dataset))
 
 
-def test_so_are_counts_that_are_no_list(dataset: Path) -> None:
+def test_class_counts_that_are_no_list_are_refused(dataset: Path) -> None:
     forge(dataset, lambda value: value["splits"]["test"].update(class_counts=6))
     with pytest.raises(DatasetError, match=r"dataset\.json is intact, .*counts must be a list, got 6"):
         open_dataset(str(dataset))
@@ -121,14 +121,14 @@ def test_totals_that_are_not_those_of_the_table_are_refused(dataset: Path) -> No
 
 
 @pytest.mark.parametrize("counts", [[], [1 << 62] * 4, [28, -1, 0], [27, 1, 0]])
-def test_counts_of_a_shard_that_do_not_add_up_are_refused_when_looked_at(dataset: Path, counts: list[int]) -> None:
+def test_class_counts_that_do_not_add_up_are_refused_when_read(dataset: Path, counts: list[int]) -> None:
     forge_table(dataset, in_row(0, class_counts=counts))
     shards = open_dataset(str(dataset)).shards
     with pytest.raises(DatasetError, match="the records of a shard are not the sum over its 3 classes"):
         sum(shards[1].class_counts)
 
 
-def test_a_copy_in_the_table_that_is_no_manifest_is_none(dataset: Path) -> None:
+def test_a_table_whose_copy_is_no_manifest_recovers_nothing(dataset: Path) -> None:
     from ringfeed.sharding.dataset.shard_table import _CHECKSUM_KEY, _COPY_KEY, _NO_CHECKSUM, recover_from_table
 
     for copy in ("[]", "{", '{"format_version": 1}'):

@@ -1,4 +1,4 @@
-"""The index for DALI is what the programs that read it write themselves."""
+"""DALI indexes equal those written by the programs that read them."""
 
 import json
 import shutil
@@ -25,7 +25,7 @@ def ran(script: str, *arguments: str) -> str:
     return done.stdout
 
 
-def test_it_is_what_the_tool_writes(dataset: Path, tmp_path: Path) -> None:
+def test_an_index_equals_that_of_the_tool(dataset: Path, tmp_path: Path) -> None:
     shutil.copytree(dataset, tmp_path / "copy")
     script = "import sys, tfrecord.tools.tfrecord2idx as tool; tool.create_indices(sys.argv[1])"
     ran(script, str(tmp_path / "copy"))
@@ -35,7 +35,7 @@ def test_it_is_what_the_tool_writes(dataset: Path, tmp_path: Path) -> None:
     assert [path.read_bytes() for path in written] == [path.read_bytes() for path in expected]
 
 
-def test_records_are_found_by_it(dataset: Path, table: pa.Table) -> None:
+def test_records_are_found_by_the_index(dataset: Path, table: pa.Table) -> None:
     script = """
 import json, sys
 from tfrecord.reader import tfrecord_loader
@@ -51,13 +51,13 @@ for shard in sys.argv[1:]:
     assert records == dict(zip(table["id"].to_pylist(), table["vector"].to_pylist(), strict=True))
 
 
-def test_it_is_covered_by_a_checksum(dataset: Path) -> None:
+def test_an_index_is_covered_by_a_checksum(dataset: Path) -> None:
     index = sorted(dataset.glob("*.idx"))[1]
     index.write_bytes(index.read_bytes()[:-1])
     assert [damage.path for damage in verify(str(dataset))] == [index.name]
 
 
-def test_replacing_a_dataset_takes_it_away(dataset: Path, parquet: str) -> None:
+def test_replacing_a_dataset_removes_its_indexes(dataset: Path, parquet: str) -> None:
     built(parquet, dataset, label="label", shards=2, shard_format="parquet", overwrite=True)
     assert {path.suffix for path in dataset.iterdir()} == {".parquet", ".arrow", ".json"}
     assert [path.name for path in dataset.glob("*.json")] == ["dataset.json"]

@@ -1,4 +1,4 @@
-"""Opening, verifying and looking into datasets."""
+"""Opening and verifying datasets, and reading their first records."""
 
 import shutil
 from pathlib import Path
@@ -90,7 +90,7 @@ def test_a_dataset_is_opened_by_its_url_path_or_storage(pristine: Path) -> None:
     assert verify(pristine) == []
 
 
-def test_all_is_well_with_a_dataset_that_was_moved(pristine: Path, tmp_path: Path) -> None:
+def test_a_moved_dataset_is_intact(pristine: Path, tmp_path: Path) -> None:
     shutil.copytree(pristine, tmp_path / "moved")
     assert verify(str(tmp_path / "moved")) == []
 
@@ -119,7 +119,7 @@ def test_records_come_from_checked_shards_up_to_the_limit(pristine: Path, tmp_pa
 
 
 @pytest.mark.parametrize("url", ["{}/missing", "{}"])
-def test_what_is_no_dataset_does_not_open(tmp_path: Path, url: str) -> None:
+def test_only_a_dataset_opens(tmp_path: Path, url: str) -> None:
     with pytest.raises(DatasetError, match=r"there is no dataset at .*: it has no dataset\.json"):
         open_dataset(url.format(tmp_path))
 

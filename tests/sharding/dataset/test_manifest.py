@@ -1,4 +1,4 @@
-"""`dataset.json` and `shards.parquet`."""
+"""`dataset.json`: a damaged, foreign or newer one is refused."""
 
 import json
 from dataclasses import replace

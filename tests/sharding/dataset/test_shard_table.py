@@ -1,4 +1,4 @@
-"""The table of shards, and the copy of the manifest in it."""
+"""The shard table, and the copy of the manifest in it."""
 
 import io
 from dataclasses import replace
@@ -25,30 +25,30 @@ def test_both_files_come_back_from_the_table_byte_for_byte() -> None:
         assert Manifest.decode(sealed.encode(), "x") == sealed
 
 
-def test_what_holds_an_imitation_of_its_own_checksum_is_not_taken_in() -> None:
+def test_an_imitation_of_the_checksum_does_not_mislead() -> None:
     text = "ringfeed.checksum\x18)xxh3-128:" + 32 * "0"
     sealed, table = seal(replace(MANIFEST, writer=text, classes=(text,)), ROWS)
     assert recover_from_table(table, "shards.parquet") == (sealed, ROWS)
 
 
 @given(position=st.integers(0, len(TABLE) - 1), bit=st.integers(0, 7))
-def test_of_a_table_with_a_flipped_bit_nothing_is_recovered(position: int, bit: int) -> None:
+def test_nothing_is_recovered_from_a_table_with_a_flipped_bit(position: int, bit: int) -> None:
     data = bytearray(TABLE)
     data[position] ^= 1 << bit
     assert recover_from_table(bytes(data), "shards.parquet") is None
 
 
 @given(size=st.integers(0, len(TABLE) - 1))
-def test_nor_of_one_that_was_cut(size: int) -> None:
+def test_nothing_is_recovered_from_a_truncated_table(size: int) -> None:
     assert recover_from_table(TABLE[:size], "shards.parquet") is None
 
 
-def test_a_table_without_a_copy_is_a_table_still() -> None:
+def test_a_table_without_a_copy_can_be_read() -> None:
     assert decode_shards(encode_shards(ROWS)) == ROWS == decode_shards(TABLE)
     assert recover_from_table(encode_shards(ROWS), "shards.parquet") is None
 
 
-def test_the_checksum_of_the_rows_is_theirs_alone() -> None:
+def test_the_checksum_of_the_rows_depends_on_them_alone() -> None:
     other = replace(MANIFEST, seed=1)
     assert seal(other, ROWS)[0].shards_rows == SEALED.shards_rows
     assert seal(other, ROWS)[0].shards_checksum != SEALED.shards_checksum
@@ -56,7 +56,7 @@ def test_the_checksum_of_the_rows_is_theirs_alone() -> None:
         assert seal(MANIFEST, (replace(SHARD, **change), ROWS[1]))[0].shards_rows != SEALED.shards_rows  # type: ignore[arg-type]
 
 
-def test_other_tools_read_the_table_as_it_was() -> None:
+def test_other_tools_read_the_table() -> None:
     table = pq.read_table(io.BytesIO(TABLE))
     assert table.column("path").to_pylist() == [SHARD.path, "b"]
     assert table.column("class_counts").to_pylist() == [[1, 1], [3, 2**40]]

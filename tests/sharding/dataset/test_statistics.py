@@ -1,4 +1,4 @@
-"""Statistics of columns, whole and merged."""
+"""Statistics of columns, computed at once and merged."""
 
 import json
 from dataclasses import asdict
@@ -80,7 +80,7 @@ def test_moments_far_from_zero_are_exact(values: list[float], dtype: str, pieces
     assert merged.std == pytest.approx(std, rel=1e-9)
 
 
-def test_of_a_mean_no_rest_is_kept_that_matters_to_no_merge() -> None:
+def test_a_negligible_rest_of_the_mean_is_dropped() -> None:
     assert "mean_rest" not in of(np.random.default_rng(0).normal(1e4, 3, 1000), "float64").to_json()
     assert of([2**60, 2**60 + 1], "int64").to_json()["mean_rest"] == 0.5
 

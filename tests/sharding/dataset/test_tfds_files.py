@@ -1,4 +1,4 @@
-"""TensorFlow Datasets opens what ringfeed built, and reads every value as it was."""
+"""TensorFlow Datasets opens datasets in place, and reads every value exactly."""
 
 import json
 from dataclasses import replace
@@ -57,7 +57,7 @@ def test_every_value_is_read_exactly(records: dict[int, dict[str, Any]], name: s
     assert [repr(plain(records[i][name])) for i in range(ROWS)] == [repr(plain(value)) for value in values]
 
 
-def test_images_are_decoded_or_their_files_as_they_were(builder: Any, records: dict[int, dict[str, Any]]) -> None:
+def test_images_are_decoded_or_left_as_files(builder: Any, records: dict[int, dict[str, Any]]) -> None:
     assert [records[i]["image"] for i in range(ROWS)] == [image(i) for i in range(ROWS)]
     for record in tfds.as_numpy(builder.as_dataset(split="train")):
         number = int(record["id"])
@@ -65,7 +65,7 @@ def test_images_are_decoded_or_their_files_as_they_were(builder: Any, records: d
         assert abs(int(record["image"][0, 0, 0]) - number * 10) <= 2  # JPEG rounds
 
 
-def test_what_it_says_of_the_splits_is_so(builder: Any, dataset: Path) -> None:
+def test_splits_are_described_correctly(builder: Any, dataset: Path) -> None:
     assert builder.info.name == "all_kinds"
     assert builder.info.splits["train"].num_examples == ROWS
     assert builder.info.splits["train"].shard_lengths == [8, 8, 8]
@@ -109,7 +109,7 @@ def shards(dataset: Path) -> tuple[ShardInfo, ...]:
         ({"compression": "gzip"}, "compressed with gzip"),
     ],
 )
-def test_a_dataset_that_it_cannot_read_gets_no_metadata(
+def test_a_dataset_unreadable_to_tfds_gets_no_metadata(
     manifest: Manifest, shards: tuple[ShardInfo, ...], change: dict[str, str], words: str
 ) -> None:
     refused = replace(manifest, **change)  # type: ignore[arg-type]
@@ -117,7 +117,7 @@ def test_a_dataset_that_it_cannot_read_gets_no_metadata(
     assert tfds_files(refused, shards) == {}
 
 
-def test_names_that_it_would_read_otherwise_get_no_metadata(manifest: Manifest, shards: tuple[ShardInfo, ...]) -> None:
+def test_names_that_tfds_would_misread_get_no_metadata(manifest: Manifest, shards: tuple[ShardInfo, ...]) -> None:
     split = manifest.splits["train"]
     assert "a split is named 'all'" in tfds_obstacle(replace(manifest, splits={"all": split}), shards)
     many = {"train": replace(split, shards=100_000)}
@@ -136,7 +136,7 @@ def test_lists_that_may_be_missing_or_empty_get_no_metadata(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("formats", [("webp",), ("gif", "jpeg"), ("bmp", "bmp-palette"), ("",), None])
-def test_images_that_it_cannot_decode_are_their_bytes(
+def test_images_that_tfds_cannot_decode_are_bytes(
     manifest: Manifest, shards: tuple[ShardInfo, ...], formats: tuple[str, ...] | None
 ) -> None:
     split = manifest.splits["train"]
@@ -146,7 +146,7 @@ def test_images_that_it_cannot_decode_are_their_bytes(
     assert features["image"]["tensor"] == {"shape": {"dimensions": []}, "dtype": "string", "encoding": "none"}
 
 
-def test_lists_of_images_are_lists_of_their_bytes(tmp_path: Path) -> None:
+def test_lists_of_images_are_lists_of_bytes(tmp_path: Path) -> None:
     pages = [[image(i) for i in range(count)] for count in (1, 2, 3, 4)]
     pq.write_table(pa.table({"pages": pages}), tmp_path / "x.parquet")
     features = {"pages": Feature(name="pages", dtype="binary", shape=(None,), encoding="image")}
@@ -155,7 +155,7 @@ def test_lists_of_images_are_lists_of_their_bytes(tmp_path: Path) -> None:
     assert sorted((record["pages"].tolist() for record in found), key=len) == pages
 
 
-def test_each_generation_of_what_was_appended_has_splits_of_its_own(tmp_path: Path) -> None:
+def test_each_appended_generation_has_splits_of_its_own(tmp_path: Path) -> None:
     shares = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
     for number in range(3):
         rows = np.arange(40) + 40 * number

@@ -1,4 +1,4 @@
-"""What holds for an export to any format."""
+"""What holds for exports to any format."""
 
 from collections.abc import Callable
 from fractions import Fraction
@@ -37,7 +37,9 @@ def exported(url: str, out: Path, to: str, **options: Any) -> Path:
 
 
 @pytest.mark.parametrize(("to", "suffix"), EXPORT_FORMATS.items())
-def test_there_is_a_file_a_shard_and_a_card(dataset: str, tmp_path: Path, files_of: Read, to: str, suffix: str) -> None:
+def test_an_export_has_one_file_per_shard_and_a_card(
+    dataset: str, tmp_path: Path, files_of: Read, to: str, suffix: str
+) -> None:
     progress: list[Progress] = []
     options = ExportOptions(url=dataset, destination=str(tmp_path / "out"), to=to)
     written = export(options, report=progress.append)
@@ -54,7 +56,7 @@ def test_there_is_a_file_a_shard_and_a_card(dataset: str, tmp_path: Path, files_
     assert "| 1 | `odd` | 9 | 3 |" in card
 
 
-def test_from_every_store_and_to_it_the_bytes_are_the_same(store: Store, tmp_path: Path, files_of: Read) -> None:
+def test_every_store_yields_the_same_bytes(store: Store, tmp_path: Path, files_of: Read) -> None:
     source = write_kinds(tmp_path / "x.parquet")
     built(source, f"{store.url}/dataset", label="label", shards=2)
     local = files_of(exported(f"{store.url}/dataset", tmp_path / "out", "hf"))
@@ -80,7 +82,7 @@ def test_the_bytes_do_not_depend_on_the_workers(dataset: str, tmp_path: Path, fi
     assert files_of(one) == files_of(two)
 
 
-def test_only_the_splits_asked_for_are_there(dataset: str, tmp_path: Path, files_of: Read) -> None:
+def test_only_the_given_splits_are_exported(dataset: str, tmp_path: Path, files_of: Read) -> None:
     files = files_of(exported(dataset, tmp_path / "out", "hf", splits=("test",)))
     assert sorted(files) == ["README.md", "test-00000-of-00001.parquet"]
     assert b"train" not in files["README.md"]

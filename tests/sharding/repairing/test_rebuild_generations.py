@@ -192,7 +192,7 @@ def test_the_table_comes_back_with_shards_of_several_generations(
     wounded = files_of(out)
     wanted = [sources[number] for number in generations]
     flags = " ".join(f"--source {source}" for source in wanted)
-    with pytest.raises(CorruptionError, match=f"repair it with {flags}, and that of each other generation"):
+    with pytest.raises(CorruptionError, match=f"repair it with {flags}, and the source of each other generation"):
         repair(str(out))
     for lacking in wanted:
         rest = [source for source in wanted if source != lacking]
@@ -212,7 +212,7 @@ def test_the_table_comes_back_although_no_file_is_missing(tmp_path: Path, files_
     spoil(out / dataset.manifest.shards_path)
     for number in (1, 2):
         spoil(out / shards_of(dataset, number)[1].path)
-    with pytest.raises(CorruptionError, match=f"repair it with --source {sources[0]}, and that of each other"):
+    with pytest.raises(CorruptionError, match=f"repair it with --source {sources[0]}, and the source of each other"):
         repair(str(out))
     done = repaired(out, *moved(sources, lambda source: source.replace(".parquet", "-copy.parquet")))
     assert files_of(out) == before

@@ -106,7 +106,7 @@ def moved(sources: list[str], folder: Path, name: str) -> list[str]:
     return [str(shutil.copyfile(source, copy)) for source, copy in zip(sources, copies, strict=True)]
 
 
-def test_what_is_there_decides_about_what_comes(three: Grown) -> None:
+def test_earlier_records_decide_about_later_ones(three: Grown) -> None:
     """Else these tests would pass whatever shards are looked into."""
     dataset = open_dataset(str(three.pristine))
     options = dataset.manifest.options
@@ -122,7 +122,7 @@ def test_what_is_there_decides_about_what_comes(three: Grown) -> None:
 
 
 @pytest.mark.parametrize("table", [False, True])
-def test_shards_of_every_generation_come_back_at_once(
+def test_shards_of_all_generations_are_rebuilt_together(
     three: Grown, tmp_path: Path, files_of: Files, table: bool
 ) -> None:
     clean(Storage(str(three.pristine)))
@@ -167,7 +167,7 @@ def test_of_a_dataset_on_another_machine(
 
 
 @pytest.mark.parametrize("three", ["doubles", "both"], indirect=True)
-def test_the_table_comes_back_although_no_file_is_missing(three: Grown, tmp_path: Path, files_of: Files) -> None:
+def test_the_table_is_rebuilt_though_no_file_is_missing(three: Grown, tmp_path: Path, files_of: Files) -> None:
     """Which shards are damaged is told by looking into them; nothing is read of those that are."""
     out = three.copy(tmp_path / "out")
     dataset = open_dataset(str(out))
@@ -189,7 +189,7 @@ def test_the_table_comes_back_although_no_file_is_missing(three: Grown, tmp_path
 
 
 @pytest.mark.parametrize("table", [False, True])
-def test_what_comes_first_is_needed_and_what_comes_last_can_wait(
+def test_earlier_generations_are_needed_and_later_ones_can_wait(
     both: Grown, tmp_path: Path, files_of: Files, table: bool
 ) -> None:
     out = both.copy(tmp_path / "out")
@@ -210,7 +210,7 @@ def test_what_comes_first_is_needed_and_what_comes_last_can_wait(
     assert files_of(out) == both.whole
 
 
-def test_a_source_of_shards_that_are_whole_is_passed_over(both: Grown, tmp_path: Path, files_of: Files) -> None:
+def test_the_source_of_an_intact_generation_is_ignored(both: Grown, tmp_path: Path, files_of: Files) -> None:
     out = both.copy(tmp_path / "out")
     damage(out, 1)
     with pytest.raises(SourceError, match="is not what generation 1 of"):
@@ -221,7 +221,7 @@ def test_a_source_of_shards_that_are_whole_is_passed_over(both: Grown, tmp_path:
     assert files_of(out) == both.whole
 
 
-def test_records_that_an_earlier_repair_left_out_are_not_made_up(both: Grown, tmp_path: Path, files_of: Files) -> None:
+def test_records_left_out_by_an_earlier_repair_are_not_invented(both: Grown, tmp_path: Path, files_of: Files) -> None:
     out = both.copy(tmp_path / "out")
     first = shards_of(open_dataset(str(out)), 0)[0]
     (out / first.path).unlink()
@@ -229,14 +229,14 @@ def test_records_that_an_earlier_repair_left_out_are_not_made_up(both: Grown, tm
     damage(out, 1)
     wounded = files_of(out)
     with pytest.raises(
-        SourceError, match=r"generation 1 of .* was built from: .* of those an earlier repair left some out"
+        SourceError, match=r"generation 1 of .* was built from: .* some of which an earlier repair left out"
     ):
         repaired(out, both.sources[1])
     assert files_of(out) == wounded
 
 
 @pytest.mark.parametrize("table", [False, True])
-def test_one_that_was_appended_as_it_is_follows_from_nothing(tmp_path: Path, files_of: Files, table: bool) -> None:
+def test_a_plain_append_depends_on_nothing_earlier(tmp_path: Path, files_of: Files, table: bool) -> None:
     out, sources = grown(tmp_path, (160,), **DOUBLES)
     for number, how in enumerate([{"as_is": True}, {}], 1):
         sources.append(written(tmp_path / f"{number}.parquet", number, 120))
@@ -253,7 +253,7 @@ def test_one_that_was_appended_as_it_is_follows_from_nothing(tmp_path: Path, fil
 # --- copies ------------------------------------------------------------------------------------------------------
 
 
-def test_copies_serve_whatever_their_names_and_order(both: Grown, tmp_path: Path, files_of: Files) -> None:
+def test_copies_serve_under_any_names_and_in_any_order(both: Grown, tmp_path: Path, files_of: Files) -> None:
     copies = moved(both.sources, tmp_path / "copies", "copy of {}.parquet")
     for number, order in enumerate(itertools.permutations(copies)):
         out = both.copy(tmp_path / f"{number}")
@@ -262,7 +262,7 @@ def test_copies_serve_whatever_their_names_and_order(both: Grown, tmp_path: Path
         assert files_of(out) == both.whole, order
 
 
-def test_copies_that_nothing_but_their_records_tells_apart_are_proven(tmp_path: Path, files_of: Files) -> None:
+def test_copies_distinguished_only_by_their_records_are_proven(tmp_path: Path, files_of: Files) -> None:
     """The first makes other shards of the first generation than were written, so it is that of the second."""
     out, sources = grown(tmp_path, (90,), **DOUBLES)
     sources.append(written(tmp_path / "1.parquet", 1, 90, start=60))
@@ -276,7 +276,7 @@ def test_copies_that_nothing_but_their_records_tells_apart_are_proven(tmp_path: 
 
 @pytest.mark.parametrize("table", [False, True])
 @pytest.mark.parametrize("options", [DOUBLES, GROUPS | DOUBLES], ids=["doubles", "both"])
-def test_what_was_appended_again_is_no_double(
+def test_records_appended_again_are_no_duplicates(
     tmp_path: Path, files_of: Files, table: bool, options: dict[str, Any]
 ) -> None:
     """By the fingerprint of its source, which a copy has not."""
@@ -292,7 +292,7 @@ def test_what_was_appended_again_is_no_double(
 # --- what can be mended without a source -------------------------------------------------------------------------
 
 
-def test_shards_that_need_no_source_are_read_as_they_were(three: Grown, tmp_path: Path, files_of: Files) -> None:
+def test_shards_restored_without_a_source_are_read_restored(three: Grown, tmp_path: Path, files_of: Files) -> None:
     """The records that a lost generation follows from are there, but not as they lie."""
     out = three.copy(tmp_path / "out")
     dataset = open_dataset(str(out))
@@ -328,7 +328,7 @@ def test_one_wrong_source_is_one_line_and_nothing_is_changed(
         assert files_of(out) == wounded
 
 
-def test_killed_at_any_write_it_is_run_again(both: Grown, tmp_path: Path, files_of: Files) -> None:
+def test_killed_at_any_write_and_run_again(both: Grown, tmp_path: Path, files_of: Files) -> None:
     out = both.copy(tmp_path / "out")
     damage(out, 0, 1, table=True)
     for last in itertools.count():
@@ -363,7 +363,7 @@ def test_nothing_is_changed_if_it_fails(
         assert files_of(out) == wounded
 
 
-def test_a_dry_run_writes_nothing_and_tells_the_same(both: Grown, tmp_path: Path, files_of: Files) -> None:
+def test_a_dry_run_writes_nothing_and_reports_the_same(both: Grown, tmp_path: Path, files_of: Files) -> None:
     out = both.copy(tmp_path / "out")
     damage(out, 0, 1, table=True)
     wounded = files_of(out)

@@ -1,4 +1,4 @@
-"""Repair with the source at hand: what was damaged is as it was written, or nothing is touched."""
+"""Repair with the source: damaged files are restored bit by bit, or nothing is changed."""
 
 import os
 import random
@@ -76,7 +76,7 @@ def blank(path: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
-def test_the_memory_that_a_rebuild_may_take_is_the_caller_s(root: Path, original: Original, files_of: Files) -> None:
+def test_a_rebuild_takes_the_memory_that_the_caller_gives(root: Path, original: Original, files_of: Files) -> None:
     before = files_of(root)
     blank(root / min(path.name for path in root.glob("train-*.tfrecord")))
     hurt = files_of(root)
@@ -89,7 +89,7 @@ def test_the_memory_that_a_rebuild_may_take_is_the_caller_s(root: Path, original
 
 class TestEveryByte:
     @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
-    def test_comes_back_whatever_was_damaged(self, tmp_path: Path, files_of: Files, shard_format: str) -> None:
+    def test_restores_any_damage(self, tmp_path: Path, files_of: Files, shard_format: str) -> None:
         how: dict[str, Any] = {"label": "label", "shards": 6, "splits": SPLITS, "shard_format": shard_format}
         write_table(make_table(900), tmp_path / "x.parquet")
         dataset = built(str(tmp_path / "x.parquet"), tmp_path / "out", **how)
@@ -112,7 +112,7 @@ class TestEveryByte:
             assert report.lost == ()
             assert verify(str(root)) == []
 
-    def test_comes_back_on_every_store(self, store: Store, pristine: Dataset, original: Original) -> None:
+    def test_restores_on_every_store(self, store: Store, pristine: Dataset, original: Original) -> None:
         folder = Path(pristine.storage.locate())
         whole = {path.name: path.read_bytes() for path in folder.iterdir()}
         for name, data in whole.items():
@@ -148,7 +148,7 @@ class TestEveryByte:
         assert actions == {pristine.shards[1].path: "rebuild", pristine.shards[2].index_path: "rewrite"}
         assert written == expected
 
-    def test_the_table_that_was_lost_together_with_shards_is_proven(
+    def test_a_table_lost_together_with_shards_is_rebuilt(
         self, root: Path, pristine: Dataset, original: Original, files_of: Files
     ) -> None:
         (root / "shards.parquet").unlink()
@@ -159,7 +159,7 @@ class TestEveryByte:
         repair(str(root), originals=[original])
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
 
-    def test_a_dataset_of_which_no_record_is_left_comes_back(
+    def test_a_dataset_without_intact_records_is_rebuilt(
         self, root: Path, pristine: Dataset, original: Original, files_of: Files
     ) -> None:
         for shard in pristine.shards:
@@ -170,7 +170,7 @@ class TestEveryByte:
         repair(str(root), originals=[original])
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
 
-    def test_of_a_dataset_that_lost_records_before_the_other_shards_come_back(
+    def test_later_damage_of_a_dataset_that_lost_records_is_rebuilt(
         self, root: Path, pristine: Dataset, original: Original
     ) -> None:
         a, b, *_ = pristine.shards
@@ -196,7 +196,7 @@ class TestEverySource:
         repair(str(out), originals=[original])
         assert files_of(out) == whole
 
-    def test_prepared_and_without_doubles(
+    def test_prepared_and_without_duplicates(
         self, tmp_path: Path, files_of: Files, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         pyarrow.csv.write_csv(make_table(300).select(["id", "price", "label"]), tmp_path / "x.csv")
@@ -224,7 +224,7 @@ class TestEverySource:
         ],
         ids=lambda how: " ".join(how),
     )
-    def test_whose_places_more_than_the_class_decided(
+    def test_records_placed_by_more_than_their_class(
         self, tmp_path: Path, files_of: Files, how: dict[str, Any]
     ) -> None:
         table = make_table(400).select(["id", "price", "label"])
@@ -245,7 +245,7 @@ class TestEverySource:
         self.check(tmp_path / "out", files_of, Original(url=str(tmp_path / "photos")))
 
     @pytest.mark.parametrize("how", [{}, {"balance": "bytes"}])
-    def test_images_of_which_some_were_passed_over(self, tmp_path: Path, files_of: Files, how: dict[str, Any]) -> None:
+    def test_images_some_of_which_were_skipped(self, tmp_path: Path, files_of: Files, how: dict[str, Any]) -> None:
         rng = np.random.default_rng(0)
         for i in range(12):
             path = tmp_path / "photos" / f"class {i % 2}" / f"{i}.png"
@@ -301,7 +301,7 @@ class TestAnotherSource:
         ],
         ids=["shorter", "column missing", "column more", "type", "order", "values", "labels"],
     )
-    def test_is_told_from_the_one_of_then(
+    def test_is_distinguished_from_the_original(
         self, root: Path, pristine: Dataset, tmp_path: Path, files_of: Files, change: Any, told: str
     ) -> None:
         table = pq.read_table(pristine.manifest.source["url"])
@@ -316,7 +316,7 @@ class TestAnotherSource:
         assert "nothing was changed" in str(raised.value)
         assert files_of(root) == before
 
-    def test_that_looks_like_the_one_of_then_is_not_believed(self, tmp_path: Path) -> None:
+    def test_that_looks_like_the_original_is_not_trusted(self, tmp_path: Path) -> None:
         table = make_table(300)
         pq.write_table(table, tmp_path / "x.parquet", compression="none", use_dictionary=False)
         dataset = built(str(tmp_path / "x.parquet"), tmp_path / "out", label="label", shards=3)
@@ -326,7 +326,7 @@ class TestAnotherSource:
         assert (tmp_path / "x.parquet").stat().st_size == stat.st_size
         os.utime(tmp_path / "x.parquet", ns=(stat.st_atime_ns, stat.st_mtime_ns))
         (tmp_path / "out" / dataset.shards[0].path).unlink()
-        with pytest.raises(SourceError, match="it looks as it did then"):
+        with pytest.raises(SourceError, match="it looks unchanged"):
             repair(str(tmp_path / "out"), originals=[Original(url=str(tmp_path / "x.parquet"))])
 
     def test_may_be_another_function(self, tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ class TestAnotherSource:
         done = subprocess.run([sys.executable, *flags], cwd=tmp_path, capture_output=True, text=True)
         assert "was changed since, or the function of --map was (written by" in done.stderr
 
-    def test_that_is_not_there_is_said_before_anything_is_done(self, root: Path, pristine: Dataset) -> None:
+    def test_that_is_missing_is_reported_first(self, root: Path, pristine: Dataset) -> None:
         (root / pristine.shards[0].path).unlink()
         with pytest.raises(SourceError, match="there is nothing at"):
             repair(str(root), originals=[Original(url=str(root.parent / "nowhere.parquet"))])
@@ -359,7 +359,7 @@ def relabelled(table: pa.Table) -> pa.Table:
 
 
 class TestInterrupted:
-    def test_killed_at_any_write_it_is_run_again(
+    def test_killed_at_any_write_and_run_again(
         self, pristine: Dataset, original: Original, tmp_path: Path, files_of: Files
     ) -> None:
         whole = files_of(Path(pristine.storage.locate()))
@@ -375,7 +375,7 @@ class TestInterrupted:
                 break
         assert 4 <= last < 19
 
-    def test_killed_at_random_it_is_run_again(self, store: Store, tmp_path: Path) -> None:
+    def test_killed_at_random_and_run_again(self, store: Store, tmp_path: Path) -> None:
         """By SIGKILL, as a process of its own; the mark that it leaves keeps builds and `clean` off."""
         source = tmp_path / "x.parquet"
         write_table(make_table(10_000), source)
@@ -408,7 +408,7 @@ class TestInterrupted:
 
 
 class TestOneWriter:
-    def test_a_repair_waits_for_no_build_and_a_build_for_no_repair(
+    def test_repairs_and_builds_exclude_each_other(
         self, root: Path, pristine: Dataset, original: Original, files_of: Files
     ) -> None:
         (root / pristine.shards[0].path).unlink()
@@ -434,7 +434,7 @@ class TestOneWriter:
         assert verify(str(root)) == []
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError, SourceError])
-    def test_the_lease_is_given_back_whatever_happens(
+    def test_the_lease_is_always_released(
         self, root: Path, pristine: Dataset, original: Original, files_of: Files, error: type[BaseException]
     ) -> None:
         (root / pristine.shards[0].path).unlink()
@@ -448,7 +448,7 @@ class TestOneWriter:
             repair(str(root), originals=[original], rebuilding=fail)
         assert files_of(root) == before
 
-    def test_what_was_changed_since_it_was_looked_through_is_left_alone(
+    def test_a_dataset_changed_after_planning_is_left_alone(
         self, root: Path, pristine: Dataset, original: Original
     ) -> None:
         (root / pristine.shards[0].path).unlink()
@@ -459,7 +459,7 @@ class TestOneWriter:
         with pytest.raises(DestinationError, match="changed while the repair was planned; run the repair again"):
             repair(str(root), originals=[original], rebuilding=overwrite)
 
-    def test_what_a_killed_repair_marked_is_still_a_dataset(
+    def test_a_dataset_with_the_lease_of_a_killed_repair_is_a_dataset(
         self, root: Path, pristine: Dataset, files_of: Files
     ) -> None:
         whole = files_of(root)
@@ -478,7 +478,7 @@ class TestOneWriter:
         repair(str(root))
         assert files_of(root) == whole
 
-    def test_without_a_mark_a_lost_manifest_is_no_reason_to_clean_up(self, root: Path, files_of: Files) -> None:
+    def test_without_a_lease_a_lost_manifest_is_no_reason_to_clean_up(self, root: Path, files_of: Files) -> None:
         (root / "dataset.json").unlink()
         before = files_of(root)
         with pytest.raises(DestinationError, match="repair it first: shard-dataset repair"):
@@ -486,7 +486,7 @@ class TestOneWriter:
         assert files_of(root) == before
 
 
-def test_a_dry_run_tells_what_it_would_do(root: Path, pristine: Dataset, original: Original, files_of: Files) -> None:
+def test_a_dry_run_reports_what_it_would_do(root: Path, pristine: Dataset, original: Original, files_of: Files) -> None:
     blank(root / pristine.shards[0].path)
     before = files_of(root)
     told = repair(str(root), originals=[original], dry_run=True)

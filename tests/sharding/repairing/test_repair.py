@@ -1,4 +1,4 @@
-"""Repair from what is left: bit by bit where that can be proven, else the intact records; killed and run again."""
+"""Repair without a source: bit by bit where that can be proven, else intact records; also after a kill."""
 
 import json
 import shutil
@@ -74,7 +74,7 @@ def actions(root: Path) -> dict[str, str]:
 
 
 class TestBitByBit:
-    def test_flipped_bits_are_turned_back_one_a_record(self, root: Path, pristine: Dataset, files_of: Files) -> None:
+    def test_one_flipped_bit_per_record_is_reverted(self, root: Path, pristine: Dataset, files_of: Files) -> None:
         path = root / pristine.shards[0].path
         assert pristine.shards[0].bytes > 1 << 16
         flip(path, (100, 3), (40_000, 7), (80_000, 0))
@@ -82,7 +82,7 @@ class TestBitByBit:
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
 
     @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
-    def test_a_parquet_shard_whose_rows_are_intact_is_written_again(
+    def test_a_parquet_shard_with_intact_rows_is_encoded_again(
         self, tmp_path: Path, files_of: Files, compression: str
     ) -> None:
         dataset = large_parquet(tmp_path, compression)
@@ -96,13 +96,13 @@ class TestBitByBit:
         assert repair(str(tmp_path / "out")).lost == ()
         assert files_of(tmp_path / "out") == before
 
-    def test_what_was_added_is_cut_off(self, root: Path, pristine: Dataset, files_of: Files) -> None:
+    def test_added_bytes_are_cut_off(self, root: Path, pristine: Dataset, files_of: Files) -> None:
         for name in (pristine.shards[0].path, pristine.shards[1].index_path, "dataset.json"):
             (root / name).write_bytes((root / name).read_bytes() + b"more")
         assert repair(str(root)).lost == ()
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
 
-    def test_what_was_added_to_both_files_that_tell_what_a_dataset_is_is_cut_off(
+    def test_bytes_added_to_manifest_and_table_are_cut_off(
         self, root: Path, pristine: Dataset, files_of: Files
     ) -> None:
         for name, more in (("dataset.json", b"\xff{}"), ("shards.parquet", b"more")):
@@ -113,7 +113,7 @@ class TestBitByBit:
         assert repair(str(root)).lost == ()
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
 
-    def test_files_that_were_renamed_are_found_and_those_of_others_kept(
+    def test_renamed_files_are_found_and_foreign_files_kept(
         self, root: Path, pristine: Dataset, files_of: Files
     ) -> None:
         a, b, c = (root / shard.path for shard in pristine.shards)
@@ -137,7 +137,7 @@ class TestBitByBit:
         assert repair(str(root)).lost == ()
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
 
-    def test_dataset_json_and_then_the_table_come_back(self, root: Path, pristine: Dataset, files_of: Files) -> None:
+    def test_dataset_json_and_the_table_are_rebuilt(self, root: Path, pristine: Dataset, files_of: Files) -> None:
         (root / "dataset.json").unlink()
         for shard in pristine.shards:  # what else was lost is told by the table
             (root / shard.index_path).unlink()
@@ -160,9 +160,7 @@ class TestBitByBit:
         assert dataset.manifest.shards_checksum != pristine.manifest.shards_checksum
         assert verify(str(root)) == []
 
-    def test_a_table_is_not_made_again_of_shards_that_are_other_than_was_written(
-        self, root: Path, pristine: Dataset
-    ) -> None:
+    def test_a_table_is_not_rebuilt_from_shards_that_were_changed(self, root: Path, pristine: Dataset) -> None:
         (root / "shards.parquet").unlink()
         invert(root / pristine.shards[0].path, 500, 502)
         with pytest.raises(CorruptionError, match=r"repair it with --source .*x\.parquet"):
@@ -170,7 +168,7 @@ class TestBitByBit:
 
 
 class TestSalvage:
-    def test_of_a_parquet_shard_the_damaged_row_groups_are_left_out(self, tmp_path: Path) -> None:
+    def test_damaged_row_groups_of_a_parquet_shard_are_left_out(self, tmp_path: Path) -> None:
         dataset = large_parquet(tmp_path, "snappy")
         root = tmp_path / "out"
         shard = dataset.shards[1]
@@ -266,7 +264,9 @@ class TestSalvage:
         assert open_dataset(str(root)).shards[0].path.endswith(".salvaged-2.tfrecord")
         assert verify(str(root)) == []
 
-    def test_a_dry_run_writes_nothing_and_tells_the_same(self, root: Path, pristine: Dataset, files_of: Files) -> None:
+    def test_a_dry_run_writes_nothing_and_reports_the_same(
+        self, root: Path, pristine: Dataset, files_of: Files
+    ) -> None:
         invert(root / pristine.shards[0].path, 30_000, 30_900)
         flip(root / pristine.shards[1].path, (10, 1))
         before = files_of(root)
@@ -287,7 +287,7 @@ class TestInterrupted:
         (root / "dataset.json").unlink()
 
     @pytest.mark.parametrize("torn", [False, True])
-    def test_killed_at_any_step_it_is_run_again_to_the_same_end(
+    def test_a_repair_killed_at_any_step_ends_the_same_when_run_again(
         self, pristine: Dataset, tmp_path: Path, files_of: Files, monkeypatch: pytest.MonkeyPatch, torn: bool
     ) -> None:
         """Every write, move and removal in turn is the last; `torn`: a move had copied and not yet removed."""
@@ -339,7 +339,7 @@ class TestInterrupted:
         assert 12 < last < 99
         assert sum(entry.records for entry in told.lost) > 0
 
-    def test_one_that_was_killed_over_a_draft_or_its_lease_leaves_neither(
+    def test_a_repair_killed_over_a_draft_or_its_lease_leaves_neither(
         self, root: Path, pristine: Dataset, files_of: Files
     ) -> None:
         invert(root / pristine.shards[0].path, 30_000, 30_900)

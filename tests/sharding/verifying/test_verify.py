@@ -1,4 +1,4 @@
-"""Verifying datasets: every damage is found, named, and placed; what is no damage is a note."""
+"""Verification finds, names and locates every damage; anything else is a note."""
 
 import random
 import shutil
@@ -158,7 +158,7 @@ class TestRandomDamage:
 
     @pytest.mark.parametrize("case", CASES)
     @pytest.mark.parametrize("number", range(15))
-    def test_is_found_named_placed_and_repaired(
+    def test_is_found_named_located_and_repaired(
         self, make: Make, copy: Callable[[Dataset], Path], case: tuple[str, str | None, bool], number: int
     ) -> None:
         shard_format, compression, text = case
@@ -224,7 +224,7 @@ class TestPlaces:
         assert repair(str(root)).lost[0].records == 1
         assert_salvaged(root, dataset, 1)
 
-    def test_compressed_records_are_placed_as_far_as_they_decompress(
+    def test_damage_of_compressed_records_is_located_as_far_as_they_decompress(
         self, make: Make, copy: Callable[[Dataset], Path]
     ) -> None:
         dataset = make("tfrecord", compression="gzip")
@@ -253,7 +253,7 @@ class TestPlaces:
         assert (damage.row_group, damage.column, damage.record, damage.offset) == (1, "price", 20, start)
         assert f"row group 1, records 20-39, column 'price' at offset {start}" in damage.problem
 
-    def test_a_footer_that_leads_readers_astray_is_named_and_not_the_column(
+    def test_a_misleading_footer_is_named_instead_of_the_column(
         self, make: Make, copy: Callable[[Dataset], Path]
     ) -> None:
         dataset = make("parquet")
@@ -270,7 +270,7 @@ class TestPlaces:
         assert (damage.row_group, damage.column, damage.offset) == (None, None, footer)
         assert f"in the footer, at offset {footer}: its columns do not fill the file" in damage.problem
 
-    def test_a_flip_that_no_reader_would_notice_is_found_by_the_checksum_of_its_page(self, tmp_path: Path) -> None:
+    def test_a_flip_that_readers_miss_is_found_by_the_checksum_of_its_page(self, tmp_path: Path) -> None:
         values = pa.array(np.random.default_rng(0).normal(size=1000))
         buffer = parquet_format.write_parquet(pa.record_batch({"x": values}), "none", 1 << 16)
         data = bytearray(buffer.to_pybytes())
@@ -280,7 +280,7 @@ class TestPlaces:
         assert parquet_format.read_parquet(bytes(data)).num_rows == 1000
         assert [group.damaged for group in groups if group.damaged] == [("x",)]
 
-    def test_stale_and_damaged_indexes_are_told_apart(self, make: Make, copy: Callable[[Dataset], Path]) -> None:
+    def test_stale_and_damaged_indexes_are_distinguished(self, make: Make, copy: Callable[[Dataset], Path]) -> None:
         dataset, other = make("tfrecord", text=True), make("tfrecord", text=True, seed=1)
         shard = dataset.shards[0]
         root = copy(dataset)
@@ -321,7 +321,7 @@ class TestDeep:
         self.reseal(root, dataset, **{f"{field}bytes": len(data), f"{field}checksum": checksum(data)})
 
     @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
-    def test_what_was_written_right_is_right(self, make: Make, shard_format: str) -> None:
+    def test_an_intact_dataset_passes(self, make: Make, shard_format: str) -> None:
         assert verify(str(root_of(make(shard_format))), deep=True) == []
         if shard_format == "tfrecord":
             assert verify(str(root_of(make(shard_format, compression="gzip"))), deep=True) == []
@@ -396,7 +396,7 @@ class TestManifest:
         with pytest.raises(DatasetError, match=r"format version 2\.0.*upgrade"):
             verify(str(root))
 
-    def test_a_build_that_did_not_finish_is_no_lost_manifest(self, make: Make, copy: Callable[[Dataset], Path]) -> None:
+    def test_an_unfinished_build_is_no_lost_manifest(self, make: Make, copy: Callable[[Dataset], Path]) -> None:
         root = copy(make("tfrecord"))
         (root / "dataset.json").unlink()
         assert only(verify(str(root))).kind == "missing"
@@ -404,7 +404,7 @@ class TestManifest:
         with pytest.raises(DatasetError, match="a build has not finished"):
             verify(str(root))
 
-    def test_without_manifest_and_table_there_is_nothing_to_hold_the_rest_against(
+    def test_without_manifest_and_table_nothing_can_be_verified(
         self, make: Make, copy: Callable[[Dataset], Path]
     ) -> None:
         root = copy(make("tfrecord"))
@@ -414,7 +414,7 @@ class TestManifest:
             verify(str(root))
 
     @pytest.mark.parametrize("text", [False, True])
-    def test_what_is_damaged_besides_the_table_is_named_by_its_own_checks(
+    def test_damage_besides_a_damaged_table_is_found_by_deep_checks(
         self, make: Make, copy: Callable[[Dataset], Path], text: bool
     ) -> None:
         dataset = make("tfrecord", text=text)
@@ -433,7 +433,7 @@ class TestManifest:
 
 
 class TestWholeDatasets:
-    def test_files_that_are_not_of_the_dataset_are_noted(self, make: Make, copy: Callable[[Dataset], Path]) -> None:
+    def test_unknown_files_are_noted(self, make: Make, copy: Callable[[Dataset], Path]) -> None:
         dataset = make("tfrecord")
         root = copy(dataset)
         for name in ("mine.txt", ".train-00000-of-00003.tfrecord.0badcafe.part", "_building.json"):
@@ -447,7 +447,7 @@ class TestWholeDatasets:
         }
 
     @pytest.mark.parametrize("workers", [1, 3])
-    def test_progress_is_told_in_files_and_bytes(self, make: Make, workers: int) -> None:
+    def test_progress_is_reported_in_files_and_bytes(self, make: Make, workers: int) -> None:
         dataset = make("parquet")
         seen: list[VerifyProgress] = []
         found = check_dataset(str(root_of(dataset)), seen.append, workers=workers)
@@ -468,7 +468,7 @@ class TestWholeDatasets:
 
 
 class TestEveryStore:
-    def test_a_remote_dataset_is_read_in_blocks_placed_and_repaired(
+    def test_a_remote_dataset_is_read_in_blocks_located_and_repaired(
         self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         from ringfeed.sharding.storage import file_contents
@@ -505,13 +505,13 @@ class TestAStoreThatDoesNotAnswer:
         fsspec.filesystem("memory").put(f"{folder}/", f"{url}/", recursive=True)
         return Storage(url, retries=RetryPolicy(attempts=3, base_seconds=0.01))
 
-    def test_it_is_waited_for_once(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unreachable_store_is_retried_once(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
         asked = self.silenced(monkeypatch, "find", "cat_file")
         with pytest.raises(StorageError, match=r"^cannot list memory://.*: no answer .* \(3 attempts in"):
             verify(storage)
         assert asked == ["find"] * 3 + ["cat_file"]
 
-    def test_one_that_only_lists_nothing_is_verified(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_store_that_cannot_list_is_verified(self, storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
         self.silenced(monkeypatch, "find")
         found = check_dataset(storage)
         assert found.damages == ()
