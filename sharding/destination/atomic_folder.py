@@ -16,9 +16,8 @@ from ..errors import DestinationError, RingfeedError
 from ..storage.lease import (
     LEASE_NAME,
     Holder,
-    describe_holder,
+    check_not_held,
     hold_lease,
-    is_held,
     is_lease_draft,
     is_lease_file,
     read_holder,
@@ -97,8 +96,8 @@ def remove_killed_export(target: Storage, *, dry_run: bool = False) -> list[str]
     if room == target and not _is_export(holder):
         return []
     left = [name for name in room.list() if is_lease_file(name) or is_lease_draft(name)] + _left_in(room)
-    if dry_run and holder is not None and is_held(room, holder):
-        raise DestinationError(describe_holder(room, holder))
+    if dry_run:
+        check_not_held(room, holder)
     uploads = abort_uploads(room, _is_written, dry_run=True) if left else []
     if left and not dry_run:
         with hold_lease(room, _ABOUT) as lease:

@@ -9,15 +9,14 @@ from contextlib import ExitStack, contextmanager
 from ..dataset.dataset import open_dataset
 from ..dataset.file_names import GENERATION_FILES, TABLE_NAMES, folder_of, generation_of, table_order
 from ..dataset.manifest import MANIFEST_NAME, Manifest
-from ..errors import DestinationError, StorageError
+from ..errors import StorageError
 from ..storage.fenced_storage import fence_storage
 from ..storage.lease import (
     LEASE_NAME,
     TAKEOVER_PREFIX,
     Holder,
-    describe_holder,
+    check_not_held,
     hold_lease,
-    is_held,
     is_lease_draft,
     read_holder,
 )
@@ -62,7 +61,7 @@ def clean(destination: StorageLike, *, spill: str | os.PathLike[str] | None = No
         spill = holder.about.get("spill")
     roots = (spill_root(spill, destination.locate()), scratch_root(spill, destination))
     if dry_run:
-        _check_nobody_writes(destination)
+        check_not_held(destination, read_holder(destination))
     files = destination.list()
     debris, _ = _debris(destination, files)
     if dry_run or not (debris or _spilled(roots, dry_run=True)):
@@ -114,7 +113,7 @@ def _held(destination: Storage, about: Mapping[str, str]) -> Iterator[tuple[bool
         try:
             lease = stack.enter_context(hold_lease(destination, {"task": "clean", **about}))
         except StorageError:
-            _check_nobody_writes(destination)
+            check_not_held(destination, read_holder(destination))
             yield True, destination
             destination.remove(LEASE_NAME)
             return
@@ -125,12 +124,6 @@ def _held(destination: Storage, about: Mapping[str, str]) -> Iterator[tuple[bool
             raise
         if refused := lease.release(keep=False):
             raise refused
-
-
-def _check_nobody_writes(destination: Storage) -> None:
-    holder = read_holder(destination)
-    if holder is not None and is_held(destination, holder):
-        raise DestinationError(describe_holder(destination, holder))
 
 
 def _debris(destination: Storage, files: Sequence[str]) -> tuple[list[str], list[str]]:

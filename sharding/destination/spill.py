@@ -14,7 +14,6 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -30,7 +29,7 @@ from ..storage.atomic_files import draft_name, draft_target, make_folder
 from ..storage.lease import Holder, boot_id, process_start_ticks
 from ..storage.retry import RetryPolicy
 from ..storage.storage import Storage, public_url
-from .leftovers import abort_uploads
+from .leftovers import abort_uploads, remove_files
 
 __all__ = [
     "PartSpill",
@@ -51,7 +50,6 @@ __all__ = [
 
 _SCRATCH = "_repair"  # appended to the destination's URL for another key; there is no such folder
 _SIDE = re.compile(r"side-([0-9a-f]{16})-(\d+)-(\d+)-[0-9a-f]+")  # groups: machine since its boot, process, its start
-_REMOVERS = 16  # parallel requests, where a store removes one file at a time
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,8 +304,7 @@ def remove_spill(root: Storage, absent: Sequence[str] = ()) -> None:
         for folder in [f for f, used in folders.items() if not used] if any(folders.values()) else [root.local_path]:
             shutil.rmtree(folder, ignore_errors=True)
     else:
-        with ThreadPoolExecutor(_REMOVERS) as pool:
-            list(pool.map(root.remove, spilled_files(root)))
+        remove_files(root, spilled_files(root))
         abort_uploads(root, _is_removable)
         root.prune("")
     if absent:

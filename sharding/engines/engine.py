@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from urllib.parse import urlsplit
 
 from ..errors import ConfigError
@@ -34,10 +33,9 @@ def check_engine(url: str) -> None:
         raise ConfigError(f"the engine must be local, dask://HOST:PORT, ray://HOST:PORT or ray://auto, got {url!r}")
 
 
-@contextmanager
 def open_engine(
     url: str, workers: int, *, local_spill: bool = False, leased_destination: str | None = None
-) -> Iterator[Executor]:
+) -> AbstractContextManager[Executor]:
     """Open an executor of tasks for the body.
 
     Args:
@@ -56,12 +54,7 @@ def open_engine(
     """
     check_engine(url)
     scheme, address = url.partition("://")[::2]
-    if scheme == "dask":
-        with dask_executor(address, local_spill=local_spill, leased_destination=leased_destination) as executor:
-            yield executor
-    elif scheme == "ray":
-        with ray_executor(address, local_spill=local_spill, leased_destination=leased_destination) as executor:
-            yield executor
-    else:
-        with local_executor(workers) as executor:
-            yield executor
+    if not address:
+        return local_executor(workers)
+    connect = dask_executor if scheme == "dask" else ray_executor
+    return connect(address, local_spill=local_spill, leased_destination=leased_destination)

@@ -20,16 +20,9 @@ import fsspec
 from .retry import IncompleteError, RetryPolicy, retry
 
 __all__ = [
-    "Bytes",
-    "Draft",
-    "LocalDraft",
-    "RemoteDraft",
-    "SpooledDraft",
-    "draft_name",
-    "draft_target",
-    "make_folder",
+    "Bytes", "Draft", "LocalDraft", "RemoteDraft", "SpooledDraft", "draft_name", "draft_target", "make_folder",
     "write_pieces",
-]
+]  # fmt: skip
 
 Bytes: TypeAlias = Any  # bytes, a memoryview or array of single bytes, or an Arrow buffer
 _SEND_BYTES = 8 << 20  # enough to keep a disk busy

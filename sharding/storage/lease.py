@@ -37,7 +37,7 @@ __all__ = [
     "Holder",
     "Lease",
     "boot_id",
-    "describe_holder",
+    "check_not_held",
     "describe_loss",
     "hold_lease",
     "is_held",
@@ -392,15 +392,13 @@ def _take_over(storage: Storage, me: Holder) -> Holder | None:
                 storage.create(LEASE_NAME, me.encode())
                 return None
             continue
-        if is_held(storage, holder):
-            raise DestinationError(describe_holder(storage, holder))
+        check_not_held(storage, holder)
         name = f"{TAKEOVER_PREFIX}{holder.token}.json"
         try:
             storage.create(name, me.encode())
-        except FileExistsError as error:
+        except FileExistsError:
             rival = read_holder(storage, name)
-            if rival is not None and is_held(storage, rival, name):
-                raise DestinationError(describe_holder(storage, rival)) from error
+            check_not_held(storage, rival, name)
             storage.remove(name)  # of a process that was killed during its takeover
             continue
         try:
@@ -435,7 +433,10 @@ def _replace(storage: Storage, holder: Holder, me: Holder) -> bool:
     return True
 
 
-def describe_holder(storage: Storage, holder: Holder) -> str:
-    """The message for a process that wants to write where another does."""
-    where = f"process {holder.pid} on {holder.host}" if holder.pid else "another process"
-    return f"another {holder.task} is writing to {storage.locate()} ({where}); wait for it, or stop it first"
+def check_not_held(storage: Storage, holder: Holder | None, name: str = LEASE_NAME) -> None:
+    """Raise a DestinationError if the holder is alive; see `is_held`."""
+    if holder is not None and is_held(storage, holder, name):
+        where = f"process {holder.pid} on {holder.host}" if holder.pid else "another process"
+        raise DestinationError(
+            f"another {holder.task} is writing to {storage.locate()} ({where}); wait for it, or stop it first"
+        )

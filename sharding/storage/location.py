@@ -21,9 +21,7 @@ from .retry import RetriesExhaustedError, RetryPolicy, retry
 from .s3.timeouts import NotS3Error
 from .urls import OBJECT_STORE_PROTOCOLS, S3_PROTOCOLS, normalize_url, public_url
 
-__all__ = [
-    "Location",
-]
+__all__ = ["Location"]
 
 T = TypeVar("T")
 

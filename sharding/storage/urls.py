@@ -8,14 +8,9 @@ import re
 from ..errors import ConfigError
 
 __all__ = [
-    "OBJECT_STORE_PROTOCOLS",
-    "S3_PROTOCOLS",
-    "WEB_PROTOCOLS",
-    "normalize_url",
-    "normalize_url_fields",
-    "public_url",
+    "OBJECT_STORE_PROTOCOLS", "S3_PROTOCOLS", "WEB_PROTOCOLS", "normalize_url", "normalize_url_fields", "public_url",
     "validate_url",
-]
+]  # fmt: skip
 
 S3_PROTOCOLS = {"s3", "s3a"}
 WEB_PROTOCOLS = {"http", "https"}
