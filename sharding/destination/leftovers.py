@@ -17,14 +17,8 @@ from ..storage.storage import Storage
 from .journal import JOURNAL_FOLDER
 
 __all__ = [
-    "STAGING",
-    "abort_uploads",
-    "dataset_files",
-    "is_build_draft",
-    "is_build_file",
-    "parent_folders",
-    "remove_empty_folders",
-    "remove_files",
+    "STAGING", "abort_uploads", "dataset_files", "is_build_draft", "is_build_file", "parent_folders",
+    "remove_empty_folders", "remove_files",
 ]  # fmt: skip
 
 STAGING = "_replacing"

@@ -32,19 +32,8 @@ from ..storage.storage import Storage, public_url
 from .leftovers import abort_uploads, remove_files
 
 __all__ = [
-    "PartSpill",
-    "Spill",
-    "open_scratch",
-    "open_spill",
-    "planning_folder",
-    "remove_abandoned_spill",
-    "remove_spill",
-    "remove_spill_on_error",
-    "scratch_root",
-    "side_folder",
-    "spill_lease_entry",
-    "spill_root",
-    "spilled_files",
+    "PartSpill", "Spill", "open_scratch", "open_spill", "planning_folder", "remove_abandoned_spill", "remove_spill",
+    "remove_spill_on_error", "scratch_root", "side_folder", "spill_lease_entry", "spill_root", "spilled_files",
     "spilled_uploads",
 ]  # fmt: skip
 

@@ -224,10 +224,7 @@ class _DaskExecutor(RemoteExecutor):
 
         A worker's thread cannot be stopped, and Dask forgets a task that is cancelled while it runs.
         """
-        with (
-            suppress(WorkerError),
-            self.reporting_loss(),
-        ):  # then unknown, but workers without a scheduler end themselves
+        with suppress(WorkerError), self.reporting_loss():  # workers without a scheduler end themselves
             self._client.cancel([self._tasks[future] for future in futures if future in self._tasks])
             while any(self._on_each(stop_build)):
                 time.sleep(0.1)

@@ -25,9 +25,7 @@ _CONNECT_SECONDS = 5
 _ATTEMPTS = 3  # to connect
 _WORKERS_SECONDS = 60.0  # for a processor to become free: a cluster that grows needs some time
 _END_SECONDS = 60.0  # for running tasks to end
-_NOISE = re.compile(
-    rb".* task_manager\.cc:\d+: Failed to push error to driver "
-)  # logged when a closed connection ends tasks
+_NOISE = re.compile(rb".* task_manager\.cc:\d+: Failed to push error to driver ")  # logged as a connection closes
 
 
 @contextmanager

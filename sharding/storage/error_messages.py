@@ -67,9 +67,7 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
         return "nothing can be written to such a store; name a folder on a local disk, S3, HDFS, GCS or Azure"
     if "Protocol not known" in text:  # from fsspec's registry
         return f"no file system is called {text.rpartition(' ')[2]!r}; {_PROTOCOLS}"
-    if protocol in _ARCHIVES and isinstance(
-        error, IsADirectoryError
-    ):  # without a path, fsspec opens the current folder
+    if protocol in _ARCHIVES and isinstance(error, IsADirectoryError):  # fsspec opened the current folder
         return f"no archive is named; name one after ::, as in {protocol}://PATH::ARCHIVE"
     if "multiple values for keyword argument 'host'" in text:  # fsspec fails on chains to such stores
         return "a chained URL cannot open a file on a store whose URL has a host, such as HDFS; copy it to a local disk"
@@ -107,9 +105,7 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
                 return meaning
     if code in _BUSY:
         return f"the store asks for fewer requests ({code}); use fewer --workers, or try later"
-    if not text and any(
-        kind.__name__ == "TimeoutError" for kind in type(error).__mro__
-    ):  # asyncio has a TimeoutError of its own
+    if not text and any(kind.__name__ == "TimeoutError" for kind in type(error).__mro__):  # or asyncio's
         return f"no answer came in time ({name})"
     if code:
         name, text = code, re.sub(r"^\[Errno \d+\] ", "", text)
@@ -144,9 +140,7 @@ def _of_the_server(error: BaseException, protocol: str) -> str:
             f"the server's certificate is not trusted ({reason[1]}); if it is right, name a file with the "
             f"certificate of its authority ({setting})"
         )
-    if protocol in S3_PROTOCOLS and (
-        isinstance(error, RecursionError) or is_redirect_loop(error)
-    ):  # botocore follows, too
+    if protocol in S3_PROTOCOLS and (isinstance(error, RecursionError) or is_redirect_loop(error)):  # of botocore
         return f"the store redirects without naming a place; check the region (AWS_DEFAULT_REGION) and {where}"
     if is_redirect_loop(error):
         return f"the server redirects in circles, as some do to ask for a login; check {where}"

@@ -108,7 +108,6 @@ def fence_for_workers(storage: Storage, destination: Storage, lease: Lease) -> F
         destination: destination of the lease.
         lease: lease of the calling process.
     """
-    place = Storage(
-        destination.locate(), destination.options, destination.retries
-    )  # absolute: they may have another working directory
+    # An absolute path, because they may have another working directory.
+    place = Storage(destination.locate(), destination.options, destination.retries)
     return FencedStorage(storage.locate(), storage.options, storage.retries, fence=_LeaseFile(place, lease.token))

@@ -28,23 +28,15 @@ from .urls import public_url
 
 __all__ = ["WebFileSystem", "page_links"]
 
-_TIMEOUT = aiohttp.ClientTimeout(
-    total=None, sock_connect=10, sock_read=30
-)  # by default the whole file has to arrive in 300 s
+_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)  # by default 300 s for a whole file
 _PAGES = 16  # read in parallel
 _PAGE = re.compile(
     rb"(?:\xef\xbb\xbf)?\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)\b",
     re.IGNORECASE | re.DOTALL,
 )
 _PAGE_BYTES = 1024  # enough to recognize a page
-_COMPRESSED = (
-    ".gz",
-    ".tgz",
-    ".bz2",
-    ".xz",
-    ".zst",
-    ".zstd",
-)  # servers may declare these encoded, although they are stored so
+# Servers may declare these as encoded, although they are stored so.
+_COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zstd")
 
 
 class HTTPError(OSError):

@@ -32,19 +32,8 @@ from .retry import RetryPolicy
 from .storage import Storage
 
 __all__ = [
-    "LEASE_NAME",
-    "TAKEOVER_PREFIX",
-    "Holder",
-    "Lease",
-    "boot_id",
-    "check_not_held",
-    "describe_loss",
-    "hold_lease",
-    "is_held",
-    "is_lease_draft",
-    "is_lease_file",
-    "process_start_ticks",
-    "read_holder",
+    "LEASE_NAME", "TAKEOVER_PREFIX", "Holder", "Lease", "boot_id", "check_not_held", "describe_loss", "hold_lease",
+    "is_held", "is_lease_draft", "is_lease_file", "process_start_ticks", "read_holder",
 ]  # fmt: skip
 
 LEASE_NAME = "_building.json"

@@ -19,18 +19,8 @@ from typing import Any, TypeVar
 from ..messages import brief
 
 __all__ = [
-    "IncompleteError",
-    "RetriesExhaustedError",
-    "RetryPolicy",
-    "cause_chain",
-    "error_code",
-    "error_number",
-    "is_redirect_loop",
-    "is_tls_failure",
-    "is_transient",
-    "is_unknown_host",
-    "retry",
-    "s3_response",
+    "IncompleteError", "RetriesExhaustedError", "RetryPolicy", "cause_chain", "error_code", "error_number",
+    "is_redirect_loop", "is_tls_failure", "is_transient", "is_unknown_host", "retry", "s3_response",
 ]  # fmt: skip
 
 T = TypeVar("T")

@@ -284,9 +284,7 @@ class Storage(Location):
 
         def move() -> None:
             try:
-                if (
-                    self.protocol in S3_PROTOCOLS
-                ):  # whose `mv` removes by a bulk request, and does not look at its reply
+                if self.protocol in S3_PROTOCOLS:  # its `mv` ignores the reply to a bulk removal
                     fs.cp_file(source, destination)
                     fs.rm_file(source)
                 else:
@@ -387,9 +385,7 @@ class Storage(Location):
             raise
 
 
-StorageLike: TypeAlias = (
-    str | os.PathLike[str] | Storage
-)  # a folder, by its URL or path; with options of its file system
+StorageLike: TypeAlias = str | os.PathLike[str] | Storage  # a folder by URL or path, or with options
 
 
 def as_storage(place: StorageLike) -> Storage:
