@@ -1,4 +1,4 @@
-"""A folder that appears at once, on every store."""
+"""A folder appears as a whole on every store."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +24,7 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
-def test_the_files_are_there_when_the_body_has_ended(store: Store) -> None:
+def test_the_files_appear_after_the_body(store: Store) -> None:
     target = Storage(f"{store.url}/new/out")
     with open_atomic_folder(target) as draft:
         draft.write(TAR, b"a")
@@ -44,7 +44,7 @@ def test_a_body_that_fails_leaves_nothing(store: Store) -> None:
     assert target.absent_folders() == absent
 
 
-def test_what_is_there_stays_there(store: Store) -> None:
+def test_a_nonempty_folder_is_refused_and_unchanged(store: Store) -> None:
     store.write_bytes("out/thesis.txt", b"mine")
     with (
         pytest.raises(DestinationError, match=r"is not empty \(there is 'thesis.txt'\)"),
@@ -54,14 +54,14 @@ def test_what_is_there_stays_there(store: Store) -> None:
     assert store.list() == ["out/thesis.txt"]
 
 
-def test_a_folder_that_is_empty_is_filled(tmp_path: Path) -> None:
+def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     with open_atomic_folder(Storage(str(tmp_path / "out"))) as draft:
         draft.write(TAR, b"a")
     assert [path.name for path in tmp_path.rglob("*")] == ["out", TAR]
 
 
-def test_a_folder_that_a_link_leads_to_is_filled(tmp_path: Path) -> None:
+def test_the_target_of_a_link_is_filled(tmp_path: Path) -> None:
     (tmp_path / "disk" / "out").mkdir(parents=True)
     (tmp_path / "link").symlink_to(tmp_path / "disk" / "out")
     fill(Storage(str(tmp_path / "link")), b"a")
@@ -70,7 +70,7 @@ def test_a_folder_that_a_link_leads_to_is_filled(tmp_path: Path) -> None:
     assert (tmp_path / "disk" / "out" / TAR).read_bytes() == b"a"
 
 
-def test_where_a_disk_is_mounted_nothing_is_begun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mount_point_is_refused_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "out").mkdir()
     monkeypatch.setattr("os.path.ismount", lambda path: Path(path) == tmp_path / "out")
     with pytest.raises(DestinationError, match=r"a disk is mounted at .*out, .*; choose a folder within it"):
@@ -79,7 +79,7 @@ def test_where_a_disk_is_mounted_nothing_is_begun(tmp_path: Path, monkeypatch: p
     assert clean(str(tmp_path / "out")) == []
 
 
-def test_of_two_at_once_the_second_is_refused(store: Store) -> None:
+def test_a_second_concurrent_writer_is_refused(store: Store) -> None:
     target = Storage(f"{store.url}/out")
     with open_atomic_folder(target) as draft:
         draft.write(TAR, b"first")
@@ -91,7 +91,7 @@ def test_of_two_at_once_the_second_is_refused(store: Store) -> None:
     assert target.read(TAR) == b"first"
 
 
-def test_what_came_meanwhile_stays(tmp_path: Path) -> None:
+def test_files_that_appear_during_the_body_stay(tmp_path: Path) -> None:
     target = Storage(str(tmp_path / "out"))
     with pytest.raises(DestinationError, match="was filled by another process in the meantime"):
         fill(target, b"second", then=lambda: target.write(TAR, b"first"))
@@ -100,7 +100,7 @@ def test_what_came_meanwhile_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cleaned", [False, True])
-def test_what_a_killed_one_left_is_removed_by_the_next_or_by_clean(tmp_path: Path, cleaned: bool) -> None:
+def test_the_next_export_or_clean_removes_what_a_killed_one_left(tmp_path: Path, cleaned: bool) -> None:
     target = Storage(f"{tmp_path}/new/out")
     with hold_lease(Storage(f"{tmp_path}/new/.out.exporting"), {"task": "export"}) as lease:
         for name in ("README.md", "train-00000-of-00002.tar"):
@@ -118,7 +118,7 @@ def test_what_a_killed_one_left_is_removed_by_the_next_or_by_clean(tmp_path: Pat
 
 
 @pytest.mark.parametrize("cleaned", [False, True])
-def test_in_an_object_store_too(cleaned: bool) -> None:
+def test_object_stores_are_cleaned_too(cleaned: bool) -> None:
     target = Storage(f"memory://killed-{cleaned}/out")
     with hold_lease(target, {"task": "export"}) as lease:
         target.write("train-00000-of-00002.parquet", b"half")
@@ -140,7 +140,7 @@ def test_in_an_object_store_too(cleaned: bool) -> None:
     assert target.list() == ["thesis.txt"]
 
 
-def test_what_a_killed_build_left_is_not_taken_for_that_of_an_export() -> None:
+def test_leftovers_of_a_build_are_not_taken_for_those_of_an_export() -> None:
     target = Storage("memory://killed-build/out")
     with hold_lease(target, {"task": "build"}) as lease:
         target.write("train-00000-of-00002.parquet", b"of a shard")
@@ -150,7 +150,7 @@ def test_what_a_killed_build_left_is_not_taken_for_that_of_an_export() -> None:
     assert len(target.list()) == 2
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_a_file_at_the_target_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
     with pytest.raises(DestinationError, match="is a file; name a folder"):
         open_atomic_folder(Storage(str(tmp_path / "out"))).__enter__()

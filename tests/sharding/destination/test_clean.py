@@ -1,4 +1,4 @@
-"""Uploads to S3 that killed processes had begun: no listing of files shows them, and they are paid for."""
+"""Unfinished S3 uploads of killed processes are aborted: they cost storage, and no listing of files shows them."""
 
 import signal
 import subprocess
@@ -78,7 +78,7 @@ def uploads(url: str) -> list[str]:
 
 
 @pytest.mark.parametrize("task", KILLED)
-def test_clean_aborts_them_and_no_other_program_s(folder: str, task: str) -> None:
+def test_clean_aborts_uploads_of_killed_processes_and_no_others(folder: str, task: str) -> None:
     killed(task, folder)
     left = {"build": "/train-00000-of-00002.tfrecord", "export": "/train-00000-of-00002.tar"}
     if task in left:
@@ -94,7 +94,7 @@ def test_clean_aborts_them_and_no_other_program_s(folder: str, task: str) -> Non
     assert clean(folder) == []
 
 
-def test_the_next_build_aborts_them(folder: str, parquet: str) -> None:
+def test_the_next_build_aborts_the_uploads_of_a_killed_one(folder: str, parquet: str) -> None:
     killed("build", folder)
     build(BuildOptions(source=parquet, destination=folder, label="label", shards=2))
     assert uploads(folder) == ["/notes.bin"]
@@ -103,7 +103,7 @@ def test_the_next_build_aborts_them(folder: str, parquet: str) -> None:
     assert uploads(folder) == ["/notes.bin", "/train-00000-of-00002.tfrecord"]
 
 
-def test_the_next_export_aborts_them(
+def test_the_next_export_aborts_the_uploads_of_a_killed_one(
     folder: str, parquet: str, tmp_path: Path, files_of: Callable[[Path], dict[str, bytes]]
 ) -> None:
     built(parquet, tmp_path / "dataset", label="label", shards=2)

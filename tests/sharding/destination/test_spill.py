@@ -1,4 +1,4 @@
-"""Where builds spill: folders of this machine and of stores, used again by a build that goes on, and then gone."""
+"""Spill folders on this machine and on stores: reused by a resumed build, then removed."""
 
 import os
 import shutil
@@ -58,7 +58,9 @@ def interrupted_at(stage: str, options: BuildOptions) -> list[Progress]:
     return seen
 
 
-def test_a_build_that_spills_to_a_store_goes_on_there(parts: str, store: Store, tmp_path: Path, files_of: Any) -> None:
+def test_a_build_that_spills_to_a_store_resumes_from_there(
+    parts: str, store: Store, tmp_path: Path, files_of: Any
+) -> None:
     how: dict[str, Any] = {"label": "label", "shards": SHARDS, "prepare": PrepareOptions(dedup=("id",))}
     spill = Storage(f"{store.url}/spill")
     options = BuildOptions(source=parts, destination=str(tmp_path / "out"), spill=f"{store.url}/spill", **how)
@@ -76,7 +78,7 @@ def test_a_build_that_spills_to_a_store_goes_on_there(parts: str, store: Store, 
 
 
 @pytest.mark.parametrize("named", [True, False])
-def test_what_was_spilled_can_be_cleaned_away(parts: str, store: Store, tmp_path: Path, cli: Cli, named: bool) -> None:
+def test_clean_removes_spill_files(parts: str, store: Store, tmp_path: Path, cli: Cli, named: bool) -> None:
     spill = f"{store.url}/spill"
     other = Storage(spill)
     other.write("others.txt", b"x")
@@ -92,7 +94,7 @@ def test_what_was_spilled_can_be_cleaned_away(parts: str, store: Store, tmp_path
 
 
 @pytest.mark.parametrize("named", ["first", "then", "both"])
-def test_a_build_that_goes_on_and_spills_elsewhere_leaves_nothing_where_it_spilled_before(
+def test_a_build_resumed_with_another_spill_folder_removes_the_first(
     parts: str, store: Store, tmp_path: Path, named: str
 ) -> None:
     default, other = str(tmp_path / "tmp"), f"{store.url}/spill"
@@ -105,7 +107,7 @@ def test_a_build_that_goes_on_and_spills_elsewhere_leaves_nothing_where_it_spill
     assert not (tmp_path / "s").exists()
 
 
-def test_an_error_of_the_source_leaves_nothing_spilled(store: Store, tmp_path: Path, parts: str) -> None:
+def test_an_error_of_the_source_leaves_no_spill_files(store: Store, tmp_path: Path, parts: str) -> None:
     options = BuildOptions(source=parts, destination=str(tmp_path / "out"), label="label", spill=f"{store.url}/spill")
 
     def change(progress: Progress) -> None:
@@ -118,7 +120,7 @@ def test_an_error_of_the_source_leaves_nothing_spilled(store: Store, tmp_path: P
 
 
 @pytest.mark.parametrize("how", [{}, {"balance": "bytes"}, {"prepare": PrepareOptions(dedup=("id",))}])
-def test_a_folder_that_was_made_for_the_spill_is_removed_and_one_that_was_there_stays(
+def test_a_spill_folder_created_by_the_build_is_removed_and_an_existing_one_stays(
     parquet: str, tmp_path: Path, how: dict[str, Any]
 ) -> None:
     for name in ("there", "there/made/for/it"):
@@ -129,7 +131,7 @@ def test_a_folder_that_was_made_for_the_spill_is_removed_and_one_that_was_there_
         assert list((tmp_path / "there").iterdir()) == []
 
 
-def test_another_plan_s_spill_is_removed_and_a_side_folder_is_not(tmp_path: Path) -> None:
+def test_spill_files_of_another_plan_are_removed_and_side_folders_stay(tmp_path: Path) -> None:
     root = spill_root(str(tmp_path), "/somewhere")
     first = open_spill(root, "first")
     with first.create(0) as file:
@@ -153,7 +155,7 @@ with side_folder(spill_root(sys.argv[1], sys.argv[2])) as folder:
 """
 
 
-def test_a_side_folder_is_let_be_while_its_process_lives(parts: str, store: Store, tmp_path: Path) -> None:
+def test_a_side_folder_stays_while_its_process_lives(parts: str, store: Store, tmp_path: Path) -> None:
     spill, out = f"{store.url}/spill", str(tmp_path / "out")
     command = [sys.executable, "-c", SIDE, spill, out]
     with subprocess.Popen(command, env={**os.environ, **store.env}, stdout=subprocess.PIPE, text=True) as process:
@@ -171,13 +173,13 @@ def test_a_side_folder_is_let_be_while_its_process_lives(parts: str, store: Stor
     assert clean(out, spill=spill) == [hashes]
 
 
-def test_a_folder_that_goes_while_it_is_spilled_to_is_told(tmp_path: Path) -> None:
+def test_a_spill_folder_that_disappears_is_reported(tmp_path: Path) -> None:
     spill = open_spill(Storage(str(tmp_path / "spill")), "plan")
     with pytest.raises(StorageError, match=r"000003\.arrow was removed while it was needed"), spill.create(3):
         shutil.rmtree(tmp_path / "spill")
 
 
-def test_a_folder_that_cannot_be_spilled_to_is_named(parquet: str, tmp_path: Path) -> None:
+def test_the_error_for_an_unwritable_spill_folder_names_it(parquet: str, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), spill=str(tmp_path / "file"))
     with pytest.raises(StorageError, match=r"file/ringfeed-spill-"):
@@ -186,7 +188,7 @@ def test_a_folder_that_cannot_be_spilled_to_is_named(parquet: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("prepare", [PrepareOptions(), PrepareOptions(dedup=("id",))])
-def test_a_store_that_does_not_answer_is_waited_for_once(
+def test_a_spill_store_that_does_not_answer_is_waited_for_once(
     parts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prepare: PrepareOptions
 ) -> None:
     asked: list[str] = []
@@ -214,7 +216,7 @@ def test_a_store_that_does_not_answer_is_waited_for_once(
     assert asked.count("find") == len(removals) + (0 if prepare.dedup else 5)
 
 
-def test_what_cannot_be_removed_does_not_hide_what_went_wrong(
+def test_a_failed_removal_does_not_hide_the_original_error(
     parts: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def report(progress: Progress) -> None:

@@ -1,4 +1,4 @@
-"""Builds on clusters: the same bytes as here, whatever becomes of workers; what fails says so in a line."""
+"""Builds on clusters: the same bytes as on one machine, even if workers are lost; failures are reported in a line."""
 
 import dataclasses
 import io
@@ -104,7 +104,7 @@ def after(seconds: float, path: Path) -> tuple[Callable[..., Any], tuple[Any, ..
 # --- the same bytes --------------------------------------------------------------------------------------------
 
 
-def test_a_cluster_writes_what_this_machine_writes_and_the_command_prints_nothing_of_the_cluster_s(
+def test_a_cluster_writes_the_same_bytes_and_its_own_output_is_not_printed(
     doubled: str, engine: str, tmp_path: Path, files_of: FilesOf, cli: Cli
 ) -> None:
     built(doubled, tmp_path / "here", label="label", shards=8, prepare=PrepareOptions(dedup=()))
@@ -116,7 +116,7 @@ def test_a_cluster_writes_what_this_machine_writes_and_the_command_prints_nothin
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
 
 
-def test_paths_are_of_the_folder_in_which_the_command_runs(
+def test_relative_paths_are_resolved_in_the_command_s_folder(
     doubled: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files_of: FilesOf
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -133,7 +133,7 @@ def test_paths_are_of_the_folder_in_which_the_command_runs(
         ]
 
 
-def test_a_dask_worker_killed_in_the_midst_changes_nothing(doubled: str, tmp_path: Path, files_of: FilesOf) -> None:
+def test_a_killed_dask_worker_does_not_change_the_result(doubled: str, tmp_path: Path, files_of: FilesOf) -> None:
     built(doubled, tmp_path / "here", label="label", shards=16)
     victims: list[subprocess.Popen[bytes]] = []
     with dask_cluster(tmp_path, 3) as cluster:
@@ -154,7 +154,7 @@ def test_a_dask_worker_killed_in_the_midst_changes_nothing(doubled: str, tmp_pat
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
 
 
-def test_a_ray_worker_killed_in_the_midst_changes_nothing(
+def test_a_killed_ray_worker_does_not_change_the_result(
     near_ray: RayCluster, doubled: str, tmp_path: Path, files_of: FilesOf
 ) -> None:
     built(doubled, tmp_path / "here", label="label", shards=16)
@@ -180,7 +180,7 @@ def wait_for(look: Callable[[], Any], seconds: float = 280) -> Any:
     return found
 
 
-def test_a_ray_client_s_address_does(ray: RayCluster, doubled: str, tmp_path: Path, files_of: FilesOf) -> None:
+def test_a_ray_client_server_address_works(ray: RayCluster, doubled: str, tmp_path: Path, files_of: FilesOf) -> None:
     built(doubled, tmp_path / "here", label="label", shards=8)
     options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=8)
     for attempt in range(3):
@@ -212,7 +212,7 @@ def test_a_program_s_own_connection_to_ray_is_used_and_kept(
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
 
 
-def test_all_of_it_on_a_store(
+def test_source_destination_and_spill_on_a_store(
     doubled: str, tmp_path: Path, s3_env: dict[str, str], s3_bucket: str, files_of: FilesOf
 ) -> None:
     from ringfeed.sharding.storage.storage import Storage
@@ -252,7 +252,7 @@ def photos(tmp_path: Path) -> str:
     return str(tmp_path / "photos")
 
 
-def test_every_way_to_build_writes_what_this_machine_writes(
+def test_every_kind_of_build_writes_the_same_bytes_on_a_cluster(
     grouped: str, photos: str, engine: str, tmp_path: Path, files_of: FilesOf
 ) -> None:
     splits = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
@@ -279,7 +279,7 @@ def test_every_way_to_build_writes_what_this_machine_writes(
     assert split.statistics["image"].image is not None
 
 
-def test_memory_is_meant_for_each_task(dask: DaskCluster, parquet: str, nothing_left: Path) -> None:
+def test_memory_on_a_cluster_is_per_task(dask: DaskCluster, parquet: str, nothing_left: Path) -> None:
     options = BuildOptions(source=parquet, destination=str(nothing_left), engine=dask.engine, memory_bytes=100 << 20)
     with pytest.raises(ConfigError) as refused:
         build(options)
@@ -312,7 +312,7 @@ def outcome(process: subprocess.Popen[str]) -> tuple[str, str]:
         process.kill()
 
 
-def test_a_build_whose_own_process_is_killed_is_gone_on_with(
+def test_a_build_whose_own_process_was_killed_is_resumed(
     doubled: str, engine: str, tmp_path: Path, files_of: FilesOf
 ) -> None:
     options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=16, engine=engine)
@@ -336,9 +336,7 @@ build(BuildOptions(source=source, destination=destination, label="label", shards
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
 
 
-def test_tasks_of_a_killed_build_are_waited_for_by_the_next_of_its_destination(
-    dask: DaskCluster, tmp_path: Path
-) -> None:
+def test_the_next_build_waits_for_the_tasks_of_a_killed_one(dask: DaskCluster, tmp_path: Path) -> None:
     (tmp_path / "_building.json").touch()
     killed = script(
         """
@@ -355,7 +353,7 @@ with open_engine(engine, 1, leased_destination=folder) as executor:
         assert (tmp_path / "ended").exists()
 
 
-def test_an_interrupt_cancels_what_has_not_begun_and_waits_for_what_has(engine: str, tmp_path: Path) -> None:
+def test_an_interrupt_cancels_pending_tasks_and_waits_for_running_ones(engine: str, tmp_path: Path) -> None:
     waiting = script(
         """
 engine, folder = sys.argv[1:]
@@ -378,7 +376,7 @@ with open_engine(engine, 1) as executor:
     assert said == f"interrupted {sorted(os.listdir(tmp_path))}\n"
 
 
-def test_ray_ends_what_does_not_end_in_time_after_an_interrupt(near_ray: RayCluster, tmp_path: Path) -> None:
+def test_ray_ends_tasks_that_outlast_an_interrupt(near_ray: RayCluster, tmp_path: Path) -> None:
     waiting = script(
         """
 import time
@@ -424,7 +422,7 @@ def holed(tmp_path: Path) -> str:
     return str(tmp_path / "holed.parquet")
 
 
-def test_an_error_of_a_task_comes_as_itself(engine: str, holed: str, nothing_left: Path) -> None:
+def test_a_task_s_error_keeps_its_type(engine: str, holed: str, nothing_left: Path) -> None:
     options = BuildOptions(source=holed, destination=str(nothing_left), label="label")
     errors = []
     for where in ("local", engine):
@@ -435,7 +433,7 @@ def test_an_error_of_a_task_comes_as_itself(engine: str, holed: str, nothing_lef
     assert "in count_classes" in str(raised.value.__cause__)
 
 
-def test_the_command_shows_one_line(dask: DaskCluster, holed: str, tmp_path: Path, cli: Cli) -> None:
+def test_the_command_prints_one_line_for_an_error(dask: DaskCluster, holed: str, tmp_path: Path, cli: Cli) -> None:
     done = cli("shard-dataset", "build", holed, str(tmp_path / "o"), "--label", "label", "--engine", dask.engine)
     assert done.returncode == 1
     lines = [line for line in done.stderr.splitlines() if not line.startswith("count labels: ")]
@@ -466,14 +464,14 @@ class Odd(Exception):
         self.lock = threading.Lock()
 
 
-def test_an_error_that_cannot_be_sent_says_what_it_said() -> None:
+def test_an_error_that_cannot_be_pickled_keeps_its_text() -> None:
     told = portable_error(Odd(1, 2))
     assert (type(told), str(told)) == (RuntimeError, "Odd: 1 and 2")
     kept = SourceError("x")
     assert portable_error(kept) is kept
 
 
-def test_no_scheduler_is_said_soon(tmp_path: Path, cli: Cli, nothing_left: Path, parquet: str) -> None:
+def test_a_missing_scheduler_is_reported_soon(tmp_path: Path, cli: Cli, nothing_left: Path, parquet: str) -> None:
     (port,) = free_ports(1)
     with pytest.raises(StorageError) as raised, open_engine(f"dask://127.0.0.1:{port}", 1):
         pass
@@ -486,7 +484,7 @@ def test_no_scheduler_is_said_soon(tmp_path: Path, cli: Cli, nothing_left: Path,
 
 
 @pytest.mark.parametrize("greeting", [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"\0" * 64])
-def test_another_server_is_no_scheduler(greeting: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_server_is_not_taken_for_a_scheduler(greeting: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask_module, "_GREET_SECONDS", 1)
 
     def serve() -> None:
@@ -508,7 +506,7 @@ def test_another_server_is_no_scheduler(greeting: bytes, monkeypatch: pytest.Mon
         connection.close()
 
 
-def test_no_ray_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_ray_cluster_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
@@ -534,7 +532,7 @@ def test_a_client_that_is_not_installed_is_named(url: str, module: str, monkeypa
 @pytest.mark.parametrize(
     "url", ["dask", "dask://", "dask://host", "dask://host:x", "ray://host", "ray://h:1/x", "spark://h:1", "dask://:1"]
 )
-def test_what_is_no_engine_is_refused(url: str) -> None:
+def test_an_invalid_engine_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="the engine must be"):
         check_engine(url)
 
@@ -569,14 +567,14 @@ def test_what_is_no_engine_is_refused(url: str) -> None:
         ),
     ],
 )
-def test_workers_that_do_not_fit_are_refused(
+def test_workers_that_do_not_meet_the_requirements_are_refused(
     prelude: str, said: str, tmp_path: Path, parquet: str, nothing_left: Path
 ) -> None:
     with dask_cluster(tmp_path, 1, prelude=prelude) as cluster, pytest.raises(ConfigError, match=said):
         build(BuildOptions(source=parquet, destination=str(nothing_left), engine=cluster.engine))
 
 
-def test_what_a_worker_lacks_is_missing_on_a_worker(tmp_path: Path, nothing_left: Path) -> None:
+def test_a_package_missing_on_a_worker_is_reported_as_such(tmp_path: Path, nothing_left: Path) -> None:
     with h5py.File(tmp_path / "x.h5", "w") as file:
         file["a"] = np.arange(10)
     options = BuildOptions(source=str(tmp_path / "x.h5"), destination=str(nothing_left))
@@ -612,14 +610,14 @@ def test_a_cluster_whose_workers_all_end_is_given_up(tmp_path: Path, monkeypatch
             run_tasks(executor, [(os._exit, (1,))])
 
 
-def test_a_result_that_does_not_come_is_given_up(dask: DaskCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_never_arrives_is_given_up(dask: DaskCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     with open_engine(dask.engine, 1) as executor:
         monkeypatch.setattr(dask_module, "_RESULT_SECONDS", 1e-9)
         with pytest.raises(WorkerError, match="went away, or gave up the task or its result"):
             executor.submit(bytes, 8 << 20).result(280)
 
 
-def test_a_scheduler_that_stays_away_is_said_whatever_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_scheduler_is_reported_by_every_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dask closes its client then, which refuses all that it is asked for from there on."""
     with dask_cluster(tmp_path, 1) as cluster, open_engine(cluster.engine, 1) as executor:
         assert isinstance(executor, dask_module._DaskExecutor)
@@ -633,7 +631,9 @@ def test_a_scheduler_that_stays_away_is_said_whatever_is_asked(tmp_path: Path, m
             executor.submit(int)
 
 
-def test_a_client_that_closes_is_told_from_one_that_fails(dask: DaskCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closing_client_is_distinguished_from_a_failing_one(
+    dask: DaskCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse() -> None:
         raise RuntimeError("ConnectionPool is closed")  # what Dask 2026.8 says while its client closes itself
 
@@ -647,7 +647,9 @@ def test_a_client_that_closes_is_told_from_one_that_fails(dask: DaskCluster, mon
             assert executor._count() is None
 
 
-def test_a_scheduler_that_dies_is_said_and_the_build_can_go_on(doubled: str, tmp_path: Path, files_of: FilesOf) -> None:
+def test_a_dead_scheduler_is_reported_and_the_build_can_be_resumed(
+    doubled: str, tmp_path: Path, files_of: FilesOf
+) -> None:
     options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=16)
     with dask_cluster(tmp_path, 2) as cluster:
 
@@ -666,7 +668,7 @@ def test_a_scheduler_that_dies_is_said_and_the_build_can_go_on(doubled: str, tmp
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
 
 
-def test_a_ray_cluster_that_dies_is_said_and_the_build_can_go_on(
+def test_a_dead_ray_cluster_is_reported_and_the_build_can_be_resumed(
     doubled: str, tmp_path: Path, files_of: FilesOf, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     pytest.importorskip("ray", reason="Ray is not installed")

@@ -61,7 +61,7 @@ class Watched(ThreadPoolExecutor):
         time.sleep(0.1)
 
 
-def test_an_error_is_raised_when_nothing_runs_any_more_and_what_waits_is_cancelled() -> None:
+def test_an_error_cancels_pending_tasks_and_is_raised_once_none_runs() -> None:
     begun, finished = [], []
 
     def slow(number: int) -> int:
@@ -80,7 +80,7 @@ def test_an_error_is_raised_when_nothing_runs_any_more_and_what_waits_is_cancell
     assert len(finished) < 4
 
 
-def test_an_interrupt_of_the_body_waits_for_what_runs_too() -> None:
+def test_an_interrupt_of_the_body_waits_for_running_tasks() -> None:
     begun, finished = [], []
 
     def slow(number: int) -> None:
@@ -123,12 +123,12 @@ with ThreadPoolExecutor(2) as pool:
 """
 
 
-def test_an_interrupt_that_comes_while_futures_are_locked_ends_it_too() -> None:
+def test_an_interrupt_while_futures_are_locked_ends_the_run() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=280)
     assert done.stdout == "interrupted\n", done.stderr
 
 
-def test_an_interrupt_at_any_step_of_holding_them_back_leaves_what_it_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_at_any_step_restores_the_signal_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where another thread gets it, which does not hold it back: the main one runs the handler."""
     numbers = (signal.SIGINT, signal.SIGHUP, signal.SIGTERM)
     mask, steps, last, heard = signal.pthread_sigmask, 0, 0, 0
@@ -180,7 +180,7 @@ def hold(size: int) -> tuple[int, int]:
     return os.getpid(), before
 
 
-def test_memory_is_given_back_where_fewer_tasks_run_than_there_are_workers() -> None:
+def test_memory_is_released_if_fewer_tasks_run_than_workers() -> None:
     size, held = 128 << 20, defaultdict(list)
     with local_executor(2) as pool, stream_tasks(pool, [(hold, (size,))] * 16, 1) as ended:
         for _, (process, memory) in ended:
@@ -189,7 +189,7 @@ def test_memory_is_given_back_where_fewer_tasks_run_than_there_are_workers() -> 
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_pool_that_can_begin_no_thread_of_its_own_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pool_that_cannot_start_its_thread_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -204,9 +204,7 @@ def test_one_worker_is_this_process() -> None:
         assert pool.submit(os.getpid).result() == os.getpid()
 
 
-def test_workers_have_the_environment_and_the_folder_of_their_pool(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_get_the_environment_and_folder_of_their_pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for value in ("first", None, "third"):
         monkeypatch.chdir(tmp_path)
         if value is None:
@@ -238,7 +236,7 @@ if __name__ == "__main__":
 """
 
 
-def test_workers_and_sockets_are_gone_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_workers_and_sockets_disappear_with_a_killed_parent(tmp_path: Path) -> None:
     program, temporary = tmp_path / "program.py", tmp_path / "t"
     program.write_text(PROGRAM)
     temporary.mkdir()

@@ -1,4 +1,4 @@
-"""How memory is shared out: what is asked for is enough, and what is not enough is refused."""
+"""The division of memory: the demanded memory suffices, and too little is refused."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def test_with_enough_memory_workers_are_kept_busy() -> None:
     assert share.partition_tasks() == share.assemble_tasks(RECORD, 200_000, 1 << 16) == share.max_pending == 16
 
 
-def test_with_less_fewer_tasks_run_side_by_side() -> None:
+def test_with_less_memory_fewer_tasks_run_in_parallel() -> None:
     share = MemoryShare(budget=1024 * MIB, workers=4)
     assert share.assemble_tasks(RECORD, 700_000, 1 << 16) == 1
     assert share.assemble_tasks(RECORD, 200_000, 1 << 16) == 3
 
 
-def test_what_does_not_fit_is_refused_with_what_it_needs() -> None:
+def test_the_error_for_too_little_memory_says_how_much_is_needed() -> None:
     share = MemoryShare(budget=512 * MIB, workers=2)
     expected = "assembling a shard needs about .* MiB of memory with 2 workers, and --memory allows 512 MiB; allow more"
     with pytest.raises(ConfigError, match=expected):
@@ -36,7 +36,7 @@ def test_what_does_not_fit_is_refused_with_what_it_needs() -> None:
 @given(
     st.integers(64, 1 << 16), st.integers(1, 64), st.integers(1, 1 << 20), st.integers(1, 1 << 20), st.integers(1, 1e6)
 )
-def test_a_bucket_is_never_larger_than_what_runs(
+def test_a_bucket_always_fits_into_the_memory_of_a_task(
     budget_mib: int, workers: int, stored: int, draft: int, block_rows: int
 ) -> None:
     share = MemoryShare(budget=budget_mib * MIB, workers=workers)
@@ -48,11 +48,11 @@ def test_a_bucket_is_never_larger_than_what_runs(
 
 
 @pytest.mark.parametrize(("budget_mib", "run_mib"), [(64, 4), (512, 4), (1024, 73), (8192, 128)])
-def test_what_is_gathered_before_a_write_fits(budget_mib: int, run_mib: int) -> None:
+def test_a_run_fits_into_the_memory_of_a_task(budget_mib: int, run_mib: int) -> None:
     assert MemoryShare(budget=budget_mib * MIB, workers=2).run_bytes // MIB == run_mib
 
 
-def test_a_million_classes_are_reckoned_with_and_ten_are_not_felt() -> None:
+def test_a_million_classes_count_and_ten_do_not() -> None:
     def share(classes: int) -> MemoryShare:
         held = ClassBytes.of(classes=classes, label_bytes=8, splits=2, entries=4 * classes, in_part=classes)
         return MemoryShare(budget=1024 * MIB, workers=2, classes=held)

@@ -1,4 +1,4 @@
-"""Who was taken over changes nothing any more, whatever it had begun."""
+"""A process that lost its lease writes nothing more, whatever it had begun."""
 
 import json
 import pickle
@@ -53,7 +53,7 @@ def changes(storage: Storage) -> dict[str, Callable[[], Any]]:
 
 @pytest.mark.parametrize("worker", [True, False])
 @pytest.mark.parametrize("how", ["write", "write_all", "create", "stream", "move", "remove"])
-def test_nothing_is_changed_once_another_holds_the_mark(store: Store, how: str, worker: bool) -> None:
+def test_nothing_is_written_once_another_process_holds_the_lease(store: Store, how: str, worker: bool) -> None:
     plain = Storage(store.url)
     with hold_lease(plain, {}) as held:
         own: Storage = (
@@ -74,7 +74,7 @@ def test_nothing_is_changed_once_another_holds_the_mark(store: Store, how: str, 
     assert store.list() == [LEASE_NAME, "old"]
 
 
-def test_a_build_s_workers_write_no_shard_once_another_holds_the_mark(parquet: str, tmp_path: Path) -> None:
+def test_a_build_s_workers_write_no_shard_once_another_process_holds_the_lease(parquet: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     there: list[set[str]] = []
 
@@ -88,7 +88,7 @@ def test_a_build_s_workers_write_no_shard_once_another_holds_the_mark(parquet: s
     assert {path.name for path in out.iterdir()} == there[0] == {LEASE_NAME}
 
 
-def test_clean_removes_nothing_more_once_another_holds_the_mark(
+def test_clean_stops_removing_once_another_process_holds_the_lease(
     parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files_of: Any
 ) -> None:
     out = tmp_path / "out"
@@ -109,7 +109,7 @@ def test_clean_removes_nothing_more_once_another_holds_the_mark(
     assert files_of(out).keys() == before
 
 
-def test_a_repair_does_not_mend_a_dataset_that_was_written_anew_since_it_looked(
+def test_a_repair_leaves_a_dataset_that_was_replaced_since_its_plan(
     parquet: str, tmp_path: Path, files_of: Any
 ) -> None:
     out = tmp_path / "out"

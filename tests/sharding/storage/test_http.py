@@ -1,4 +1,4 @@
-"""Storage on web servers: what is refused is told apart from what is not there; what comes is what was asked for."""
+"""Storage on web servers: refusals differ from missing files, and replies are checked against requests."""
 
 import pickle
 import socket
@@ -34,7 +34,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("status", [404, 410])
-def test_a_file_that_is_not_there(folder: Path, status: int) -> None:
+def test_a_missing_file_is_file_not_found(folder: Path, status: int) -> None:
     with served(folder, behaviour=Behaviour(refusals={"a": [status, None]})) as url:
         storage = Storage(url)
         assert not storage.exists("a")
@@ -55,7 +55,7 @@ def test_a_file_that_is_not_there(folder: Path, status: int) -> None:
         (503, "HTTPError: 503 Service Unavailable"),
     ],
 )
-def test_a_server_that_refuses(folder: Path, status: int, told: str) -> None:
+def test_the_errors_of_a_server_that_refuses(folder: Path, status: int, told: str) -> None:
     with served(folder, behaviour=Behaviour(refusals={"a": [status, None]})) as url:
         storage = Storage(url, retries=ONCE)
         for call in (storage.exists, storage.read, lambda path: digest_file(storage, path)):
@@ -63,7 +63,7 @@ def test_a_server_that_refuses(folder: Path, status: int, told: str) -> None:
                 call("a")
 
 
-def test_a_refusal_that_passes(folder: Path) -> None:
+def test_a_transient_refusal_is_retried(folder: Path) -> None:
     behaviour = Behaviour()
     with served(folder, behaviour=behaviour) as url:
         storage = Storage(url, retries=QUICK)
@@ -73,7 +73,7 @@ def test_a_refusal_that_passes(folder: Path) -> None:
             assert not behaviour.refusals["a"]
 
 
-def test_servers_and_links_that_allow_get_alone(folder: Path) -> None:
+def test_servers_and_links_that_allow_only_get(folder: Path) -> None:
     with served(folder, behaviour=Behaviour(heads=False)) as url:
         fs, root = Storage(url).filesystem()
         assert [fs.info(f"{root}/{path}")["size"] for path in ("a", "empty")] == [len(BIG), 0]
@@ -90,7 +90,7 @@ def test_streams(folder: Path, what: dict[str, bool]) -> None:
         assert file.read() == b""
 
 
-def test_parts_that_are_none(folder: Path) -> None:
+def test_invalid_replies_to_range_requests(folder: Path) -> None:
     with served(folder, ranges=False) as url:
         assert Storage(url).read_range("a", 0, len(BIG)) == BIG
         with pytest.raises(RangesError):
@@ -109,7 +109,7 @@ def test_a_dataset_is_verified(tmp_path: Path, what: dict[str, bool]) -> None:
         assert verify(f"{url}/data") == []
 
 
-def test_no_body_takes_too_long_and_none_is_decompressed() -> None:
+def test_long_bodies_are_read_and_not_decompressed() -> None:
     fs, _ = Storage("https://example.org").filesystem()
     for client in (fs, pickle.loads(pickle.dumps(fs))):
         timeout = client.client_kwargs["timeout"]
@@ -128,9 +128,7 @@ def test_options_of_the_client_are_kept(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("ask", [Storage.list, lambda storage: storage.exists("a")])
-def test_a_head_or_a_page_without_end_is_given_up(
-    monkeypatch: pytest.MonkeyPatch, ask: Callable[[Storage], object]
-) -> None:
+def test_an_endless_header_or_page_times_out(monkeypatch: pytest.MonkeyPatch, ask: Callable[[Storage], object]) -> None:
     monkeypatch.setattr(bounded, "_LEAST_SECONDS", 0.3)
     monkeypatch.setattr(web, "RetryPolicy", lambda: ONCE)  # of pages
 

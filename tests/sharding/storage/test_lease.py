@@ -1,4 +1,4 @@
-"""One builder at a destination, however the one before it ended."""
+"""One writer at a destination, however the previous one ended."""
 
 import errno
 import json
@@ -66,7 +66,7 @@ def edit(folder: Path, **changes: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
-def test_a_living_holder_keeps_others_out_and_a_killed_one_does_not(store: Store) -> None:
+def test_a_living_holder_excludes_others_and_a_killed_one_does_not(store: Store) -> None:
     storage = Storage(store.url)
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLD, store.url], env={**os.environ, **store.env}, stdout=subprocess.PIPE, text=True
@@ -91,7 +91,7 @@ def test_a_living_holder_keeps_others_out_and_a_killed_one_does_not(store: Store
         holder.stdout.close()
 
 
-def test_of_many_that_start_at_once_one_wins(tmp_path: Path) -> None:
+def test_one_of_many_concurrent_starts_wins(tmp_path: Path) -> None:
     def start(_: int) -> bool:
         try:
             with hold_lease(Storage(str(tmp_path)), {}):
@@ -107,7 +107,7 @@ def test_of_many_that_start_at_once_one_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("beating", [True, False])
-def test_a_holder_elsewhere_is_judged_by_its_beat(
+def test_a_holder_elsewhere_is_judged_by_its_heartbeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beating: bool
 ) -> None:
     monkeypatch.setattr(module, "_SILENT_SECONDS", 60 if beating else 1.0)
@@ -137,7 +137,7 @@ def test_a_holder_elsewhere_is_judged_by_its_beat(
         (Fault(kind="stall", method="PUT", path=LEASE_NAME, seconds=3), "another process may have taken .* over, for"),
     ],
 )
-def test_a_beat_that_comes_late_does_not_cover_the_mark_of_who_took_over(
+def test_a_late_heartbeat_does_not_overwrite_the_lease_of_a_new_holder(
     remote: Remote, monkeypatch: pytest.MonkeyPatch, fault: Fault, told: str
 ) -> None:
     monkeypatch.setattr(module, "_SILENT_SECONDS", 1.0)
@@ -161,7 +161,7 @@ def test_a_beat_that_comes_late_does_not_cover_the_mark_of_who_took_over(
             second.check()
 
 
-def test_a_beat_that_comes_to_pass_when_it_was_given_up_may_have_covered_another(
+def test_a_heartbeat_that_succeeds_late_may_have_overwritten_another_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.monotonic()
@@ -177,9 +177,7 @@ def test_a_beat_that_comes_to_pass_when_it_was_given_up_may_have_covered_another
             lease.check()
 
 
-def test_a_store_that_takes_nothing_for_a_while_loses_nobody_the_destination(
-    remote: Remote, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_outage_of_the_store_does_not_lose_the_lease(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_SILENT_SECONDS", 0.5)
     monkeypatch.setattr(module, "_BEAT_SECONDS", 0.1)
     monkeypatch.setattr(module, "_TAKEOVER_SECONDS", 60)  # this machine may stand still over a write
@@ -195,7 +193,7 @@ def test_a_store_that_takes_nothing_for_a_while_loses_nobody_the_destination(
     assert (holder.released, holder.plan) == (True, "abc")
 
 
-def test_a_write_that_seemed_to_fail_is_the_own_all_the_same(remote: Remote) -> None:
+def test_a_write_with_a_lost_reply_keeps_the_lease(remote: Remote) -> None:
     fault = Fault(kind="lose reply", method="PUT", path=LEASE_NAME)
     with hold_lease(remote.far, {}) as lease:
         remote.proxy.begin(fault)
@@ -207,7 +205,7 @@ def test_a_write_that_seemed_to_fail_is_the_own_all_the_same(remote: Remote) -> 
 
 
 @pytest.mark.parametrize("elsewhere", [True, False])
-def test_what_a_failing_store_kept_from_being_given_back_is_no_longer_held(
+def test_a_lease_that_could_not_be_released_is_no_longer_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: bool
 ) -> None:
     """By the process itself at once; by others on the machine when its beat has stood still for long."""
@@ -236,7 +234,7 @@ class KeepsMarks(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no typ
 
 
 @pytest.mark.parametrize("task", ["build", "export"])
-def test_clean_tells_of_a_mark_that_it_may_not_remove(task: str) -> None:
+def test_clean_reports_a_lease_file_that_it_may_not_remove(task: str) -> None:
     fsspec.register_implementation("keepsmarks", KeepsMarks, clobber=True)
     target = Storage(f"keepsmarks://{task}")
     room = target if task == "build" else Storage("keepsmarks://.export.exporting")
@@ -259,7 +257,7 @@ def take(storage: Storage) -> Holder | None:
 
 
 @pytest.mark.parametrize("more", [{"region": "eu"}, {"token": 7, "pid": [], "beat": {}}, None])
-def test_a_holder_of_another_version_is_judged_by_its_beat(
+def test_a_holder_of_another_version_is_judged_by_its_heartbeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, object] | None
 ) -> None:
     monkeypatch.setattr(module, "_SILENT_SECONDS", 60)
@@ -287,7 +285,7 @@ def test_a_holder_of_another_version_is_judged_by_its_beat(
     assert take(storage) is not None
 
 
-def test_one_whose_work_is_to_be_gone_on_with_is_followed_at_once(tmp_path: Path) -> None:
+def test_a_released_lease_is_taken_over_without_waiting(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     with hold_lease(storage, {"source": "x"}) as lease:
         lease.record_plan("abc")
@@ -300,7 +298,7 @@ def test_one_whose_work_is_to_be_gone_on_with_is_followed_at_once(tmp_path: Path
         assert second.previous.plan == "abc"
 
 
-def test_the_mark_of_one_that_was_killed_when_it_had_taken_over_goes(store: Store) -> None:
+def test_the_takeover_file_of_a_killed_process_is_removed(store: Store) -> None:
     storage = Storage(store.url)
     with hold_lease(storage, {}) as lease:
         lease.release(keep=True)
@@ -310,7 +308,7 @@ def test_the_mark_of_one_that_was_killed_when_it_had_taken_over_goes(store: Stor
         second.release(keep=False)
 
 
-def test_a_process_with_the_number_of_a_dead_one_is_not_taken_for_it(tmp_path: Path) -> None:
+def test_a_process_that_reuses_the_number_of_a_dead_holder_is_not_the_holder(tmp_path: Path) -> None:
     storage = Storage(str(tmp_path))
     with hold_lease(storage, {}):
         pass
@@ -319,20 +317,20 @@ def test_a_process_with_the_number_of_a_dead_one_is_not_taken_for_it(tmp_path: P
         assert second.previous is not None
 
 
-def test_a_mark_that_is_there_and_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_an_unreadable_lease_file_is_reported(tmp_path: Path) -> None:
     (tmp_path / LEASE_NAME).symlink_to("nowhere")
     with pytest.raises(DestinationError, match=f"cannot tell who writes to {tmp_path}: {LEASE_NAME} there"):
         take(Storage(str(tmp_path)))
 
 
-def test_a_link_that_leads_nowhere_is_no_mark_of_another(tmp_path: Path) -> None:
+def test_a_broken_link_is_no_lease_file(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("nowhere")
     for folder in ("link", "link/sub"):
         with pytest.raises(StorageError, match="a name in its path is that of a file, or of a link that leads nowhere"):
             take(Storage(str(tmp_path / folder)))
 
 
-def test_where_no_mark_can_be_written_no_folder_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_folder_remains_where_no_lease_file_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "there").mkdir()
 
     def full(_: int) -> None:

@@ -1,4 +1,4 @@
-"""When an operation is repeated, for how long, and which errors are worth it."""
+"""When and for how long operations are retried, which errors are transient, and how errors are explained."""
 
 import asyncio
 import errno
@@ -72,7 +72,7 @@ class TestRetry:
         assert retry(operation, policy, sleep=time.sleep, clock=time.clock, draw=lambda: 0.5) == "done"
         assert time.pauses == [0.5, 1.0, 1.5]
 
-    def test_the_log_tells_what_cannot_be_done_and_why(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_the_log_says_what_failed_and_why(self, caplog: pytest.LogCaptureFixture) -> None:
         time, policy = Time(), RetryPolicy(attempts=2)
         about = lambda: "cannot read https://x/a"  # noqa: E731
         with caplog.at_level(logging.INFO):
@@ -84,7 +84,7 @@ class TestRetry:
             f"BrokenPipeError: [Errno 32] pipe{again}",
         ]
 
-    def test_the_numbers_that_a_program_has_seeded_are_left_to_it(self) -> None:
+    def test_a_program_s_seeded_random_numbers_are_not_drawn(self) -> None:
         time, before = Time(), random.getstate()
         operation = failing(2, ConnectionResetError(), time)
         assert retry(operation, RetryPolicy(), sleep=time.sleep, clock=time.clock) == "done"
@@ -98,18 +98,18 @@ class TestRetry:
         assert caught.value.__cause__ is error
         assert (caught.value.attempts, caught.value.seconds) == (3, 1.5)
 
-    def test_what_will_not_pass_is_raised_at_once(self) -> None:
+    def test_a_permanent_error_is_raised_at_once(self) -> None:
         time, error = Time(), OSError(errno.ENOSPC, "full")
         with pytest.raises(OSError, match="full") as caught:
             retry(failing(1, error, time), RetryPolicy(), sleep=time.sleep, clock=time.clock)
         assert caught.value is error
         assert time.pauses == []
 
-    def test_without_retries_an_error_is_as_it_was(self) -> None:
+    def test_without_retries_an_error_stays_unchanged(self) -> None:
         with pytest.raises(ConnectionResetError):
             retry(failing(1, ConnectionResetError(), Time()), RetryPolicy(attempts=1))
 
-    def test_one_that_gave_up_is_not_repeated(self) -> None:
+    def test_an_operation_that_exhausted_its_retries_is_not_repeated(self) -> None:
         time = Time()
         inner = lambda: retry(failing(99, TimeoutError(), time), RetryPolicy(attempts=2), sleep=time.sleep)  # noqa: E731
         with pytest.raises(RetriesExhaustedError):
@@ -144,7 +144,7 @@ class TestRetry:
     @pytest.mark.parametrize(
         ("field", "value"), [("attempts", 0), ("base_seconds", -1.0), ("cap_seconds", float("nan"))]
     )
-    def test_a_policy_without_sense_is_refused(self, field: str, value: float) -> None:
+    def test_an_invalid_policy_is_refused(self, field: str, value: float) -> None:
         with pytest.raises(ValueError, match=field):
             RetryPolicy(**{field: value})  # type: ignore[arg-type]
 
@@ -224,23 +224,23 @@ PERMANENT = [
 
 
 @pytest.mark.parametrize("error", TRANSIENT, ids=repr)
-def test_what_may_pass_is_known(error: Exception) -> None:
+def test_transient_errors_are_recognized(error: Exception) -> None:
     assert is_transient(error)
 
 
 @pytest.mark.parametrize("error", PERMANENT, ids=repr)
-def test_what_will_not_pass_is_known(error: Exception) -> None:
+def test_permanent_errors_are_recognized(error: Exception) -> None:
     assert not is_transient(error)
 
 
-def test_the_status_that_aiohttp_invents_for_a_body_cut_short_is_no_reply() -> None:
+def test_the_status_that_aiohttp_gives_a_truncated_body_is_ignored() -> None:
     cut = aiohttp.ClientPayloadError("cut")
     cut.__cause__ = aiohttp.http_exceptions.ContentLengthError("received 1 of 2 bytes")
     assert cut.__cause__.code == 400
     assert is_transient(cut)
 
 
-def test_a_cause_decides_and_a_context_does_not() -> None:
+def test_the_cause_decides_and_the_context_does_not() -> None:
     wrapped, unrelated = OSError("wrapped"), ValueError("mine")
     wrapped.__cause__ = unrelated.__context__ = ConnectionResetError()
     assert is_transient(wrapped)
@@ -302,10 +302,10 @@ def test_a_cause_decides_and_a_context_does_not() -> None:
     ],
     ids=str,
 )
-def test_the_remedy_is_told(error: Exception, protocol: str, expected: str) -> None:
+def test_each_error_names_its_remedy(error: Exception, protocol: str, expected: str) -> None:
     assert explain(error, protocol, writing=True).startswith(expected)
 
 
-def test_the_code_of_s3_is_found_behind_a_translation() -> None:
+def test_the_s3_code_of_a_translated_error_is_found() -> None:
     assert error_code(translate_boto_error(refused(403, "ExpiredToken"))) == "ExpiredToken"
     assert error_code(ValueError()) == ""

@@ -1,4 +1,4 @@
-"""One contract for local disk, S3 and HDFS; what is stored is looked at past the code under test."""
+"""One contract for local disk, S3 and HDFS; stored files are read without the code under test."""
 
 import errno
 import logging
@@ -42,7 +42,7 @@ def create_four(url: str, first: int) -> list[str]:
 
 
 class TestEveryStore:
-    def test_what_is_written_is_there_whole_and_alone(self, store: Store) -> None:
+    def test_a_written_file_is_whole_and_the_only_one(self, store: Store) -> None:
         storage = Storage(store.url)
         storage.write("a/b.bin", BIG)
         storage.write("a/b.bin", b"new")
@@ -55,7 +55,7 @@ class TestEveryStore:
         storage.write("a/b.bin", BIG)
         assert store.read_bytes("a/b.bin") == BIG
 
-    def test_files_are_found_moved_and_removed(self, store: Store) -> None:
+    def test_files_are_listed_moved_and_removed(self, store: Store) -> None:
         storage = Storage(store.url)
         store.write_bytes("x", b"1")
         assert storage.exists("x")
@@ -66,7 +66,7 @@ class TestEveryStore:
         storage.remove("y")
         assert storage.list() == store.list() == []
 
-    def test_a_part_beyond_the_end_of_a_file_is_refused_at_once(
+    def test_a_range_beyond_the_end_is_refused_without_retries(
         self, store: Store, caplog: pytest.LogCaptureFixture
     ) -> None:
         caplog.set_level(logging.INFO, RETRY)
@@ -93,7 +93,7 @@ class TestEveryStore:
         assert list(storage.sizes().items()) == [("a.b", 0), ("a/b", 5), ("c", len(BIG))]
         assert storage.list() == ["a.b", "a/b", "c"]
 
-    def test_a_file_is_created_once_and_then_left_as_it_is(self, store: Store) -> None:
+    def test_a_file_is_created_once_and_then_left_unchanged(self, store: Store) -> None:
         storage = Storage(store.url)
         storage.create("deep/lock", b"first")
         with pytest.raises(FileExistsError, match=f"there is a file {store.url}/deep/lock already"):
@@ -104,14 +104,14 @@ class TestEveryStore:
         storage.create("deep/lock", b"")
         assert store.read_bytes("deep/lock") == b""
 
-    def test_of_eight_creators_in_two_processes_one_wins(self, store: Store) -> None:
+    def test_one_of_eight_creators_in_two_processes_wins(self, store: Store) -> None:
         with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context("spawn")) as pool:
             outcomes = [outcome for four in pool.map(create_four, [store.url] * 2, [0, 4]) for outcome in four]
         assert sorted(outcomes) == ["FileExistsError"] * 7 + ["won"]
         assert store.list() == ["lock"]
         assert store.read_bytes("lock") == b"%d" % outcomes.index("won")
 
-    def test_an_input_is_read_anywhere(self, store: Store) -> None:
+    def test_an_input_is_seekable(self, store: Store) -> None:
         store.write_bytes("a", BIG)
         store.write_bytes("empty", b"")
         with Storage(store.url).open_input("a") as file:
@@ -159,7 +159,7 @@ class TestEveryStore:
     def test_a_missing_folder_lists_as_empty(self, store: Store) -> None:
         assert Storage(store.url + "/missing").list() == []
 
-    def test_folders_that_were_absent_are_removed_again_if_empty(self, store: Store) -> None:
+    def test_formerly_absent_folders_are_removed_if_empty(self, store: Store) -> None:
         storage = Storage(store.url + "/deep/er")
         absent = storage.absent_folders()
         storage.write("x", b"1")
@@ -171,7 +171,7 @@ class TestEveryStore:
         assert Storage(store.url).absent_folders() == ()
 
     @pytest.mark.parametrize("look", ["find", "ls"])
-    def test_a_folder_that_another_removes_first_is_no_error(
+    def test_a_folder_that_another_process_removes_first_is_no_error(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: str
     ) -> None:
         storage = Storage(str(tmp_path))
@@ -195,7 +195,7 @@ class TestEveryStore:
 
 
 class TestS3:
-    def test_wrong_credentials_say_what_to_check(self, s3_server: S3Server, s3_bucket: str) -> None:
+    def test_the_error_for_wrong_credentials_says_what_to_check(self, s3_server: S3Server, s3_bucket: str) -> None:
         storage = Storage(f"s3://{s3_bucket}/x", s3_server.as_stranger().storage_options)
         for attempt in (storage.check_writable, lambda: storage.read("a"), lambda: storage.write("a", b"")):
             with pytest.raises(StorageError, match=r"permission denied; check AWS_ACCESS_KEY_ID"):
@@ -205,7 +205,7 @@ class TestS3:
         with pytest.raises(StorageError, match="s3://no-such-bucket-1/x: the bucket does not exist"):
             Storage("s3://no-such-bucket-1/x", s3_server.storage_options).check_writable()
 
-    def test_what_is_too_large_for_one_request_is_written_in_parts(
+    def test_a_file_too_large_for_one_request_is_written_in_parts(
         self, s3_server: S3Server, s3_bucket: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr("ringfeed.sharding.storage.storage.SINGLE_BYTES", 1 << 20)
@@ -223,12 +223,12 @@ class TestS3:
             storage.write("a", b"")
 
 
-def test_a_folder_of_a_folder_is_reached_and_tried_alike() -> None:
+def test_a_subfolder_keeps_options_and_retries() -> None:
     how = {"anon": True}, RetryPolicy(attempts=1)
     assert Storage("s3://bucket/a/", *how).folder("b") == Storage("s3://bucket/a/b", *how)
 
 
-def test_object_stores_without_a_client_of_their_own_hold_the_same_contract() -> None:
+def test_other_object_stores_meet_the_same_contract() -> None:
     storage = Storage(f"memory://{uuid.uuid4().hex}/x")
     storage.write("a/b", BIG)
     storage.create("c", b"1")
@@ -244,7 +244,7 @@ def test_object_stores_without_a_client_of_their_own_hold_the_same_contract() ->
 
 
 class TestLocal:
-    def test_exclusive_files_need_no_links(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_exclusive_files_do_not_need_hard_links(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(*_: object) -> None:
             raise OSError(errno.EPERM, "Operation not permitted")
 
@@ -265,7 +265,7 @@ class TestLocal:
             Storage(str(tmp_path)).write("a", b"1")
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_draft_that_cannot_be_removed_does_not_hide_why_the_write_failed(
+    def test_a_draft_that_cannot_be_removed_does_not_hide_the_original_error(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse(*args: Any, **options: Any) -> None:
@@ -280,7 +280,7 @@ class TestLocal:
         ):
             file.write(b"1")
 
-    def test_a_file_is_written_out_as_it_grows(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_file_is_flushed_to_disk_as_it_grows(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         sent: list[tuple[int, int]] = []
         advise = os.posix_fadvise
 
@@ -299,16 +299,14 @@ class TestLocal:
         assert [offset for offset, _ in sent] == [0, *np.cumsum([length for _, length in sent])[:-1]]
         assert sum(length for _, length in sent) >= 27 << 20
 
-    def test_urls_and_paths_are_the_same_place(self, tmp_path: Path) -> None:
+    def test_urls_and_paths_name_the_same_folder(self, tmp_path: Path) -> None:
         assert Storage(f"file://{tmp_path}").local_path == Storage(str(tmp_path)).local_path == tmp_path
         assert Storage("s3://b/x").local_path is None
         assert Storage("s3://b/x/").locate("y") == "s3://b/x/y"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="no other system opens a file by its descriptor")
-def test_what_waits_for_an_object_store_has_no_name_to_be_left_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_spooled_file_for_an_object_store_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     storage = Storage(f"memory://{uuid.uuid4().hex}/x")
     with storage.open_output("a") as file:
@@ -317,17 +315,17 @@ def test_what_waits_for_an_object_store_has_no_name_to_be_left_behind(
     assert storage.read("a") == b"abc"
 
 
-def test_a_name_node_that_is_down_is_told_at_once() -> None:
+def test_a_name_node_that_is_down_is_reported_at_once() -> None:
     with pytest.raises(StorageError, match=r"cannot reach hdfs://127.0.0.1:1/x: no NameNode answers"):
         Storage("hdfs://127.0.0.1:1/x").check_reachable()
 
 
-def test_a_name_node_that_is_down_lists_no_empty_folder() -> None:
+def test_a_name_node_that_is_down_is_not_an_empty_folder() -> None:
     with pytest.raises(StorageError, match=r"cannot list hdfs://127\.0\.0\.1:1/d: the NameNode or a DataNode is down"):
         Storage("hdfs://127.0.0.1:1/d", retries=RetryPolicy(attempts=1)).list()
 
 
-def test_a_name_node_that_takes_connections_and_answers_none_is_given_up() -> None:
+def test_a_name_node_that_never_answers_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:  # the kernel accepts, and nobody ever reads
         url = f"hdfs://127.0.0.1:{server.getsockname()[1]}/x"
         policy = RetryPolicy(attempts=2, base_seconds=0.01)
@@ -342,7 +340,7 @@ def test_a_name_node_that_takes_connections_and_answers_none_is_given_up() -> No
 
 
 @pytest.mark.parametrize("mark", ["#2", "?2", ";2", "\n2", "%232"])
-def test_a_folder_of_hdfs_is_the_one_of_the_whole_name(hdfs_server: HdfsServer, mark: str) -> None:
+def test_hdfs_names_keep_characters_special_in_urls(hdfs_server: HdfsServer, mark: str) -> None:
     url = f"{hdfs_server.url}/tests/{uuid.uuid4().hex}"
     Storage(f"{url}{mark}").write(f"a{mark}", b"1")
     Storage(f"{url}{mark}").move(f"a{mark}", f"b{mark}")
@@ -357,20 +355,20 @@ def test_an_unknown_protocol_is_one_clear_error() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["file:", "file://", "FILE://"])
-def test_a_folder_here_may_be_named_by_a_url(tmp_path: Path, protocol: str) -> None:
+def test_a_local_folder_may_be_given_as_a_url(tmp_path: Path, protocol: str) -> None:
     Storage(f"{protocol}{tmp_path}/x").write("a", b"1")
     assert Storage(f"{tmp_path}/x").read("a") == b"1"
     assert Storage(f"{protocol}{tmp_path}/x").list() == ["a"]
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///x", "s3a://"])
-def test_a_bucket_has_to_be_named(url: str) -> None:
+def test_a_url_without_a_bucket_is_refused(url: str) -> None:
     for call in (Storage(url).list, Storage(url).check_writable, lambda: Storage(url).read("a")):
         with pytest.raises(ConfigError, match=rf"^{url} names no bucket; name one, as in s3a?://bucket/path"):
             call()
 
 
-def test_a_store_that_nothing_can_be_written_to_is_told_with_those_that_can() -> None:
+def test_the_error_for_a_read_only_store_names_writable_ones() -> None:
     for call in (Storage("http://localhost:1/x").write, Storage("http://localhost:1/x").create):
         with pytest.raises(
             StorageError, match=r"cannot write http://localhost:1/x/a: nothing can be .* local disk, S3"
@@ -391,7 +389,7 @@ def test_signatures_are_left_out_of_public_urls() -> None:
     assert public_url("s3://bucket/a?b.csv") == "s3://bucket/a?b.csv"
 
 
-def test_more_pieces_than_one_system_call_takes_arrive_in_order(tmp_path: Path) -> None:
+def test_pieces_beyond_the_limit_of_one_system_call_arrive_in_order(tmp_path: Path) -> None:
     pieces = [bytes([i % 251]) * (i % 7) for i in range(3000)]
     with Storage(str(tmp_path)).open_output("a") as file:
         file.write(b"first")

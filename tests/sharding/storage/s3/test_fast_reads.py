@@ -1,4 +1,4 @@
-"""Objects by obstore: the same bytes, credentials and errors as by s3fs, which reads where obstore cannot."""
+"""Reads by obstore: the same bytes, credentials and errors as by s3fs, which takes over where obstore fails."""
 
 import subprocess
 import sys
@@ -51,7 +51,7 @@ class TestCredentials:
     def test_from_the_environment(self, url: str) -> None:
         assert Storage(url).map("a").to_pybytes() == DATA
 
-    def test_for_a_part_of_an_object(self, url: str) -> None:
+    def test_for_a_range_of_an_object(self, url: str) -> None:
         for start, end in ((0, 1), (1000, 70_000), (len(DATA) - 5, len(DATA))):
             assert Storage(url).read_range("a", start, end) == DATA[start:end]
 
@@ -83,7 +83,7 @@ def test_errors_are_those_of_s3fs(url: str, s3_server: S3Server) -> None:
     ],
     ids=lambda fault: f"{fault.kind}-{fault.times}",
 )
-def test_what_breaks_on_its_way_is_read_again(url: str, s3_server: S3Server, proxy: Proxy, fault: Fault) -> None:
+def test_an_interrupted_read_is_repeated_by_s3fs(url: str, s3_server: S3Server, proxy: Proxy, fault: Fault) -> None:
     storage = Storage(url, replace(s3_server, endpoint_url=proxy.url).storage_options, QUICK)
     proxy.begin(fault)
     assert storage.map("a").to_pybytes() == DATA
@@ -91,7 +91,7 @@ def test_what_breaks_on_its_way_is_read_again(url: str, s3_server: S3Server, pro
     assert storage.map("a").to_pybytes() == DATA
 
 
-def test_options_that_only_s3fs_knows_are_left_to_it(url: str, s3_server: S3Server) -> None:
+def test_unknown_options_are_left_to_s3fs(url: str, s3_server: S3Server) -> None:
     for option in ({"version_aware": True}, {"config_kwargs": {"s3": {"addressing_style": "path"}}}):
         storage = Storage(url, {**s3_server.storage_options, **option})
         assert storage.map("a").to_pybytes() == DATA
@@ -99,7 +99,7 @@ def test_options_that_only_s3fs_knows_are_left_to_it(url: str, s3_server: S3Serv
         assert [store for store, _ in fs.__dict__["_ringfeed_obstore"].values()] == [None]
 
 
-def test_a_process_that_was_forked_reads_as_well(url: str) -> None:
+def test_a_forked_process_can_read(url: str) -> None:
     script = (
         "import os, sys; from ringfeed.sharding.storage.storage import Storage\n"
         "size = Storage(sys.argv[1]).map('a').size\n"

@@ -1,4 +1,4 @@
-"""Parts of uploads by urllib3: the same objects and credentials as by s3fs, which sends what urllib3 cannot."""
+"""Uploads by urllib3: the same objects and credentials as by s3fs, which sends the parts that urllib3 cannot."""
 
 import uuid
 from collections.abc import Callable, Iterator
@@ -90,7 +90,7 @@ def test_the_failures_of_one_bucket_and_a_policy_of_one_attempt(
         written(Storage(f"s3://{other}/data", options, RetryPolicy(attempts=1)))
 
 
-def test_options_and_proxies_that_only_s3fs_knows_are_left_to_it(
+def test_unknown_options_and_proxies_are_left_to_s3fs(
     url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, sent_by_s3fs: list[int]
 ) -> None:
     option = {"config_kwargs": {"s3": {"addressing_style": "path"}}}
@@ -113,7 +113,7 @@ def test_options_and_proxies_that_only_s3fs_knows_are_left_to_it(
     ],
     ids=lambda fault: f"{fault.kind}-{fault.times}",
 )
-def test_what_breaks_on_its_way_is_sent_again(
+def test_an_interrupted_part_is_sent_again(
     url: str, s3_server: S3Server, proxy: Proxy, sent_by_s3fs: list[int], fault: Fault
 ) -> None:
     storage = Storage(url, replace(s3_server, endpoint_url=proxy.url).storage_options, QUICK)
@@ -123,7 +123,7 @@ def test_what_breaks_on_its_way_is_sent_again(
     assert sent_by_s3fs
 
 
-def test_without_checksums_where_the_client_is_to_send_none(
+def test_no_checksums_are_sent_if_the_client_is_configured_so(
     url: str, s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, proxy: Proxy, sent_by_s3fs: list[int]
 ) -> None:
     monkeypatch.setenv("AWS_REQUEST_CHECKSUM_CALCULATION", "when_required")

@@ -1,4 +1,4 @@
-"""S3 servers that answer by halves: every request ends."""
+"""Every request ends, even to S3 servers that answer partly or wrongly."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def answered(answer: Callable[[socket.socket, str, int], None]) -> Iterator[Stor
         server.shutdown(socket.SHUT_RDWR)
 
 
-def test_a_server_need_not_give_leave_to_send_a_body() -> None:
+def test_bodies_are_sent_without_waiting_for_permission() -> None:
     asked = []
 
     def answer(connection: socket.socket, head: str, length: int) -> None:
@@ -103,7 +103,7 @@ def take_nothing(connection: socket.socket, head: str, length: int) -> None:
         (take_nothing, lambda storage: storage.write("a", bytes(32 << 20))),
     ],
 )
-def test_what_goes_on_and_on_is_given_up(
+def test_endless_replies_time_out(
     monkeypatch: pytest.MonkeyPatch, answer: Callable[[socket.socket, str, int], None], ask: Callable[[Storage], object]
 ) -> None:
     monkeypatch.setattr(bounded, "_LEAST_SECONDS", 0.3)
@@ -123,7 +123,7 @@ def test_what_goes_on_and_on_is_given_up(
 
 
 @pytest.mark.parametrize("ask", [Storage.list, Storage.check_writable, lambda storage: storage.read("a")])
-def test_a_web_page_is_no_reply(ask: Callable[[Storage], object]) -> None:
+def test_a_web_page_is_not_taken_for_a_reply(ask: Callable[[Storage], object]) -> None:
     def answer(connection: socket.socket, head: str, length: int) -> None:
         page = b"<!DOCTYPE html><html><body>Console</body></html>"
         connection.sendall(
@@ -137,7 +137,7 @@ def test_a_web_page_is_no_reply(ask: Callable[[Storage], object]) -> None:
         ask(storage)
 
 
-def test_a_destination_whose_server_says_yes_to_everything_is_refused() -> None:
+def test_a_destination_on_a_server_that_accepts_everything_is_refused() -> None:
     def answer(connection: socket.socket, head: str, length: int) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
 
@@ -148,7 +148,7 @@ def test_a_destination_whose_server_says_yes_to_everything_is_refused() -> None:
         storage.check_writable()
 
 
-def test_redirects_that_name_no_region_are_told() -> None:
+def test_redirects_that_name_no_region_are_reported() -> None:
     def answer(connection: socket.socket, head: str, length: int) -> None:
         connection.sendall(b"HTTP/1.1 301 Moved Permanently\r\nContent-Length: 0\r\n\r\n")
 
