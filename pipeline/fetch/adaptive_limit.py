@@ -1,30 +1,30 @@
-"""How many fetches run at a time: few at first, more while that brings more bytes. Arithmetic: no I/O, no clock."""
+"""Adapt the number of concurrent fetches to the throughput. Pure arithmetic: no I/O, no clock."""
 
 from __future__ import annotations
 
 __all__ = ["AdaptiveLimit"]
 
-_GAIN = 1.1  # of the rate, that makes more fetches worth it; below it lies the noise of one round
-_FEWEST = 4  # fetches in a round, over which a rate is measured
-_HELD_ROUNDS = 16  # before a little more is tried again: the store or its other users may have changed
+_GAIN = 1.1  # growth of the rate that makes more fetches worthwhile; below it lies the noise of one round
+_MIN_ROUND = 4  # fetches over which a rate is measured, at least
+_HELD_ROUNDS = 16  # rounds before a higher limit is tried again: the load on the store may have changed
 
 
 class AdaptiveLimit:
-    """Climbs from a number of fetches at a time while throughput grows, and stays below where it stops growing.
+    """A limit on concurrent fetches that rises while throughput grows.
 
-    A round is as many fetches as run at a time, with more waiting all along: else the consumer sets the pace, and the
-    rate says nothing of the store. While the rate of each round is 1.1 times that of the one before, the number
-    doubles; when it is not, the number goes back to the last that helped. Later a quarter more is tried now and then.
+    A round is as many fetches as run at a time, with others waiting throughout: otherwise the consumer sets the pace,
+    and the rate says nothing about the store. While each round is at least 1.1 times as fast as the one before, the
+    limit doubles; otherwise it returns to the last value that helped. Later, a quarter more is tried now and then.
 
     Args:
-        least: fetches at a time, from the start on.
-        most: fetches at a time; as many as `least` to fix the number.
+        least: initial limit.
+        most: highest limit; equal to `least` for a fixed limit.
 
     Attributes:
-        limit: fetches at a time now.
+        value: current limit.
 
     >>> limit = AdaptiveLimit(2, 16)
-    >>> for second in range(40):  # each takes a second, however many run
+    >>> for second in range(40):  # a fetch takes a second, however many run
     ...     for _ in range(limit.value):
     ...         limit.add(1000, second, queued=True)
     >>> limit.value
@@ -34,34 +34,34 @@ class AdaptiveLimit:
     def __init__(self, least: int, most: int) -> None:
         self.value = least
         self._most = most
-        self._before: tuple[int, float] | None = None  # the limit and the rate that this one has to beat
+        self._before: tuple[int, float] | None = None  # previous limit and its rate, while a higher limit is tried
         self._held = _HELD_ROUNDS
         self._growth = 1.0
-        self._passed_over = 0  # fetches that began under another limit
+        self._to_ignore = 0  # fetches that began under the previous limit
         self._begun: float | None = None
         self._bytes = 0
         self._fetches = 0
 
     def add(self, size: int, now: float, *, queued: bool) -> None:
-        """A fetch has ended.
+        """Record a finished fetch.
 
         Args:
-            size: bytes that it brought.
-            now: seconds, by any clock that only goes on.
-            queued: whether another was waiting to begin.
+            size: fetched bytes.
+            now: time in seconds, by a monotonic clock.
+            queued: whether other fetches are waiting.
         """
         if not queued:
             self._begun = None
             return
-        if self._passed_over:
-            self._passed_over -= 1
+        if self._to_ignore:
+            self._to_ignore -= 1
             return
         if self._begun is None:
             self._begun, self._bytes, self._fetches = now, 0, 0
             return
         self._bytes += size
         self._fetches += 1
-        if self._fetches >= max(self.value, _FEWEST):
+        if self._fetches >= max(self.value, _MIN_ROUND):
             rate = self._bytes / max(now - self._begun, 1e-9)
             self._begun, self._bytes, self._fetches = now, 0, 0
             self._judge(rate)
@@ -90,5 +90,5 @@ class AdaptiveLimit:
         self._before, self._held, self._growth = None, 0, 0.25
 
     def _change(self, limit: int) -> None:
-        self._passed_over, self._begun = self.value, None
+        self._to_ignore, self._begun = self.value, None
         self.value = limit

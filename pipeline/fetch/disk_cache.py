@@ -1,25 +1,25 @@
-"""The folder of a disk cache: its files and locks, through which processes of one machine share it without a daemon.
+"""The folder of a disk cache: files and locks by which the processes of a machine share it without a daemon.
 
 ```
 CACHE/
-  ringfeed-cache.json                   the limit and the bytes held; whoever changes what is held locks it
-  s3%3A%2F%2Fbucket%2Fflights/          a folder a dataset, named by its URL
-    train-00003-of-00016.tfrecord@SIZE-CHECKSUM         an entry: whole, by the rename that gave it its name
-    train-00003-of-00016.tfrecord@SIZE-CHECKSUM.part    one that is being filled
+  ringfeed-cache.json                   the state: the limit and the bytes held; locked to change what is held
+  s3%3A%2F%2Fbucket%2Fflights/          a folder for each dataset, named by its URL
+    train-00003-of-00016.tfrecord@SIZE-CHECKSUM         an entry; a rename makes it visible only when complete
+    train-00003-of-00016.tfrecord@SIZE-CHECKSUM.part    an entry that is being filled
 ```
 
-All locks are `flock`s, which the kernel lifts when their holder dies, however it dies:
+All locks are `flock`s, which the kernel releases when their holder dies, however it dies:
 
-- A `.part` is locked exclusively by whoever fills it. One that nobody locks is debris: the next to fill it begins anew,
-  and the next to make room removes it.
-- An entry is locked, shared, by everyone who maps it, as long as the mapping lives. Only what can be locked exclusively
-  is removed. To unlink what is mapped would be harmless to its readers, but its bytes would stay on the disk and count
-  for nothing, and the limit would be broken.
-- The bytes held are counted up before they are there and down after they are gone, under the lock of the first file.
-  So a process that is killed in between leaves a count that is too high, which the next look at all files puts right.
+- The process that fills a `.part` holds an exclusive lock on it. An unlocked `.part` is debris: the next process to
+  fill that entry starts over, and the next to make room removes it.
+- A process that maps an entry holds a shared lock on it as long as the mapping lives. Only entries that can be locked
+  exclusively are removed. Unlinking a mapped entry would not harm its readers, but its bytes would stay on the disk
+  uncounted and break the limit.
+- The bytes held are increased before the bytes exist and decreased after they are gone, under the lock of the state
+  file. So a process that is killed in between leaves a count that is too high, and the next listing corrects it.
 
-Nothing is synced: an entry that a power cut has spoilt has another checksum, and is fetched again; the first file, if
-that is spoilt, is written anew. Files that are not named as entries are others', and are left alone.
+Nothing is synced: an entry damaged by a power cut fails its checksum and is fetched again; a damaged state file is
+rewritten. Files that are not named like entries belong to others and are left alone.
 """
 
 from __future__ import annotations
@@ -46,29 +46,27 @@ from ...sharding.errors import ConfigError
 
 __all__ = ["DISK_FULL", "CacheEntry", "CacheFolder", "CacheKey", "MappedEntry", "dataset_folder", "is_cache"]
 
-DISK_FULL = (errno.ENOSPC, errno.EDQUOT)  # of a disk
+DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 STATE_NAME = "ringfeed-cache.json"
-_STATE_BYTES = 256  # always as many, so that one write changes it
+_STATE_BYTES = 256  # fixed size, so that one write replaces it
 _PART = ".part"
-_ENTRY = re.compile(
-    r"(?P<path>.+)@[0-9]+-[a-z0-9]+-[a-z0-9]+-[0-9a-f]+(?P<filling>\.part)?"
-)  # as `CacheKey.file` has it
-_BLOCK_BYTES = 4096  # what a file takes on a disk is a multiple
-_NAME_LENGTH = 120  # of what a name quotes; with the rest it stays under 255
-_DEFAULT_SHARE = 0.8
-_EXTRA_SHARE = 64  # room is made for this fraction of the limit more, if entries are as small: all are looked at for it
+_ENTRY = re.compile(r"(?P<path>.+)@[0-9]+-[a-z0-9]+-[a-z0-9]+-[0-9a-f]+(?P<filling>\.part)?")  # see `CacheKey.file`
+_BLOCK_BYTES = 4096  # unit in which files take space on disk
+_NAME_LENGTH = 120  # limit of a quoted part, so that the whole name stays below 255
+_DEFAULT_SHARE = 0.8  # of the free space
+_EXTRA_SHARE = 64  # eviction lists all entries, so small ones free this fraction (1/64) of the limit in advance
 _LOCK_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheKey:
-    """What is cached, by its content: another version of a file has another key.
+    """Identifies a file by its content: another version of the file has another key.
 
     Attributes:
-        dataset: its URL, without a password.
-        path: of the file, relative to it.
-        size: in bytes.
-        checksum: of the bytes.
+        dataset: URL of the dataset, without a password.
+        path: path of the file in the dataset.
+        size: size in bytes.
+        checksum: checksum of the bytes.
     """
 
     dataset: str
@@ -78,7 +76,7 @@ class CacheKey:
 
     @property
     def file(self) -> str:
-        """Where it lies in the cache.
+        """Path in the cache.
 
         >>> CacheKey(dataset="s3://b/d", path="g00001/x.tfrecord", size=3, checksum="xxh3-128:c64e").file
         's3%3A%2F%2Fb%2Fd/g00001%2Fx.tfrecord@3-xxh3-128-c64e'
@@ -91,12 +89,12 @@ class CacheEntry:
     """A file of a cache.
 
     Attributes:
-        file: where it is.
-        dataset: URL of the dataset that it is from (its beginning, if that is long).
-        path: in the dataset.
-        bytes: on disk.
-        used: when it was last opened, in seconds since 1970.
-        filling: it is not whole yet.
+        file: path of the file.
+        dataset: URL of its dataset; of a long URL, the beginning.
+        path: path in the dataset.
+        bytes: bytes on disk.
+        used: time of the last use, in seconds since 1970.
+        filling: whether the entry is incomplete.
     """
 
     file: Path
@@ -107,14 +105,14 @@ class CacheEntry:
     filling: bool
 
     def in_use(self) -> bool:
-        """Whether some process maps or fills it now."""
+        """Return whether a process maps or fills the entry now."""
         with suppress(FileNotFoundError), _opened(self.file, os.O_RDONLY) as descriptor:
             return not _try_lock(descriptor, fcntl.LOCK_EX)
         return False
 
 
 def dataset_folder(url: str) -> str:
-    """The name of the folder of a dataset's entries."""
+    """Return the name of the folder with a dataset's entries."""
     return _quoted(url)
 
 
@@ -125,7 +123,7 @@ def _quoted(text: str) -> str:
 
 @dataclass(slots=True)
 class _State:
-    """The first file, locked."""
+    """The locked state file."""
 
     descriptor: int
     limit_bytes: int
@@ -138,29 +136,31 @@ class _State:
 
 @dataclass(frozen=True, slots=True)
 class MappedEntry:
-    """An entry that is held: its bytes, and the number of its file."""
+    """The bytes of a mapped entry, and the inode of its file."""
 
     data: pa.Buffer
-    number: int
+    inode: int
 
 
 class CacheFolder:
     """The folder of a cache.
 
     Args:
-        path: of the folder; it is made.
-        limit_bytes: what all its files may take together, from now on and for all who use it; None: as it is, or, of
-            a new cache, 0.8 of what is free on the disk.
+        path: path of the folder; created if missing.
+        limit_bytes: new limit for all files together, for all users of the cache; None keeps the limit, which is 0.8
+            of the free disk space for a new cache.
 
     Raises:
         ConfigError: the folder holds other files.
-        OSError: it cannot be written.
+        OSError: the folder is not writable.
     """
 
     def __init__(self, path: Path, limit_bytes: int | None = None) -> None:
         self.path = path
         path.mkdir(parents=True, exist_ok=True)
-        if not is_cache(path) and any(path.iterdir()) and not is_cache(path):  # another may just have made it one
+        if (
+            not is_cache(path) and any(path.iterdir()) and not is_cache(path)
+        ):  # rechecked: another process may just have created the cache
             raise ConfigError(f"{path} holds other files and is no cache; name a new folder or an empty one")
         self._limit_bytes = limit_bytes or 0
         with self._locked() as state:
@@ -171,14 +171,14 @@ class CacheFolder:
 
     @property
     def limit_bytes(self) -> int:
-        """What all files may take together."""
+        """Limit on the bytes of all files together."""
         with self._locked() as state:
             return state.limit_bytes
 
     def map(self, key: CacheKey) -> MappedEntry | None:
-        """An entry, mapped, and locked against removal as long as its buffer lives; None if there is none.
+        """Map an entry, and lock it against removal as long as the buffer lives; None if there is no such entry.
 
-        Its bytes are yet to be checked; a file of another size is removed.
+        The caller must verify the bytes. A file of the wrong size is removed.
         """
         while True:
             try:
@@ -190,29 +190,29 @@ class CacheFolder:
                         return MappedEntry(_mapped(descriptor, key.size), status.st_ino)
             except FileNotFoundError:
                 return None
-            if status.st_nlink:  # else it was removed before it was locked
+            if status.st_nlink:  # otherwise it was removed before it was locked
                 self.drop(key, status.st_ino)
 
-    def drop(self, key: CacheKey, number: int) -> None:
-        """Remove an entry that is damaged, in use or not: whoever maps it finds the damage, too.
+    def drop(self, key: CacheKey, inode: int) -> None:
+        """Remove a damaged entry, even if it is in use, since other users find the damage, too.
 
         Args:
-            key: of the entry.
-            number: of the damaged file; another that has come in its place stays.
+            key: key of the entry.
+            inode: inode of the damaged file; a file that has replaced it is kept.
         """
         file = self.path / key.file
         with self._locked() as state, suppress(FileNotFoundError):
             status = file.stat()
-            if status.st_ino == number:
+            if status.st_ino == inode:
                 file.unlink()
-                state.held_bytes = _sum(self.entries())  # it may have another size than it was counted with
+                state.held_bytes = _sum(self.entries())  # recounted: the file may not have the size that was counted
                 state.save()
 
     def claim(self, key: CacheKey) -> int | None:
-        """Become the one who fills an entry.
+        """Claim an entry to fill it.
 
         Returns:
-            The descriptor of its empty, locked `.part`; None if another fills it, or just has.
+            Descriptor of its empty, locked `.part`; None if another process fills it or has just filled it.
         """
         part = self.path / (key.file + _PART)
         while True:
@@ -226,18 +226,18 @@ class CacheFolder:
                 return None
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.stat(part), os.fstat(descriptor)):
-                    if os.fstat(descriptor).st_size:  # of one that was killed
-                        os.ftruncate(descriptor, 0)  # ext4 writes a file out, when it is closed, that this was done to
+                    if os.fstat(descriptor).st_size:  # left by a killed process
+                        os.ftruncate(descriptor, 0)  # only if needed: ext4 flushes truncated files when they are closed
                     if not (self.path / key.file).exists():
                         return descriptor
                     self.abandon(key, descriptor)
                     return None
-            os.close(descriptor)  # it was filled, or removed, before it was locked
+            os.close(descriptor)  # filled or removed before it was locked
 
     def abandon(self, key: CacheKey, claimed: int) -> None:
-        """Leave nothing of an entry that was to be filled."""
+        """Remove a claimed entry."""
         try:
-            with self._locked() as state:  # who counts meanwhile sees the file and what is held for it, or neither
+            with self._locked() as state:  # so that the file and its bytes disappear together
                 with suppress(FileNotFoundError):
                     os.unlink(self.path / (key.file + _PART))
                 state.held_bytes -= _on_disk(os.fstat(claimed).st_size)
@@ -246,7 +246,10 @@ class CacheFolder:
             os.close(claimed)
 
     def reserve(self, claimed: int, size: int) -> tuple[bool, list[int]]:
-        """Make room for an entry: whether there is any beside what is in use, and the sizes of the removed entries.
+        """Make room for a claimed entry.
+
+        Returns:
+            Whether it fits beside the entries in use, and the sizes of the removed entries.
 
         Raises:
             OSError: the disk is full.
@@ -258,16 +261,16 @@ class CacheFolder:
             state.held_bytes += needed if fits else 0
             state.save()
             if fits:
-                os.ftruncate(claimed, size)  # from now on a look at all files counts it, too
+                os.ftruncate(claimed, size)  # from now on, listings count it, too
         if fits:
             _take_blocks(claimed, size)
         return fits, removed
 
     def publish(self, key: CacheKey, claimed: int) -> pa.Buffer | None:
-        """Give a filled entry its name, and map it as `map` does; None if another took it away at once."""
+        """Make a filled entry visible, and map it as `map` does; None if another process has already removed it."""
         try:
             _touch(claimed)
-            with self._locked():  # who lists the folder meanwhile may see neither name, and make too little room
+            with self._locked():  # a concurrent listing could miss both names, and make too little room
                 os.rename(self.path / (key.file + _PART), self.path / key.file)
             _lock(claimed, fcntl.LOCK_SH)
             return _mapped(claimed, key.size) if os.fstat(claimed).st_nlink else None
@@ -275,7 +278,7 @@ class CacheFolder:
             os.close(claimed)
 
     def entries(self) -> list[CacheEntry]:
-        """Its files but the first, the least recently used first."""
+        """Return all files except the state, the least recently used first."""
         found = []
         for folder in _listed(self.path):
             dataset = unquote(folder.name.partition("+")[0])
@@ -297,18 +300,18 @@ class CacheFolder:
         return sorted(found, key=lambda entry: (entry.used, entry.file))
 
     def remove(self, entries: list[CacheEntry]) -> list[CacheEntry]:
-        """Remove entries, but for those in use, and the folders that are empty then; returns the removed."""
+        """Remove entries that are not in use, and folders left empty; return the removed entries."""
         with self._locked() as state:
             removed = [entry for entry in entries if _remove_unused(entry.file)]
             state.held_bytes = _sum(self.entries())
             state.save()
             for folder in {entry.file.parent for entry in removed}:
-                with suppress(OSError):  # it holds others
+                with suppress(OSError):  # not empty
                     folder.rmdir()
         return removed
 
     def _make_room(self, state: _State, needed: int) -> list[int]:
-        """Count what is held, and remove debris and what was not used for longest; the sizes of removed entries."""
+        """Remove debris, recount the bytes held, and evict the least recently used; return the sizes of evicted."""
         entries = [entry for entry in self.entries() if not (entry.filling and _remove_unused(entry.file))]
         state.held_bytes = _sum(entries)
         excess = state.held_bytes + needed - state.limit_bytes
@@ -322,7 +325,7 @@ class CacheFolder:
                 victims.append(entry)
                 found += entry.bytes
         if found < excess and needed:
-            return []  # there would be no room even so
+            return []  # there would still be no room
         removed = [entry.bytes for entry in victims if _remove_unused(entry.file)]
         state.held_bytes -= sum(removed)
         return removed
@@ -331,22 +334,22 @@ class CacheFolder:
     def _locked(self) -> Iterator[_State]:
         with _opened(self.path / STATE_NAME, os.O_RDWR | os.O_CREAT) as descriptor:
             _lock(descriptor, fcntl.LOCK_EX)
-            known = _numbers(os.pread(descriptor, _STATE_BYTES, 0))
-            if known is None:  # new, or its maker was killed, or the power was cut
-                known = self._limit_bytes, _sum(self.entries())
-            yield _State(descriptor, *known)
+            saved = _parse_state(os.pread(descriptor, _STATE_BYTES, 0))
+            if saved is None:  # new, or damaged by a kill or a power cut
+                saved = self._limit_bytes, _sum(self.entries())
+            yield _State(descriptor, *saved)
 
 
 def is_cache(path: Path) -> bool:
-    """Whether a folder is one of a cache."""
+    """Return whether a folder is a cache."""
     return (path / STATE_NAME).is_file()
 
 
-def _numbers(text: bytes) -> tuple[int, int] | None:
-    """The limit and the bytes held, as `_State.save` wrote them; None if it did not write this."""
+def _parse_state(text: bytes) -> tuple[int, int] | None:
+    """Return the limit and the bytes held as `_State.save` wrote them; None for any other text."""
     try:
-        known = json.loads(text)
-        limit_bytes, held_bytes = known["limit_bytes"], known["held_bytes"]
+        state = json.loads(text)
+        limit_bytes, held_bytes = state["limit_bytes"], state["held_bytes"]
     except (ValueError, TypeError, KeyError):
         return None
     return (limit_bytes, held_bytes) if isinstance(limit_bytes, int) and isinstance(held_bytes, int) else None
@@ -357,7 +360,7 @@ def _on_disk(size: int) -> int:
 
 
 def _sum(entries: list[CacheEntry]) -> int:
-    return _BLOCK_BYTES + sum(entry.bytes for entry in entries)  # the first file is one block
+    return _BLOCK_BYTES + sum(entry.bytes for entry in entries)  # the state file takes one block
 
 
 def _listed(path: Path) -> list[os.DirEntry[str]]:
@@ -369,9 +372,9 @@ def _listed(path: Path) -> list[os.DirEntry[str]]:
 
 
 def _remove_unused(file: Path) -> bool:
-    """Unlink a file that nobody has locked; whether it is gone by this."""
+    """Unlink a file unless somebody has locked it; return whether this call removed it."""
     with suppress(FileNotFoundError), _opened(file, os.O_RDONLY) as descriptor:
-        # By the time that it is locked it may have been renamed or removed, and another may bear its name.
+        # Before it was locked it may have been renamed or removed, and another file may have its name.
         if _try_lock(descriptor, fcntl.LOCK_EX) and os.path.samestat(os.stat(file), os.fstat(descriptor)):
             file.unlink()
             return True
@@ -379,15 +382,15 @@ def _remove_unused(file: Path) -> bool:
 
 
 def _touch(descriptor: int) -> None:
-    """Mark a file as used now; by a clock that is finer than that of the kernel for files."""
-    with suppress(PermissionError):  # another user's
+    """Mark a file as used now, with a finer clock than the kernel's for files."""
+    with suppress(PermissionError):  # the file of another user
         os.utime(descriptor, ns=(time.time_ns(), time.time_ns()))
 
 
 def _take_blocks(descriptor: int, size: int) -> None:
-    """Have a file's blocks on the disk found before it is written, which on ext4 then takes less time.
+    """Allocate a file's blocks before it is written, which saves time on ext4.
 
-    Not by `os.posix_fallocate`, which writes zeros where the file system has no call for it: there, nothing is done.
+    Not `os.posix_fallocate`, which writes zeros on file systems that cannot allocate. There, this does nothing.
 
     Raises:
         OSError: the disk is full.
@@ -400,7 +403,7 @@ def _take_blocks(descriptor: int, size: int) -> None:
 
 
 def _mapped(descriptor: int, size: int) -> pa.Buffer:
-    """A mapping holds a duplicate of its descriptor, and so the lock, until nobody has a part of it any more."""
+    """Map a file. The mapping duplicates the descriptor, and so holds the lock until nobody holds a part of it."""
     return pa.py_buffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
 
 
@@ -422,10 +425,10 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 
 
 def _lock(descriptor: int, kind: int) -> None:
-    """Wait for a lock that is held for moments only.
+    """Wait for a lock that is only held briefly.
 
     Raises:
-        TimeoutError: its holder stands still.
+        TimeoutError: the holder hangs.
     """
     pause, deadline = 0.0005, time.monotonic() + _LOCK_SECONDS
     while not _try_lock(descriptor, kind):

@@ -1,4 +1,4 @@
-"""Threads that do what is needed soonest first, as many at a time as a `AdaptiveLimit` says."""
+"""Background threads that run the most urgent task first, as many at a time as an `AdaptiveLimit` allows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class _Task(Generic[T]):
 
 @dataclass(order=True, slots=True)
 class _Entry(Generic[T]):
-    """A task at a step; of several entries of one task the first that comes up counts."""
+    """A task in the queue, ordered by step. A task may have several entries; the earliest counts."""
 
     step: int
     number: int
@@ -37,11 +37,11 @@ class _Entry(Generic[T]):
 
 
 class FetchPool(Generic[T]):
-    """Runs functions in background threads, by the steps that need them.
+    """Runs functions in background threads, in the order of the steps that need them.
 
     Args:
-        limit: says how many at a time.
-        most: threads.
+        limit: limit on concurrent functions.
+        most: highest number of threads.
     """
 
     def __init__(self, limit: AdaptiveLimit, most: int) -> None:
@@ -52,21 +52,21 @@ class FetchPool(Generic[T]):
         self._numbers = count()
         self._running = 0
         self._closed = False
-        self._lock = threading.RLock()  # the garbage collector may close it in a thread that holds this
+        self._lock = threading.RLock()  # reentrant: garbage collection may call `close` in a thread that holds it
 
     def submit(self, step: int, function: Callable[[], T], size: int) -> Future[T]:
-        """Begin as soon as a thread is free and nothing is needed sooner.
+        """Run a function as soon as a thread is free and no other task is more urgent.
 
         Args:
-            step: that needs the result.
-            function: to run.
-            size: bytes that it brings.
+            step: step that needs the result.
+            function: function to run.
+            size: bytes that it fetches.
 
         Returns:
-            The result to come; cancelled, if the pool was closed.
+            Future of the result; cancelled if the pool is closed.
 
         Raises:
-            RingfeedError: the system starts no thread.
+            RingfeedError: the system cannot start a thread.
         """
         task: _Task[T] = _Task(future=Future(), function=function, size=size)
         with self._lock:
@@ -79,32 +79,32 @@ class FetchPool(Generic[T]):
         return task.future
 
     def hasten(self, future: Future[T], step: int) -> None:
-        """It is needed by this step, too; that changes something if it has not begun, and the step is sooner."""
+        """Note that this step needs a result, too. Moves the task forward if it has not begun."""
         with self._lock:
             task = self._waiting.get(future)
             if task is not None:
                 heapq.heappush(self._entries, _Entry(step, next(self._numbers), task))
 
     def close(self) -> None:
-        """Begin nothing more, cancel what has not begun, and let the threads end."""
+        """Cancel the tasks that have not begun, and let the threads end."""
         with self._lock:
             self._closed = True
             waiting = list(self._waiting)
             self._waiting.clear()
-            self._entries = []  # another, as this thread may be amid a change of that one
+            self._entries = []  # a new list: this thread may be in the middle of changing the old one
         for future in waiting:
             future.cancel()
         self._threads.close()
 
     def _begin(self) -> None:
-        """Put threads to work, as far as there is some."""
+        """Start threads for waiting tasks, up to the limit."""
         with self._lock:
             new = max(min(self._limit.value - self._running, len(self._waiting)), 0)
             self._running += new
         for begun in range(new):
             try:
                 self._threads.submit(self._work)
-            except RuntimeError:  # closed meanwhile
+            except RuntimeError:  # closed in the meantime
                 return
             except RingfeedError:
                 with self._lock:
@@ -117,11 +117,11 @@ class FetchPool(Generic[T]):
                 _run(task)
             with self._lock:
                 self._limit.add(task.size, time.monotonic(), queued=bool(self._waiting))
-            del task  # a thread that waits holds no shard
+            del task  # a waiting thread must not hold a shard
             self._begin()
 
     def _take(self) -> _Task[T] | None:
-        """The task that is needed soonest; None for a thread that is to end."""
+        """Return the most urgent task; None to end the thread."""
         with self._lock:
             if self._running <= self._limit.value:
                 while self._entries:

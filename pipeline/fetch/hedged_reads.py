@@ -1,7 +1,7 @@
-"""Reads that do not wait for ever: what is late is asked for a second time, and what never comes is given up.
+"""Hedged reads: a late read is requested a second time, and one that is never answered is given up.
 
-The manner of Dean and Barroso, "The Tail at Scale" (CACM 56(2), 2013): a second request is sent once the first is later
-than nearly all before it, and only few may be sent, so that a store in trouble is not asked for twice as much.
+As in Dean and Barroso, "The Tail at Scale" (CACM 56(2), 2013), a second request is sent once the first is later than
+nearly all reads before it. Only a few are sent, so that a store in trouble does not get twice the load.
 """
 
 from __future__ import annotations
@@ -25,29 +25,29 @@ from .threads import start_thread
 __all__ = ["Hedging", "Latencies"]
 
 T = TypeVar("T")
-_REMEMBERED = 100  # reads
-_ENOUGH = 8  # reads before their times say what is usual
-_UNUSUAL_SECONDS = 5.0  # until then
-_FACTOR, _LEAST_SECONDS = 3.0, 0.2  # of the 95th percentile; below it a second request gains little
-_SHARE = 0.05  # of all reads, that may be sent twice
+_WINDOW = 100  # most recent reads whose latencies count
+_MIN_READS = 8  # reads before their latencies say what is late
+_INITIAL_SECONDS = 5.0  # what is late until then
+_FACTOR, _LEAST_SECONDS = 3.0, 0.2  # late is 3 times the 95th percentile; below 0.2 s a second request gains little
+_HEDGED_SHARE = 0.05  # share of all reads that may be sent twice
 
 
 class Latencies:
-    """How long reads of a kind took, and what is late for one; any thread may ask."""
+    """The latencies of recent reads of one kind, which say when a read is late. Any thread may call it."""
 
     def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=_REMEMBERED)
+        self._seconds: deque[float] = deque(maxlen=_WINDOW)
         self._reads = 0
         self._hedges = 0
         self._lock = threading.Lock()
 
     def add(self, seconds: float) -> None:
-        """A read was answered."""
+        """Record the latency of a read."""
         with self._lock:
             self._seconds.append(seconds)
 
     def begin(self) -> float:
-        """A read begins; return after how many seconds it is late.
+        """Count a new read, and return the number of seconds after which it is late.
 
         >>> kind = Latencies()
         >>> kind.begin()
@@ -59,21 +59,21 @@ class Latencies:
         """
         with self._lock:
             self._reads += 1
-            if len(self._seconds) < _ENOUGH:
-                return _UNUSUAL_SECONDS
+            if len(self._seconds) < _MIN_READS:
+                return _INITIAL_SECONDS
             return max(_LEAST_SECONDS, _FACTOR * float(np.percentile(self._seconds, 95)))
 
     def may_hedge(self) -> bool:
-        """Whether one more second request may be sent, and count it if so: one, and then one for 20 reads."""
+        """Return whether another second request may be sent, and count it: the first, then one for every 20 reads."""
         with self._lock:
-            allowed = self._hedges < 1 + _SHARE * self._reads
+            allowed = self._hedges < 1 + _HEDGED_SHARE * self._reads
             self._hedges += allowed
             return allowed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer(Generic[T]):
-    """Of a request: a value, or an error."""
+    """The value or the error of a request."""
 
     second: bool
     value: T | None = None
@@ -81,15 +81,15 @@ class _Answer(Generic[T]):
 
 
 class _Closed(Exception):
-    """Nobody waits any more."""
+    """The loader was closed."""
 
 
 class Hedging:
-    """Reads from a remote store.
+    """Runs reads of a remote store, with a time limit and second requests.
 
     Args:
-        counters: of the loader.
-        second: whether a second request may be sent.
+        counters: counters of the loader.
+        second: whether to send second requests.
     """
 
     def __init__(self, counters: Counters, *, second: bool) -> None:
@@ -100,20 +100,20 @@ class Hedging:
         self._lock = threading.RLock()  # see `FetchPool`
 
     def call(self, read: Callable[[], T], kind: Latencies, size: int, where: str) -> T:
-        """What a read returns, by the first of two requests that is answered, where one is sent twice.
+        """Run a read, and return the result of the first request that succeeds.
 
-        The other is let go: it runs to its end in a thread of its own, which holds up no exit.
+        The other request, if there is one, is abandoned: it runs to its end in a daemon thread.
 
         Args:
-            read: one that may be done twice, at the same time.
-            kind: of the read.
+            read: read that may run twice at the same time.
+            kind: latencies of reads of this kind.
             size: bytes to read.
-            where: the file's URL, for the error.
+            where: URL of the file, for errors.
 
         Raises:
-            StorageError: no answer came within `request_limit_seconds`, or the loader was closed.
-            RingfeedError: the system starts no thread.
-            Exception: what `read` raises, once all requests have failed.
+            StorageError: there was no answer within `request_limit_seconds`, or the loader was closed.
+            RingfeedError: the system cannot start a thread.
+            Exception: the error of `read`, once all requests have failed.
         """
         answers: queue.SimpleQueue[_Answer[T]] = queue.SimpleQueue()
         with self._lock:
@@ -127,7 +127,7 @@ class Hedging:
                 self._waiting.discard(answers)
 
     def close(self) -> None:
-        """Wait for nothing any more."""
+        """End all waits with an error."""
         with self._lock:
             self._closed = True
             for answers in self._waiting:
@@ -148,12 +148,12 @@ class Hedging:
             except queue.Empty:
                 if time.monotonic() - begun >= limit:
                     raise StorageError(
-                        f"cannot read {where}: no answer within {limit:.0f} s; see whether the store and the network "
-                        "are well, and start the same command again"
+                        f"cannot read {where}: no answer within {limit:.0f} s; check the store and the network, then "
+                        "run the same command again"
                     ) from TimeoutError()
                 late = limit
                 if kind.may_hedge():
-                    with suppress(RingfeedError):  # the system starts no thread: the first request goes on
+                    with suppress(RingfeedError):  # no thread could be started: wait for the first request
                         _send(read, answers, second=True)
                         requests += 1
                         self._counters.add("hedge", items=1, size=size)
@@ -164,7 +164,7 @@ class Hedging:
                 kind.add(time.monotonic() - begun)
                 if answer.second:
                     self._counters.add("hedge_win", items=1, size=size)
-                return answer.value  # type: ignore[return-value]  # there is one, without an error
+                return answer.value  # type: ignore[return-value]  # set whenever `error` is not
             failures += 1
             if failures == requests:
                 raise answer.error

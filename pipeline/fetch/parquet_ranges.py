@@ -1,4 +1,4 @@
-"""Parquet shards of which a few columns or rows are wanted: the blocks of the file that hold them, checked, alone."""
+"""Read only the blocks of a Parquet shard that hold the needed columns and rows."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from ...sharding.formats.parquet import LENGTH_BYTES, column_spans, footer_bytes
 __all__ = ["PartTooLarge", "ReadBlocks", "read_blocks"]
 
 ReadBlocks = Callable[[int, int], pa.Buffer | None]
-_WORTHWHILE = 0.7  # of a file: more columns are better read with all others; rows lie together
+_MAX_SHARE = 0.7  # share of a file above which columns are faster read with the whole file; rows are contiguous
 
 
 class PartTooLarge(Exception):
-    """What is wanted is most of the file."""
+    """The needed blocks are most of the file, so reading all of it is faster."""
 
 
 def read_blocks(
     read: ReadBlocks, size: int, columns: Collection[str], gap_bytes: int, rows: tuple[int, int] | None = None
 ) -> int | None:
-    """Read the footer of a file, and the chunks of some columns, and of the row groups that hold some rows.
+    """Read the footer of a Parquet file, and the chunks of some columns in the row groups that hold some rows.
 
     Args:
-        read: brings the bytes ``[start, stop)``, which are whole blocks, to where they belong, and returns them; None
-            if they are not to be had as they were written.
-        size: of the file.
-        columns: names of them.
-        gap_bytes: that are read, if so few lie between, rather than asked around.
-        rows: ``[start, stop)``; None for all.
+        read: reads the bytes ``[start, stop)``, which are whole blocks, into place and returns them; None if they
+            cannot be read intact.
+        size: size of the file, in bytes.
+        columns: names of the columns.
+        gap_bytes: largest gap between two spans that is read with them, to save a request.
+        rows: rows ``[start, stop)``; None for all.
 
     Returns:
-        How many bytes were read, or None if some are not to be had.
+        Number of bytes read; None if some cannot be read intact.
 
     Raises:
-        PartTooLarge: they are most of the file; of them nothing was read.
+        PartTooLarge: the spans are most of the file; only the footer was read.
     """
     end = _block_start(size - LENGTH_BYTES)
     tail = read(end, size)
@@ -47,7 +47,7 @@ def read_blocks(
         return None
     spans = list(_in_blocks(column_spans(tail, columns, rows), end, gap_bytes))
     wanted = sum(stop - start for start, stop in spans) + tail.size
-    if wanted > (_WORTHWHILE if rows is None else 1) * size:
+    if wanted > (_MAX_SHARE if rows is None else 1) * size:
         raise PartTooLarge
     return wanted if all(read(start, stop) is not None for start, stop in spans) else None
 
@@ -57,7 +57,7 @@ def _block_start(position: int) -> int:
 
 
 def _in_blocks(spans: Iterable[tuple[int, int]], end: int, gap_bytes: int) -> Iterator[tuple[int, int]]:
-    """Spans widened to whole blocks, and joined where they nearly meet; nothing from `end` on, where a block starts."""
+    """Yield spans widened to whole blocks and joined across small gaps, up to the block that starts at `end`."""
     held: tuple[int, int] | None = None
     for start, stop in sorted(spans):
         start, stop = _block_start(start), min(_block_start(stop - 1) + BLOCK_BYTES, end)

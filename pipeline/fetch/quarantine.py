@@ -1,7 +1,7 @@
-"""Shards that are not what was written, left out of the epochs; and the records that stand in for theirs.
+"""Leave damaged shards out of epochs, and replace their records with others.
 
-Which records do is a pure function of the order and of which shards are bad, not of when that was found out, nor by
-which rank: a rank that knows nothing of a bad shard, one that found it and one that was told of it serve the same.
+The replacements are a pure function of the order and the set of damaged shards. They do not depend on when or by which
+rank the damage was found, so all ranks with the same set serve the same records.
 """
 
 from __future__ import annotations
@@ -28,26 +28,26 @@ __all__ = ["OnBadShard", "Quarantine", "replacement_rows"]
 
 OnBadShard = Literal["raise", "quarantine"]
 _CHOICES = ("raise", "quarantine")
-_logger = logging.getLogger("ringfeed.pipeline.quarantine")  # documented in docs/faults.md
+_logger = logging.getLogger("ringfeed.pipeline.quarantine")  # public: see docs/faults.md
 Counts = TypeVar("Counts", bound=np.integer)
 
 
 class Quarantine:
-    """The shards of a split that are not to be read any more. Any thread may ask, and add.
+    """The damaged shards of a split, which are no longer read. Any thread may call it.
 
     Args:
-        dataset: opened.
-        split: of it.
-        shards: of the split that epochs are made of, by whose positions shards are named here.
-        on_bad_shard: whether a shard that is found to be bad joins them; else it stops the loader.
-        paths: of those that are known to be bad.
-        counters: of the loader.
+        dataset: opened dataset.
+        split: name of the split.
+        shards: shards that epochs read; methods refer to a shard by its position among these.
+        on_bad_shard: whether a damaged shard goes into quarantine or stops the loader.
+        paths: paths of shards that are known to be damaged.
+        counters: counters of the loader.
 
     Attributes:
-        accepts: whether a shard that is found to be bad joins them.
+        accepts: whether damaged shards go into quarantine.
 
     Raises:
-        ConfigError: there is no such choice, or no such shard.
+        ConfigError: the choice or a path is unknown.
     """
 
     def __init__(
@@ -74,12 +74,12 @@ class Quarantine:
             {number for number, shard in enumerate(shards) if shard.path in self._paths} if paths else set()
         )
         self._counters = counters
-        self._lock = threading.RLock()  # a handler of a signal may ask for the state at any moment
+        self._lock = threading.RLock()  # reentrant: a signal handler may ask for the state at any moment
         renew_lock_in_forks(self)
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The shards, sorted."""
+        """Paths of the shards in quarantine, sorted."""
         with self._lock:
             return tuple(sorted(self._paths))
 
@@ -87,11 +87,11 @@ class Quarantine:
         return shard in self._positions
 
     def add(self, shard: int, error: CorruptionError) -> bool:
-        """Whether a shard that was found to be bad is left out from now on; the first to find it says so.
+        """Put a damaged shard into quarantine, and log it once; return False if damage stops the loader.
 
         Args:
-            shard: its position.
-            error: that tells what is wrong with it.
+            shard: position of the shard.
+            error: error that describes the damage.
         """
         with self._lock:
             if shard in self._positions:
@@ -102,47 +102,47 @@ class Quarantine:
             self._paths.add(info.path)
             self._positions.add(shard)
         self._counters.add("quarantine", items=1, size=info.bytes + info.index_bytes)
-        _logger.warning("%s is quarantined, other records stand in for its %d: %s", info.path, info.records, error)
+        _logger.warning("%s is quarantined; other records replace its %d: %s", info.path, info.records, error)
         return True
 
     def read_error(self, shard: int) -> CorruptionError:
-        """For who wants a shard that is not to be read."""
+        """Return the error for reading a shard in quarantine."""
         return CorruptionError(f"{self._root}/{self._shards[shard].path} is in quarantine; {self._remedy}")
 
     def readable_shards(self, shards: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Those of some shards that are to be read."""
+        """Return those of some shards that are not in quarantine."""
         with self._lock:
             positions = list(self._positions)
         return shards[~np.isin(shards, positions)] if positions else shards
 
     def readable_counts(self, counts: npt.NDArray[Counts]) -> npt.NDArray[Counts]:
-        """Numbers for each shard, with 0 for those that are not to be read.
+        """Return counts by shard, with 0 for shards in quarantine.
 
         Raises:
-            CorruptionError: nothing is left.
+            CorruptionError: all counts are 0 then.
         """
         with self._lock:
             positions = sorted(self._positions)
         if not positions:
             return counts
-        left = counts.copy()
-        left[positions] = 0
-        if not left.any():
+        readable = counts.copy()
+        readable[positions] = 0
+        if not readable.any():
             raise CorruptionError(
-                f"{self._root}: all shards with records that are needed are in quarantine: "
+                f"{self._root}: all shards with needed records are in quarantine: "
                 f"{', '.join(self._shards[position].path for position in positions[:4])}"
                 f"{', ...' if len(positions) > 4 else ''}; {self._remedy}"
             )
-        return left
+        return readable
 
     def plan_shards(self, weights: npt.NDArray[np.float64] | None) -> Sequence[ShardInfo]:
-        """The shards, as they are to a plan: those that are not to be read have no bytes, and lend no class.
+        """Return the shards for planning an epoch: those in quarantine have no bytes and lend no class.
 
         Args:
-            weights: of the classes in the epoch, [classes]; None for the natural mix.
+            weights: share of each class in the epoch, [classes]; None for the natural mix.
 
         Raises:
-            CorruptionError: of some class that is needed, or of all, nothing is left.
+            CorruptionError: all shards with records of a needed class are in quarantine.
         """
         with self._lock:
             positions = sorted(self._positions)
@@ -151,35 +151,34 @@ class Quarantine:
         if weights is None:
             self.readable_counts(np.array([shard.records for shard in self._shards]))
         else:
-            of_class = count_matrix([shard.class_counts for shard in self._shards])
+            counts = count_matrix([shard.class_counts for shard in self._shards])
             for class_id in np.flatnonzero(weights):
-                self.readable_counts(of_class[:, class_id])
+                self.readable_counts(counts[:, class_id])
         planned = list(self._shards)
         for position in positions:
-            counts = ClassCounts(np.zeros(len(planned[position].class_counts), np.int64))
-            planned[position] = replace(planned[position], bytes=0, index_bytes=0, class_counts=counts)
+            none = ClassCounts(np.zeros(len(planned[position].class_counts), np.int64))
+            planned[position] = replace(planned[position], bytes=0, index_bytes=0, class_counts=none)
         return planned
 
 
-def replacement_rows(lengths: Sequence[int], bad: Sequence[bool], lent: int, key: int) -> npt.NDArray[np.int64]:
-    """Which record serves in the place of each record of a window.
+def replacement_rows(lengths: Sequence[int], bad: Sequence[bool], spare: int, key: int) -> npt.NDArray[np.int64]:
+    """Return the record that serves in the place of each record of a window.
 
     Args:
         lengths: records of each segment of the window.
-        bad: whether the segment cannot be read.
-        lent: records at hand beside the window.
-        key: of the window.
+        bad: whether each segment is unreadable.
+        spare: records available in addition to the window.
+        key: random key of the window.
 
     Returns:
-        int64 [sum(lengths)]: numbers of records, counted through the segments that can be read and then through what
-        was lent. Each record that can be read stays in its place. The others' places are shared evenly by all that is
-        at hand, in random order.
+        Numbers of records, counted through the readable segments and then the spare records, int64 [sum(lengths)].
+        Readable records keep their places; all available records share the other places evenly, in random order.
 
     >>> replacement_rows([2, 3, 2], [False, True, False], 0, key=1).tolist()
     [0, 1, 3, 0, 1, 2, 3]
     """
     missing = np.repeat(np.asarray(bad, np.bool_), lengths)
     serving = np.cumsum(~missing) - 1
-    at_hand = len(missing) - int(missing.sum()) + lent
-    serving[missing] = np.resize(shuffled(key, at_hand), int(missing.sum()))
+    available = len(missing) - int(missing.sum()) + spare
+    serving[missing] = np.resize(shuffled(key, available), int(missing.sum()))
     return serving.astype(np.int64)

@@ -1,7 +1,7 @@
-"""Copies of shards near the loader: on a local disk, shared by the processes of a machine, or in memory; or none.
+"""Caches of shards: on a local disk, shared by the processes of a machine, or in memory.
 
-A cache changes no batch. What it hands out has the checksum that the dataset names: a copy that was damaged is fetched
-again, and only if the source is damaged, too, does the loader stop. The source is never written to.
+A cache never changes a batch: every copy is verified against the checksum in the dataset. A damaged copy is fetched
+again, and the loader stops only if the source is damaged, too. The source is never written.
 """
 
 from __future__ import annotations
@@ -32,50 +32,49 @@ __all__ = ["Cache", "MemoryCache", "ShardCache", "open_cache"]
 
 _logger = logging.getLogger(__name__)
 _MEMORY_BYTES = 1 << 30
-_TOGETHER_BYTES = 4 << 20
-_PATIENCE_SECONDS = 60.0  # for another process to bring a shard; a store that fails is given up as soon
+_BLOCK_BYTES = 4 << 20
+_WAIT_SECONDS = 60.0  # for a shard that another process fetches; a failing store is given up after as long
 
 Fetch = Callable[[], pa.Buffer]
 Stream = Callable[[Callable[[Any], None]], bool]
 
 
 class ShardCache(Protocol):
-    """Whatever keeps copies of files."""
+    """A cache of files."""
 
     def get(self, key: CacheKey, fetch: Fetch, counters: Counters, stream: Stream | None = None) -> pa.Buffer:
-        """The bytes of a file.
+        """Return the bytes of a file.
 
         Args:
-            key: of the file.
-            fetch: brings them from the source, and has checked them.
-            counters: of the loader.
-            stream: hands them on unchecked, piece by piece as they arrive; or returns False, and `fetch` has to.
+            key: key of the file.
+            fetch: reads and verifies the file at the source.
+            counters: counters of the loader.
+            stream: passes the file on piece by piece as it arrives, unverified; returns False if it cannot.
         """
 
 
 class Cache:
-    """Copies on a local disk, within a limit, shared by all processes of this machine that name the same folder.
+    """A cache on a local disk, within a limit, shared by all processes of the machine that name the same folder.
 
-    Two that want the same file fetch it once. What was not used for longest makes room for what is new, except for what
-    is in use; where that leaves no room, files are read past the cache. A process may be killed at any moment: what it
-    leaves stands in no one's way, and is removed by the next. When the disk is full, the loader warns once and goes on
-    without keeping more.
+    Processes that need the same file fetch it once. The least recently used files are evicted, except those in use; if
+    that leaves no room, files bypass the cache. A process may be killed at any moment: the next one removes what it
+    left. If the disk is full, the loader warns once and stores no more files.
 
     Args:
-        path: of the folder, on a local disk; made if it is missing.
-        limit_bytes: what the folder may take on the disk, in use or not; it is kept there and holds for all who use the
-            folder, until one names another. Default: as it is; of a new cache, 0.8 of what is free on the disk.
+        path: path of the folder, on a local disk; created if missing.
+        limit_bytes: limit on the bytes of the folder on disk. It is stored in the folder and holds for all its users
+            until one names another. Default: the stored limit; for a new cache, 0.8 of the free disk space.
 
     Raises:
-        ConfigError: the folder cannot be used so.
+        ConfigError: the folder cannot be used as a cache.
     """
 
     def __init__(self, path: str | os.PathLike[str], limit_bytes: int | None = None) -> None:
         if path == "" or not isinstance(path, str | os.PathLike):
-            raise ConfigError(f"a cache is a folder on a local disk, by its path, got {path!r}")
+            raise ConfigError(f"cache must be the path of a folder on a local disk, got {path!r}")
         location = Location(os.fspath(path))
         if location.local_path is None:
-            raise ConfigError(f"a cache is a folder on a local disk, got {location.locate()}")
+            raise ConfigError(f"cache must be the path of a folder on a local disk, got {location.locate()}")
         limit_bytes = None if limit_bytes is None else _checked_limit(limit_bytes)
         self._path, self._limit_bytes = location.local_path, limit_bytes
         self._keeps = True
@@ -87,15 +86,15 @@ class Cache:
 
     @property
     def path(self) -> Path:
-        """Of the folder."""
+        """Path of the folder."""
         return self._path
 
     def get(self, key: CacheKey, fetch: Fetch, counters: Counters, stream: Stream | None = None) -> pa.Buffer:
         """See `ShardCache`."""
         folder = self._folder
-        if folder is None or key.size == 0:  # nothing of no size can be mapped
+        if folder is None or key.size == 0:  # an empty file cannot be mapped
             return fetch()
-        asked, pause = time.monotonic(), 0.001
+        start, pause = time.monotonic(), 0.001
         while True:
             try:
                 data = self._hit(folder, key, counters)
@@ -107,7 +106,7 @@ class Cache:
                 return data
             if claimed is not None:
                 return self._fill(folder, key, claimed, fetch, counters, stream)
-            if not self._keeps or time.monotonic() - asked > _PATIENCE_SECONDS:
+            if not self._keeps or time.monotonic() - start > _WAIT_SECONDS:
                 return fetch()
             with counters.waiting("cache"):
                 time.sleep(pause)
@@ -118,7 +117,7 @@ class Cache:
             return CacheFolder(self._path, limit_bytes)
         except ConfigError:
             raise
-        except ValueError as error:  # no path can be so
+        except ValueError as error:  # not a valid path
             raise ConfigError(f"cannot use {str(self._path)!r} as a cache: {error}") from error
         except OSError as error:
             if error.errno not in DISK_FULL:
@@ -136,8 +135,8 @@ class Cache:
         if whole:
             counters.add("cache", items=1, size=key.size)
             return entry.data
-        _logger.warning("%s was damaged in the cache %s; it is fetched again", key.path, self._path)
-        folder.drop(key, entry.number)
+        _logger.warning("%s was damaged in the cache %s; fetching it again", key.path, self._path)
+        folder.drop(key, entry.inode)
         return None
 
     def _fill(
@@ -149,7 +148,7 @@ class Cache:
         counters: Counters,
         stream: Stream | None,
     ) -> pa.Buffer:
-        """Bring a file, and keep it if there is room."""
+        """Fetch a file, and store it if there is room."""
         published = False
         try:
             fits = self._reserve(folder, key, claimed, counters)
@@ -172,7 +171,7 @@ class Cache:
             return mapped or data or fetch()
         finally:
             if not published:
-                with suppress(OSError):  # what was fetched is good all the same
+                with suppress(OSError):  # the fetched bytes are good in any case
                     folder.abandon(key, claimed)
 
     def _reserve(self, folder: CacheFolder, key: CacheKey, claimed: int, counters: Counters) -> bool:
@@ -184,25 +183,25 @@ class Cache:
             return False
         counters.add("evict", items=len(removed), size=sum(removed))
         if not fits:
-            self._warn("small", f"the cache {self._path} has no room for more than is in use; raise its limit")
+            self._warn("small", f"the cache {self._path} is full of files in use; raise its limit")
         return fits
 
     def _take_stream(self, key: CacheKey, claimed: int, stream: Stream, counters: Counters) -> bool:
-        """Write a file as it arrives, without holding it in memory; whether its bytes were the right ones."""
-        digest, arriving, left = Checksum(), _Arriving(claimed), [key.size]
+        """Write a file as it arrives, without holding it in memory; return whether it arrived intact."""
+        digest, output, left = Checksum(), _PieceWriter(claimed), [key.size]
 
         def take(piece: Any) -> None:
             view = memoryview(piece)
             left[0] -= view.nbytes
             if left[0] < 0:
-                raise IncompleteError("there are more bytes than the dataset says")  # nor is there room for them
+                raise IncompleteError("the file is larger than the dataset says")  # and than the reserved room
             digest.update(view)
-            arriving.write(view)
+            output.write(view)
 
         try:
             with counters.busy("fetch"):
                 done = stream(take)
-                arriving.flush()
+                output.flush()
         except (IncompleteError, StorageError):
             return False
         except OSError as error:  # of the disk
@@ -216,7 +215,7 @@ class Cache:
     def _give_up(self, error: OSError) -> None:
         self._keeps = False
         reason = "its disk is full" if error.errno in DISK_FULL else str(error)
-        self._warn("broken", f"the cache {self._path} keeps nothing more: {reason}; shards are read from the source")
+        self._warn("broken", f"the cache {self._path} stores no more files: {reason}; reading from the source")
 
     def _warn(self, kind: str, text: str) -> None:
         if kind not in self._warned:
@@ -224,16 +223,16 @@ class Cache:
             _logger.warning("%s", text)
 
 
-class _Arriving:
-    """A file that is written as its pieces arrive, at multiples of `_TOGETHER_BYTES`.
+class _PieceWriter:
+    """Writes the pieces of a file in blocks at multiples of `_BLOCK_BYTES`.
 
-    Linux keeps what is written so in larger pages, which are mapped with fewer faults.
+    Linux keeps such blocks in larger pages, so that mapping them takes fewer page faults.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._held: list[memoryview] = []
-        self._room = _TOGETHER_BYTES
+        self._room = _BLOCK_BYTES
 
     def write(self, piece: memoryview) -> None:
         while piece.nbytes >= self._room:
@@ -246,16 +245,16 @@ class _Arriving:
 
     def flush(self) -> None:
         write_pieces(self._descriptor, self._held)
-        self._held, self._room = [], _TOGETHER_BYTES
+        self._held, self._room = [], _BLOCK_BYTES
 
 
 class MemoryCache:
-    """Copies in the memory of this process; what was not used for longest makes room for what is new.
+    """A cache in the memory of this process, which evicts the least recently used files.
 
-    To another process it is pickled as its limit, and is empty there.
+    It is pickled as its limit, and arrives empty in another process.
 
     Args:
-        limit_bytes: of the copies.
+        limit_bytes: limit on the bytes of all files together.
     """
 
     def __init__(self, limit_bytes: int = _MEMORY_BYTES) -> None:
@@ -295,14 +294,14 @@ class MemoryCache:
 
 
 def open_cache(cache: str | os.PathLike[str] | ShardCache | None, limit_bytes: int | None = None) -> ShardCache | None:
-    """The cache that an option names.
+    """Return the cache that an option names.
 
     Args:
         cache: None or ``none``, ``memory``, the path of a folder, or a cache.
-        limit_bytes: of a new one; None: its default.
+        limit_bytes: limit of a new cache; None for its default.
 
     Raises:
-        ConfigError: it cannot be used so.
+        ConfigError: the option names no usable cache.
     """
     if cache is None:
         return None

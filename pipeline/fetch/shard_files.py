@@ -1,7 +1,7 @@
-"""The files of shards, read from where the dataset lies, and held against their checksums.
+"""Read the files of shards from the dataset, and verify their checksums.
 
-Bytes that are not those that were written may have been damaged on their way: they are asked for once more. If they
-are wrong again, the error says where in the shard, or that the dataset is no longer the one that was opened.
+Bytes that fail verification may have been damaged in transit, so they are read once more. If they fail again, the error
+locates the damage in the shard, or says that the dataset has been replaced since it was opened.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from .parquet_ranges import read_blocks
 
 __all__ = ["SourceReader"]
 
-_ATTEMPTS = 2  # the store's own are within each
-_GAP_BYTES = 1 << 20  # a request of a remote store takes as long
+_ATTEMPTS = 2  # each with the retries of the store
+_GAP_BYTES = 1 << 20  # reading so many bytes takes as long as a request to a remote store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Wrong:
-    """What was found where a file should be; no data, if it is missing."""
+class _BadFile:
+    """What was read in place of a file; no data if it is missing."""
 
     data: pa.Buffer | None = None
     cause: Exception | None = None
 
 
 class SourceReader:
-    """Reads the files of a dataset's shards, whole or in parts. Any thread may ask.
+    """Reads the files of a dataset's shards, whole or in part. Any thread may call it.
 
     Args:
-        dataset: opened.
-        counters: of the loader.
-        mapped: whether files on a local disk are mapped, and not copied into memory.
-        hedging: whether a remote store may be asked a second time for what is late.
+        dataset: opened dataset.
+        counters: counters of the loader.
+        mapped: whether to map files on a local disk rather than copy them into memory.
+        hedging: whether to send late reads of a remote store a second time.
     """
 
     def __init__(self, dataset: Dataset, counters: Counters, *, mapped: bool, hedging: bool) -> None:
@@ -61,41 +61,41 @@ class SourceReader:
         self._storage = dataset.storage
         self._counters = counters
         self._mapped = mapped
-        self._parted = True  # as far as is known, the store reads parts of files
+        self._reads_ranges = True  # until the store refuses to read a range of a file
         self._remote = None if self._storage.local_path is not None else Hedging(counters, second=hedging)
         self._of_data, self._of_parts, self._of_indexes = Latencies(), Latencies(), Latencies()
 
     def close(self) -> None:
-        """Wait for no store any more."""
+        """End all waits for a remote store."""
         if self._remote is not None:
             self._remote.close()
 
     def data(self, shard: ShardInfo) -> pa.Buffer:
-        """The bytes of a shard's data file, as they were written.
+        """Return the verified bytes of a shard's data file.
 
         Raises:
-            CorruptionError: they are others, or the file is missing.
-            DatasetError: the dataset was written anew since it was opened.
-            StorageError: the store refuses, or does not answer.
+            CorruptionError: the file is damaged or missing.
+            DatasetError: the dataset has been replaced since it was opened.
+            StorageError: the store refuses access or does not answer.
         """
         found = self._read(shard.path, shard.bytes, shard.checksum, self._of_data)
         if isinstance(found, pa.Buffer):
             return found
-        raise self._explained(shard, found, in_index=False)
+        raise self._error(shard, found, in_index=False)
 
     def frames(self, shard: ShardInfo, start: int, lengths: npt.NDArray[np.integer]) -> pa.Buffer | None:
-        """Some records of a TFRecord shard that is not compressed, with their frames, as they were written.
+        """Return the verified frames of some adjacent records of an uncompressed TFRecord shard.
 
         Args:
-            shard: of the dataset.
-            start: of the first one's frame in the file.
-            lengths: of the frames.
+            shard: shard of the dataset.
+            start: offset of the first frame in the file.
+            lengths: lengths of the frames, in bytes.
 
         Returns:
-            Their bytes; None where they are not to be had as they were written: `data` will say why, or bring them.
+            Bytes of the frames; None if they cannot be read intact. Then `data` reads the shard or raises the error.
         """
         stop = start + int(lengths.sum())
-        for _ in range(_ATTEMPTS if self._parted else 0):
+        for _ in range(_ATTEMPTS if self._reads_ranges else 0):
             try:
                 with self._counters.busy("fetch", items=1, size=stop - start):
                     if self._remote is not None:
@@ -113,27 +113,29 @@ class SourceReader:
     def columns(
         self, shard: ShardInfo, sums: bytes, columns: Collection[str], rows: tuple[int, int] | None
     ) -> tuple[pa.Buffer, int] | None:
-        """A Parquet shard's data file, of which the footer and some columns and rows are there, as they were written.
+        """Return a Parquet shard's file with only the footer and some columns and rows read and verified.
 
-        What else is in the buffer is to be left alone: it is empty, or nobody has checked it.
+        All other bytes of the buffer are empty or unverified, and must not be used.
 
         Args:
-            shard: of the dataset.
-            sums: of the blocks of its file.
-            columns: names of them.
-            rows: ``[start, stop)``, of which the whole row groups are read; None for all.
+            shard: shard of the dataset.
+            sums: checksums of the blocks of its file.
+            columns: names of the columns.
+            rows: rows ``[start, stop)``; their row groups are read whole. None for all.
 
         Returns:
-            A buffer of the file's size, and how many bytes of it were read; None where they are not to be had as they
-            were written: `data` will say why, or bring them.
+            A buffer of the size of the file, and the number of bytes read. None if they cannot be read intact; then
+            `data` reads the shard or raises the error.
 
         Raises:
-            PartTooLarge: they are most of the file.
+            PartTooLarge: the part is most of the file.
         """
-        if not self._parted:
+        if not self._reads_ranges:
             return None
         try:
-            memory = None if self._remote is None else mmap.mmap(-1, shard.bytes)  # takes what is written to
+            memory = (
+                None if self._remote is None else mmap.mmap(-1, shard.bytes)
+            )  # takes memory only where it is written
             data = self._storage.map(shard.path) if memory is None else pa.py_buffer(memory)
             if data.size != shard.bytes:
                 return None
@@ -158,26 +160,26 @@ class SourceReader:
         return None if found is None else (data, found)
 
     def index(self, shard: ShardInfo) -> pa.Buffer:
-        """The bytes of a shard's index, likewise."""
+        """Return the verified bytes of a shard's index; raises as `data` does."""
         found = self._read(shard.index_path, shard.index_bytes, shard.index_checksum, self._of_indexes)
         if isinstance(found, pa.Buffer):
             return found
-        raise self._explained(shard, found, in_index=True)
+        raise self._error(shard, found, in_index=True)
 
-    def _read(self, path: str, size: int, expected: str, kind: Latencies) -> pa.Buffer | _Wrong:
-        wrong = _Wrong()
+    def _read(self, path: str, size: int, expected: str, kind: Latencies) -> pa.Buffer | _BadFile:
+        bad = _BadFile()
         for _ in range(_ATTEMPTS):
             with self._counters.busy("fetch", items=1, size=size):
                 try:
                     data = self._fetch(path, size, kind)
                 except FileNotFoundError as error:
-                    wrong = _Wrong(cause=error)
+                    bad = _BadFile(cause=error)
                     continue
             with self._counters.busy("verify", items=1, size=size):
                 if data.size == size and checksum(data) == expected:
                     return data
-            wrong = _Wrong(data=data)
-        return wrong
+            bad = _BadFile(data=data)
+        return bad
 
     def _fetch(self, path: str, size: int, kind: Latencies) -> pa.Buffer:
         if self._remote is not None:
@@ -192,41 +194,41 @@ class SourceReader:
         return self._remote.call(read, self._of_parts, stop - start, self._storage.locate(path))
 
     def _refuse_part(self, error: OSError) -> None:
-        """Raise an error that the whole of a file would end in as well, after being waited for as long again."""
+        """Raise a transient error, which reading the whole file would meet again after as long a wait."""
         if is_transient(error):
             raise error
-        self._parted = not isinstance(error, RangesError)
+        self._reads_ranges = not isinstance(error, RangesError)
 
-    def _explained(self, shard: ShardInfo, wrong: _Wrong, *, in_index: bool) -> RingfeedError:
-        written = next(known for known in self._dataset.shards if known.path == shard.path)  # a filter changes numbers
-        where = self._storage.locate(written.index_path if in_index else written.path)
-        error = self._rewritten(written, where)
-        if error is None and wrong.data is None:
+    def _error(self, shard: ShardInfo, bad: _BadFile, *, in_index: bool) -> RingfeedError:
+        full = next(known for known in self._dataset.shards if known.path == shard.path)  # a filter changes the counts
+        where = self._storage.locate(full.index_path if in_index else full.path)
+        error = self._replaced_error(full, where)
+        if error is None and bad.data is None:
             error = CorruptionError(f"{where} is missing; {repair_hint(self._storage)}")
         elif error is None:
-            damage = self._damage(written, wrong.data, in_index=in_index)
+            damage = self._damage(full, bad.data, in_index=in_index)
             error = CorruptionError(f"{where} is damaged: {damage}; {repair_hint(self._storage)}")
-        error.__cause__ = wrong.cause
+        error.__cause__ = bad.cause
         return error
 
-    def _rewritten(self, shard: ShardInfo, where: str) -> RingfeedError | None:
-        """What to say if the dataset is no longer the one that was opened; records that were appended do not matter."""
+    def _replaced_error(self, shard: ShardInfo, where: str) -> RingfeedError | None:
+        """Return the error to raise if the dataset has been replaced since it was opened. Appending is no change."""
         try:
             now = open_dataset(self._storage)
             if now.manifest == self._dataset.manifest or shard in now.shards:
                 return None
-            reason = "the dataset was rewritten while it was read, its dataset.json is another now"
+            reason = "the dataset was rewritten while it was read: its dataset.json has changed"
         except DatasetError:
-            reason = "the dataset was removed or is being rewritten while it is read, its dataset.json is gone"
-        except RingfeedError:  # the shard is what the caller asked for
+            reason = "the dataset was removed or is being rewritten while it is read: its dataset.json is gone"
+        except RingfeedError:  # report the shard instead
             return None
         return DatasetError(
-            f"{where} is not the file that was written when the dataset was opened: {reason}; make a new Loader, and "
-            "begin the epoch anew: the order of its records is another"
+            f"{where} is no longer the file of the dataset that was opened: {reason}; make a new Loader and restart "
+            "the epoch, because the order of its records has changed"
         )
 
     def _damage(self, shard: ShardInfo, data: pa.Buffer, *, in_index: bool) -> str:
-        """What is wrong, and where: by record and offset, or by row group and column."""
+        """Describe the damage and its place: record and offset, or row group and column."""
         found = FileInfo(bytes=data.size, checksum=checksum(data))
         try:
             if self._storage.local_path is not None:
@@ -237,18 +239,21 @@ class SourceReader:
                 other = shard.path if in_index else shard.index_path
                 here.write(other, self._storage.read(other), durable=False)
                 return _locate(here, self._dataset, shard, found, in_index=in_index).problem
-        except (RingfeedError, OSError):  # no room for a copy, or the store fails now; what is known is enough
-            return f"it has {data.size} of {shard.index_bytes if in_index else shard.bytes} bytes, or another checksum"
+        except (RingfeedError, OSError):  # no room for a copy, or the store fails now
+            size = shard.index_bytes if in_index else shard.bytes
+            if data.size != size:
+                return f"it has {data.size} bytes, not {size}"
+            return "its checksum does not match"
 
 
 def _read_whole(storage: Storage, path: str) -> pa.Buffer:
-    """A file of a remote store, also where its client refuses it for the store's own checksum: here is another."""
+    """Read a file of a remote store, even if its client rejects the store's own checksum: ours is verified later."""
     try:
         return storage.map(path)
     except StorageError as error:
         if type(error.__cause__).__name__ != "FlexibleChecksumError":  # of botocore
             raise
-        return pa.py_buffer(b"".join(iterate_blocks(storage, path)))  # which of ranges says nothing
+        return pa.py_buffer(b"".join(iterate_blocks(storage, path)))  # ranges have no checksum
 
 
 def _locate(storage: Storage, dataset: Dataset, shard: ShardInfo, found: FileInfo, *, in_index: bool) -> Damage:

@@ -1,8 +1,8 @@
-"""Background threads that end when there is nothing left to do.
+"""Background threads that end when there is no work left.
 
-Those of `concurrent.futures` take nothing on once the main thread has ended, where another one may still read, or wait
-for what they were to bring; and all of them share a lock, so that an iterator which the garbage collector closes at the
-wrong moment would wait for ever.
+Executors of `concurrent.futures` accept no work once the main thread has ended, although another thread may still be
+reading. And they share one lock, so that an iterator closed by the garbage collector at the wrong moment would wait for
+ever.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _PREFIX = "ringfeed-"
 
 
 def start_thread(function: Callable[[], None], name: str, *, daemon: bool = False) -> threading.Thread:
-    """A thread that runs a function, and is called so.
+    """Start a thread.
 
     Args:
-        function: to run.
-        name: of the thread, without `ringfeed`.
-        daemon: whether the program may end before it does.
+        function: function to run.
+        name: name of the thread, without the prefix ``ringfeed-``.
+        daemon: whether the program may exit while the thread runs.
 
     Raises:
-        RingfeedError: the system starts none.
+        RingfeedError: the system cannot start a thread.
     """
     thread = threading.Thread(target=function, name=_PREFIX + name, daemon=daemon)
     try:
@@ -43,16 +43,16 @@ def start_thread(function: Callable[[], None], name: str, *, daemon: bool = Fals
 
 
 def in_loader_thread() -> bool:
-    """Whether this is one of the loader's threads, which others of them may wait for."""
+    """Return whether the current thread is one of the loader's, which its other threads may wait for."""
     return threading.current_thread().name.startswith(_PREFIX)
 
 
 class Threads:
-    """Runs functions, which raise nothing, in the order in which they are given.
+    """Runs functions in background threads, in the order submitted. The functions must not raise.
 
     Args:
-        most: threads at a time.
-        name: of each, without `ringfeed`.
+        most: highest number of threads.
+        name: name of the threads, without the prefix ``ringfeed-``.
     """
 
     def __init__(self, most: int, name: str) -> None:
@@ -62,16 +62,18 @@ class Threads:
         self._running = 0
         self._closed = False
         self._lock = threading.RLock()  # see `FetchPool`
-        self._starting = threading.RLock()  # nobody hands over to a thread of which it is not known whether it starts
+        self._starting = (
+            threading.RLock()
+        )  # held until it is known whether a new thread starts, so that no work waits for one that did not
 
     def submit(self, function: Callable[[], None]) -> None:
-        """Begin as soon as a thread is free.
+        """Run a function as soon as a thread is free.
 
         Raises:
-            RuntimeError: it was closed.
-            RingfeedError: the system starts no thread, and none runs that would come to it.
+            RuntimeError: the threads were closed.
+            RingfeedError: the system cannot start a thread, and none is running.
         """
-        if self._closed:  # not even waiting, for a thread may come here while it starts, closing what nobody needs
+        if self._closed:  # before taking a lock: garbage collection may lead here while this thread starts another
             raise RuntimeError("closed")
         with self._starting:
             with self._lock:
@@ -92,7 +94,7 @@ class Threads:
                 raise
 
     def close(self) -> None:
-        """Begin nothing more."""
+        """Drop the functions that have not begun."""
         with self._lock:
             self._closed = True
             self._waiting.clear()
@@ -115,19 +117,19 @@ T = TypeVar("T")
 
 
 def run_after(parts: Sequence[Future[S]], work: Callable[[Sequence[Future[S]]], T], threads: Threads) -> Future[T]:
-    """The result of `work` on parts, begun when all of them are done, whether they failed or not.
+    """Submit work on parts once all of them are done, successfully or not, and return the future of its result.
 
-    So few threads are not held up by what comes last, where something else is ready sooner. The parts are
-    let go of when the work is done, but for those that its result holds.
+    So a few threads suffice: none waits for a late part while other work is ready. The parts are released when the work
+    is done, except those that the result holds.
     """
     result: Future[T] = Future()
-    opening = _Opening(list(parts), work, threads, result)
+    pending = _PendingWork(list(parts), work, threads, result)
     for part in parts:
-        part.add_done_callback(opening.part_done)
+        part.add_done_callback(pending.part_done)
     return result
 
 
-class _Opening(Generic[S, T]):
+class _PendingWork(Generic[S, T]):
     def __init__(
         self,
         parts: list[Future[S]],
@@ -150,12 +152,12 @@ class _Opening(Generic[S, T]):
         assert self._result is not None
         try:
             self._threads.submit(self._run)
-        except RuntimeError:  # it was told to end: nobody waits any more
+        except RuntimeError:  # closed: nobody waits for the result
             self._result.cancel()
-            self._let_go()
+            self._release()
         except RingfeedError as error:
             self._result.set_exception(error)
-            self._let_go()
+            self._release()
 
     def _run(self) -> None:
         assert self._work is not None
@@ -165,10 +167,10 @@ class _Opening(Generic[S, T]):
         except BaseException as error:
             self._result.set_exception(error)
         finally:
-            self._let_go()
+            self._release()
 
-    def _let_go(self) -> None:
-        """Parts hold this by their callbacks, and must not be held by it for ever, nor by the result through it."""
+    def _release(self) -> None:
+        """Break the cycle: the parts refer to this object by their callbacks, and it to them and to the result."""
         self._result = None
         self._parts = []
         self._work = None

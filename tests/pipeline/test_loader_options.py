@@ -51,7 +51,7 @@ def test_the_signature_shows_each_argument_and_the_docstring_describes_it(kind: 
         ({"columns": 5}, "columns must be a list of at least one name, got 5"),
         ({"columns": iter([])}, "columns must be a list of at least one name, got ()"),
         ({"cache": 3}, "cache must be 'none', 'memory', the path of a folder, or a cache, got 3"),
-        ({"cache": ""}, "a cache is a folder on a local disk, by its path, got ''"),
+        ({"cache": ""}, "cache must be the path of a folder on a local disk, got ''"),
         ({"balance": {"rare": "x"}}, "the share of 'rare' in balance must be a number, got 'x'"),
         ({"balance": {"rare": None}}, "the share of 'rare' in balance must be a number, got None"),
         ({"balance": {"rare": NAN, "common": 1.0}}, "the shares of balance must be positive and add up to 1"),
@@ -170,7 +170,7 @@ def test_a_transform_that_returns_no_element_is_named(make_dataset: Make, result
         (lambda: Normalisation(mean=0.5, std=1), "mean must be several numbers, got 0.5"),  # type: ignore[arg-type]
         (lambda: Ramp(start="uniform", end="natural", epochs=1.5), "epochs must be an integer"),  # type: ignore[arg-type]
         (lambda: MemoryCache(NAN), "limit_bytes of a cache must be an integer, got nan"),  # type: ignore[arg-type]
-        (lambda: Cache(5), "a cache is a folder on a local disk, by its path, got 5"),  # type: ignore[arg-type]
+        (lambda: Cache(5), "cache must be the path of a folder on a local disk, got 5"),  # type: ignore[arg-type]
         (lambda: Mixture(5, batch_size=4), "sources must be a dict of Loaders' arguments by dataset, got 5"),  # type: ignore[arg-type]
         (lambda: Mixture({0: {"url": "x"}}, batch_size=4), "the name of a dataset in sources must be text, got 0"),  # type: ignore[dict-item]
         (lambda: Mixture({"a": "x"}, batch_size=4), "dataset 'a' of the mixture must be a dict of its"),  # type: ignore[dict-item]
@@ -187,6 +187,6 @@ def test_what_goes_with_a_loader_says_what_it_expected(make: Callable[[], Any], 
 
 def test_an_empty_path_makes_no_cache_of_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="by its path, got ''"):
+    with pytest.raises(ConfigError, match="on a local disk, got ''"):
         Cache("")
     assert list(tmp_path.iterdir()) == []

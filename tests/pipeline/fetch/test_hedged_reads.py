@@ -35,7 +35,7 @@ def late_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
     send_read = hedging._send
     monkeypatch.setattr(hedging, "_send", send)
-    monkeypatch.setattr(hedging, "_UNUSUAL_SECONDS", 0.02)
+    monkeypatch.setattr(hedging, "_INITIAL_SECONDS", 0.02)
 
 
 def fail() -> str:

@@ -215,7 +215,7 @@ class TestQuarantine:
     def test_where_nothing_is_left_the_loader_stops(self, copied: Callable[..., Path]) -> None:
         root = copied()
         damage(root, *range(7))
-        with pytest.raises(CorruptionError, match="all shards with records that are needed are in quarantine"):
+        with pytest.raises(CorruptionError, match="all shards with needed records are in quarantine"):
             batches(Loader(str(root), batch_size=10, on_bad_shard="quarantine"))
 
     def test_a_mixture_goes_on_without_it_and_names_it(self, make_dataset: Make, copied: Callable[..., Path]) -> None:
@@ -230,7 +230,7 @@ class TestQuarantine:
     def test_a_loader_that_is_told_so_stops_before_it_begins(self, make_dataset: Make, balance: Any) -> None:
         url = make_dataset(1000)
         shards = open_dataset(url).shards
-        with pytest.raises(CorruptionError, match="all shards with records that are needed are in quarantine"):
+        with pytest.raises(CorruptionError, match="all shards with needed records are in quarantine"):
             Loader(url, batch_size=10, balance=balance, quarantined=[shard.path for shard in shards])
 
     @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ class TestQuarantine:
         rare = next(shard.path for shard in open_dataset(url).shards if shard.class_counts[1])
         told = Loader(url, batch_size=4, balance=balance, quarantined=[rare])
         assert len(batches(told, 2)) == told.plan(2).steps
-        with pytest.raises(CorruptionError, match="all shards with records that are needed are in quarantine"):
+        with pytest.raises(CorruptionError, match="all shards with needed records are in quarantine"):
             batches(told, 0)
 
     def test_impossible_arguments_are_refused(self, make_dataset: Make) -> None:

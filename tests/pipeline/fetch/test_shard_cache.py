@@ -26,8 +26,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from ringfeed.pipeline import Cache, Loader, MemoryCache
-from ringfeed.pipeline.fetch import disk_cache as cache_folder
-from ringfeed.pipeline.fetch import shard_cache as cache_module
+from ringfeed.pipeline.fetch import disk_cache, shard_cache
 from ringfeed.pipeline.fetch.disk_cache import STATE_NAME, CacheFolder, CacheKey
 from ringfeed.pipeline.metrics.stage_counters import Counters
 from ringfeed.sharding import ConfigError, CorruptionError, StorageError
@@ -152,7 +151,7 @@ class TestLoading:
             from ringfeed.sharding.storage.s3 import fast_reads
             url, key, secret, endpoint, folder = sys.argv[1:]
             storage = Storage(url, {"key": key, "secret": secret, "endpoint_url": endpoint})
-            fast_reads._TIMEOUTS["read_timeout"] = "600s"  # else what a busy machine is late with is asked for again
+            fast_reads._TIMEOUTS["read_timeout"] = "600s"  # so that a busy machine sends no second request
             loader = Loader(storage, batch_size=60, cache=folder, hedging=False)
             print(sum(columns["id"].sum() for _, columns in loader.chunks(0)), loader.stats()["fetch"].items)
         """
@@ -196,13 +195,13 @@ class TestLoading:
         known_before: bool,
     ) -> None:
         if not known_before:  # as on a file system that has no call for it
-            monkeypatch.setattr(cache_folder, "_take_blocks", lambda descriptor, size: None)
+            monkeypatch.setattr(disk_cache, "_take_blocks", lambda descriptor, size: None)
         expected = ids(Loader(remote, batch_size=60))
         loader = Loader(remote, batch_size=60, cache=Cache(small_disk / "cache", 1 << 30))
         (small_disk / "ballast").write_bytes(bytes(os.statvfs(small_disk).f_bavail * 4096 - 20 * KIB))
         assert ids(loader) == expected
         assert told(caplog) == [
-            f"the cache {small_disk / 'cache'} keeps nothing more: its disk is full; shards are read from the source"
+            f"the cache {small_disk / 'cache'} stores no more files: its disk is full; reading from the source"
         ]
         assert debris(small_disk) == []
 
@@ -229,7 +228,7 @@ class TestLoading:
             watcher.join()
         assert 0 < most[0] <= limit
         assert [record.message for record in caplog.records if "no room" in record.message] == [
-            f"the cache {tmp_path / 'cache'} has no room for more than is in use; raise its limit"
+            f"the cache {tmp_path / 'cache'} is full of files in use; raise its limit"
         ]
 
     @pytest.mark.parametrize("damage", ["flip", "truncate", "empty"])
@@ -277,7 +276,7 @@ class TestLoading:
         assert [ids(loader, epoch) for epoch in range(2)] == [ids(Loader(url, batch_size=60), e) for e in range(2)]
         assert loader.stats()["cache"].items > 0  # what was kept before is served
         assert told(caplog) == [
-            f"the cache {small_disk / 'cache'} keeps nothing more: its disk is full; shards are read from the source"
+            f"the cache {small_disk / 'cache'} stores no more files: its disk is full; reading from the source"
         ]
         assert debris(small_disk) == []
 
@@ -297,8 +296,8 @@ class TestLoading:
 def test_a_file_has_its_pieces_in_order_however_they_arrive(sizes: list[int], together: int) -> None:
     pieces = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
     with tempfile.TemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cache_module, "_TOGETHER_BYTES", together)
-        arriving = cache_module._Arriving(file.fileno())
+        patch.setattr(shard_cache, "_BLOCK_BYTES", together)
+        arriving = shard_cache._PieceWriter(file.fileno())
         for piece in pieces:
             arriving.write(memoryview(piece))
             assert os.fstat(file.fileno()).st_size % together == 0
@@ -409,7 +408,7 @@ class TestFolder:
         script = """
             import os, signal, sys, time
             import pyarrow as pa
-            from ringfeed.pipeline.fetch import shard_cache as cache
+            from ringfeed.pipeline.fetch import shard_cache
             from ringfeed.pipeline.fetch.disk_cache import CacheKey
             from ringfeed.pipeline.metrics.stage_counters import Counters
             from ringfeed.sharding.common.checksums import checksum
@@ -418,9 +417,9 @@ class TestFolder:
                 os.write(descriptor, memoryview(pieces[0])[:1000])
                 print("half", flush=True)
                 time.sleep(600)
-            cache.write_pieces = write_pieces
+            shard_cache.write_pieces = write_pieces
             key = CacheKey(dataset="s3://b/d", path="x", size=len(data), checksum=checksum(data))
-            cache.Cache(sys.argv[1]).get(key, lambda: pa.py_buffer(data), Counters())
+            shard_cache.Cache(sys.argv[1]).get(key, lambda: pa.py_buffer(data), Counters())
         """
         with python(script, str(tmp_path)) as process:
             assert process.stdout is not None
@@ -460,7 +459,7 @@ class TestFolder:
             def die_at(moment):
                 left = [moment]
                 def trace(frame, event, argument):
-                    if not frame.f_code.co_filename.endswith(("/cache.py", "/cache_folder.py")):
+                    if not frame.f_code.co_filename.endswith(("/shard_cache.py", "/disk_cache.py")):
                         return None
                     left[0] -= event == "line"
                     if not left[0]:
@@ -527,7 +526,10 @@ class TestFolder:
     @pytest.mark.parametrize(
         ("make", "message"),
         [
-            (lambda path: Cache("s3://bucket/cache"), "a cache is a folder on a local disk, got s3://bucket/cache"),
+            (
+                lambda path: Cache("s3://bucket/cache"),
+                "cache must be the path of a folder on a local disk, got s3://bucket/cache",
+            ),
             (lambda path: Cache(path, 0), "limit_bytes of a cache must be at least 1, got 0"),
             (lambda path: MemoryCache(-1), "limit_bytes of a cache must be at least 1, got -1"),
             (lambda path: Cache(__file__), "cannot use .*test_cache.py as a cache: (File exists|Not a directory)"),
