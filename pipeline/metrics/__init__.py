@@ -1,3 +1,3 @@
-"""Count what each stage of the loader did, and export the counts."""
+"""Count the work of each stage of the loader, and export the counters."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""The stages of the loader in a trace of TensorFlow's profiler."""
+"""Show the stages of the loader in traces of TensorFlow's profiler."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["annotate"]
 
 
 def annotate(name: str) -> AbstractContextManager[Any]:
-    """Show the time of a block in the trace that is being taken, if TensorFlow is loaded and takes one.
+    """Return a context that shows its block in the current trace, if TensorFlow is loaded and recording one.
 
-    Loads nothing. While no trace is taken, it costs 1 to 3 us (2026-11-21).
+    Imports nothing. Without a trace, it costs 1 to 3 us (2026-11-21).
     """
     try:
         trace = sys.modules["tensorflow"].profiler.experimental.Trace
-    except (KeyError, AttributeError):  # not loaded, or another thread is about to
+    except (KeyError, AttributeError):  # not loaded, or being loaded by another thread
         return nullcontext()
-    made: AbstractContextManager[Any] = trace(f"ringfeed:{name}")
-    return made
+    block: AbstractContextManager[Any] = trace(f"ringfeed:{name}")
+    return block

@@ -1,6 +1,9 @@
-"""Counters of the loader as Prometheus scrapes them: the text exposition format, version 0.0.4.
+"""Write the loader's counters in the Prometheus text exposition format, version 0.0.4.
 
-Serving it is the caller's: as one more route of a server, or as a file for the textfile collector of node_exporter.
+The caller serves the text: from a route of a server, or as a file for the textfile collector of node_exporter.
+
+`prometheus_client` is only a test dependency: its parser checks this text. Writing the text with it would take a custom
+collector and a registry, about as much code as here, and would print counts as floats.
 """
 
 from __future__ import annotations
@@ -33,20 +36,19 @@ _METRICS = (
 def prometheus_text(
     stats: Mapping[str, StageStats] | Mapping[str, Mapping[str, StageStats]], labels: Mapping[str, str] | None = None
 ) -> str:
-    r"""The counters of all stages, one sample a line.
+    r"""Return the counters of all stages, one sample on each line.
 
     Args:
-        stats: of `Loader.stats`, or of `Mixture.stats`, whose samples have a label ``dataset``, too.
-        labels: for every sample beside these and ``stage``, such as the rank.
+        stats: result of `Loader.stats`, or of `Mixture.stats`, whose samples have a label ``dataset`` in addition.
+        labels: further labels for every sample, such as the rank.
 
     Raises:
-        ConfigError: `stats` is something else, or a label has a name that Prometheus does not take, or one that is
-            taken.
+        ConfigError: `stats` has the wrong type, or the name of a label is invalid or already used.
 
     >>> print(prometheus_text({"fetch": StageStats(items=3)}, {"rank": "0"}).splitlines()[2])
     ringfeed_loader_items_total{stage="fetch",rank="0"} 3
     """
-    samples = list(_samples(mapping("stats", stats, "what `stats` told")))
+    samples = list(_samples(mapping("stats", stats, "stage counters")))
     taken = {"stage"}.union(*(own for own, _ in samples))
     added: Mapping[Any, str] = {} if labels is None else mapping("labels", labels, "values by name")
     for name in added:
@@ -67,14 +69,14 @@ def prometheus_text(
 def _samples(
     stats: Mapping[str, StageStats] | Mapping[str, Mapping[str, StageStats]],
 ) -> Iterator[tuple[dict[str, str], StageStats]]:
-    """The totals of each stage, with the labels that tell them from others."""
+    """Yield the labels and the totals of each stage."""
     for name, totals in stats.items():
         if isinstance(totals, StageStats):
             yield {"stage": name}, totals
         else:
-            for stage, each in mapping(f"stats[{name!r}]", totals, "what `stats` told").items():
+            for stage, each in mapping(f"stats[{name!r}]", totals, "stage counters").items():
                 if not isinstance(each, StageStats):
-                    raise ConfigError(f"stats[{name!r}][{stage!r}] must be what `stats` told, got {each!r}")
+                    raise ConfigError(f"stats[{name!r}][{stage!r}] must be `StageStats`, got {each!r}")
                 yield {"dataset": name, "stage": stage}, each
 
 

@@ -1,4 +1,4 @@
-"""What each stage of the loader did: items, bytes, busy and waiting seconds. The profiler reads them."""
+"""Counters of the loader's stages: items, bytes, busy and waiting seconds."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ STAGES = ("fetch", *CACHE_STAGES, *FAULT_STAGES, "verify", "open", "plan", "gath
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageStats:
-    """Totals of one stage since the loader was made.
+    """Totals of one stage since the loader was created.
 
     Attributes:
-        items: that passed: shards for open; samples for plan, gather and deliver; for the others files, which are
-            shards and their indexes. ``fetch``: read from the source. ``cache``: served by the cache; ``fill``: put
-            into it; ``evict``: removed from it to make room, by this loader. ``hedge``: asked for a second time, the
-            first answer being late; ``hedge_win``: of these, answered by the second request first. ``quarantine``:
-            shards left out.
-        bytes: that passed.
-        busy_seconds: of work, over all threads.
-        wait_seconds: for the stage before, or, in ``cache``, for another process to bring a file, or, in ``deliver``,
-            for the consumer to ask.
-        queue_depth: items begun and not yet taken on.
+        items: processed items: shards in ``open`` and ``quarantine``; samples in ``plan``, ``gather`` and ``deliver``;
+            elsewhere files, which are shards and their indexes. ``fetch``: read from the source. ``cache``: served by
+            the cache; ``fill``: stored in it; ``evict``: evicted from it by this loader. ``hedge``: requested a second
+            time because the first answer was late; ``hedge_win``: answered first by the second request.
+            ``quarantine``: left out.
+        bytes: processed bytes.
+        busy_seconds: seconds of work, over all threads.
+        wait_seconds: seconds spent waiting for the previous stage; in ``cache`` for another process to fetch a file; in
+            ``deliver`` for the consumer.
+        queue_depth: items begun and not yet handed on.
     """
 
     items: int = 0
@@ -44,10 +44,10 @@ class StageStats:
 
 @dataclass(eq=False)
 class Counters:
-    """Counters of all stages; any thread may add to them."""
+    """The counters of all stages. Any thread may add to them."""
 
     _stages: dict[str, list[float]] = field(default_factory=lambda: {name: [0, 0, 0.0, 0.0, 0] for name in STAGES})
-    _lock: threading.RLock = field(default_factory=threading.RLock)  # a handler of a signal may ask amid an `add`
+    _lock: threading.RLock = field(default_factory=threading.RLock)  # reentrant: a signal handler may interrupt `add`
 
     def __post_init__(self) -> None:
         renew_lock_in_forks(self)
@@ -58,12 +58,12 @@ class Counters:
         """Add to a stage: items, bytes, seconds, and the change of its queue."""
         with self._lock:
             totals = self._stages[stage]
-            for place, amount in enumerate((items, size, busy, wait, queue)):
-                totals[place] += amount
+            for column, amount in enumerate((items, size, busy, wait, queue)):
+                totals[column] += amount
 
     @contextmanager
     def busy(self, stage: str, *, items: int = 0, size: int = 0) -> Iterator[None]:
-        """Count the time of a block as busy, and show it in a trace."""
+        """Count the time of a block as busy, and show the block in traces."""
         start = time.perf_counter()
         with annotate(stage):
             yield
@@ -71,14 +71,14 @@ class Counters:
 
     @contextmanager
     def waiting(self, stage: str) -> Iterator[None]:
-        """Count the time of a block as waiting, and show it in a trace."""
+        """Count the time of a block as waiting, and show the block in traces."""
         start = time.perf_counter()
         with annotate(f"{stage}:wait"):
             yield
         self.add(stage, wait=time.perf_counter() - start)
 
     def snapshot(self) -> dict[str, StageStats]:
-        """The totals now, by stage."""
+        """Return the current totals by stage."""
         with self._lock:
             return {
                 name: StageStats(

@@ -1,3 +1,3 @@
-"""Choose the columns and the records that a loader gives."""
+"""Select the columns and the records that a loader delivers."""
 
 __all__: list[str] = []

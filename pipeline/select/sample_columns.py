@@ -1,4 +1,4 @@
-"""Names of the columns that the loader adds to those of the dataset."""
+"""Names of the columns that a loader adds to the features of the dataset."""
 
 from __future__ import annotations
 
@@ -6,33 +6,28 @@ from dataclasses import dataclass
 
 __all__ = ["CLASS_ID", "EXAMPLES", "FRAMES", "ORIGIN", "SAMPLE_KEY", "SOFT_LABEL", "SOURCE_ID", "WEIGHT", "Origin"]
 
-ORIGIN = "\0origin"  # shard and row of a record, where they are asked for, int64 [records, 2]
-
-
-CLASS_ID = "class_id"  # of the sample's label among `manifest.classes`
-
-
-SOFT_LABEL = "soft_label"  # where samples were mixed
-
-
+# Delivered in batches.
+CLASS_ID = "class_id"  # index of the label in the classes of the manifest
+SAMPLE_KEY = "sample_key"  # random key for augmentation
+SOFT_LABEL = "soft_label"  # class shares of a mixed sample
+SOURCE_ID = "source_id"  # index of the dataset in a mixture
 WEIGHT = "sample_weight"
 
-
-FRAMES = "\0frames"  # uint8 [records, frame bytes]
-
-
-EXAMPLES = "\0examples"  # Arrow binary view [records]
-
-
-SAMPLE_KEY = "sample_key"
-
-
-SOURCE_ID = "source_id"  # of the dataset that a sample of a mixture is from
+# Internal: no feature can have a name that begins with a NUL.
+EXAMPLES = "\0examples"  # serialized `tf.train.Example`s, Arrow binary view [records]
+FRAMES = "\0frames"  # TFRecord frames of equal size, uint8 [records, frame bytes]
+ORIGIN = "\0origin"  # shard and row of each record, int64 [records, 2]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a record is: the URL of its dataset, the path of its shard, and its number in that."""
+    """Where a record is stored.
+
+    Attributes:
+        dataset: URL of the dataset.
+        shard: path of the shard.
+        record: number of the record in the shard.
+    """
 
     dataset: str
     shard: str

@@ -1,4 +1,4 @@
-"""The features that a loader delivers: those of the dataset, or the columns asked for."""
+"""The features that a loader delivers, and the values that replace missing ones."""
 
 from __future__ import annotations
 
@@ -19,57 +19,57 @@ __all__ = ["check_fill", "delivered_schema", "describe_missing", "features_witho
 
 
 def check_fill(schema: Schema, fill: Mapping[str, Any] | None) -> dict[str, Any]:
-    """What stands for missing values, by feature, as a value of the feature's dtype.
+    """Return the replacements of missing values by feature, converted to the dtype of the feature.
 
     Args:
-        schema: of the dataset.
-        fill: as the user gave it; None: nothing.
+        schema: schema of the dataset.
+        fill: option of the loader; None for no replacements.
 
     Raises:
-        ConfigError: a name is no feature's, or a value not of its dtype.
+        ConfigError: a name is no feature, or a value does not fit its dtype.
     """
     given = {} if fill is None else mapping("fill", fill, "values by feature")
     for name in given:
         if name not in schema.names:
             raise ConfigError(f"fill names {name!r}, which is no feature; they are: {', '.join(schema.names)}")
         if schema[name].elements is None:
-            raise ConfigError(f"fill names {name!r}, which is of variable length: one that is missing is empty")
-    return {name: _checked(schema[name], value) for name, value in given.items()}
+            raise ConfigError(f"fill names {name!r}, which has variable length: if missing, it is empty")
+    return {name: _converted(schema[name], value) for name, value in given.items()}
 
 
-def _checked(feature: Feature, value: Any) -> Any:
+def _converted(feature: Feature, value: Any) -> Any:
     try:
-        checked = pa.scalar(value, feature.primitive).as_py()
+        converted = pa.scalar(value, feature.primitive).as_py()
     except (pa.ArrowException, OverflowError, UnicodeError) as error:
-        raise _unfit(feature, value) from error
-    whole = feature.numeric and not feature.dtype.startswith("float")
-    if checked is None or (whole and checked != value):
-        raise _unfit(feature, value)
-    return checked
+        raise _fill_error(feature, value) from error
+    integral = feature.numeric and not feature.dtype.startswith("float")
+    if converted is None or (integral and converted != value):
+        raise _fill_error(feature, value)
+    return converted
 
 
-def _unfit(feature: Feature, value: Any) -> ConfigError:
+def _fill_error(feature: Feature, value: Any) -> ConfigError:
     return ConfigError(f"fill of feature {feature.name!r} must be one {feature.dtype} value, got {value!r}")
 
 
 def delivered_schema(manifest: Manifest, split: str, columns: Sequence[str] | None, fill: Mapping[str, Any]) -> Schema:
-    """The features to deliver, in the order of `columns`; refuses what would fail in the midst of an epoch.
+    """Return the features to deliver, in the order of `columns`. Raises now what would fail in the middle of an epoch.
 
     Args:
-        manifest: of the dataset.
-        split: that is read.
-        columns: names; None for all features.
-        fill: what stands for missing values.
+        manifest: manifest of the dataset.
+        split: name of the split.
+        columns: names of the features; None for all.
+        fill: replacements of missing values, by feature.
 
     Raises:
-        ConfigError: says which column, and what to do.
+        ConfigError: a column is unknown, has a reserved name, or has missing values without a replacement.
     """
     schema = _select(manifest.schema, columns)
     for name in (CLASS_ID, SOFT_LABEL, WEIGHT, SAMPLE_KEY, EXAMPLES, FRAMES):
         if name in schema.names:
             raise ConfigError(
-                f"a feature is called {name!r}, a name that the loader needs; leave it out of columns, or give it "
-                f"another with: shard-dataset reshard --rename {name}=NAME"
+                f"a feature is called {name!r}, a name reserved for the loader; leave it out of columns, or rename it "
+                f"with: shard-dataset reshard --rename {name}=NAME"
             )
     if lacking := features_without_fill(manifest, split, schema, fill):
         wanted = ", ".join(f"{name!r}: ..." for name in lacking)
@@ -78,13 +78,13 @@ def delivered_schema(manifest: Manifest, split: str, columns: Sequence[str] | No
 
 
 def features_without_fill(manifest: Manifest, split: str, schema: Schema, fill: Mapping[str, Any]) -> dict[str, int]:
-    """Features whose missing values nothing stands for, and how many of them the split has.
+    """Return the features with missing values that have no replacement, and the number of their missing values.
 
     Args:
-        manifest: of the dataset.
-        split: that is read.
-        schema: of the features to deliver. Floats that are missing are NaN, and lists empty: they need no value.
-        fill: what stands for missing values, by feature.
+        manifest: manifest of the dataset.
+        split: name of the split.
+        schema: delivered features. Missing floats are NaN and missing lists are empty, so they need no replacement.
+        fill: replacements of missing values, by feature.
     """
     statistics = manifest.split(split).statistics
     return {
@@ -98,16 +98,16 @@ def features_without_fill(manifest: Manifest, split: str, schema: Schema, fill: 
 def describe_missing(lacking: Mapping[str, int], split: str) -> str:
     """Return the start of an error about features without fill values; the caller adds the remedy."""
     missing = " and ".join(f"feature {name!r} has {nulls} missing values" for name, nulls in lacking.items())
-    return f"{missing} in split {split!r}; say what stands for them"
+    return f"{missing} in split {split!r}; choose a value to replace them"
 
 
 def record_bytes(shards: Sequence[ShardInfo], stored: Schema, schema: Schema) -> int:
-    """About what a record that is delivered takes; at least 1.
+    """Return the approximate size of a delivered record, in bytes; at least 1.
 
     Args:
-        shards: of the split, with all records.
+        shards: shards of the split, with all their records.
         stored: schema of the dataset.
-        schema: of the features delivered.
+        schema: delivered features.
     """
     if schema.names != stored.names and all(f.numeric and f.elements is not None for f in schema.features):
         return max(1, sum(np.dtype(f.dtype).itemsize * (f.elements or 0) for f in schema.features))

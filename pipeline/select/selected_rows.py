@@ -1,9 +1,9 @@
-"""The records of a split that a filter lets through: counted before an epoch is ordered, found as shards are opened.
+"""The records of a split that pass a filter: counted before the epoch is ordered, selected as shards are opened.
 
-What is counted shapes the order, so all ranks count alike, each by itself, from the same files. Counting reads no more
-than it must: nothing for a filter on the label, which the manifest answers; of Parquet the filter's columns, in the row
-groups that their statistics do not rule out, each page held against its checksum. A shard that is opened later is
-checked as a whole, and what it lets through must be what was counted.
+The counts shape the order, so every rank counts for itself, from the same files. Counting reads as little as possible:
+nothing for a filter on the label alone, which the manifest answers; of Parquet, the filter's columns in the row groups
+that statistics do not rule out, verifying the checksum of each page. A shard opened later is verified as a whole, and
+as many of its records must pass as were counted.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ ClassIds = npt.NDArray[np.int32]
 
 
 class Selection:
-    """The records of a split that a filter lets through.
+    """The records of a split that pass a filter.
 
     Args:
-        dataset: opened.
-        split: of it.
-        where: see `Loader`.
-        threads: that count.
-        quarantine: whether shards may be unreadable; what is let through of these only a filter on the label tells.
+        dataset: opened dataset.
+        split: name of the split.
+        where: filter expression; see `Loader`.
+        threads: threads that count.
+        quarantine: whether shards may be unreadable; then the filter must use the label alone.
 
     Attributes:
-        shards: those with records that are let through; their `records` and `class_counts` are of these alone.
-        split: its totals, likewise.
-        plan: for `LoaderPlan`.
+        shards: shards with records that pass; `records` and `class_counts` count only these.
+        split: split whose totals count only records that pass.
+        plan: filter's part of the `LoaderPlan`.
 
     Raises:
-        ConfigError: the expression is none, does not fit the columns, or lets nothing through; or it needs shards that
-            may be unreadable.
+        ConfigError: the expression is invalid, does not fit the columns, passes no record, or needs shards that may be
+            unreadable.
         CorruptionError: a shard is damaged.
-        StorageError: the store refuses.
+        StorageError: the store refuses access.
     """
 
     def __init__(
@@ -65,12 +65,12 @@ class Selection:
         shards = dataset.split_shards(split)
         self._dataset = dataset
         self._filter = open_filter(where, dataset.manifest.schema)
-        self._written = {shard.path: shard for shard in shards}
-        self._classes = self._classes_kept()
+        self._full_shards = {shard.path: shard for shard in shards}
+        self._classes = self._passing_classes()
         if quarantine and not self.by_label:
             raise ConfigError(
-                "on_bad_shard='quarantine' needs a `where` on the label alone, or none: what another lets through of a "
-                "shard that cannot be read, nobody knows"
+                "on_bad_shard='quarantine' needs a `where` on the label alone, or none: other filters cannot be "
+                "evaluated for an unreadable shard"
             )
         with ThreadPoolExecutor(threads, thread_name_prefix="ringfeed-filter") as pool:
             counted = list(pool.map(self._count, shards))
@@ -87,41 +87,41 @@ class Selection:
             bytes_skipped=sum(kept.bytes_skipped for _, kept in counted),
         )
         if not self.plan.kept:
-            raise ConfigError(f"where {self._filter.text!r} lets none of the {self.plan.records} records through")
+            raise ConfigError(f"none of the {self.plan.records} records passes where {self._filter.text!r}")
         class_counts = count_matrix([shard.class_counts for shard in self.shards]).sum(axis=0, dtype=np.int64)
         info = dataset.manifest.split(split)
         self.split = replace(info, records=self.plan.kept, class_counts=tuple(class_counts.tolist()))
 
     @property
     def by_label(self) -> bool:
-        """Whether the label alone decides: then no shard is read beforehand."""
+        """Whether the label alone decides, so that no shard is read to count."""
         return self._classes is not None
 
     @property
     def columns(self) -> frozenset[str]:
-        """Names of the columns that are looked at in a shard that is opened."""
+        """Names of the columns that the filter reads from an opened shard."""
         return frozenset() if self.by_label else frozenset(self._filter.columns)
 
     def full_shard(self, shard: ShardInfo) -> ShardInfo:
-        """The shard with all of its records."""
-        return self._written[shard.path]
+        """Return a shard with the counts of all its records."""
+        return self._full_shards[shard.path]
 
     def class_ids(self, shard: ShardInfo, class_ids: ClassIds) -> ClassIds:
-        """Of the classes of all records of a shard, those of the records that are let through."""
-        return class_ids[
-            self._look(self._written[shard.path]).rows if self._classes is None else self._by_class(class_ids)
-        ]
+        """Return the classes of the records that pass, given those of all records of a shard."""
+        if self._classes is None:
+            return class_ids[self._filter_stored(self._full_shards[shard.path]).rows]
+        return class_ids[self._by_class(class_ids)]
 
     def filter(self, shard: ShardInfo, data: pa.Buffer, index: pa.RecordBatch) -> FilteredRows:
-        """The records of a shard in memory that are let through.
+        """Filter the records of a shard in memory.
 
         Args:
             shard: one of `shards`.
-            data: of the file, found to be whole.
-            index: of the shard.
+            data: verified bytes of its file.
+            index: index of the shard.
 
         Raises:
-            CorruptionError: they are not as many as were counted.
+            CorruptionError: the number of records that pass is not the counted one.
         """
         if self._classes is not None:
             rows = self._by_class(index.column("class_id").to_numpy())
@@ -133,13 +133,13 @@ class Selection:
         if len(kept.rows) != shard.records:
             raise CorruptionError(
                 f"{self._dataset.storage.locate(shard.path)}: {shard.records} of its records passed where "
-                f"{self._filter.text!r} when they were counted, now {len(kept.rows)}: it was replaced since, or was "
-                "misread then; see: shard-dataset verify"
+                f"{self._filter.text!r} when they were counted, and {len(kept.rows)} pass now: the shard has been "
+                "replaced since, or was misread then; check it with: shard-dataset verify"
             )
         return kept
 
-    def _classes_kept(self) -> npt.NDArray[np.bool_] | None:
-        """Whether each class is let through, if the label alone decides."""
+    def _passing_classes(self) -> npt.NDArray[np.bool_] | None:
+        """Return whether each class passes; None unless the label alone decides."""
         manifest = self._dataset.manifest
         label = manifest.schema.label
         if label is None or self._filter.columns != {label}:
@@ -154,25 +154,24 @@ class Selection:
         return np.flatnonzero(self._classes[class_ids])
 
     def _count(self, shard: ShardInfo) -> tuple[ShardInfo, FilteredRows]:
-        """A shard with the numbers of the records that are let through."""
+        """Return a shard that counts only the records that pass, and how they were found."""
         counts = np.asarray(shard.class_counts, np.int64)
         if self._classes is not None:
             nothing = np.empty(0, np.int64)
             counts = counts * self._classes
             kept = FilteredRows(rows=nothing, rows_in_groups=nothing)
         else:
-            kept = self._look(shard)
+            kept = self._filter_stored(shard)
             if not len(kept.rows):
                 counts = np.zeros_like(counts)
             elif len(kept.rows) < shard.records:
                 index = read_index_rows(self._dataset.storage, self._dataset.manifest, shard)
                 ids = index.column("class_id").to_numpy()
                 counts = np.bincount(ids[kept.rows], minlength=len(counts))
-        left = replace(shard, records=int(counts.sum()), class_counts=ClassCounts(counts))
-        return left, kept
+        return replace(shard, records=int(counts.sum()), class_counts=ClassCounts(counts)), kept
 
-    def _look(self, shard: ShardInfo) -> FilteredRows:
-        """The records of a shard on storage that are let through."""
+    def _filter_stored(self, shard: ShardInfo) -> FilteredRows:
+        """Filter the records of a shard in the store."""
         storage, manifest = self._dataset.storage, self._dataset.manifest
         if manifest.shard_format == "parquet":
             with corruption_errors(storage.locate(shard.path)), self._opened(shard) as file:
@@ -181,8 +180,8 @@ class Selection:
         return self._filter_tfrecord(shard, read_checked(storage, shard.path, shard.bytes, shard.checksum), index)
 
     def _filter_tfrecord(self, shard: ShardInfo, data: pa.Buffer, index: pa.RecordBatch | None) -> FilteredRows:
-        written = self._written[shard.path]
-        batches = decode_tfrecord(self._dataset.manifest, written, data, index, sorted(self._filter.columns))
+        full = self._full_shards[shard.path]
+        batches = decode_tfrecord(self._dataset.manifest, full, data, index, sorted(self._filter.columns))
         with corruption_errors(self._dataset.storage.locate(shard.path)):
             return filter_records(batches, self._filter, shard.bytes)
 
@@ -199,4 +198,6 @@ class Selection:
             raise
         except (OSError, pa.ArrowInvalid) as error:
             reason = brief(error)
-            raise CorruptionError(f"{where} is damaged: {reason}; find out where with: shard-dataset verify") from error
+            raise CorruptionError(
+                f"{where} is damaged: {reason}; locate the damage with: shard-dataset verify"
+            ) from error

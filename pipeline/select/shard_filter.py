@@ -1,4 +1,4 @@
-"""Which records of one shard a filter lets through, by reading as little of it as will tell."""
+"""Filter the records of one shard, reading as little of it as possible."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilteredRows:
-    """The records of a shard that are let through, and what it took to know.
+    """The records of a shard that pass a filter, and the cost of finding them.
 
     Attributes:
-        rows: their numbers in the shard, ascending.
-        rows_in_groups: their numbers in the row groups below, end to end.
-        groups: the row groups that statistics do not rule out; None where there are none, or nothing was looked at.
-        row_groups: of the shard.
-        bytes_read: of the shard.
-        bytes_skipped: of the filter's columns, in row groups that were ruled out.
+        rows: numbers of the records in the shard, ascending.
+        rows_in_groups: numbers of the records within `groups`, end to end.
+        groups: row groups that statistics do not rule out; None for TFRecord, or if the shard was not read.
+        row_groups: row groups of the shard.
+        bytes_read: bytes read of the shard.
+        bytes_skipped: bytes of the filter's columns in other row groups.
     """
 
     rows: Int64
@@ -41,7 +41,7 @@ class FilteredRows:
 
 
 def filter_records(batches: Iterable[pa.RecordBatch], row_filter: RowFilter, bytes_read: int) -> FilteredRows:
-    """Of all records of a shard, with the filter's columns at least."""
+    """Filter all records of a shard. The batches must have the filter's columns."""
     found, first = [np.empty(0, np.int64)], 0
     for batch in batches:
         found.append(first + row_filter.rows({name: batch.column(name) for name in row_filter.columns}))
@@ -51,12 +51,12 @@ def filter_records(batches: Iterable[pa.RecordBatch], row_filter: RowFilter, byt
 
 
 def filter_parquet(file: IO[bytes] | pa.NativeFile, row_filter: RowFilter, *, check_pages: bool) -> FilteredRows:
-    """Of a Parquet file: the footer, and the filter's columns of row groups that their statistics do not rule out.
+    """Filter a Parquet file: read its footer, and the filter's columns in row groups not ruled out by statistics.
 
     Args:
-        file: to seek and read in.
-        row_filter: of the records.
-        check_pages: hold each page against its checksum; not needed where the file is known to be whole.
+        file: seekable file.
+        row_filter: filter.
+        check_pages: whether to verify the checksum of each page; not needed if the file has been verified.
 
     Raises:
         OSError: a page is damaged.
@@ -65,7 +65,9 @@ def filter_parquet(file: IO[bytes] | pa.NativeFile, row_filter: RowFilter, *, ch
     chosen = tuple(group.id for group in fragment.subset(filter=row_filter.implied).row_groups)
     metadata = fragment.metadata
     names = fragment.physical_schema.names
-    wanted = [leaf for leaf, name in enumerate(names) if name in row_filter.columns]  # one a feature, none is nested
+    wanted = [
+        leaf for leaf, name in enumerate(names) if name in row_filter.columns
+    ]  # one leaf for each feature: none is nested
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     sizes = [sum(group.column(leaf).total_compressed_size for leaf in wanted) for group in groups]
     reader = pq.ParquetFile(file, metadata=metadata, pre_buffer=False, page_checksum_verification=check_pages)

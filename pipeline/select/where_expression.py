@@ -1,4 +1,4 @@
-"""Which records an expression lets through: one of the language of `shard-dataset build --filter`, or of pyarrow."""
+"""Filter records by an expression: a text in the language of `shard-dataset build --filter`, or one of pyarrow."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["RowFilter", "open_filter"]
 
 Int64 = npt.NDArray[np.int64]
 _ROW = "\0row"
-_NO_COLUMN = re.compile(r"No match for FieldRef\.(?:Name\()?(.+?)\)? in ", re.DOTALL)  # as Arrow says it
+_NO_COLUMN = re.compile(r"No match for FieldRef\.(?:Name\()?(.+?)\)? in ", re.DOTALL)  # Arrow's message
 
 
 class RowFilter(Protocol):
-    """Decides record by record."""
+    """A filter that decides record by record."""
 
     @property
     def text(self) -> str:
@@ -35,21 +35,21 @@ class RowFilter(Protocol):
 
     @property
     def columns(self) -> frozenset[str]:
-        """Those that it reads."""
+        """Names of the columns that the filter reads."""
 
     @property
     def implied(self) -> pc.Expression:
-        """What holds of each record that is let through, for statistics to be held against."""
+        """Condition that every record that passes meets, for pruning by statistics."""
 
     def rows(self, columns: Mapping[str, pa.Array]) -> Int64:
-        """The records that are let through, ascending; not those for which the expression is unknown."""
+        """Return the records that pass, ascending; a record for which the expression is null does not."""
 
 
 def open_filter(where: str | pc.Expression, schema: Schema) -> RowFilter:
-    """A filter for records of a schema.
+    """Make a filter for records of a schema.
 
     Raises:
-        ConfigError: the expression is none, or does not fit the columns.
+        ConfigError: the expression is invalid, or does not fit the columns.
     """
     made: RowFilter
     if isinstance(where, pc.Expression):
@@ -57,8 +57,8 @@ def open_filter(where: str | pc.Expression, schema: Schema) -> RowFilter:
     elif isinstance(where, str):
         made = _TextFilter(where, schema)
     else:
-        raise ConfigError(f"where must be an expression, as text or of pyarrow.compute, got {where!r}")
-    made.rows({name: pa.array([], schema[name].arrow_type) for name in made.columns})  # fits their types, or raises
+        raise ConfigError(f"where must be a text or a pyarrow.compute expression, got {where!r}")
+    made.rows({name: pa.array([], schema[name].arrow_type) for name in made.columns})  # raises if types do not fit
     return made
 
 
@@ -68,14 +68,14 @@ class _TextFilter:
         try:
             self.columns = columns_of(text, schema.names)
         except ConfigError as error:
-            raise _named(error) from error
+            raise _renamed(error) from error
         self.implied = implied_filter(text, schema)
 
     def rows(self, columns: Mapping[str, pa.Array]) -> Int64:
         try:
             return _numbers(evaluate(self.text, columns))
         except ConfigError as error:
-            raise _named(error) from error
+            raise _renamed(error) from error
         except pa.ArrowInvalid as error:
             raise ConfigError(f"where {self.text!r}: {brief(error, 300)}") from error
 
@@ -90,22 +90,22 @@ class _ArrowFilter:
         self.columns = frozenset(name for name in schema.names if self._needs(name))
         if not self.columns:
             raise ConfigError(f"where {self.text!r}: the expression names no column")
-        # pyarrow 26.0.1 forgets NaN where it holds an expression against statistics: see `prepare.pushdown`.
+        # pyarrow 26.0.1 ignores NaN when it evaluates an expression on statistics: see `prepare.pushdown`.
         floats = any(schema[name].dtype.startswith("float") for name in self.columns)
         self.implied = pc.scalar(True) if floats else expression
 
     def _check_names(self) -> None:
-        """Refuses columns by position, which would be others where not all are read: Arrow writes down names alone."""
+        """Reject columns by position, which changes if only some are read; Arrow can pickle only names."""
         try:
             pickle.dumps(self._expression)
         except pa.ArrowNotImplementedError as error:
             raise ConfigError(
-                f"where {self.text!r}: name the columns, such as pc.field({next(iter(self._empty))!r}), and not by "
+                f"where {self.text!r}: refer to columns by name, such as pc.field({next(iter(self._empty))!r}), not by "
                 f"position ({brief(error, 300)})"
             ) from error
 
     def _needs(self, name: str) -> bool:
-        """Whether the expression means nothing without a column: it does not tell what it names."""
+        """Return whether the expression fails without a column. Arrow does not list the columns of an expression."""
         try:
             self.rows({other: values for other, values in self._empty.items() if other != name})
         except ConfigError:
@@ -136,5 +136,5 @@ def _numbers(truth: pa.BooleanArray) -> Int64:
     return np.flatnonzero(pc.fill_null(truth, False).to_numpy(zero_copy_only=False))
 
 
-def _named(error: ConfigError) -> ConfigError:
+def _renamed(error: ConfigError) -> ConfigError:
     return ConfigError("where " + str(error).removeprefix("--filter "))

@@ -79,9 +79,9 @@ def test_a_label_that_prometheus_does_not_take_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("stats", "message"),
     [
-        (None, "stats must be a dict of what `stats` told, got None"),
-        ({"fetch": 3}, r"stats\['fetch'\] must be a dict of what `stats` told, got 3"),
-        ({"web": {"fetch": None}}, r"stats\['web'\]\['fetch'\] must be what `stats` told, got None"),
+        (None, "stats must be a dict of stage counters, got None"),
+        ({"fetch": 3}, r"stats\['fetch'\] must be a dict of stage counters, got 3"),
+        ({"web": {"fetch": None}}, r"stats\['web'\]\['fetch'\] must be `StageStats`, got None"),
     ],
 )
 def test_stats_of_another_kind_are_refused(stats: Any, message: str) -> None:

@@ -120,9 +120,9 @@ def test_a_shard_with_nothing_let_through_is_not_opened(make_dataset: Make) -> N
     [
         ("idd < 3", "where 'idd < 3': there is no column 'idd'; did you mean 'id'"),
         ("id + 1", "where 'id \\+ 1': the expression must be true or false"),
-        ("id < 0", "where 'id < 0' lets none of the 1000 records through"),
-        ("__import__('os')", "is not allowed"),
-        (7, "where must be an expression, as text or of pyarrow.compute, got 7"),
+        ("id < 0", "none of the 1000 records passes where 'id < 0'"),
+        ("__import__('os')", "is not part of it"),
+        (7, "where must be a text or a pyarrow.compute expression, got 7"),
         (pc.field("idd") < 1, r"there is no column 'idd'; did you mean 'id'\? The columns here are: id, vector"),
         (pc.field("id", "x") < 1, "there is no column 'Nested.*; the columns here are: id, vector, label$"),
         (pc.field("id") == "a", r"where '\(id == \"a\"\)'"),

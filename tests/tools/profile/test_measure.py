@@ -289,7 +289,7 @@ def test_values_and_classes_are_of_the_dtypes_of_their_features(
     assert main(command) == 1
     assert capsys.readouterr().err == (
         "ringfeed: error: feature 'word' has 30 missing values and feature 'flag' has 32 missing values and feature "
-        "'count' has 33 missing values in split 'train'; say what stands for them: "
+        "'count' has 33 missing values in split 'train'; choose a value to replace them: "
         "--fill word=VALUE --fill flag=VALUE --fill count=VALUE\n"
     )
     fill = ["--fill", "word=7", "--fill", "flag=true", "--fill", "count=-1"]
