@@ -532,7 +532,7 @@ class TestFolder:
             ),
             (lambda path: Cache(path, 0), "limit_bytes of a cache must be at least 1, got 0"),
             (lambda path: MemoryCache(-1), "limit_bytes of a cache must be at least 1, got -1"),
-            (lambda path: Cache(__file__), "cannot use .*test_shard_cache.py as a cache: (File exists|Not a directory)"),
+            (lambda path: Cache(__file__), "cannot use .*cache.py as a cache: (File exists|Not a directory)"),
         ],
     )
     def test_what_cannot_be_a_cache_is_refused(self, tmp_path: Path, make: Any, message: str) -> None:
