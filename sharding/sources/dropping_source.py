@@ -1,4 +1,7 @@
-"""A source without some records of another: its duplicates, or its bad records."""
+"""A source without some records of another: its duplicates, or its bad records.
+
+Tested in `tests/sharding/prepare/screening`.
+"""
 
 from __future__ import annotations
 

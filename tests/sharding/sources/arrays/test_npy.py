@@ -1,4 +1,4 @@
-"""NumPy files, `.npy` and `.npz`; with them, `array_columns.py`."""
+"""NumPy files (`npy.py`), and what array files share (`array_columns.py`, `url_selection.py`)."""
 
 import pickle
 from collections.abc import Callable

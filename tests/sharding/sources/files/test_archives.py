@@ -1,4 +1,4 @@
-"""Sources of every kind in zip archives hold the same records as in folders; tests `files/open.py`, too."""
+"""Sources of every kind (`detect.py`) in zip archives hold the same records as in folders (`open.py`, `find.py`)."""
 
 import gzip
 import shutil

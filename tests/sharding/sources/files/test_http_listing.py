@@ -1,4 +1,4 @@
-"""Sources on web servers: what is built from them is what is built from the same files on a local disk."""
+"""Sources on web servers give the same builds as local files (`http_listing.py`, `open.py`, `find.py`)."""
 
 import gc
 import gzip

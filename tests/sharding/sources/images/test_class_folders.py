@@ -1,4 +1,4 @@
-"""Folders of images, on every store."""
+"""Folders of images on every store (`class_folders.py`, `image_files.py`)."""
 
 import os
 import uuid

@@ -1,4 +1,4 @@
-"""Lists of images."""
+"""Lists of images (`image_list.py`, `path_list.py`, `record_places.py`)."""
 
 import os
 import pickle

@@ -1,4 +1,4 @@
-"""Sources of Python functions, and the types of Python values (`python_values.py`)."""
+"""Sources of Python functions (`python_function.py`), and types of Python values (`python_values.py`)."""
 
 import datetime
 import itertools

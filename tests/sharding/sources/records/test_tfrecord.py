@@ -1,4 +1,4 @@
-"""TFRecord sources: features are inferred (`example_features.py`), and all damage is reported."""
+"""TFRecord sources (`tfrecord.py`), and features of their Examples (`example_features.py`)."""
 
 import gzip
 import os

@@ -1,4 +1,4 @@
-"""WebDataset archives: records as they were written, and no archive that is cut short taken for whole."""
+"""WebDataset archives (`webdataset.py`, `webdataset_members.py`), and reading tar (`tar.py`)."""
 
 import bz2
 import gzip

@@ -1,4 +1,4 @@
-"""Parquet sources."""
+"""Parquet files; `test_table_files.py` tests what all tables share."""
 
 import json
 import zipfile

@@ -1,4 +1,4 @@
-"""CSV sources: parsing, inferred types, parts of files, and the listing of text files (`files/find.py`)."""
+"""CSV files (`csv*.py`), declared types (`declared_types.py`), parts (`blocks.py`, `text_source.py`), names (`find.py`)."""
 
 import bz2
 import gzip

@@ -1,4 +1,4 @@
-"""JSON Lines sources: values are read as written, types hold for every line, and bad lines are found."""
+"""JSON Lines files (`jsonl.py`, `json_*.py`), their declared types and their parts (`blocks.py`, `text_source.py`)."""
 
 import bz2
 import gzip
