@@ -1,4 +1,4 @@
-"""CSV files (`csv*.py`), declared types (`declared_types.py`), parts (`blocks.py`, `text_source.py`), names (`find.py`)."""
+"""CSV files (`csv*.py`), declared types (`declared_types.py`), parts (`blocks.py`, `text_source.py`) and `find.py`."""
 
 import bz2
 import gzip
