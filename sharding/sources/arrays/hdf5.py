@@ -7,44 +7,29 @@ would read as zeros.
 
 from __future__ import annotations
 
-import importlib
-import io
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import lcm, prod
-from types import ModuleType
-from typing import IO, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from ...compute.batches import BATCH_BYTES
-from ...errors import RingfeedError, SourceError
+from ...errors import SourceError
 from ...messages import brief
 from ...schema import Feature, Schema
-from ...storage.storage import Storage
 from ..base import SKIP_REMEDY, BadRecord, Part, RecordSource, Reject, fail_on_bad
 from ..files.find import fingerprint_files, require_files
-from ..files.open import open_file, source_error
-from .array_columns import (
-    Leaf,
-    batch_rows,
-    fixed_feature,
-    leaves_of,
-    part_bounds,
-    select_arrays,
-    to_arrow,
-    unsupported_array,
-)
+from .array_columns import Leaf, batch_rows, part_bounds, select_arrays, to_arrow
+from .hdf5_files import are_nested, feature_of, find_leaves, load_h5py, open_hdf5
 from .url_selection import split_selection
 
 __all__ = ["Hdf5Source"]
 
 _VARIABLE_BYTES = 1 << 16  # assumed size of a variable-length value, until some were read
 _CACHE_BYTES = 64 << 20  # cache of a column's chunks, so that a chunk across two batches is decompressed once
-_BUFFER_BYTES = 1 << 20  # read-ahead of remote files: HDF5 reads metadata in small pieces
 _MAX_ALIGN_ROWS = 1 << 16
 
 
@@ -91,11 +76,11 @@ class Hdf5Source(RecordSource):
         left_out: dict[str, None] = {}
         parts: list[Part] = []
         for file in files:
-            with _open(file.url) as root:
-                all_leaves = list(_leaves(root, picks))
-                if not all(any(_related(leaf.name, pick) for leaf in all_leaves) for pick in picks):
-                    all_leaves = list(_leaves(root, ()))  # for the error, which lists them
-                selection = select_arrays(all_leaves, picks, file.url, wanted, _feature)
+            with open_hdf5(file.url) as root:
+                all_leaves = list(find_leaves(root, picks))
+                if not all(any(are_nested(leaf.name, pick) for leaf in all_leaves) for pick in picks):
+                    all_leaves = list(find_leaves(root, ()))  # for the error, which lists them
+                selection = select_arrays(all_leaves, picks, file.url, wanted, feature_of)
                 leaves = selection.leaves
                 left_out |= dict.fromkeys(selection.left_out)
                 found = tuple(map(_column, leaves, selection.features))
@@ -147,138 +132,8 @@ class Hdf5Source(RecordSource):
         return replace(self, columns=kept, schema=self.schema.select([column.feature.name for column in kept]))
 
 
-# --- what a file holds -----------------------------------------------------------------------------------------
-
-
-def _library() -> ModuleType:
-    try:
-        return importlib.import_module("h5py")
-    except ImportError as error:
-        raise SourceError("HDF5 files need h5py; install it with: pip install 'ringfeed[hdf5]'") from error
-
-
-class _Raw(io.RawIOBase):
-    """A file of fsspec with `readinto`, which HDF5 needs and not every client has."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        super().__init__()
-        self._file = file
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._file.seek(offset, whence)
-        return self._file.tell()
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(len(buffer))
-        buffer[: len(data)] = data
-        return len(data)
-
-
-@contextmanager
-def _open(path: str, remedy: str = "write it again with gzip") -> Iterator[Any]:
-    """Open a file, and yield its root group.
-
-    Raises:
-        SourceError: it is damaged or not an HDF5 file, or uses a compression that h5py lacks.
-    """
-    h5py = _library()
-    with open_file(path) as file:
-        local = Storage(path).local_path  # HDF5 reads local files itself, without Python in between
-        try:
-            opened = io.BufferedReader(_Raw(file), _BUFFER_BYTES) if local is None else local
-            with h5py.File(opened, "r", locking=False) as root:
-                yield root
-        except RingfeedError:
-            raise
-        except (OSError, RuntimeError, KeyError, ValueError, TypeError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            remedy = f"the file is damaged, is not HDF5, or uses a compression that h5py lacks; {remedy}"
-            raise source_error(path, error, remedy) from error
-
-
-def _leaves(root: Any, picks: Sequence[str]) -> Iterator[Leaf]:
-    """Yield every array of a file that has a dimension, or of the picked groups."""
-    h5py = _library()
-    groups, seen = [("", root)], set()
-    while groups:
-        prefix, group = groups.pop()
-        inner = []
-        for key in group:
-            if isinstance(key, bytes):
-                shown = prefix + key.decode(errors="backslashreplace")
-                yield _no_column(shown, f"the name {shown!r} is not UTF-8; rename it")
-                continue
-            name = prefix + key
-            if picks and not any(_related(name, pick) for pick in picks):
-                continue
-            link = group.get(key, getlink=True)
-            if isinstance(link, h5py.ExternalLink):
-                yield _no_column(name, f"{name!r} is a link to another file; choose others with ::/NAME,...")
-            if not isinstance(link, h5py.HardLink):
-                continue
-            item = group[key]
-            address = h5py.h5o.get_info(item.id).addr
-            if isinstance(item, h5py.Group) and address not in seen:
-                seen.add(address)  # a group may contain itself
-                inner.append((f"{name}/", item))
-            elif isinstance(item, h5py.Dataset) and item.shape:
-                if problem := _problem(name, item):
-                    yield _no_column(name, problem)
-                else:
-                    yield from leaves_of(name, name, item.dtype, item.shape)
-        groups += reversed(inner)
-
-
-def _problem(name: str, dataset: Any) -> str:
-    """Return why a dataset cannot be a column whatever its type, or an empty string."""
-    if dataset.is_virtual or dataset.external:
-        return f"the data of {name!r} lie in other files; copy them into one, or choose others with ::/NAME,..."
-    try:
-        _ = dataset.dtype
-    except TypeError as error:
-        return f"{name!r} holds values of a type that NumPy lacks ({error}); store it as another"
-    return ""
-
-
-def _related(name: str, pick: str) -> bool:
-    """Whether a name is a picked one, or inside of it, or around it."""
-    return name == pick or name.startswith(f"{pick}/") or pick.startswith(f"{name}/")
-
-
-def _no_column(name: str, problem: str) -> Leaf:
-    return Leaf(name=name, holder=name, keys=(), dtype=np.dtype(object), shape=(), rows=0, problem=problem)
-
-
 def _column(leaf: Leaf, feature: Feature) -> _Column:
     return _Column(feature=feature, dataset=leaf.holder, keys=leaf.keys)
-
-
-def _feature(leaf: Leaf, path: str) -> Feature:
-    h5py = _library()
-    if h5py.check_string_dtype(leaf.dtype) is not None and 0 not in leaf.shape:
-        return Feature(name=leaf.name, dtype="string", shape=leaf.shape)
-    element = h5py.check_vlen_dtype(leaf.dtype)
-    if element is None:
-        if leaf.dtype.hasobject:
-            raise unsupported_array(leaf, path, "references")
-        return fixed_feature(leaf, path)
-    element = np.dtype(element)
-    if leaf.shape == () and h5py.check_string_dtype(element) is not None and element.hasobject:
-        return Feature(name=leaf.name, dtype="string", shape=(None,))
-    if leaf.shape or element.kind not in "biuf":
-        inner = "texts or lists" if element.hasobject else element
-        shape = f" in records of shape {leaf.shape}" if leaf.shape else ""
-        raise unsupported_array(leaf, path, f"lists of {inner}{shape}")
-    if not element.isnative:  # h5py 3.14 reads their bytes as native ones
-        raise SourceError(f"{path}: {leaf.name!r} holds lists of big-endian numbers; store them little-endian")
-    return Feature(name=leaf.name, dtype=fixed_feature(replace(leaf, dtype=element), path).dtype, shape=(None,))
 
 
 def _row_bytes(leaf: Leaf) -> int:
@@ -300,7 +155,7 @@ def _align(root: Any, columns: Sequence[_Column]) -> int:
 
 def _read(part: Part, columns: Sequence[_Column]) -> Iterator[list[pa.Array]]:
     """Read columns of a part in batches of rows: of whole chunks where these are small enough."""
-    with _open(part.path, f"write it again with gzip, or {SKIP_REMEDY}") as root:
+    with open_hdf5(part.path, f"write it again with gzip, or {SKIP_REMEDY}") as root:
         datasets = {name: _dataset(root, name) for name in dict.fromkeys(column.dataset for column in columns)}
         align = _align(root, columns)
         row_bytes: float = sum(_estimate(dataset) for dataset in datasets.values())
@@ -321,7 +176,7 @@ def _read(part: Part, columns: Sequence[_Column]) -> Iterator[list[pa.Array]]:
 def _readable(part: Part, columns: Sequence[_Column], reject: Reject) -> Iterator[Part]:
     """Yield the readable ranges of rows of a part; the rows of a damaged chunk of any column are bad."""
     good: list[tuple[int, int]] = []
-    with _open(part.path) as root:
+    with open_hdf5(part.path) as root:
         datasets = [_dataset(root, name) for name in dict.fromkeys(column.dataset for column in columns)]
         align, (first, stop) = _align(root, columns), part.pieces
         step = max(align, batch_rows(sum(map(_estimate, datasets))) // align * align)
@@ -355,7 +210,7 @@ def _estimate(dataset: Any) -> float:
 
 def _dataset(root: Any, name: str) -> Any:
     """Open a dataset with a cache for a row of chunks, of up to `_CACHE_BYTES`."""
-    h5py = _library()
+    h5py = load_h5py()
     dataset = root[name]
     if not dataset.chunks:
         return dataset

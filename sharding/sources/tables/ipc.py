@@ -12,7 +12,8 @@ import pyarrow as pa
 from ...errors import SourceError
 from ..base import Part
 from ..files.find import SourceFile
-from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table, plain_schema
+from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table
+from .table_schemas import plain_schema
 
 __all__ = ["IpcSource"]
 

@@ -15,7 +15,8 @@ from ...formats.protobuf_wire import read_fields
 from ...messages import brief
 from ..base import Part
 from ..files.find import SourceFile
-from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table, plain_schema
+from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table
+from .table_schemas import plain_schema
 
 __all__ = ["OrcSource"]
 

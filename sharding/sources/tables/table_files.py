@@ -11,7 +11,7 @@ from typing import ClassVar, TypeVar
 
 import pyarrow as pa
 
-from ...compute.arrow_casts import can_cast, cast_to_feature
+from ...compute.arrow_casts import cast_to_feature
 from ...compute.batches import BATCH_ROWS, slice_batch
 from ...errors import ConfigError, RangesError, RingfeedError, SourceError
 from ...messages import brief
@@ -22,11 +22,11 @@ from ..files.find import SourceFile, fingerprint_files, require_files
 from ..files.hive_partitions import Partitions, find_partitions
 from ..files.http_listing import lacks_ranges
 from ..files.open import open_file, source_error
-from .structs import MissingImageError, Path, fields_of, flatten_structs, mark_images, path_to_read
+from .structs import MissingImageError, Path, flatten_structs, path_to_read
+from .table_schemas import applicable_features, check_alike, check_features, feature_of, flatten_schema
 
-__all__ = ["PART_BYTES", "TableSource", "check_batch", "group_blocks", "open_table", "plain_schema"]
+__all__ = ["PART_BYTES", "TableSource", "check_batch", "group_blocks", "open_table"]
 
-_NAMES_SHOWN = 8
 PART_BYTES = 64 << 20  # a part ends with the block that reaches this size, or the rows of a part
 Self = TypeVar("Self", bound="TableSource")
 
@@ -111,11 +111,11 @@ class TableSource(RecordSource):
         first: pa.Schema | None = None
         for file in files:
             whole, found = cls.inspect(file)
-            schema, dropped, paths = _flatten_schema(whole, wanted)
+            schema, dropped, paths = flatten_schema(whole, wanted)
             if first is None:
                 first, left_out, paths_in_first = schema, dropped, paths
-            applied = _applicable(schema, first, features)
-            _check_alike(schema, first, applied, file.url, files[0].url)
+            applied = applicable_features(schema, first, features)
+            check_alike(schema, first, applied, file.url, files[0].url)
             if paths != paths_in_first:
                 raise SourceError(f"{file.url}: its structs differ from those of {files[0].url}; write both alike")
             declared |= applied
@@ -124,13 +124,13 @@ class TableSource(RecordSource):
         texts = [name for name, feature in features.items() if feature.dtype == "string"]
         partitions = find_partitions(url, [file.url for file in files], texts).without(first.names)
         typed = [*Schema(features=tuple(declared.values())).arrow, *(f for f in first if f.name not in declared)]
-        left_out += tuple(field.name for field in typed if not (wanted(field.name) or _feature(field)))
+        left_out += tuple(field.name for field in typed if not (wanted(field.name) or feature_of(field)))
         by_name = {field.name: field for field in typed}
         fields = [by_name[name] for name in first.names if name not in left_out]
         if left_out and not fields:
             raise ConfigError(f"{url}: no column is left; leave fewer out")
         if label in (None, *first.names, *partitions.names):  # else `Schema` reports the missing label first
-            _check_features(fields)
+            check_features(fields)
         return cls(
             url=url,
             schema=Schema.from_arrow(pa.schema([*fields, *partitions.fields]), label),
@@ -230,83 +230,6 @@ class TableSource(RecordSource):
                 yield flatten_structs(batch, columns, self.paths)
             except MissingImageError as error:
                 raise SourceError(f"{part.path}: {error}") from error
-
-
-def _flatten_schema(
-    schema: pa.Schema, wanted: Callable[[str], bool]
-) -> tuple[pa.Schema, tuple[str, ...], dict[str, Path]]:
-    """Return a file's schema without structs, the unwanted structs, and the paths of the others' fields."""
-    found = [entry for field in schema for entry in fields_of(field, wanted)]
-    left_out = tuple(field.name for field, path in found if path is None)
-    paths = {field.name: path for field, path in found if path and path[1:]}
-    return pa.schema([field for field, path in found if path]), left_out, paths
-
-
-def _applicable(schema: pa.Schema, first: pa.Schema, features: Mapping[str, Feature]) -> dict[str, Feature]:
-    """Return the declared features of columns that have none of their own, or another one than in the first file."""
-    found = {}
-    for name, feature in features.items():
-        if schema.names.count(name) != 1 or first.names.count(name) != 1:
-            continue
-        ours, theirs = schema.field(name), first.field(name)
-        needed = _feature(ours) is None or _feature(ours) != _feature(theirs)
-        if needed and can_cast(ours.type, feature) and can_cast(theirs.type, feature):
-            found[name] = feature
-    return found
-
-
-def _check_alike(schema: pa.Schema, first: pa.Schema, declared: Collection[str], path: str, first_path: str) -> None:
-    """Check that two schemas have the same columns, in any order, of the same features or of a declared one.
-
-    Raises:
-        SourceError: names a column that differs.
-    """
-    if schema.equals(first):
-        return
-    ours, theirs = ({field.name: field for field in fields} for fields in (schema, first))
-    remedy = ""
-    for name in [*ours, *theirs]:
-        if name not in ours or name not in theirs:
-            problem = f"only one of the two has a column {name!r}"
-        elif name not in declared and _feature(ours[name]) != _feature(theirs[name]):
-            problem = f"column {name!r} is {ours[name].type} here and {theirs[name].type} there"
-            remedy = ", or declare a type for both with --cast or --schema"
-        else:
-            continue
-        raise SourceError(
-            f"{path}: its schema differs from that of {first_path} ({problem}); cast one to the other{remedy}"
-        )
-
-
-def _check_features(fields: Sequence[pa.Field]) -> None:
-    odd = [field for field in fields if _feature(field) is None]
-    if not odd:
-        return
-    others = ", ".join(repr(field.name) for field in odd[1:_NAMES_SHOWN]) + ", ..." * (len(odd) > _NAMES_SHOWN)
-    also = others and f" (nor those of {others})"
-    raise SourceError(
-        f"column {odd[0].name!r} has type {odd[0].type}, which no feature can hold{also}; "
-        "leave it out by the first --drop-columns or --select, give it a type with --cast (decimals, nulls) or with "
-        "--schema (also lists of lists of one shape), or convert it to numbers, strings, bytes or lists of them first"
-    )
-
-
-def _feature(field: pa.Field) -> Feature | None:
-    """Return the feature of a field's type, or None if there is none."""
-    try:
-        return Feature.from_arrow(field.remove_metadata())
-    except SourceError:
-        return None
-
-
-def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema without metadata, except for marks of images.
-
-    Raises:
-        UnicodeDecodeError: a name is not UTF-8.
-    """
-    list(schema.names)  # decodes them
-    return mark_images(schema)
 
 
 def check_batch(batch: pa.RecordBatch) -> pa.RecordBatch:

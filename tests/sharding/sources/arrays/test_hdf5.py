@@ -1,4 +1,4 @@
-"""HDF5 files (`hdf5.py`), and what array files share (`array_columns.py`, `url_selection.py`)."""
+"""HDF5 files (`hdf5.py`, `hdf5_files.py`), and `array_columns.py`, `url_selection.py`."""
 
 import pickle
 import sys

@@ -1,4 +1,4 @@
-"""What sources of tables share (`table_files.py`): structs (`structs.py`), Hive partitions (`hive_partitions.py`)."""
+"""What sources of tables share (`table_files.py`, `table_schemas.py`, `structs.py`), and `hive_partitions.py`."""
 
 import pickle
 from collections.abc import Callable
