@@ -3,7 +3,7 @@
 What an append writes depends on them if it keeps groups together or drops duplicates. While a repair rebuilds shards,
 those damaged in the dataset's folder are read from another one.
 
-Tested in tests/sharding/repairing/test_rebuild_order.py.
+Tested in tests/sharding/repairing/test_source_matching.py.
 """
 
 from __future__ import annotations

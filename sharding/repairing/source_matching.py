@@ -6,7 +6,7 @@ were written (`plan_in_order`): the shards on which later ones depend are rebuil
 shard table if there is one. A source that yields other shards is not the original. Carrying out the plan rebuilds them
 once more.
 
-Tested in test_rebuild_generations.py and test_rebuild_order.py.
+Tested in test_source_matching.py and test_rebuild_generations.py.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ def test_integer_classes_are_named_by_their_values_and_a_missing_image_is_none(t
 
 
 @pytest.mark.parametrize("form", ["parquet", "arrow"])
-def test_images_that_it_wrote_are_built_as_images(tmp_path: Path, form: str) -> None:
+def test_images_written_by_datasets_are_built_as_images(tmp_path: Path, form: str) -> None:
     files = [{"bytes": image(i), "path": f"{i}.png"} for i in range(4)]
     features = datasets.Features({"photo": datasets.Image(), "y": datasets.Value("string")})
     made = datasets.Dataset.from_dict({"photo": files, "y": ["a", "b"] * 2}, features=features)
@@ -100,7 +100,7 @@ def test_images_that_it_wrote_are_built_as_images(tmp_path: Path, form: str) -> 
         }
 
 
-def test_what_was_exported_can_be_built_again(loaded: Any, tmp_path: Path) -> None:
+def test_an_export_can_be_built_again(loaded: Any, tmp_path: Path) -> None:
     loaded["held_out"].to_parquet(str(tmp_path / "x.parquet"))
     dataset = built(str(tmp_path / "x.parquet"), tmp_path / "again", label="label", shards=1)
     found = {row["id"]: row["image"] for row in read_records(dataset, "train", ROWS)}

@@ -68,21 +68,21 @@ def test_tensors_keep_their_type_and_shape(samples: dict[int, dict[str, Any]]) -
         assert (tensor.dtype, tensor.shape) == (np.dtype(name.split()[1]), shape)
 
 
-def test_images_are_the_files_with_their_endings_and_the_class_is_its_id(samples: dict[int, dict[str, Any]]) -> None:
+def test_images_keep_their_format_and_classes_are_ids(samples: dict[int, dict[str, Any]]) -> None:
     for i, sample in samples.items():
         assert sample[("png", "jpg", "bmp")[i % 3]] == image(i)
         assert sample["json"]["label"] == ("odd", "even")[i % 2]
         assert sample["cls"] == ("even", "odd").index(sample["json"]["label"])
 
 
-def test_images_are_decoded_by_it(exported: Path) -> None:
+def test_webdataset_decodes_images(exported: Path) -> None:
     tars = [str(path) for path in sorted(exported.glob("*.tar"))]
     for sample in read(tars, "rgb8"):
         i = sample["json"]["id"]
         assert sample[("png", "jpg", "bmp")[i % 3]].shape == (2 + i % 3, 4, 3)
 
 
-def test_keys_are_unique_and_the_members_of_a_record_stand_together(exported: Path) -> None:
+def test_keys_are_unique_and_members_of_a_record_adjacent(exported: Path) -> None:
     keys = []
     for path in sorted(exported.glob("*.tar")):
         with tarfile.open(path) as tar:
@@ -111,7 +111,7 @@ def test_each_of_several_images_has_its_name_and_a_missing_one_no_member() -> No
 
 @pytest.mark.parametrize("length", [1, 77, 78, 300])
 @pytest.mark.parametrize("size", [0, 1, 511, 512, 513])
-def test_the_tar_is_one_for_names_and_contents_of_any_length(length: int, size: int) -> None:
+def test_the_tar_is_valid_for_names_and_contents_of_any_length(length: int, size: int) -> None:
     schema = Schema(features=(Feature(name="x" * length, dtype="binary"),))
     batch = pa.record_batch([pa.array([b"a" * size, b"b"])], schema=schema.arrow)
     with tarfile.open(fileobj=BytesIO(webdataset_tar([batch], schema, (None,), "train-00000"))) as tar:

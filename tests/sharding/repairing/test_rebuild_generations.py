@@ -1,4 +1,4 @@
-"""Repair with the sources of several generations: shards of all come back at once, with the table or without it."""
+"""Repair with the sources of several generations: shards of all are rebuilt together, with or without the table."""
 
 import itertools
 import json
@@ -72,7 +72,7 @@ def moved(sources: list[str], names: Callable[[str], str]) -> list[str]:
 
 
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
-def test_shards_of_all_generations_come_back_at_once(tmp_path: Path, files_of: Files, shard_format: str) -> None:
+def test_shards_of_all_generations_are_rebuilt_together(tmp_path: Path, files_of: Files, shard_format: str) -> None:
     out, sources = grown(tmp_path, shard_format=shard_format)
     before = files_of(out)
     damage(out, 0, 1, 2)
@@ -86,7 +86,7 @@ def test_shards_of_all_generations_come_back_at_once(tmp_path: Path, files_of: F
 
 
 @pytest.mark.parametrize("table", [False, True])
-def test_small_appends_whose_rounding_followed_from_what_was_there_come_back(
+def test_small_appends_whose_rounding_depended_on_earlier_records_are_rebuilt(
     tmp_path: Path, files_of: Files, table: bool
 ) -> None:
     """Also from sources that are named in another order; and one with the table needs no other."""
@@ -101,7 +101,7 @@ def test_small_appends_whose_rounding_followed_from_what_was_there_come_back(
     assert {path: data for path, data in files_of(out).items() if path in before} == before
 
 
-def test_one_appended_to_a_dataset_that_had_lost_records_comes_back(tmp_path: Path, files_of: Files) -> None:
+def test_an_append_to_a_dataset_that_lost_records_is_rebuilt(tmp_path: Path, files_of: Files) -> None:
     out, sources = grown(tmp_path, (160, 12, 3))
     damage(out, 0)
     repair(str(out))
@@ -115,7 +115,7 @@ def test_one_appended_to_a_dataset_that_had_lost_records_comes_back(tmp_path: Pa
         assert files_of(out) == before
 
 
-def test_those_of_a_generation_without_a_source_are_left_for_it(three: Generations, files_of: Files) -> None:
+def test_shards_of_a_generation_without_a_source_are_left(three: Generations, files_of: Files) -> None:
     out, sources = three
     before = files_of(out)
     damage(out, 0, 1, 2)
@@ -127,7 +127,7 @@ def test_those_of_a_generation_without_a_source_are_left_for_it(three: Generatio
     assert files_of(out) == before
 
 
-def test_a_source_of_shards_that_are_whole_is_passed_over(three: Generations, files_of: Files) -> None:
+def test_the_source_of_an_intact_generation_is_ignored(three: Generations, files_of: Files) -> None:
     out, sources = three
     before = files_of(out)
     damage(out, 1)
@@ -138,7 +138,7 @@ def test_a_source_of_shards_that_are_whole_is_passed_over(three: Generations, fi
 
 
 @pytest.mark.parametrize("rows", [EQUAL, UNEQUAL])
-def test_copies_elsewhere_serve_whatever_their_order(tmp_path: Path, files_of: Files, rows: tuple[int, ...]) -> None:
+def test_copies_serve_in_any_order(tmp_path: Path, files_of: Files, rows: tuple[int, ...]) -> None:
     """Sources alike in counts are told by their names; others whatever they are called."""
     out, sources = grown(tmp_path, rows)
     (tmp_path / "copies").mkdir()
@@ -151,9 +151,7 @@ def test_copies_elsewhere_serve_whatever_their_order(tmp_path: Path, files_of: F
         assert files_of(out) == before, order
 
 
-def test_copies_that_nothing_tells_apart_are_taken_in_the_order_of_the_generations(
-    tmp_path: Path, files_of: Files
-) -> None:
+def test_indistinguishable_copies_are_matched_in_order(tmp_path: Path, files_of: Files) -> None:
     out, sources = grown(tmp_path, EQUAL)
     before = files_of(out)
     damage(out, 1, 2)
@@ -182,7 +180,7 @@ def test_a_source_that_was_appended_twice_serves_for_both(tmp_path: Path, files_
 
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
 @pytest.mark.parametrize("generations", [(0, 1), (1, 2), (0, 1, 2)])
-def test_the_table_comes_back_with_shards_of_several_generations(
+def test_the_table_is_rebuilt_with_shards_of_several_generations(
     tmp_path: Path, files_of: Files, shard_format: str, generations: tuple[int, ...]
 ) -> None:
     out, sources = grown(tmp_path, shard_format=shard_format)
@@ -204,7 +202,7 @@ def test_the_table_comes_back_with_shards_of_several_generations(
     assert files_of(out) == before
 
 
-def test_the_table_comes_back_although_no_file_is_missing(tmp_path: Path, files_of: Files) -> None:
+def test_the_table_is_rebuilt_though_no_file_is_missing(tmp_path: Path, files_of: Files) -> None:
     """Which generations are damaged cannot be told then, so all sources are named."""
     out, sources = grown(tmp_path, EQUAL)
     before = files_of(out)
@@ -241,7 +239,7 @@ def test_copies_are_tried_first_for_generations_whose_files_are_missing(tmp_path
     ],
     ids=["other counts", "other values", "missing"],
 )
-def test_one_wrong_source_is_one_line_and_nothing_is_changed(
+def test_a_wrong_source_is_one_line_and_nothing_is_changed(
     three: Generations, files_of: Files, other: Callable[[Path], str], told: str, table: bool
 ) -> None:
     out, sources = three
@@ -256,7 +254,7 @@ def test_one_wrong_source_is_one_line_and_nothing_is_changed(
         assert files_of(out) == wounded
 
 
-def test_a_source_is_named_once(three: Generations, files_of: Files) -> None:
+def test_a_source_is_given_once(three: Generations, files_of: Files) -> None:
     out, sources = three
     damage(out, 0, 1, 2)
     wounded = files_of(out)
@@ -271,7 +269,7 @@ def test_a_source_is_named_once(three: Generations, files_of: Files) -> None:
 
 
 @pytest.mark.parametrize("table", [False, True])
-def test_killed_at_any_write_it_is_run_again(three: Generations, tmp_path: Path, files_of: Files, table: bool) -> None:
+def test_killed_at_any_write_and_run_again(three: Generations, tmp_path: Path, files_of: Files, table: bool) -> None:
     out, sources = three
     before = files_of(out)
     damage(out, 0, 2, table=table)
@@ -309,7 +307,7 @@ def test_nothing_is_changed_if_one_source_fails(
     assert files_of(out) == wounded
 
 
-def test_what_is_made_lies_in_the_folder_that_was_named(three: Generations, tmp_path: Path, files_of: Files) -> None:
+def test_rebuilt_shards_are_spilled_to_the_given_folder(three: Generations, tmp_path: Path, files_of: Files) -> None:
     out, sources = three
     before = files_of(out)
     damage(out, 0, 2)
@@ -350,7 +348,7 @@ def test_the_command_takes_several_sources(
     assert files_of(out) == before
 
 
-def test_the_command_counts_what_it_repaired_and_what_it_left(
+def test_the_command_counts_repaired_and_remaining_files(
     three: Generations, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Not the index that is whole, of a shard that is left."""
@@ -362,7 +360,7 @@ def test_the_command_counts_what_it_repaired_and_what_it_left(
     )
 
 
-def test_the_command_says_in_one_line_that_a_source_is_another(
+def test_the_command_reports_a_wrong_source_in_one_line(
     three: Generations, files_of: Files, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out, sources = three

@@ -1,6 +1,6 @@
-"""Repair of several generations where each follows from those before it, by groups or by doubles.
+"""Repair of several generations that depend on earlier ones, by groups or by dropped duplicates.
 
-They come back in the order in which they were written, from sources that are named in any.
+They are rebuilt in the order in which they were written, from sources given in any order.
 """
 
 import itertools
