@@ -1,6 +1,6 @@
-"""Batches in, a trained model out: optimizers, schedules, precision, the ring, checkpoints.
+"""Training: from batches to a trained model, with optimizers, schedules, precision, ranks and checkpoints.
 
-Names are imported when they are first used, so a configuration can be read, and refused, without TensorFlow.
+Names are imported when they are first used, so that a configuration can be read, and refused, without TensorFlow.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ __all__ = [
     "scaled_learning_rate",
 ]
 
-_HOMES = {
+_MODULES = {
     "LARS": "lars",
     "Checkpoint": "checkpoint",
     "CheckpointStore": "checkpoint",
@@ -60,6 +60,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    return getattr(importlib.import_module(f".{_MODULES[name]}", __name__), name)

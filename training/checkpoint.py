@@ -1,9 +1,8 @@
 """Checkpoints: one file each, committed by one atomic write, on any storage that fsspec opens.
 
-A checkpoint is a safetensors file (8 bytes of header length, a JSON header, raw little-endian tensors), so other tools
-open it; nothing in it is executed when it is read. Its name is `step-<step>-<xxh3-128 of its bytes>.safetensors`: the
-name appears only with the whole file, and says what every byte must hash to.
-Which tensors go in is `snapshot.py`'s matter.
+A checkpoint is a safetensors file (8 bytes of header length, a JSON header, raw little-endian tensors): other tools
+open it, and reading it executes nothing. Its name is `step-<step>-<xxh3-128 of its bytes>.safetensors`: the name
+appears only with the whole file, and gives the hash of its bytes. `snapshot` chooses what goes in.
 """
 
 from __future__ import annotations
@@ -39,9 +38,9 @@ class Checkpoint:
     """The state of a run after a step.
 
     Args:
-        step: steps done since the run began.
+        step: number of steps since the run began.
         arrays: tensors by name.
-        state: what else is needed, as JSON can hold it.
+        state: the rest of the state, in JSON's types.
     """
 
     step: int
@@ -50,9 +49,9 @@ class Checkpoint:
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
-    """The checkpoint as the bytes of a safetensors file, which also holds the order of the arrays.
+    """Encode a checkpoint as a safetensors file, which also records the order of the arrays.
 
-    The history grows with the run, and a header has to stay below 100 MB: it lies behind it, as JSON in bytes.
+    The history grows with the run, and a header must stay below 100 MB: the history is a tensor, of the bytes of JSON.
     """
     state = {key: value for key, value in checkpoint.state.items() if key != _HISTORY}
     metadata = {
@@ -68,10 +67,10 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 
 def decode(data: bytes) -> Checkpoint:
-    """The checkpoint in the bytes of a file that `encode` made; they must have been verified before.
+    """Decode the bytes of a file that `encode` made; the caller has verified them.
 
-    >>> again = decode(encode(Checkpoint(step=3, arrays={"w": np.arange(4.0)}, state={"epoch": 1})))
-    >>> again.step, again.arrays["w"].tolist(), again.state
+    >>> decoded = decode(encode(Checkpoint(step=3, arrays={"w": np.arange(4.0)}, state={"epoch": 1})))
+    >>> decoded.step, decoded.arrays["w"].tolist(), decoded.state
     (3, [0.0, 1.0, 2.0, 3.0], {'epoch': 1})
     """
     metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
@@ -87,7 +86,7 @@ def decode(data: bytes) -> Checkpoint:
 
 
 def _dtype(name: str) -> np.dtype[Any]:
-    """The dtype that the format calls so; `safetensors.numpy` writes bfloat16 and does not read it.
+    """Return the dtype of a safetensors name; `safetensors.numpy` writes bfloat16 but does not read it.
 
     >>> [_dtype(name).name for name in ("F32", "I64", "U8", "BOOL", "BF16")]
     ['float32', 'int64', 'uint8', 'bool', 'bfloat16']
@@ -101,12 +100,12 @@ class CheckpointStore:
     """The checkpoints of one run in one folder. Only one process, rank 0, may use it.
 
     Args:
-        url: the folder.
-        keep: how many of the newest stay after a save.
-        on_damage: what `newest` does about a damaged file: "error" raises; "previous" warns and takes the one before.
+        url: path or URL of the folder.
+        keep: number of the newest checkpoints that a save keeps.
+        on_damage: what `newest` does about a damaged file: "error" raises; "previous" warns and reads the one before.
 
     Raises:
-        StorageError: from any method, when the storage refuses.
+        StorageError: from any method, if the storage fails.
     """
 
     def __init__(self, url: str, *, keep: int = 3, on_damage: str = "error") -> None:
@@ -115,18 +114,18 @@ class CheckpointStore:
         self._on_damage = on_damage
 
     def names(self) -> list[str]:
-        """The files of all checkpoints, oldest first."""
+        """Return the file names of all checkpoints, oldest first."""
         return sorted(name for name in self._storage.list() if _NAME.fullmatch(name))
 
     def check_writable(self) -> None:
-        """Find out before a run that checkpoints will not be kept here, or old ones not removed."""
+        """Check before a run that files can be written to the folder, and removed from it."""
         self._storage.write(_TRIAL, b"")
         self._storage.remove(_TRIAL)
 
     def save(self, checkpoint: Checkpoint) -> str:
-        """Commit a checkpoint, then remove all but the newest `keep`; returns the URL of its file.
+        """Commit a checkpoint, then remove all but the newest `keep`; return the URL of its file.
 
-        Others of its step, or of later ones, were passed over as damaged, and go, too.
+        Other checkpoints of this step or later ones are removed, too: `newest` skipped them as damaged.
         """
         data = encode(checkpoint)
         step = f"step-{checkpoint.step:010d}"
@@ -139,10 +138,10 @@ class CheckpointStore:
         return self._storage.locate(name)
 
     def newest(self) -> Checkpoint | None:
-        """The newest checkpoint, its bytes verified, or None where there is none.
+        """Return the newest checkpoint, with its bytes verified, or None if there is none.
 
         Raises:
-            CorruptionError: it is damaged; under "previous": all are.
+            CorruptionError: it is damaged; if `on_damage` is "previous": all of them are.
         """
         names = self.names()
         return self._newest_of(names) if names else None
@@ -164,6 +163,6 @@ class CheckpointStore:
         if found != match.group(2):
             raise CorruptionError(
                 f"checkpoint {self._storage.locate(name)} is damaged: its {len(data)} bytes hash to {found}; "
-                "remove it, or set checkpoint.on_damage=previous, to go on from the one before"
+                "remove it, or set checkpoint.on_damage=previous, to resume from the one before"
             )
         return decode(data)

@@ -1,6 +1,6 @@
-"""What a training run can be told: one frozen tree of options, each checked where it is made.
+"""The configuration of a training run: a frozen tree of options, checked when it is made.
 
-Reading it from YAML and the command line is in `config_file.py`; nothing here opens a file.
+`config_file` reads it from YAML and the command line; nothing here opens a file.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ PRECISIONS = ("float32", "float16", "bfloat16")
 NORMS = ("batch", "layer", "none")
 _FUNCTION = re.compile(r"\w+(\.\w+)*:\w+")
 DAMAGE_POLICIES = ("error", "previous")
-_SIZES = 2**31  # TensorFlow's limit for many of them; and a float holds their products
+_SIZES = 2**31  # TensorFlow's limit for many sizes; and a float holds the product of any two
 
 
 def _key(default: Any, text: str) -> Any:
-    """A field with the line that `--help` prints for it."""
+    """Declare a field with the line that `--help` prints for it."""
     return field(default=default, metadata={"help": text})
 
 
@@ -51,7 +51,7 @@ def _require_finite(key: str, value: float) -> None:
 
 
 def _require_size(key: str, value: int) -> None:
-    """Of something that TensorFlow, or a product of floats, is to hold."""
+    """Check a size that TensorFlow, or a product of floats, must hold."""
     _require(value >= 1, key, "at least 1", value)
     _require(value < _SIZES, key, "below 2**31", value)
 
@@ -74,18 +74,20 @@ def _one_of(key: str, value: str, allowed: Sequence[str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
-    """Which samples, in which batches, with which features."""
+    """Options of the data: samples, batches and features."""
 
     url: str = field(metadata={"help": "dataset that shard-dataset wrote: a path, s3://..., hdfs://..."})
     train_split: str = _key("train", "split to train on")
     eval_split: str | None = _key("test", "split to evaluate on; null: no evaluation")
     batch_size: int = _key(1024, "samples per step over all ranks together (the global batch)")
     balance: str | Mapping[Any, float] = _key("natural", "natural, uniform, power:A, X->Y:EPOCHS, or {class: weight}")
-    include: tuple[str, ...] | None = _key(None, "the only columns to use as features; null: all but the label")
-    exclude: tuple[str, ...] = _key((), "columns not to use as features")
+    include: tuple[str, ...] | None = _key(None, "columns to use as features; null: all but the label")
+    exclude: tuple[str, ...] = _key((), "columns to leave out of the features")
     categorical: tuple[str, ...] = _key((), "integer columns that are codes: embedded, not standardised")
     cache: str = _key("none", "where to keep copies of shards: none, memory, or a folder on a local disk")
-    cache_bytes: int | None = _key(None, "limit of the cache; null: 1 GiB of memory, or 0.8 of what the disk has free")
+    cache_bytes: int | None = _key(
+        None, "size limit of the cache; null: 1 GiB of memory, or 0.8 of the free space of the disk"
+    )
 
     def __post_init__(self) -> None:
         _require(bool(self.url), "data.url", "a path or URL", self.url)
@@ -98,7 +100,7 @@ class DataConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
-    """Which network."""
+    """Options of the network."""
 
     name: str = _key("tabular", "tabular, convnet, or module:function, called with (manifest, config)")
     hidden: tuple[int, ...] = _key((256, 128), "units of the hidden layers (tabular: all; convnet: before the output)")
@@ -107,7 +109,7 @@ class ModelConfig:
     embedding_dim: int | None = _key(None, "width of embeddings; null: 1.6 * categories ** 0.56, at most 32")
     filters: tuple[int, ...] = _key((32, 64), "convnet: filters of each block; each block halves the image")
     image_shape: tuple[int, ...] | None = _key(None, "convnet: [height, width, channels] to decode images to")
-    options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "free keys for module:function"})
+    options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "any keys, for module:function"})
 
     def __post_init__(self) -> None:
         known = self.name in ("tabular", "convnet") or bool(_FUNCTION.fullmatch(self.name))
@@ -127,33 +129,35 @@ class ModelConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AugmentConfig:
-    """What is drawn for each image in training: see `ImageTransform`."""
+    """Random augmentation of each training image: see `ImageTransform`."""
 
-    flip_left_right: bool = _key(False, "convnet: mirror half of the images that are trained on")
-    flip_up_down: bool = _key(False, "turn half of them upside down")
-    crop_area: tuple[float, ...] | None = _key(None, "least and greatest part of an image to crop; null: no crop")
-    crop_ratio: tuple[float, ...] = _key((3 / 4, 4 / 3), "least and greatest width / height of the crop")
-    brightness: float = _key(0.0, "factor in [1 - x, 1 + x]")
-    contrast: float = _key(0.0, "the same of contrast")
-    saturation: float = _key(0.0, "the same of saturation")
-    hue: float = _key(0.0, "turned by a part of a full turn in [-x, x]")
+    flip_left_right: bool = _key(False, "convnet: mirror half of the training images")
+    flip_up_down: bool = _key(False, "turn half of the training images upside down")
+    crop_area: tuple[float, ...] | None = _key(
+        None, "least and greatest share of the area that a crop keeps; null: no crop"
+    )
+    crop_ratio: tuple[float, ...] = _key((3 / 4, 4 / 3), "least and greatest width / height of a crop")
+    brightness: float = _key(0.0, "random factor in [1 - x, 1 + x]")
+    contrast: float = _key(0.0, "the same for contrast")
+    saturation: float = _key(0.0, "the same for saturation")
+    hue: float = _key(0.0, "random rotation in [-x, x] full turns")
 
     def __post_init__(self) -> None:
         try:
-            _ = self.crop, self.jitter  # which check what they are made of
+            _ = self.crop, self.jitter  # their constructors check the values
         except ConfigError as error:
             raise ConfigError(f"augment: {error}") from error
 
     @property
     def crop(self) -> RandomCrop | None:
-        """Of images, at random."""
+        """The random crop of images; None: no crop."""
         area: Any = self.crop_area
         ratio: Any = self.crop_ratio
         return None if area is None else RandomCrop(area=area, ratio=ratio)
 
     @property
     def jitter(self) -> ColourJitter | None:
-        """Of colours."""
+        """The random change of colours; None: no change."""
         jitter = ColourJitter(
             brightness=self.brightness, contrast=self.contrast, saturation=self.saturation, hue=self.hue
         )
@@ -161,16 +165,16 @@ class AugmentConfig:
 
     @property
     def random(self) -> bool:
-        """Whether anything is drawn."""
+        """Whether any augmentation is on."""
         return self.flip_left_right or self.flip_up_down or self.crop is not None or self.jitter is not None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
-    """How gradients become steps."""
+    """Options of the optimizer."""
 
     name: str = _key("lars", f"one of {', '.join(OPTIMIZERS)}")
-    learning_rate: float = _key(1.0, "peak learning rate; at base_batch_size, if that is given")
+    learning_rate: float = _key(1.0, "peak learning rate; for a batch of base_batch_size, if that is given")
     base_batch_size: int | None = _key(None, "linear scaling: the peak is learning_rate * batch_size / base_batch_size")
     weight_decay: float = _key(0.0, "lars: added to the gradient; sgd, adamw: decoupled")
     momentum: float = _key(0.9, "lars, sgd")
@@ -208,15 +212,15 @@ class OptimizerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleConfig:
-    """How the learning rate moves over the run."""
+    """Options of the learning rate over the run."""
 
     decay: str = _key("cosine", f"after the warm-up: one of {', '.join(DECAYS)}")
     warmup_epochs: float = _key(0.0, "epochs of linear warm-up, fractions allowed")
     init_factor: float = _key(0.0, "learning rate at step 0 of the warm-up, as a fraction of the peak")
     end_factor: float = _key(0.0, "learning rate at the end, as a fraction of the peak (cosine, polynomial)")
     power: float = _key(2.0, "exponent of the polynomial")
-    boundaries: tuple[float, ...] = _key((), "step decay: epochs at which the rate falls")
-    factor: float = _key(0.1, "step decay: what it is multiplied by there")
+    boundaries: tuple[float, ...] = _key((), "step decay: epochs at which the learning rate falls")
+    factor: float = _key(0.1, "step decay: factor of the learning rate at each boundary")
 
     def __post_init__(self) -> None:
         _one_of("schedule.decay", self.decay, DECAYS)
@@ -234,10 +238,10 @@ class ScheduleConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossScaleConfig:
-    """The dynamic loss scale of float16."""
+    """Options of the dynamic loss scale of float16."""
 
     initial: float = _key(2.0**15, "first scale; halved at an overflow")
-    growth_interval: int = _key(2000, "steps without an overflow before it doubles")
+    growth_interval: int = _key(2000, "steps without an overflow before the scale doubles")
 
     def __post_init__(self) -> None:
         _require(1 <= self.initial <= 2.0**126, "loss_scale.initial", "at least 1, and at most 2**126", self.initial)
@@ -246,13 +250,13 @@ class LossScaleConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """Where a run can be killed and go on."""
+    """Options of the checkpoints that a killed run resumes from."""
 
     url: str | None = _key(None, "folder of the run's checkpoints: a path, s3://..., hdfs://...; null: none")
-    every_steps: int | None = _key(None, "steps between checkpoints, besides the one at each epoch's end")
-    keep: int = _key(3, "how many of the newest to keep")
-    resume: bool = _key(True, "go on from the newest; false: the folder must hold none")
-    on_damage: str = _key("error", "when the newest is damaged: error, or previous (with a warning)")
+    every_steps: int | None = _key(None, "steps between checkpoints, in addition to one at the end of each epoch")
+    keep: int = _key(3, "number of the newest checkpoints to keep")
+    resume: bool = _key(True, "resume from the newest checkpoint; false: the folder must hold none")
+    on_damage: str = _key("error", "if the newest checkpoint is damaged: error, or previous (with a warning)")
 
     def __post_init__(self) -> None:
         _require(self.url != "", "checkpoint.url", "a path or URL, or null", self.url)
@@ -264,9 +268,9 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputConfig:
-    """What a run leaves behind."""
+    """Options of the files that a run writes."""
 
-    metrics: str | None = _key(None, "JSON file of the losses, rates, throughput and evaluations (path or URL)")
+    metrics: str | None = _key(None, "JSON file of losses, rates, throughput and evaluations (path or URL)")
     model: str | None = _key(None, "file of the trained model, ending in .keras (path or URL)")
     log_every: int = _key(50, "steps between entries of the log and of the metrics")
 
@@ -281,10 +285,10 @@ class OutputConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainConfig:
-    """A whole run: what `ringfeed train --help` lists, a group of keys an attribute; see `load_config`.
+    """The configuration of a run: see `ringfeed train --help` for its keys, and `load_config`.
 
     Raises:
-        ConfigError: a value its rule forbids; the message names key, rule and value.
+        ConfigError: a value breaks its rule; the message names key, rule and value.
     """
 
     data: DataConfig
@@ -295,12 +299,12 @@ class TrainConfig:
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
-    precision: str = _key("float32", f"what layers compute in: one of {', '.join(PRECISIONS)}")
+    precision: str = _key("float32", f"dtype of computation in layers: one of {', '.join(PRECISIONS)}")
     epochs: int = _key(1, "passes over the training split")
     max_steps: int | None = _key(None, "stop after this many steps; null: after all epochs")
     eval_every_epochs: int = _key(1, "epochs between evaluations; the last epoch is always evaluated")
-    seed: int = _key(0, "of the weights, the order of the samples and dropout")
-    deterministic: bool = _key(True, "the same weights, bit by bit, from the same run on the same machine")
+    seed: int = _key(0, "seed of the weights, the order of samples and dropout")
+    deterministic: bool = _key(True, "make the same run on the same machine give the same weights, bit for bit")
 
     def __post_init__(self) -> None:
         _one_of("precision", self.precision, PRECISIONS)

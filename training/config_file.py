@@ -1,6 +1,6 @@
-"""A `TrainConfig` from a YAML file and `--set key=value`: unknown keys and wrong types are errors with a name.
+"""Reads a `TrainConfig` from a YAML file and `--set key=value`; an unknown key or a wrong type is an error.
 
-Values are those of YAML, also after `--set`.
+The values of `--set` are YAML, too. Tested in tests/training/test_config.py.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a configuration.
 
     Args:
-        path: the YAML file.
-        overrides: `key.key=value` items, applied in order over the file.
+        path: path of the YAML file.
+        overrides: `key.key=value` items, which override the file in order.
 
     Raises:
         ConfigError: the file cannot be read, or a key or value is wrong.
@@ -50,10 +50,10 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> TrainConfig:
 
 
 def apply_overrides(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """The tree with `key.key=value` items put over it; values are parsed as YAML.
+    """Return the tree, overridden by `key.key=value` items, whose values are parsed as YAML.
 
     Raises:
-        ConfigError: an item is no such thing, its value no YAML, or a key leads through a value.
+        ConfigError: an item is not `key=value`, its value is not YAML, or a key treats a value as a group.
 
     >>> apply_overrides({"data": {"url": "x", "batch_size": 8}}, ["data.batch_size=16", "model.hidden=[4, 2]"])
     {'data': {'url': 'x', 'batch_size': 16}, 'model': {'hidden': [4, 2]}}
@@ -82,14 +82,14 @@ def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_config(tree: Mapping[str, Any], source: str) -> TrainConfig:
-    """A configuration from nested mappings.
+    """Make a configuration of nested mappings.
 
     Args:
         tree: keys and values.
-        source: what to name in errors, such as the file.
+        source: name of the tree for errors, such as that of its file.
 
     Raises:
-        ConfigError: a key or value is wrong, or one that checkpoints and metrics could not hold.
+        ConfigError: a key or value is wrong, or a value has no form in JSON, as checkpoints and metrics need.
 
     >>> parse_config({"data": {"url": "x"}, "optimiser": {}}, "a.yaml")
     Traceback (most recent call last):
@@ -98,18 +98,18 @@ def parse_config(tree: Mapping[str, Any], source: str) -> TrainConfig:
     try:
         _check_keys(tree)
         config: TrainConfig = fit("", tree, TrainConfig, YAML_SCALARS)
-        json.dumps(to_tree(config))  # as checkpoints and metrics will hold it
+        json.dumps(to_tree(config))  # checkpoints and metrics hold the configuration as JSON
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from error
     except TypeError as error:
         raise ConfigError(
-            f"{source}: model.options, or data.balance, holds what JSON cannot ({error}); quote it"
+            f"{source}: model.options or data.balance has a value that JSON cannot hold ({error}); quote it"
         ) from error
     return config
 
 
 def _check_keys(tree: Mapping[str, Any]) -> None:
-    """Refuse an unknown key with a hint at the key of any group that was meant."""
+    """Refuse an unknown key, with a hint at the most similar key of any group."""
     keys = {name for name, _ in all_keys()}
     groups = {name.rpartition(".")[0] for name in keys}
     for key, value in tree.items():
@@ -129,7 +129,7 @@ def _unknown_key(prefix: str, key: str) -> str:
     if guess:
         hint = f"did you mean {guess!r}?"
     elif prefix:
-        hint = f"the keys there are: {', '.join(map(_leaf, local))}"
+        hint = f"this group has the keys: {', '.join(map(_leaf, local))}"
     else:
         hint = "the keys are listed by: ringfeed train --help"
     return f"unknown key {prefix + key!r}; {hint}"
@@ -140,20 +140,20 @@ def _leaf(name: str) -> str:
 
 
 def _same_name(key: str, names: list[str]) -> str | None:
-    """The first of `names` that ends in a key, or in words that it has the initials of: `learning_rate` is `lr`."""
+    """Return the first of `names` that ends in a key, or whose end has it as initials: `learning_rate` is `lr`."""
     spellings = ((name, _leaf(name)) for name in names)
     return next((n for n, leaf in spellings if key in (leaf, "".join(w[:1] for w in leaf.split("_")))), None)
 
 
 def _like_name(key: str, names: list[str]) -> str | None:
-    """The one of `names` whose end is most like a key; with the whole name, a group would make all alike."""
+    """Return the name whose end is most similar to a key; whole names of a group would all be similar."""
     leaves = {_leaf(name): name for name in names}
     close = closest(key, leaves)
     return None if close is None else leaves[close]
 
 
 def all_keys() -> list[tuple[str, Field[Any]]]:
-    """Every key by its dotted name, with its field, in order."""
+    """Return all keys in order: dotted name and field."""
     result: list[tuple[str, Field[Any]]] = []
     hints = typing.get_type_hints(TrainConfig)
     for spec in fields(TrainConfig):
@@ -165,7 +165,7 @@ def all_keys() -> list[tuple[str, Field[Any]]]:
 
 
 def describe_keys() -> str:
-    """All keys with their defaults and what they mean, as text for `--help`."""
+    """Return the help of all keys, with their defaults, for `--help`."""
     lines = []
     for name, spec in all_keys():
         default = "required" if is_required(spec) else _shown(spec)
@@ -181,7 +181,7 @@ def _shown(spec: Field[Any]) -> str:
 
 
 def to_tree(config: TrainConfig) -> dict[str, Any]:
-    """The configuration as JSON can hold it; `parse_config` reads it back."""
+    """Return the configuration in JSON's types; `parse_config` reads it back."""
     return typing.cast("dict[str, Any]", _plain(asdict(config)))
 
 
@@ -192,19 +192,19 @@ def _plain(value: Any) -> Any:
 
 
 def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
-    """The dotted keys that steer the weights and differ between a run and the tree of an earlier one.
+    """Return the dotted keys that affect the weights and differ between a run and the tree of an earlier one.
 
-    Where things lie (`data.url`, `data.cache`, `checkpoint`, `output`) and how often they are evaluated steers nothing.
+    Locations (`data.url`, `data.cache`, `checkpoint`, `output`), length and evaluation of a run do not count.
     """
     neutral = {"data.url", "data.eval_split", "eval_every_epochs", "deterministic", "max_steps", "epochs"}
     neutral |= {"data.cache", "data.cache_bytes"}
-    current = json.loads(json.dumps(to_tree(now)))  # as the other came through a file
+    current = json.loads(json.dumps(to_tree(now)))  # like the earlier tree, which was read from a file
     differing = []
     for name, spec in all_keys():
         group, _, leaf = name.rpartition(".")
         if group in ("checkpoint", "output") or name in neutral:
             continue
         mine, theirs = (tree.get(group, {}) if group else tree for tree in (current, before))
-        if mine.get(leaf) != theirs.get(leaf, _plain(spec.default)):  # a run before there was the key had its default
+        if mine.get(leaf) != theirs.get(leaf, _plain(spec.default)):  # older runs, without the key, had its default
             differing.append(name)
     return differing

@@ -1,7 +1,8 @@
-"""The ring of ranks: the only module that knows Horovod, which serves as a plain collective library.
+"""The ring of ranks: the only module that uses Horovod, as a plain library of collectives.
 
-Gradients are reduced as ordinary tensors. Horovod's Keras wrappers are not used: with Keras 3 they fail, or train
-every rank alone without an error. Nothing here decides what is reduced, or when.
+Gradients are reduced as ordinary tensors. Horovod's Keras wrappers are not used: with Keras 3 they fail, or train each
+rank by itself without an error. Nothing here decides what is reduced, or when. Its collectives are tested in
+tests/training/test_distributed.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,11 @@ __all__ = ["HorovodRing", "Ring", "SoloRing", "assert_same_weights", "connect"]
 Tensor = Any
 Variable = Any
 
-_CARRIERS = {tf.bfloat16: tf.uint16, tf.uint32: tf.int32, tf.uint64: tf.int64}  # Horovod broadcasts no such variables
+_CARRIERS = {
+    tf.bfloat16: tf.uint16,
+    tf.uint32: tf.int32,
+    tf.uint64: tf.int64,
+}  # Horovod does not broadcast these dtypes
 
 
 class Ring(Protocol):
@@ -32,7 +37,7 @@ class Ring(Protocol):
 
     @property
     def rank(self) -> int:
-        """This process, in [0, size)."""
+        """The number of this process, in [0, size)."""
 
     @property
     def size(self) -> int:
@@ -40,29 +45,29 @@ class Ring(Protocol):
 
     @property
     def local_rank(self) -> int:
-        """This process among those of its host."""
+        """The number of this process among those of its host."""
 
     @property
     def local_size(self) -> int:
         """Number of ranks on this host."""
 
     def allreduce_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The mean over ranks of each tensor; one grouped operation; works inside `tf.function`."""
+        """Return the mean over ranks of each tensor, by one grouped operation; works inside `tf.function`."""
 
     def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The sum over ranks of each tensor."""
+        """Return the sum over ranks of each tensor."""
 
     def broadcast(self, variables: Sequence[Variable]) -> None:
-        """Give each variable, on every rank, the value it has on rank 0."""
+        """Assign to each variable, on every rank, its value on rank 0."""
 
     def allgather(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The ranks' arrays one after another along the first dimension, in rank order; lengths may differ."""
+        """Concatenate the ranks' arrays along the first dimension, in rank order; lengths may differ."""
 
     def allgather_object(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order. Values are what JSON can hold."""
+        """Return every rank's value, in rank order. Values are of JSON's types."""
 
     def barrier(self) -> None:
-        """Wait until all ranks are here."""
+        """Wait until all ranks have called it."""
 
 
 class SoloRing:
@@ -105,7 +110,7 @@ class HorovodRing:
     """The ring of an initialised `horovod.tensorflow`.
 
     Args:
-        hvd: the module, after `hvd.init()`.
+        hvd: the module `horovod.tensorflow`, after `hvd.init()`.
     """
 
     def __init__(self, hvd: Any) -> None:
@@ -116,7 +121,7 @@ class HorovodRing:
         self.local_size: int = hvd.local_size()
 
     def _grouped(self, tensors: Sequence[Tensor], op: Any) -> list[Tensor]:
-        """One grouped allreduce per dtype (Horovod groups one dtype only); bfloat16 travels as float32."""
+        """Run one grouped allreduce per dtype (Horovod groups one dtype only); bfloat16 travels as float32."""
         sent = [dense(t) for t in tensors]
         sent = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in sent]
         received: list[Tensor] = [None] * len(sent)
@@ -158,12 +163,12 @@ class HorovodRing:
         return [json.loads(part.tobytes()) for part in np.split(joined, np.cumsum(sizes)[:-1])]
 
     def barrier(self) -> None:
-        """Wait until all ranks are here (Horovod has no barrier for TensorFlow: a sum needs everyone)."""
+        """Wait for all ranks by a sum, which needs every rank: Horovod has no barrier for TensorFlow."""
         self._hvd.allreduce(tf.zeros(1), op=self._hvd.Sum)
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """A plain tensor: `tf.IndexedSlices` would become two allgathers, whose memory grows with the ranks (#554).
+    """Return a plain tensor: `tf.IndexedSlices` would become two allgathers, whose memory grows with the ranks (#554).
 
     >>> slices = tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant([0, 0]), tf.constant([2, 1]))
     >>> dense(slices).numpy().ravel().tolist()
@@ -179,19 +184,19 @@ def _require_horovod(size: int) -> Any:
         reason = (str(error).splitlines() or ["no message"])[0]
         raise TrainingError(
             f"this process was started as one of {size} ranks, but Horovod does not work here "
-            f"({type(error).__name__}: {reason}); training refuses, "
+            f"({type(error).__name__}: {reason}); training is refused, "
             "since the ranks would never synchronise. See `ringfeed doctor`, or run one process without a launcher"
         ) from error
 
 
 def connect(environ: Mapping[str, str] = os.environ) -> Ring:
-    """Join the ring this process belongs to.
+    """Join the ring that this process belongs to.
 
-    A process that no launcher started is a `SoloRing`, whether or not Horovod is installed. Each rank of a host takes
-    its own GPU and its share of the cores. Call it before TensorFlow does anything.
+    A process that no launcher started is a `SoloRing`, whether or not Horovod is installed. Each rank of a host uses
+    its own GPU and its share of the cores. Call it before TensorFlow runs anything.
 
     Raises:
-        TrainingError: the process was started as a rank, and Horovod is missing, broken, or sees another number of
+        TrainingError: the process was started as a rank, and Horovod is missing, broken, or sees a different number of
             ranks; or the host has fewer GPUs than ranks.
     """
     world = world_from_environment(environ)
@@ -206,8 +211,8 @@ def connect(environ: Mapping[str, str] = os.environ) -> Ring:
         raise TrainingError(f"Horovod could not connect the {size} ranks: {error}") from error
     if hvd.size() != size:
         raise TrainingError(
-            f"the launcher started {size} ranks, but Horovod sees {hvd.size()}: it was built without what this "
-            "launcher speaks (horovodrun --gloo needs Gloo, mpirun and srun need MPI). See `ringfeed doctor`"
+            f"the launcher started {size} ranks, but Horovod sees {hvd.size()}: it was built without the "
+            "protocol of this launcher (horovodrun --gloo needs Gloo, mpirun and srun need MPI). See `ringfeed doctor`"
         )
     ring = HorovodRing(hvd)
     _pin_gpu(ring)
@@ -215,9 +220,10 @@ def connect(environ: Mapping[str, str] = os.environ) -> Ring:
 
 
 def share_cores(local_size: int) -> int:
-    """Give this process its share of the host's cores, and return it. Must run before TensorFlow's first operation.
+    """Limit TensorFlow to this rank's share of the host's cores, and return the share.
 
-    More threads than cores make ranks wait for each other inside collectives.
+    With more threads than cores, ranks wait for each other inside collectives. Call it before TensorFlow's first
+    operation.
     """
     threads = max(1, len(os.sched_getaffinity(0)) // local_size)
     tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -236,7 +242,7 @@ def _pin_gpu(ring: Ring) -> None:
 
 
 def weights_digest(variables: Sequence[Variable]) -> list[str]:
-    """xxh3-128 of each variable's dtype, shape and bytes, as hexadecimal text."""
+    """Return the xxh3-128 of each variable's dtype, shape and bytes, as hexadecimal text."""
     digests = []
     for variable in variables:
         array = np.asarray(tf.convert_to_tensor(variable))
@@ -259,7 +265,7 @@ def assert_same_weights(ring: Ring, variables: Sequence[Variable]) -> str:
         pairs = zip(variables, gathered[0], gathered[others[0]], strict=True)
         name = next(getattr(v, "path", v.name) for v, mine, other in pairs if mine != other)
         raise TrainingError(
-            f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} of {ring.size} ended with other "
+            f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} of {ring.size} ended with different "
             f"weights than rank 0 (first difference: {name}): the ranks did not train the same model"
         )
     return xxhash.xxh3_128_hexdigest("".join(gathered[0]).encode())

@@ -1,7 +1,7 @@
 """Exact evaluation by all ranks: each sample of a split counts once, whatever the number of ranks.
 
-Every rank scores its share (padded samples have weight 0 and count nothing), sums are reduced, and for two classes the
-scores are gathered for the area under the ROC curve.
+Every rank scores its share (padding has weight 0 and is not counted), sums are reduced, and for two classes the scores
+are gathered for the area under the ROC curve.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Integers = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """What a model does on a split.
+    """The metrics of a model on a split.
 
     Attributes:
-        samples: how many were scored, each once.
+        samples: number of scored samples, each counted once.
         loss: mean cross entropy.
-        accuracy: fraction whose largest logit is that of their class.
-        balanced_accuracy: mean of the recalls of the classes that occur.
-        recall: by class name; None for a class that does not occur.
+        accuracy: fraction of samples whose largest logit is that of their class.
+        balanced_accuracy: mean recall of the classes that occur.
+        recall: recall by class name; None for a class that does not occur.
         auc: area under the ROC curve of the second class against the first; None unless there are two classes, both
             occur, and all logits are finite.
         confusion: samples by [true class][predicted class].
@@ -46,15 +46,15 @@ class Evaluation:
     confusion: list[list[int]]
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in the metrics file."""
+        """Return the entry of the metrics file."""
         return asdict(self)
 
 
 def roc_auc(scores: npt.ArrayLike, is_positive: npt.ArrayLike) -> float | None:
-    """The exact area under the ROC curve: P(score of a positive > score of a negative), ties counting half.
+    """Return the exact area under the ROC curve: P(score of a positive > score of a negative), ties counting half.
 
     By mid-ranks: (R - n1 (n1 + 1) / 2) / (n0 n1), with R the sum of the positives' ranks; Hanley and McNeil,
-    Radiology 143 (1982). None where one of the two kinds is missing.
+    Radiology 143 (1982). None if there are no positives or no negatives.
 
     >>> roc_auc([0.1, 0.4, 0.4, 0.8], [False, True, False, True])
     0.875
@@ -73,7 +73,7 @@ def roc_auc(scores: npt.ArrayLike, is_positive: npt.ArrayLike) -> float | None:
 
 
 def summarise(confusion: Integers, loss_sum: float, classes: Sequence[str], auc: float | None) -> Evaluation:
-    """The metrics that follow from a confusion matrix, int64 [classes, classes], and the sum of the losses.
+    """Compute the metrics from a confusion matrix, int64 [classes, classes], and the sum of the losses.
 
     >>> result = summarise(np.array([[3, 1], [1, 1]]), 6.0, ["on time", "late"], None)
     >>> result.accuracy, result.balanced_accuracy, result.recall
@@ -96,13 +96,13 @@ def summarise(confusion: Integers, loss_sum: float, classes: Sequence[str], auc:
 def evaluate(
     ring: Ring, predict: Callable[[Any], Any], batches: Iterable[tuple[Any, Any, Any]], classes: Sequence[str]
 ) -> Evaluation:
-    """Score this rank's batches and combine with the other ranks' (a collective).
+    """Score this rank's batches, and combine the results of all ranks (a collective).
 
     Args:
         ring: the ranks.
-        predict: inputs of a batch to logits, float32 [batch, classes].
-        batches: `(inputs, class_id, weight)`; a weight of 0 marks padding.
-        classes: names, in the order of the class ids.
+        predict: function from the inputs of a batch to logits, float32 [batch, classes].
+        batches: `(inputs, class_id, weight)` of each batch; a weight of 0 marks padding.
+        classes: names of the classes, in the order of their ids.
     """
     count = len(classes)
     confusion = np.zeros((count, count), np.int64)
@@ -128,9 +128,9 @@ def evaluate(
 
 
 def average_statistics(ring: Ring, network: Any) -> None:
-    """Give all ranks the mean of their non-trainable floating-point weights (a collective).
+    """Set the non-trainable floating-point weights of all ranks to their mean over ranks (a collective).
 
-    These are the moving means and variances of batch normalisation, which each rank gathers over its own samples.
+    These are the moving means and variances of batch normalisation, which each rank estimates from its own samples.
     """
     trainable = {id(variable) for variable in network.trainable_weights}
     moving = [v for v in network.weights if id(v) not in trainable and "float" in str(v.dtype)]

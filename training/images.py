@@ -23,10 +23,10 @@ Shape = tuple[int, int, int]
 
 
 def image_column(manifest: Manifest, data: DataConfig) -> Feature:
-    """The one column that holds images.
+    """Return the one column that holds images.
 
     Raises:
-        ConfigError: there is none, or more than one is left in.
+        ConfigError: there is none, or more than one.
     """
     found = [f for f in feature_columns(manifest, data) if _is_encoded(f) or _is_tensor(f)]
     if len(found) != 1:
@@ -44,14 +44,14 @@ def _is_tensor(feature: Feature) -> bool:
 
 
 def image_shape(feature: Feature, wanted: tuple[int, ...] | None) -> Shape:
-    """Height, width and channels that images are brought to.
+    """Return the height, width and channels of the model's images.
 
     Args:
         feature: the image column.
-        wanted: `model.image_shape`; without it a tensor column keeps its own.
+        wanted: `model.image_shape`; None: the shape of a tensor column.
 
     Raises:
-        ConfigError: encoded images, and no shape is given.
+        ConfigError: images are encoded, and `wanted` is None.
     """
     if wanted is not None:
         return wanted[0], wanted[1], wanted[2]
@@ -65,13 +65,13 @@ def image_shape(feature: Feature, wanted: tuple[int, ...] | None) -> Shape:
 
 
 def image_preprocess(feature: Feature, shape: Shape, augment: AugmentConfig) -> Preprocess:
-    """A function from a loader's element to `(images, class_id, weight)`; images are float32 [batch, *shape] in [0, 1].
+    """Make a function from a loader's element to `(images, class_id, weight)`.
 
-    What `augment` asks for is drawn for each image by the element's ``sample_key``. Encoded images of another size are
-    resized with antialiased bilinear filtering.
+    Images are float32 [batch, *shape] in [0, 1]. Augmentation is drawn for each image from the element's
+    ``sample_key``. Encoded images of another size are resized with antialiased bilinear filtering.
 
     Raises:
-        ConfigError: a tensor column cannot be brought to the shape without resampling.
+        ConfigError: a tensor column has another shape.
     """
     if _is_tensor(feature) and image_shape(feature, None) != shape:
         raise ConfigError(f"column {feature.name!r} holds tensors of shape {feature.shape}, not {list(shape)}")
@@ -85,12 +85,12 @@ def image_preprocess(feature: Feature, shape: Shape, augment: AugmentConfig) -> 
 
 
 def _tensors_of(feature: Feature, shape: Shape) -> Callable[[Element], Any]:
-    """Tensors as they are, of any number of channels: all of a batch at once."""
+    """Make a function that scales the images of a whole batch, of any number of channels."""
     return lambda element: tf.cast(tf.reshape(element[feature.name], [-1, *shape]), tf.float32) / 255.0
 
 
 def _transformed(feature: Feature, shape: Shape, augment: AugmentConfig) -> Callable[[Element], Any]:
-    """Each image by itself, as `ImageTransform` brings it to the shape."""
+    """Make a function that transforms each image by an `ImageTransform`."""
     transform = ImageTransform(
         feature=feature.name,
         size=shape[:2],

@@ -1,4 +1,4 @@
-"""The loaders of a run and its preprocessed batches: where the pipeline layer meets training."""
+"""The loaders of a run, and its preprocessed batches."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _PREFETCH_BATCHES = 4
 
 
 def open_loader(config: TrainConfig, ring: Ring, *, split: str, training: bool) -> Loader:
-    """The loader of a split for this rank: in training without the remainder, in evaluation each sample once.
+    """Open this rank's loader of a split; training drops the remainder, evaluation reads each sample once.
 
     Raises:
-        ConfigError: the ranks cannot share the batch evenly, or the split cannot fill one to train on.
+        ConfigError: the batch cannot be shared evenly by the ranks, or a training split cannot fill a batch.
     """
     batch_size = config.data.batch_size
     if batch_size % ring.size:
@@ -56,11 +56,18 @@ def open_loader(config: TrainConfig, ring: Ring, *, split: str, training: bool) 
 def preprocessed(
     loader: Loader, epoch: int, start_step: int, preprocess: Preprocess, traced: Preprocess, *, deterministic: bool
 ) -> Any:
-    """Batches of a loader as `(inputs, class_id, weight)`, read ahead; `traced` is the function as TensorFlow runs it.
+    """Return the batches of a loader as `(inputs, class_id, weight)`, prefetched.
 
-    Under op determinism tf.data runs any map after a generator on one thread, and prints an error when asked for
-    more. A batch's images are still decoded in parallel, by `tf.map_fn`. With nothing left to tune, autotuning is
-    off: on a busy host, dropping the first epoch's iterator waited 1 to 2 seconds for its thread (2026-11-21).
+    Under op determinism tf.data runs any map after a generator on one thread, and prints an error if asked for more. A
+    batch's images are still decoded in parallel, by `tf.map_fn`. Autotuning, with nothing left to tune, is off: on a
+    busy host, dropping the first epoch's iterator waited 1 to 2 seconds for its thread (2026-11-21).
+
+    Args:
+        loader: the loader.
+        epoch, start_step: first batch.
+        preprocess: function from a loader's element to `(inputs, class_id, weight)`.
+        traced: the same function as a `tf.function`.
+        deterministic: whether op determinism is on.
     """
     options = tf.data.Options()
     options.autotune.enabled = not deterministic

@@ -1,8 +1,8 @@
 """LARS: momentum SGD whose step is scaled layer by layer, for very large batches.
 
-The variant is named, because the published ones differ: this is `optax.lars`, that is Algorithm 1 of the paper
-with the norm of the *decayed* gradient in the denominator and the learning rate inside the momentum.
-It is not LAMB, and it reduces no gradients across ranks (`distributed.py` does).
+Published variants differ. This one is that of `optax.lars`: Algorithm 1 of the paper, with the norm of the *decayed*
+gradient in the denominator and the learning rate inside the momentum. It is not LAMB, and it reduces no gradients
+across ranks (`distributed` does).
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no 
         self.exclude = None if exclude is None else list(exclude)
 
     def build(self, variables: Sequence[Variable]) -> None:
-        """Make one velocity per variable, and settle which variables are adapted."""
+        """Create a velocity for each variable, and note which variables are adapted."""
         if self.built:
             return
         super().build(variables)

@@ -1,4 +1,4 @@
-"""What the launcher of a process said about its place among the ranks, read from the environment.
+"""The rank of this process, from the environment that its launcher set.
 
 Imports nothing heavy: a wrong configuration is refused before TensorFlow is imported.
 """
@@ -13,14 +13,14 @@ __all__ = ["World", "world_from_environment"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """A process's place: `rank` in [0, size), and how many ranks its host has."""
+    """A process among the ranks: `rank` in [0, size), and the number of ranks on its host."""
 
     rank: int
     size: int
     local_size: int
 
 
-# Rank, world size and local size, as launchers set them for each process they start.
+# Variables of rank, world size and local size that launchers set for each process they start.
 _LAUNCHERS = (
     ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_SIZE"),  # horovodrun with Gloo
     ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"),  # Open MPI
@@ -30,7 +30,7 @@ _LAUNCHERS = (
 
 
 def world_from_environment(environ: Mapping[str, str]) -> World | None:
-    """What a launcher said about this process, or None when none started it as a rank.
+    """Return what a launcher set for this process, or None if no launcher started it as a rank.
 
     >>> world_from_environment({"HOROVOD_RANK": "1", "HOROVOD_SIZE": "4", "HOROVOD_LOCAL_SIZE": "2"})
     World(rank=1, size=4, local_size=2)
@@ -44,7 +44,9 @@ def world_from_environment(environ: Mapping[str, str]) -> World | None:
                 size=_integer(environ, size, 1),
                 local_size=_integer(environ, local_size, 1),
             )
-    tasks = _integer(environ, "SLURM_STEP_NUM_TASKS", 1)  # of any job step: one task alone is no rank
+    tasks = _integer(
+        environ, "SLURM_STEP_NUM_TASKS", 1
+    )  # Slurm sets it for every job step; a single task is not a rank
     return World(rank=_integer(environ, "SLURM_PROCID", 0), size=tasks, local_size=1) if tasks > 1 else None
 
 

@@ -1,6 +1,6 @@
-"""The built-in networks, by name, and the user's own by `module:function`.
+"""The built-in networks, by name, and a user's own by `module:function`.
 
-A network ends in one logit per class, in float32, whatever it computes in. Losses and metrics are not here.
+A network ends in one float32 logit per class, whatever dtype it computes in. Losses and metrics are elsewhere.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BATCH_NORM_MOMENTUM = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltModel:
-    """A network and what brings a loader's element into its inputs; in training, if it is another, `augmented`."""
+    """A network, and the functions from a loader's element to its inputs: `augmented` is for training, if not None."""
 
     network: Any
     preprocess: Preprocess
@@ -41,7 +41,7 @@ class BuiltModel:
 
 
 def build_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
-    """The network a configuration names, built for a dataset.
+    """Build the network that a configuration names, for a dataset.
 
     Raises:
         ConfigError: the dataset has no classes, or the network cannot be built for its columns.
@@ -50,11 +50,11 @@ def build_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
         raise ConfigError(f"{config.data.url}: training needs a label with at least two classes; build with --label")
     builders: dict[str, Callable[[Manifest, TrainConfig], BuiltModel]] = {"tabular": _tabular, "convnet": _convnet}
     with compute_dtype(config.precision):
-        return builders.get(config.model.name, _of_the_user)(manifest, config)
+        return builders.get(config.model.name, _user_model)(manifest, config)
 
 
 def embedding_width(categories: int, wanted: int | None) -> int:
-    """The width of an embedding: as wanted, or `1.6 * categories ** 0.56`, at most 32 (the rule of fastai's tabular).
+    """Return the width of an embedding: as wanted, or `1.6 * categories ** 0.56`, at most 32 (fastai's rule).
 
     >>> embedding_width(10, None), embedding_width(1000, None), embedding_width(1000, 4)
     (6, 32, 4)
@@ -117,7 +117,7 @@ def _head(features: Tensor, model: ModelConfig, classes: int) -> Tensor:
     return keras.layers.Dense(classes, dtype="float32", name="logits")(features)
 
 
-def _of_the_user(manifest: Manifest, config: TrainConfig) -> BuiltModel:
+def _user_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
     function = _imported(config.model.name)
     network = function(manifest, config)
     if not isinstance(network, keras.Model):
@@ -125,18 +125,18 @@ def _of_the_user(manifest: Manifest, config: TrainConfig) -> BuiltModel:
     classes, shape = len(manifest.classes), getattr(network, "output_shape", None)
     if shape is None:
         raise ConfigError(
-            f"model.name: {config.model.name} must return a model that is built from keras.Input, got one of no shape "
-            f"yet ({type(network).__name__})"
+            f"model.name: {config.model.name} must return a model built from keras.Input, got one without a "
+            f"shape ({type(network).__name__})"
         )
     if not isinstance(shape, tuple) or shape[-1] != classes:
         raise ConfigError(
-            f"model.name: {config.model.name} must return a model of {classes} logits, one a class, got an output of "
+            f"model.name: {config.model.name} must return a model of {classes} logits, one per class, got an output of "
             f"shape {shape}"
         )
     if (activation := _last_activation(network)) in ("softmax", "sigmoid"):
         raise ConfigError(
             f"model.name: {config.model.name} must return a model of logits, but its last layer applies {activation}, "
-            "which the loss does, too: leave that out"
+            "as the loss does: remove it"
         )
     names = [feature.name for feature in feature_columns(manifest, config.data)]
     taken = _inputs_of(network, names, config.model.name)
@@ -149,7 +149,7 @@ def _of_the_user(manifest: Manifest, config: TrainConfig) -> BuiltModel:
 
 
 def _last_activation(network: Any) -> str:
-    """The name of the activation that the last layer of a network applies, its own or what it is itself."""
+    """Return the name of the activation that the last layer applies, or of the last layer if it has none."""
     outputs = getattr(network, "outputs", None)
     last = outputs[0]._keras_history.operation if outputs else network
     if last is not network and isinstance(last, keras.Model):
@@ -158,13 +158,13 @@ def _last_activation(network: Any) -> str:
 
 
 def _inputs_of(network: Any, names: Sequence[str], function: str) -> str | list[str]:
-    """The columns that a network of the user takes: one for its one input, or those that its inputs are named for.
+    """Return the columns that a user's network takes: one for a single input, or those that its inputs are named after.
 
-    No others are handed over: Keras 3.15 pairs a dict with more entries than there are inputs in alphabetical order,
-    with no more than a warning, so that an input gets another column.
+    No others are passed: Keras 3.15 pairs a dict that has more entries than inputs in alphabetical order, with only a
+    warning, so that an input would get the wrong column.
 
     Raises:
-        ConfigError: an input has the name of no column.
+        ConfigError: an input is named after no column.
     """
     inputs = network.inputs[0] if isinstance(network, keras.Sequential) else getattr(network, "input", None)
     if isinstance(inputs, keras.KerasTensor):
@@ -178,8 +178,8 @@ def _inputs_of(network: Any, names: Sequence[str], function: str) -> str | list[
     for name in wanted:
         if name not in names:
             raise ConfigError(
-                f"model.name: {function} returned a model with an input {name!r}, and there is no such column for it; "
-                f"name inputs for columns, as in keras.Input(..., name=...). The columns are: {', '.join(names)}"
+                f"model.name: {function} returned a model with an input {name!r}, but there is no such column; "
+                f"name inputs after columns, as in keras.Input(..., name=...). The columns are: {', '.join(names)}"
             )
     return wanted[0] if isinstance(inputs, keras.KerasTensor) else wanted
 
@@ -187,7 +187,7 @@ def _inputs_of(network: Any, names: Sequence[str], function: str) -> str | list[
 def _imported(name: str) -> Callable[[Manifest, TrainConfig], Any]:
     module_name, _, function_name = name.partition(":")
     here = str(Path.cwd())
-    if here not in sys.path:  # a console script does not look in the working directory, where the user's module lies
+    if here not in sys.path:  # a console script does not search the working directory, where the user's module is
         sys.path.insert(0, here)
     try:
         function: Callable[[Manifest, TrainConfig], Any] = getattr(importlib.import_module(module_name), function_name)

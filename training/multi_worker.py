@@ -1,6 +1,6 @@
-"""The strategy under which Keras trains a model on several workers of `tf.distribute`.
+"""The strategy with which Keras trains a model on several workers of `tf.distribute`.
 
-`ringfeed train` does not use it: that runs on a ring of Horovod (`distributed.py`).
+`ringfeed train` does not use it, but a Horovod ring (`distributed`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ _MEAN = ("MEAN", tf.distribute.ReduceOp.MEAN)
 class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]  # TensorFlow ships no types
     """A `tf.distribute.MultiWorkerMirroredStrategy` under which Keras can `fit`, `evaluate` and `predict`.
 
-    Keras 3.15 asks the strategy of several workers for two means that TensorFlow 2.21 refuses: that of a batch, which
-    is a structure, before the first step; and those of the step's metrics, which are scalars, along an axis. `reduce`
-    answers them, and is otherwise what it was.
+    Keras 3.15 asks a strategy of several workers for two means that TensorFlow 2.21 refuses: that of a batch, which is
+    a structure, before the first step; and those of the step's metrics, which are scalars, along an axis. `reduce`
+    returns both, and is otherwise unchanged.
 
     Args:
-        cluster_resolver: as of TensorFlow's; the default reads ``TF_CONFIG``.
-        communication_options: as of TensorFlow's.
+        cluster_resolver: as in TensorFlow; the default reads ``TF_CONFIG``.
+        communication_options: as in TensorFlow.
 
-    >>> strategy = MultiWorkerStrategy()  # of one worker, where TF_CONFIG names no others
+    >>> strategy = MultiWorkerStrategy()  # one worker, unless TF_CONFIG names others
     >>> float(strategy.reduce("MEAN", tf.constant(3.0), axis=0))
     3.0
     """
@@ -35,10 +35,10 @@ class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: i
 
         Args:
             reduce_op: ``"SUM"``, ``"MEAN"`` or a `tf.distribute.ReduceOp`.
-            value: of each replica. Scalars have no axis 0: they are reduced across replicas alone. The mean of a
-                structure is not taken, but stood for by what this worker's first replica holds: Keras looks at its
-                shapes and dtypes only, and texts and ragged features have no mean.
-            axis: to reduce along within each replica, too.
+            value: value of each replica. Scalars, which have no axis 0, are reduced across replicas only. Instead of
+                the mean of a structure, the value of this worker's first replica is returned: Keras only looks at its
+                shapes and dtypes, and strings and ragged features have no mean.
+            axis: axis to reduce along within each replica, too; None: none.
 
         Returns:
             A tensor, or for a structure the same structure of tensors.

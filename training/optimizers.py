@@ -1,4 +1,7 @@
-"""The optimizer and the learning rate that a configuration asks for."""
+"""The optimizer and the learning-rate schedule of a configuration.
+
+Tested in tests/training/test_config.py, test_schedules.py and test_train.py.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +19,10 @@ __all__ = ["build_optimizer", "build_schedule", "schedule_warnings"]
 
 
 def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay:
-    """The learning rate of a run, over all its epochs (`max_steps` stops a run, it does not shorten its schedule).
+    """Build the learning rate over all epochs of a run; `max_steps` ends the run, but does not shorten the schedule.
 
     Raises:
-        ConfigError: the warm-up leaves no step of the run.
+        ConfigError: no step is left after the warm-up.
     """
     optimizer, schedule = config.optimizer, config.schedule
     base = optimizer.base_batch_size or config.data.batch_size
@@ -40,15 +43,15 @@ def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay:
 
 
 def schedule_warnings(config: TrainConfig) -> list[str]:
-    """What is allowed in a schedule, and hardly meant: boundaries that fall where the decay is not."""
+    """Return warnings about valid but useless boundaries: those within the warm-up, or after the end."""
     schedule = config.schedule
     if schedule.decay != "step":
         return []
     remarks = []
     if early := [boundary for boundary in schedule.boundaries if boundary < schedule.warmup_epochs]:
         remarks.append(
-            f"schedule.boundaries: {early} lie within the warm-up of {schedule.warmup_epochs} epochs; the rate falls "
-            "for them when that ends"
+            f"schedule.boundaries: {early} lie within the warm-up of {schedule.warmup_epochs} epochs; they "
+            "take effect when it ends"
         )
     if late := [boundary for boundary in schedule.boundaries if boundary >= config.epochs]:
         remarks.append(f"schedule.boundaries: {late} are not reached in a run of {config.epochs} epochs")
@@ -56,10 +59,10 @@ def schedule_warnings(config: TrainConfig) -> list[str]:
 
 
 def build_optimizer(config: OptimizerConfig, schedule: WarmUpDecay, variables: Sequence[Any]) -> Any:
-    """A built Keras optimizer for the variables.
+    """Build a Keras optimizer for variables.
 
-    Those that `optimizer.exclude` names (by default: biases and normalisation parameters) get no weight decay, and
-    under LARS no trust ratio.
+    Variables that match `optimizer.exclude` (by default: biases and normalisation parameters) get no weight decay, and
+    no trust ratio under LARS.
     """
     optimizer = _new(config, schedule)
     if not isinstance(optimizer, LARS):

@@ -1,4 +1,4 @@
-"""The files that a run leaves behind: its model and its metrics, on any storage that fsspec opens."""
+"""The files that a run writes: its model and its metrics, on any storage that fsspec opens."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ def write_file(url: str, data: bytes) -> None:
     """Write a file at a path or URL, whole or not at all.
 
     Raises:
-        ConfigError: it names a bucket alone, and no file in it.
-        StorageError: the storage refuses.
+        ConfigError: the URL names a bucket, but no file in it.
+        StorageError: the storage fails.
     """
     storage, name = _place(url)
     storage.write(name, data)
 
 
 def check_writable(url: str, *, in_stores: bool = True) -> None:
-    """Find out before a run that its output will not be written. Leaves nothing there.
+    """Check before a run that a file can be written, and leave nothing behind.
 
-    But for an empty file `NAME.trial` in a store that lets files be written, and not removed.
+    An empty file `NAME.trial` is left in a store that does not let files be removed.
 
     Args:
-        url: of the file.
-        in_stores: whether to try it in stores, too, which takes time, or on a disk of this machine alone.
+        url: path or URL of the file.
+        in_stores: whether to check remote stores, too, which takes time, or only local disks.
 
     Raises:
-        ConfigError: it names a bucket alone, and no file in it.
-        StorageError: it will not.
+        ConfigError: the URL names a bucket, but no file in it.
+        StorageError: the file cannot be written.
     """
     storage, name = _place(url)
     if storage.local_path is None and not in_stores:
@@ -62,13 +62,13 @@ def check_writable(url: str, *, in_stores: bool = True) -> None:
 
 def _place(url: str) -> tuple[Storage, str]:
     folder, separator, name = url.rpartition("/")
-    if not folder or folder.rstrip("/").endswith(":"):  # the slash is that of the root, or of the scheme
+    if not folder or folder.rstrip("/").endswith(":"):  # the slash belongs to the root or to the scheme
         folder += separator
     return Storage(folder or "."), name
 
 
 def encode_metrics(metrics: Mapping[str, Any]) -> bytes:
-    """The metrics file: JSON, in which a number that is not finite is null."""
+    """Encode the metrics file: JSON, with null for numbers that are not finite."""
     return (json.dumps(_finite(metrics), indent=1) + "\n").encode()
 
 

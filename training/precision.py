@@ -1,4 +1,4 @@
-"""Mixed precision: which dtype layers compute in, and the dynamic loss scale that float16 needs.
+"""Mixed precision: the dtype that layers compute in, and the dynamic loss scale that float16 needs.
 
 Variables, gradients after the reduction, and optimizer state stay float32 ("master weights"): Micikevicius et al.,
 "Mixed Precision Training", arXiv 1710.03740, sections 3.1 and 3.2. bfloat16 has float32's range and needs no scale.
@@ -23,10 +23,10 @@ Tensor = Any
 
 @contextmanager
 def compute_dtype(precision: str) -> Iterator[None]:
-    """Build the layers inside to compute in `precision` and keep their variables in float32.
+    """Make layers that are built in the body compute in `precision` and keep their variables in float32.
 
     Raises:
-        ValueError: a precision that is not in `POLICIES`.
+        ValueError: `precision` is not in `POLICIES`.
 
     >>> with compute_dtype("bfloat16"):
     ...     layer = keras.layers.Dense(1)
@@ -45,17 +45,17 @@ def compute_dtype(precision: str) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleRule:
-    """How a dynamic loss scale moves.
+    """The rule of a dynamic loss scale.
 
     The defaults are those of Keras' LossScaleOptimizer and PyTorch's GradScaler (growth interval 2000, factor 2).
 
     Args:
         initial: first scale; a power of two, so that scaling loses no bits.
-        growth_interval: good steps before the scale doubles.
-        smallest: the scale is never halved below this; more overflows there are the run's fault, not the scale's.
+        growth_interval: finite steps before the scale doubles.
+        smallest: least scale; an overflow at this scale is an error of the run.
 
     Raises:
-        ValueError: an argument out of its range.
+        ValueError: an argument is out of its range.
     """
 
     initial: float = 2.0**15
@@ -72,11 +72,11 @@ class ScaleRule:
 
 
 def next_scale(scale: Tensor, good_steps: Tensor, is_finite: Tensor, rule: ScaleRule) -> tuple[Tensor, Tensor]:
-    """The loss scale after a step: doubled after `growth_interval` good ones in a row, halved at an overflow.
+    """Return the loss scale after a step: doubled after `growth_interval` finite steps in a row, halved at an overflow.
 
     Args:
         scale: float32 scalar.
-        good_steps: int64 scalar, good steps since the scale last changed.
+        good_steps: int64 scalar, finite steps since the scale last changed.
         is_finite: bool scalar, whether this step's gradients were finite on all ranks.
 
     Returns:
@@ -99,7 +99,7 @@ class LossScale:
     """The state of a dynamic loss scale: `scale` (float32) and `good_steps` (int64).
 
     Args:
-        rule: how it moves; `None` is the fixed scale 1 of float32 and bfloat16.
+        rule: rule of the scale; None: the fixed scale 1 of float32 and bfloat16.
     """
 
     def __init__(self, rule: ScaleRule | None) -> None:
@@ -109,24 +109,24 @@ class LossScale:
 
     @classmethod
     def for_precision(cls, precision: str, rule: ScaleRule) -> LossScale:
-        """A dynamic scale for float16, else the fixed scale 1."""
+        """Return a dynamic scale for float16, else the fixed scale 1."""
         return cls(rule if precision == "float16" else None)
 
     @property
     def variables(self) -> list[Any]:
-        """What a checkpoint holds of it."""
+        """The variables that a checkpoint holds."""
         return [self.scale, self.good_steps]
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """The loss to differentiate."""
+        """Return the loss to differentiate."""
         return loss * tf.cast(self.scale, loss.dtype) if self.rule else loss
 
     def unscaled(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """The gradients of the loss itself, from those of the scaled loss."""
+        """Return the gradients of the loss itself, from those of the scaled loss."""
         return [g / tf.cast(self.scale, g.dtype) for g in gradients] if self.rule else list(gradients)
 
     def update(self, is_finite: Tensor) -> None:
-        """Move the scale after a step."""
+        """Update the scale after a step."""
         if self.rule:
             scale, good_steps = next_scale(self.scale, self.good_steps, is_finite, self.rule)
             self.scale.assign(scale)
@@ -134,7 +134,7 @@ class LossScale:
 
 
 def all_finite(tensors: Sequence[Tensor]) -> Tensor:
-    """Bool scalar: no NaN and no infinity in any of the tensors.
+    """Return a bool scalar: whether no tensor has a NaN or an infinity.
 
     >>> bool(all_finite([tf.ones(2), tf.constant([1.0, float("inf")])])), bool(all_finite([]))
     (False, True)

@@ -1,7 +1,7 @@
-"""From a loader's element to what a model takes: `(inputs, class_id, weight)`.
+"""Preprocessing: from a loader's element to a model's `(inputs, class_id, weight)`.
 
-Which columns a model sees, and what is done with each, is decided here, by the configuration; `pipeline/tabular.py`
-knows how. Images are in `images.py`.
+The configuration decides here which columns a model sees, and what becomes of each; `pipeline.transforms.tabular` does
+it. Images are in `images`.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _LEAVE_OUT = "leave it out with data.exclude=[{}]"
 
 
 def feature_columns(manifest: Manifest, data: DataConfig) -> list[Feature]:
-    """The columns a model may see: those included and not excluded, and never the label.
+    """Return the columns that a model may see: those included and not excluded, never the label.
 
     Raises:
-        ConfigError: an unknown column is named, the label is included, or nothing is left.
+        ConfigError: a column is unknown, the label is included, or no column is left.
     """
     label = manifest.schema.label
     for key in ("include", "exclude", "categorical"):
@@ -61,10 +61,10 @@ def feature_columns(manifest: Manifest, data: DataConfig) -> list[Feature]:
 
 
 def plan_tabular(manifest: Manifest, data: DataConfig) -> TabularPlan:
-    """Decide what becomes of each column, by the statistics of the train split alone.
+    """Plan what becomes of each column, from the statistics of the training split alone.
 
     Raises:
-        ConfigError: a column cannot be an input of a tabular model; the message says what to do with it.
+        ConfigError: a column cannot be an input of a tabular model; the message says what to do about it.
     """
     return plan_columns(
         manifest,
@@ -77,24 +77,24 @@ def plan_tabular(manifest: Manifest, data: DataConfig) -> TabularPlan:
 
 
 def fill_values(manifest: Manifest, data: DataConfig) -> dict[str, Any]:
-    """What the loader is to put where a value is missing, by column: see `missing_codes`.
+    """Return the values that the loader puts in place of missing ones, by column: see `missing_codes`.
 
     Raises:
-        ConfigError: a column has missing values that nothing can stand for.
+        ConfigError: a column has missing values, and no value can take their place.
     """
     used = {feature.name for feature in feature_columns(manifest, data)}
     return missing_codes(manifest, used, leave_out=_LEAVE_OUT)
 
 
 def label_and_weight(element: Element) -> tuple[Any, Any]:
-    """`class_id` (int32 [batch]) and the sample weights (float32 [batch]; 1 where the loader gives none)."""
+    """Return `class_id`, int32 [batch], and the sample weights, float32 [batch]; 1 if the loader gives none."""
     class_id = element["class_id"]
     weight = element.get("sample_weight")
     return class_id, tf.ones_like(class_id, tf.float32) if weight is None else weight
 
 
 def tabular_preprocess(plan: TabularPlan) -> Preprocess:
-    """A function from a loader's element to the inputs of the tabular model: those of `TabularTransform`."""
+    """Make a function from a loader's element to the inputs of the tabular model: those of `TabularTransform`."""
 
     def preprocess(element: Element) -> tuple[Inputs, Any, Any]:
         return tabular_inputs(element, plan), *label_and_weight(element)

@@ -1,6 +1,6 @@
-"""What a run tells while it trains: a progress bar or plain lines.
+"""Reports of a run while it trains: a progress bar or plain lines, and the history for the metrics.
 
-Only rank 0 reports; every rank's warnings are logged with its number.
+Only rank 0 reports; warnings of the other ranks are logged with their number.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["Reporter", "configure_logging"]
 
 log = logging.getLogger(__name__)
 
-QUIET_SECONDS = 15.0  # the longest that plain lines leave open whether a run of slow steps still goes on
+QUIET_SECONDS = 15.0  # after this long without a line, one shows that a run of slow steps still works
 
 
 def configure_logging(rank: int) -> None:
-    """Log to standard error: everything from rank 0, warnings and errors, with the rank, from the others."""
+    """Log to standard error: everything of rank 0, and warnings and errors of other ranks, with the rank."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
     logger = logging.getLogger("ringfeed")
@@ -36,8 +36,8 @@ class Reporter:
 
     Args:
         is_chief: whether this is rank 0; the others collect and show nothing.
-        total_steps: of the whole run.
-        done_steps: before this process began.
+        total_steps: number of steps of the whole run.
+        done_steps: number of steps done before this process began.
     """
 
     def __init__(self, *, is_chief: bool, total_steps: int, done_steps: int) -> None:
@@ -46,7 +46,7 @@ class Reporter:
         self.steps: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
         self._bar: Progress | None = None
-        self._told = time.monotonic()
+        self._last_line = time.monotonic()
         if is_chief and sys.stderr.isatty():
             columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
             self._bar = Progress(*columns, console=Console(stderr=True))
@@ -60,27 +60,27 @@ class Reporter:
             self._bar = None
 
     def begin(self, epoch: int, step: int, batch_size: int, ranks: int) -> None:
-        """Say what is to come, since the first step, and the other ranks, may keep one waiting."""
+        """Announce the run: the first step, and the wait for other ranks, may take long."""
         if self._is_chief and not self._bar:
             over = "" if ranks == 1 else f" over {ranks} ranks"
-            self._tell(
-                f"epoch {epoch}  step {step}/{self._total}  begins with {batch_size} samples a step{over}; "
+            self._log(
+                f"epoch {epoch}  step {step}/{self._total}  starts with {batch_size} samples per step{over}; "
                 "the first step compiles, and takes longest"
             )
 
     def advance(self, epoch: int, step: int) -> None:
-        """Move the bar to a step; without one, name the step if nothing was told for long."""
+        """Move the bar to a step; without a bar, log the step if nothing was logged for `QUIET_SECONDS`."""
         if self._bar:
             self._bar.update(self._task, completed=step)
-        elif self._is_chief and time.monotonic() - self._told >= QUIET_SECONDS:
-            self._tell(f"epoch {epoch}  step {step}/{self._total}")
+        elif self._is_chief and time.monotonic() - self._last_line >= QUIET_SECONDS:
+            self._log(f"epoch {epoch}  step {step}/{self._total}")
 
-    def _tell(self, text: str) -> None:
+    def _log(self, text: str) -> None:
         log.info(text)
-        self._told = time.monotonic()
+        self._last_line = time.monotonic()
 
     def add_steps(self, entry: dict[str, Any]) -> None:
-        """Take in the entry of some steps, as `Trainer` makes it."""
+        """Record and show a `Trainer`'s entry about some steps."""
         if not self._is_chief:
             return
         self.steps.append(entry)
@@ -88,15 +88,15 @@ class Reporter:
             f"epoch {entry['epoch']}  step {entry['step']}/{self._total}  loss {entry['loss']:.4f}  "
             f"lr {entry['learning_rate']:.3g}"
         )
-        if entry["samples_per_second"]:  # 0 if all steps were the first, which compiles
+        if entry["samples_per_second"]:  # 0 if the only step was the first, which compiles
             text += f"  {entry['samples_per_second']:,.0f} samples/s  input wait {entry['input_wait_fraction']:.0%}"
         if self._bar:
             self._bar.update(self._task, description=text)
         else:
-            self._tell(text)
+            self._log(text)
 
     def add_evaluation(self, entry: dict[str, Any]) -> None:
-        """Take in an evaluation."""
+        """Record and show an evaluation."""
         if not self._is_chief:
             return
         self.evaluations.append(entry)
@@ -108,14 +108,14 @@ class Reporter:
         if self._bar:
             self._bar.console.print(text, highlight=False)
         else:
-            self._tell(text)
+            self._log(text)
 
     def history(self) -> dict[str, Any]:
-        """All entries so far, as JSON can hold them."""
+        """Return all entries so far, in JSON's types."""
         return {"steps": self.steps, "evaluations": self.evaluations}
 
     def restore(self, history: Mapping[str, Any]) -> None:
-        """Begin with the entries of the run's earlier processes."""
+        """Start with the entries of the run's earlier processes."""
         if self._is_chief:
             self.steps = list(history["steps"])
             self.evaluations = list(history["evaluations"])

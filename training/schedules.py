@@ -1,7 +1,7 @@
 """Learning rates as pure functions of the step: warm-up, then cosine, polynomial, step or no decay.
 
-Each function is equal to the optax schedule its docstring names. A step may be a Python number or NumPy array (then the
-result is NumPy float64), or a TensorFlow tensor (then float32, inside `tf.function` too).
+Each function equals the optax schedule that its docstring names. For a step that is a Python number or NumPy array, the
+result is NumPy float64; for a TensorFlow tensor it is float32, also inside `tf.function`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Schedule = Callable[[Any], Any]
 
 
 def _as_float(step: Any) -> tuple[Any, Any]:
-    """The array namespace a step belongs to, and the step as a float of it."""
+    """Return the array namespace of a step, and the step as a float in it."""
     if isinstance(step, (int, float, np.ndarray, np.generic)):
         return np, np.asarray(step, np.float64)
     return keras.ops, keras.ops.cast(step, "float32")
@@ -33,7 +33,7 @@ def scaled_learning_rate(base_learning_rate: float, batch_size: int, base_batch_
     Goyal et al., "Accurate, Large Minibatch SGD", arXiv 1706.02677, section 2.1. The batches are global ones.
 
     Raises:
-        ValueError: a batch of fewer than 1.
+        ValueError: a batch size is below 1.
 
     >>> scaled_learning_rate(0.1, batch_size=8192, base_batch_size=256)
     3.2
@@ -57,7 +57,7 @@ def polynomial(init_value: float, end_value: float, power: float, steps: int) ->
     """`(init - end) * (1 - min(t, T) / T) ** power + end` (`optax.polynomial_schedule`); T = 0 holds `init_value`.
 
     Raises:
-        ValueError: fewer than 0 steps.
+        ValueError: `steps` is negative.
 
     >>> ramp = polynomial(0.0, 1.0, power=1.0, steps=4)
     >>> [float(ramp(t)) for t in (0, 1, 4, 9)]
@@ -82,7 +82,7 @@ def cosine(init_value: float, steps: int, alpha: float = 0.0) -> Schedule:
     Loshchilov and Hutter, "SGDR", arXiv 1608.03983, equation 5, without restarts.
 
     Raises:
-        ValueError: fewer than 1 step.
+        ValueError: `steps` is below 1.
 
     >>> fall = cosine(2.0, steps=10, alpha=0.5)
     >>> [round(float(fall(t)), 6) for t in (0, 5, 10, 99)]
@@ -118,10 +118,10 @@ def piecewise(init_value: float, scales: Mapping[int, float]) -> Schedule:
 
 
 def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
-    """Schedule `i + 1` from boundary `i` on, counting its own steps from there (`optax.join_schedules`).
+    """Schedule `i + 1` from boundary `i` on, with steps counted from there (`optax.join_schedules`).
 
     Raises:
-        ValueError: boundaries that are not one fewer than the schedules.
+        ValueError: the number of boundaries is not one less than that of the schedules.
 
     >>> both = join([polynomial(0.0, 1.0, 1.0, 2), constant(5.0)], [2])
     >>> [float(both(t)) for t in (1, 2)]
@@ -152,13 +152,13 @@ class WarmUpDecay(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
         warmup_steps: steps of the warm-up; 0 starts at the peak.
         total_steps: steps of the whole run, warm-up included.
         decay: one of `DECAYS`.
-        init_value: learning rate at step 0, when there is a warm-up.
+        init_value: learning rate at step 0, if there is a warm-up.
         end_value: learning rate at `total_steps` (cosine and polynomial).
         power: exponent of the polynomial.
-        scales: for "step": pairs of (step, factor), steps counted from the start of the run.
+        scales: for "step": pairs of (step, factor), with steps counted from the start of the run.
 
     Raises:
-        ValueError: an unknown decay, or steps that leave nothing to decay over.
+        ValueError: the decay is unknown, or no step is left after the warm-up.
 
     >>> rate = WarmUpDecay(peak_value=1.0, warmup_steps=2, total_steps=12)
     >>> [round(float(rate(t)), 6) for t in (0, 1, 2, 7, 12)]
@@ -206,7 +206,7 @@ class WarmUpDecay(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
             return polynomial(self.peak_value, self.end_value, self.power, steps)
         if self.decay == "step":
             factors: dict[int, float] = {}
-            for step, factor in self.scales:  # two may fall on one step
+            for step, factor in self.scales:  # boundaries may fall on the same step
                 factors[step - self.warmup_steps] = factors.get(step - self.warmup_steps, 1.0) * factor
             return piecewise(self.peak_value, factors)
         return constant(self.peak_value)

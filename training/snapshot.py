@@ -1,7 +1,7 @@
-"""What a checkpoint of a run holds, and putting it back, on any number of ranks.
+"""Snapshots: capture a run's state in a checkpoint, and restore it on any number of ranks.
 
 Tensors: the network's weights and the states of its random generators, the optimizer's variables, the loss scale.
-JSON: where the loader stands (seed, epoch, step), the configuration, the dataset's checksum, and the history.
+JSON: the loader's position (seed, epoch, step), the configuration, the dataset's checksum, and the history.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _RANK_STRIDE = 0x9E3779B1  # odd, so that all ranks below 2**31 get different se
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """Where a run stands.
+    """The position of a run.
 
     Attributes:
-        step: steps done since the run began.
-        epoch: the epoch that is under way, or comes next.
-        epoch_step: steps done in it.
+        step: number of steps done since the run began.
+        epoch: the current epoch, or the next one if an epoch has just ended.
+        epoch_step: number of steps done in `epoch`.
     """
 
     step: int = 0
@@ -40,7 +40,7 @@ class Position:
     epoch_step: int = 0
 
     def advanced(self, steps_per_epoch: int) -> Position:
-        """One step on.
+        """Return the position one step later.
 
         >>> Position(step=9, epoch=1, epoch_step=4).advanced(5)
         Position(step=10, epoch=2, epoch_step=0)
@@ -53,14 +53,14 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What changes while a run trains."""
+    """The parts of a run that training changes."""
 
     network: Any
     optimizer: Any
     scale: LossScale
 
     def variables(self) -> dict[str, Any]:
-        """All of it by a name that is the same in each process of each run: kind, place, path."""
+        """Return all variables by name: kind, place, path; kind and place are the same in every process."""
         groups = {
             "model": list(self.network.weights),
             "random": seed_variables(self.network),
@@ -75,15 +75,15 @@ class Parts:
 
 
 def seed_variables(network: Any) -> list[Any]:
-    """The states of the network's random generators (dropout): integer [2], a key and a counter."""
+    """Return the states of the network's random generators (dropout): integer [2], a key and a counter."""
     weights = {id(variable) for variable in network.weights}
     return [v for v in network.variables if id(v) not in weights and v.shape == (2,) and "int" in str(v.dtype)]
 
 
 def set_rank_seeds(network: Any, rank: int) -> None:
-    """Turn the generators of rank 0, which all ranks hold after a broadcast, into this rank's own.
+    """Derive this rank's random generators from those of rank 0, which all ranks hold after a broadcast.
 
-    Otherwise all ranks would drop the same units of their samples. Rank 0 keeps its own: what its checkpoint holds.
+    Otherwise all ranks would drop the same units. Rank 0 keeps its own, which a checkpoint holds.
     """
     for variable in seed_variables(network):
         key, counter = np.asarray(tf.convert_to_tensor(variable)).astype(np.int64)
@@ -94,14 +94,14 @@ def set_rank_seeds(network: Any, rank: int) -> None:
 def capture(
     parts: Parts, position: Position, config: TrainConfig, dataset: str, history: Mapping[str, Any]
 ) -> Checkpoint:
-    """The checkpoint of a run.
+    """Return the checkpoint of a run.
 
     Args:
-        parts: its variables, on rank 0.
-        position: where it stands.
-        config: its configuration.
-        dataset: the checksum of the dataset's shards.
-        history: what was reported so far, as JSON can hold it.
+        parts: parts of the run, on rank 0.
+        position: position of the run.
+        config: configuration of the run.
+        dataset: checksum of the dataset's shards.
+        history: reports so far, in JSON's types.
     """
     arrays = {name: np.asarray(tf.convert_to_tensor(v)) for name, v in parts.variables().items()}
     state = {
@@ -115,10 +115,10 @@ def capture(
 
 
 def check_resumable(state: Mapping[str, Any], config: TrainConfig, dataset: str) -> None:
-    """Refuse to go on from a checkpoint of another run.
+    """Refuse to resume from a checkpoint of a different run.
 
     Raises:
-        TrainingError: a key that steers the weights, the dataset, or the order of samples is another one.
+        TrainingError: a key that affects the weights, the dataset, or the order of samples differs.
     """
     changed = changed_keys(config, state["config"])
     if state["dataset"] != dataset:
@@ -127,8 +127,8 @@ def check_resumable(state: Mapping[str, Any], config: TrainConfig, dataset: str)
         changed.append("order of samples (that of another version of ringfeed)")
     if changed:
         raise TrainingError(
-            f"the checkpoints in {config.checkpoint.url} are of a run with other {', '.join(changed)}: "
-            "undo the change, or give another checkpoint.url"
+            f"the checkpoints in {config.checkpoint.url} are of a run with different {', '.join(changed)}: "
+            "undo the change, or set another checkpoint.url"
         )
 
 
@@ -138,7 +138,7 @@ def restore(parts: Parts, arrays: Mapping[str, Any]) -> None:
     Variables are matched by kind and place, since Keras numbers its layers anew in each process.
 
     Raises:
-        TrainingError: their number, shapes or dtypes are others.
+        TrainingError: number, shapes or dtypes differ.
     """
     mine = list(parts.variables().items())
     if [_slot(name) for name, _ in mine] != [_slot(name) for name in arrays]:

@@ -1,7 +1,7 @@
-"""One compiled training step, as small functions over a plain `tf.GradientTape`.
+"""The compiled training step, as small functions over a plain `tf.GradientTape`.
 
 The order is fixed: scale the loss -> backward -> all-reduce -> unscale -> finite check -> clip -> apply. Clipping
-before the reduction or the unscaling would clip other numbers on each rank (horovod#1692, #1347).
+before the reduction or the unscaling would clip different numbers on each rank (horovod#1692, #1347).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class StepMetrics(NamedTuple):
 
     Attributes:
         loss: float32, the mean over the global batch, before the update.
-        is_finite: bool; False: the step was skipped.
+        is_finite: bool; False if the step was skipped.
         gradient_norm: float32, global norm before clipping.
     """
 
@@ -35,7 +35,7 @@ class StepMetrics(NamedTuple):
 
 
 def cross_entropy(logits: Tensor, class_id: Tensor) -> Tensor:
-    """Per-sample cross entropy, float32 [batch], of logits [batch, classes] and class ids, int32 [batch].
+    """Return the cross entropy per sample, float32 [batch], of logits [batch, classes] and class ids, int32 [batch].
 
     >>> round(float(cross_entropy(tf.constant([[0.0, 0.0]]), tf.constant([1]))[0]), 6)  # log 2
     0.693147
@@ -44,9 +44,9 @@ def cross_entropy(logits: Tensor, class_id: Tensor) -> Tensor:
 
 
 def batch_loss(network: Any, inputs: Any, class_id: Tensor, weight: Tensor) -> Tensor:
-    """The training loss of a local batch: the weighted sum over its samples / their number, plus the network's own.
+    """Return the training loss of a local batch: weighted sum over samples / their number + the network's own losses.
 
-    Local batches have one size, so the mean of this over ranks is that of the global batch.
+    All local batches have the same size, so its mean over ranks is the loss of the global batch.
     """
     losses = cross_entropy(network(inputs, training=True), class_id)
     loss = tf.reduce_mean(losses * weight)
@@ -57,7 +57,7 @@ def batch_loss(network: Any, inputs: Any, class_id: Tensor, weight: Tensor) -> T
 def backward(
     network: Any, variables: Sequence[Any], scale: LossScale, inputs: Any, class_id: Tensor, weight: Tensor
 ) -> tuple[Tensor, list[Tensor]]:
-    """The local loss, and the gradients of the scaled loss (zeros for variables it does not depend on)."""
+    """Return the local loss, and the gradients of the scaled loss (zeros for variables that it does not depend on)."""
     with tf.GradientTape() as tape:
         loss = batch_loss(network, inputs, class_id, weight)
         scaled = scale.scaled(loss)
@@ -67,17 +67,17 @@ def backward(
 def reduce_gradients(
     ring: Ring, loss: Tensor, gradients: Sequence[Tensor], state: Sequence[Tensor] = ()
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """The means over ranks of loss and gradients, and whether all ranks had finite gradients.
+    """Return the means over ranks of loss and gradients, and whether all ranks had finite gradients.
 
-    The agreement costs no collective of its own: each rank's 0, or 1 for an overflow, travels with the gradients, and
-    its mean is 0 only if all are, however that is rounded: 41 times the 1/41 of float32 is less than 1. (A sum of
-    finite numbers may still overflow; the caller looks at the result too, which all ranks share.)
+    The agreement needs no collective of its own: each rank's flag, 0 or 1 for an overflow, travels with the gradients,
+    and their mean is exactly 0 only if all are 0. (A mean of ones need not be exactly 1: 41 times the 1/41 of float32
+    is less. A sum of finite numbers may still overflow; the caller also checks the result, which all ranks share.)
 
     Args:
         ring: the ranks.
-        loss: of the local batch.
-        gradients: of that.
-        state: what the forward pass changed, which has to be finite, too.
+        loss: loss of the local batch.
+        gradients: gradients of that loss.
+        state: tensors that the forward pass changed, which must be finite, too.
 
     Returns:
         `(loss, agreed, gradients)`.
@@ -88,10 +88,9 @@ def reduce_gradients(
 
 
 def clip_by_global_norm(gradients: Sequence[Tensor], clip_norm: float | None) -> tuple[list[Tensor], Tensor]:
-    """Gradients scaled down together to a global norm of at most `clip_norm`, and their norm before, float32.
+    """Scale gradients down together to a global norm of at most `clip_norm`; also return their norm before, float32.
 
-    Layers may have their variables, and so their gradients, in dtypes of their own.
-    Pascanu et al., arXiv 1211.5063, Algorithm 1.
+    Gradients may differ in dtype, as layers' variables may. Pascanu et al., arXiv 1211.5063, Algorithm 1.
     """
     wide = [tf.cast(gradient, tf.float32) for gradient in gradients]
     norm = tf.linalg.global_norm(wide)
@@ -102,13 +101,15 @@ def clip_by_global_norm(gradients: Sequence[Tensor], clip_norm: float | None) ->
 
 
 def make_train_step(network: Any, optimizer: Any, ring: Ring, scale: LossScale, clip_norm: float | None) -> TrainStep:
-    """Compile the step of a network whose optimizer is built.
+    """Compile the training step of a network whose optimizer is built.
 
     Returns:
         A function of `(inputs, class_id, weight)` of the local batch; every rank must call it equally often.
     """
     variables = [variable.value for variable in network.trainable_variables]
-    state = [v.value for v in network.non_trainable_variables if "float" in str(v.dtype)]  # as of batch normalisation
+    state = [
+        v.value for v in network.non_trainable_variables if "float" in str(v.dtype)
+    ]  # such as that of batch normalisation
 
     def apply(gradients: Sequence[Tensor]) -> Tensor:
         optimizer.apply(gradients)
@@ -135,7 +136,7 @@ def make_train_step(network: Any, optimizer: Any, ring: Ring, scale: LossScale, 
 
 
 def make_predict_step(network: Any) -> Callable[[Any], Tensor]:
-    """Compile inference: inputs of a batch to logits, float32 [batch, classes]."""
+    """Compile the inference step: from the inputs of a batch to logits, float32 [batch, classes]."""
 
     @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def predict(inputs: Any) -> Tensor:

@@ -1,6 +1,6 @@
-"""Entry point: `ringfeed train`, `python -m ringfeed.training.train`. Parses arguments and turns errors into lines.
+"""The command `ringfeed train`, also `python -m ringfeed.training.train`: parses arguments and reports errors.
 
-TensorFlow is imported only when there is a valid configuration to train.
+TensorFlow is imported only once the configuration is valid.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ example:
   END
   horovodrun -np 2 --gloo ringfeed train --config flights.yaml --set epochs=3
 
-A run that was killed goes on from its last checkpoint when it is started again.
+A killed run resumes from its last checkpoint when the same command is run again.
 
-keys of the configuration (also of --set) [default]:
+keys of the configuration and of --set [default]:
 """
 
 _INTERRUPTED = 130  # exit status
@@ -50,7 +50,7 @@ _YIELD_SECONDS = 5.0  # horovodrun ended the other ranks within 0.1 s of the fir
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments, its example and its list of keys."""
+    """Declare the arguments and the help of `ringfeed train`, with all keys of the configuration."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = DESCRIPTION
     parser.epilog = EPILOG + describe_keys()
@@ -67,14 +67,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and train; returns the exit status."""
+    """Parse the command line and train; return the exit status."""
     parser = argparse.ArgumentParser(prog="ringfeed train")
     add_arguments(parser)
     return run(parser.parse_args(argv))
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train; returns the exit status. One of several ranks leaves the process at an error: see `_leave`."""
+    """Train and return the exit status; one of several ranks ends the process at an error: see `_leave`."""
     try:
         _train(args)
     except KeyboardInterrupt:
@@ -83,8 +83,8 @@ def run(args: argparse.Namespace) -> int:
         return _leave(str(error), 1)
     except Exception as error:
         if _OTHER_RANK_FAILED in str(error):
-            return _leave("stopped, because another rank failed", 1)
-        if type(error).__name__ == "ResourceExhaustedError":  # TensorFlow's, which may not be imported yet
+            return _leave("stopped because another rank failed", 1)
+        if type(error).__name__ == "ResourceExhaustedError":  # TensorFlow's error, which may not be imported
             return _leave(f"out of memory: lower data.batch_size, or the sizes in model: {_brief(error)}", 1)
         traceback.print_exc()
         return _leave(f"{type(error).__name__}: {_brief(error)}", 1)
@@ -92,16 +92,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _brief(error: Exception) -> str:
-    return " ".join(re.sub(r"\{\{.*?\}\}", "", str(error)).split())[:300]  # TensorFlow names places in its graphs so
+    return " ".join(re.sub(r"\{\{.*?\}\}", "", str(error)).split())[
+        :300
+    ]  # TensorFlow marks nodes of its graphs like that
 
 
 def _train(args: argparse.Namespace) -> None:
     config = load_config(args.config, args.overrides)
     world = world_from_environment(os.environ)
-    if world is None or world.rank == 0:  # which writes them
+    if world is None or world.rank == 0:  # the rank that writes outputs
         for output in filter(None, (config.output.model, config.output.metrics)):
             check_writable(output)
-        if config.checkpoint.url:  # whose trainer tries stores itself, unless the run has ended
+        if config.checkpoint.url:  # the trainer checks stores itself, unless the run has ended
             check_writable(f"{config.checkpoint.url.rstrip('/')}/checkpoint", in_stores=False)
     with quiet_tensorflow():
         from .distributed import connect
@@ -116,10 +118,10 @@ def _train(args: argparse.Namespace) -> None:
 
 
 def _leave(message: str, status: int) -> int:
-    """Print one line, and end a rank at once.
+    """Print one line and return the status; one of several ranks ends its process at once.
 
-    A rank that failed must not wait in Horovod's shutdown for ranks that wait for it in a collective. Errors that all
-    ranks share are printed once: the ranks above 0 wait for a moment, in which the launcher ends them.
+    A failed rank must not wait in Horovod's shutdown for ranks that wait for it in a collective. An error that all
+    ranks share is printed once: ranks above 0 wait for a moment, in which the launcher ends them.
     """
     world = world_from_environment(os.environ)
     if world and world.rank:

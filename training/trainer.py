@@ -1,5 +1,7 @@
 """The training loop: from a configuration to a trained model, checkpoints and metrics, on all ranks of a ring.
 
+Tested in tests/training/test_train.py.
+
 connect -> loaders -> model -> broadcast or resume -> steps and evaluations -> check that all ranks agree -> outputs
 """
 
@@ -39,7 +41,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class _Window:
-    """Steps since the last report: their metrics stay on the device until they are read together."""
+    """The steps since the last report; their metrics stay on the device until they are read together."""
 
     metrics: list[StepMetrics] = field(default_factory=list)
     wait_seconds: float = 0.0
@@ -50,7 +52,7 @@ class _Window:
 def prepare_process(config: TrainConfig) -> None:
     """Seed Keras and make TensorFlow deterministic. Call it before anything is built.
 
-    The global generators only give initial weights and the keys of dropout; the order of samples does not use them.
+    The global generators only draw initial weights and the keys of dropout, not the order of samples.
     """
     keras.utils.set_random_seed(config.seed)
     if config.deterministic:
@@ -61,11 +63,11 @@ class Trainer:
     """One run on one rank.
 
     Args:
-        config: what to do.
+        config: configuration of the run.
         ring: the ranks; all of them construct a trainer with the same configuration.
 
     Raises:
-        RingfeedError: the dataset, the model or a checkpoint is not what the configuration says.
+        RingfeedError: the dataset, the model or a checkpoint does not fit the configuration.
     """
 
     def __init__(self, config: TrainConfig, ring: Ring) -> None:
@@ -79,7 +81,7 @@ class Trainer:
         self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or 2**62)
         self.model: BuiltModel = build_model(self.loader.manifest, config)
         plain, augmented = self.model.preprocess, self.model.augmented
-        self._preprocess = plain, tf.function(plain)  # traced once, not at each epoch
+        self._preprocess = plain, tf.function(plain)  # traced once, not in each epoch
         self._augment = self._preprocess if augmented is None else (augmented, tf.function(augmented))
         self.schedule: WarmUpDecay = build_schedule(config, self.steps_per_epoch)
         if ring.rank == 0:
@@ -112,7 +114,7 @@ class Trainer:
     # -- start ---------------------------------------------------------------------------------------------------
 
     def _resume(self) -> dict[str, Any] | None:
-        """Take the newest checkpoint, which only rank 0 reads, or the initial weights of rank 0."""
+        """Restore the newest checkpoint, read by rank 0, or share the initial weights of rank 0; return the history."""
         state = self._read_newest() if self.ring.rank == 0 else None
         state = self.ring.allgather_object(state)[0]
         self.ring.broadcast(list(self.parts.variables().values()))
@@ -123,26 +125,26 @@ class Trainer:
         if self.position.step > self.total_steps:
             raise TrainingError(
                 f"the newest checkpoint in {self.config.checkpoint.url} is of step {self.position.step}, and this run "
-                f"ends at step {self.total_steps}: raise epochs or max_steps, or give another checkpoint.url"
+                f"ends at step {self.total_steps}: raise epochs or max_steps, or set another checkpoint.url"
             )
         self.resumed_from = self.position.step
         self.skipped_steps = state["history"].get("skipped_steps", 0)
         if state["config"]["data"]["eval_split"] == self.config.data.eval_split:
             self._evaluated_step = max((entry["step"] for entry in state["history"]["evaluations"]), default=None)
         if self.ring.rank == 0:
-            self._tell_resumed()
+            self._log_resumed()
         history: dict[str, Any] = state["history"]
         return history
 
-    def _tell_resumed(self) -> None:
+    def _log_resumed(self) -> None:
         if self.position.step == self.total_steps:
             log.info(
-                "the checkpoint of step %d is that of the last step: nothing is left to train. To go on, raise epochs "
-                "or max_steps; for another run, give another checkpoint.url",
+                "the checkpoint of step %d is that of the last step: nothing is left to train. To train on, raise "
+                "epochs or max_steps; for another run, set another checkpoint.url",
                 self.position.step,
             )
         else:
-            log.info("going on from the checkpoint of step %d", self.position.step)
+            log.info("resuming from the checkpoint of step %d", self.position.step)
 
     def _read_newest(self) -> dict[str, Any] | None:
         store = self._store()
@@ -152,7 +154,7 @@ class Trainer:
             if store.names():
                 raise ConfigError(
                     f"checkpoint.resume is false, but {self.config.checkpoint.url} holds checkpoints; "
-                    "remove them, or give another checkpoint.url"
+                    "remove them, or set another checkpoint.url"
                 )
             return None
         newest = store.newest()
@@ -169,7 +171,7 @@ class Trainer:
         return CheckpointStore(options.url, keep=options.keep, on_damage=options.on_damage)
 
     def _check_store(self) -> None:
-        """Learn before the first step, not later, that no checkpoint will be kept; a run that has ended needs none."""
+        """Check before the first step that checkpoints can be written; a run that has ended needs none."""
         store = self._store() if self.ring.rank == 0 else None
         if store is not None and self.position.step < self.total_steps:
             store.check_writable()
@@ -177,7 +179,7 @@ class Trainer:
     # -- loop ----------------------------------------------------------------------------------------------------
 
     def run(self) -> dict[str, Any]:
-        """Train to the end and return the metrics, the same keys on every rank (histories on rank 0 only)."""
+        """Train to the end and return the metrics, with the same keys on every rank (histories on rank 0 only)."""
         started = time.perf_counter()
         first_step = self.position.step
         try:
@@ -188,7 +190,7 @@ class Trainer:
                 )
             while self.position.step < self.total_steps:
                 self._run_epoch()
-            if self._evaluated_step != self.position.step:  # a run that had ended, and is to be evaluated now
+            if self._evaluated_step != self.position.step:  # the run had ended, and only its evaluation is missing
                 self._evaluate(self.position.epoch - (self.position.epoch_step == 0))
         finally:
             self.reporter.close()
@@ -208,9 +210,9 @@ class Trainer:
             if every and self.position.step % every == 0:
                 self._report(epoch)
                 self._save()
-                self._window = _Window()  # whose clock begins after the checkpoint
+                self._window = _Window()  # its clock starts after the checkpoint
         if self.position.epoch != epoch and next(batches, None) is not None:
-            raise TrainingError(f"the loader goes on after step {self.steps_per_epoch}, the last it promised")
+            raise TrainingError(f"the loader continues after step {self.steps_per_epoch}, the last of the epoch")
         self._report(epoch)
         average_statistics(self.ring, self.parts.network)
         self._evaluate(epoch)
@@ -228,20 +230,20 @@ class Trainer:
             inputs, class_id, weight = next(batches)
         except StopIteration:
             raise TrainingError(
-                f"the loader ended at step {self.position.epoch_step} of epoch {self.position.epoch}, "
-                f"{self.steps_per_epoch} were promised"
+                f"the loader ended at step {self.position.epoch_step} of epoch {self.position.epoch}, which has "
+                f"{self.steps_per_epoch} steps"
             ) from None
         window.wait_seconds += time.perf_counter() - asked
         window.metrics.append(self.train_step(inputs, class_id, weight))
         window.timed_steps += 1
-        if self.position.step == (self.resumed_from or 0):  # the step that compiled: no throughput
+        if self.position.step == (self.resumed_from or 0):  # this step compiled: it says nothing about throughput
             window.metrics[-1].loss.numpy()
             window.started, window.wait_seconds, window.timed_steps = time.perf_counter(), 0.0, 0
         self.position = self.position.advanced(self.steps_per_epoch)
         self.reporter.advance(epoch, self.position.step)
 
     def _report(self, epoch: int) -> None:
-        """Read the window's metrics, look for trouble, and pass an entry on."""
+        """Read the window's metrics, check for overflows, and report them."""
         window, self._window = self._window, _Window()
         if not window.metrics:
             return
@@ -249,7 +251,7 @@ class Trainer:
         finite = [bool(m.is_finite) for m in window.metrics]
         seconds = time.perf_counter() - window.started
         self._window.started = time.perf_counter()
-        self._look_for_overflow(finite)
+        self._check_overflow(finite)
         counted = [loss for loss, ok in zip(losses, finite, strict=True) if ok]
         rate_step = int(self.parts.optimizer.iterations.numpy()) - 1
         self.reporter.add_steps(
@@ -269,8 +271,8 @@ class Trainer:
             }
         )
 
-    def _look_for_overflow(self, finite: list[bool]) -> None:
-        """Count skipped steps. Where no loss scale can mend them, they are an error."""
+    def _check_overflow(self, finite: list[bool]) -> None:
+        """Count skipped steps; raise an error if no smaller loss scale can prevent them."""
         skipped = finite.count(False)
         if not skipped:
             return
@@ -296,7 +298,7 @@ class Trainer:
         self._evaluated_step = self.position.step
 
     def _save(self) -> None:
-        """Commit a checkpoint of what all ranks agree on."""
+        """Commit a checkpoint, after a check that all ranks hold the same weights."""
         store = self._store()
         if store is None:
             return
@@ -309,11 +311,11 @@ class Trainer:
         self.ring.barrier()
 
     def _check_weights(self) -> None:
-        """Let no weights that are not finite take the place of those that are."""
+        """Refuse to save weights that are not finite over those that are."""
         floats = [v.value for v in self.parts.network.weights if "float" in str(v.dtype)]
         if not bool(all_finite(floats)):
             raise TrainingError(
-                f"after step {self.position.step} weights are not finite, and are not kept: lower "
+                f"after step {self.position.step} weights are not finite, and are not saved: lower "
                 "optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
             )
 
@@ -322,7 +324,7 @@ class Trainer:
         self._check_weights()
         if self.ring.rank == 0 and self.skipped_steps == self.position.step:
             log.warning(
-                "the gradients of all %d steps overflowed in %s, so the weights are those it began with: lower "
+                "the gradients of all %d steps overflowed in %s, so the weights are still the initial ones: lower "
                 "loss_scale.initial, or train for longer",
                 self.skipped_steps,
                 self.config.precision,
@@ -357,15 +359,15 @@ class Trainer:
                     path = Path(folder) / "model.keras"
                     self.parts.network.save(path)
                     write_file(output.model, path.read_bytes())
-        finally:  # a store that refuses the model may take them
+        finally:  # a store that refuses the model may accept the metrics
             if output.metrics is not None:
                 write_file(output.metrics, encode_metrics(metrics))
 
 
 def train(config: TrainConfig, ring: Ring) -> dict[str, Any]:
-    """Train as a configuration says, on this rank of a ring; returns the metrics (docs/training.md).
+    """Train according to a configuration, on this rank of a ring; return the metrics (docs/training.md).
 
     Raises:
-        RingfeedError: one line that says what is wrong.
+        RingfeedError: training failed; the message is one line.
     """
     return Trainer(config, ring).run()

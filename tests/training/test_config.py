@@ -44,7 +44,7 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
         ),
         (
             {**MINIMAL, "checkpoint": {"path": "x"}},
-            "a.yaml: unknown key 'checkpoint.path'; the keys there are: url, every_steps, keep, resume, on_damage",
+            "a.yaml: unknown key 'checkpoint.path'; this group has the keys: url, every_steps, keep, resume, on_damage",
         ),
         ({**MINIMAL, "batch_size": 1}, "a.yaml: unknown key 'batch_size'; did you mean 'data.batch_size'?"),
         ({**MINIMAL, "optimzer": {}}, "a.yaml: unknown key 'optimzer'; did you mean 'optimizer'?"),
@@ -147,7 +147,7 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
         ),
         (
             {**MINIMAL, "model": {"options": {"since": date(2026, 1, 1)}}},
-            "a.yaml: model.options, or data.balance, holds what JSON cannot (Object of type date is not JSON "
+            "a.yaml: model.options or data.balance has a value that JSON cannot hold (Object of type date is not JSON "
             "serializable); quote it",
         ),
     ],

@@ -48,7 +48,7 @@ ring.barrier()
 try:
     assert_same_weights(ring, variables)
 except TrainingError as error:
-    assert str(error).startswith("rank 1 of 2 ended with other weights than rank 0 (first difference: same")
+    assert str(error).startswith("rank 1 of 2 ended with different weights than rank 0 (first difference: same")
 else:
     raise SystemExit("a difference was not seen")
 ring.broadcast(variables)
@@ -97,7 +97,7 @@ class _TwoRanks(SoloRing):
 
 
 def test_other_weights_are_an_error_that_names_rank_and_variable() -> None:
-    with pytest.raises(TrainingError, match=r"rank 1 of 2 ended with other weights than rank 0 .*kernel"):
+    with pytest.raises(TrainingError, match=r"rank 1 of 2 ended with different weights than rank 0 .*kernel"):
         assert_same_weights(_TwoRanks(), [tf.Variable(np.ones(2), name="kernel")])
 
 

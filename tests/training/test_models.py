@@ -163,12 +163,12 @@ def test_a_function_of_the_user_builds_the_network(tmp_path: Path, monkeypatch: 
     assert built.network(inputs).shape == (2, 3)
     for name, message in [
         ("my_networks:nothing", "must return a keras.Model, got int"),
-        ("my_networks:single", r"a model of 3 logits, one a class, got an output of shape \(None, 1\)"),
+        ("my_networks:single", r"a model of 3 logits, one per class, got an output of shape \(None, 1\)"),
         (
             "my_networks:unbuilt",
-            "must return a model that is built from keras.Input, got one of no shape yet .Sequential",
+            "must return a model built from keras.Input, got one without a shape .Sequential",
         ),
-        ("my_networks:softmax", "a model of logits, but its last layer applies softmax, which the loss does, too"),
+        ("my_networks:softmax", "a model of logits, but its last layer applies softmax, as the loss does: remove it"),
         ("my_networks:softmax_layer", "its last layer applies softmax"),
         ("my_networks:softmax_operation", "its last layer applies softmax"),
         ("my_networks:sigmoid", "its last layer applies sigmoid"),
@@ -205,7 +205,7 @@ def test_a_network_of_the_user_is_given_the_columns_that_its_inputs_name(
         np.testing.assert_array_equal(built.network(built.preprocess(element)[0]), [[7.0] * 3, [8.0] * 3])
     alone = build_model(_manifest(), _config(["x"], model=model))
     np.testing.assert_array_equal(alone.network(alone.preprocess(element)[0]), [[7.0] * 3, [8.0] * 3])
-    with pytest.raises(ConfigError, match=r"an input '\w+', and there is no such column .* are: carrier, digit"):
+    with pytest.raises(ConfigError, match=r"an input '\w+', but there is no such column .* are: carrier, digit"):
         build_model(_manifest(), _config(["carrier", "digit"], model=model))
 
 

@@ -28,7 +28,7 @@ def test_slow_steps_are_named_between_their_entries_and_fast_ones_are_not(
         clock += reporting.QUIET_SECONDS * 0.6
         reporter.advance(0, step)
     assert [line.partition(";")[0] for line in caplog.messages] == [
-        "epoch 0  step 0/9  begins with 256 samples a step over 2 ranks",
+        "epoch 0  step 0/9  starts with 256 samples per step over 2 ranks",
         "epoch 0  step 2/9",
         "epoch 0  step 4/9",
     ]

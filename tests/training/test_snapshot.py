@@ -86,7 +86,7 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_keys_that_differ() -> N
     state = json.loads(json.dumps(saved.state))
     check_resumable(state, _config(seed=1, checkpoint={"keep": 9}), "abc")
     changed = _config(seed=2, data={"url": "x", "batch_size": 7})
-    with pytest.raises(TrainingError, match=r"other data\.batch_size, seed, the dataset's shards: undo the change"):
+    with pytest.raises(TrainingError, match=r"different data\.batch_size, seed, the dataset's shards: undo the change"):
         check_resumable(state, changed, "another")
     del state["loader"]["order"]  # as the first checkpoints had none
     with pytest.raises(TrainingError, match=r"other order of samples \(that of another version of ringfeed\): undo"):

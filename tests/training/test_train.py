@@ -93,7 +93,7 @@ def test_killed_anywhere_and_started_again_ends_bit_identical(
     status, output = train(config)  # a finished run has nothing left to do, and says the same
     assert status == 0, output
     assert "is that of the last step: nothing is left to train" in output
-    assert "going on" not in output
+    assert "resuming" not in output
     assert metrics()["weights_digest"] == killed["weights_digest"]
     status, output = train(config, f"checkpoint.url={tmp_path / 'third'}", "seed=1")
     assert metrics()["weights_digest"] != killed["weights_digest"]
@@ -345,7 +345,7 @@ def test_what_is_hardly_meant_is_said_in_a_line(write_config: WriteConfig, capfd
     assert main(["--config", str(config), *(part for item in overflow for part in ("--set", item))]) == 0
     said = capfd.readouterr().err.splitlines()
     assert said[:2] == [
-        "schedule.boundaries: [0.25] lie within the warm-up of 0.5 epochs; the rate falls for them when that ends",
+        "schedule.boundaries: [0.25] lie within the warm-up of 0.5 epochs; they take effect when it ends",
         "schedule.boundaries: [2.0, 3.0] are not reached in a run of 2 epochs",
     ]
     assert said[-1].startswith("the gradients of all 2 steps overflowed in float16, so the weights are those")
@@ -356,7 +356,7 @@ def test_a_checkpoint_of_another_run_is_not_gone_on_from(
 ) -> None:
     config = write_config(checkpoint={"url": str(tmp_path / "checkpoints")}, max_steps=3)
     assert train_here(config) == 0
-    other = "are of a run with other model.hidden, optimizer.momentum"
+    other = "are of a run with different model.hidden, optimizer.momentum"
     assert_refused(capfd, other, config, "model.hidden=[4]", "optimizer.momentum=0.5")
     assert_refused(capfd, "checkpoint.resume is false, but", config, "checkpoint.resume=false")
 

@@ -1,3 +1,3 @@
-"""`make demo`: real data, from source to trained model, on one HTML page."""
+"""`make demo`: real data from source to trained models, reported on one HTML page."""
 
 __all__: list[str] = []

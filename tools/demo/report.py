@@ -1,7 +1,6 @@
-"""The demo's page: balance, throughput, training and results as one HTML file that needs nothing beside itself.
+"""The demo's page: balance, throughput, training and results in one self-contained HTML file.
 
-Pure: results in, text out. What is measured comes from `demo.py`, the charts from `charts.py`, the page's layout and
-colours from `templates/report.html`.
+Pure: results in, text out. `run` measures, `charts` draws, and `templates/report.html` has the layout and the colours.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _METRICS_SHOWN = 4  # decimals
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandRecord:
-    """A command that was run: what for, its words, and how long it took."""
+    """A command that was run: its purpose, its text and its duration."""
 
     purpose: str
     command: str
@@ -36,7 +35,7 @@ class CommandRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltDataset:
-    """What `shard-dataset build --json` said, the balance of the shards, and what `ringfeed profile --json` said."""
+    """A dataset: the documents of `shard-dataset build` and `ringfeed profile`, and the balance of its shards."""
 
     name: str
     shard_format: str
@@ -48,18 +47,18 @@ class BuiltDataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DemoResult:
-    """All that the page shows.
+    """The content of the page.
 
     Attributes:
         created: date and time, as text.
-        seconds: of the whole demo.
-        is_quick: run on a part of the data, for tests: the figures mean nothing.
-        machine: what it ran on, by name.
-        commands: in order.
-        datasets: each in two formats.
-        natural: metrics of the run on the flights as they are (the file that `output.metrics` names).
-        uniform: of the run that saw both classes equally often.
-        digits: of the convolutional network.
+        seconds: duration of the whole demo.
+        is_quick: whether only a part of the data was used, for tests; the figures then mean nothing.
+        machine: properties of the machine and its software, by name.
+        commands: the commands in the order in which they ran.
+        datasets: each dataset in each format.
+        natural: metrics (`output.metrics`) of the training on the flights as they are.
+        uniform: metrics of the training on batches with both classes equally often.
+        digits: metrics of the convolutional network.
     """
 
     created: str
@@ -75,7 +74,7 @@ class DemoResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricComparison:
-    """A metric of two runs: `better` is the index of the better one, None where they are equal."""
+    """A metric of two runs; `better` is the index of the better run, None if they are equal."""
 
     metric: str
     natural: float
@@ -84,12 +83,12 @@ class MetricComparison:
 
     @property
     def values(self) -> tuple[str, str]:
-        """Both, to four decimals."""
+        """Both values, to four decimals."""
         return f"{self.natural:.{_METRICS_SHOWN}f}", f"{self.uniform:.{_METRICS_SHOWN}f}"
 
 
 def compare_runs(natural: Mapping[str, Any], uniform: Mapping[str, Any]) -> list[MetricComparison]:
-    """The last evaluations of two runs side by side: recalls, balanced accuracy, AUC, accuracy, loss.
+    """Compare the last evaluations of two runs: recalls, balanced accuracy, AUC, accuracy, loss.
 
     >>> one = {"recall": {"late": 0.1}, "balanced_accuracy": 0.5, "auc": 0.8, "accuracy": 0.9, "loss": 0.2}
     >>> [(row.metric, row.better) for row in compare_runs(one, one | {"auc": 0.9, "loss": 0.5})][-3:]
@@ -109,7 +108,7 @@ def compare_runs(natural: Mapping[str, Any], uniform: Mapping[str, Any]) -> list
 
 
 def render_report(result: DemoResult) -> str:
-    """The page, as HTML."""
+    """Render the page as HTML."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
     environment.filters |= {"bytes": human_bytes, "duration": human_seconds, "format_count": "{:,.0f}".format}
     template = environment.from_string((files(__package__) / "templates" / "report.html").read_text("utf-8"))
@@ -140,7 +139,7 @@ def render_report(result: DemoResult) -> str:
 
 
 def _late_flights(natural: Mapping[str, Any], uniform: Mapping[str, Any]) -> dict[str, int]:
-    """Late flights of the test split: how many there are, how many each model finds, with how many false alarms."""
+    """Count late flights of the test split: all of them, those that each model finds, and its false alarms."""
     late = list(natural["recall"]).index("late")
     counts = [np.asarray(final["confusion"]) for final in (natural, uniform)]
     return {
@@ -153,7 +152,7 @@ def _late_flights(natural: Mapping[str, Any], uniform: Mapping[str, Any]) -> dic
 
 
 def _largest_spread(datasets: Sequence[BuiltDataset]) -> tuple[int, int]:
-    """The largest difference between two shards of a split, in records and in records of a class."""
+    """Return the largest difference between two shards of a split, in records and in records of a class."""
     splits = [split for dataset in datasets for split in dataset.balance]
     records, of_a_class = zip(*(split.largest_difference for split in splits), strict=True)
     return max(records), max(of_a_class)

@@ -1,6 +1,6 @@
-"""`make demo`: real data to balanced shards to trained models, by the commands that a user would type, and a page.
+"""`make demo`: from real data to balanced shards, trained models and a report, by the commands that a user would type.
 
-Everything goes through subprocesses of the installed commands; only the sources' files and the page are written here.
+The installed commands run in subprocesses; only the sources and the page are written by this process.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ __all__ = ["DemoFailed", "main"]
 
 FORMATS = ("tfrecord", "parquet")
 RANKS = 2
-DIGITS_ACCURACY = 0.97  # what the demo promises; less is a failure
+DIGITS_ACCURACY = 0.97  # a lower test accuracy is a failure
 _SPLITS = "train=0.8,test=0.2"
 _BATCHES = {"flights": 2048, "digits": 64}
-_QUICK_EVERY = 16  # --quick takes every 16th flight
+_QUICK_EVERY = 16  # --quick uses every 16th flight
 _STEP = re.compile(r"step (\d+)/(\d+)  loss \S+")
 _PREFIX = re.compile(r"^\[\d+\]<std(?:err|out)>:\s?")
-_EVENT = re.compile(r'^{"event": .*}$')  # of `shard-dataset --json`
+_EVENT = re.compile(r'^{"event": .*}$')  # from `shard-dataset --json`
 _ERROR = re.compile(r"\berror: ")
 
 
 class DemoFailed(RingfeedError):
-    """A step of the demo ended badly; says which, and why."""
+    """A step of the demo failed; the message names the step and the cause."""
 
 
 @dataclass(slots=True)
 class Demo:
-    """One run: where it writes, and what it has run so far."""
+    """A run of the demo: its folders, and the commands run so far."""
 
     output: Path
     examples: Path
@@ -67,7 +67,7 @@ class Demo:
         """Print a command, run it with a progress line, and return its standard output.
 
         Raises:
-            DemoFailed: it exits with another status than 0.
+            DemoFailed: the exit status is not 0.
         """
         command = shlex.join(words)
         self.console.print(f"\n[bold]{purpose}[/bold]")
@@ -94,7 +94,7 @@ class Demo:
         return stdout
 
     def _watch(self, process: subprocess.Popen[str], log: Path) -> str:
-        """Wait for the process, with a bar that follows the steps it reports."""
+        """Wait for the process with a progress bar that follows the steps it logs; return its standard output."""
         columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
         with Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal) as progress:
             task = progress.add_task("", total=None)
@@ -107,7 +107,7 @@ class Demo:
                         progress.update(task, completed=done, total=total, description=steps[-1].group())
 
     def say(self, text: str) -> None:
-        """A line of a step's result."""
+        """Print a line of a step's result."""
         self.console.print(f"  {text}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -115,7 +115,7 @@ class Demo:
 
 
 def prepare(demo: Demo) -> dict[str, Path]:
-    """Write both sources; returns their paths by name."""
+    """Write both sources; return their paths by name."""
     demo.console.print(
         "[bold]Writing the sources: flights as Parquet, digits as PNGs in a folder for each class[/bold]"
     )
@@ -132,7 +132,7 @@ def prepare(demo: Demo) -> dict[str, Path]:
 
 
 def build(demo: Demo, name: str, source: Path, shard_format: str) -> tuple[str, dict[str, Any]]:
-    """Build a dataset and print its balance; returns its URL and what the command said of it."""
+    """Build a dataset and print its balance; return its URL and the command's document."""
     url = str(demo.output / "shards" / f"{name}-{shard_format}")
     words = [
         "shard-dataset", "build", str(source), url, "--label", FLIGHT_LABEL if name == "flights" else "label",
@@ -148,7 +148,7 @@ def build(demo: Demo, name: str, source: Path, shard_format: str) -> tuple[str, 
 
 
 def profile(demo: Demo, name: str, url: str, shard_format: str) -> dict[str, Any]:
-    """Measure the loader on a dataset."""
+    """Profile the loader on a dataset; return the command's document."""
     words = ["ringfeed", "profile", url, "--batch-size", str(_BATCHES[name]), "--balance", "uniform", "--json"]
     document: dict[str, Any] = json.loads(demo.run(f"Profiling the loader on the {name}, {shard_format}", words))
     table = Table("stage", "busy s", "wait s", "busy", box=None, pad_edge=False, header_style="dim")
@@ -158,12 +158,12 @@ def profile(demo: Demo, name: str, url: str, shard_format: str) -> dict[str, Any
         seconds = (f"{stage[key]:.3f}" for key in ("busy_seconds", "wait_seconds"))
         table.add_row(stage["name"], *seconds, f"{stage['share']:.0%}")
     demo.console.print(table)
-    demo.say(f"{document['samples_per_second']:,.0f} samples/s; held back by {document['bottleneck']}")
+    demo.say(f"{document['samples_per_second']:,.0f} samples/s; bottleneck: {document['bottleneck']}")
     return document
 
 
 def train(demo: Demo, purpose: str, run: str, settings: Mapping[str, str]) -> dict[str, Any]:
-    """Train on two ranks; returns the run's metrics."""
+    """Train on two ranks; return the run's metrics."""
     name = run.partition("-")[0]
     metrics = demo.output / "runs" / f"{run}.json"
     metrics.parent.mkdir(parents=True, exist_ok=True)
@@ -196,10 +196,10 @@ def show_comparison(demo: Demo, natural: Mapping[str, Any], uniform: Mapping[str
 
 
 def check_digits(demo: Demo, metrics: Mapping[str, Any]) -> None:
-    """Hold the promise of the demo.
+    """Check the test accuracy on the digits.
 
     Raises:
-        DemoFailed: the digits' test accuracy is below `DIGITS_ACCURACY`.
+        DemoFailed: it is below `DIGITS_ACCURACY`.
     """
     accuracy = metrics["final"]["accuracy"]
     if accuracy < DIGITS_ACCURACY and not demo.is_quick:
@@ -207,7 +207,7 @@ def check_digits(demo: Demo, metrics: Mapping[str, Any]) -> None:
 
 
 def run_demo(demo: Demo) -> Path:
-    """All steps; returns the page's path."""
+    """Run all steps; return the page's path."""
     started = monotonic()
     sources = prepare(demo)
     formats = FORMATS[:1] if demo.is_quick else FORMATS
@@ -253,7 +253,7 @@ def _described(demo: Demo, name: str, shard_format: str, url: str, document: dic
 
 
 def describe_machine() -> dict[str, str]:
-    """What the demo runs on, for the page."""
+    """Return properties of the machine and its software, by name."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     tensorflow = tensorflow_distribution()
     return {
@@ -282,25 +282,25 @@ def _processor() -> str:
 
 
 def _commands_folder() -> Path:
-    """Where this environment's commands lie; its own Python may be a link to another folder's."""
+    """Return the folder of this environment's commands; not resolved, since its Python may be a link."""
     return Path(sys.executable).parent
 
 
 def _located(words: Sequence[str]) -> list[str]:
-    """The command's words, with the program as a path."""
+    """Return the command's words, with the program as a path."""
     program = _commands_folder() / words[0]
     if not program.exists():
         raise DemoFailed(f"{words[0]} is not installed beside {sys.executable}; run `make demo`, or `ringfeed doctor`")
     return [str(program), *words[1:]]
 
 
-def _in_words(event: re.Match[str]) -> str:
+def _event_text(event: re.Match[str]) -> str:
     fields = json.loads(event.group())
     return f"{fields['event']}: {fields.get('message', '')}"
 
 
 def _last_words(text: str) -> str:
-    """The line of a command's output that says what went wrong: the first error, else the last line there is.
+    """Return the line of a command's output that says what went wrong: the first error, else the last line.
 
     >>> _last_words("[1]<stderr>:ringfeed train: error: no dataset\\nTraceback\\nRuntimeError: exited")
     'ringfeed train: error: no dataset'
@@ -309,25 +309,29 @@ def _last_words(text: str) -> str:
     >>> _last_words("one\\ntwo\\n\\n")
     'two'
     """
-    lines = [one_line(_PREFIX.sub("", _EVENT.sub(_in_words, line))) for line in text.splitlines() if line.strip()]
+    lines = [one_line(_PREFIX.sub("", _EVENT.sub(_event_text, line))) for line in text.splitlines() if line.strip()]
     return next((line for line in lines if _ERROR.search(line)), lines[-1] if lines else "")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo and return its exit status; a failure is one line on stderr."""
+    """Run the demo and return its exit status; a failure is one line on standard error."""
     parser = argparse.ArgumentParser(
         prog="python -m ringfeed.tools.demo",
-        description="Shard, profile and train on real data by ringfeed's commands; ends with an HTML page.",
+        description="Shard real data, profile its loading, train on it, and write the results to an HTML page.",
     )
-    parser.add_argument("--output", type=Path, default=Path("demo-output"), help="folder (default: demo-output)")
-    parser.add_argument("--examples", type=Path, default=Path("examples"), help="of the YAML files (default: examples)")
-    parser.add_argument("--quick", action="store_true", help="a part of the data, one format, one epoch, for tests")
+    parser.add_argument(
+        "--output", type=Path, default=Path("demo-output"), help="folder to write (default: demo-output)"
+    )
+    parser.add_argument(
+        "--examples", type=Path, default=Path("examples"), help="folder of the YAML files (default: examples)"
+    )
+    parser.add_argument("--quick", action="store_true", help="for tests: a part of the data, one format, one epoch")
     args = parser.parse_args(argv)
     demo = Demo(args.output, args.examples, args.quick, Console(highlight=False), [])
     try:
         if not (args.examples / "flights.yaml").is_file():
             raise DemoFailed(
-                f"{args.examples}/flights.yaml is not there; start in ringfeed's repository, or give --examples"
+                f"{args.examples}/flights.yaml does not exist; run in ringfeed's repository, or give --examples"
             )
         args.output.mkdir(parents=True, exist_ok=True)
         run_demo(demo)

@@ -1,3 +1,3 @@
-"""What is installed here: `ringfeed doctor` and `ringfeed install-horovod`."""
+"""The installed environment: `ringfeed doctor` examines it, `ringfeed install-horovod` adds Horovod."""
 
 __all__: list[str] = []

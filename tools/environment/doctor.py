@@ -1,4 +1,4 @@
-"""`ringfeed doctor`: what is installed, what works, what is missing, and the exact command that gets it.
+"""`ringfeed doctor`: what is installed, what works, what is missing, and the command that installs or repairs it.
 
 It changes nothing and opens no connection. `examine` collects the facts, `diagnose` (pure) judges them.
 """
@@ -31,7 +31,7 @@ REBUILD_HOROVOD = "ringfeed install-horovod --force"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What this machine and this Python environment hold; a version is None where nothing is installed."""
+    """Facts of this machine and Python environment; the version of what is not installed is None."""
 
     versions: Mapping[str, str | None]
     kernels: bool
@@ -44,7 +44,7 @@ class Facts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """Something that is missing, or (`broken`) there and not working, and the command that mends it."""
+    """Something that is missing, or `broken`, and the command that fixes it."""
 
     what: str
     command: str
@@ -52,8 +52,8 @@ class Finding:
 
 
 def diagnose(facts: Facts) -> tuple[Finding, ...]:
-    """Judge the facts: what is missing, what is broken. Only what is broken makes `ringfeed doctor` fail."""
-    versions, runtime = facts.versions, facts.runtime
+    """Find what is missing and what is broken. Only a broken part makes `ringfeed doctor` fail."""
+    versions = facts.versions
     findings = [
         Finding(what=f"{name} is not installed: sharding cannot work", command=f"pip install {name}", broken=True)
         for name in BASE
@@ -61,30 +61,35 @@ def diagnose(facts: Facts) -> tuple[Finding, ...]:
     ]
     if not facts.kernels:
         command = "apt-get install -y gcc libc6-dev && pip install --force-reinstall --no-deps ringfeed"
-        findings.append(Finding(what="compiled kernels: all works without, but slower", command=command))
-    findings += _diagnose_tensorflow(facts)
-    if runtime.horovod is None:
-        if runtime.tensorflow is not None:
-            findings.append(Finding(what="Horovod: training on several ranks", command="ringfeed install-horovod"))
-    elif facts.horovod_built_for not in (None, versions["tensorflow"]):
-        here = versions["tensorflow"] or "none"
-        what = f"Horovod was built for TensorFlow {facts.horovod_built_for}, here is {here}"
-        findings.append(Finding(what=what, command=REBUILD_HOROVOD, broken=True))
-    elif runtime.horovod.error:
-        what = f"Horovod does not load: {runtime.horovod.error}"
-        findings.append(Finding(what=what, command=REBUILD_HOROVOD, broken=True))
-    elif versions["horovod"] != HOROVOD_VERSION:
-        what = f"Horovod is {versions['horovod']}; ringfeed is tested with {HOROVOD_VERSION}"
-        findings.append(Finding(what=what, command="ringfeed install-horovod"))
-    elif "gloo" not in runtime.horovod.collectives:
-        what = "Horovod was built without Gloo, which `horovodrun --gloo` needs"
-        findings.append(Finding(what=what, command=REBUILD_HOROVOD, broken=True))
-    elif runtime.tensorflow and runtime.tensorflow.gpus and "nccl" not in runtime.horovod.collectives:
-        what = "NCCL: GPUs exchange gradients through the CPU without it"
-        findings.append(Finding(what=what, command="ringfeed install-horovod --nccl yes"))
+        findings.append(Finding(what="compiled kernels: everything works without them, but slower", command=command))
+    findings += [*_diagnose_tensorflow(facts), *_diagnose_horovod(facts)]
     if versions["hdfs-native"] is None:
         findings.append(Finding(what="hdfs-native: datasets on hdfs://", command="pip install 'ringfeed[hdfs]'"))
     return tuple(findings)
+
+
+def _diagnose_horovod(facts: Facts) -> list[Finding]:
+    versions, tensorflow, probe = facts.versions, facts.runtime.tensorflow, facts.runtime.horovod
+    if probe is None:
+        if tensorflow is None:
+            return []
+        return [Finding(what="Horovod: training on several ranks", command="ringfeed install-horovod")]
+    if facts.horovod_built_for not in (None, versions["tensorflow"]):
+        installed = versions["tensorflow"] or "none"
+        what = f"Horovod was built for TensorFlow {facts.horovod_built_for}, but {installed} is installed"
+        return [Finding(what=what, command=REBUILD_HOROVOD, broken=True)]
+    if probe.error:
+        return [Finding(what=f"Horovod does not load: {probe.error}", command=REBUILD_HOROVOD, broken=True)]
+    if versions["horovod"] != HOROVOD_VERSION:
+        what = f"Horovod is {versions['horovod']}; ringfeed is tested with {HOROVOD_VERSION}"
+        return [Finding(what=what, command="ringfeed install-horovod")]
+    if "gloo" not in probe.collectives:
+        what = "Horovod was built without Gloo, which `horovodrun --gloo` needs"
+        return [Finding(what=what, command=REBUILD_HOROVOD, broken=True)]
+    if tensorflow and tensorflow.gpus and "nccl" not in probe.collectives:
+        what = "NCCL: without it, GPUs exchange gradients through the CPU"
+        return [Finding(what=what, command="ringfeed install-horovod --nccl yes")]
+    return []
 
 
 def _diagnose_tensorflow(facts: Facts) -> list[Finding]:
@@ -103,7 +108,7 @@ def _diagnose_tensorflow(facts: Facts) -> list[Finding]:
 
 
 def _gpus() -> tuple[str, ...]:
-    """The GPUs that the driver shows, by name; empty where there is no driver."""
+    """Return the GPUs that the driver lists; empty without a driver."""
     if shutil.which("nvidia-smi") is None:
         return ()
     command = ["nvidia-smi", "--query-gpu=name,memory.total", "--format=csv,noheader"]
@@ -115,7 +120,7 @@ def _gpus() -> tuple[str, ...]:
 
 
 def examine() -> Facts:
-    """Collect the facts; seconds, because TensorFlow and Horovod are loaded (in a process of their own)."""
+    """Collect the facts; takes seconds, because TensorFlow and Horovod are loaded (in a process of their own)."""
     tensorflow = tensorflow_distribution()
     others = ("keras", "horovod", "hdfs-native")
     return Facts(
@@ -136,7 +141,7 @@ def examine() -> Facts:
 
 
 def report(facts: Facts, findings: tuple[Finding, ...]) -> dict[str, object]:
-    """The document that `--json` prints."""
+    """Return the document that `--json` prints."""
     runtime = facts.runtime
     return {
         "ok": not any(finding.broken for finding in findings),
@@ -181,14 +186,14 @@ def _show(facts: Facts, findings: tuple[Finding, ...], console: Console) -> None
         console.print(mark, end=" ")
         console.print(f"{finding.what}\n          {finding.command}", markup=False, highlight=False, soft_wrap=True)
     if not findings:
-        console.print("[green]all there[/green]: nothing is missing")
+        console.print("[green]complete[/green]: nothing is missing")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `ringfeed doctor`, and its help."""
+    """Declare the arguments and the help of `ringfeed doctor`."""
     parser.description = (
-        "Report versions, Horovod's collectives, GPUs and storage clients, and how to get what is missing. Exit status "
-        "0 if sharding works and nothing that is installed is broken, else 1."
+        "Report versions, Horovod's collectives, GPUs and storage clients, and how to install what is missing. The "
+        "exit status is 0 if sharding works and nothing installed is broken, else 1."
     )
     parser.epilog = "examples:\n  ringfeed doctor\n  ringfeed doctor --json | jq .findings\n"
     parser.add_argument("--json", action="store_true", help="print one JSON document")

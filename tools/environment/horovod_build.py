@@ -1,8 +1,8 @@
-"""`ringfeed install-horovod`: build Horovod for the TensorFlow installed here, cache the wheel, install it.
+"""`ringfeed install-horovod`: build Horovod for the installed TensorFlow, cache the wheel, install it.
 
-Horovod's last release is a source distribution that knows TensorFlow up to 2.15. With a header for what moved
-since, and a few environment variables, it builds unchanged against TensorFlow 2.21 (`horovod_recipe`). This
-module carries the recipe out and no more: it neither patches Horovod nor imports it.
+Horovod's last release is a source distribution that supports TensorFlow up to 2.15. With headers for what has moved
+since, and a few environment variables, it builds unchanged against TensorFlow 2.21. `horovod_recipe` says how; this
+module carries that out, and neither patches Horovod nor imports it.
 """
 
 from __future__ import annotations
@@ -59,11 +59,10 @@ def _has_on_this_machine(sign: str) -> bool:
 
 
 def ensure_system_packages(say: Callable[[str], None]) -> None:
-    """Install what the build needs of the system, if root on Debian.
+    """Install the system packages that the build needs, if root on Debian.
 
     Raises:
-        RingfeedError: something is missing and is not to be installed here, with the command that does; or apt-get
-            fails.
+        RingfeedError: packages are missing and cannot be installed by this process; or apt-get fails.
     """
     missing = missing_system_packages(_has_on_this_machine)
     if not missing:
@@ -81,14 +80,14 @@ def ensure_system_packages(say: Callable[[str], None]) -> None:
 
 
 def current_target(*, collectives: str) -> BuildTarget:
-    """The target for the running Python and the TensorFlow installed in it.
+    """Return the target for the running Python and its TensorFlow.
 
     Raises:
-        RingfeedError: there is no TensorFlow.
+        RingfeedError: TensorFlow is not installed.
     """
     tensorflow = tensorflow_distribution()
     if tensorflow is None:
-        raise RingfeedError("Horovod is built against TensorFlow, and none is here: pip install 'ringfeed[cpu]'")
+        raise RingfeedError("Horovod needs TensorFlow, which is not installed: pip install 'ringfeed[cpu]'")
     return BuildTarget(
         tensorflow=tensorflow[1],
         python=sys.implementation.cache_tag,
@@ -99,10 +98,10 @@ def current_target(*, collectives: str) -> BuildTarget:
 
 
 def choose_nccl(wanted: str) -> Nccl | None:
-    """NCCL to build with, or None: `auto` takes it where all is found.
+    """Return the NCCL to build with, or None; `auto` uses NCCL if all its parts are found.
 
     Raises:
-        RingfeedError: `yes`, and not all is found.
+        RingfeedError: `wanted` is ``yes``, and a part is missing.
     """
     found = find_nccl(os.environ, Path(sysconfig.get_path("purelib"))) if wanted != "no" else None
     cuda_tensorflow = (tensorflow_distribution() or ("", ""))[0] != "tensorflow-cpu"
@@ -113,7 +112,7 @@ def choose_nccl(wanted: str) -> Nccl | None:
 
 @contextmanager
 def _exclusive(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Hold the folder's lock: of two builders of one target, the second waits for the first one's wheel."""
+    """Hold the folder's lock, so that of two builders of one target, the second waits for the wheel of the first."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / ".lock").open("w")
@@ -129,7 +128,7 @@ def _exclusive(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _compile(command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-    """Run the build with a progress bar fed by CMake's percentages; show what the log says if it fails."""
+    """Run the build with a progress bar fed by CMake's percentages; if it fails, show the errors in its log."""
     console, faults, tail = Console(stderr=True), list[str](), deque[str](maxlen=_SHOWN_LINES)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with (
@@ -150,11 +149,11 @@ def _compile(command: Sequence[str], environment: Mapping[str, str], log: Path) 
                     progress.update(task, completed=int(percent[1]))
     if build.returncode:
         console.print("\n".join(faults or tail), markup=False, highlight=False, soft_wrap=True)
-        raise RingfeedError(f"building Horovod failed (status {build.returncode}); the whole log: {log}")
+        raise RingfeedError(f"building Horovod failed (status {build.returncode}); full log: {log}")
 
 
 def build_wheel(target: BuildTarget, folder: Path, nccl: Nccl | None) -> Path:
-    """Build in `folder/build`, publish the wheel into `folder` in one rename; the caller holds the lock.
+    """Build in `folder/build`, then rename the wheel into `folder`; the caller holds the lock.
 
     Raises:
         RingfeedError: TensorFlow's files or a Python package are missing, or the build fails.
@@ -189,7 +188,7 @@ def build_wheel(target: BuildTarget, folder: Path, nccl: Nccl | None) -> Path:
 
 
 def _installed(target: BuildTarget) -> HorovodProbe | None:
-    """The Horovod that is installed, if it is what `target` asks for and loads."""
+    """Return the probe of the installed Horovod if it matches `target` and loads."""
     if version_of("horovod") != target.horovod or horovod_target() != target.tensorflow:
         return None
     probe = probe_runtime().horovod
@@ -199,7 +198,7 @@ def _installed(target: BuildTarget) -> HorovodProbe | None:
 
 
 def pip_install(wheel: Path) -> None:
-    """Install the wheel into the running environment, and nothing else.
+    """Install the wheel alone into the running environment.
 
     Raises:
         RingfeedError: pip fails.
@@ -213,16 +212,16 @@ def pip_install(wheel: Path) -> None:
 
 
 def install(*, nccl: str, cache: Path, force: bool, say: Callable[[str], None]) -> HorovodProbe:
-    """See that a Horovod built for this environment is installed and loads; return what it can do.
+    """Make sure that a Horovod built for this environment is installed and loads; return its probe.
 
     Args:
         nccl: ``auto``, ``yes`` or ``no``: see `choose_nccl`.
         cache: folder of the wheels.
-        force: whether to build anew what is installed or cached.
-        say: told what is done, line by line.
+        force: whether to rebuild a wheel that is installed or cached.
+        say: called with each line of progress.
 
     Raises:
-        RingfeedError: it cannot be built or installed, or does not load.
+        RingfeedError: Horovod cannot be built or installed, or does not load.
     """
     use_nccl = choose_nccl(nccl)
     target = current_target(collectives="nccl" if use_nccl else "cpu")
@@ -244,25 +243,27 @@ def install(*, nccl: str, cache: Path, force: bool, say: Callable[[str], None]) 
     pip_install(wheel)
     found = probe_runtime().horovod
     if found is None or found.error:
-        reason = found.error if found else "it is not there after the installation"
+        reason = found.error if found else "it is missing after the installation"
         raise RingfeedError(
-            f"the installed Horovod does not load ({reason}); build it anew: ringfeed install-horovod --force"
+            f"the installed Horovod does not load ({reason}); rebuild it: ringfeed install-horovod --force"
         )
     return found
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments of `ringfeed install-horovod`, and its help."""
+    """Declare the arguments and the help of `ringfeed install-horovod`."""
     parser.description = (
-        f"Build Horovod {HOROVOD_VERSION} against the TensorFlow of the running Python (Gloo always, NCCL where a CUDA "
+        f"Build Horovod {HOROVOD_VERSION} for the TensorFlow of the running Python (with Gloo, and NCCL if a CUDA "
         "toolkit and NCCL are found) and install it. The wheel is cached, so this takes minutes only once."
     )
     parser.epilog = (
         "examples:\n  ringfeed install-horovod\n  ringfeed install-horovod --nccl yes --cache /shared/cache\n"
     )
     parser.add_argument("--nccl", choices=("auto", "yes", "no"), default="auto", help="GPU collectives (default: auto)")
-    parser.add_argument("--cache", type=Path, metavar="DIR", help="where wheels are kept (default: ~/.cache/ringfeed)")
-    parser.add_argument("--force", action="store_true", help="build anew even if a wheel is cached or installed")
+    parser.add_argument(
+        "--cache", type=Path, metavar="DIR", help="folder of cached wheels (default: ~/.cache/ringfeed)"
+    )
+    parser.add_argument("--force", action="store_true", help="rebuild even if a wheel is cached or installed")
 
 
 def run(args: argparse.Namespace) -> int:

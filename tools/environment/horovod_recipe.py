@@ -1,6 +1,7 @@
-"""The recipe for Horovod's wheel: what it is built for, with which headers and environment, what it needs.
+"""The recipe of Horovod's wheel: target, headers, environment and required packages.
 
-Pure: nothing here runs a program or writes a file; `horovod_build` does.
+Pure: nothing here runs a program or writes a file; `horovod_build` does. Tested in
+tests/tools/environment/test_horovod_build.py.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ __all__ = [
 
 HOROVOD_VERSION = "0.28.1"
 
-# Where Horovod includes an XLA header from (TensorFlow <= 2.15) -> where it lies in TensorFlow 2.21.
+# XLA header as Horovod includes it (TensorFlow <= 2.15) -> its path in TensorFlow 2.21.
 XLA_BUILDER = "tensorflow/compiler/xla/client/xla_builder.h"
 MOVED_HEADERS = {
     XLA_BUILDER: "xla/hlo/builder/xla_builder.h",
@@ -40,9 +41,8 @@ MOVED_HEADERS = {
     },
 }
 
-# Horovod's GPU operations use these two names, which TensorFlow no longer has. They are defined in the
-# forwarding header that one of Horovod's files includes (two definitions would not link); a CPU build leaves
-# them out.
+# Horovod's GPU operations use these two names, which TensorFlow has dropped. They are defined in the forwarding header
+# that only one of Horovod's files includes (two definitions would not link); a CPU build leaves them out.
 GPU_STREAM = """
 #if HAVE_CUDA
 #include <cuda_runtime.h>
@@ -60,7 +60,7 @@ cudaStream_t AsGpuStreamValue(Stream* stream) {
 #endif
 """
 
-# A Debian package -> how to see that it is there: a program on PATH, or a header.
+# Debian package -> its sign: a program on PATH, or a header.
 SYSTEM_PACKAGES = {
     "cmake": "cmake",
     "make": "make",
@@ -69,7 +69,7 @@ SYSTEM_PACKAGES = {
     "libfarmhash-dev": "farmhash.h",
 }
 
-# Modules that Horovod's setup.py and its runtime import -> their distribution (all in the extra `cpu`).
+# Module that Horovod's setup.py or runtime imports -> its distribution (all in the extra `cpu`).
 PYTHON_PACKAGES = {
     "setuptools": "setuptools", "wheel": "wheel", "psutil": "psutil", "cloudpickle": "cloudpickle",
     "yaml": "pyyaml", "packaging": "packaging", "cffi": "cffi",
@@ -78,10 +78,17 @@ PYTHON_PACKAGES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildTarget:
-    """What a built wheel fits; two environments with an equal target can share one wheel.
+    """What a wheel is built for; environments with equal targets can share a wheel.
+
+    Attributes:
+        tensorflow: version of TensorFlow.
+        python: cache tag of the Python, such as ``cpython-311``.
+        horovod: version of Horovod.
+        collectives: ``cpu`` or ``nccl``.
+        machine: system and architecture, such as ``linux-x86_64``.
 
     Raises:
-        ValueError: other collectives than ``cpu`` or ``nccl``.
+        ValueError: `collectives` is neither ``cpu`` nor ``nccl``.
     """
 
     tensorflow: str
@@ -96,7 +103,7 @@ class BuildTarget:
 
     @property
     def key(self) -> str:
-        """The name of the wheel's folder in the cache.
+        """Name of the wheel's folder in the cache.
 
         >>> BuildTarget(
         ...     tensorflow="2.21.0",
@@ -112,7 +119,7 @@ class BuildTarget:
 
 
 def cache_root(environment: Mapping[str, str], home: Path) -> Path:
-    """Where wheels are kept: `$RINGFEED_CACHE`, else `$XDG_CACHE_HOME/ringfeed`, else `~/.cache/ringfeed`.
+    """Return the folder of wheels: `$RINGFEED_CACHE`, else `$XDG_CACHE_HOME/ringfeed`, else `~/.cache/ringfeed`.
 
     >>> cache_root({"XDG_CACHE_HOME": "/var/cache"}, Path("/root")).as_posix()
     '/var/cache/ringfeed'
@@ -125,7 +132,7 @@ def cache_root(environment: Mapping[str, str], home: Path) -> Path:
 
 
 def forwarding_headers(include: Path) -> dict[str, str]:
-    """The headers to add to TensorFlow's: path -> text, for those that are not where Horovod looks."""
+    """Return the headers to add to TensorFlow's, path -> text: those that are not where Horovod looks."""
     moved = {
         old: f'#include "{new}"\n'
         for old, new in MOVED_HEADERS.items()
@@ -137,11 +144,16 @@ def forwarding_headers(include: Path) -> dict[str, str]:
 
 
 def build_environment(base: Mapping[str, str], *, scratch: Path, jobs: int, nccl: Nccl | None) -> dict[str, str]:
-    """The environment of the build: `base`, overridden by what Horovod's setup.py and CMake files read.
+    """Return the environment of the build: `base`, overridden by what Horovod's setup.py and CMake files read.
 
-    `scratch` is the build's folder, with the forwarding headers in `include/` and NCCL's link in `nccl/`.
-    Variables of `base` that would change what is built (`HOROVOD_*`) are dropped: the cache's key does not
-    show them.
+    Variables of `base` that would change the wheel (`HOROVOD_*`) are dropped, because the cache's key does not show
+    them.
+
+    Args:
+        base: environment of this process.
+        scratch: folder of the build, with the forwarding headers in `include/` and NCCL's link in `nccl/`.
+        jobs: number of parallel compilations.
+        nccl: the NCCL to build with, or None.
     """
     kept = {name: value for name, value in base.items() if not name.startswith("HOROVOD_")}
     bin_folders = [str(Path(sys.executable).parent), *filter(None, [base.get("PATH")])]
@@ -162,7 +174,7 @@ def build_environment(base: Mapping[str, str], *, scratch: Path, jobs: int, nccl
 
 
 def missing_system_packages(has: Callable[[str], bool]) -> list[str]:
-    """The Debian packages whose sign (see `SYSTEM_PACKAGES`) `has` does not find.
+    """Return the Debian packages whose sign (see `SYSTEM_PACKAGES`) `has` does not find.
 
     >>> missing_system_packages(lambda sign: sign != "cmake")
     ['cmake']

@@ -1,4 +1,7 @@
-"""Where a CUDA toolkit and NCCL lie on this machine, and what Horovod's build must be told to use them."""
+"""The CUDA toolkit and NCCL of this machine, and the settings with which Horovod's build uses them.
+
+Tested in tests/tools/environment/test_horovod_build.py.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,14 @@ LIBRARIES = ("lib", "lib64", "lib/x86_64-linux-gnu", "lib/aarch64-linux-gnu")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nccl:
-    """A CUDA toolkit and the NCCL to build with.
+    """A CUDA toolkit and an NCCL to build with.
 
-    `nccl.h` is in `include`, `library` is the shared object, and `run_path` is the folder in which the loader finds
-    it: for PyPI's NCCL relative to Horovod's own library, because the wheel serves other environments too.
+    Attributes:
+        cuda_home: folder of the toolkit.
+        include: folder of `nccl.h`.
+        library: NCCL's shared object.
+        run_path: folder in which the dynamic loader finds the library; relative to Horovod's own library for PyPI's
+            NCCL, because the wheel serves other environments too.
     """
 
     cuda_home: Path
@@ -32,7 +39,7 @@ class Nccl:
     run_path: str
 
     def environment(self, link_folder: Path) -> dict[str, str]:
-        """The variables for Horovod's build; `link_folder` is the one that `prepare` filled."""
+        """Return the variables of Horovod's build; `prepare` must have filled `link_folder`."""
         return {
             "HOROVOD_GPU_OPERATIONS": "NCCL",
             "HOROVOD_CUDA_HOME": str(self.cuda_home),
@@ -43,13 +50,13 @@ class Nccl:
         }
 
     def prepare(self, link_folder: Path) -> None:
-        """Put a `libnccl.so` into `link_folder`: the linker looks for that name, PyPI's is `libnccl.so.2`."""
+        """Link `libnccl.so` into `link_folder`: the linker looks for that name, while PyPI's is `libnccl.so.2`."""
         link_folder.mkdir(parents=True, exist_ok=True)
         (link_folder / "libnccl.so").symlink_to(self.library)
 
 
 def find_nccl(environment: Mapping[str, str], site_packages: Path, system: Path = Path("/usr")) -> Nccl | None:
-    """The CUDA toolkit and NCCL that this machine has, or None where either is missing.
+    """Find the CUDA toolkit and NCCL of this machine; None if either is missing.
 
     `CUDA_HOME` and `NCCL_HOME` come first, then `nvcc` on the PATH, `/usr/local/cuda`, Debian's and PyPI's.
     """

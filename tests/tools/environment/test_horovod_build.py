@@ -242,7 +242,7 @@ def test_a_failed_build_leaves_no_wheel_and_shows_the_compilers_error_and_the_lo
     monkeypatch.setattr(sys, "executable", fake_pip(tmp_path, script))
     folder = tmp_path / "cache"
     folder.mkdir()
-    with pytest.raises(RingfeedError, match=r"failed \(status 1\); the whole log: .*/cache/build.log"):
+    with pytest.raises(RingfeedError, match=r"failed \(status 1\); full log: .*/cache/build.log"):
         horovod_build.build_wheel(BuildTarget(**TARGET), folder, None)
     shown = capfd.readouterr().err
     assert "a.cc:1:2: error: no such type" in shown
