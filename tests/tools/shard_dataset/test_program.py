@@ -156,7 +156,7 @@ class TestReshard:
         self, capsys: pytest.CaptureFixture[str], dataset: Path, tmp_path: Path
     ) -> None:
         assert main(["reshard", str(dataset), f"{tmp_path}/out"]) == 1
-        assert f"name one as {dataset}#train, or say with --split" in capsys.readouterr().err
+        assert f"name one as {dataset}#train, split all its records anew" in capsys.readouterr().err
         assert main(["reshard", str(dataset), f"{tmp_path}/out", "--split", "a=0.5,b=0.5", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["records"] == ROWS
 

@@ -217,7 +217,10 @@ def test_a_bad_function_is_named_with_its_fault(write: Write, code: str, reason:
     [
         ("nothing", "a Python source is MODULE:FUNCTION"),
         ("a/b.py:records", "a Python source is MODULE:FUNCTION"),
-        ("nothing_of_that_name:records", "there is no module 'nothing_of_that_name' in /.* or among the installed ones"),
+        (
+            "nothing_of_that_name:records",
+            "there is no module 'nothing_of_that_name' in /.* or among the installed ones",
+        ),
         ("json.nothing:records", "there is no module 'json.nothing'"),
     ],
 )
