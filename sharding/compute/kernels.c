@@ -1,7 +1,7 @@
-/* The loops over files and records whose steps are too short for Python: see kernels.py, which says what each is for,
- * checks the arguments, and calls with the interpreter's lock released. Nothing here allocates or keeps anything.
+/* Loops over files and records. kernels.py documents each, checks its arguments and calls it, mostly with the
+ * interpreter's lock released. Nothing here allocates memory or keeps state.
  *
- * Numbers are little-endian, as in the files; kernels.py loads nothing of this on other machines.
+ * Numbers are little-endian, as in the files; kernels.py does not load this module on big-endian machines.
  */
 
 #include <errno.h>
@@ -14,16 +14,16 @@
 #define HEADER_BYTES 12
 #define FOOTER_BYTES 4
 #define FILE_CHANGED (-1)
-#define AHEAD 8 /* rows that are on their way from memory while one is copied */
-#define TOGETHER 512 /* of which field after field is copied */
+#define AHEAD 8 /* rows prefetched while one is copied */
+#define TOGETHER 512 /* rows whose fields are copied before the next rows */
 #define DIGIT_BITS 11
-#define MOST_DIGITS 5 /* of a number of 64 bits */
-#define FEW 64 /* numbers, which are sorted without counting digits */
+#define MOST_DIGITS 5 /* of a 64-bit number */
+#define FEW 64 /* up to this many numbers are sorted without counting digits */
 
 typedef uint32_t (*crc32c_extend)(uint32_t crc, const uint8_t *data, size_t count);
 
-/* Files, one after the other, into memory that has room for exactly as many bytes as each had.
- * Returns 0; or errno, or FILE_CHANGED, with the number of the file in `failed`. */
+/* Reads files into memory that has room for exactly the expected size of each.
+ * Returns 0, or errno or FILE_CHANGED with the number of the file in `failed`. */
 int ringfeed_read_files(const char *paths, int64_t files, const int64_t *offsets, uint8_t *target, int64_t *failed)
 {
     for (int64_t i = 0; i < files; i++, paths += strlen(paths) + 1) {
@@ -38,7 +38,7 @@ int ringfeed_read_files(const char *paths, int64_t files, const int64_t *offsets
         while (file < 0 && errno == EINTR);
         if (file < 0)
             return errno;
-        do { /* one that stops at the end, though there was room for a byte beyond, has met it */
+        do { /* a read that leaves the extra byte unfilled has met the end of the file */
             struct iovec places[2] = {{next, left}, {&beyond, 1}};
             count = readv(file, places, 2);
             if (count > 0) {
@@ -46,7 +46,7 @@ int ringfeed_read_files(const char *paths, int64_t files, const int64_t *offsets
                 next += taken;
                 left -= taken;
                 if ((size_t)count > taken) {
-                    left = 1; /* it has grown */
+                    left = 1; /* the file has grown */
                     break;
                 }
             }
@@ -72,7 +72,7 @@ static void write_header(crc32c_extend extend, uint64_t length, uint8_t *header)
     memcpy(header + 8, &crc, 4);
 }
 
-/* Puts the message in the middle of each row of a matrix into a frame. */
+/* Writes header and footer around the message in each row of a matrix. */
 void ringfeed_frame_rows(crc32c_extend extend, uint8_t *matrix, int64_t rows, int64_t row_bytes)
 {
     const size_t length = (size_t)row_bytes - HEADER_BYTES - FOOTER_BYTES;
@@ -86,8 +86,7 @@ void ringfeed_frame_rows(crc32c_extend extend, uint8_t *matrix, int64_t rows, in
     }
 }
 
-/* Writes a frame for each row from `first` to before `stop`, one after the other: its message is the row's element of
- * each column in turn. */
+/* Writes consecutive frames for the rows [first, stop). A row's message is its elements of all columns, end to end. */
 void ringfeed_frame_columns(crc32c_extend extend, int64_t first, int64_t stop, int64_t columns,
                             const uint8_t *const *data, const int64_t *const *offsets, uint8_t *target)
 {
@@ -109,8 +108,8 @@ void ringfeed_frame_columns(crc32c_extend extend, int64_t first, int64_t stop, i
     }
 }
 
-/* The first of frames that lie one after the other, each at least as long as an empty one, that is not as its length
- * and its CRCs say; or `rows`. */
+/* The first of consecutive frames that does not match its length or its CRCs, or `rows`. Every frame must have room
+ * for a header and a footer. */
 int64_t ringfeed_first_bad_frame(crc32c_extend extend, int64_t rows, const int64_t *ends, const uint8_t *data)
 {
     int64_t start = 0;
@@ -128,7 +127,7 @@ int64_t ringfeed_first_bad_frame(crc32c_extend extend, int64_t rows, const int64
     return rows;
 }
 
-/* Varints without padding, and the offset at which each ends. Returns how many bytes they are. */
+/* Encodes minimal varints and the offset at which each ends. Returns their size in bytes. */
 int64_t ringfeed_pack_varints(const uint64_t *values, int64_t count, uint8_t *target, int64_t *ends)
 {
     uint8_t *next = target;
@@ -143,7 +142,7 @@ int64_t ringfeed_pack_varints(const uint64_t *values, int64_t count, uint8_t *ta
     return next - target;
 }
 
-/* The varint at `at`, which has to end before `end`. Returns the place after it, or -1. */
+/* Reads the varint at `at`, which must end before `end`. Returns the position after it, or -1. */
 static int64_t read_varint(const uint8_t *data, int64_t at, int64_t end, uint64_t *value)
 {
     *value = 0;
@@ -156,7 +155,7 @@ static int64_t read_varint(const uint8_t *data, int64_t at, int64_t end, uint64_
     return -1;
 }
 
-/* A tag, and after it the length of what goes on to exactly `end`. Returns the place after them, or -1. */
+/* Reads a tag and the length of content that ends exactly at `end`. Returns the position after them, or -1. */
 static int64_t enter(const uint8_t *data, int64_t at, int64_t end, uint8_t tag)
 {
     uint64_t length;
@@ -169,9 +168,9 @@ static int64_t enter(const uint8_t *data, int64_t at, int64_t end, uint8_t tag)
 
 #define DELIMITED_1 0x0a /* field 1, length-delimited */
 
-/* Where the serialised list of each feature lies in messages that are laid out as ringfeed lays out a tf.train.Example:
- * `bodies` and `stops` are [features, messages], -1 where a message has not the feature.
- * Returns the first message that is laid out otherwise, or how many there are. */
+/* Locates the serialised list of each feature in tf.train.Example messages that ringfeed has written: `bodies` and
+ * `stops` are [features, messages], -1 where a message lacks the feature.
+ * Returns the first message with another layout, or the number of messages. */
 int64_t ringfeed_walk_examples(const uint8_t *data, int64_t messages, const int64_t *starts, const int64_t *ends,
                                int64_t features, const uint8_t *keys, const int64_t *key_offsets, const uint8_t *tags,
                                int64_t *bodies, int64_t *stops)
@@ -197,7 +196,7 @@ int64_t ringfeed_walk_examples(const uint8_t *data, int64_t messages, const int6
                 return row;
             if (length < (uint64_t)key_bytes || memcmp(data + entry, key, (size_t)key_bytes))
                 continue;
-            *stop = entry + (int64_t)length; /* a key ends with the tag of the value */
+            *stop = entry + (int64_t)length; /* `key` ends with the tag of the value */
             entry = read_varint(data, entry + key_bytes, *stop, &length);
             if (entry < 0 || length != (uint64_t)(*stop - entry) || (*body = enter(data, entry, *stop, tags[feature])) < 0)
                 return row;
@@ -209,8 +208,8 @@ int64_t ringfeed_walk_examples(const uint8_t *data, int64_t messages, const int6
     return messages;
 }
 
-/* Sorts numbers, of which those that lie further back are larger in their lowest bits: by `passes` digits at the top, and
- * then, where these are alike, one by one. They end up in `to` if there are passes and these are odd, else in `from`. */
+/* Sorts numbers whose lowest bits ascend with their position: a radix sort by the `passes` highest digits, then an
+ * insertion sort among equal digits. The result is in `to` if `passes` is odd, else in `from`. */
 static void sort_by_digits(uint64_t *from, uint64_t *to, int64_t size, int passes)
 {
     int64_t counts[MOST_DIGITS][1 << DIGIT_BITS] = {{0}};
@@ -244,12 +243,12 @@ static void sort_by_digits(uint64_t *from, uint64_t *to, int64_t size, int passe
     }
 }
 
-/* Numbers from 0 on with noise above their `low` bits, see keyed.py, in ascending order. The `free` highest hold the group
- * of each, if there are groups, or are 0. `other` has room for as many. */
+/* Numbers from 0 with noise above their `low` lowest bits, sorted; see keyed_random.py. The `free` highest bits hold
+ * the group of each number, or 0 without groups. `other` is scratch memory of the same size. */
 void ringfeed_noise(uint64_t salt, int64_t size, int64_t free, int64_t low, const int32_t *groups, uint64_t *noise,
                     uint64_t *other)
 {
-    const int digits = (int)(free + low) / DIGIT_BITS + 1; /* so that few numbers have all of them alike */
+    const int digits = (int)(free + low) / DIGIT_BITS + 1; /* enough for few numbers to share all of them */
     const int passes = size < FEW ? 0 : digits < MOST_DIGITS ? digits : MOST_DIGITS;
     uint64_t *start = passes % 2 ? other : noise;
 
@@ -265,8 +264,9 @@ void ringfeed_noise(uint64_t salt, int64_t size, int64_t free, int64_t low, cons
     sort_by_digits(start, start == noise ? other : noise, size, passes);
 }
 
-/* For each sample the next member of its class, pass after pass: `next` says where each class is, and is moved on.
- * Classes are numbers of `class_bytes` bytes, 1 or 4. Returns how many samples come before one whose class has no members. */
+/* Draws the next member of each sample's class, cycling through the members; `next` holds the position of each class
+ * and is advanced. Classes are numbers of `class_bytes` bytes, 1 or 4.
+ * Returns the first sample whose class has no members, or the number of samples. */
 int64_t ringfeed_draw(const void *classes, int64_t class_bytes, int64_t samples, const int64_t *members,
                       const int64_t *bounds, int64_t *next, int64_t *drawn)
 {
@@ -282,8 +282,8 @@ int64_t ringfeed_draw(const void *classes, int64_t class_bytes, int64_t samples,
     return samples;
 }
 
-/* Where the one value of each list starts: behind its tag and length, or at the end of a list that is empty.
- * Returns the first list that holds something else, or how many there are. */
+/* Locates the single value of each list: it starts after its tag and length, or at the end of an empty list.
+ * Returns the first list that holds anything else, or the number of lists. */
 int64_t ringfeed_enter_lists(const uint8_t *data, int64_t lists, const int64_t *bodies, const int64_t *stops,
                              int64_t *starts)
 {
@@ -295,7 +295,7 @@ int64_t ringfeed_enter_lists(const uint8_t *data, int64_t lists, const int64_t *
     return lists;
 }
 
-/* Numbers of one varint each. Returns the first piece that is not one, or how many there are. */
+/* Decodes slices of one varint each. Returns the first slice that holds anything else, or the number of slices. */
 int64_t ringfeed_read_varints(const uint8_t *data, int64_t pieces, const int64_t *starts, const int64_t *ends,
                               uint64_t *values)
 {
@@ -305,7 +305,7 @@ int64_t ringfeed_read_varints(const uint8_t *data, int64_t pieces, const int64_t
     return pieces;
 }
 
-/* One field of some rows, one after the other. They lie anywhere, so memory is asked for the next ones ahead of need. */
+/* Copies one field of some rows. The rows are scattered in memory, so the next ones are prefetched. */
 static void gather_field(const uint8_t *data, int64_t rows, const int64_t *starts, int64_t width, uint8_t *target)
 {
     for (int64_t i = 0; i < rows; i++) {
@@ -320,8 +320,8 @@ static void gather_field(const uint8_t *data, int64_t rows, const int64_t *start
     }
 }
 
-/* Fields of rows that start in `data`, or, if that is NULL, at these addresses: the same bytes of each, to an array for
- * each field. Few rows at a time, which stay in the cache until all fields of them are copied. */
+/* Copies fields of rows into one array per field. `starts` are positions in `data`, or addresses if that is NULL. All
+ * fields of a few rows are copied while these are in the cache. */
 void ringfeed_gather(const uint8_t *data, int64_t rows, const int64_t *starts, int64_t fields, const int64_t *offsets,
                      const int64_t *widths, uint8_t *const *targets)
 {
@@ -334,7 +334,7 @@ void ringfeed_gather(const uint8_t *data, int64_t rows, const int64_t *starts, i
     }
 }
 
-/* Where rows are, of `count` that lie side by side from `base` on. Returns how many come before one that is not there. */
+/* The addresses of rows, out of `count` contiguous ones at `base`. Returns the first row out of range, or `size`. */
 int64_t ringfeed_locate_rows(const int64_t *rows, int64_t size, int64_t count, int64_t base, int64_t row_bytes,
                              int64_t *addresses)
 {
@@ -346,10 +346,10 @@ int64_t ringfeed_locate_rows(const int64_t *rows, int64_t size, int64_t count, i
     return size;
 }
 
-struct view { /* of Arrow's binary_view */
+struct view { /* an element of Arrow's binary_view */
     int32_t length;
     union {
-        uint8_t value[12]; /* where it fits */
+        uint8_t value[12]; /* if it fits */
         struct {
             uint8_t prefix[4];
             int32_t buffer, offset;
@@ -357,7 +357,7 @@ struct view { /* of Arrow's binary_view */
     } content;
 };
 
-/* Views of pieces of data whose buffers begin every `span` bytes. */
+/* Views of slices of data whose buffers begin every `span` bytes. */
 void ringfeed_view_bytes(const uint8_t *data, int64_t pieces, const int64_t *starts, const int64_t *ends, int64_t span,
                          struct view *views)
 {

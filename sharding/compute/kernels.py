@@ -1,8 +1,8 @@
-"""The loops over files and records whose steps are too short for Python, compiled from kernels.c.
+"""Compiled loops over files and records, from kernels.c, and the checks of their arguments.
 
-The long ones run with the interpreter's lock released, so that threads do such work side by side. Each also has a form
-in Python and NumPy, at the place that calls it, for machines where the package was installed without a C compiler. What
-both give is the same, byte for byte. With ``RINGFEED_KERNELS=0`` in the environment the compiled ones are left alone.
+Long loops release the interpreter's lock, so that threads run in parallel. Each caller also has an equivalent in Python
+and NumPy, with the same result to the byte, for installations without a C compiler. ``RINGFEED_KERNELS=0`` in the
+environment turns the compiled loops off.
 """
 
 from __future__ import annotations
@@ -27,35 +27,35 @@ __all__ = [
 ]  # fmt: skip
 
 FILE_CHANGED = -1
-VIEW = np.dtype([("length", "<i4"), ("prefix", "<u4"), ("buffer", "<i4"), ("offset", "<i4")])  # of Arrow's binary_view
-INLINE_BYTES, INLINE_AT = 12, 4  # values of at most so many stand in their view themselves, from there on
+VIEW = np.dtype([("length", "<i4"), ("prefix", "<u4"), ("buffer", "<i4"), ("offset", "<i4")])  # Arrow's binary_view
+INLINE_BYTES, INLINE_AT = 12, 4  # values of up to 12 bytes are in the view itself, from byte 4 on
 _MODULE = "._kernels"
 _SWITCH = "RINGFEED_KERNELS"
-_VARINT_BYTES = 10  # at most
-_FRAME_BYTES = 16  # around an empty message
+_VARINT_BYTES = 10  # of the longest varint
+_FRAME_BYTES = 16  # of the frame around an empty message
 
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 
 
 def are_compiled() -> bool:
-    """Whether there are kernels to call; without, none of the others may be."""
+    """Whether the kernels can be called; the other functions must not be called otherwise."""
     return _library is not None
 
 
 def read_files(paths: Sequence[bytes], offsets: Int64, target: Bytes) -> tuple[int, int]:
-    """Read whole files of this machine into memory.
+    """Read whole local files into memory.
 
     Args:
-        paths: of the files.
-        offsets: where each begins in `target`, and ends: int64 [files + 1]. It has to have just as many bytes.
-        target: uint8 [bytes].
+        paths: paths of the files.
+        offsets: boundaries of the files in `target`, int64 [files + 1]; each file must have exactly its size.
+        target: memory to read into, uint8 [bytes].
 
     Raises:
-        ValueError: a byte of a path is 0.
+        ValueError: a path contains a zero byte.
 
     Returns:
-        0, or the system's error number, or `FILE_CHANGED` where one has fewer bytes or more; and that file's number.
+        0, or an errno, or `FILE_CHANGED` if a file has another size; and the number of that file.
     """
     failed = c_int64()
     _check_offsets(offsets, len(paths) + 1)
@@ -68,10 +68,10 @@ def read_files(paths: Sequence[bytes], offsets: Int64, target: Bytes) -> tuple[i
 
 
 def frame_rows(matrix: Bytes) -> None:
-    """Write header and footer of the TFRecord frame that is each row; its message stands there already.
+    """Write the header and footer of the TFRecord frame in each row, around the message that is there already.
 
     Args:
-        matrix: uint8 [records, 12 + length + 4], contiguous.
+        matrix: frames, uint8 [records, 12 + length + 4], contiguous.
     """
     _check(matrix, np.uint8, matrix.size, writeable=True)
     _check_frames(matrix.shape[1:])
@@ -79,11 +79,11 @@ def frame_rows(matrix: Bytes) -> None:
 
 
 def frame_columns(columns: Sequence[tuple[Bytes, Int64]], bounds: Int64) -> Iterator[Bytes]:
-    """TFRecord frames, one after the other, a run of records at a time; each run lies where the one before was.
+    """Yield consecutive TFRecord frames, a run of records at a time; each run overwrites the one before.
 
     Args:
-        columns: data and offsets, int64 [records + 1], of each; a record's message is its elements, end to end.
-        bounds: of the runs, int64 [runs + 1]: each reaches from one to before the next.
+        columns: data and offsets, int64 [records + 1], of each column; a message is the record's elements end to end.
+        bounds: boundaries of the runs, int64 [runs + 1].
     """
     records = len(columns[0][1]) - 1
     _check_offsets(bounds, len(bounds))
@@ -108,11 +108,11 @@ def _frame_runs(columns: Sequence[tuple[Bytes, Int64]], bounds: list[int], sizes
 
 
 def first_bad_frame(data: Bytes, ends: Int64) -> int:
-    """The number of the first TFRecord frame whose length or content is not what its CRCs say; or how many there are.
+    """The number of the first TFRecord frame whose length or content fails its CRC, or the number of frames.
 
     Args:
-        data: frames one after the other, each of 16 bytes at least.
-        ends: past the last byte of each.
+        data: consecutive frames of at least 16 bytes each.
+        ends: end of each frame, int64 [frames].
     """
     _check(ends, np.int64, len(ends))
     _check_frames(np.diff(ends, prepend=0))
@@ -121,7 +121,7 @@ def first_bad_frame(data: Bytes, ends: Int64) -> int:
 
 
 def pack_varints(values: npt.NDArray[np.uint64]) -> tuple[Bytes, Int64]:
-    """Varints without padding, end to end, and where each starts: uint8, and int64 [values + 1]."""
+    """Encode minimal varints end to end, uint8 [bytes], with their boundaries, int64 [values + 1]."""
     _check(values, np.uint64, len(values))
     packed, offsets = np.empty(_VARINT_BYTES * len(values), np.uint8), np.zeros(len(values) + 1, np.int64)
     ends = offsets[1:]
@@ -132,18 +132,18 @@ def pack_varints(values: npt.NDArray[np.uint64]) -> tuple[Bytes, Int64]:
 def walk_examples(
     data: Bytes, starts: Int64, ends: Int64, keys: Sequence[bytes], tags: Sequence[int]
 ) -> tuple[Int64, Int64] | None:
-    """Where the serialised list of each feature lies in messages of `tf.train.Example`.
+    """Locate the serialised list of each feature in `tf.train.Example` messages.
 
     Args:
-        data: with the messages in it.
-        starts: of each message, int64 [messages].
-        ends: past the last byte of each.
-        keys: of each feature, what an entry of the map begins with: its serialised key, and the tag of its value.
-        tags: of each feature, that of its kind of list.
+        data: bytes that hold the messages.
+        starts: start of each message, int64 [messages].
+        ends: end of each message.
+        keys: for each feature, the beginning of its map entry: the serialised key, then the tag of the value.
+        tags: for each feature, the tag of its kind of list.
 
     Returns:
-        Where each begins, and ends: int64 [features, messages], -1 where a message has not the feature. None if one has
-        others, or in another order.
+        Starts and ends of the lists, int64 [features, messages], -1 where a message lacks the feature. None if a
+        message has other features or another order.
     """
     starts, ends = (np.ascontiguousarray(places, np.int64) for places in (starts, ends))
     _check_places(data, starts, ends)
@@ -158,15 +158,15 @@ def walk_examples(
 
 
 def enter_lists(data: Bytes, bodies: Int64, stops: Int64) -> Int64 | None:
-    """Where the one value of each serialised list of strings or bytes starts; at the end of a list that is empty.
+    """Locate the single value of each serialised list of strings or bytes.
 
     Args:
-        data: with the lists in it.
-        bodies: where each begins, as `walk_examples` gives it.
-        stops: where each ends.
+        data: bytes that hold the lists.
+        bodies: start of each list, from `walk_examples`.
+        stops: end of each list.
 
     Returns:
-        int64 [lists]; None if one holds something else.
+        Starts of the values, int64 [lists]; the end of a list that is empty. None if a list holds anything else.
     """
     _check_places(data, bodies, stops)
     starts = np.empty(len(bodies), np.int64)
@@ -175,12 +175,12 @@ def enter_lists(data: Bytes, bodies: Int64, stops: Int64) -> Int64 | None:
 
 
 def read_varints(data: Bytes, starts: Int64, ends: Int64) -> npt.NDArray[np.uint64] | None:
-    """Numbers that are one varint each; None if a piece is not one.
+    """Decode slices that hold one varint each, uint64 [slices]; None if one holds anything else.
 
     Args:
-        data: with the pieces in it.
-        starts: where each begins.
-        ends: past its last byte.
+        data: bytes that hold the slices.
+        starts: start of each slice.
+        ends: end of each slice.
     """
     _check_places(data, starts, ends)
     values = np.empty(len(starts), np.uint64)
@@ -189,16 +189,16 @@ def read_varints(data: Bytes, starts: Int64, ends: Int64) -> npt.NDArray[np.uint
 
 
 def gather(data: Bytes, starts: Int64, width: int) -> Bytes:
-    """Pieces of data, all of one size, one after the other: uint8 [pieces, width].
+    """Copy slices of one size into a matrix, uint8 [slices, width].
 
     Args:
-        data: with the pieces in it.
-        starts: where each begins.
-        width: of each, in bytes.
+        data: bytes that hold the slices.
+        starts: start of each slice, int64 [slices].
+        width: size of a slice, in bytes.
     """
     _check(starts, np.int64, len(starts))
     if width < 0 or starts.min(initial=0) < 0:
-        raise ValueError(f"expected pieces of 0 bytes or more in the data, got {width} from {starts.min(initial=0)}")
+        raise ValueError(f"expected slices of 0 bytes or more in the data, got {width} from {starts.min(initial=0)}")
     _check(data, np.uint8, int(starts.max()) + width if len(starts) else 0)
     pieces = np.empty((len(starts), width), np.uint8)
     _gather(_address(data), starts, [0], [pieces])
@@ -206,12 +206,12 @@ def gather(data: Bytes, starts: Int64, width: int) -> Bytes:
 
 
 def gather_fields(addresses: Int64, firsts: Sequence[int], targets: Sequence[Bytes]) -> None:
-    """Copy the same bytes of rows that lie anywhere in memory: all rows of one field after the other.
+    """Copy fields of rows from anywhere in memory into one matrix per field.
 
     Args:
-        addresses: of the rows; that there are such rows, and somebody holds them, is for the caller to see to.
-        firsts: of each field, the number of its first byte in a row.
-        targets: of each field, uint8 [rows, width].
+        addresses: addresses of the rows, int64 [rows]; the caller must keep the rows alive.
+        firsts: position of each field's first byte in a row.
+        targets: matrix of each field, uint8 [rows, width].
     """
     _check(addresses, np.int64, len(addresses))
     for first, target in zip(firsts, targets, strict=True):
@@ -228,14 +228,14 @@ def _gather(data: int | None, starts: Int64, firsts: Sequence[int], targets: Seq
 
 
 def locate_rows(rows: Int64, values: npt.NDArray[Any]) -> Int64:
-    """The addresses of rows, int64 [rows].
+    """The memory addresses of rows of an array, int64 [rows].
 
     Args:
-        rows: their numbers.
-        values: all rows, contiguous.
+        rows: numbers of the rows.
+        values: contiguous array of all rows.
 
     Raises:
-        IndexError: there is no such row.
+        IndexError: a number is out of range.
     """
     rows = np.ascontiguousarray(rows, np.int64)
     _check(values, values.dtype, values.size)
@@ -248,17 +248,17 @@ def locate_rows(rows: Int64, values: npt.NDArray[Any]) -> Int64:
 
 
 def view_bytes(data: Bytes, starts: Int64, ends: Int64, span: int) -> npt.NDArray[np.void]:
-    """Views of pieces of data as Arrow has them, `VIEW` [pieces].
+    """Views of slices of data as elements of Arrow's binary_view, `VIEW` [slices].
 
     Args:
-        data: with the pieces in it.
-        starts: where each begins.
-        ends: past its last byte.
-        span: where buffers of the data begin, every so many bytes.
+        data: bytes that hold the slices.
+        starts: start of each slice.
+        ends: end of each slice.
+        span: distance between the starts of the data's buffers, in bytes.
     """
     _check_places(data, starts, ends)
     if (lengths := ends - starts).min(initial=0) < 0 or lengths.max(initial=0) >= 1 << 31 or span < 1:
-        raise ValueError("expected pieces of less than 2 GiB, and buffers of a byte at least")
+        raise ValueError("expected slices of less than 2 GiB and buffers of at least 1 byte")
     views = np.empty(len(starts), VIEW)
     places = _address(starts), _address(ends)
     _kernels().ringfeed_view_bytes(_address(data), len(starts), *places, span, _address(views))
@@ -268,17 +268,17 @@ def view_bytes(data: Bytes, starts: Int64, ends: Int64, span: int) -> npt.NDArra
 def noise(
     salt: int, size: int, free: int, low: int, groups: npt.NDArray[np.int32] | None = None
 ) -> npt.NDArray[np.uint64]:
-    """Numbers from 0 on, with noise above them, in ascending order: `mix64` of the number and the salt; uint64 [size].
+    """The numbers of ``range(size)``, each below noise from `mix64` of the number and a salt; sorted, uint64 [size].
 
     Args:
-        salt: of the noise.
-        size: how many.
-        free: how many of the highest bits are not for noise.
-        low: how many of the lowest are for the number.
-        groups: what the highest bits are to hold, [size]; None for nothing.
+        salt: salt of the noise.
+        size: how many numbers.
+        free: how many of the highest bits hold the group.
+        low: how many of the lowest bits hold the number.
+        groups: group of each number, [size]; None: the highest bits are 0.
     """
     if min(free, low, size) < 0 or free + low >= 64 or size > 1 << low:
-        raise ValueError(f"expected bits for {size} numbers, and some between, got {free} and {low}")
+        raise ValueError(f"expected enough bits for {size} numbers and some for noise, got {free} and {low}")
     if groups is not None:
         groups = np.ascontiguousarray(groups, np.int32)
         if len(groups) != size or (size and not 0 <= groups.min() <= groups.max() < 1 << free):
@@ -290,22 +290,22 @@ def noise(
 
 
 def draw(classes: npt.NDArray[np.integer], members: Int64, bounds: Int64, following: Int64) -> Int64:
-    """For each sample the next member of its class, pass after pass over them; int64 [samples].
+    """Draw the next member of each sample's class, cycling through the members; int64 [samples].
 
     Args:
-        classes: of the samples, from 0; those of uint8 are not copied, nor those of int32.
-        members: of all classes, class after class.
-        bounds: where those of each class begin, and end: int64 [classes + 1].
-        following: the number of the next member of each class, within its members; is moved on.
+        classes: class of each sample; uint8 and int32 are not copied.
+        members: members of all classes, class after class.
+        bounds: boundaries of the classes in `members`, int64 [classes + 1].
+        following: position of each class's next member, advanced in place.
 
     Raises:
-        ValueError: there is no such class, or it has no members.
+        ValueError: a class does not exist or has no members.
     """
     _check_offsets(bounds, len(following) + 1)
     _check(members, np.int64, int(bounds[-1]))
     _check(following, np.int64, len(bounds) - 1, writeable=True)
     if (following < 0).any() or (following >= np.maximum(np.diff(bounds), 1)).any():
-        raise ValueError("expected numbers of members of their classes to come next")
+        raise ValueError("expected positions of members within their classes to come next")
     if len(classes) and not 0 <= classes.min() <= classes.max() < len(following):
         raise ValueError(f"expected classes in [0, {len(following)}), got {classes.min()} to {classes.max()}")
     classes = np.ascontiguousarray(classes, np.uint8 if classes.dtype == np.uint8 else np.int32)
@@ -320,22 +320,22 @@ def draw(classes: npt.NDArray[np.integer], members: Int64, bounds: Int64, follow
 
 
 def _check(array: npt.NDArray[Any], dtype: npt.DTypeLike, size: int, *, writeable: bool = False) -> None:
-    """A wrong argument would write over memory of others."""
+    """Refuse an argument that would make a kernel read or write foreign memory."""
     if array.dtype != dtype or array.size < size or not array.flags.c_contiguous:
         raise ValueError(f"expected {size} contiguous {np.dtype(dtype)}, got {array.size} {array.dtype}")
     if writeable and not array.flags.writeable:
-        raise ValueError("expected an array that may be written to")
+        raise ValueError("expected a writeable array")
 
 
 def _check_offsets(offsets: Int64, count: int) -> None:
     _check(offsets, np.int64, count)
     if offsets[0] < 0 or (offsets[1:] < offsets[:-1]).any():
-        raise ValueError("expected offsets that ascend, from 0 or more")
+        raise ValueError("expected ascending offsets from 0 or more")
 
 
 def _check_frames(lengths: npt.ArrayLike) -> None:
     if (least := np.min(lengths, initial=_FRAME_BYTES)) < _FRAME_BYTES:
-        raise ValueError(f"a frame has {_FRAME_BYTES} bytes at least, got {least}")
+        raise ValueError(f"a frame has at least {_FRAME_BYTES} bytes, got {least}")
 
 
 def _check_places(data: Bytes, starts: Int64, ends: Int64) -> None:
@@ -343,7 +343,7 @@ def _check_places(data: Bytes, starts: Int64, ends: Int64) -> None:
     _check(ends, np.int64, len(starts))
     _check(data, np.uint8, int(max(starts.max(initial=0), ends.max(initial=0))))
     if len(starts) and min(starts.min(), ends.min()) < 0:
-        raise ValueError(f"expected places in the data, got {starts.min()} and {ends.min()}")
+        raise ValueError(f"expected positions in the data, got {starts.min()} and {ends.min()}")
 
 
 def _address(array: npt.NDArray[Any]) -> int:
@@ -352,26 +352,26 @@ def _address(array: npt.NDArray[Any]) -> int:
 
 def _kernels() -> Any:
     if _library is None:
-        raise RuntimeError("the kernels were not compiled; ask are_compiled() first")
+        raise RuntimeError("the kernels were not compiled; check are_compiled() first")
     return _library
 
 
 def _load() -> tuple[ctypes.CDLL | None, ctypes.c_void_p | None]:
-    """The compiled module, and the CRC of the C library within google_crc32c; neither unless there are both.
+    """Load the compiled module and the CRC function of google_crc32c's C library; both or neither.
 
-    Kernels that take nanoseconds a value keep the interpreter's lock: to get it back, a thread may wait for 5 ms.
+    Kernels that take only nanoseconds per value keep the interpreter's lock, as regaining it may take 5 ms.
     """
     found = find_spec(_MODULE, __package__)
     if found is None or found.origin is None or sys.byteorder != "little" or os.environ.get(_SWITCH) == "0":
         return None, None
     try:
-        library, short = ctypes.CDLL(found.origin), ctypes.PyDLL(found.origin)
+        library, holding_lock = ctypes.CDLL(found.origin), ctypes.PyDLL(found.origin)
         checksums = ctypes.CDLL(google_crc32c._crc32c.__file__)
         extend = ctypes.cast(checksums.crc32c_extend, c_void_p)
-    except (OSError, AttributeError):  # google_crc32c of pure Python, or one that hides what it is made of
+    except (OSError, AttributeError):  # google_crc32c in pure Python, or without an exported C function
         return None, None
-    for brief in ("draw", "enter_lists", "locate_rows", "pack_varints", "read_varints", "view_bytes", "walk_examples"):
-        setattr(library, f"ringfeed_{brief}", getattr(short, f"ringfeed_{brief}"))
+    for name in ("draw", "enter_lists", "locate_rows", "pack_varints", "read_varints", "view_bytes", "walk_examples"):
+        setattr(library, f"ringfeed_{name}", getattr(holding_lock, f"ringfeed_{name}"))
     signatures: tuple[tuple[Any, ...], ...] = (
         ("read_files", c_int, c_char_p, c_int64, c_void_p, c_void_p, POINTER(c_int64)),
         ("frame_rows", None, c_void_p, c_void_p, c_int64, c_int64),

@@ -1,4 +1,4 @@
-"""The formats of shards on storage, one a module; each turns record batches into the bytes of a file."""
+"""File formats of shards: TFRecord with `tf.train.Example`, and Parquet; encoders and decoders in memory."""
 
 from .example_encode import RecordLayout, plan_layout
 from .shard_encode import ShardEncoder, encode_shard, open_encoder

@@ -1,4 +1,4 @@
-"""Arrow's binary arrays in their parts: the bytes, and the offsets that cut values out of them; and put together."""
+"""Arrow's binary arrays as data and offsets, and back."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ __all__ = ["binary_array", "binary_rows", "data_of", "join_binary", "offsets_of"
 
 
 def offsets_of(array: pa.LargeBinaryArray | pa.BinaryArray) -> npt.NDArray[np.int64]:
-    """Where each value starts in the data, and where the last one ends, int64 [values + 1]; large ones not copied."""
+    """Boundaries of the values in the data, int64 [values + 1]; not copied from arrays of large binary."""
     width = np.int32 if pa.types.is_binary(array.type) else np.int64
     offsets = np.frombuffer(array.buffers()[1], width)[array.offset : array.offset + len(array) + 1]
     return offsets.astype(np.int64, copy=False)
 
 
 def data_of(array: pa.LargeBinaryArray | pa.BinaryArray) -> pa.Buffer:
-    """The bytes that the offsets point into; of a slice those of the whole array."""
+    """The bytes that the offsets point into; for a slice, those of the whole array."""
     return array.buffers()[2] or pa.py_buffer(b"")
 
 
 def binary_array(offsets: npt.NDArray[np.int64], data: Any) -> pa.LargeBinaryArray:
-    """The values that lie between offsets in the data, which is any buffer; not copied.
+    """An array of the values between offsets in a buffer, which is not copied.
 
     >>> binary_array(np.array([0, 2, 2, 3]), b"abc").to_pylist()
     [b'ab', b'', b'c']
@@ -36,13 +36,13 @@ def binary_array(offsets: npt.NDArray[np.int64], data: Any) -> pa.LargeBinaryArr
 
 
 def binary_rows(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
-    """The rows of a matrix, one binary value each; not copied where they lie together."""
+    """The rows of a matrix as binary values; a contiguous matrix is not copied."""
     offsets = np.arange(len(matrix) + 1, dtype=np.int64) * matrix.shape[1]
     return binary_array(offsets, np.ascontiguousarray(matrix).reshape(-1))
 
 
 def join_binary(pieces: Sequence[pa.Array]) -> pa.LargeBinaryArray:
-    """Concatenate large binary arrays element by element."""
+    """Concatenate arrays of large binary element by element."""
     if len(pieces) == 1:
         return pieces[0]
     return pc.binary_join_element_wise(*pieces, pa.scalar(b"", pa.large_binary()))

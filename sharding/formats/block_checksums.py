@@ -1,4 +1,4 @@
-"""Checksums of the blocks of a file, by which a part of it can be read and checked without the rest."""
+"""Checksums of a file's blocks, so that a part of the file can be read and checked without the rest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SUM_BYTES = 8
 
 
 class BlockSums:
-    """XXH3-64 of each block of a file that is written piece by piece; the last may be shorter."""
+    """XXH3-64 of each block of a file that is written in pieces; the last block may be shorter."""
 
     def __init__(self) -> None:
         self._sums: list[bytes] = []
@@ -21,7 +21,7 @@ class BlockSums:
         self._room = BLOCK_BYTES
 
     def update(self, data: Any) -> None:
-        """Take in the next bytes: a buffer."""
+        """Add the next bytes of the file, any buffer."""
         rest = memoryview(data).cast("B")
         while len(rest):
             piece, rest = rest[: self._room], rest[self._room :]
@@ -31,7 +31,7 @@ class BlockSums:
                 self._end_block()
 
     def finish(self) -> bytes:
-        """The sums of all blocks, 8 bytes each."""
+        """The checksums of all blocks, 8 bytes each."""
         if self._room < BLOCK_BYTES:
             self._end_block()
         return b"".join(self._sums)
@@ -43,7 +43,7 @@ class BlockSums:
 
 
 def block_sums(data: Any) -> bytes:
-    """The sums of the blocks of a whole file, or of blocks that follow each other in it.
+    """The checksums of the blocks of a file, or of consecutive blocks of it.
 
     >>> len(block_sums(bytes(BLOCK_BYTES + 1)))
     16
@@ -54,12 +54,12 @@ def block_sums(data: Any) -> bytes:
 
 
 def blocks_match(data: Any, first: int, sums: bytes) -> bool:
-    """Whether the blocks from a number on are as they were written.
+    """Whether consecutive blocks match the file's checksums.
 
     Args:
-        data: of them; its end is that of a block, or of the file.
-        first: number of the first.
-        sums: of all blocks of the file.
+        data: bytes of the blocks, up to the end of a block or of the file.
+        first: number of the first block.
+        sums: checksums of all blocks of the file.
 
     >>> file = bytes(range(256)) * 512
     >>> sums = block_sums(file)

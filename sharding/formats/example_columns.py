@@ -1,8 +1,8 @@
-"""Serialised `tf.train.Example` messages to columns of values, a block at once, with no TensorFlow.
+"""Parses blocks of foreign `tf.train.Example` messages to columns, without TensorFlow and without a schema.
 
-All messages of a block are read in step: each NumPy operation moves a cursor in every one of them, so that the cost
-is per feature and block and not per record, whatever the lengths are. This reads the form that protobuf's writers
-give an Example; a message in another form is brought into it first (`wire.canonical_example`). The proto is that of
+All messages of a block are read in lockstep: each NumPy operation moves a cursor in every one of them, so that the cost
+is per feature and block, not per record. This reads the canonical form that protobuf's writers give an Example; other
+messages are rewritten to it first (`protobuf_wire.canonical_example`). The proto is that of
 tensorflow/core/example/{example,feature}.proto.
 """
 
@@ -17,29 +17,29 @@ import pyarrow as pa
 
 from .protobuf_wire import canonical_example, iterate_fields
 
-__all__ = ["MARGIN_BYTES", "ParsedExamples", "Values", "parse_examples", "unpack_varints"]
+__all__ = ["MARGIN_BYTES", "FeatureValues", "ParsedExamples", "parse_examples", "unpack_varints"]
 
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 UInt8 = npt.NDArray[np.uint8]
 
-MARGIN_BYTES = 4  # that must follow each message, for reads just past its end; a TFRecord's frame has them
+MARGIN_BYTES = 4  # must follow each message, as reads go just past its end; the footer of a TFRecord frame does
 _KINDS = {0x0A: "bytes", 0x12: "float", 0x1A: "int64"}  # tags of the `kind` oneof of Feature
-_SHORT_BYTES = 32  # ranges up to this long on the mean are copied by the byte, at 5 ns each, others one by one
-_STEPS = 64  # values of a record that are read in step with those of others; the rest, of few records, one by one
+_SHORT_BYTES = 32  # ranges up to this mean length are gathered byte by byte, at 5 ns each, longer ones one by one
+_STEPS = 64  # values of a record that are read in lockstep; longer lists, which are rare, continue one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Values:
-    """The values of one feature, of one kind, in the records of a block that have it.
+class FeatureValues:
+    """The values of one feature and kind in the records of a block that have them.
 
     Attributes:
         kind: ``bytes``, ``float`` or ``int64``.
-        data: the bytes that the ranges below lie in.
-        rows: the records, ascending, int64 [records].
-        starts: of the packed numbers of each record, or of each value if the kind is bytes.
-        ends: likewise; the ranges are half-open.
-        value_counts: values in each record, if the kind is bytes.
+        data: bytes that hold the values.
+        rows: numbers of the records, ascending, int64 [records].
+        starts: start in `data` of each record's packed numbers, or of each value if the kind is bytes.
+        ends: end of the same ranges, which are half-open.
+        value_counts: number of values in each record, if the kind is bytes.
     """
 
     kind: str
@@ -50,7 +50,7 @@ class Values:
     value_counts: Int64
 
     def numbers(self) -> tuple[npt.NDArray[np.generic], Int64]:
-        """All numbers, record after record, as float32 or int64; and how many each record has."""
+        """All numbers, record after record, as float32 or int64; and the number in each record."""
         lengths = self.ends - self.starts
         content = _gather(self.data, self.starts, lengths)
         if self.kind == "float":
@@ -63,12 +63,12 @@ class Values:
         return values, np.diff(np.searchsorted(ends, bounds, side="right"))
 
     def texts(self) -> tuple[pa.BinaryArray, Int64]:
-        """All bytes values, record after record; and how many each record has."""
+        """All bytes values, record after record; and the number in each record."""
         spans = zip(self.starts.tolist(), self.ends.tolist(), strict=True)
         return pa.array([self.data[start:end] for start, end in spans], pa.binary()), self.value_counts
 
     def counts(self) -> Int64:
-        """How many values each record has."""
+        """The number of values in each record."""
         if self.kind == "float":
             return (self.ends - self.starts) // 4
         return self.value_counts if self.kind == "bytes" else self.numbers()[1]
@@ -79,23 +79,23 @@ class ParsedExamples:
     """The features of a block of messages.
 
     Attributes:
-        kept: the messages that are Examples, int64; the rows of `columns` count these.
-        bad: what is wrong with each of the others, by its number.
-        columns: of each feature by its name, one for each kind that it has.
+        kept: numbers of the messages that are Examples, int64; `FeatureValues.rows` are positions in it.
+        bad: faults of the other messages, by number.
+        columns: values by feature name, an entry for each kind of list that the feature has.
     """
 
     kept: Int64
     bad: Mapping[int, str]
-    columns: Mapping[str, tuple[Values, ...]]
+    columns: Mapping[str, tuple[FeatureValues, ...]]
 
 
 def parse_examples(data: bytes, starts: Int64, lengths: Int64) -> ParsedExamples:
-    """Find the values of every feature of many messages.
+    """Find the values of every feature in many messages.
 
     Args:
-        data: that the messages lie in; `MARGIN_BYTES` follow each.
-        starts: of the messages.
-        lengths: of the messages, in bytes.
+        data: bytes that hold the messages, each followed by `MARGIN_BYTES`.
+        starts: start of each message.
+        lengths: length of each message, in bytes.
     """
     columns, odd = _locate(data, starts, lengths)
     bad: dict[int, str] = {}
@@ -118,15 +118,15 @@ def parse_examples(data: bytes, starts: Int64, lengths: Int64) -> ParsedExamples
     return ParsedExamples(kept=np.flatnonzero(good), bad=bad, columns=columns)
 
 
-def _locate(data: bytes, starts: Int64, lengths: Int64) -> tuple[dict[str, tuple[Values, ...]], Bool]:
-    """The columns, and which messages are not in the usual form; for these the columns mean nothing."""
+def _locate(data: bytes, starts: Int64, lengths: Int64) -> tuple[dict[str, tuple[FeatureValues, ...]], Bool]:
+    """The columns, and which messages are not canonical; the columns are meaningless for these."""
     content = np.frombuffer(data, np.uint8)
     odd = np.zeros(len(starts), bool)
     rows = np.flatnonzero(lengths)
     ends = starts + lengths
     at, stop, usual = _delimited(content, starts[rows], ends[rows], 0x0A)
     usual &= stop == ends[rows]
-    found: dict[bytes, list[tuple[Int64, Int64, Int64]]] = {}  # by key: rows, and the range of each Feature
+    found: dict[bytes, list[tuple[Int64, Int64, Int64]]] = {}  # rows and range of each Feature, by key
     while True:
         odd[rows[~usual]] = True
         more = usual & (at < ends[rows])
@@ -142,13 +142,13 @@ def _locate(data: bytes, starts: Int64, lengths: Int64) -> tuple[dict[str, tuple
             chosen = good[members]
             found.setdefault(name, []).append((rows[chosen], value[chosen], value_end[chosen]))
         at = stop
-    columns: dict[str, tuple[Values, ...]] = {}
+    columns: dict[str, tuple[FeatureValues, ...]] = {}
     for name, pieces in found.items():
         rows, at, stop = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
         if len(pieces) > 1:
             order = np.argsort(rows, kind="stable")
             rows, at, stop = rows[order], at[order], stop[order]
-            odd[rows[1:][rows[1:] == rows[:-1]]] = True  # a key twice
+            odd[rows[1:][rows[1:] == rows[:-1]]] = True  # a repeated key
         some = at < stop  # a Feature without a kind has no value
         try:
             columns[name.decode()] = tuple(_values(data, content, rows[some], at[some], stop[some], odd))
@@ -158,7 +158,7 @@ def _locate(data: bytes, starts: Int64, lengths: Int64) -> tuple[dict[str, tuple
 
 
 def _by_key(data: bytes, starts: Int64, ends: Int64) -> list[tuple[bytes, Int64]]:
-    """The keys that there are, and the members that have each."""
+    """The distinct keys, each with the entries that have it."""
     groups = []
     left = np.arange(len(starts))
     while len(left):
@@ -172,8 +172,8 @@ def _by_key(data: bytes, starts: Int64, ends: Int64) -> list[tuple[bytes, Int64]
     return groups
 
 
-def _values(data: bytes, content: UInt8, rows: Int64, starts: Int64, ends: Int64, odd: Bool) -> list[Values]:
-    """One `Values` for each kind; rows in an unusual form are marked in `odd`."""
+def _values(data: bytes, content: UInt8, rows: Int64, starts: Int64, ends: Int64, odd: Bool) -> list[FeatureValues]:
+    """One `FeatureValues` per kind; rows that are not canonical are marked in `odd`."""
     result = []
     tags = content[starts]
     odd[rows[(tags != 0x0A) & (tags != 0x12) & (tags != 0x1A)]] = True
@@ -190,12 +190,14 @@ def _values(data: bytes, content: UInt8, rows: Int64, starts: Int64, ends: Int64
             usual &= is_list
             counts = np.empty(0, np.int64)
         odd[members[~usual]] = True
-        result.append(Values(kind=kind, data=data, rows=members, starts=starts_, ends=ends_, value_counts=counts))
+        result.append(
+            FeatureValues(kind=kind, data=data, rows=members, starts=starts_, ends=ends_, value_counts=counts)
+        )
     return result
 
 
 def _packed(content: UInt8, starts: Int64, ends: Int64, kind: str) -> tuple[Int64, Int64, Bool]:
-    """Where the numbers of each list lie, and whether each list is packed and whole."""
+    """The range of each list's packed numbers, and whether each list is canonical."""
     at, stop, usual = _delimited(content, starts, ends, 0x0A)
     usual &= stop == ends
     empty = starts == ends
@@ -210,10 +212,10 @@ def _packed(content: UInt8, starts: Int64, ends: Int64, kind: str) -> tuple[Int6
 
 
 def _bytes_lists(data: bytes, content: UInt8, starts: Int64, ends: Int64) -> tuple[Int64, Int64, Int64, Bool]:
-    """The range of each value, how many each list has, and whether each list is whole."""
+    """The range of each value, the number in each list, and whether each list is canonical."""
     usual = np.ones(len(starts), bool)
     none = np.empty(0, np.int64)
-    pieces = [(none, none, none)]  # of each value: the list it is of, and its range
+    pieces = [(none, none, none)]  # the list and the range of each value
     left, at = np.arange(len(starts)), starts
     for _ in range(_STEPS):
         more = at < ends[left]
@@ -267,11 +269,11 @@ def _delimited(content: UInt8, starts: Int64, ends: Int64, tag: int) -> tuple[In
 
 
 def _gather(data: bytes, starts: Int64, lengths: Int64) -> UInt8:
-    """The bytes of many ranges, one after the other."""
+    """The bytes of many ranges, end to end."""
     if not len(starts):
         return np.empty(0, np.uint8)
     width = int(lengths[0])
-    if width and (lengths == width).all():  # copied as items of that width: 10 times as fast as by the byte
+    if width and (lengths == width).all():  # as items of that width: 10 times as fast as byte by byte
         items = np.ndarray((len(data) - width + 1,), f"V{width}", data, 0, (1,))
         return items[starts].view(np.uint8)
     ends = np.cumsum(lengths)
@@ -283,7 +285,7 @@ def _gather(data: bytes, starts: Int64, lengths: Int64) -> UInt8:
 
 
 def unpack_varints(content: UInt8) -> tuple[npt.NDArray[np.uint64], Int64]:
-    """The varints that lie one after the other, and the position after each; of one that is too long ten bytes count.
+    """Decode consecutive varints, and the position after each; an overlong one is cut to ten bytes.
 
     >>> unpack_varints(np.array([0xAC, 0x02, 0x05], np.uint8))
     (array([300,   5], dtype=uint64), array([2, 3]))

@@ -1,6 +1,6 @@
-"""Serialised `tf.train.Example` messages back to values, without TensorFlow: one to plain Python, or many to columns.
+"""Decodes ringfeed's own `tf.train.Example` messages without TensorFlow: one to plain Python, or many to columns.
 
-Messages of one layout need none of this: see `matrix`.
+Messages of a fixed layout are decoded faster by `example_matrix`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ __all__ = ["decode_example", "decode_examples", "locate_examples"]
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 
-_FEW = 16  # records; below it a loop over their elements costs less than NumPy's calls do
+_FEW = 16  # records, up to which a Python loop over elements is faster than NumPy calls
 
 
 def decode_example(message: bytes, schema: Schema) -> dict[str, Any]:
-    """The values of one record by feature; None where it has none.
+    """Decode one record to values by feature name, None for an absent feature.
 
     Returns:
-        Numbers, strings and bytes; tensors as nested lists of their shape.
+        Numbers, strings and bytes; tensors as nested lists.
 
     Raises:
         ValueError: the message is no Example.
@@ -68,37 +68,37 @@ def _integer(number: int, feature: Feature) -> int | bool:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Number and content of each length-delimited field; there are no others in an Example that ringfeed wrote."""
+    """Number and content of each field, all length-delimited as in every Example that ringfeed writes."""
     for number, value in read_fields(message):
         if isinstance(value, int):
             raise ValueError(f"expected a length-delimited field, got the integer {value} in field {number}")
         yield number, value
 
 
-# --- many records side by side ---------------------------------------------------------------------------------
+# --- many records at once --------------------------------------------------------------------------------------
 
 
 class _UnusualError(Exception):
-    """A message is not laid out as ringfeed lays it out, though it may be a good Example."""
+    """A message differs from the form that ringfeed writes, though it may be a valid Example."""
 
 
 def decode_examples(
     data: Bytes, starts: Int64, ends: Int64, schema: Schema, names: Sequence[str] | None = None
 ) -> pa.RecordBatch:
-    """Many records at once: the inverse of `encode_examples` without a layout.
+    """Decode many records: the inverse of `encode_examples` without a layout.
 
-    All messages are walked side by side, a feature at a time in the schema's order, which is that in which ringfeed
-    writes them. If one of them departs from it, all are decoded one by one.
+    All messages are walked in lockstep, a feature at a time in the schema's order, in which ringfeed writes them. If
+    one message has another order, all are decoded one by one.
 
     Args:
-        data: uint8 [bytes], with the messages in it.
-        starts: of each message in `data`, ascending; int64 [records].
-        ends: past the last byte of each; int64 [records].
-        schema: of the dataset.
-        names: of the features wanted; by default all.
+        data: bytes that hold the messages, uint8 [bytes].
+        starts: start of each message in `data`, ascending, int64 [records].
+        ends: end of each message, int64 [records].
+        schema: schema of the dataset.
+        names: features to decode; default: all.
 
     Returns:
-        The records, of the schema's Arrow types; an absent feature is null.
+        The records, in the schema's Arrow types; an absent feature is null.
 
     Raises:
         ValueError: a message is no Example.
@@ -123,20 +123,19 @@ def _flat(value: Any, feature: Feature) -> Any:
 def locate_examples(
     data: Bytes, starts: Int64, ends: Int64, schema: Schema, located: Sequence[str], decoded: Sequence[str]
 ) -> tuple[dict[str, tuple[Int64, Int64]], pa.RecordBatch] | None:
-    """Where the values of string or bytes features lie, which have one in each record; and others' values.
+    """Locate the values of string and bytes features without copying them, and decode other features.
 
     Args:
-        data: as for `decode_examples`.
-        starts: as for `decode_examples`.
-        ends: as for `decode_examples`.
-        schema: of the dataset.
-        located: names of features of kind bytes and shape ``()``.
-        decoded: names of others.
+        data: bytes that hold the messages, uint8 [bytes].
+        starts: start of each message in `data`, ascending, int64 [records].
+        ends: end of each message, int64 [records].
+        schema: schema of the dataset.
+        located: features to locate, of kind bytes and shape ``()``.
+        decoded: features to decode.
 
     Returns:
-        By feature, where each value starts in the data, and past its last byte, int64 [records] each; and what
-        `decode_examples` gives of the others. None if a record lacks a located value, or departs from the order in
-        which ringfeed writes them.
+        Start and end of each located value in the data, int64 [records] each, by feature; and the decoded features as a
+        batch. None if a record lacks a located value or differs from the form that ringfeed writes.
     """
     wanted = Schema(features=tuple(f for f in schema.features if f.name in decoded))
     places, columns = {}, []
@@ -154,7 +153,7 @@ def locate_examples(
 
 
 def _walk(data: Bytes, starts: Int64, ends: Int64, schema: Schema) -> Iterator[tuple[Feature, Int64, Int64, Int64]]:
-    """Each feature, the records that have it, and where its serialised list starts and ends in each of them."""
+    """Yield each feature, the records that have it, and start and end of its serialised list in each of them."""
     if kernels.are_compiled():
         yield from _walked(data, starts, ends, schema)
         return
@@ -181,7 +180,7 @@ def _walked(data: Bytes, starts: Int64, ends: Int64, schema: Schema) -> Iterator
 
 
 def _key(feature: Feature) -> bytes:
-    """What its entry in a map of features begins with: the key, and the tag of the value."""
+    """The beginning of a feature's map entry: the key, and the tag of the value."""
     return delimited(DELIMITED_1, feature.name.encode()) + b"\x12"
 
 
@@ -191,7 +190,7 @@ def _require(condition: npt.NDArray[np.bool_] | bool) -> None:
 
 
 def _varints_at(data: Bytes, at: Int64) -> tuple[Int64, Int64]:
-    """The varint at each place, and the place after it."""
+    """The varint at each position, and the position after it."""
     byte = data[at]
     values, at = (byte & 0x7F).astype(np.int64), at + 1
     more, shift = np.flatnonzero(byte & 0x80), 7
@@ -205,7 +204,7 @@ def _varints_at(data: Bytes, at: Int64) -> tuple[Int64, Int64]:
 
 
 def _entries(data: Bytes, at: Int64, feature: Feature) -> tuple[Int64, Int64, Int64]:
-    """Which of the entries of feature maps are of a feature; where the serialised list in each starts and ends."""
+    """Which map entries belong to a feature, and start and end of the serialised list in each of them."""
     key = np.frombuffer(_key(feature), np.uint8)
     none = np.empty(0, np.int64)
     if not len(at) or len(data) < len(key):
@@ -222,7 +221,7 @@ def _entries(data: Bytes, at: Int64, feature: Feature) -> tuple[Int64, Int64, In
 
 
 def _values(data: Bytes, bodies: Int64, stops: Int64, feature: Feature) -> tuple[pa.Array, Int64]:
-    """All elements of the serialised lists, and how many each has."""
+    """All elements of the serialised lists, and the number in each."""
     if feature.example_kind == "bytes":
         starts, ends, counts = _split(data, bodies, stops) if feature.shape else (*_chunks(data, bodies, stops), None)
         values = _gather(data, starts, ends).cast(feature.primitive)
@@ -246,7 +245,7 @@ def _values(data: Bytes, bodies: Int64, stops: Int64, feature: Feature) -> tuple
 
 
 def _chunks(data: Bytes, bodies: Int64, stops: Int64) -> tuple[Int64, Int64]:
-    """Start and end of the one value in each list; both at its end where the list is empty."""
+    """Start and end of the single value in each list; both are the list's end if it is empty."""
     if kernels.are_compiled():
         entered = kernels.enter_lists(np.ascontiguousarray(data), bodies, stops)
         if entered is None:
@@ -261,7 +260,7 @@ def _chunks(data: Bytes, bodies: Int64, stops: Int64) -> tuple[Int64, Int64]:
 
 
 def _split(data: Bytes, bodies: Int64, stops: Int64) -> tuple[Int64, Int64, Int64]:
-    """Start and end of every value in the lists, list after list, and how many each has."""
+    """Start and end of every value, list after list, and the number in each list."""
     at, rows = bodies.copy(), np.flatnonzero(bodies < stops)
     found: list[tuple[Int64, ...]] = [(np.empty(0, np.int64),) * 3]
     while len(rows) > _FEW:
@@ -290,7 +289,7 @@ def _split_one(body: bytes, first: int) -> Iterator[tuple[int, int]]:
 
 
 def _gather(data: Bytes, starts: Int64, ends: Int64) -> pa.LargeBinaryArray:
-    """Copies of pieces of the data, which lie one behind the other: every second one of an array of pieces and gaps."""
+    """Copy ascending slices of the data: every second value of an array of slices and the gaps between them."""
     offsets = np.stack([starts, ends], axis=1).reshape(-1)
     _require(np.diff(offsets) >= 0)
     if not len(starts):
@@ -299,7 +298,7 @@ def _gather(data: Bytes, starts: Int64, ends: Int64) -> pa.LargeBinaryArray:
 
 
 def _column(values: pa.Array, counts: Int64, rows: Int64, records: int, feature: Feature) -> pa.Array:
-    """The elements of those records that have a value, put together to a column of all."""
+    """A column of all records from the elements of those that have a value."""
     if feature.elements is None:
         column = to_lists(values, counts, None)
     else:

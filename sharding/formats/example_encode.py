@@ -1,10 +1,10 @@
-"""Arrow columns to serialised `tf.train.Example` messages, a whole batch at once, with no TensorFlow.
+"""Encodes Arrow columns as `tf.train.Example` messages, a whole batch at once, without TensorFlow.
 
-Two ways, with the same meaning to any protobuf reader:
+There are two forms, which mean the same to any protobuf reader:
 
-* every feature of fixed shape and no null: all records have one `RecordLayout`, so columns are written into one
-  2-D byte array. Integers are varints padded with continuation bytes to the width of the widest.
-* anything else: minimal varints; the pieces of each record are joined by Arrow.
+* If every feature has a fixed shape and no nulls, all records share one `RecordLayout`, and columns are written into
+  one byte matrix. Integers are varints padded with continuation bytes to the width of the widest.
+* Otherwise, varints are minimal, and Arrow joins the pieces of each record.
 
 The wire format is that of tensorflow/core/example/{example,feature}.proto. Not here: TFRecord framing, files.
 """
@@ -39,12 +39,12 @@ _DELIMITED_2 = 0x12  # field 2, length-delimited
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnLayout:
-    """Where a feature's values lie in each record of fixed layout.
+    """Position of a feature's values in each record of a fixed layout.
 
     Attributes:
-        name: the feature's.
-        offset: of the first value, in bytes from the start of the Example message.
-        item_bytes: of one element: the size of its dtype, or for integers the width of the padded varint.
+        name: name of the feature.
+        offset: position of the first value in the Example message, in bytes.
+        item_bytes: size of an element: of its dtype, or of a padded varint for integers.
     """
 
     name: str
@@ -57,24 +57,24 @@ class RecordLayout:
     """The layout that all records of a dataset share.
 
     Attributes:
-        example_bytes: size of one Example message.
-        columns: one a feature, in the order of the schema.
+        example_bytes: size of an Example message.
+        columns: positions of the features, in the schema's order.
     """
 
     example_bytes: int
     columns: tuple[ColumnLayout, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """As it stands in `dataset.json`."""
+        """The entry in `dataset.json`."""
         columns = [{"name": c.name, "offset": c.offset, "item_bytes": c.item_bytes} for c in self.columns]
         return {"example_bytes": self.example_bytes, "columns": columns}
 
     def holds(self, other: RecordLayout) -> bool:
-        """Whether records of another layout of the same schema can be written in this one."""
+        """Whether records that fit another layout of the same schema fit this one."""
         return all(mine.item_bytes >= its.item_bytes for mine, its in zip(self.columns, other.columns, strict=True))
 
     def select(self, names: Sequence[str]) -> RecordLayout:
-        """The places of some features, in the order given, in the same records."""
+        """The positions of some features, in the order of `names`, in the same records."""
         places = {place.name: place for place in self.columns}
         return replace(self, columns=tuple(places[name] for name in names))
 
@@ -86,7 +86,7 @@ class RecordLayout:
 
 
 def varint_width(low: int, high: int) -> int:
-    """Bytes of the widest varint among the int64 values in ``[low, high]`` (both included).
+    """Size in bytes of the widest varint among the int64 values in ``[low, high]`` (both included).
 
     >>> varint_width(0, 127), varint_width(0, 128), varint_width(-1, 0)
     (1, 2, 10)
@@ -95,11 +95,11 @@ def varint_width(low: int, high: int) -> int:
 
 
 def plan_layout(schema: Schema, int_ranges: Mapping[str, tuple[int, int]]) -> RecordLayout | None:
-    """The fixed layout of records without nulls, or None where a feature's length varies.
+    """The fixed layout of records without nulls, or None if a feature's length varies.
 
     Args:
-        schema: of the dataset.
-        int_ranges: the least and greatest value of each feature of kind int64, as int64.
+        schema: schema of the dataset.
+        int_ranges: least and greatest value of each feature of kind int64, as int64.
     """
     return _planned(schema, int_ranges)[1] if _is_fixed(schema) else None
 
@@ -112,19 +112,19 @@ def encode_examples(batch: pa.RecordBatch, schema: Schema, layout: RecordLayout 
     """Encode each row as a `tf.train.Example`; a null becomes an absent feature.
 
     Args:
-        batch: of the schema's Arrow types.
-        schema: of the dataset.
-        layout: as `plan_layout` gave it; then the batch holds no null and no integer that is wider. Or None.
+        batch: records, in the schema's Arrow types.
+        schema: schema of the dataset.
+        layout: layout from `plan_layout`, for a batch without nulls and without wider integers; or None.
 
     Returns:
-        One message a row.
+        One message per row.
     """
     if layout is None:
         return join_binary(encode_pieces(batch, schema))
     return binary_rows(encode_matrix(batch, schema, layout))
 
 
-# --- records of one layout -------------------------------------------------------------------------------------
+# --- records of a fixed layout ---------------------------------------------------------------------------------
 
 
 def _item_bytes(feature: Feature, int_ranges: Mapping[str, tuple[int, int]]) -> int:
@@ -134,12 +134,12 @@ def _item_bytes(feature: Feature, int_ranges: Mapping[str, tuple[int, int]]) -> 
 
 
 def _planned(schema: Schema, int_ranges: Mapping[str, tuple[int, int]]) -> tuple[list[bytes], RecordLayout]:
-    """What stands before the values of each feature, and where these lie."""
+    """The bytes before the values of each feature, and the layout."""
     heads, places, stop = [], [], 0
     for feature in schema.features:
         item_bytes = _item_bytes(feature, int_ranges)
         size = item_bytes * (feature.elements or 0)
-        mark = bytes([DELIMITED_1]) + write_varint(size)  # packed floats and integers, and the one value of raw bytes
+        mark = bytes([DELIMITED_1]) + write_varint(size)  # of packed numbers, or of the single value of raw bytes
         heads.append(_entry_head(feature, len(mark) + size) + mark)
         places.append((feature.name, stop + len(heads[-1]), item_bytes))
         stop = places[-1][1] + size
@@ -152,13 +152,13 @@ def _planned(schema: Schema, int_ranges: Mapping[str, tuple[int, int]]) -> tuple
 
 
 def _planned_as(layout: RecordLayout, schema: Schema) -> tuple[list[bytes], RecordLayout]:
-    """The same for integers as wide as in a layout."""
+    """`_planned` for integers of a layout's widths."""
     widths = {c.name: (0, (1 << (7 * c.item_bytes)) - 1) if 0 < c.item_bytes < 10 else (-1, 0) for c in layout.columns}
     return _planned(schema, widths)
 
 
 def is_layout_of(layout: RecordLayout, schema: Schema) -> bool:
-    """Whether records of a schema can have a layout.
+    """Whether a layout is valid for records of a schema.
 
     >>> schema = Schema(features=(Feature(name="x", dtype="int8", shape=(3,)),))
     >>> layout = plan_layout(schema, {"x": (0, 5)})
@@ -175,20 +175,20 @@ def encode_matrix(
     """Encode each row as a `tf.train.Example`, in place in a matrix.
 
     Args:
-        batch: of the schema's Arrow types; no null, and no integer wider than its place in `layout`.
-        schema: of the dataset.
-        layout: as `plan_layout` gave it.
-        margins: zero bytes to leave before and after each message, for a frame.
+        batch: records, in the schema's Arrow types, without nulls and without integers wider than in `layout`.
+        schema: schema of the dataset.
+        layout: layout from `plan_layout`.
+        margins: number of zero bytes before and after each message, for a frame.
 
     Returns:
-        uint8 [rows, margin + example_bytes + margin].
+        The messages, uint8 [rows, margin + example_bytes + margin].
 
     Raises:
-        ValueError: the layout is of another schema.
+        ValueError: the layout belongs to another schema.
     """
     heads, planned = _planned_as(layout, schema)
     if planned != layout:
-        raise ValueError(f"the layout is not one of this schema: expected {planned}, got {layout}")
+        raise ValueError(f"the layout does not fit the schema: expected {planned}, got {layout}")
     before, after = margins
     sizes = [column.item_bytes * (f.elements or 0) for f, column in zip(schema.features, layout.columns, strict=True)]
     template = b"".join(head + bytes(size) for head, size in zip(heads, sizes, strict=True))
@@ -212,24 +212,24 @@ def _padded_varints(values: npt.NDArray[np.uint64], width: int) -> npt.NDArray[n
     return result
 
 
-# --- records that differ ---------------------------------------------------------------------------------------
+# --- records of varying layout ---------------------------------------------------------------------------------
 
 
 def encode_pieces(batch: pa.RecordBatch, schema: Schema) -> list[pa.LargeBinaryArray]:
-    """Encode each row as a `tf.train.Example`, in pieces: a row's message is its elements, one after the other.
+    """Encode each row as a `tf.train.Example`, in pieces: a row's message is its elements of all arrays, end to end.
 
-    The values of a feature of one string or one piece of bytes are a piece by themselves, and are not copied.
+    The values of a scalar string or bytes feature are a piece of their own, and are not copied.
 
     Args:
-        batch: of the schema's Arrow types; a null becomes an absent feature.
-        schema: of the dataset.
+        batch: records, in the schema's Arrow types; a null becomes an absent feature.
+        schema: schema of the dataset.
     """
     pieces = [piece for feature in schema.features for piece in _entry_pieces(batch.column(feature.name), feature)]
     return [_headed([bytes([DELIMITED_1])], [_total_lengths(pieces)]), *pieces]
 
 
 def _entry_pieces(column: pa.Array, feature: Feature) -> list[pa.Array]:
-    """One entry of the feature map."""
+    """The pieces of one entry of the feature map."""
     body = _body_pieces(column, feature)
     lengths = _total_lengths(body)
     key = delimited(DELIMITED_1, feature.name.encode()) + bytes([_DELIMITED_2])
@@ -263,13 +263,13 @@ def _body_pieces(column: pa.Array, feature: Feature) -> list[pa.Array]:
         offsets = starts * values.itemsize
     payload = binary_array(offsets, packed)
     heads = _headed([mark], [_lengths(payload)])
-    if feature.shape == (None,) and feature.example_kind != "raw":  # an empty list has no packed field at all
+    if feature.shape == (None,) and feature.example_kind != "raw":  # an empty list has no packed field
         heads = pa.compute.if_else(pa.array(_lengths(payload) > 0), heads, pa.scalar(b"", pa.large_binary()))
     return [heads, payload]
 
 
 def _headed(marks: Sequence[bytes], numbers: Sequence[npt.NDArray[np.int64]]) -> pa.LargeBinaryArray:
-    """For each row, each mark with the row's number after it as a varint."""
+    """For each row, each mark followed by the row's number as a varint."""
     pieces: list[Any] = []
     for mark, values in zip(marks, numbers, strict=True):
         packed, offsets = _minimal_varints(values.view(np.uint64))
@@ -278,7 +278,7 @@ def _headed(marks: Sequence[bytes], numbers: Sequence[npt.NDArray[np.int64]]) ->
 
 
 def _minimal_varints(values: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Varints without padding, and the offset at which each starts (one more than there are values)."""
+    """Minimal varints end to end, and their boundaries, [values + 1]."""
     if kernels.are_compiled():
         return kernels.pack_varints(np.ascontiguousarray(values))
     widths = varint_widths(values)
@@ -290,7 +290,7 @@ def _minimal_varints(values: npt.NDArray[np.uint64]) -> tuple[npt.NDArray[np.uin
 
 
 def varint_widths(values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Bytes of each varint; of numbers that are not negative."""
+    """Size of each non-negative number's varint, in bytes."""
     widths = np.ones(len(values), np.int64)
     greatest = int(values.max(initial=0))
     for position in range(1, 10):
@@ -305,16 +305,16 @@ def _total_lengths(pieces: Sequence[pa.Array]) -> npt.NDArray[np.int64]:
     return total
 
 
-# --- shared by both --------------------------------------------------------------------------------------------
+# --- shared by both forms --------------------------------------------------------------------------------------
 
 
 def delimited(tag: int, payload: bytes) -> bytes:
-    """A length-delimited field: tag, length, payload."""
+    """Encode a length-delimited field: tag, length, payload."""
     return bytes([tag]) + write_varint(len(payload)) + payload
 
 
 def _entry_head(feature: Feature, body_bytes: int) -> bytes:
-    """What stands before the serialised list in one entry of the feature map: the key, tags and lengths."""
+    """The bytes before the serialised list in an entry of the feature map: the key, tags and lengths."""
     key = delimited(DELIMITED_1, feature.name.encode())
     kind = bytes([LIST_TAGS[feature.example_kind]]) + write_varint(body_bytes)
     value = bytes([_DELIMITED_2]) + write_varint(len(kind) + body_bytes) + kind
@@ -322,7 +322,7 @@ def _entry_head(feature: Feature, body_bytes: int) -> bytes:
 
 
 def flat_arrow(column: pa.Array, feature: Feature) -> pa.Array:
-    """All elements of a column in one array; a null row gives none, or placeholders if its shape is fixed."""
+    """All elements of a column; a null row has none, or placeholders if the shape is fixed."""
     if feature.shape == ():
         return column
     if feature.elements is None:
@@ -331,7 +331,7 @@ def flat_arrow(column: pa.Array, feature: Feature) -> pa.Array:
 
 
 def flat_numpy(column: pa.Array, feature: Feature) -> npt.NDArray[Any]:
-    """All elements as float32 (kind float), uint64 (the two's complement of kind int64) or their own dtype."""
+    """All elements of a column: float32 for kind float, uint64 two's complements for kind int64, else their dtype."""
     flat = flat_arrow(column, feature)
     if flat.null_count:
         flat = flat.fill_null(pa.scalar(0, pa.int8()).cast(flat.type))
@@ -344,7 +344,7 @@ def flat_numpy(column: pa.Array, feature: Feature) -> npt.NDArray[Any]:
 
 
 def list_offsets(column: pa.Array, feature: Feature) -> npt.NDArray[np.int64]:
-    """The element at which each row starts, in the numbering of `flat_arrow`; one more than there are rows."""
+    """Boundaries of the rows among the elements of `flat_arrow`, [rows + 1]."""
     if feature.elements is None:
         offsets: npt.NDArray[np.int64] = column.offsets.to_numpy().astype(np.int64)
         offsets -= offsets[0]

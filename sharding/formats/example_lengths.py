@@ -1,4 +1,4 @@
-"""How long each row's `tf.train.Example` is, without encoding it: what `example.encode_pieces` makes, by arithmetic."""
+"""Computes the size of each row's `tf.train.Example` as `example_encode.encode_pieces` would write it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Int64 = npt.NDArray[np.int64]
 
 
 def example_lengths(batch: pa.RecordBatch, schema: Schema) -> Int64:
-    """Bytes of each row's message, its integers without padding; int64 [rows].
+    """Size of each row's message in bytes, with minimal varints; int64 [rows].
 
     Args:
-        batch: of the schema's Arrow types.
-        schema: of the batch.
+        batch: records, in the schema's Arrow types.
+        schema: schema of the batch.
     """
     entries = np.zeros(batch.num_rows, np.int64)
     for feature in schema.features:
@@ -31,18 +31,18 @@ def example_lengths(batch: pa.RecordBatch, schema: Schema) -> Int64:
 
 
 def _delimited(lengths: Int64) -> Int64:
-    """With the tag and the length before it."""
+    """Lengths with the tag and the length prefix."""
     return 1 + varint_widths(lengths) + lengths
 
 
 def _entry_lengths(bodies: Int64, feature: Feature) -> Int64:
-    """Of one entry of the feature map, from that of the serialised list in it."""
+    """Lengths of entries of the feature map, from those of the serialised lists in them."""
     key = len(delimited(0, feature.name.encode()))
     return _delimited(key + _delimited(_delimited(bodies)))
 
 
 def _body_lengths(column: pa.Array, feature: Feature) -> Int64:
-    """Of the serialised BytesList, FloatList or Int64List of each row."""
+    """Length of each row's serialised BytesList, FloatList or Int64List."""
     if feature.example_kind == "bytes":
         lengths = pc.fill_null(pc.binary_length(flat_arrow(column, feature)), 0)
         elements = _delimited(lengths.to_numpy().astype(np.int64))
@@ -54,11 +54,11 @@ def _body_lengths(column: pa.Array, feature: Feature) -> Int64:
     else:
         payload = np.diff(starts) * values.itemsize
     lengths = _delimited(payload)
-    absent = feature.shape == (None,) and feature.example_kind != "raw"  # an empty list has no packed field at all
+    absent = feature.shape == (None,) and feature.example_kind != "raw"  # an empty list has no packed field
     return np.where(payload > 0, lengths, 0) if absent else lengths
 
 
 def _sums(lengths: Int64, starts: Int64) -> Int64:
-    """Of the elements of each row."""
+    """Sum over the elements of each row."""
     ends: Int64 = np.concatenate([[0], np.cumsum(lengths)])
     return np.diff(ends[starts])

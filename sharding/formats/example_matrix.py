@@ -1,4 +1,4 @@
-"""Serialised `tf.train.Example` messages of one layout, back to columns: a byte matrix, slices of it, casts."""
+"""Decodes `tf.train.Example` messages of a fixed layout by slicing and casting a byte matrix."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def decode_matrix(messages: Bytes, schema: Schema, layout: RecordLayout) -> pa.R
     """The inverse of `encode_matrix` without margins.
 
     Args:
-        messages: uint8 [rows, example_bytes].
-        schema: of the features wanted.
-        layout: of these in the records.
+        messages: serialised messages, uint8 [rows, example_bytes].
+        schema: features to decode.
+        layout: places of these features in the messages.
 
     Returns:
-        The rows, of the schema's Arrow types.
+        The rows, in the schema's Arrow types.
     """
     columns = []
     for feature, place in zip(schema.features, layout.columns, strict=True):
@@ -39,15 +39,15 @@ def decode_matrix(messages: Bytes, schema: Schema, layout: RecordLayout) -> pa.R
 
 
 def decode_cells(cells: Bytes, feature: Feature, item_bytes: int) -> npt.NDArray[Any]:
-    """The values in the bytes of one column.
+    """Decode the bytes of one column.
 
     Args:
-        cells: uint8 [..., elements * item_bytes]; contiguous, unless the feature is of kind int64.
-        feature: of the column.
-        item_bytes: of one element, as its `ColumnLayout` says.
+        cells: bytes, uint8 [..., elements * item_bytes]; contiguous unless the feature is of kind int64.
+        feature: the column's feature.
+        item_bytes: size of an element, from its `ColumnLayout`.
 
     Returns:
-        [..., elements], of the feature's dtype.
+        Values of the feature's dtype, [..., elements].
     """
     if feature.example_kind != "int64":
         stored = np.dtype("float32" if feature.example_kind == "float" else feature.dtype).newbyteorder("<")
@@ -59,5 +59,5 @@ def decode_cells(cells: Bytes, feature: Feature, item_bytes: int) -> npt.NDArray
 
 
 def cast_integers(numbers: npt.NDArray[np.uint64], feature: Feature) -> npt.NDArray[Any]:
-    """The two's complements that varints hold, as the feature's dtype."""
+    """Convert the two's complements that varints hold to the feature's dtype."""
     return numbers if feature.dtype == "uint64" else numbers.view(np.int64).astype(feature.dtype)

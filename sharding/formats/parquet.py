@@ -1,4 +1,4 @@
-"""Parquet in memory: one shard's rows to the bytes of its file, and back."""
+"""Reads and writes Parquet files in memory: shards, single columns and row groups, and damaged files."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ __all__ = [
     "write_parquet",
 ]  # fmt: skip
 
-LENGTH_BYTES = 8  # at the end of a file: the length of its footer, and PAR1
+LENGTH_BYTES = 8  # at the end of a file: the footer's length and PAR1
 _SAMPLE_VALUES = 1 << 13
 _SAMPLE_BYTES = 1 << 15
-_WORTHWHILE = 0.95  # of what is stored plainly
+_WORTHWHILE = 0.95  # of the plain size: compression must save more than a twentieth
 _TRY_COLUMNS = """
 import sys
 del sys.path[0]  # the current folder
@@ -50,17 +50,17 @@ metadata = pyarrow.parquet.read_metadata(pyarrow.BufferReader(sys.stdin.buffer.r
 for group in map(metadata.row_group, range(metadata.num_row_groups)):
     list(map(group.column, range(group.num_columns)))
 """
-_LONG_BYTES = 256  # a value; longer ones hardly recur, and are slow to tell apart
+_LONG_BYTES = 256  # per value; longer ones rarely recur, and are slow to compare
 
 
 def open_writer(sink: IO[bytes], schema: pa.Schema, first: pa.RecordBatch, compression: str) -> pq.ParquetWriter:
-    """A writer of row groups; the caller closes it.
+    """Open a writer of row groups, which the caller closes.
 
     Args:
-        sink: of the file's bytes.
-        schema: of the rows.
-        first: the rows of the first group, which tell for which columns a dictionary is of use, and compression.
-        compression: of the pages, where it saves room.
+        sink: where the file's bytes go.
+        schema: schema of the rows.
+        first: rows of the first group, by which dictionaries and compression are chosen for each column.
+        compression: codec of the pages, for columns that it makes smaller.
     """
     leaves = [_leaf(name, column) for name, column in zip(first.schema.names, first.columns, strict=True)]
     recurring = {path for path, values in leaves if _recurs(values)}
@@ -71,12 +71,12 @@ def open_writer(sink: IO[bytes], schema: pa.Schema, first: pa.RecordBatch, compr
         compression={path: "none" if path in plain else compression for path, _ in leaves},
         version="2.6",
         use_dictionary=sorted(recurring),
-        write_page_checksum=True,  # a plain Parquet page tells of no flipped bit
+        write_page_checksum=True,  # without it, a flipped bit in a plain page goes unnoticed
     )
 
 
 def _leaf(name: str, column: pa.Array) -> tuple[str, pa.Array]:
-    """The path of a column in the file, and its values, or the first of them."""
+    """The path of a column in the file, and its values, for lists only the first."""
     values = column.storage if isinstance(column, pa.ExtensionArray) else column
     if is_list(values.type) or is_large_list(values.type) or is_fixed_size_list(values.type):
         return f"{name}.list.element", values.slice(0, _SAMPLE_VALUES).flatten()
@@ -84,19 +84,19 @@ def _leaf(name: str, column: pa.Array) -> tuple[str, pa.Array]:
 
 
 def _recurs(values: pa.Array) -> bool:
-    """Whether values recur, as far as the first of them tell.
+    """Whether values recur, judged by the first of them.
 
-    A dictionary of others takes three times as long and a seventh more room: 500,000 rows of 32 random float32,
-    2026-11-21.
+    A dictionary of values that do not takes three times as long and a seventh more space (500,000 rows of 32 random
+    float32, 2026-11-21).
     """
     values = values.slice(0, _SAMPLE_VALUES)
     return bool(values.nbytes <= _LONG_BYTES * len(values) and 2 * pc.count_distinct(values).as_py() <= len(values))
 
 
 def _shrinks(values: pa.Array, compression: str) -> bool:
-    """Whether compression saves room, as far as values of the beginning, the middle and the end tell.
+    """Whether compression saves space, judged by values from the beginning, the middle and the end.
 
-    Noise and photographs come out as large as they went in, and are copied for it each time that they are read.
+    Noise and photographs do not shrink, and would be copied for nothing at every read.
     """
     if compression == "none" or not len(values):
         return True
@@ -107,7 +107,7 @@ def _shrinks(values: pa.Array, compression: str) -> bool:
 
 
 def _content(values: pa.Array) -> pa.Buffer:
-    """The first bytes of values, as they lie in memory one after the other."""
+    """The first bytes of values, as they lie in memory."""
     data, start, stop = values.buffers()[-1] or pa.py_buffer(b""), values.offset, values.offset + len(values)
     if is_string(values.type) or is_binary(values.type):
         start, stop = np.frombuffer(values.buffers()[1] or bytes(4), np.int32)[[start, stop]].tolist()
@@ -117,7 +117,7 @@ def _content(values: pa.Array) -> pa.Buffer:
 
 
 def write_parquet(batch: pa.RecordBatch, compression: str, group_rows: int) -> pa.Buffer:
-    """Rows, in their order, as a Parquet file with so many of them in a row group."""
+    """Write a batch as a Parquet file with `group_rows` rows per row group."""
     sink = pa.BufferOutputStream()
     with open_writer(sink, batch.schema, batch.slice(0, group_rows), compression) as writer:
         writer.write_batch(batch, row_group_size=group_rows)
@@ -125,13 +125,13 @@ def write_parquet(batch: pa.RecordBatch, compression: str, group_rows: int) -> p
 
 
 def row_group_rows(data: bytes | pa.Buffer) -> int:
-    """Rows of the first row group of a Parquet file; 1 if there is none."""
+    """Number of rows in the first row group of a Parquet file; 1 if there is none."""
     metadata = _open(data).metadata
     return int(metadata.row_group(0).num_rows) if metadata.num_row_groups else 1
 
 
 def read_parquet(data: bytes | pa.Buffer, columns: Sequence[str] | None = None) -> pa.Table:
-    """All rows of a Parquet file; all columns, or some."""
+    """Read all rows of a Parquet file, all columns or some."""
     return _open(data).read(columns=None if columns is None else list(columns), use_threads=False)
 
 
@@ -142,20 +142,20 @@ def read_columns(
     groups: Sequence[int] | None,
     expected: pa.Schema | None = None,
 ) -> tuple[dict[str, FileVectors | npt.NDArray[Any]], pa.Table]:
-    """Columns of a whole file that is known to be as it was written, the vectors past Arrow where that is quicker.
+    """Read columns of a verified file; vectors bypass Arrow where their pages allow it.
 
     Args:
-        data: of the file.
-        vectors: names of columns of lists, and the dtype and number of the values of each.
+        data: bytes of the whole file, already checked.
+        vectors: columns of fixed-size lists: dtype and number of elements, by name.
         others: names of other columns.
-        groups: to read, by number; None for all row groups.
-        expected: types of the columns, if they are to be looked at.
+        groups: numbers of the row groups to read; None: all.
+        expected: types to check the columns against; None: no check.
 
     Returns:
-        Those of `vectors` that lie plainly, [rows, elements]; and a table of the rest.
+        The vectors that bypass Arrow, [rows, elements], by name; and a table of all other columns.
 
     Raises:
-        ValueError: a column is missing, or of another type than expected.
+        ValueError: a column is missing or has another type than expected.
     """
     file = _open(data)
     metadata, schema = file.metadata, file.schema_arrow
@@ -163,7 +163,7 @@ def read_columns(
         check_columns(schema, expected)
     chosen = range(metadata.num_row_groups) if groups is None else groups
     found: dict[str, FileVectors | npt.NDArray[Any]] = {}
-    for leaf, name in enumerate(schema.names):  # one leaf a feature: none is nested deeper
+    for leaf, name in enumerate(schema.names):  # a feature is one leaf: none is nested deeper
         dtype, elements = vectors.get(name, ("V1", 0))
         if elements and _list_size(schema.field(leaf).type) == elements:
             values = read_vectors(data, metadata, chosen, leaf, dtype, elements)
@@ -176,10 +176,10 @@ def read_columns(
 
 
 def check_columns(found: pa.Schema, expected: pa.Schema) -> None:
-    """Look whether there are all columns that are expected, of their types.
+    """Check that all expected columns exist and have the expected types.
 
     Raises:
-        ValueError: there are not.
+        ValueError: a column is missing or has another type.
     """
     for field in expected:
         place = found.get_field_index(field.name)
@@ -188,33 +188,35 @@ def check_columns(found: pa.Schema, expected: pa.Schema) -> None:
 
 
 def footer_bytes(tail: pa.Buffer) -> int:
-    """Size of a file's footer, with all that comes behind it, by the last `LENGTH_BYTES` or more of the file."""
+    """Size of a file's footer up to the end of the file, from the last `LENGTH_BYTES` or more of the file."""
     return int.from_bytes(tail[-LENGTH_BYTES:-4].to_pybytes(), "little") + LENGTH_BYTES
 
 
 def column_spans(
     tail: pa.Buffer, columns: Collection[str], rows: tuple[int, int] | None = None
 ) -> list[tuple[int, int]]:
-    """The bytes ``[start, stop)`` of a file that some columns take, a span for each chunk.
+    """The byte ranges ``[start, stop)`` of some columns in a file, one for each column chunk.
 
     Args:
-        tail: of the file, with all of the footer, known to be as it was written.
-        columns: names of them.
-        rows: ``[start, stop)``; row groups without any of them are left out. Default: all.
+        tail: end of the file with the whole footer, already checked.
+        columns: names of the columns.
+        rows: range of rows ``[start, stop)``; other row groups are left out. Default: all rows.
     """
     metadata = _metadata_of(tail)
     names = metadata.schema.to_arrow_schema().names
-    leaves = [leaf for leaf, name in enumerate(names) if name in columns]  # one a feature: none is nested deeper
+    leaves = [
+        leaf for leaf, name in enumerate(names) if name in columns
+    ]  # a feature is one leaf: none is nested deeper
     numbers = range(metadata.num_row_groups) if rows is None else groups_of_rows(tail, rows)[0]
     return [_extent(group.column(leaf)) for group in map(metadata.row_group, numbers) for leaf in leaves]
 
 
 def groups_of_rows(tail: pa.Buffer, rows: tuple[int, int]) -> tuple[range, range]:
-    """The row groups of a file that hold the rows ``[start, stop)``, of which there are some, and all their rows.
+    """The row groups of a file that hold some rows, and all rows of these groups.
 
     Args:
-        tail: as for `column_spans`.
-        rows: numbers of them.
+        tail: end of the file with the whole footer, already checked.
+        rows: non-empty range of rows ``[start, stop)``.
     """
     metadata = _metadata_of(tail)
     sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
@@ -231,7 +233,7 @@ def _metadata_of(tail: pa.Buffer) -> pq.FileMetaData:
 def iterate_parquet(
     data: bytes | pa.Buffer, batch_rows: int, columns: Sequence[str] | None = None, batch_bytes: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of a Parquet file, or some of its columns, so many at a time and about so many bytes at most."""
+    """Yield the rows of a Parquet file in batches of limited rows and, about, bytes; all columns or some."""
     file = _open(data)
     names = file.schema_arrow.names if columns is None else list(columns)
     if batch_bytes is not None:
@@ -240,7 +242,7 @@ def iterate_parquet(
 
 
 def row_group_sizes(data: bytes | pa.Buffer) -> list[int]:
-    """Rows of each row group of a Parquet file."""
+    """Number of rows in each row group of a Parquet file."""
     metadata = _open(data).metadata
     return [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
 
@@ -248,20 +250,20 @@ def row_group_sizes(data: bytes | pa.Buffer) -> list[int]:
 def read_row_group(
     data: bytes | pa.Buffer, group: int, columns: Sequence[str], batch_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """Some columns of a row group of a Parquet file, so many rows at a time."""
+    """Yield batches of some columns of one row group of a Parquet file."""
     yield from _open(data).iter_batches(batch_rows, row_groups=[group], columns=list(columns), use_threads=False)
 
 
 def batch_rows_within(
     file: pq.ParquetFile, groups: Sequence[int], columns: Sequence[str], batch_rows: int, batch_bytes: int
 ) -> int:
-    """How many rows of some row groups make a batch of at most `batch_rows` rows and about `batch_bytes` bytes.
+    """The number of rows for a batch of at most `batch_rows` rows and about `batch_bytes` bytes.
 
-    From types and metadata alone. Values of fixed width have that width. Others are taken to have, together, the size
-    of all that a row group holds as it is encoded: more than theirs, but less than in memory where long strings repeat.
-    Sizes of single columns are not asked for: pyarrow 26.0.1 aborts the process where they are damaged.
+    It is estimated from types and metadata alone. Values of variable width are taken to have, together, the encoded
+    size of the whole row group: too much, except where long strings repeat. The sizes of single columns are not used,
+    as pyarrow 26.0.1 aborts the process if they are damaged.
     """
-    schema = file.schema_arrow  # made anew at each look
+    schema = file.schema_arrow  # the property makes a new one each time
     widths = [_fixed_bytes(schema.field(name).type) if name in schema.names else 0.0 for name in columns]
     row_bytes = sum(widths, 0.0)
     if 0.0 in widths:
@@ -271,7 +273,7 @@ def batch_rows_within(
 
 
 def _fixed_bytes(kind: pa.DataType) -> float:
-    """Size of a value, or 0 if values of its type differ in size."""
+    """Size of a value in bytes, or 0 if it varies."""
     if isinstance(kind, pa.BaseExtensionType):
         return _fixed_bytes(kind.storage_type)
     if pa.types.is_dictionary(kind):
@@ -283,7 +285,7 @@ def _fixed_bytes(kind: pa.DataType) -> float:
 
 
 def _list_size(kind: pa.DataType) -> int | None:
-    """How many values each list of a type has, or None if there are no lists, or of several lengths."""
+    """Number of values in each list of a type, or None if it varies or the type holds no lists."""
     kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
     return kind.list_size if is_fixed_size_list(kind) else None
 
@@ -293,11 +295,11 @@ class RowGroup:
     """A row group of a file that may be damaged.
 
     Attributes:
-        number: of it.
+        number: number of the row group.
         first_record: number of its first row.
-        records: rows of it.
-        columns: bytes ``[offset, stop)`` of each column in the file, by name.
-        damaged: the columns that cannot be read, or whose pages have another checksum than was written.
+        records: number of its rows.
+        columns: byte range ``[offset, stop)`` of each column in the file, by name.
+        damaged: names of the columns that cannot be read or fail a page checksum.
     """
 
     number: int
@@ -308,21 +310,23 @@ class RowGroup:
 
 
 def scan_row_groups(data: pa.Buffer) -> Iterator[RowGroup]:
-    """Read every column of every row group, holding each page against its checksum.
+    """Read every column of every row group and verify each page's checksum.
 
     Raises:
-        ValueError: the footer is damaged, so that nothing can be found.
+        ValueError: the footer is damaged, so that no column can be located.
     """
     try:
         file = _open(data, check_pages=True)
         names, metadata = file.schema_arrow.names, file.metadata
         _try_columns(data)
-    except Exception as error:  # damaged bytes make a reader raise anything
+    except Exception as error:  # damaged bytes can make a reader raise anything
         raise ValueError(f"the footer is damaged: {brief(error)}") from error
     first = 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
-        leaves = [group.column(leaf) for leaf in range(group.num_columns)]  # one a feature: none is nested deeper
+        leaves = [
+            group.column(leaf) for leaf in range(group.num_columns)
+        ]  # a feature is one leaf: none is nested deeper
         columns = {name: _extent(leaf) for name, leaf in zip(names, leaves, strict=False)}
         damaged = [
             name
@@ -336,18 +340,18 @@ def scan_row_groups(data: pa.Buffer) -> Iterator[RowGroup]:
 
 
 def _try_columns(data: pa.Buffer) -> None:
-    """Look at what a footer says of its columns, in another process: pyarrow 26.0.1 aborts where that is damaged.
+    """Read a footer's column metadata in another process, as pyarrow 26.0.1 aborts if they are damaged.
 
     Raises:
-        ValueError: it does.
+        ValueError: they are damaged.
     """
     file = b"PAR1" + data[-footer_bytes(data) :].to_pybytes()
     if subprocess.run([sys.executable, "-c", _TRY_COLUMNS], input=file, capture_output=True, check=False).returncode:
-        raise ValueError("what it says of the columns cannot be read")
+        raise ValueError("the metadata of its columns cannot be read")
 
 
 def read_row_groups(data: pa.Buffer, numbers: Sequence[int]) -> pa.Table:
-    """The rows of some row groups, each page held against its checksum."""
+    """Read some row groups and verify each page's checksum."""
     return _open(data, check_pages=True).read_row_groups(list(numbers), use_threads=False)
 
 
@@ -362,13 +366,15 @@ def _readable(file: pq.ParquetFile, number: int, column: str, rows: int) -> bool
     try:
         table = file.read_row_group(number, columns=[column], use_threads=False)
         table.validate(full=True)
-    except Exception:  # damaged bytes make a reader raise anything
+    except Exception:  # damaged bytes can make a reader raise anything
         return False
     return bool(table.num_rows == rows)
 
 
 def _open(data: bytes | pa.Buffer, *, check_pages: bool = False) -> pq.ParquetFile:
-    """With none of Arrow's own threads, as in the reads above: one that lets go of a Python buffer while the
-    interpreter shuts down aborts the process (12 of 60 short programs, pyarrow 26.0.1, 2026-11-21).
+    """Open a file without pre-buffering: no Arrow threads here or in the reads above.
+
+    An Arrow thread that releases a Python buffer while the interpreter shuts down aborts the process (12 of 60 short
+    programs, pyarrow 26.0.1, 2026-11-21).
     """
     return pq.ParquetFile(pa.BufferReader(data), pre_buffer=False, page_checksum_verification=check_pages)

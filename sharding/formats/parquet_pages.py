@@ -1,9 +1,9 @@
-"""Vectors of a Parquet file, taken from its pages as they lie there.
+"""Reads fixed-size lists of numbers straight from the pages of a Parquet file, without Arrow.
 
-Arrow finds the values of lists by the levels that tell where each begins and what is missing: 5 ns a value, longer than
-all the rest of reading. Where metadata say that nothing is missing, and all lists have one length, the values of a page
-are simply those that follow its levels; of pages that are not compressed nothing is copied before it is gathered. Page
-headers are Thrift structs in the compact protocol (https://github.com/apache/parquet-format, parquet.thrift).
+Arrow decodes the levels that say where each list begins and which values are missing; this takes 5 ns per value, longer
+than the rest of reading. If the metadata say that nothing is missing, and all lists have one length, the values of a
+page simply follow its levels. Values of uncompressed pages are not copied until they are gathered. Page headers are
+Thrift structs in the compact protocol (https://github.com/apache/parquet-format, parquet.thrift).
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _DATA_PAGE, _PLAIN, _RLE = 0, 0, 3
 _SIZE, _STORED_SIZE, _DATA_HEADER = 2, 3, 5  # fields of a PageHeader
 _VALUES, _ENCODING, _DEFINITION_LEVELS, _REPETITION_LEVELS = 1, 2, 3, 4  # and of a DataPageHeader
 
-Page = tuple[pa.Buffer, int, int]  # what its values lie in, one after the other; where they begin; how many there are
-Run = tuple[int, int]  # where vectors begin that lie one after the other, and how many there are
+Page = tuple[pa.Buffer, int, int]  # buffer, start and number of its values, which are contiguous
+Run = tuple[int, int]  # start and number of contiguous vectors
 
 
-class _Otherwise(Exception):
-    """The values do not lie as is expected here."""
+class _UnsupportedPage(Exception):
+    """A page has another form than is read here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileVectors:
-    """Vectors where they lie in a file, gathered as rows of an array are.
+    """Vectors in the bytes of a file, copied only when they are gathered.
 
     Attributes:
-        data: of the file.
-        starts: where each begins, int64 [rows].
-        dtype: of their values.
-        shape: of each.
+        data: bytes of the file.
+        starts: start of each vector, int64 [rows].
+        dtype: dtype of the values.
+        shape: shape of a vector.
     """
 
     data: pa.Buffer
@@ -54,7 +54,7 @@ class FileVectors:
 
     @classmethod
     def of_runs(cls, data: pa.Buffer, runs: Iterable[Run], dtype: np.dtype[Any], shape: tuple[int, ...]) -> FileVectors:
-        """The vectors of some runs, one after the other."""
+        """The vectors of some runs, in order."""
         width = prod(shape) * dtype.itemsize
         starts = [np.arange(start, start + count * width, width) for start, count in runs]
         return cls(data=data, starts=np.concatenate([np.empty(0, np.int64), *starts]), dtype=dtype, shape=shape)
@@ -63,7 +63,7 @@ class FileVectors:
         return len(self.starts)
 
     def runs(self) -> list[Run]:
-        """What `of_runs` makes these vectors of."""
+        """The runs from which `of_runs` makes these vectors."""
         jumps = np.flatnonzero(np.diff(self.starts) != prod(self.shape) * self.dtype.itemsize) + 1
         firsts = np.concatenate([[0], jumps]) if len(self) else np.empty(0, np.int64)
         return list(zip(self.starts[firsts].tolist(), np.diff(firsts, append=len(self)).tolist(), strict=True))
@@ -71,7 +71,7 @@ class FileVectors:
     def take(
         self, rows: npt.NDArray[np.int64], axis: Literal[0] = 0, mode: Literal["raise", "clip"] = "raise"
     ) -> npt.NDArray[Any]:
-        """The vectors of some rows, [rows, *shape]; the arguments are those of `numpy.take`."""
+        """Gather the vectors of some rows, [rows, *shape]; the arguments are those of `numpy.take`."""
         starts, width = self.starts.take(rows, mode=mode), prod(self.shape) * self.dtype.itemsize
         content = np.frombuffer(self.data, np.uint8)
         if kernels.are_compiled():
@@ -81,26 +81,26 @@ class FileVectors:
         return pieces.reshape(-1).view(self.dtype).reshape(-1, *self.shape)
 
     def slice(self, start: int, length: int) -> FileVectors:
-        """So many rows from one on; nothing is copied."""
+        """A range of rows, not copied."""
         return replace(self, starts=self.starts[start : start + length])
 
 
 def read_vectors(
     data: pa.Buffer, metadata: pq.FileMetaData, groups: Sequence[int], leaf: int, dtype: npt.DTypeLike, elements: int
 ) -> FileVectors | npt.NDArray[Any] | None:
-    """The lists of one column, if none is missing, nor any value, and the values are numbers as they lie in memory.
+    """Read one column of fixed-size lists, without missing lists or values, of plainly encoded numbers.
 
     Args:
-        data: of a whole file, known to be as it was written.
-        metadata: of the file.
-        groups: row groups to read.
+        data: bytes of the whole file, already checked.
+        metadata: metadata of the file.
+        groups: numbers of the row groups to read.
         leaf: number of the column.
-        dtype: of the values.
-        elements: values in each list, of which all have as many; 2 at least.
+        dtype: dtype of the values.
+        elements: number of values in each list, at least 2.
 
     Returns:
-        [rows, elements], in place where pages are not compressed and hold whole lists; or None, where Arrow has to read
-        them.
+        The lists, [rows, elements]; not copied if pages are uncompressed and hold whole lists. None if Arrow must read
+        the column.
     """
     kind, rows = np.dtype(dtype), sum(metadata.row_group(group).num_rows for group in groups)
     chunks = [metadata.row_group(group).column(leaf) for group in groups]
@@ -111,7 +111,7 @@ def read_vectors(
             if all(count % elements == 0 for _, _, count in pages):
                 return _in_place(data, pages, rows, kind, elements)
         return _copied(pages, rows, kind, elements)
-    except (_Otherwise, IndexError, KeyError, ValueError, OSError, pa.ArrowException):
+    except (_UnsupportedPage, IndexError, KeyError, ValueError, OSError, pa.ArrowException):
         return None
 
 
@@ -124,7 +124,8 @@ def _in_place(
 
 def _copied(pages: Iterable[Page], rows: int, dtype: np.dtype[Any], elements: int) -> npt.NDArray[Any] | None:
     size = rows * elements
-    values, filled = np.frombuffer(pa.allocate_buffer(size * dtype.itemsize), dtype), 0  # of the pool that pages go to
+    values = np.frombuffer(pa.allocate_buffer(size * dtype.itemsize), dtype)  # from the memory pool of the pages
+    filled = 0
     for page, start, count in pages:
         values[filled : filled + count] = np.frombuffer(page, dtype, count, start)
         filled += count
@@ -134,7 +135,7 @@ def _copied(pages: Iterable[Page], rows: int, dtype: np.dtype[Any], elements: in
 def _pages(
     data: pa.Buffer, metadata: pq.FileMetaData, group: int, leaf: int, dtype: np.dtype[Any], elements: int
 ) -> Iterator[Page]:
-    """The pages of a column chunk, in the data itself where it is not compressed."""
+    """Yield the pages of a column chunk, as parts of the data itself if it is not compressed."""
     chunk, column = metadata.row_group(group).column(leaf), metadata.schema.column(leaf)
     known = chunk.statistics
     whole = known is not None and known.has_null_count and known.null_count == 0
@@ -145,7 +146,7 @@ def _pages(
         or stored.itemsize != dtype.itemsize
         or (stored.kind == "f") != (dtype.kind == "f")
     ):
-        raise _Otherwise
+        raise _UnsupportedPage
     name = {"UNCOMPRESSED": None, "LZ4": "lz4_raw"}.get(chunk.compression, chunk.compression.lower())
     codec = None if name is None else pa.Codec(name)
     levels = (column.max_repetition_level > 0) + (column.max_definition_level > 0)
@@ -154,10 +155,10 @@ def _pages(
     while at < end:
         header, at = _read_struct(content, at)
         if header[1] != _DATA_PAGE:
-            raise _Otherwise
+            raise _UnsupportedPage
         about = header[_DATA_HEADER]
         if (about[_ENCODING], about[_DEFINITION_LEVELS], about[_REPETITION_LEVELS]) != (_PLAIN, _RLE, _RLE):
-            raise _Otherwise
+            raise _UnsupportedPage
         stored_bytes, values = header[_STORED_SIZE], about[_VALUES]
         page, start, stop = data, at, at + stored_bytes
         if codec is not None:
@@ -165,7 +166,7 @@ def _pages(
         for _ in range(levels):
             start += 4 + int.from_bytes(page[start : start + 4].to_pybytes(), "little")
         if start + values * dtype.itemsize > stop:
-            raise _Otherwise
+            raise _UnsupportedPage
         yield page, start, values
         at += stored_bytes
 
@@ -174,7 +175,7 @@ def _pages(
 
 
 def _read_struct(content: memoryview, at: int) -> tuple[dict[int, Any], int]:
-    """Fields by number, and where the struct ends; byte strings are passed over."""
+    """Read the fields of a struct by number, without byte strings; and the position after it."""
     fields: dict[int, Any] = {}
     number = 0
     while kind := content[at]:
@@ -194,7 +195,7 @@ def _read_struct(content: memoryview, at: int) -> tuple[dict[int, Any], int]:
         elif kind == 12:
             fields[number], at = _read_struct(content, at)
         else:
-            raise _Otherwise
+            raise _UnsupportedPage
     return fields, at + 1
 
 

@@ -1,7 +1,7 @@
-"""Protobuf's wire format, read one field at a time, and any valid `tf.train.Example` brought into its usual form.
+"""Reads protobuf's wire format field by field, and rewrites any valid `tf.train.Example` to its canonical form.
 
-Slow and exact: for single messages, and for the few that `parse` finds unusual. Not here: columns, which `parse` and
-`decode` read at speed.
+Exact but slow: for single messages, and for the few that `example_columns` finds unusual. `example_columns` and
+`example_decode` read columns fast.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ __all__ = ["canonical_example", "iterate_fields", "read_fields", "read_varint", 
 
 _VARINT, _FIXED64, _DELIMITED, _GROUP, _GROUP_END, _FIXED32 = range(6)
 _MAX_VARINT_BYTES = 10
-_MAX_GROUP_DEPTH = 100  # as protobuf's own readers have it
+_MAX_GROUP_DEPTH = 100  # the limit of protobuf's own readers
 _BYTES, _FLOAT, _INT64 = 1, 2, 3  # the `kind` oneof of Feature
 
 
 def read_varint(data: bytes | memoryview, position: int, end: int) -> tuple[int, int]:
-    """The unsigned 64-bit integer at a position, and the position after it.
+    """Read the unsigned 64-bit integer at a position; returns also the position after it.
 
     Raises:
-        ValueError: it goes on past `end`, or past ten bytes.
+        ValueError: it extends past `end`, or has more than ten bytes.
 
     >>> read_varint(bytes([0xAC, 0x02]), 0, 2)
     (300, 2)
@@ -33,11 +33,11 @@ def read_varint(data: bytes | memoryview, position: int, end: int) -> tuple[int,
         if data[at] < 0x80:
             return value & 0xFFFF_FFFF_FFFF_FFFF, at + 1
         shift += 7
-    raise ValueError(f"the message ends within the integer at byte {position}, or that has more than ten bytes")
+    raise ValueError(f"the integer at byte {position} is cut short or has more than ten bytes")
 
 
 def read_varints(data: bytes) -> Iterator[int]:
-    """The varints that lie one after the other."""
+    """Yield consecutive varints."""
     position = 0
     while position < len(data):
         value, position = read_varint(data, position, len(data))
@@ -45,7 +45,7 @@ def read_varints(data: bytes) -> Iterator[int]:
 
 
 def write_varint(value: int) -> bytes:
-    """The inverse of `read_varint`, in as few bytes as it takes.
+    """Encode a minimal varint, the inverse of `read_varint`.
 
     >>> write_varint(300).hex()
     'ac02'
@@ -59,7 +59,7 @@ def write_varint(value: int) -> bytes:
 
 
 def iterate_fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-    """Number, wire type, and the half-open range of the content, of each field of a message; groups are passed over.
+    """Yield number, wire type and half-open range of the content of each field of a message, except for groups.
 
     Raises:
         ValueError: the bytes are no message.
@@ -70,7 +70,7 @@ def iterate_fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int
         tag, start = read_varint(data, start, end)
         number, wire = tag >> 3, tag & 7
         if not 0 < number < 1 << 29:
-            raise ValueError(f"byte {tag_at} is no start of a field")
+            raise ValueError(f"byte {tag_at} does not start a field")
         if wire == _DELIMITED:
             length, start = read_varint(data, start, end)
             stop = start + length
@@ -85,12 +85,12 @@ def iterate_fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int
             continue
         elif wire == _GROUP_END:
             if not open_groups or open_groups.pop() != number:
-                raise ValueError(f"a group ends at byte {tag_at} that did not begin")
+                raise ValueError(f"byte {tag_at} ends a group that has no start")
             continue
         else:
-            raise ValueError(f"byte {tag_at} is no start of a field")
+            raise ValueError(f"byte {tag_at} does not start a field")
         if stop > end:
-            raise ValueError(f"the field at byte {tag_at} goes beyond the end")
+            raise ValueError(f"the field at byte {tag_at} extends past the end")
         if not open_groups:
             yield number, wire, start, stop
         start = stop
@@ -99,7 +99,7 @@ def iterate_fields(data: bytes, start: int, end: int) -> Iterator[tuple[int, int
 
 
 def read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Number and value of each field: an integer, or the content of what is length-delimited or of fixed width.
+    """Yield number and value of each field: an integer, or the content of a delimited or fixed-width field.
 
     >>> list(read_fields(bytes.fromhex("08 ac02 12 03 616263")))
     [(1, 300), (2, b'abc')]
@@ -112,10 +112,10 @@ def read_fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def canonical_example(message: bytes) -> bytes:
-    """A `tf.train.Example` as its own writers write it: each key once, lists packed, no unknown field.
+    """Rewrite a `tf.train.Example` as protobuf's writers write it: each key once, packed lists, no unknown fields.
 
-    A feature without a kind is left out: it has no value. What comes twice is merged as protobuf merges it: of two
-    entries with one key the last counts.
+    Features without a kind are dropped, as they have no value. Repeated fields are merged by protobuf's rules: the last
+    entry with a key counts.
 
     Raises:
         ValueError: the message is no Example.
@@ -123,7 +123,7 @@ def canonical_example(message: bytes) -> bytes:
     entries: dict[bytes, bytes] = {}
     for number, wire, start, stop in iterate_fields(message, 0, len(message)):
         if (number, wire) == (2, _DELIMITED):
-            raise ValueError("it is a tf.train.SequenceExample, whose feature lists no column holds")
+            raise ValueError("it is a tf.train.SequenceExample, whose feature lists do not fit into columns")
         if (number, wire) == (1, _DELIMITED):
             for inner, inner_wire, at, to in iterate_fields(message, start, stop):
                 if (inner, inner_wire) == (1, _DELIMITED):
@@ -145,7 +145,7 @@ def _entry(entry: bytes) -> tuple[bytes, bytes]:
             except UnicodeDecodeError as error:
                 raise ValueError(f"the name of a feature is not UTF-8: {key[:40]!r}") from error
         elif (number, wire) == (2, _DELIMITED):
-            value += entry[start:stop]  # two messages one after the other are the two merged
+            value += entry[start:stop]  # the concatenation of two messages is their merger
     kind, body = 0, b""
     for number, wire, start, stop in iterate_fields(value, 0, len(value)):
         if number in (_BYTES, _FLOAT, _INT64) and wire == _DELIMITED:
@@ -164,7 +164,7 @@ def _list(kind: int, body: bytes) -> bytes:
             values.append(_delimited(1, content))
         elif kind == _FLOAT and wire in (_DELIMITED, _FIXED32):
             if len(content) % 4:
-                raise ValueError("a list of floats has a length that is no multiple of 4 bytes")
+                raise ValueError("the length of a list of floats is no multiple of 4 bytes")
             values.append(content)
         elif kind == _INT64 and wire in (_DELIMITED, _VARINT):
             at = 0

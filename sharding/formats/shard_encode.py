@@ -1,8 +1,8 @@
-"""One shard's rows to the bytes of its file and of its index, block by block, for every format.
+"""Encodes a shard's rows, block by block, to the bytes of its file and its index, in every format.
 
-The index is an Arrow IPC file with one row a record: `offset` and `length` in bytes in the (decompressed) TFRecord
-file, frame included, and `class_id`. A Parquet shard has only the last: Parquet has its own index. What that lacks, the
-index's metadata have: checksums of the file's blocks, so that a few columns can be read, and checked, without the rest.
+The index is an Arrow IPC file with one row per record: `offset` and `length`, in bytes, of the frame in the
+(decompressed) TFRecord file, and `class_id`. The index of a Parquet shard has `class_id` alone, as Parquet locates its
+own rows; its metadata hold checksums of the file's blocks, so that a few columns can be read and verified alone.
 """
 
 from __future__ import annotations
@@ -37,40 +37,40 @@ __all__ = [
 COMPRESSIONS = {"tfrecord": ("none", "gzip", "zlib"), "parquet": ("none", "snappy", "zstd", "lz4", "gzip")}
 
 ClassIds = npt.NDArray[np.int32]
-_SUMS = b"xxh3_64_of_64KiB_blocks"  # key of an index's metadata; the value is base64
+_SUMS = b"xxh3_64_of_64KiB_blocks"  # key in an index's metadata; the value is base64
 
 
 class ShardEncoder(Protocol):
-    """Writes the rows of one shard, in their order, to a file."""
+    """Writes the rows of one shard, in order, to a file."""
 
     def write(self, batch: pa.RecordBatch, class_ids: ClassIds) -> None:
-        """Write the next rows: of the schema's Arrow types, and their classes, int32 [rows]."""
+        """Write the next rows, in the schema's Arrow types, with their classes, int32 [rows]."""
 
     def finish(self, sums: Callable[[], bytes]) -> pa.Buffer:
-        """Write what is left, and return the index.
+        """Finish the file and return the bytes of the index.
 
         Args:
-            sums: gives those of the file's blocks, once all is written.
+            sums: returns the checksums of the file's blocks; called once the file is complete.
         """
 
 
 def default_compression(shard_format: str) -> str:
-    """What the format's other writers do: TFRecord plain, Parquet snappy."""
+    """The usual compression of a format: none for TFRecord, snappy for Parquet."""
     return {"tfrecord": "none", "parquet": "snappy"}[shard_format]
 
 
 def open_encoder(
     sink: IO[bytes], schema: Schema, *, shard_format: str, compression: str, layout: RecordLayout | None
 ) -> ShardEncoder:
-    """An encoder of one shard.
+    """Open an encoder of one shard.
 
     Args:
-        sink: of the file's bytes.
-        schema: of the dataset.
-        shard_format: ``tfrecord`` or ``parquet``. Blocks of rows become row groups of Parquet; the bytes of TFRecord do
-            not depend on them.
-        compression: one of `COMPRESSIONS` for the format.
-        layout: of fixed-layout TFRecord datasets, else None.
+        sink: where the file's bytes go.
+        schema: schema of the dataset.
+        shard_format: ``tfrecord`` or ``parquet``. Each block of rows becomes a row group in Parquet; the bytes of a
+            TFRecord file do not depend on the blocks.
+        compression: one of the format's `COMPRESSIONS`.
+        layout: layout of fixed-layout TFRecord datasets, else None.
     """
     if shard_format == "parquet":
         return _ParquetEncoder(sink, schema, compression)
@@ -86,7 +86,7 @@ def encode_shard(
     compression: str,
     layout: RecordLayout | None,
 ) -> tuple[pa.Buffer, pa.Buffer]:
-    """Data and index of a shard of one block of rows, in memory."""
+    """Encode a shard of one block of rows in memory; returns its file and its index."""
     sink = pa.BufferOutputStream()
     encoder = open_encoder(sink, schema, shard_format=shard_format, compression=compression, layout=layout)
     encoder.write(batch, class_ids)
@@ -146,12 +146,12 @@ class _ParquetEncoder:
 def encode_index(
     class_ids: ClassIds, offsets: npt.NDArray[np.int64] | None = None, sums: bytes | None = None
 ) -> pa.Buffer:
-    """The bytes of a shard's index.
+    """Encode a shard's index.
 
     Args:
-        class_ids: of its records, int32 [records].
-        offsets: of its frames and of the end of the last, int64 [records + 1]; None for Parquet.
-        sums: of the blocks of a Parquet file; None as older versions wrote it.
+        class_ids: class of each record, int32 [records].
+        offsets: boundaries of the frames in a TFRecord file, int64 [records + 1]; None for Parquet.
+        sums: checksums of a Parquet file's blocks; None for an index as older versions wrote it.
     """
     columns: dict[str, npt.NDArray[np.integer]] = {}
     if offsets is not None:
@@ -167,6 +167,6 @@ def encode_index(
 
 
 def sums_in_index(index: pa.RecordBatch) -> bytes | None:
-    """The sums of the blocks of a shard's file that its index holds; None where it has none."""
+    """The checksums of the shard file's blocks in an index, or None if it has none."""
     value = (index.schema.metadata or {}).get(_SUMS)
     return None if value is None else b64decode(value)

@@ -1,4 +1,4 @@
-"""TFRecord framing of serialised messages, and the way back: lengths and masked CRC-32C around each record.
+"""Frames serialised messages as TFRecords, and reads them back: lengths and masked CRC-32C around each record.
 
 The frame is that of tensorflow/core/lib/io/record_writer.h: uint64 length, uint32 masked CRC of the length, the
 payload, uint32 masked CRC of the payload; little-endian.
@@ -45,8 +45,8 @@ __all__ = [
 
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
-MAX_RECORD_BYTES = 1 << 30  # what a reader that holds whole records will take on
-_KNOWN_HEADERS = 1 << 14  # as many lengths' checksums need be computed but once
+MAX_RECORD_BYTES = 1 << 30  # longer records are damage to a reader that holds whole records
+_KNOWN_HEADERS = 1 << 14  # lengths whose checksums are computed only once
 _MASK_DELTA = 0xA282EAD8
 _WORD = 0xFFFF_FFFF
 
@@ -55,10 +55,10 @@ def frame_records(messages: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
     """Put each message into a TFRecord frame.
 
     Args:
-        messages: one payload a record.
+        messages: payloads of the records.
 
     Returns:
-        One framed record a payload; its data buffer is the file, its offsets are the records' offsets in it.
+        The frames; the data buffer is the file, and the offsets are the frames' offsets in it.
     """
     if not len(messages):
         return binary_rows(np.empty((0, HEADER_BYTES + FOOTER_BYTES), np.uint8))
@@ -71,13 +71,13 @@ def frame_records(messages: pa.LargeBinaryArray) -> pa.LargeBinaryArray:
 
 
 def frame_matrix(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
-    """Put messages of one length into TFRecord frames, in place: no byte of them is copied.
+    """Put messages of one length into TFRecord frames in place, without copying them.
 
     Args:
-        matrix: uint8 [records, HEADER_BYTES + length + FOOTER_BYTES], with the messages in the middle.
+        matrix: messages with margins, uint8 [records, HEADER_BYTES + length + FOOTER_BYTES].
 
     Returns:
-        As `frame_records`.
+        The frames, like `frame_records`.
     """
     if kernels.are_compiled():
         kernels.frame_rows(matrix)
@@ -89,11 +89,11 @@ def frame_matrix(matrix: npt.NDArray[np.uint8]) -> pa.LargeBinaryArray:
 
 
 def frames_are_intact(data: pa.Buffer, lengths: npt.NDArray[np.integer]) -> bool:
-    """Whether bytes are frames of these lengths, each with the checksums of its length and of its payload.
+    """Whether bytes are frames of the given lengths with correct checksums of lengths and payloads.
 
     Args:
-        data: one frame after the other.
-        lengths: of the frames, one at least.
+        data: consecutive frames.
+        lengths: length of each frame in bytes; at least one frame.
     """
     content = np.frombuffer(data, np.uint8)
     ends = np.cumsum(lengths, dtype=np.int64)
@@ -121,45 +121,45 @@ def _matrix_footers(matrix: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
 
 
 def _masked_crcs(payloads: Iterable[bytes], count: int) -> npt.NDArray[np.uint8]:
-    """The masked CRC of each payload, little-endian: uint8 [count, 4]."""
+    """The masked CRC of each payload, little-endian, uint8 [count, 4]."""
     crcs = np.fromiter(map(google_crc32c.value, payloads), np.uint32, count)
     return mask_crcs(crcs)
 
 
 def mask_crcs(crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint8]:
-    """CRCs as they stand in a file, masked and little-endian: uint8 [records, 4]."""
+    """CRCs as stored in a file, masked and little-endian, uint8 [records, 4]."""
     return masked(crcs).astype("<u4").reshape(-1, 1).view(np.uint8)
 
 
 def record_headers(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
-    """Length and masked CRC of the length: uint8 [records, 12]."""
+    """Frame headers: length and masked CRC of the length, uint8 [records, 12]."""
     unique, inverse = np.unique(lengths, return_inverse=True)
     crcs = _masked_crcs(chain.from_iterable(struct.iter_unpack("8s", unique.astype("<u8").data)), len(unique))
     return np.hstack([lengths.astype("<u8").reshape(-1, 1).view(np.uint8), crcs[inverse]])
 
 
 def masked(crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """CRCs as the format masks them: turned, and moved by a constant."""
+    """CRCs masked as the format demands: rotated, plus a constant."""
     return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(_MASK_DELTA)
 
 
 def unmasked(crc: int) -> int:
-    """The inverse of `masked`, for one."""
+    """The inverse of `masked`, for one CRC."""
     turned = (crc - _MASK_DELTA) & _WORD
     return (turned >> 17 | turned << 15) & _WORD
 
 
 def masked_crc(payload: bytes) -> bytes:
-    """The CRC of one payload as it stands in a file."""
+    """The masked CRC of one payload as stored in a file."""
     crc = int(google_crc32c.value(payload))
     return (((crc >> 15 | crc << 17) + _MASK_DELTA) & _WORD).to_bytes(FOOTER_BYTES, "little")
 
 
 def iterate_records(data: bytes, path: str) -> Iterator[tuple[int, bytes]]:
-    """Offset and payload of each record of a whole TFRecord file; every CRC is checked.
+    """Yield offset and payload of each record of a whole TFRecord file, with every CRC checked.
 
     Raises:
-        CorruptionError: a CRC is wrong or the file ends inside a record; names the record and its offset.
+        CorruptionError: a CRC is wrong, or the file ends inside a record; names the record and its offset.
     """
     position = record = 0
     while position < len(data):
@@ -179,14 +179,14 @@ def iterate_records(data: bytes, path: str) -> Iterator[tuple[int, bytes]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameBlock:
-    """Some records of a TFRecord file, whole and of the right checksum, in the bytes that were read.
+    """Some intact records of a TFRecord file.
 
     Attributes:
-        data: what was read; each payload has its footer after it.
-        starts: of the payloads in `data`, int64.
-        lengths: of the payloads.
-        offsets: of the frames in the (decompressed) file.
-        numbers: of the records in the file; those that are damaged count too.
+        data: bytes of the file, with each payload's footer after it.
+        starts: start of each payload in `data`, int64.
+        lengths: length of each payload.
+        offsets: offset of each frame in the (decompressed) file.
+        numbers: number of each record in the file, with damaged records counted.
     """
 
     data: bytes
@@ -204,13 +204,13 @@ class FrameBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameDamage:
-    """A record that is not what was written, at an offset of the (decompressed) file.
+    """A damaged record of a TFRecord file.
 
     Attributes:
-        number: of the record in the file.
-        offset: of its frame.
+        number: number of the record in the file.
+        offset: offset of its frame in the (decompressed) file.
         reason: what is wrong.
-        final: nothing that follows can be told apart.
+        final: whether the records after it cannot be located.
     """
 
     number: int
@@ -227,15 +227,15 @@ def iterate_frames(
     number: int = 0,
     block_bytes: int,
 ) -> Iterator[FrameBlock]:
-    """The records of a TFRecord file as a stream; every checksum is checked.
+    """Yield the records of a TFRecord stream in blocks, with every checksum checked.
 
     Args:
-        read: gives some bytes, up to so many, and none where the file ends; raises EOFError, with the reason, where
-            it ends too early.
-        damaged: called for each damaged record; if it returns, the record is passed over.
-        offset: of the first frame in the file.
-        number: of the first record.
-        block_bytes: how much to read at a time; a longer record is read whole, up to `MAX_RECORD_BYTES`.
+        read: returns up to the given number of bytes, none at the end of the file; raises EOFError with the reason if
+            the file is cut short.
+        damaged: called for each damaged record, which is skipped if it returns.
+        offset: offset of the first frame in the file.
+        number: number of the first record.
+        block_bytes: bytes to read at a time; a longer record is read whole, up to `MAX_RECORD_BYTES`.
     """
     data, wanted, cut_short = b"", block_bytes, ""
     frames: dict[bytes, int] = {}
@@ -261,12 +261,12 @@ def iterate_frames(
         offset += position
         data = data[position:]
         if missing < 0:
-            reason = "the length is damaged, so that nothing after it can be told apart"
+            reason = "the length is damaged, so that the records after it cannot be located"
             damaged(FrameDamage(number=number, offset=offset, reason=reason, final=True))
             return
         if missing > MAX_RECORD_BYTES and chunk and _skip(read, missing, block_bytes):
             size = len(data) + missing
-            reason = f"the record is of {size:,} bytes, more than the {MAX_RECORD_BYTES:,} that are taken on"
+            reason = f"the record has {size:,} bytes, more than the limit of {MAX_RECORD_BYTES:,}"
             damaged(FrameDamage(number=number, offset=offset, reason=reason))
             offset, number, data, missing = offset + size, number + 1, b"", 0
         elif missing > MAX_RECORD_BYTES or not chunk:
@@ -278,9 +278,9 @@ def iterate_frames(
 
 
 def _walk(data: bytes, frames: dict[bytes, int]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], int, int]:
-    """Start and length of each whole payload, the position after the last, and how much the next record lacks.
+    """Start and length of each whole payload, the position after the last frame, and the bytes missing for the next.
 
-    That is -1 where its length is damaged. `frames` are sizes of frames by their headers, where these were found good.
+    The last is -1 if the next length is damaged. `frames` caches the frame sizes of valid headers.
     """
     positions = [0]
     position = missing = 0
@@ -309,7 +309,7 @@ def _walk(data: bytes, frames: dict[bytes, int]) -> tuple[npt.NDArray[np.int64],
 def _check_payloads(
     data: bytes, starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]
 ) -> npt.NDArray[np.bool_]:
-    """Whether the checksum of each payload is right."""
+    """Whether each payload matches its checksum."""
     ends = starts + lengths
     payloads = (data[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True))
     crcs = np.fromiter(map(google_crc32c.value, payloads), np.uint32, len(starts))
@@ -319,7 +319,7 @@ def _check_payloads(
 
 
 def _skip(read: Callable[[int], bytes], count: int, block_bytes: int) -> bool:
-    """Pass over so many bytes; whether there were as many."""
+    """Skip some bytes; returns whether the file had as many."""
     with suppress(EOFError):
         while count and (got := len(read(min(count, block_bytes)))):
             count -= got
@@ -327,18 +327,18 @@ def _skip(read: Callable[[int], bytes], count: int, block_bytes: int) -> bool:
 
 
 def starts_with_header(head: bytes) -> bool:
-    """Whether a file's first bytes are a length and its checksum, as no other kind of file has them but by chance."""
+    """Whether bytes begin with a length and its checksum, as other files do only by chance."""
     return len(head) >= HEADER_BYTES and masked_crc(head[:8]) == head[8:HEADER_BYTES]
 
 
 def compressor(compression: str) -> zlib._Compress | None:
-    """Compresses a file as `tf.data.TFRecordDataset(compression_type=...)` expects it: gzip or zlib; None for none."""
+    """A gzip or zlib compressor as `tf.data.TFRecordDataset(compression_type=...)` expects it, or None for ``none``."""
     wbits = {"gzip": 31, "zlib": 15}.get(compression)
     return None if wbits is None else zlib.compressobj(6, wbits=wbits)
 
 
 def compress(data: bytes | memoryview, compression: str) -> bytes | memoryview:
-    """A whole file, compressed as `compressor` does it."""
+    """Compress a whole file as `compressor` does."""
     stream = compressor(compression)
     return data if stream is None else stream.compress(data) + stream.flush()
 

@@ -1,10 +1,10 @@
-"""The records of a damaged TFRecord file, one by one: which are intact, where each lies, and what can be put right.
+"""Scans damaged TFRecord files: which records are intact, where each lies, and what can be repaired.
 
-A frame is a length, its masked CRC, the payload and its masked CRC. Where an index or a fixed layout tells the frames'
-places, a damaged frame hides no other; elsewhere the next frame is searched for by the CRC of its length.
+A frame is a length, its masked CRC, the payload and its masked CRC. If an index or a fixed layout gives the positions
+of the frames, a damaged frame hides no other; otherwise the next frame is found by the CRC of its length.
 
-A CRC is linear, so a single flipped bit leaves a trace in it that tells which bit it was:
-`repair_frames` turns it back. Whether that was the fault is for the caller to prove, by the checksum of the whole file.
+A CRC is linear, so the difference that a flipped bit makes in it identifies the bit, and `repair_frames` flips it back.
+The caller must verify the result by the checksum of the whole file.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ Bounds = Sequence[tuple[int, int]]  # [offset, stop) of each frame
 
 _WORD = 0xFFFFFFFF
 _SEARCH_BYTES = 1 << 20
-_MEND_BYTES = 16 << 20  # of a record whose flipped bit is searched for: 0.4 us a byte
-_MEND_RECORDS = 16  # of a file
+_REPAIR_BYTES = 16 << 20  # size of a record up to which a flipped bit is searched for, at 0.4 us per byte
+_REPAIR_RECORDS = 16  # damaged records of a file, up to which it is repaired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A frame, or the place where one or more should be.
+    """A frame, or a gap in which one or more frames are lost.
 
     Attributes:
-        record: its number; None after a gap with an unknown number of records.
-        offset: of its first byte in the (decompressed) file.
-        stop: offset of the byte after it.
-        problem: what is wrong with it; empty if nothing is.
-        readable: whether the payload is as it was written, as its CRC tells; the length may be wrong even so.
+        record: number of the record; None after a gap with an unknown number of records.
+        offset: offset of the first byte in the (decompressed) file.
+        stop: offset after the last byte.
+        problem: what is wrong; empty if the frame is intact.
+        readable: whether the payload matches its CRC, even if the length is damaged.
     """
 
     record: int | None
@@ -48,16 +48,16 @@ class Frame:
 
     @property
     def payload(self) -> slice:
-        """Where the message lies in the file."""
+        """The range of the payload in the file."""
         return slice(self.offset + HEADER_BYTES, self.stop - FOOTER_BYTES)
 
 
 def scan_frames(data: memoryview, bounds: Bounds | None) -> Iterator[Frame]:
-    """Every frame of a file, intact or not.
+    """Yield every frame of a file, intact or not.
 
     Args:
-        data: of the file, decompressed as far as it can be.
-        bounds: of all frames that were written, if they are known.
+        data: bytes of the file, decompressed as far as possible.
+        bounds: bounds of all frames as written, or None if unknown.
     """
     if bounds is None:
         yield from _follow(data)
@@ -97,7 +97,7 @@ def _follow(data: memoryview) -> Iterator[Frame]:
 
 
 def _stop_of(data: memoryview, offset: int) -> int | None:
-    """Where the frame at `offset` ends by its own length; None if that is damaged, or the file ends before."""
+    """End of the frame at `offset`, by its length; None if that is damaged or the file ends earlier."""
     header = bytes(data[offset : offset + HEADER_BYTES])
     if not starts_with_header(header):
         return None
@@ -106,7 +106,7 @@ def _stop_of(data: memoryview, offset: int) -> int | None:
 
 
 def _find_frame(data: memoryview, start: int) -> int:
-    """The first offset from `start` on at which a whole intact frame begins; the file's size if there is none."""
+    """Offset of the first intact frame from `start` on, or the file's size if there is none."""
     for block in range(start, len(data) - HEADER_BYTES + 1, _SEARCH_BYTES):
         window = np.frombuffer(data[block : block + _SEARCH_BYTES + HEADER_BYTES - 1], np.uint8)
         for place in np.flatnonzero(_is_header(window)).tolist():
@@ -117,7 +117,7 @@ def _find_frame(data: memoryview, start: int) -> int:
 
 
 def _is_header(window: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
-    """For each place of a window, whether eight bytes and the masked CRC of them begin there."""
+    """For each position of a window, whether eight bytes and their masked CRC begin there."""
     places = len(window) - HEADER_BYTES + 1
     crcs = np.full(places, google_crc32c.value(bytes(8)), np.uint32)
     for position in range(8):
@@ -127,7 +127,7 @@ def _is_header(window: npt.NDArray[np.uint8]) -> npt.NDArray[np.bool_]:
 
 
 def _byte_crcs(position: int) -> npt.NDArray[np.uint32]:
-    """What each value of one byte of eight adds to the CRC of eight zeros."""
+    """The change that each value of one byte among eight makes to the CRC of eight zeros."""
     zero = google_crc32c.value(bytes(8))
     values = (google_crc32c.value(bytes(position) + bytes([b]) + bytes(7 - position)) ^ zero for b in range(256))
     return np.fromiter(values, np.uint32, 256)
@@ -136,48 +136,48 @@ def _byte_crcs(position: int) -> npt.NDArray[np.uint32]:
 _BYTE_CRCS = [_byte_crcs(position) for position in range(8)]
 
 
-# --- putting right ---------------------------------------------------------------------------------------------
+# --- repair ----------------------------------------------------------------------------------------------------
 
 
 def repair_frames(data: memoryview, bounds: Bounds) -> bytes | None:
-    """The likeliest original of a file: lengths and CRCs written anew, and one flipped bit a payload turned back.
+    """The likeliest original of a file: lengths and CRCs rewritten, and one bit flipped back in each damaged payload.
 
     Args:
-        data: of the file, decompressed; as long as it was.
-        bounds: of all frames.
+        data: bytes of the file, decompressed, of the original size.
+        bounds: bounds of all frames.
 
     Returns:
-        What may be the original, or None if too many records are damaged for it.
+        The candidate, or None if too many records are damaged.
     """
     bad = [frame for frame in scan_frames(data, bounds) if frame.problem]
-    if len(bad) > _MEND_RECORDS:
+    if len(bad) > _REPAIR_RECORDS:
         return None
     result = bytearray(data)
     for frame in bad:
         payload = bytes(data[frame.payload])
         if not frame.readable:
-            payload = _mend_payload(payload, int.from_bytes(data[frame.stop - FOOTER_BYTES : frame.stop], "little"))
+            payload = _repair_payload(payload, int.from_bytes(data[frame.stop - FOOTER_BYTES : frame.stop], "little"))
         result[frame.offset : frame.stop] = _header(len(payload)) + payload + masked_crc(payload)
     return bytes(result)
 
 
-def _mend_payload(payload: bytes, stored: int) -> bytes:
-    """The payload that differs in one bit and has the stored CRC; as it is if there is none: the CRC is damaged."""
+def _repair_payload(payload: bytes, stored: int) -> bytes:
+    """The payload with the one bit flipped that restores the stored CRC; unchanged if no bit does."""
     expected = int.from_bytes(masked_crc(payload), "little")
-    if (expected ^ stored).bit_count() == 1 or len(payload) > _MEND_BYTES:
+    if (expected ^ stored).bit_count() == 1 or len(payload) > _REPAIR_BYTES:
         return payload
     trace = unmasked(expected) ^ unmasked(stored)
     for position in range(len(payload) - 1, -1, -1):
         if trace in _BIT_TRACES:
-            mended = bytearray(payload)
-            mended[position] ^= _BIT_TRACES[trace]
-            return bytes(mended)
-        trace = _REVERSE[trace >> 24] ^ (trace << 8 & _WORD)  # the trace of the same bit, one byte nearer to the end
+            repaired = bytearray(payload)
+            repaired[position] ^= _BIT_TRACES[trace]
+            return bytes(repaired)
+        trace = _REVERSE[trace >> 24] ^ (trace << 8 & _WORD)  # the trace of that bit one byte nearer to the end
     return payload
 
 
 def _linear_crc(value: int) -> int:
-    """CRC of one byte without the inversions before and after: what makes it linear."""
+    """CRC of one byte without the inversions before and after, which makes it linear."""
     return int(google_crc32c.value(bytes([value])) ^ google_crc32c.value(b"\0"))
 
 

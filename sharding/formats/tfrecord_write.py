@@ -1,7 +1,7 @@
-"""Messages in pieces to TFRecord frames.
+"""Frames messages that come in pieces as TFRecords.
 
-The kernels put them together, so many at a time as stay in the processor's cache until they are written. Without
-kernels large values stay where they are, and are written from there.
+The kernels assemble frames in runs that stay in the processor's cache until they are written. Without kernels, large
+values are not copied but written from where they are.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from .tfrecord import FOOTER_BYTES, HEADER_BYTES, frame_records, mask_crcs, reco
 
 __all__ = ["Frames", "frame_pieces"]
 
-_RUN_BYTES = 1 << 20  # of frames that the kernels put together at a time
-_LARGE_BYTES = 2048  # a mean piece from which a view of it costs less than Arrow's joins: 1 us against 0.5 ns a byte
+_RUN_BYTES = 1 << 20  # of frames that the kernels assemble at a time
+_LARGE_BYTES = 2048  # mean size of pieces from which a view (1 us) costs less than a join by Arrow (0.5 ns per byte)
 
 Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Frames of some records, one after the other.
+    """Consecutive frames of some records.
 
     Attributes:
-        runs: of pieces of their bytes, in order; where one ends says nothing of the records. To be iterated over once:
-            a run may be put where the one before was.
-        lengths: of the frames in bytes, int64 [records].
+        runs: runs of pieces of the frames' bytes, in order, cut anywhere. They can be iterated once, as a run may
+            overwrite the one before.
+        lengths: length of each frame in bytes, int64 [records].
     """
 
     runs: Iterable[Sequence[Bytes]]
@@ -42,7 +42,7 @@ class Frames:
 
     @classmethod
     def joined(cls, frames: pa.LargeBinaryArray) -> Frames:
-        """Those that lie in one array."""
+        """Frames that an array holds."""
         return cls([[_bytes(frames)]], np.diff(offsets_of(frames)))
 
 
@@ -50,7 +50,7 @@ def frame_pieces(pieces: Sequence[pa.LargeBinaryArray]) -> Frames:
     """Put each message into a TFRecord frame.
 
     Args:
-        pieces: of the messages: each is its elements of the arrays, one after the other; none is null.
+        pieces: pieces of the messages, without nulls: a message is its elements of all arrays, end to end.
     """
     if kernels.are_compiled():
         return _framed(pieces)
@@ -98,7 +98,7 @@ def _is_large(piece: pa.LargeBinaryArray) -> bool:
 
 
 def _crcs(columns: Sequence[pa.LargeBinaryArray], records: int) -> npt.NDArray[np.uint32]:
-    """Of each payload."""
+    """The CRC of each payload."""
     crcs = [0] * records
     for column in columns:
         crcs = list(map(google_crc32c.extend, crcs, _column_views(column)))

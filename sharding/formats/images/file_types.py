@@ -1,4 +1,4 @@
-"""Which format an image file has, by its first bytes; nothing is decoded."""
+"""Detects the formats of image files by their first bytes, without decoding."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 __all__ = ["BMP_GREYS", "image_formats"]
 
-BMP_GREYS = bytes(value for grey in range(256) for value in (grey, grey, grey, 0))  # the colours of a grey BMP
+BMP_GREYS = bytes(value for grey in range(256) for value in (grey, grey, grey, 0))  # the palette of a grey BMP
 
 _HEAD_BYTES = 12
 _STARTS = {
@@ -21,9 +21,9 @@ _STARTS = {
 
 
 def image_formats(files: pa.BinaryArray) -> pa.StringArray:
-    """The format of each file: ``jpeg``, ``png``, ``gif``, ``bmp``, ``tiff``, ``webp``, or empty if it is another.
+    """The format of each file: ``jpeg``, ``png``, ``gif``, ``bmp``, ``bmp-palette``, ``tiff``, ``webp``, or empty.
 
-    Of a BMP whose palette is not all greys, which TensorFlow would take it for, it is ``bmp-palette``.
+    ``bmp-palette`` is a BMP with a palette of colours, which TensorFlow would read as greys.
 
     >>> image_formats(pa.array([b"GIF89a...", b"RIFF\\0\\0\\0\\0WEBPVP8 ", None, b"?"], pa.binary())).to_pylist()
     ['gif', 'webp', None, '']

@@ -1,6 +1,6 @@
-"""Heights and widths of many JPEG files at once: the headers of all are walked side by side.
+"""Reads the sizes of many JPEG files at once, by walking the headers of all in lockstep.
 
-What is not plain in a file, `image_size.py` looks at. Not here: pixels.
+Files with unusual headers are left to `sizes.py`. No pixels are decoded.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ __all__ = ["plain_jpeg_sizes"]
 Int64 = npt.NDArray[np.int64]
 _START, _END, _SCAN = (0xFF, 0xD8), (0xFF, 0xD9), 0xDA
 _FRAMES = (0xC0, 0xC1, 0xC2, 0xC3, 0xC5, 0xC6, 0xC7, 0xC9, 0xCA, 0xCB, 0xCD, 0xCE, 0xCF)
-_LEAST_BYTES = 12  # of a file, and from a segment's start to the file's end, if it is to be looked at here
-_SEGMENTS = 64  # before the pixels, at most: cameras write some 20
+_LEAST_BYTES = 12  # of a file, and between a segment's start and the file's end; shorter ones are left to `sizes.py`
+_SEGMENTS = 64  # at most, before the pixels: cameras write about 20
 
 _OTHER, _FRAME, _PIXELS, _STRANGE = range(4)  # kinds of segments
 _KINDS = np.full(256, _OTHER, np.uint8)
@@ -23,14 +23,14 @@ _KINDS[list(_FRAMES)], _KINDS[_SCAN] = _FRAME, _PIXELS
 
 
 def plain_jpeg_sizes(data: npt.NDArray[np.uint8], bounds: Int64) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-    """Height and width of each file that is a JPEG with nothing out of the way before its pixels, and with its end.
+    """Height and width of each file that is a JPEG with usual headers and an end-of-image marker.
 
     Args:
-        data: the files, one after the other.
-        bounds: of the files, int64 [files + 1].
+        data: the files, end to end.
+        bounds: boundaries of the files, int64 [files + 1].
 
     Returns:
-        int32 [files, 2], and whether they are known, bool [files]; of the others nothing is said.
+        Sizes, int32 [files, 2], and whether each is known, bool [files]; unknown sizes are meaningless.
     """
     starts, ends = bounds[:-1], bounds[1:]
     sizes = np.zeros((len(starts), 2), np.int32)
@@ -58,7 +58,7 @@ def plain_jpeg_sizes(data: npt.NDArray[np.uint8], bounds: Int64) -> tuple[npt.ND
 def _read_frames(
     data: npt.NDArray[np.uint8], positions: Int64, sizes: npt.NDArray[np.int32], files: Int64
 ) -> npt.NDArray[np.bool_]:
-    """Take the sizes from frame headers; says which are plain, and the first of their files."""
+    """Store the sizes in frame headers; returns which headers are usual and the first of their file."""
     first = sizes[files, 0] == 0
     found = np.stack([_big_endian(data, positions + 5), _big_endian(data, positions + 7)], axis=1)
     sizes[files] = found
@@ -74,5 +74,5 @@ def _is_pair(data: npt.NDArray[np.uint8], positions: Int64, pair: tuple[int, int
 
 
 def _big_endian(data: npt.NDArray[np.uint8], positions: Int64) -> Int64:
-    """The two bytes at each position as a number."""
+    """The big-endian 16-bit number at each position."""
     return data[positions].astype(np.int64) << 8 | data[positions + 1]

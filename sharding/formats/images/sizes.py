@@ -1,7 +1,6 @@
-"""Height and width of image files, and whether a file is whole as far as its format can tell, without decoding it.
+"""Reads height and width of image files, and checks that files are complete, mostly without decoding them.
 
-JPEG and PNG are parsed here, which takes a fifth of Pillow's time; whatever is not plain in them, and any other format,
-is Pillow's. Not here: pixels.
+Usual JPEG and PNG files are parsed here, in a fifth of Pillow's time; all other files are left to Pillow.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: 
 
 
 def image_size(data: bytes | memoryview) -> tuple[int, int]:
-    """Height and width, by the file's header.
+    """Height and width from the file's header.
 
     Raises:
-        ValueError: it is no image that Pillow knows; the text says why.
+        ValueError: Pillow cannot identify the image; the text says why.
     """
     size = _jpeg_size(data) if data[:2] == b"\xff\xd8" else _png_size(data)
     if size is not None:
@@ -37,13 +36,13 @@ def image_size(data: bytes | memoryview) -> tuple[int, int]:
 
 
 def check_image(data: bytes | memoryview) -> tuple[int, int]:
-    """Height and width of a file that is whole, as far as its format can tell without decoding it.
+    """Height and width of a file that is checked to be complete.
 
-    Of a PNG every chunk's CRC is checked, of a JPEG the mark at its end; any other format is decoded, and so is a JPEG
-    with something else behind that mark, such as the film of a motion photo.
+    The check covers the CRCs of a PNG's chunks and the end-of-image marker of a JPEG. Other formats are decoded, and so
+    are JPEGs with data after the marker, such as the video of a motion photo.
 
     Raises:
-        ValueError: the file is no image, or is cut short or damaged; the text says why.
+        ValueError: the file is no image, cut short or damaged; the text says why.
     """
     jpeg = data[:2] == b"\xff\xd8"
     size = _jpeg_size(data) if jpeg else _png_size(data)
@@ -68,14 +67,14 @@ def check_image(data: bytes | memoryview) -> tuple[int, int]:
 
 
 def error_text(error: Exception) -> str:
-    """What Pillow says of an image, in a line that is the same wherever it is said."""
-    if isinstance(error, UnidentifiedImageError):  # whose text names an object in memory
-        return "it is of no known image format"
+    """Pillow's error on one line, the same on every machine."""
+    if isinstance(error, UnidentifiedImageError):  # its text holds a memory address
+        return "it is in no known image format"
     return " ".join(str(error).split()) or type(error).__name__
 
 
 def _jpeg_size(data: bytes | memoryview) -> tuple[int, int] | None:
-    """By the frame header, with the headers up to the first scan in order; None where anything is out of the way."""
+    """The size in the frame header, or None if anything is unusual before the first scan."""
     position, size = 2, None
     try:
         while data[position] == 0xFF:

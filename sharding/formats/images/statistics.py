@@ -1,4 +1,4 @@
-"""Statistics of encoded images: sizes of all, and mean and deviation of the pixels of a few."""
+"""Statistics of encoded images: bounds of the sizes of all, mean and deviation of the pixels of a sample."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ from .sizes import image_size
 
 __all__ = ["ImageStatistics", "merge_image_statistics", "summarise_images"]
 
-_SAMPLE_IMAGES = 256  # of a shard at most, and only as many as have, together,
-_SAMPLE_PIXELS = 1 << 20  # so many pixels: 5 ms to decode,
-_PIXELS_A_RECORD = 800  # or so many for each image of the shard: 4 us, where writing one takes 60
-_LARGEST_PIXELS = 1 << 26  # an image that is larger is not decoded
+_SAMPLE_IMAGES = 256  # decoded per shard, at most, and only up to the larger of the next two limits:
+_SAMPLE_PIXELS = 1 << 20  # in all, 5 ms to decode
+_PIXELS_PER_RECORD = 800  # times the shard's images: 4 us each, where writing one takes 60 us
+_LARGEST_PIXELS = 1 << 26  # of an image that is decoded
 _EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageStatistics:
-    """What is known of the images of a feature in one split.
+    """Statistics of the images of a feature in one split.
 
     Attributes:
-        images: whose headers could be read; the bounds are over these.
-        min_height, max_height, min_width, max_width: in pixels; None where `images` is 0.
-        sampled: images decoded for mean and std: the first of each shard, whose order is random.
-        pixels: of the sampled images.
-        mean, std: of red, green and blue, 0 to 255, over all sampled pixels; std is the population's. A grey image has
-            three equal channels; transparency is left out. None where `sampled` is 0.
+        images: number of images with readable headers, which the bounds cover.
+        min_height, max_height, min_width, max_width: bounds in pixels; None if `images` is 0.
+        sampled: number of images decoded for mean and std: the first of each shard, whose order is random.
+        pixels: number of pixels of the sampled images.
+        mean, std: mean and population deviation of red, green and blue, from 0 to 255, over all sampled pixels. Grey
+            images count as three equal channels; transparency is ignored. None if `sampled` is 0.
     """
 
     images: int
@@ -52,13 +52,13 @@ class ImageStatistics:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ImageStatistics:
-        """From an entry of `dataset.json`."""
+        """Read an entry of `dataset.json`."""
         channels = {name: None if value[name] is None else tuple(value[name]) for name in ("mean", "std")}
         return cls(**(dict(value) | channels))
 
 
 def summarise_images(column: pa.Array) -> ImageStatistics:
-    """Of the image files of one shard, in its order; binary, and none is null."""
+    """Statistics of a shard's image files, in order, as a binary column without nulls."""
     sizes = _sizes(column)
     if not len(sizes):
         return ImageStatistics(images=0)
@@ -70,7 +70,7 @@ def summarise_images(column: pa.Array) -> ImageStatistics:
 
 
 def _sized(column: pa.Array) -> Iterator[tuple[memoryview, tuple[int, int]]]:
-    """Each file whose header can be read, and height and width."""
+    """Yield each file with a readable header, and its height and width."""
     for data in _files(column):
         try:
             yield data, image_size(data)
@@ -79,23 +79,23 @@ def _sized(column: pa.Array) -> Iterator[tuple[memoryview, tuple[int, int]]]:
 
 
 def _sizes(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Height and width of each file whose header can be read, int64 [files, 2]."""
+    """Height and width of each file with a readable header, int64 [files, 2]."""
     sizes, known = plain_jpeg_sizes(np.frombuffer(data_of(column), np.uint8), offsets_of(column))
     others = column.filter(pa.array(~known))
     return np.concatenate([sizes[known], np.array([size for _, size in _sized(others)], np.int64).reshape(-1, 2)])
 
 
 def _files(column: pa.Array) -> Iterator[memoryview]:
-    """The values, not copied."""
+    """Yield the values, not copied."""
     data = memoryview(data_of(column)).cast("B")
     for start, end in pairwise(offsets_of(column).tolist()):
         yield data[start:end]
 
 
 def _sample(column: pa.Array) -> ImageStatistics:
-    """Mean and deviation over the first images, as many as the bounds on pixels allow, but one in any case."""
+    """Mean and deviation over the first images, within the limits on pixels, but at least one image."""
     counts, sampled = np.zeros((3, 256), np.int64), 0
-    left = max(_SAMPLE_PIXELS, _PIXELS_A_RECORD * len(column))
+    left = max(_SAMPLE_PIXELS, _PIXELS_PER_RECORD * len(column))
     for data, (height, width) in _sized(column):
         left -= height * width
         if sampled == _SAMPLE_IMAGES or (left < 0 and sampled):
@@ -115,21 +115,21 @@ def _sample(column: pa.Array) -> ImageStatistics:
 
 
 def _histogram(data: memoryview) -> npt.NDArray[np.int64] | None:
-    """How many pixels have each value: [channel, 256]; None for what cannot be decoded or has more than 8 bits."""
+    """Number of pixels with each value, [channel, 256]; None if undecodable or of more than 8 bits."""
     try:
         with Image.open(BytesIO(data)) as image:
             if image.mode not in _EIGHT_BITS:
                 return None
-            # Palettes go by way of RGBA, which a palette with transparency converts to without a warning.
+            # Palettes are converted via RGBA, as the direct way warns of a palette with transparency.
             palette = image.mode in ("P", "PA")
             pixels = image if image.mode == "RGB" else image.convert("RGBA" if palette else "RGB")
             return np.array(pixels.histogram()[: 3 * 256], np.int64).reshape(3, 256)
-    except Exception:  # it was looked over before; what its format cannot tell shows when it is decoded
+    except Exception:  # the header was fine, but decoding can still find damage
         return None
 
 
 def merge_image_statistics(a: ImageStatistics, b: ImageStatistics) -> ImageStatistics:
-    """Statistics of two disjoint sets of images together, by the update of Chan, Golub and LeVeque (1979)."""
+    """Combine the statistics of two disjoint sets of images by the update of Chan, Golub and LeVeque (1979)."""
     bounds = {
         name: choose((x for x in (getattr(a, name), getattr(b, name)) if x is not None), default=None)
         for name, choose in (("min_height", min), ("max_height", max), ("min_width", min), ("max_width", max))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import SourceError
-from ...formats.example_columns import ParsedExamples, Values
+from ...formats.example_columns import FeatureValues, ParsedExamples
 from ...schema import Feature, insert_nulls, to_lists
 
 __all__ = ["FeatureTypes", "column_of", "is_image"]
@@ -99,7 +99,7 @@ class _FeatureValues:
         self.fewest, self.most = 1 << 62, 0
         self.text = self.image = True
 
-    def add(self, values: Values, place: str) -> None:
+    def add(self, values: FeatureValues, place: str) -> None:
         if self.kind not in ("", values.kind):
             raise SourceError(
                 f"{place}: the feature {self.name!r} holds {values.kind} values, but {self.kind} values in "
@@ -137,7 +137,7 @@ def _are_text(values: pa.BinaryArray) -> bool:
     return True
 
 
-def column_of(feature: Feature, columns: Sequence[Values], rows: int) -> tuple[pa.Array, dict[int, str]]:
+def column_of(feature: Feature, columns: Sequence[FeatureValues], rows: int) -> tuple[pa.Array, dict[int, str]]:
     """Convert the values of a feature to a column.
 
     Numbers may take another type that holds each of them exactly, and bytes that of the little-endian elements of a
@@ -167,7 +167,7 @@ def column_of(feature: Feature, columns: Sequence[Values], rows: int) -> tuple[p
     return _assemble(feature, pieces, rows), wrong
 
 
-def _convert(values: Values, feature: Feature) -> tuple[pa.Array, Int64, Bool, str]:
+def _convert(values: FeatureValues, feature: Feature) -> tuple[pa.Array, Int64, Bool, str]:
     """Return all elements, how many each record has, which records fit, and why the others do not."""
     if values.kind == "bytes" and feature.numeric:
         return _convert_raw(values, feature)
@@ -192,7 +192,7 @@ def _convert(values: Values, feature: Feature) -> tuple[pa.Array, Int64, Bool, s
     return pa.array(converted), counts, _by_record(good, counts), f"has a value that {feature.dtype} does not hold"
 
 
-def _convert_raw(values: Values, feature: Feature) -> tuple[pa.Array, Int64, Bool, str]:
+def _convert_raw(values: FeatureValues, feature: Feature) -> tuple[pa.Array, Int64, Bool, str]:
     """Convert little-endian elements, stored as one bytes value a record, as ringfeed writes some features."""
     dtype = np.dtype(feature.dtype).newbyteorder("<")
     texts, counts = values.texts()

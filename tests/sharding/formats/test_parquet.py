@@ -51,7 +51,7 @@ def test_a_footer_that_would_abort_pyarrow_is_told_as_damaged() -> None:
     data = bytearray(whole.to_pybytes())
     data[-715] ^= 1  # found by trying all bits
     assert len(list(scan_row_groups(whole))) == 2
-    with pytest.raises(ValueError, match="the footer is damaged: what it says of the columns cannot be read"):
+    with pytest.raises(ValueError, match="the footer is damaged: the metadata of its columns cannot be read"):
         list(scan_row_groups(pa.py_buffer(bytes(data))))
 
 

@@ -62,7 +62,7 @@ def test_what_pillow_forgives_is_forgiven(data: bytes) -> None:
         (PNG[:-12], "."),
         (PNG.replace(b"IDAT", b"IDAX"), "."),
         (PNG.replace(b"PLTE", b"PLTX"), "."),
-        (b"", "^it is of no known image format$"),
+        (b"", "^it is in no known image format$"),
         (b"\xff\xd8", "."),
     ],
 )
