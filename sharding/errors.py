@@ -5,18 +5,9 @@ from __future__ import annotations
 from .messages import without_secrets
 
 __all__ = [
-    "ConfigError",
-    "CorruptionError",
-    "DatasetError",
-    "DestinationError",
-    "PageError",
-    "RangesError",
-    "RingfeedError",
-    "SourceError",
-    "StorageError",
-    "TrainingError",
-    "WorkerError",
-]
+    "ConfigError", "CorruptionError", "DatasetError", "DestinationError", "PageError", "RangesError",
+    "RingfeedError", "SourceError", "StorageError", "TrainingError", "WorkerError",
+]  # fmt: skip
 
 
 class RingfeedError(Exception):

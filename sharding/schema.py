@@ -19,16 +19,9 @@ from .errors import SourceError
 from .messages import did_you_mean, listed
 
 __all__ = [
-    "DTYPES",
-    "MAX_FEATURES",
-    "ExampleKind",
-    "Feature",
-    "Schema",
-    "class_array",
-    "insert_nulls",
-    "label_type",
+    "DTYPES", "MAX_FEATURES", "ExampleKind", "Feature", "Schema", "class_array", "insert_nulls", "label_type",
     "to_lists",
-]
+]  # fmt: skip
 
 MAX_FEATURES = 1 << 15  # per record: each costs about 0.1 ms per batch
 

@@ -21,20 +21,9 @@ from ..errors import ConfigError
 from ..messages import did_you_mean, one_line
 
 __all__ = [
-    "SCALARS",
-    "Scalar",
-    "boolean",
-    "choice",
-    "fit",
-    "fit_fields",
-    "integer",
-    "is_required",
-    "mapping",
-    "number",
-    "numbers",
-    "text",
-    "texts",
-]
+    "SCALARS", "Scalar", "boolean", "choice", "fit", "fit_fields", "integer", "is_required", "mapping", "number",
+    "numbers", "text", "texts",
+]  # fmt: skip
 
 _SHOWN = 80  # characters of a value in an error
 

@@ -41,12 +41,6 @@ class ClassCounts(Sequence[int]):
         self._hash = None
 
     @classmethod
-    def _over(cls, counts: npt.NDArray[np.unsignedinteger]) -> ClassCounts:
-        made = cls.__new__(cls)
-        made._counts, made._deferred, made._hash = counts, None, None
-        return made
-
-    @classmethod
     def _of(cls, deferred: tuple[_DeferredRows, int]) -> ClassCounts:
         made = cls.__new__(cls)
         made._deferred, made._hash = deferred, None  # without `_counts`
@@ -69,7 +63,7 @@ class ClassCounts(Sequence[int]):
     def __getitem__(self, index: slice) -> ClassCounts: ...
     def __getitem__(self, index: int | slice) -> int | ClassCounts:
         if isinstance(index, slice):
-            return ClassCounts._over(self._counts[index])
+            return ClassCounts(self._counts[index])
         return int(self._counts[index])
 
     def __iter__(self) -> Iterator[int]:

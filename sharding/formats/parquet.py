@@ -19,23 +19,9 @@ from ..messages import brief
 from .parquet_pages import FileVectors, read_vectors
 
 __all__ = [
-    "LENGTH_BYTES",
-    "RowGroup",
-    "batch_rows_within",
-    "check_columns",
-    "column_spans",
-    "footer_bytes",
-    "groups_of_rows",
-    "iterate_parquet",
-    "open_writer",
-    "read_columns",
-    "read_parquet",
-    "read_row_group",
-    "read_row_groups",
-    "row_group_rows",
-    "row_group_sizes",
-    "scan_row_groups",
-    "write_parquet",
+    "LENGTH_BYTES", "RowGroup", "batch_rows_within", "check_columns", "column_spans", "footer_bytes",
+    "groups_of_rows", "iterate_parquet", "open_writer", "read_columns", "read_parquet", "read_row_group",
+    "read_row_groups", "row_group_sizes", "scan_row_groups", "write_parquet",
 ]  # fmt: skip
 
 LENGTH_BYTES = 8  # at the end of a file: the footer's length and PAR1
@@ -122,12 +108,6 @@ def write_parquet(batch: pa.RecordBatch, compression: str, group_rows: int) -> p
     with open_writer(sink, batch.schema, batch.slice(0, group_rows), compression) as writer:
         writer.write_batch(batch, row_group_size=group_rows)
     return sink.getvalue()
-
-
-def row_group_rows(data: bytes | pa.Buffer) -> int:
-    """Number of rows in the first row group of a Parquet file; 1 if there is none."""
-    metadata = _open(data).metadata
-    return int(metadata.row_group(0).num_rows) if metadata.num_row_groups else 1
 
 
 def read_parquet(data: bytes | pa.Buffer, columns: Sequence[str] | None = None) -> pa.Table:

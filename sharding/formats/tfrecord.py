@@ -23,24 +23,9 @@ from ..errors import CorruptionError
 from .arrow_binary import binary_rows, data_of, join_binary, offsets_of
 
 __all__ = [
-    "FOOTER_BYTES",
-    "HEADER_BYTES",
-    "FrameBlock",
-    "FrameDamage",
-    "compress",
-    "compressor",
-    "decompress",
-    "frame_matrix",
-    "frame_records",
-    "frames_are_intact",
-    "iterate_frames",
-    "iterate_records",
-    "mask_crcs",
-    "masked",
-    "masked_crc",
-    "record_headers",
-    "starts_with_header",
-    "unmasked",
+    "FOOTER_BYTES", "HEADER_BYTES", "FrameBlock", "FrameDamage", "compress", "compressor", "decompress",
+    "frame_matrix", "frame_records", "frames_are_intact", "iterate_frames", "iterate_records", "mask_crcs",
+    "masked", "masked_crc", "record_headers", "starts_with_header", "unmasked",
 ]  # fmt: skip
 
 HEADER_BYTES = 12

@@ -17,7 +17,7 @@ from ..dataset.manifest import Manifest
 from ..dataset.shard_index import Index, classes_of_messages, classes_of_table, frame_bounds
 from ..formats.arrow_binary import data_of, offsets_of
 from ..formats.block_checksums import block_sums
-from ..formats.parquet import read_row_groups, row_group_rows, scan_row_groups, write_parquet
+from ..formats.parquet import read_row_groups, scan_row_groups, write_parquet
 from ..formats.shard_encode import encode_index
 from ..formats.tfrecord import compress, frame_records
 from ..formats.tfrecord_scan import scan_frames

@@ -16,7 +16,7 @@ from ..common.checksums import checksum
 from ..dataset.damage import Damage, content_problem, first_difference, kind_of_size, runs, runs_text
 from ..dataset.manifest import Manifest, ShardInfo
 from ..dataset.shard_index import Index, frame_bounds, read_index, rebuild_index
-from ..formats.parquet import RowGroup, read_parquet, row_group_rows, scan_row_groups, write_parquet
+from ..formats.parquet import RowGroup, read_parquet, scan_row_groups, write_parquet
 from ..formats.tfrecord import compress
 from ..formats.tfrecord_scan import scan_frames
 from ..messages import counted, some_of

@@ -1,4 +1,4 @@
-"""Sources of many kinds, and what is in them."""
+"""Sources, datasets and folders for tests of sharding."""
 
 import csv
 import shutil
@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, settings
 from ringfeed.sharding import Dataset
 from tests.helpers.builds import SPLITS, built, make_table, newer_table
 
-settings.register_profile(  # the cores are shared: times mean nothing
+settings.register_profile(  # the cores are shared, so that times mean nothing
     "ringfeed", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ringfeed")
@@ -59,8 +59,8 @@ def files_of() -> Callable[[Path], dict[str, bytes]]:
 
 @pytest.fixture
 def spill_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where this test, and the commands that it starts, spill."""
-    get_temp_dir()  # of this process's sockets: whoever needs it first makes it, and it stays
+    """The folder for spill files of this test and of the commands that it starts."""
+    get_temp_dir()  # created now, as it outlives the test: multiprocessing keeps its sockets there
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
@@ -70,21 +70,21 @@ def spill_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def temporary_folder(spill_folder: Path) -> Iterator[Path]:
-    """The same; no file may be left there."""
+    """The spill folder, in which no file may be left."""
     yield spill_folder
     assert not [path for path in spill_folder.rglob("*") if path.is_file()]
 
 
 @pytest.fixture
 def empty_folder(temporary_folder: Path) -> Iterator[None]:
-    """Where repairs of this test make shards; not even a folder may be left there."""
+    """Checks that not even a folder is left in the spill folder, where repairs rebuild shards."""
     yield
     assert list(temporary_folder.iterdir()) == []
 
 
 @pytest.fixture
 def nothing_left(tmp_path: Path) -> Iterator[Path]:
-    """A destination that does not exist, nor the folder it lies in, before the test and after."""
+    """A destination whose parent folder exists neither before nor after the test."""
     destination = tmp_path / "new" / "dataset"
     yield destination
     assert not destination.parent.exists()

@@ -1,4 +1,4 @@
-"""Arrow schemas to features and back."""
+"""Features from Arrow schemas, and back."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def feature_of(kind: pa.DataType) -> Feature:
         (pa.fixed_shape_tensor(pa.int16(), (4, 5)), "int16", (4, 5), "int64"),
     ],
 )
-def test_a_type_has_its_feature(kind: pa.DataType, dtype: str, shape: tuple[Any, ...], example: str) -> None:
+def test_the_feature_of_a_type(kind: pa.DataType, dtype: str, shape: tuple[Any, ...], example: str) -> None:
     feature = feature_of(kind)
     assert (feature.dtype, feature.shape, feature.example_kind) == (dtype, shape, example)
     assert Feature.from_json(feature.to_json()) == feature
@@ -56,7 +56,7 @@ def test_a_type_without_a_feature_is_refused_by_the_columns_name(kind: pa.DataTy
         feature_of(kind)
 
 
-def test_a_shape_in_the_metadata_of_others_is_not_believed() -> None:
+def test_a_foreign_shape_that_does_not_fit_is_ignored() -> None:
     field = pa.field("x", pa.list_(pa.int32(), 6), metadata={"shape": "(2, 4)"})
     assert Feature.from_arrow(field).shape == (6,)
     assert Feature.from_arrow(field.with_metadata({"shape": "2,4"})).shape == (6,)
@@ -85,7 +85,7 @@ def test_columns_conform_without_losing_a_value(column: pa.Array, expected: list
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (2, 0, 1), (1, 2, 0)])
-def test_the_axes_of_a_tensor_are_those_that_it_tells(order: tuple[int, int, int]) -> None:
+def test_permuted_tensors_are_read_in_the_order_of_their_axes(order: tuple[int, int, int]) -> None:
     kind = pa.fixed_shape_tensor(pa.int16(), (2, 3, 4), permutation=order)
     lists = pa.array([None, list(range(24)), None, [None, *range(23)]], pa.list_(pa.int16(), 24)).slice(1)
     column = pa.FixedShapeTensorArray.from_storage(kind, lists)
@@ -107,7 +107,7 @@ def test_the_axes_of_a_tensor_are_those_that_it_tells(order: tuple[int, int, int
         (pa.bool8(), [1, 0, None], "int8"),
     ],
 )
-def test_extension_types_are_what_they_store(kind: pa.DataType, values: list[Any], dtype: str) -> None:
+def test_extension_types_count_as_their_storage(kind: pa.DataType, values: list[Any], dtype: str) -> None:
     column = pa.ExtensionArray.from_storage(kind, pa.array(values, kind.storage_type))
     feature = feature_of(kind)
     assert (feature.dtype, feature.shape) == (dtype, ())

@@ -1,4 +1,4 @@
-"""Reading ahead: one item, no more, in its order, and errors in their places."""
+"""Reading ahead keeps the order of items and errors, and is at most one item ahead."""
 
 import threading
 from collections.abc import Iterator
@@ -11,11 +11,11 @@ from ringfeed.sharding.common.read_ahead import read_ahead
 
 
 @given(st.lists(st.integers()))
-def test_the_items_come_in_their_order(items: list[int]) -> None:
+def test_items_keep_their_order(items: list[int]) -> None:
     assert list(read_ahead(iter(items))) == items
 
 
-def test_the_next_item_is_taken_while_one_is_worked_on_and_none_after_it() -> None:
+def test_only_the_next_item_is_read_ahead() -> None:
     taken: list[int] = []
     second = threading.Event()
 
@@ -34,7 +34,7 @@ def test_the_next_item_is_taken_while_one_is_worked_on_and_none_after_it() -> No
     assert taken == [0, 1]
 
 
-def test_an_error_comes_after_the_items_before_it() -> None:
+def test_an_error_keeps_its_place() -> None:
     def items() -> Iterator[int]:
         yield 0
         raise OSError("the disk is gone")
@@ -45,7 +45,7 @@ def test_an_error_comes_after_the_items_before_it() -> None:
         next(ahead)
 
 
-def test_what_reads_is_closed_when_the_reader_stops_early() -> None:
+def test_the_iterator_is_closed_when_the_reader_stops_early() -> None:
     closed = threading.Event()
 
     def items() -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""Lines of C++ code that say nothing to a user are dropped, and nothing else is."""
+"""Matching lines are dropped from standard error, and no others."""
 
 import subprocess
 import sys
@@ -21,9 +21,9 @@ def run(*command: str) -> tuple[int, str, str]:
     return done.returncode, done.stdout, done.stderr
 
 
-def test_only_lines_that_match_are_dropped_also_where_the_body_fails() -> None:
+def test_only_matching_lines_are_dropped_even_if_the_body_fails() -> None:
     assert run() == (1, "went on\n", "é from C++\nabout [10:12] noise\nthe body's\n")
 
 
-def test_a_program_without_standard_error_goes_on() -> None:
+def test_a_program_without_standard_error_continues() -> None:
     assert run("sh", "-c", 'exec "$@" 2>&-', "sh")[1] == "went on\n"

@@ -13,7 +13,7 @@ def test_slices_are_about_equal(rows: int, expected: list[int], monkeypatch: pyt
     assert [piece.num_rows for piece in batches.slice_batch(batch)] == expected
 
 
-def test_a_dictionary_counts_as_the_values_it_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dictionary_is_measured_by_its_decoded_values(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "BATCH_BYTES", 1000)
     batch = pa.record_batch({"x": pa.array(["x" * 100, "y" * 100] * 50).dictionary_encode()})
     assert len(list(batches.slice_batch(batch))) == 10

@@ -1,4 +1,4 @@
-"""The compiled kernels: there, switched off, given wrong arguments, and given bytes that are no messages.
+"""The compiled kernels: present, switched off, with wrong arguments, and with bytes that are no messages.
 
 That they do what they stand for is tested where they are called, with and without them: see `implementation`.
 """
@@ -16,15 +16,15 @@ from ringfeed.sharding.compute import kernels
 from ringfeed.sharding.formats.example_decode import decode_examples
 from ringfeed.sharding.formats.tfrecord import frames_are_intact
 from tests.helpers.commands import Cli
-from tests.sharding.formats.test_example_encode import GOLDEN, golden_case
+from tests.helpers.examples import GOLDEN, golden_case
 
 
-def test_they_are_compiled() -> None:
+def test_kernels_are_compiled() -> None:
     assert kernels.are_compiled()
 
 
 @pytest.mark.parametrize("rows", ["{i},{text},{label}", "{i}.5,{label},{label}"], ids=["of many layouts", "of one"])
-def test_a_build_without_them_writes_the_same_bytes(cli: Cli, tmp_path: Path, rows: str) -> None:
+def test_a_build_without_kernels_writes_the_same_bytes(cli: Cli, tmp_path: Path, rows: str) -> None:
     lines = [rows.format(i=i, text="n" * (i % 7), label=i % 3) for i in range(200)]
     (tmp_path / "rows.csv").write_text("\n".join(["x,y,label", *lines, ""]))
     written = []
@@ -40,8 +40,8 @@ def test_a_build_without_them_writes_the_same_bytes(cli: Cli, tmp_path: Path, ro
 
 
 @given(data=st.data())
-def test_damaged_messages_are_read_as_without_them(data: st.DataObject) -> None:
-    """Above all, nothing beyond the message is taken for a part of it."""
+def test_damaged_messages_are_read_as_without_kernels(data: st.DataObject) -> None:
+    """Above all, no byte beyond the message is read as a part of it."""
     schema, _ = golden_case()
     message = bytearray(GOLDEN)
     for _ in range(data.draw(st.integers(1, 3))):
@@ -63,7 +63,7 @@ def test_damaged_messages_are_read_as_without_them(data: st.DataObject) -> None:
 @given(
     payloads=st.lists(st.binary(max_size=9), min_size=1, max_size=4), at=st.integers(0, 100), flip=st.integers(0, 255)
 )
-def test_frames_are_whole_as_without_them(payloads: list[bytes], at: int, flip: int) -> None:
+def test_damaged_frames_are_found_as_without_kernels(payloads: list[bytes], at: int, flip: int) -> None:
     offsets = np.cumsum([0, *map(len, payloads)])
     lengths = np.diff(offsets) + 16
     bounds = np.array([0, len(payloads) // 2, len(payloads)])
@@ -77,7 +77,7 @@ def test_frames_are_whole_as_without_them(payloads: list[bytes], at: int, flip: 
         assert frames_are_intact(data, lengths) == (flip == 0)
 
 
-def test_arguments_that_would_write_beyond_memory_are_refused() -> None:
+def test_arguments_that_would_overrun_memory_are_refused() -> None:
     offsets, data = np.array([0, 4]), np.zeros(4, np.uint8)
     with pytest.raises(ValueError, match="expected runs of 1 records, got 2"):
         kernels.frame_columns([(data, offsets)], np.array([0, 2]))
@@ -144,7 +144,7 @@ def test_arguments_that_would_write_beyond_memory_are_refused() -> None:
         kernels.draw(np.array([0, 2]), np.array([7]), np.array([0, 1, 1]), np.zeros(2, np.int64))
 
 
-def test_what_is_wrong_with_a_file_is_told_by_its_number(tmp_path: Path) -> None:
+def test_a_failing_file_is_reported_by_its_number(tmp_path: Path) -> None:
     (tmp_path / "four").write_bytes(b"four")
     (tmp_path / "folder").mkdir()
     target = np.zeros(8, np.uint8)

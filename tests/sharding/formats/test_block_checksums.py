@@ -1,4 +1,4 @@
-"""Sums of blocks: alike however a file is written, wrong for any change, and in the index of every Parquet shard."""
+"""Block checksums: independent of how a file is written, sensitive to any change, stored in Parquet shards' indexes."""
 
 from itertools import pairwise
 from pathlib import Path
@@ -21,7 +21,7 @@ SIZES = st.integers(0, 3 * blocks.BLOCK_BYTES)
 
 
 @given(size=SIZES, cuts=st.lists(SIZES))
-def test_sums_do_not_depend_on_the_pieces_that_a_file_is_written_in(size: int, cuts: list[int]) -> None:
+def test_checksums_do_not_depend_on_the_pieces_of_a_file(size: int, cuts: list[int]) -> None:
     data = np.random.default_rng(size).bytes(size)
     places = [0, *sorted(min(cut, size) for cut in cuts), size]
     sums = BlockSums()
@@ -31,7 +31,7 @@ def test_sums_do_not_depend_on_the_pieces_that_a_file_is_written_in(size: int, c
 
 
 @given(size=SIZES.filter(bool), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
-def test_a_flipped_bit_is_seen_in_its_block_alone(size: int, place: float, bit: int) -> None:
+def test_a_flipped_bit_is_found_in_its_block_alone(size: int, place: float, bit: int) -> None:
     data = bytearray(np.random.default_rng(size).bytes(size))
     sums = block_sums(data)
     at = int(place * size)
@@ -58,7 +58,7 @@ def build_from(source: Path, name: str = "shards") -> Path:
 
 
 @pytest.mark.parametrize("row_groups", [1, 5])
-def test_the_index_of_a_shard_has_the_sums_of_its_file(
+def test_the_index_of_a_shard_holds_the_checksums_of_its_file(
     source: Path, monkeypatch: pytest.MonkeyPatch, row_groups: int
 ) -> None:
     if row_groups > 1:
@@ -71,7 +71,7 @@ def test_the_index_of_a_shard_has_the_sums_of_its_file(
         assert sums_in_index(index) == block_sums(data)
 
 
-def test_an_index_of_an_older_version_is_made_again_as_it_was(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_index_of_an_older_version_is_rebuilt_unchanged(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as older:
         older.setattr(encode, "encode_index", lambda ids, offsets=None, sums=None: encode_index(ids, offsets))
         root = build_from(source)

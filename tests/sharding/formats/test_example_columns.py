@@ -1,4 +1,4 @@
-"""Serialised Examples of any writer to columns, held against TensorFlow's own parser."""
+"""Columns parsed from any writer's Examples agree with TensorFlow's parser."""
 
 import os
 from collections.abc import Iterable
@@ -27,12 +27,12 @@ def parsed(messages: Iterable[bytes]) -> ParsedExamples:
 
 
 def bits(values: Any) -> Any:
-    """Of float32, with every NaN alike: TensorFlow's go through a Python float, which quiets them."""
+    """The bits of float32 values, with all NaNs equal: TensorFlow's pass through a Python float, which quiets them."""
     return np.where(np.isnan(values), np.float32(np.nan), values).view(np.uint32)
 
 
 def rows_of(result: ParsedExamples) -> dict[int, dict[str, tuple[str, list[Any]]]]:
-    """By message: by name: kind and values, floats as their bits."""
+    """Kind and values of each feature by message and name, floats as bits."""
     rows: dict[int, dict[str, tuple[str, list[Any]]]] = {int(row): {} for row in result.kept}
     for name, columns in result.columns.items():
         for values in columns:
@@ -50,7 +50,7 @@ def rows_of(result: ParsedExamples) -> dict[int, dict[str, tuple[str, list[Any]]
 
 
 def by_tensorflow(message: bytes) -> dict[str, tuple[str, list[Any]]] | None:
-    """The same of one message, or None if TensorFlow refuses it."""
+    """`rows_of` for one message by TensorFlow's parser, or None if it refuses the message."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     import tensorflow as tf
     from google.protobuf.message import DecodeError
@@ -121,7 +121,7 @@ def damaged(draw: st.DrawFn) -> bytes:
 
 
 def no_test(message: bytes) -> bool:
-    """Whether it is a SequenceExample, or an entry has unknown fields: upb, alone of the parsers, then drops it."""
+    """Whether a message is a SequenceExample, or an entry has unknown fields, which upb alone of the parsers drops."""
     try:
         canonical_example(message)
         for number, wire, start, stop in iterate_fields(message, 0, len(message)):
@@ -141,7 +141,7 @@ def no_test(message: bytes) -> bool:
 @example(
     [delimited(1, delimited(1, delimited(1, b"a") + delimited(2, delimited(3, delimited(1, b"\x80" * 9 + b"\x7f")))))]
 )
-def test_messages_of_any_form_are_read_as_tensorflow_reads_them(messages: list[bytes]) -> None:
+def test_messages_of_any_form_are_read_as_by_tensorflow(messages: list[bytes]) -> None:
     messages = [message for message in messages if not no_test(message)]
     result = parsed(messages)
     expected = {i: values for i, message in enumerate(messages) if (values := by_tensorflow(message)) is not None}
@@ -150,7 +150,7 @@ def test_messages_of_any_form_are_read_as_tensorflow_reads_them(messages: list[b
 
 
 @given(st.lists(usual | odd, max_size=4))
-def test_the_canonical_form_means_the_same_and_is_its_own(messages: list[bytes]) -> None:
+def test_the_canonical_form_keeps_the_values_and_is_stable(messages: list[bytes]) -> None:
     for message in messages:
         if not no_test(message):
             canonical = canonical_example(message)
@@ -166,10 +166,10 @@ def test_long_lists_are_read_to_their_end() -> None:
     assert [rows[i]["x"] for i in range(3)] == [("bytes", values), ("bytes", []), ("bytes", values)]
 
 
-def test_a_sequence_example_is_told_apart() -> None:
+def test_a_sequence_example_is_recognised() -> None:
     assert "SequenceExample" in parsed([b"", delimited(2, delimited(1, b""))]).bad[1]
 
 
 @pytest.mark.parametrize("length", [1 << 34, 1 << 36, (1 << 63) - 1])
-def test_a_length_that_is_a_lie_is_no_message(length: int) -> None:
+def test_a_wrong_length_is_refused(length: int) -> None:
     assert list(parsed([b"\x0a" + write_varint(length) + b"x"]).bad) == [0]

@@ -1,4 +1,4 @@
-"""Many `tf.train.Example` messages to columns at once, held against the encoder and the decoder of single ones."""
+"""Decoding many `tf.train.Example` messages at once agrees with the encoder and the single-message decoder."""
 
 import numpy as np
 import pyarrow as pa
@@ -11,13 +11,13 @@ from ringfeed.sharding.formats.example_decode import decode_example, decode_exam
 from ringfeed.sharding.formats.example_encode import RecordLayout, delimited, encode_examples, encode_matrix
 from ringfeed.sharding.formats.example_matrix import decode_matrix
 from ringfeed.sharding.formats.protobuf_wire import read_fields
-from tests.sharding.formats.test_example_encode import GOLDEN, batches, golden_case, layout_of
+from tests.helpers.examples import GOLDEN, batches, golden_case, layout_of
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
 
 def decoded(messages: list[bytes], schema: Schema, names: list[str] | None = None) -> pa.RecordBatch:
-    """With other bytes between the messages, as TFRecord frames have them."""
+    """Decode messages with other bytes between them, as in TFRecord frames."""
     ends = np.cumsum([len(message) + 3 for message in messages], dtype=np.int64)
     starts = ends - [len(message) for message in messages]
     data = np.frombuffer(b"".join(b"\xff\x0a\x80" + message for message in messages), np.uint8)
@@ -39,7 +39,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
 
 @pytest.mark.parametrize("few", [0, 16])
 @given(case=batches())
-def test_the_columns_are_those_that_were_encoded(few: int, case: tuple[Schema, pa.RecordBatch]) -> None:
+def test_decoded_columns_equal_the_encoded_ones(few: int, case: tuple[Schema, pa.RecordBatch]) -> None:
     schema, batch = case
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_FEW", few)
@@ -52,7 +52,7 @@ def test_the_columns_are_those_that_were_encoded(few: int, case: tuple[Schema, p
 
 
 @given(case=batches())
-def test_some_columns_are_those_of_all(case: tuple[Schema, pa.RecordBatch]) -> None:
+def test_selected_columns_equal_those_of_a_full_decode(case: tuple[Schema, pa.RecordBatch]) -> None:
     schema, batch = case
     messages = encode_examples(batch, schema, None).to_pylist()
     for name in schema.names:
@@ -60,7 +60,7 @@ def test_some_columns_are_those_of_all(case: tuple[Schema, pa.RecordBatch]) -> N
 
 
 @given(case=batches(nulls=False))
-def test_a_matrix_of_one_layout_gives_its_columns(case: tuple[Schema, pa.RecordBatch]) -> None:
+def test_a_matrix_of_a_fixed_layout_is_decoded(case: tuple[Schema, pa.RecordBatch]) -> None:
     schema, batch = case
     layout: RecordLayout | None = layout_of(schema, batch)
     if layout is not None:
@@ -68,7 +68,7 @@ def test_a_matrix_of_one_layout_gives_its_columns(case: tuple[Schema, pa.RecordB
         assert decode_matrix(matrix[:, 12:-4], schema, layout).equals(batch)
 
 
-def test_what_tensorflow_wrote_is_read() -> None:
+def test_messages_of_tensorflow_are_decoded() -> None:
     schema, batch = golden_case()
     assert decoded([GOLDEN] * 3, schema).to_pylist() == batch.to_pylist() * 3
 
@@ -90,12 +90,12 @@ def test_a_long_list_beside_short_ones() -> None:
     assert decoded(encode_examples(batch, schema, None).to_pylist(), schema).equals(batch)
 
 
-def test_no_message_is_no_record() -> None:
+def test_no_messages_give_no_records() -> None:
     schema, batch = golden_case()
     assert decoded([], schema).equals(batch.slice(0, 0))
 
 
 @pytest.mark.parametrize("cut", [1, 5, 30, len(GOLDEN) - 1])
-def test_a_message_that_is_cut_is_no_example(cut: int) -> None:
+def test_a_truncated_message_is_refused(cut: int) -> None:
     with pytest.raises(ValueError, match=r"ends within|goes beyond"):
         decoded([GOLDEN, GOLDEN[:cut]], golden_case()[0])

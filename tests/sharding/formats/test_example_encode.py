@@ -1,4 +1,4 @@
-"""`tf.train.Example` messages, held against TensorFlow's own parser and writer."""
+"""Encoded `tf.train.Example` messages agree with TensorFlow's parser and writer."""
 
 import os
 from typing import Any
@@ -10,79 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ringfeed.sharding import Feature, Schema
-from ringfeed.sharding.building.partitioning import widen_ranges
 from ringfeed.sharding.formats.example_decode import decode_example
-from ringfeed.sharding.formats.example_encode import RecordLayout, encode_examples, plan_layout, varint_width
+from ringfeed.sharding.formats.example_encode import RecordLayout, encode_examples, varint_width
+from tests.helpers.examples import GOLDEN, batches, golden_case, layout_of, values_of
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
-INT_BOUNDS = {
-    **{f"int{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
-    **{f"uint{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
-}
-NAMES = st.text(st.characters(blacklist_categories=["Cs"]), min_size=0, max_size=200)
-
-
-def elements(dtype: str) -> st.SearchStrategy[Any]:
-    if dtype == "bool":
-        return st.booleans()
-    if dtype in INT_BOUNDS:
-        low, high = INT_BOUNDS[dtype]
-        return st.integers(low, high) | st.sampled_from([low, high, 0])
-    if dtype.startswith("float"):
-        return st.floats(width=int(dtype[5:]), allow_nan=False)  # type: ignore[arg-type]
-    return st.text(max_size=150) if dtype == "string" else st.binary(max_size=300)
-
-
-@st.composite
-def batches(draw: st.DrawFn, nulls: bool = True) -> tuple[Schema, pa.RecordBatch]:
-    rows = draw(st.integers(1, 5))
-    names = draw(st.lists(NAMES, min_size=1, max_size=4, unique=True))
-    features, columns = [], []
-    for name in names:
-        dtype = draw(st.sampled_from([*INT_BOUNDS, "bool", "float16", "float32", "float64", "string", "binary"]))
-        shape = draw(st.sampled_from([(), (3,), (2, 2), (None,)]))
-        feature = Feature(name=name, dtype=dtype, shape=shape)
-        value: st.SearchStrategy[Any] = elements(dtype)
-        if shape:
-            sizes = {"min_size": 0, "max_size": 4} if feature.elements is None else dict.fromkeys(
-                ("min_size", "max_size"), feature.elements
-            )  # fmt: skip
-            value = st.lists(value, **sizes)  # type: ignore[arg-type]
-        if nulls and draw(st.booleans()):
-            value = st.none() | value
-        features.append(feature)
-        values = draw(st.lists(value, min_size=rows, max_size=rows))
-        columns.append(pa.array(values, feature.arrow_type))
-    schema = Schema(features=tuple(features))
-    return schema, pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
-
-
-def layout_of(schema: Schema, batch: pa.RecordBatch) -> RecordLayout | None:
-    ranges: dict[str, tuple[int, int]] = {}
-    widen_ranges(ranges, batch, schema)
-    return None if any(column.null_count for column in batch.columns) else plan_layout(schema, ranges)
-
-
-def expected(schema: Schema, batch: pa.RecordBatch) -> list[dict[str, Any]]:
-    rows = batch.to_pylist()
-    for row in rows:
-        for feature in schema.features:
-            if row[feature.name] is not None and feature.fixed_shape:
-                row[feature.name] = np.reshape(np.array(row[feature.name], object), feature.fixed_shape).tolist()
-    return rows
-
 
 @given(batches())
-def test_decoded_records_are_those_that_were_encoded(case: tuple[Schema, pa.RecordBatch]) -> None:
+def test_decoding_inverts_encoding(case: tuple[Schema, pa.RecordBatch]) -> None:
     schema, batch = case
     for layout in {None, layout_of(schema, batch)}:
         messages = encode_examples(batch, schema, layout)
-        assert [decode_example(m, schema) for m in messages.to_pylist()] == expected(schema, batch)
+        assert [decode_example(m, schema) for m in messages.to_pylist()] == values_of(schema, batch)
 
 
 @given(batches(), st.data())
-def test_a_slice_encodes_as_the_rows_it_shows(case: tuple[Schema, pa.RecordBatch], data: st.DataObject) -> None:
+def test_a_slice_is_encoded_like_its_rows(case: tuple[Schema, pa.RecordBatch], data: st.DataObject) -> None:
     schema, batch = case
     start = data.draw(st.integers(0, batch.num_rows - 1))
     whole = encode_examples(batch, schema, None).to_pylist()
@@ -93,7 +37,7 @@ def test_a_slice_encodes_as_the_rows_it_shows(case: tuple[Schema, pa.RecordBatch
 
 
 @given(batches(nulls=False))
-def test_a_layout_says_where_the_values_lie(case: tuple[Schema, pa.RecordBatch]) -> None:
+def test_values_are_at_their_layouts_offsets(case: tuple[Schema, pa.RecordBatch]) -> None:
     schema, batch = case
     layout = layout_of(schema, batch)
     if layout is None:
@@ -117,35 +61,11 @@ def test_varints_are_as_wide_as_the_widest_value(value: int, width: int) -> None
 def test_a_layout_of_another_schema_is_refused() -> None:
     schema = Schema(features=(Feature(name="x", dtype="float32"),))
     batch = pa.RecordBatch.from_arrays([pa.array([1.0], pa.float32())], schema=schema.arrow)
-    with pytest.raises(ValueError, match="not one of this schema"):
+    with pytest.raises(ValueError, match="does not fit the schema"):
         encode_examples(batch, schema, RecordLayout(example_bytes=3, columns=()))
 
 
-def golden_case() -> tuple[Schema, pa.RecordBatch]:
-    schema = Schema(
-        features=(
-            Feature(name="a", dtype="float32", shape=(2,)),
-            Feature(name="b", dtype="int64"),
-            Feature(name="c", dtype="string"),
-            Feature(name="d", dtype="int64", shape=(None,)),
-        )
-    )
-    columns = [
-        pa.array([[0.5, -2.0]], pa.list_(pa.float32(), 2)),
-        pa.array([-7]),
-        pa.array(["grün"]),
-        pa.array([[1, 300, 2**40]], pa.list_(pa.int64())),
-    ]
-    return schema, pa.RecordBatch.from_arrays(columns, schema=schema.arrow)
-
-
-# tf.train.Example(...).SerializeToString(deterministic=True) for golden_case; TensorFlow 2.21.0, 2026-11-21
-GOLDEN = bytes.fromhex(
-    "0a4c0a110a0161120c120a0a080000003f000000c00a130a0162120e1a0c0a0af9ffffffffffffffff010a0e0a016312090a070a056772c3bc6e0a120a0164120d1a0b0a0901ac02808080808020"
-)
-
-
-def test_bytes_are_those_that_tensorflow_writes() -> None:
+def test_bytes_equal_those_of_tensorflow() -> None:
     schema, batch = golden_case()
     assert encode_examples(batch, schema, None).to_pylist() == [GOLDEN]
 
@@ -162,7 +82,7 @@ def tf() -> Any:
 
 
 class TestAgainstTensorFlow:
-    def test_the_golden_bytes_are_still_what_it_writes(self, tf: Any) -> None:
+    def test_tensorflow_still_writes_the_golden_bytes(self, tf: Any) -> None:
         def ints(*values: int) -> Any:
             return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
 
@@ -177,7 +97,7 @@ class TestAgainstTensorFlow:
 
     @given(case=batches())
     @settings(max_examples=40)
-    def test_parse_example_gives_exactly_the_values(self, tf: Any, case: tuple[Schema, pa.RecordBatch]) -> None:
+    def test_parse_example_returns_exactly_the_values(self, tf: Any, case: tuple[Schema, pa.RecordBatch]) -> None:
         schema, batch = case
         schema = Schema(features=tuple(f for f in schema.features if f.name))  # parse_example has no empty names
         batch = batch.select(list(schema.names))

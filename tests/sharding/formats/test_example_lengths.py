@@ -1,4 +1,4 @@
-"""Lengths of messages, held against the messages themselves."""
+"""Computed lengths of messages equal the lengths of encoded ones."""
 
 import pyarrow as pa
 from hypothesis import given
@@ -6,11 +6,11 @@ from hypothesis import given
 from ringfeed.sharding import Schema
 from ringfeed.sharding.formats.example_encode import encode_examples
 from ringfeed.sharding.formats.example_lengths import example_lengths
-from tests.sharding.formats.test_example_encode import batches
+from tests.helpers.examples import batches
 
 
 @given(batches())
-def test_lengths_are_those_of_the_messages(case: tuple[Schema, pa.RecordBatch]) -> None:
+def test_lengths_equal_those_of_encoded_messages(case: tuple[Schema, pa.RecordBatch]) -> None:
     schema, batch = case
     messages = encode_examples(batch, schema, None)
     assert example_lengths(batch, schema).tolist() == list(map(len, messages.to_pylist()))

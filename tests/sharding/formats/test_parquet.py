@@ -1,4 +1,4 @@
-"""Parquet files: what is decided from their first rows."""
+"""Parquet files: encodings chosen by the first rows, and damaged footers."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ def test_a_dictionary_is_written_where_values_recur(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COLUMNS)
-def test_what_compression_does_not_shrink_is_stored_plainly(name: str) -> None:
+def test_columns_that_do_not_shrink_are_not_compressed(name: str) -> None:
     batch = pa.record_batch({name: COLUMNS[name]})
     data = write_parquet(batch, "snappy", ROWS)
     leaf: Any = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0).column(0)
@@ -45,7 +45,7 @@ def test_what_compression_does_not_shrink_is_stored_plainly(name: str) -> None:
     assert read_parquet(data).column(0).combine_chunks().equals(batch.column(0))
 
 
-def test_a_footer_that_would_abort_pyarrow_is_told_as_damaged() -> None:
+def test_a_footer_that_would_abort_pyarrow_is_reported_as_damaged() -> None:
     columns = {"x": np.arange(50), "y": np.arange(50) / 3}
     whole = write_parquet(pa.record_batch(columns), "none", 25)
     data = bytearray(whole.to_pybytes())

@@ -1,4 +1,4 @@
-"""Vectors taken from the pages of Parquet files: what Arrow reads, or nothing."""
+"""Vectors read from Parquet pages equal those that Arrow reads, or are left to Arrow."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def read(data: pa.Buffer, leaf: int, dtype: str, elements: int, groups: list[int
 
 
 @given(starts=st.lists(st.integers(0, 6), max_size=12), elements=st.integers(2, 3))
-def test_runs_make_the_same_vectors_again(starts: list[int], elements: int) -> None:
+def test_vectors_are_rebuilt_from_their_runs(starts: list[int], elements: int) -> None:
     data = pa.py_buffer(vectors("int16", 20, 9).tobytes())
     lying = FileVectors(data=data, starts=4 * np.array(starts, np.int64), dtype=np.dtype("int16"), shape=(elements,))
     again = FileVectors.of_runs(data, lying.runs(), lying.dtype, lying.shape)
@@ -60,7 +60,7 @@ def test_runs_make_the_same_vectors_again(starts: list[int], elements: int) -> N
     compression=st.sampled_from(["none", "snappy", "zstd", "lz4", "gzip"]),
     seed=st.integers(0, 9),
 )
-def test_every_bit_is_as_it_was_written(
+def test_vectors_keep_every_bit(
     dtype: str, rows: int, elements: int, group: int, page: int, compression: str, seed: int
 ) -> None:
     values = vectors(dtype, rows, elements, seed)
@@ -76,7 +76,7 @@ def test_every_bit_is_as_it_was_written(
 
 @pytest.mark.parametrize("page", [1000, 1 << 20])
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_what_is_not_compressed_is_gathered_from_where_it_lies(page: int, compression: str) -> None:
+def test_uncompressed_vectors_are_gathered_in_place(page: int, compression: str) -> None:
     values = vectors("float32", 300, 6)
     data = file(pa.table({"vector": column(values)}), row_group_size=200, data_page_size=page, compression=compression)
     found = read(data, 0, "float32", 6)
@@ -105,7 +105,7 @@ def test_what_is_not_compressed_is_gathered_from_where_it_lies(page: int, compre
         *[(column(vectors(dtype, 5, 2)), {}) for dtype in OTHERS],
     ],
 )
-def test_what_does_not_lie_plainly_is_left_to_arrow(values: pa.Array, options: dict[str, Any]) -> None:
+def test_unsupported_pages_are_left_to_arrow(values: pa.Array, options: dict[str, Any]) -> None:
     data = file(pa.table({"vector": values}), **options)
     dtype = np.dtype(values.type.value_type.to_pandas_dtype())
     if pa.types.is_fixed_size_list(values.type):  # which is for the caller to know
@@ -114,7 +114,7 @@ def test_what_does_not_lie_plainly_is_left_to_arrow(values: pa.Array, options: d
     assert (found, table.column("vector").to_pylist()) == ({}, values.to_pylist())
 
 
-def test_a_file_s_other_columns_come_as_a_table() -> None:
+def test_other_columns_are_read_as_a_table() -> None:
     one, two = vectors("float32", 10, 3), vectors("int8", 10, 2)
     table = pa.table({"one": column(one), "id": range(10), "two": column(two), "name": [str(i) for i in range(10)]})
     data = file(table, row_group_size=4)

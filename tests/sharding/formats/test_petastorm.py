@@ -1,4 +1,4 @@
-"""Petastorm's `make_batch_reader` opens Parquet shards, and reads the columns that it knows, every value as it was."""
+"""Petastorm's `make_batch_reader` opens Parquet shards and reads all columns of types that it supports, exactly."""
 
 import json
 import pickle
@@ -41,7 +41,7 @@ EXACT = [
 
 
 def identifier(name: str) -> str:
-    """A column's name as Petastorm takes it: batches are named tuples."""
+    """A column's name in Petastorm's batches, which are named tuples."""
     return name.replace(" ", "_")
 
 
@@ -54,7 +54,7 @@ def read(folder: Path, shards: Iterable[Path], **options: Any) -> list[Batch]:
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Columns of all kinds but those that keep shards from being read; all tensors but one are lists of any length."""
+    """Columns of all types that Petastorm can open; all tensors but one are lists of variable length."""
     folder = tmp_path_factory.mktemp("petastorm")
     table = pq.read_table(write_kinds(folder / "kinds.parquet"))
     table = table.select(["id", *EXACT, *UNKNOWN, *MISSING, "label", "image"])
@@ -86,12 +86,12 @@ def train(dataset: Path) -> list[Path]:
 
 
 def ids_of(batches: list[Batch]) -> list[list[int]]:
-    """The ids in each batch, in no order."""
+    """The sorted ids of each batch."""
     return sorted(sorted(batch["id"][1]) for batch in batches)
 
 
 def ids_in(shards: list[Path]) -> list[list[int]]:
-    """The ids in each shard, in no order."""
+    """The sorted ids of each shard."""
     return sorted(sorted(pq.read_table(shard)["id"].to_pylist()) for shard in shards)
 
 
@@ -141,7 +141,7 @@ def test_lists_of_fixed_size_and_wide_unsigned_integers_are_left_out(dataset: Pa
     }
 
 
-def test_what_it_makes_of_missing_values(batches: list[Batch]) -> None:
+def test_missing_values(batches: list[Batch]) -> None:
     def found(name: str) -> list[Any]:
         return [value for i, value in sorted(values_by_id(batches, name).items()) if i % 3 == 0]
 
@@ -158,7 +158,7 @@ def test_what_it_makes_of_missing_values(batches: list[Batch]) -> None:
         (pa.array([[1, 2], None]), "'NoneType' object has no attribute 'shape'"),
     ],
 )
-def test_what_keeps_shards_from_being_read(column: pa.Array, words: str, tmp_path: Path) -> None:
+def test_columns_that_petastorm_cannot_open(column: pa.Array, words: str, tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": column}), tmp_path / "x.parquet")
     built(str(tmp_path / "x.parquet"), tmp_path / "out", shards=1, shard_format="parquet")
     with pytest.raises(AssertionError, match=words):

@@ -31,13 +31,13 @@ def framed(payloads: list[bytes]) -> pa.LargeBinaryArray:
     return frame_records(pa.array(payloads, pa.large_binary()))
 
 
-def test_bytes_are_those_that_tensorflow_writes() -> None:
+def test_bytes_equal_those_of_tensorflow() -> None:
     assert b"".join(framed(PAYLOADS).to_pylist()) == GOLDEN
     assert [payload for _, payload in iterate_records(GOLDEN, "x")] == PAYLOADS
 
 
 @given(st.lists(st.binary(max_size=40), max_size=8) | st.lists(st.binary(min_size=9, max_size=9), max_size=8))
-def test_records_come_back_with_their_offsets(payloads: list[bytes]) -> None:
+def test_records_are_read_with_their_offsets(payloads: list[bytes]) -> None:
     frames = framed(payloads)
     data = (frames.buffers()[2] or pa.py_buffer(b"")).to_pybytes()
     assert data == b"".join(frames.to_pylist())
@@ -49,7 +49,7 @@ def test_records_come_back_with_their_offsets(payloads: list[bytes]) -> None:
     assert len(data) == sum(len(p) + HEADER_BYTES + FOOTER_BYTES for p in payloads)
 
 
-def test_a_slice_is_framed_as_the_records_it_shows() -> None:
+def test_a_slice_is_framed_like_its_records() -> None:
     payloads = pa.array([b"aa", b"bb", b"cc", b"d"], pa.large_binary())
     for start, length in [(1, 2), (2, 2), (1, 0)]:
         part = frame_records(payloads.slice(start, length))
@@ -75,7 +75,7 @@ def test_every_truncation_is_found(length: int) -> None:
 
 
 @pytest.mark.parametrize("compression", ["none", "gzip", "zlib"])
-def test_compression_is_undone_and_holds_no_time(compression: str) -> None:
+def test_compression_is_reversible_and_holds_no_timestamp(compression: str) -> None:
     data = compress(GOLDEN * 9, compression)
     assert decompress(bytes(data), compression) == GOLDEN * 9
     assert data == compress(GOLDEN * 9, compression)

@@ -1,4 +1,4 @@
-"""Scanning damaged TFRecord files: intact records are told from others, and single flipped bits turned back."""
+"""Scanning damaged TFRecord files finds the intact records, and repairs single flipped bits."""
 
 import random
 from itertools import pairwise
@@ -52,7 +52,7 @@ def test_one_damaged_byte_damages_its_record_and_no_other(messages: list[bytes],
 
 
 @given(messages=MESSAGES, cut=st.floats(0, 1, exclude_max=True))
-def test_what_was_cut_off_is_missed_and_what_was_not_is_intact(messages: list[bytes], cut: float) -> None:
+def test_a_truncation_damages_only_what_was_cut_off(messages: list[bytes], cut: float) -> None:
     data, bounds = framed(messages)
     size = int(cut * len(data))
     whole = sum(stop <= size for _, stop in bounds)
@@ -63,7 +63,7 @@ def test_what_was_cut_off_is_missed_and_what_was_not_is_intact(messages: list[by
 
 
 @given(messages=MESSAGES, flips=st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 7)), max_size=4))
-def test_one_flipped_bit_a_record_is_turned_back(messages: list[bytes], flips: list[tuple[float, int]]) -> None:
+def test_one_flipped_bit_per_record_is_repaired(messages: list[bytes], flips: list[tuple[float, int]]) -> None:
     data, bounds = framed(messages)
     wounded = bytearray(data)
     hit = set()
@@ -84,9 +84,7 @@ def test_a_flipped_bit_is_found_in_a_long_record() -> None:
 
 
 @pytest.mark.parametrize("block", [13, 64, 1 << 20])
-def test_the_next_frame_is_found_over_the_edges_of_what_is_searched_at_once(
-    monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
+def test_the_next_frame_is_found_across_search_blocks(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
     monkeypatch.setattr(scan, "_SEARCH_BYTES", block)
     data, bounds = framed([bytes([i]) * (37 * i) for i in range(1, 9)])
     wounded = bytearray(data)

@@ -1,4 +1,4 @@
-"""Messages in pieces, framed: the same bytes as the messages whole."""
+"""Framing messages in pieces gives the bytes of framing them whole."""
 
 import pyarrow as pa
 import pytest
@@ -39,7 +39,7 @@ def test_pieces_make_the_frames_of_whole_messages(
     assert framed.lengths.tolist() == list(map(len, whole))
 
 
-def test_large_values_are_framed_and_found_again() -> None:
+def test_large_values_are_framed_and_read_back() -> None:
     images = [bytes([i]) * (5000 * i) for i in range(4)]
     batch = pa.record_batch({"image": pa.array(images, pa.binary()), "n": pa.array(range(4))})
     framed = frame_pieces(encode_pieces(batch, Schema.from_arrow(batch.schema, None)))

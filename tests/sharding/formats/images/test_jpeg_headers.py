@@ -1,4 +1,4 @@
-"""Sizes of many JPEG files at once: those that are given are right, and those of plain files are given."""
+"""Sizes of many JPEG files at once: usual files are known, and every known size is right."""
 
 from io import BytesIO
 
@@ -26,16 +26,14 @@ def sizes(files: list[bytes]) -> list[tuple[int, int] | None]:
     return [tuple(size) if sure else None for size, sure in zip(found.tolist(), known.tolist(), strict=True)]
 
 
-def test_plain_files_are_known_between_others() -> None:
+def test_usual_files_are_known_among_others() -> None:
     files = [PLAIN[0], b"", b"\xff\xd8", PLAIN[1], PLAIN[0][:-1], b"GIF89a......................", PLAIN[2]]
     assert sizes(files) == [(5, 3), None, None, (7, 300), None, None, (400, 70)]
     assert sizes([]) == []
 
 
 @given(which=st.integers(0, 2), at=st.integers(0, 800), byte=st.integers(0, 255), end=st.integers(0, 3000))
-def test_of_damaged_files_nothing_is_said_that_a_look_at_one_does_not_say(
-    which: int, at: int, byte: int, end: int
-) -> None:
+def test_sizes_of_damaged_files_agree_with_the_single_file_reader(which: int, at: int, byte: int, end: int) -> None:
     data = bytearray(PLAIN[which])
     data[at % len(data)] = byte
     files = [bytes(data), bytes(data[:end]), bytes(data[:end]) + b"\xff\xd9"]

@@ -1,4 +1,4 @@
-"""Sizes of images by their headers, as Pillow gives them."""
+"""Sizes from image headers agree with Pillow, and incomplete files are refused."""
 
 from io import BytesIO
 from typing import Any
@@ -31,14 +31,14 @@ def encoded(form: str, mode: str, size: tuple[int, int], **options: Any) -> byte
 
 @pytest.mark.parametrize(("form", "mode", "options"), MODES)
 @pytest.mark.parametrize("size", [(1, 1), (300, 2), (17, 260)])
-def test_sizes_are_those_that_pillow_finds(form: str, mode: str, options: Any, size: tuple[int, int]) -> None:
+def test_sizes_agree_with_pillow(form: str, mode: str, options: Any, size: tuple[int, int]) -> None:
     data = encoded(form, mode, size, **options)
     assert image_size(data) == size[::-1]
     assert check_image(memoryview(data)) == size[::-1]
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG"])
-def test_plain_files_are_not_given_to_pillow(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usual_files_are_read_without_pillow(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     data = encoded(form, "RGB", (20, 10), **({"exif": Image.Exif()} if form == "JPEG" else {}))
     monkeypatch.setattr(module.Image, "open", None)
     assert check_image(data) == image_size(data) == (10, 20)
@@ -48,7 +48,7 @@ JPEG, PNG = encoded("JPEG", "RGB", (9, 7)), encoded("PNG", "P", (9, 7))
 
 
 @pytest.mark.parametrize("data", [JPEG + b"\0\n", JPEG + b"a film", JPEG[:2] + b"\xff" + JPEG[2:], PNG + b"trailing"])
-def test_what_pillow_forgives_is_forgiven(data: bytes) -> None:
+def test_harmless_faults_are_accepted_as_by_pillow(data: bytes) -> None:
     assert check_image(data) == (7, 9)
 
 
@@ -66,13 +66,13 @@ def test_what_pillow_forgives_is_forgiven(data: bytes) -> None:
         (b"\xff\xd8", "."),
     ],
 )
-def test_what_is_not_whole_is_refused(data: bytes, message: str) -> None:
+def test_incomplete_files_are_refused(data: bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         check_image(data)
 
 
 @given(base=st.sampled_from([JPEG, PNG]), at=st.integers(0, 400), byte=st.integers(0, 255), end=st.integers(0, 2000))
-def test_no_damage_is_a_crash_or_a_size_that_pillow_does_not_find(base: bytes, at: int, byte: int, end: int) -> None:
+def test_damage_never_crashes_nor_gives_another_size_than_pillow(base: bytes, at: int, byte: int, end: int) -> None:
     data = bytearray(base)
     data[at % len(data)] = byte
     data = bytes(data[: max(1, end)])

@@ -37,7 +37,7 @@ def noise(seed: int, height: int, width: int) -> np.ndarray:
 
 
 @given(sizes=st.lists(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), max_size=4), min_size=1, max_size=4))
-def test_merged_statistics_are_those_of_all_pixels(sizes: list[list[tuple[int, int]]]) -> None:
+def test_merged_statistics_equal_those_of_all_pixels(sizes: list[list[tuple[int, int]]]) -> None:
     parts = [[noise(i + h * w, h, w) for i, (h, w) in enumerate(part)] for part in sizes]
     merged = reduce(merge_image_statistics, (of([png(pixels) for pixels in part]) for part in parts))
     every = [pixels for part in parts for pixels in part]
@@ -54,7 +54,7 @@ def test_merged_statistics_are_those_of_all_pixels(sizes: list[list[tuple[int, i
     assert (merged.min_width, merged.max_width) == (min(widths), max(widths))
 
 
-def test_the_sample_is_bounded_and_the_sizes_are_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sample_is_bounded_but_sizes_cover_all_images(monkeypatch: pytest.MonkeyPatch) -> None:
     images = [png(noise(i, 10, 10 + i)) for i in range(8)]
     monkeypatch.setattr(image_statistics, "_PIXELS_A_RECORD", 0)
     monkeypatch.setattr(image_statistics, "_SAMPLE_PIXELS", 100 + 110 + 119)
@@ -79,13 +79,13 @@ GREY = np.full((4, 5), 100, np.uint8)
         png(Image.fromarray(GREY).convert("P"), transparency=b"\0" * 256),
     ],
 )
-def test_pixels_of_any_mode_are_red_green_and_blue(image: bytes) -> None:
+def test_pixels_of_any_mode_count_as_red_green_and_blue(image: bytes) -> None:
     found = of([image])
     assert found.mean == (100.0, 100.0, 100.0)
     assert found.std == (0.0, 0.0, 0.0)
 
 
-def test_what_cannot_be_decoded_is_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undecodable_images_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     good = png(GREY)
     sixteen = png(Image.fromarray(GREY.astype(np.int32)).convert("I;16"))
     damaged = good.replace(b"IDAT", b"IDAX")
@@ -95,7 +95,7 @@ def test_what_cannot_be_decoded_is_not_sampled(monkeypatch: pytest.MonkeyPatch) 
     assert of([good]).sampled == 0
 
 
-def test_features_of_images_have_them_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_image_features_have_image_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     column = pa.array([None, png(GREY), png(GREY)], pa.binary())
     statistics = summarise(column, FEATURE)
     assert (statistics.count, statistics.nulls) == (2, 1)
@@ -105,7 +105,7 @@ def test_features_of_images_have_them_and_no_others(monkeypatch: pytest.MonkeyPa
     assert summarise(column.slice(1, 1), FEATURE).image == of([png(GREY)])
 
 
-def test_from_json_is_the_inverse_of_asdict_and_takes_what_is_older() -> None:
+def test_from_json_inverts_asdict_and_reads_older_entries() -> None:
     for column in ([png(GREY)], []):
         statistics = summarise(pa.array(column, pa.binary()), FEATURE)
         value = json.loads(json.dumps(asdict(statistics)))
