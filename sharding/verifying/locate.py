@@ -16,7 +16,7 @@ from ..common.checksums import checksum
 from ..dataset.damage import Damage, content_problem, first_difference, kind_of_size, runs, runs_text
 from ..dataset.manifest import Manifest, ShardInfo
 from ..dataset.shard_index import Index, frame_bounds, read_index, rebuild_index
-from ..formats.parquet import RowGroup, read_parquet, scan_row_groups, write_parquet
+from ..formats.parquet import RowGroup, read_parquet, row_group_sizes, scan_row_groups, write_parquet
 from ..formats.tfrecord import compress
 from ..formats.tfrecord_scan import scan_frames
 from ..messages import counted, some_of
@@ -156,7 +156,9 @@ def reencode_shard(data: pa.Buffer | memoryview, manifest: Manifest, shard: Shar
     if manifest.shard_format == "parquet":
         try:
             (rows,) = read_parquet(data).combine_chunks().to_batches()
-            encoded_file = write_parquet(manifest.schema.conform(rows), manifest.compression, row_group_rows(data))
+            encoded_file = write_parquet(
+                manifest.schema.conform(rows), manifest.compression, next(iter(row_group_sizes(data)), 1)
+            )
             encoded = memoryview(encoded_file)
         except Exception:  # on a wrong footer, readers raise anything
             return None

@@ -75,7 +75,7 @@ def check_features(fields: Sequence[pa.Field]) -> None:
     also = others and f" (nor those of {others})"
     raise SourceError(
         f"column {odd[0].name!r} has type {odd[0].type}, which no feature can hold{also}; "
-        "leave it out by the first --drop-columns or --select, give it a type with --cast (decimals, nulls) or with "
+        "leave it out with the first --drop-columns or --select, give it a type with --cast (decimals, nulls) or with "
         "--schema (also lists of lists of one shape), or convert it to numbers, strings, bytes or lists of them first"
     )
 

@@ -91,7 +91,7 @@ def test_arguments_that_would_overrun_memory_are_refused() -> None:
         kernels.read_files([b"/dev/\0null"], offsets, data)
     with pytest.raises(ValueError, match="contiguous"):
         kernels.frame_rows(np.empty((4, 40), np.uint8)[:, :20])
-    with pytest.raises(ValueError, match="a frame has 16 bytes at least, got 15"):
+    with pytest.raises(ValueError, match="a frame has at least 16 bytes, got 15"):
         kernels.frame_rows(np.empty((4, 15), np.uint8))
     with pytest.raises(ValueError, match="a frame has 16 bytes at least, got -1"):
         kernels.first_bad_frame(np.empty(40, np.uint8), np.array([20, 19]))

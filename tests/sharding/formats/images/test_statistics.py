@@ -56,7 +56,7 @@ def test_merged_statistics_equal_those_of_all_pixels(sizes: list[list[tuple[int,
 
 def test_the_sample_is_bounded_but_sizes_cover_all_images(monkeypatch: pytest.MonkeyPatch) -> None:
     images = [png(noise(i, 10, 10 + i)) for i in range(8)]
-    monkeypatch.setattr(image_statistics, "_PIXELS_A_RECORD", 0)
+    monkeypatch.setattr(image_statistics, "_PIXELS_PER_RECORD", 0)
     monkeypatch.setattr(image_statistics, "_SAMPLE_PIXELS", 100 + 110 + 119)
     found = of(images)
     assert (found.sampled, found.pixels, found.images, found.max_width) == (2, 210, 8, 17)
