@@ -1,4 +1,4 @@
-"""A manifest in, batches out: which sample goes to which rank at which step, and how its bytes get there."""
+"""Reads batches from shards: which sample goes to which rank at which step, and how its bytes get there."""
 
 from .deliver.example_parsing import parse_batch
 from .deliver.to_numpy import Ragged

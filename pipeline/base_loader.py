@@ -294,7 +294,7 @@ class BaseLoader(ABC):
         Raises:
             ConfigError: the state is of another dataset, or of options that give other batches.
         """
-        mapping("a state", state, "what `state` told")
+        mapping("a state", state, "what `state` returned")
         epoch: Any = state.get("epoch", 0)
         step: Any = state.get("step")
         own = self._state(self._checked(epoch)[0])

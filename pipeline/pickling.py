@@ -1,7 +1,4 @@
-"""Loaders in other processes: pickled as the arguments that make them.
-
-Threads, caches and clients of stores are made anew on the other side.
-"""
+"""Pickles loaders as the arguments that make them; the other process makes its own threads, caches and clients."""
 
 from __future__ import annotations
 
@@ -16,21 +13,21 @@ T = TypeVar("T")
 
 
 def remake(kind: type[T], arguments: Mapping[str, Any], identity: object) -> T:
-    """The same loader or mixture, in another process.
+    """Make a loader or mixture again in another process.
 
     Args:
-        kind: of the two, or a class that takes the same arguments.
-        arguments: that it was made of.
-        identity: the attribute `identity` of the one that was pickled.
+        kind: `Loader`, `Mixture` or a subclass that takes the same arguments.
+        arguments: keyword arguments of the pickled one.
+        identity: its attribute `identity`.
 
     Raises:
-        RingfeedError: it can not be made here.
-        DatasetError: its batches would be others.
+        RingfeedError: it cannot be made here.
+        DatasetError: its batches would differ.
     """
     made = kind(**arguments)
     if made.identity != identity:  # type: ignore[attr-defined]
         raise DatasetError(
             f"the {kind.__name__.lower()} cannot be made again as it was pickled: its dataset was rewritten since, and "
-            "its batches would be others; make and pickle it anew"
+            "its batches would differ; make and pickle it anew"
         )
     return made

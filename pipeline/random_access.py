@@ -1,6 +1,6 @@
-"""Single records by their number: random access, for looking at data and for evaluation, not for training at speed.
+"""Random access to single records by number: for looking at data and for evaluation, too slow for training.
 
-The whole shard of a record is brought in, as the streams bring it; the last few are kept.
+Fetches the whole shard of a record, as streams do, and keeps the last few.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from .streams.shard_fetcher import ShardFetcher
 
 __all__ = ["RandomAccess"]
 
-_KEPT = 4  # shards
+_KEPT_SHARDS = 4
 
 
 class RandomAccess:
-    """The records of a split, numbered in the order of the dataset. Any thread may ask.
+    """The records of a split, numbered in the order of the dataset. Thread-safe.
 
     Args:
-        shards: of the split.
-        schema: of the features wanted.
-        layout: of the records of TFRecord shards, if they share one.
+        shards: the shards of the split.
+        schema: the features to deliver.
+        layout: layout of the records of TFRecord shards, if they share one.
         fill: see `Loader`.
-        labels: that are not read from shards, or None.
+        labels: labels that are not read from shards, or None.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class RandomAccess:
         """One record, and its class.
 
         Args:
-            index: of the record.
-            make_fetcher: of the split's shards, with its threads; called where the shard is not at hand.
+            index: number of the record.
+            make_fetcher: makes a fetcher for the split's shards, if the record's shard is not in memory.
 
         Raises:
             IndexError: there is no such record.
@@ -105,12 +105,12 @@ class RandomAccess:
                 finally:
                     fetcher.close()
             self._kept.move_to_end(number)
-            while len(self._kept) > _KEPT:
+            while len(self._kept) > _KEPT_SHARDS:
                 self._kept.popitem(last=False)
             return shard
 
     def _restored(self, value: Any, feature: Feature) -> Any:
-        """The value in the feature's dtype and shape; one that is missing is filled in."""
+        """The value in the feature's dtype and shape, or the fill for a missing one."""
         if value is None:
             value = [fill_value(feature, self._fill)] * (feature.elements or 0)
         if not feature.numeric and len(feature.shape) == 0:

@@ -1,4 +1,4 @@
-"""Where a loader stands, as JSON, and whether another one goes on from there with the same batches."""
+"""Checks that a loader's state, which came from JSON, leads to the same batches in another loader."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ __all__ = ["check_state", "shares_digest"]
 
 
 def shares_digest(*weights: npt.NDArray[np.float64] | None) -> str | None:
-    """What tells the shares of an epoch, or of several, from others; None for the natural mix."""
+    """A digest of the class shares of one epoch or several; None for the natural mix."""
     if all(each is None for each in weights):
         return None
     return xxhash.xxh3_64_hexdigest(b"".join(b"natural" if each is None else each.tobytes() for each in weights))
 
 
 def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], what: str = "") -> None:
-    """Hold a state against that which a loader would give at the same place.
+    """Compare a state with the one that a loader has at the same epoch and step.
 
     Args:
-        state: as it came out of JSON.
-        expected: of the loader, for the same epoch and step.
-        what: the name of the dataset, with a dot, in a mixture.
+        state: the state, parsed from JSON.
+        expected: the loader's own state.
+        what: in a mixture, the name of the dataset and a dot.
 
     Raises:
-        ConfigError: the batches to come are not those that would have come; names what is different.
+        ConfigError: the loader would give other batches; the message names the difference.
     """
     lacking = [name for name in expected if name not in state]
     if lacking:
-        raise ConfigError(f"this is no state of such a loader: it has no {what}{lacking[0]}")
+        raise ConfigError(f"this is not the state of a loader: it has no {what}{lacking[0]}")
     for name, own in expected.items():
         kept = state[name]
         if name == "datasets" and isinstance(kept, Mapping) and kept.keys() == own.keys():
             for dataset in own:
                 check_state(
-                    mapping(f"datasets.{dataset} of a state", kept[dataset], "what `state` told"),
+                    mapping(f"datasets.{dataset} of a state", kept[dataset], "what `state` returned"),
                     own[dataset],
                     f"{dataset}.",
                 )
@@ -54,5 +54,5 @@ def check_state(state: Mapping[str, Any], expected: Mapping[str, Any], what: str
         elif kept != own:
             raise ConfigError(
                 f"the state is of {what}{name}={json.dumps(kept)}, this loader has {json.dumps(own)}: "
-                "its batches are others"
+                "its batches would differ"
             )

@@ -1,3 +1,3 @@
-"""From columns to the batches a program trains on: `tf.data` or NumPy."""
+"""Turn gathered columns into the batches that a program trains on: `tf.data` or NumPy."""
 
 __all__: list[str] = []

@@ -1,4 +1,4 @@
-"""Work done ahead of its consumer in a background thread, up to a number of bytes."""
+"""Makes items ahead of their consumer in a background thread, up to a limit in bytes."""
 
 from __future__ import annotations
 
@@ -13,30 +13,31 @@ from ..fetch.threads import in_loader_thread, start_thread
 __all__ = ["prefetch"]
 
 T = TypeVar("T")
-_IDLE_SECONDS = 0.05  # that the thread waits for room: to start another takes 0.2 ms
-_PATIENCE_SECONDS = 5.0  # for the item at hand, where the iterator is closed
+_IDLE_SECONDS = 0.05  # that the thread waits for room before it ends; starting another takes 0.2 ms
+_JOIN_SECONDS = 5.0  # that closing waits for the item in progress
 
 
 def prefetch(
     items: Generator[T, None, None], size: Callable[[T], int], limit_bytes: int, queued: Callable[[int], None]
 ) -> Generator[T, None, None]:
-    """The same items, made in a background thread while the consumer works on those before.
+    """The same items, made in a background thread while the consumer works on earlier ones.
 
-    The thread makes items until they hold `limit_bytes` together, at least one, and ends its turn soon after: it waits
-    for the consumer for a moment alone, so that it holds up no program that ends. Once the main thread has ended, it
-    makes no more than is asked for. Once the iterator has ended, raised, been closed or been let go of, its thread has
-    ended and `items` is closed, or will be when the item at hand is made, if that takes long; in a process that was
-    forked meanwhile, where there is no such thread, nothing is.
+    The thread makes items until `limit_bytes` are ready, at least one item, waits for room for a moment, and ends. The
+    next item taken starts another thread if there is room again. So a thread never keeps a program from exiting. Once
+    the main thread has ended, items are made only as they are asked for.
+
+    When the iterator ends, raises, is closed or is garbage-collected, its thread ends and `items` is closed: at once,
+    or as soon as an item that takes long is made. In a forked process, which has no such thread, nothing is closed.
 
     Args:
-        items: run in the thread, from the first item asked for on.
-        size: of an item, in bytes.
-        limit_bytes: that may be ready and not yet taken; 0 for no thread at all.
-        queued: told each change of the number of items that are ready.
+        items: the items, made in the thread from the first one asked for on.
+        size: the bytes of an item.
+        limit_bytes: limit of the items that are ready but not yet taken; 0 for no thread.
+        queued: called with each change of the number of ready items.
 
     Raises:
-        Exception: whatever `items` raises, after the items before.
-        RingfeedError: the system starts no thread.
+        Exception: whatever `items` raises, after the items before it.
+        RingfeedError: the system cannot start a thread.
     """
     if limit_bytes <= 0:
         yield from items
@@ -44,17 +45,17 @@ def prefetch(
     process = os.getpid()
     ahead = _Ahead(items, size, limit_bytes, queued)
     try:
-        ahead.begin_turn()
+        ahead.start_filling()
         while (item := ahead.take()) is not None:
-            ahead.begin_turn()
+            ahead.start_filling()
             yield item[0]
     finally:
-        if os.getpid() == process:  # in a fork, `items` may run and locks be held, for ever
+        if os.getpid() == process:  # in a fork, `items` may be running and locks held for ever
             ahead.stop()
 
 
 class _Ahead(Generic[T]):
-    """The items that are ready; one thread fills, one takes."""
+    """The ready items. One thread fills them, one takes them."""
 
     def __init__(
         self,
@@ -69,7 +70,9 @@ class _Ahead(Generic[T]):
         self._queued = queued
         self._ready: deque[tuple[T, int]] = deque()
         self._held_bytes = 0
-        self._lock = threading.RLock()  # entered itself: an interrupt amid the condition's `__enter__` leaves it taken
+        self._lock = (
+            threading.RLock()
+        )  # not entered through the condition: an interrupt in its `__enter__` would leave the lock taken
         self._changed = threading.Condition(self._lock)
         self._thread: threading.Thread | None = None
         self._filling = False
@@ -77,9 +80,9 @@ class _Ahead(Generic[T]):
         self._error: BaseException | None = None
 
     def fill(self) -> None:
-        """One turn of the thread: until the limit is reached, or the items end or fail."""
+        """Make items until the limit is reached, or they end or fail: the work of one thread."""
         try:
-            while self._goes_on():
+            while self._may_continue():
                 item = next(self._items)
                 amount = self._size(item)
                 with self._lock:
@@ -89,10 +92,10 @@ class _Ahead(Generic[T]):
                 self._queued(1)
         except StopIteration:
             self._end(None)
-        except BaseException as error:  # raised again where the items are taken
+        except BaseException as error:  # `take` raises it
             self._end(error)
 
-    def _goes_on(self) -> bool:
+    def _may_continue(self) -> bool:
         with self._lock:
             self._changed.wait_for(lambda: self._ended or self._has_room(), _IDLE_SECONDS)
             self._filling = not self._ended and self._has_room()
@@ -122,18 +125,18 @@ class _Ahead(Generic[T]):
         self._queued(-1)
         return (item,)
 
-    def begin_turn(self) -> None:
-        """Have the thread work, if there is room again and it does not."""
+    def start_filling(self) -> None:
+        """Start a thread if there is room and none is running."""
         with self._lock:
-            begins = not (self._filling or self._ended) and self._has_room()
-            self._filling = self._filling or begins
-        if begins:
+            starts = not (self._filling or self._ended) and self._has_room()
+            self._filling = self._filling or starts
+        if starts:
             if self._thread is not None:
-                self._thread.join()  # at the end of its turn
+                self._thread.join()  # about to end
             self._thread = start_thread(self.fill, "prefetch")
 
     def stop(self) -> None:
-        """Make no other item, and let go of all."""
+        """Make no more items, and drop those that are ready."""
         with self._lock:
             self._ended = True
             self._changed.notify()
@@ -143,10 +146,10 @@ class _Ahead(Generic[T]):
         self._ready.clear()
 
     def _has_joined(self) -> bool:
-        """Whether the thread has ended; else it does so, and lets go of the items, once it has made the one at hand.
+        """Whether the thread has ended. If not, it ends, and drops its items, after the item in progress.
 
-        The garbage collector may close the iterator in any thread: in this one, or in one that it waits for.
+        The garbage collector may close the iterator in any thread: the filling thread itself, or one it waits for.
         """
         if self._thread is not None and not in_loader_thread():
-            self._thread.join(_PATIENCE_SECONDS)
+            self._thread.join(_JOIN_SECONDS)
         return self._thread is None or not self._thread.is_alive()

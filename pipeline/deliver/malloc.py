@@ -1,8 +1,8 @@
-"""The C library's allocator, put back to keep memory between batches.
+"""Sets the C library's allocator to keep freed memory between batches.
 
-The first `tf.data` iterator over a Python generator has glibc return whatever is free at the end of a heap beyond
-128 KiB, and nothing adapts any more: each batch then takes its memory anew from the system, page fault by page fault,
-which costs more than all copies of it (TensorFlow 2.21).
+The first `tf.data` iterator over a Python generator makes glibc return all free memory beyond 128 KiB at the end of a
+heap, and stops glibc from adapting that limit. Each batch then gets its memory from the system again, one page fault at
+a time, which costs more than all copies of the batch (TensorFlow 2.21).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ import os
 __all__ = ["keep_freed_memory"]
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt, as <malloc.h> numbers them
-_MMAP_BYTES = 32 << 20  # where glibc's own adapting ends
+_MMAP_BYTES = 32 << 20  # up to which glibc adapts by itself
 _SET_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 
 
 @functools.cache
 def keep_freed_memory() -> bool:
-    """Set the thresholds to where glibc would have taken them by itself, the highest that it adapts to.
+    """Set the thresholds to the highest values that glibc adapts to by itself.
 
-    To be called once the first generator runs. It does nothing where the user has set them, or with another C library.
+    Call it once the first generator runs. It does nothing where the user has set them, or with another C library.
 
     Returns:
         Whether they were set.

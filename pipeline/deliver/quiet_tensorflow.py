@@ -1,4 +1,4 @@
-"""TensorFlow without its chatter on standard error, for the command line."""
+"""Keeps TensorFlow's start-up messages off standard error, for the command line."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _NOISE = re.compile(rb"(I\d{4} |WARNING: All log messages before absl|To enable 
 
 @contextmanager
 def quiet_tensorflow() -> Iterator[None]:
-    """Hold back what TensorFlow's C++ code says while it is imported, unless it is a warning or worse.
+    """Suppress what TensorFlow's C++ code logs below a warning while it is imported in the body.
 
-    TensorFlow 2.21 writes two information lines before it reads TF_CPP_MIN_LOG_LEVEL. A user who sets that variable
-    to 0 sees everything.
+    TensorFlow 2.21 writes two lines before it reads TF_CPP_MIN_LOG_LEVEL. A user who sets that variable to 0 sees
+    everything.
     """
     if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") == "0":
         yield

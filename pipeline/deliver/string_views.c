@@ -1,8 +1,7 @@
-/* A TensorFlow operation: values that lie in memory, copied into a tensor of strings, with no lock of Python's held.
+/* A TensorFlow operation that copies values in memory into a tensor of strings, without Python's lock.
  *
- * TensorFlow's C API is looked up in the process that loads this, as `tf.load_op_library` does: nothing of TensorFlow is
- * needed to compile it, and it fits every version that has these functions. Without one of them no operation is
- * registered.
+ * It looks TensorFlow's C API up in the process that loads it with `tf.load_op_library`. So it compiles without
+ * TensorFlow, and works with every version that has these functions. If one is missing, it registers no operation.
  */
 
 #include <dlfcn.h>
@@ -13,7 +12,7 @@ enum { TF_STRING = 7, TF_OK = 0, TF_INVALID_ARGUMENT = 3, STRING_BYTES = 24, MOS
 
 typedef struct Opaque Opaque;
 
-/* As tensorflow/c/{c_api,kernels,ops,tf_status,tf_tensor,tf_tstring}.h declare them. */
+/* Declared as in tensorflow/c/{c_api,kernels,ops,tf_status,tf_tensor,tf_tstring}.h. */
 #define FUNCTIONS(F)                                                                                                   \
     F(Opaque *, TF_NewStatus, (void))                                                                                  \
     F(void, TF_DeleteStatus, (Opaque * status))                                                                        \
@@ -106,7 +105,7 @@ __attribute__((constructor)) static void register_operation(void)
     TF_OpDefinitionBuilderAddInput(operation, "addresses: int64");
     TF_OpDefinitionBuilderAddInput(operation, "lengths: int64");
     TF_OpDefinitionBuilderAddOutput(operation, "values: string");
-    TF_OpDefinitionBuilderSetIsStateful(operation, 1); /* what lies at an address changes: nothing may be kept for it */
+    TF_OpDefinitionBuilderSetIsStateful(operation, 1); /* the memory at an address changes: results must not be cached */
     TF_OpDefinitionBuilderSetShapeInferenceFunction(operation, TF_ShapeInferenceContextSetUnknownShape);
     TF_RegisterOpDefinition(operation, status);
     if (TF_GetCode(status) == TF_OK)

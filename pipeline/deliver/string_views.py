@@ -1,6 +1,7 @@
-"""Values that lie in memory, copied into TensorFlow's strings by an operation of its own, compiled from string_views.c.
+"""Copies values in memory into TensorFlow strings, by an operation compiled from string_views.c.
 
-It holds no lock of Python's. To make `bytes` of each value and have TensorFlow copy that holds the lock for two copies.
+The operation runs without Python's lock. Making a `bytes` object of each value, for TensorFlow to copy, would hold the
+lock for both copies.
 """
 
 from __future__ import annotations
@@ -27,24 +28,30 @@ Int64 = npt.NDArray[np.int64]
 
 @functools.cache
 def copy_views_operation() -> Copy | None:
-    """The operation; None where the package was installed without a C compiler.
+    """The operation, or None if the package was installed without a C compiler.
 
-    It takes addresses and lengths, int64 tensors of one shape, and gives a tf.string of that shape. What lies there has
-    to stay until it has run.
+    It takes addresses and lengths, int64 tensors of one shape, and returns a tf.string of that shape. The memory must
+    not change until it has run.
     """
-    found = find_spec(_MODULE, __package__)
-    if found is None or found.origin is None:
+    library_spec = find_spec(_MODULE, __package__)
+    if library_spec is None or library_spec.origin is None:
         return None
     try:
-        library = tf.load_op_library(found.origin)
-    except (OSError, tf.errors.OpError):  # of another machine's C library
+        library = tf.load_op_library(library_spec.origin)
+    except (OSError, tf.errors.OpError):  # built for another machine's C library
         return None
     operation: Copy | None = getattr(library, "ringfeed_copy_views", None)
     return operation
 
 
 def locate_views(values: Any, *, before: int = 0, after: int = 0) -> tuple[Int64, Int64]:
-    """Address and length of each value of an Arrow binary view, but for so many bytes at both ends of each."""
+    """Address and length of each value of an Arrow binary view array, without its first and last bytes.
+
+    Args:
+        values: the array.
+        before: bytes to skip at the start of each value.
+        after: bytes to leave out at its end.
+    """
     _, views, *data = values.buffers()
     cells = views_of(values)
     bases = np.array([buffer.address for buffer in data], np.int64)

@@ -1,4 +1,4 @@
-"""Batches as NumPy arrays, with no TensorFlow: the same samples, values and dtypes as those of `Loader.epoch`."""
+"""Batches as NumPy arrays, without TensorFlow: the samples, values and dtypes of `Loader.epoch`."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Ragged(NamedTuple):
     """Rows of variable length, end to end, as `tf.RaggedTensor` holds them.
 
     Attributes:
-        values: of all rows, [sum(row_lengths)].
-        row_lengths: values in each row, int64 [rows].
+        values: values of all rows, [sum(row_lengths)].
+        row_lengths: number of values in each row, int64 [rows].
 
     >>> [row.tolist() for row in Ragged(np.array([1, 2, 3]), np.array([2, 0, 1])).rows()]
     [[1, 2], [], [3]]
@@ -58,18 +58,18 @@ def iterate_numpy(
     counters: Counters,
     prefetch_bytes: int,
 ) -> Generator[NumpyBatch, None, None]:
-    """The batches of chunks, which are gathered and decoded ahead in a background thread.
+    """The batches of chunks, which a background thread gathers and decodes ahead.
 
     Args:
-        chunks: of steps; see `Loader.chunks`.
-        stored: the schema of the dataset.
-        schema: of the features wanted.
-        fill: what stands for missing values.
-        counters: of the loader.
-        prefetch_bytes: that may be ready and not yet taken; 0 for no thread.
+        chunks: chunks of steps; see `Loader.chunks`.
+        stored: schema of the dataset.
+        schema: the features to deliver.
+        fill: value for missing values, by feature.
+        counters: the loader's counters.
+        prefetch_bytes: limit of the chunks that wait to be taken; 0 for no thread.
 
     Raises:
-        RingfeedError: this process was forked from the one that the iterator was begun in.
+        RingfeedError: the iterator was started before this process was forked.
     """
     process = os.getpid()
 
@@ -90,19 +90,19 @@ def iterate_numpy(
             yield batch
             if os.getpid() != process:
                 raise RingfeedError(
-                    "this iterator was begun in the process that this one was forked from, and its threads are not "
-                    "there in it; make one here: loader.numpy_epoch(epoch, start_step)"
+                    "this iterator was begun in the process that this one was forked from, and its threads do not run "
+                    "in a fork; make one here: loader.numpy_epoch(epoch, start_step)"
                 )
 
 
 def _decode_messages(columns: Columns, stored: Schema, schema: Schema, fill: Mapping[str, Any]) -> Columns:
-    """The features of gathered TFRecord frames that share no layout; other columns stay as they are.
+    """Decode the column `EXAMPLES`, if there is one, into features; other columns stay as they are.
 
     Args:
-        columns: with `EXAMPLES`, or without: then there is nothing to do.
-        stored: the schema of the dataset, in whose order the records hold their features.
-        schema: of the features wanted.
-        fill: what stands for missing values.
+        columns: gathered columns.
+        stored: schema of the dataset, in whose order the records hold their features.
+        schema: the features to decode.
+        fill: value for missing values, by feature.
     """
     if EXAMPLES not in columns:
         return columns
@@ -119,14 +119,13 @@ def _batches(columns: Columns, steps: int, schema: Schema) -> Iterator[NumpyBatc
     """The batches of a chunk.
 
     Args:
-        columns: of ``steps * batch`` rows, step after step; decoded.
-        steps: in the chunk.
-        schema: of the features in it.
+        columns: decoded columns of ``steps * batch`` rows, step after step.
+        steps: steps in the chunk.
+        schema: the features in it.
 
     Yields:
-        By feature: numbers as arrays [batch, *shape] of the feature's dtype, which are the caller's own to write to;
-        strings and bytes as arrays of `bytes` objects, as TensorFlow's tensors give them; features of variable length
-        as `Ragged`.
+        By feature: numbers as writable arrays [batch, *shape] of the feature's dtype; strings and bytes as arrays of
+        `bytes` objects, as from TensorFlow's tensors; features of variable length as `Ragged`.
     """
     rows = len(next(iter(columns.values()))) // steps
     for step in range(steps):
@@ -138,7 +137,7 @@ def _batches(columns: Columns, steps: int, schema: Schema) -> Iterator[NumpyBatc
 
 
 def _columns_bytes(columns: Columns) -> int:
-    """Bytes that the columns hold in memory."""
+    """Size of the columns in memory."""
     return sum(int(values.nbytes) for values in columns.values())
 
 
@@ -164,5 +163,5 @@ def _objects(values: Sequence[bytes]) -> Array:
 
 
 def _writable(values: Array) -> Array:
-    """Arrow's memory is read-only, which `torch.from_numpy` warns of."""
+    """The values, copied if they are Arrow's, whose memory is read-only: `torch.from_numpy` warns about that."""
     return values if values.flags.writeable else values.copy()

@@ -1,4 +1,4 @@
-"""Functions of the user, or of this package, on each batch of an epoch, in TensorFlow graph operations."""
+"""Applies functions to the batches of an epoch in a TensorFlow graph: the user's, or those of this package."""
 
 from __future__ import annotations
 
@@ -16,57 +16,60 @@ if TYPE_CHECKING:
 __all__ = ["GraphTransform", "Transform", "add_features", "apply_transform", "require_feature"]
 
 Transform: TypeAlias = Callable[[Any], Any]
-_NO_ELEMENT = ("Unsupported return value from function", "Length for attr 'output_")  # as TensorFlow says it
+_NO_ELEMENT = ("Unsupported return value from function", "Length for attr 'output_")  # in TensorFlow's messages
 
 
 def require_feature(element: Mapping[str, Any], name: str) -> None:
-    """Hold an element against a feature that a transform needs.
+    """Check that an element has a feature.
 
     Raises:
-        ConfigError: it has none of such a name.
+        ConfigError: it has not.
     """
     if name not in element:
         raise ConfigError(f"the element has no feature {name!r}; it has: {', '.join(sorted(element))}")
 
 
 def add_features(element: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """An element with more entries.
+    """An element with new features.
 
     Raises:
-        ConfigError: it has one of such a name, which would be lost.
+        ConfigError: it already has a feature of that name.
     """
     for name in new:
         if name in element:
-            raise ConfigError(f"the element has a feature {name!r} already, which is to be added; rename that one")
+            raise ConfigError(f"the element already has a feature {name!r}, which this transform adds; rename it")
     return {**element, **new}
 
 
 class GraphTransform(ABC):
-    """A function of an element that is TensorFlow operations as it stands: AutoGraph does not rewrite it.
+    """A function of an element in plain TensorFlow operations, which AutoGraph leaves as they are.
 
-    So errors about its arguments reach the user as they were raised.
+    So errors about its arguments reach the user unchanged.
     """
 
-    __slots__ = ("__weakref__",)  # which tf.function needs
+    __slots__ = ("__weakref__",)  # tf.function needs it
 
     @abstractmethod
     def __call__(self, element: Mapping[str, Any]) -> dict[str, Any]:
-        """The element, changed."""
+        """Return the element changed."""
 
 
 def apply_transform(
     dataset: tf.data.Dataset, transform: Transform | Sequence[Transform], num_parallel_calls: int | None
 ) -> tuple[tf.data.Dataset, list[Transform]]:
-    """Map a dataset of batches, in order, several batches at a time; and the functions, one by one.
+    """Map a dataset of batches in order, several batches at a time.
 
     Args:
-        dataset: of a loader.
-        transform: of one element, whole; or several functions, each given what the one before returned.
-        num_parallel_calls: batches worked on at a time; by default one for each core of this process. Under
-            `tf.config.experimental.enable_op_determinism` give 1: tf.data works on one whatever is asked for.
+        dataset: the batches of a loader.
+        transform: a function of one element, or several; each receives what the one before returned.
+        num_parallel_calls: batches to work on at a time; default: one for each core of this process. Under
+            `tf.config.experimental.enable_op_determinism` give 1: tf.data works on one at a time in any case.
+
+    Returns:
+        The mapped dataset, and the list of functions.
 
     Raises:
-        ConfigError: `num_parallel_calls` is less than 1, or what is given is no function, or returns no element.
+        ConfigError: `num_parallel_calls` is less than 1, or `transform` is no function or returns no element.
     """
     import tensorflow as tf
 

@@ -1,6 +1,6 @@
-"""Which record it is that a transform fails on, such as an image that cannot be decoded: found once it has failed.
+"""Finds the record that a transform failed on, such as an image that cannot be decoded.
 
-TensorFlow's own error names an operation. As long as all goes well, what is here does no more than to count batches.
+TensorFlow's own error only names an operation. As long as nothing fails, this merely counts batches.
 """
 
 from __future__ import annotations
@@ -23,30 +23,30 @@ from .images import ImageTransform
 
 __all__ = ["FailedBatch", "explain_failures"]
 
-_NOT_SAID = re.compile(r"^\{\{.*?\}\} | \[Op:.*$|\s*\[\[.*$", re.DOTALL)  # of TensorFlow's text: where in its graph
+_GRAPH_NODES = re.compile(r"^\{\{.*?\}\} | \[Op:.*$|\s*\[\[.*$", re.DOTALL)  # in TensorFlow's messages
 
 
 def explain_failures(
     dataset: tf.data.Dataset, first: int, stop: int, explain: Callable[[int], Exception]
 ) -> tf.data.Dataset:
-    """The same batches; in the place of one that fails comes the error that explains it.
+    """The same batches, with an explained error in place of the first one that fails.
 
-    Batches are numbered by zipping, which counts those that fail, too. These are then left out, so the next one has not
-    the number that it should.
+    Batches are numbered by zipping, which also counts failed ones. These are then left out, so that the batch after a
+    failed one has a number too high.
 
     Args:
-        dataset: of the batches of the steps ``[first, stop)``.
-        first: step.
-        stop: of the steps.
-        explain: makes the error of a step that failed. TensorFlow never lets go of it.
+        dataset: the batches of steps ``[first, stop)``.
+        first: first step.
+        stop: end of the steps.
+        explain: makes the error for a step that failed. TensorFlow never frees it.
     """
     try:
-        nothing = tf.nest.map_structure(_nothing, dataset.element_spec)
+        filler = tf.nest.map_structure(_filler, dataset.element_spec)
     except TypeError:
         return dataset
     steps = tf.data.Dataset.range(first, stop)
-    end = tf.data.Dataset.from_tensors((tf.constant(-1, tf.int64), nothing))  # so that the last ones may fail, too
-    came = tf.data.Dataset.zip(steps, dataset).ignore_errors().concatenate(end)
+    end = tf.data.Dataset.from_tensors((tf.constant(-1, tf.int64), filler))  # shows that the last batches failed
+    arrived = tf.data.Dataset.zip(steps, dataset).ignore_errors().concatenate(end)
 
     def fail(step: np.int64) -> np.bool_:
         raise explain(int(step)).with_traceback(None) from None
@@ -58,20 +58,20 @@ def explain_failures(
         with tf.control_dependencies([is_next]):
             return tf.nest.map_structure(tf.identity, batch, expand_composites=True)
 
-    checked = tf.data.Dataset.zip(steps, came).map(check)
+    checked = tf.data.Dataset.zip(steps, arrived).map(check)
     if checked.element_spec != dataset.element_spec:
         return dataset
     return checked.apply(tf.data.experimental.assert_cardinality(stop - first))
 
 
-def _nothing(spec: Any) -> Any:
-    """A value that fits, which nobody gets to see.
+def _filler(spec: Any) -> Any:
+    """A value of a spec, which no consumer sees.
 
     Raises:
-        TypeError: it is none of a tensor, dense or ragged.
+        TypeError: the spec is not of a dense or ragged tensor.
     """
     if not isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec) or spec.dtype in (tf.variant, tf.resource):
-        raise TypeError(f"{spec} is of no tensor")
+        raise TypeError(f"{spec} is not the spec of a tensor")
     sizes = [] if spec.shape.rank is None else [size or 0 for size in spec.shape]
     if isinstance(spec, tf.TensorSpec):
         return tf.zeros(sizes, spec.dtype)
@@ -82,15 +82,15 @@ def _nothing(spec: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedBatch:
-    """A batch that transforms failed on, as it came from the loader.
+    """A batch that a transform failed on, as it came from the loader.
 
     Attributes:
-        epoch: it is of.
-        step: it is of.
-        origins: of its samples.
-        batch: the values.
-        bytes_features: names of those that may hold images.
-        undeclared: those of which the dataset does not say so.
+        epoch: epoch of the batch.
+        step: step of the batch.
+        origins: where each sample is stored.
+        batch: values by feature.
+        bytes_features: names of features that may hold images.
+        undeclared: those among them that the dataset does not declare as images.
     """
 
     epoch: int
@@ -101,27 +101,27 @@ class FailedBatch:
     undeclared: Container[str]
 
     def explain(self, functions: Sequence[Transform]) -> RingfeedError:
-        """The error that says which record it is, and what to do: each is tried alone.
+        """Try each sample alone, and make an error that names the failing record and the remedy.
 
         Args:
-            functions: the transforms.
+            functions: the transforms, in order.
         """
         samples: list[Any] = list(self._samples())
         for function in functions:
             failed: dict[int, str] = {}
             for number, sample in enumerate(samples):
                 try:
-                    samples[number] = _called(function, sample)
+                    samples[number] = _call(function, sample)
                 except tf.errors.OpError as error:
                     failed[number] = _line(error)
-                except Exception:  # as of one that takes whole batches alone
+                except Exception:  # such as from a transform that takes only whole batches
                     return self._explain_whole(functions)
             if failed:
                 return self._blame(function, failed) or self._explain_whole(functions)
         return self._explain_whole(functions)
 
     def _samples(self) -> Iterator[dict[str, Any]]:
-        """Batches of one."""
+        """The samples as batches of one."""
         ragged = {name: values.rows() for name, values in self.batch.items() if isinstance(values, Ragged)}
         for number in range(len(self.origins)):
             yield {
@@ -130,21 +130,21 @@ class FailedBatch:
             }
 
     def _blame(self, function: Transform, failed: dict[int, str]) -> RingfeedError | None:
-        """The error of one of the samples that a function failed on; None if it is not for what they hold."""
+        """The error for one of the samples that a function failed on; None if the samples are not to blame."""
         if isinstance(function, ImageTransform):
             number = min(failed)
             return self._undecodable(function.feature, number, failed[number])
         for name in self.bytes_features:
-            undecodable = {number: said for number in range(len(self.origins)) if (said := self._decoded(name, number))}
-            found = sorted(failed.keys() & undecodable.keys())
-            if found and len(undecodable) < len(self.origins):  # else these are no images
-                return self._undecodable(name, found[0], undecodable[found[0]])
+            reasons = {number: said for number in range(len(self.origins)) if (said := self._decode(name, number))}
+            undecodable = sorted(failed.keys() & reasons.keys())
+            if undecodable and len(reasons) < len(self.origins):  # else the feature holds no images
+                return self._undecodable(name, undecodable[0], reasons[undecodable[0]])
         if len(failed) == len(self.origins):
             return None
         number = min(failed)
         return DatasetError(
-            f"{self._said(number)}: transform {_name(function)} fails: {failed[number]}; mend the record or leave it "
-            "out, or let the transform take it"
+            f"{self._describe(number)}: transform {_name(function)} fails: {failed[number]}; fix the record or leave "
+            "it out, or let the transform accept it"
         )
 
     def _undecodable(self, feature: str, number: int, reason: str) -> RingfeedError:
@@ -155,16 +155,16 @@ class FailedBatch:
         if feature in self.undeclared:
             command += f" --schema FILE, where it says features: {{{feature}: {{dtype: binary, encoding: image}}}}"
         return DatasetError(
-            f"{self._said(number)}: {what}; convert other formats, and leave out what is damaged, with: {command}"
+            f"{self._describe(number)}: {what}; convert other formats, and leave out damaged images, with: {command}"
         )
 
-    def _said(self, number: int) -> str:
+    def _describe(self, number: int) -> str:
         origin = self.origins[number]
         key = f" ({SAMPLE_KEY} {self.batch[SAMPLE_KEY][number].tolist()})" if SAMPLE_KEY in self.batch else ""
         return f"{origin.dataset}: record {origin.record} of {origin.shard}{key}"
 
-    def _decoded(self, feature: str, number: int) -> str | None:
-        """What there is to say against an image."""
+    def _decode(self, feature: str, number: int) -> str | None:
+        """Why an image cannot be decoded, or None if it can."""
         try:
             decode(tf.constant(self.batch[feature][number]), 3)
         except tf.errors.OpError as error:
@@ -177,13 +177,13 @@ class FailedBatch:
         where = f"{datasets}: step {self.step} of epoch {self.epoch}"
         for function in functions:
             try:
-                element = _called(function, element)
+                element = _call(function, element)
             except Exception as error:
                 return ConfigError(f"{where}: transform {_name(function)} fails: {_line(error)}")
-        return RingfeedError(f"{where}: a transform failed, and did not when tried again; go on from this step")
+        return RingfeedError(f"{where}: a transform failed, and did not fail again when retried; resume from this step")
 
 
-def _called(function: Transform, element: Any) -> Any:
+def _call(function: Transform, element: Any) -> Any:
     return function(*element) if type(element) is tuple else function(element)  # as tf.data does
 
 
@@ -202,6 +202,6 @@ def _name(function: Transform) -> str:
 
 
 def _line(error: Exception) -> str:
-    """What is wrong, by an error of TensorFlow or another."""
+    """The first line of an error, without TensorFlow's graph nodes."""
     text = error.message if isinstance(error, tf.errors.OpError) else str(error)
-    return next(iter(_NOT_SAID.sub("", str(text)).strip().splitlines()), type(error).__name__)
+    return next(iter(_GRAPH_NODES.sub("", str(text)).strip().splitlines()), type(error).__name__)

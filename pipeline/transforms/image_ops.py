@@ -1,4 +1,4 @@
-"""Decoding and augmenting images in TensorFlow operations, image by image, side by side within a batch."""
+"""Decodes and augments images in TensorFlow operations, the images of a batch in parallel."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 
 __all__ = ["crop_window", "decode", "normalise", "resize", "transform_images"]
 
-_ONLY_COLOURS = (b"GIF8", b"RIFF", b"BM")  # how GIF, WebP and BMP begin, of which TensorFlow makes no grey
+_ONLY_COLOURS = (b"GIF8", b"RIFF", b"BM")  # first bytes of GIF, WebP and BMP, which TensorFlow cannot decode to grey
 _NO_PALETTES = (
-    "a BMP whose colours are in a palette, which TensorFlow does not read; write the images as others, with: "
+    "a BMP with a colour palette, which TensorFlow does not read; write the images in another format, with: "
     "shard-dataset reshard SRC DST --encode png"
 )
-# As Pillow decodes, whose pixels the stored statistics are of. TensorFlow's default is coarser, and a little darker.
+# As in Pillow, whose pixels the stored statistics describe. TensorFlow's default is coarser and slightly darker.
 _DCT = "INTEGER_ACCURATE"
-_JPEG_SCALES = (1, 2, 4, 8)  # by which libjpeg divides sides as it decodes
-_BOXES = 100  # drawn for a random crop; of the default ones, of an image of 1:10 none fits in 9 % of cases
-_PHILOX = "philox"  # named, so that no device draws by another algorithm
+_JPEG_SCALES = (1, 2, 4, 8)  # divisors of the sides that libjpeg can decode to
+_BOXES = 100  # boxes drawn for a random crop; of default boxes in an image of 1:10, none fits in 9 % of cases
+_PHILOX = "philox"  # named, so that every device draws by the same algorithm
 
 
 def transform_images(element: Mapping[str, Any], options: ImageTransform) -> dict[str, Any]:
     """The element with the images of one feature decoded, cropped, resized, augmented and scaled.
 
     Raises:
-        ConfigError: the element lacks the feature, or the keys to draw by.
+        ConfigError: the element lacks the feature, or the sample keys.
     """
     require_feature(element, options.feature)
     if options.random and SAMPLE_KEY not in element:
@@ -44,59 +44,59 @@ def transform_images(element: Mapping[str, Any], options: ImageTransform) -> dic
     if values.dtype != tf.string and options.shape is None:
         raise ConfigError(
             f"feature {options.feature!r} is {values.dtype.name}, and images are decoded from bytes; name the feature "
-            "that holds their files, and one ImageTransform for each"
+            "that holds image files, with one ImageTransform for each"
         )
     if options.shape is not None and (
         values.dtype != tf.uint8 or not values.shape[1:].is_compatible_with(options.shape)
     ):
         raise ConfigError(
             f"feature {options.feature!r} holds {values.dtype.name} {values.shape[1:]}, not uint8 tensors of "
-            f"shape={options.shape}; use ImageTransform.for_dataset, which finds the shape"
+            f"shape={options.shape}; use ImageTransform.for_dataset, which knows the shape"
         )
     keys = element[SAMPLE_KEY] if options.random else tf.zeros([tf.shape(values)[0], 2], tf.int64)
     images = tf.map_fn(
         lambda one: _one_image(one[0], one[1], options),
         (values, keys),
-        fn_output_signature=tf.TensorSpec([*options.size, options.channels], _held(options)),
+        fn_output_signature=tf.TensorSpec([*options.size, options.channels], _batched_dtype(options)),
     )
     images.set_shape([values.shape[0], *options.size, options.channels])
     return {**element, options.feature: _scaled(images, options)}
 
 
-def _held(options: ImageTransform) -> tf.DType:
-    """What images are kept as until the batch is whole."""
+def _batched_dtype(options: ImageTransform) -> tf.DType:
+    """The dtype of images until the batch is complete."""
     return tf.uint8 if options.dtype == "uint8" else tf.float32
 
 
 def _one_image(value: Any, key: Any, options: ImageTransform) -> Any:
-    """One image of the wanted size in [0, 255]."""
+    """One image of the target size, with values in [0, 255]."""
     crop_key, draws = _draws(key)
-    image = resize(tf.cast(_cropped(value, crop_key, options), tf.float32), options.size)
+    image = resize(tf.cast(_crop(value, crop_key, options), tf.float32), options.size)
     if options.flip_left_right:
         image = tf.where(draws[0] < 0.5, image[:, ::-1], image)
     if options.flip_up_down:
         image = tf.where(draws[1] < 0.5, image[::-1], image)
     if options.jitter is not None and options.jitter != ColourJitter():
         image = 255.0 * jitter_colours(image / 255.0, draws[2:], options.jitter)
-    return tf.cast(tf.round(image), tf.uint8) if _held(options) == tf.uint8 else image
+    return tf.cast(tf.round(image), tf.uint8) if _batched_dtype(options) == tf.uint8 else image
 
 
 def _draws(key: Any) -> tuple[Any, Any]:
-    """The seed of the crop, and six numbers in [0, 1) for the rest."""
+    """The key of the crop, and six numbers in [0, 1) for flips and jitter."""
     crop_key, rest = tf.unstack(tf.random.split(key, 2, alg=_PHILOX))
     return crop_key, tf.random.stateless_uniform([6], rest, alg=_PHILOX)
 
 
-def _cropped(value: Any, key: Any, options: ImageTransform) -> Any:
-    """The part of one image that is wanted, uint8 [height, width, channels]."""
+def _crop(value: Any, key: Any, options: ImageTransform) -> Any:
+    """The crop of one image, uint8 [height, width, channels]."""
     if options.shape is not None:
-        return _cropped_pixels(tf.reshape(value, [*options.shape[:2], options.channels]), key, options)
+        return _crop_pixels(tf.reshape(value, [*options.shape[:2], options.channels]), key, options)
     if options.jpeg:
-        return _cropped_jpeg(value, key, options)
+        return _crop_jpeg(value, key, options)
     return tf.cond(
         _is_jpeg(value),
-        lambda: _cropped_jpeg(value, key, options),
-        lambda: _cropped_pixels(_decode_other(value, options.channels), key, options),
+        lambda: _crop_jpeg(value, key, options),
+        lambda: _crop_pixels(_decode_other(value, options.channels), key, options),
     )
 
 
@@ -105,12 +105,12 @@ def _is_jpeg(value: Any) -> Any:
 
 
 def decode(value: Any, channels: int) -> Any:
-    """One image file of any format that TensorFlow knows, whole: uint8 [height, width, channels]."""
+    """One whole image file of any format that TensorFlow knows: uint8 [height, width, channels]."""
     return tf.cond(_is_jpeg(value), lambda: _decode_jpeg(value, channels), lambda: _decode_other(value, channels))
 
 
 def _decode_other(value: Any, channels: int) -> Any:
-    """One that is no JPEG."""
+    """Decode an image file other than JPEG."""
     head = _Head(value)
     with tf.control_dependencies([tf.debugging.Assert(~head.is_palette_bitmap, [_NO_PALETTES])]):
         value = tf.identity(value)
@@ -127,12 +127,12 @@ def _decode_other(value: Any, channels: int) -> Any:
 
 
 class _Head:
-    """What the first bytes of an image file tell of what TensorFlow makes of it.
+    """How TensorFlow decodes an image file, by its first bytes.
 
     Attributes:
-        only_colours: it makes no grey of it.
-        is_transparent_webp: it makes four channels of it, and no fewer.
-        is_palette_bitmap: it takes the numbers of its colours for greys.
+        only_colours: it cannot decode the file to grey.
+        is_transparent_webp: it decodes the file to four channels, and no fewer.
+        is_palette_bitmap: it takes the file's palette indices for grey values.
     """
 
     def __init__(self, value: Any) -> None:
@@ -152,14 +152,14 @@ class _Head:
 
 
 def resize(image: Any, size: Sequence[int]) -> Any:
-    """A float32 image [height, width, channels] of a size, by antialiased bilinear filtering; as it is, if it fits."""
+    """Resize a float32 image [height, width, channels], if need be, by antialiased bilinear filtering."""
     fits = tf.reduce_all(tf.equal(tf.shape(image)[:2], size))
     image = tf.cond(fits, lambda: image, lambda: tf.image.resize(image, size, antialias=True))
     return tf.ensure_shape(image, [*size, None])
 
 
-def _cropped_jpeg(value: Any, key: Any, options: ImageTransform) -> Any:
-    """Only what is wanted is decoded, as far as a JPEG allows it."""
+def _crop_jpeg(value: Any, key: Any, options: ImageTransform) -> Any:
+    """The crop of a JPEG file, decoding no more than the format makes necessary."""
     shape = tf.io.extract_jpeg_shape(value)
     window = None if options.crop is None else crop_window(shape, key, options)
     if not options.jpeg_scaling:
@@ -175,13 +175,13 @@ def _cropped_jpeg(value: Any, key: Any, options: ImageTransform) -> Any:
 
 
 def _divided(window: Any, scale: int) -> Any:
-    """A window of an image of sides divided by a scale, each edge of it the nearest that there is."""
+    """A window in an image with sides divided by a scale, its edges rounded to pixels."""
     begin, end = ((edge + scale // 2) // scale for edge in (window[:2], window[:2] + window[2:]))
     return tf.concat([begin, end - begin], axis=0)
 
 
 def _decode_jpeg(value: Any, channels: int, window: Any = None, scale: int = 1) -> Any:
-    """A JPEG file, or what lies in a window of it, of sides divided by a scale."""
+    """A JPEG file, or a window of it, with sides divided by a scale."""
 
     def decoded(count: int) -> Any:
         if window is None:
@@ -190,11 +190,11 @@ def _decode_jpeg(value: Any, channels: int, window: Any = None, scale: int = 1) 
 
     if channels != 1:
         return decoded(channels)
-    is_cmyk = tf.equal(tf.io.extract_jpeg_shape(value)[2], 4)  # of which libjpeg makes no grey
+    is_cmyk = tf.equal(tf.io.extract_jpeg_shape(value)[2], 4)  # libjpeg cannot decode it to grey
     return tf.cond(is_cmyk, lambda: tf.image.rgb_to_grayscale(decoded(3)), lambda: decoded(1))
 
 
-def _cropped_pixels(image: Any, key: Any, options: ImageTransform) -> Any:
+def _crop_pixels(image: Any, key: Any, options: ImageTransform) -> Any:
     if options.crop is None:
         return image
     window = crop_window(tf.shape(image), key, options)
@@ -206,8 +206,8 @@ def crop_window(shape: Any, key: Any, options: ImageTransform) -> Any:
 
     Args:
         shape: height, width and channels of the image, int32 [3].
-        key: to draw by, int64 [2].
-        options: with a crop.
+        key: random key, int64 [2].
+        options: the transform, with a crop.
     """
     if isinstance(options.crop, RandomCrop):
         return _random_window(tf.cast(shape[:2], tf.float64), key, options.crop)
@@ -219,7 +219,7 @@ def crop_window(shape: Any, key: Any, options: ImageTransform) -> Any:
 
 
 def _random_window(extent: Any, key: Any, crop: RandomCrop) -> Any:
-    """The first of some random boxes that fits into an image of this height and width; or the whole image."""
+    """The first of some random boxes that fits into an image of this height and width, else the whole image."""
     draws = tf.random.stateless_uniform([4, _BOXES], key, dtype=tf.float64, alg=_PHILOX)
     areas = tf.reduce_prod(extent) * (crop.area[0] + draws[0] * (crop.area[1] - crop.area[0]))
     ratios = crop.ratio[0] * (crop.ratio[1] / crop.ratio[0]) ** draws[1]
@@ -232,13 +232,13 @@ def _random_window(extent: Any, key: Any, crop: RandomCrop) -> Any:
 
 
 def jitter_colours(image: Any, draws: Any, jitter: ColourJitter) -> Any:
-    """See `ColourJitter`: an image in [0, 1], by four numbers in [0, 1)."""
+    """Apply `ColourJitter` to an image in [0, 1], by four random numbers in [0, 1)."""
     signed = 2.0 * draws - 1.0
     if jitter.brightness:
         image = image * (1.0 + signed[0] * jitter.brightness)
     if jitter.contrast:
         image = tf.image.adjust_contrast(image, 1.0 + signed[1] * jitter.contrast)
-    image = tf.clip_by_value(image, 0.0, 1.0)  # saturation and hue are of colours that there are
+    image = tf.clip_by_value(image, 0.0, 1.0)  # saturation and hue need valid colours
     if jitter.saturation:
         image = tf.image.adjust_saturation(image, 1.0 + signed[2] * jitter.saturation)
     if jitter.hue:
@@ -255,6 +255,6 @@ def _scaled(images: Any, options: ImageTransform) -> Any:
 
 
 def normalise(images: Any, statistics: Normalisation) -> Any:
-    """Float32 images [..., channels] in [0, 255], less the mean, by the deviation of each channel."""
+    """Subtract the mean from float32 images [..., channels] in [0, 255], and divide by the deviation, by channel."""
     std = [value or 1.0 for value in statistics.std]
     return (images - tf.constant(statistics.mean, tf.float32)) / tf.constant(std, tf.float32)

@@ -1,4 +1,4 @@
-"""Options of an image transform: crops, colour jitter, normalisation."""
+"""Options of an `ImageTransform`: crops, colour jitter and normalisation, and which features hold images."""
 
 from __future__ import annotations
 
@@ -10,24 +10,23 @@ from ...sharding.dataset.manifest import Manifest
 from ...sharding.errors import ConfigError
 from ...sharding.schema import Feature
 
-__all__ = ["IMAGE_DTYPES", "CentreCrop", "ColourJitter", "Normalisation", "RandomCrop", "image_feature"]
+__all__ = ["CentreCrop", "ColourJitter", "Normalisation", "RandomCrop", "image_feature"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RandomCrop:
-    """A random-resized crop: a box of random area and shape, somewhere in the image, brought to the wanted size.
+    """A random-resized crop: a box of random area and shape, anywhere in the image, resized to the target size.
 
-    As in "Going deeper with convolutions" (Szegedy et al., 2015), section 6: areas are even between their bounds, as
-    are the logarithms of ratios, and of a hundred boxes the first that fits is taken, anywhere in the image.
-    Where none fits, as no square of 80 % of its area does into a picture of 3:4, the whole image is taken; of the
-    default ones, nearly always one does.
+    As in "Going deeper with convolutions" (Szegedy et al., 2015), section 6: areas are uniform between their bounds,
+    and so are the logarithms of ratios. The first of a hundred boxes that fits is taken. If none fits, the whole image
+    is taken: no square of 80 % of its area fits into an image of 3:4, but of the default boxes nearly always one does.
 
     Attributes:
-        area: the least and the greatest part of the image's area, in (0, 1]; sides are then rounded to pixels.
-        ratio: the least and the greatest width / height of the box.
+        area: smallest and largest fraction of the image's area, in (0, 1]; sides are rounded to pixels.
+        ratio: smallest and largest width / height of the box.
 
     Raises:
-        ConfigError: a value its rule forbids.
+        ConfigError: a value breaks its rule.
     """
 
     area: tuple[float, float] = (0.08, 1.0)
@@ -43,13 +42,13 @@ class RandomCrop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CentreCrop:
-    """The largest box of the wanted shape around the centre, times a fraction, brought to the wanted size.
+    """A fraction of the largest centred box of the target's shape, resized to the target size.
 
     Attributes:
-        fraction: in (0, 1]; 0.875 is what 224 of 256 pixels are.
+        fraction: fraction of the box's sides, in (0, 1]; 0.875 is 224 of 256 pixels.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: the fraction lies outside (0, 1].
     """
 
     fraction: float = 0.875
@@ -61,16 +60,17 @@ class CentreCrop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColourJitter:
-    """Random brightness, contrast, saturation and hue, in that order, on values of [0, 1]; then cut off at 0 and 1.
+    """Random brightness, contrast, saturation and hue, in that order, on values in [0, 1], then clipped to [0, 1].
 
     Attributes:
-        brightness: values are multiplied by a factor of [1 - brightness, 1 + brightness].
-        contrast: so are their distances from the image's mean of each channel.
-        saturation: and so is the saturation (of HSV).
-        hue: is turned by a part of a full turn in [-hue, hue].
+        brightness: values are multiplied by a factor in [1 - brightness, 1 + brightness].
+        contrast: distances from the image's mean of each channel are multiplied by a factor in [1 - contrast,
+            1 + contrast].
+        saturation: the saturation of HSV is multiplied by a factor in [1 - saturation, 1 + saturation].
+        hue: the hue is rotated by a fraction of a full turn in [-hue, hue].
 
     Raises:
-        ConfigError: one that is not in [0, 1], or a hue that is not in [0, 0.5].
+        ConfigError: a value lies outside [0, 1], or the hue outside [0, 0.5].
     """
 
     brightness: float = 0.0
@@ -89,11 +89,11 @@ class Normalisation:
     """``(value - mean) / std`` of each channel.
 
     Attributes:
-        mean: of each channel, or one for all, where values are 0 to 255.
-        std: likewise; 0 counts as 1, so that a constant channel becomes 0.
+        mean: mean of each channel, or one for all, of values from 0 to 255.
+        std: standard deviation of each channel, or one for all; 0 counts as 1, so that a constant channel becomes 0.
 
     Raises:
-        ConfigError: they are not as many, or not finite, or a std is negative.
+        ConfigError: mean and std differ in length or are not finite, or a std is negative.
     """
 
     mean: tuple[float, ...]
@@ -108,10 +108,10 @@ class Normalisation:
 
     @classmethod
     def of(cls, manifest: Manifest, feature: str, *, split: str = "train", channels: int = 3) -> Normalisation:
-        """By the statistics that the manifest stores.
+        """Normalisation by the statistics in the manifest.
 
         Raises:
-            ConfigError: it has none of these channels.
+            ConfigError: there are no statistics for these channels.
         """
         known = manifest.split(split).statistics[image_feature(manifest, feature).name]
         mean, std = (known.image.mean, known.image.std) if known.image else ((known.mean,), (known.std,))
@@ -122,7 +122,7 @@ class Normalisation:
         if len(mean) == 3 and channels == 1:
             if max(mean) - min(mean) > 1e-6:
                 raise ConfigError(
-                    f"images of {feature!r} have colours, and what they are in grey is not stored: "
+                    f"images of {feature!r} have colours, and statistics of their grey values are not stored: "
                     "give Normalisation(mean=, std=), or channels=3"
                 )
             mean, std = mean[:1], std[:1]
@@ -130,6 +130,11 @@ class Normalisation:
 
 
 def image_feature(manifest: Manifest, name: str) -> Feature:
+    """The feature of a dataset that holds images, encoded or as uint8 tensors.
+
+    Raises:
+        ConfigError: there is no such feature, or it holds no images.
+    """
     if name not in manifest.schema.names:
         raise ConfigError(f"the dataset has no feature {name!r}; they are: {', '.join(manifest.schema.names)}")
     feature = manifest.schema[name]
@@ -141,6 +146,3 @@ def image_feature(manifest: Manifest, name: str) -> Feature:
             "uint8 of shape [height, width] or [height, width, 1 or 3]"
         )
     return feature
-
-
-IMAGE_DTYPES = ("uint8", "float16", "bfloat16", "float32")

@@ -1,6 +1,6 @@
-"""What becomes of the images of a batch: crop, size, flips, colour, scale, dtype. The work is in `image_ops.py`.
+"""`ImageTransform`: crop, resize, flip, jitter and scale the images of a batch. `image_ops.py` does the work.
 
-Here nothing imports TensorFlow; calling an `ImageTransform` does.
+Importing this module does not import TensorFlow; calling an `ImageTransform` does.
 """
 
 from __future__ import annotations
@@ -13,39 +13,39 @@ from ...sharding.common.validation import boolean, integer, numbers
 from ...sharding.dataset.manifest import Manifest
 from ...sharding.errors import ConfigError
 from .apply import GraphTransform
-from .image_options import IMAGE_DTYPES, CentreCrop, ColourJitter, Normalisation, RandomCrop, image_feature
+from .image_options import CentreCrop, ColourJitter, Normalisation, RandomCrop, image_feature
 
-__all__ = [
-    "ImageTransform",
-]
+__all__ = ["ImageTransform"]
+
+_DTYPES = ("uint8", "float16", "bfloat16", "float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTransform(GraphTransform):
-    """Encoded images, or uint8 tensors, of a loader's element to a batch of one size; other features pass as they are.
+    """Turns a feature of encoded images, or of uint8 tensors, into a batch of images of one size.
 
     A function for `Loader.epoch(transform=...)`. Crop, flips and jitter are drawn by ``sample_key``, so a loader
     with ``sample_keys=True`` gives the same augmented batches on any number of ranks, and wherever it resumes.
-    The feature becomes a tensor of `dtype`, [batch, *size, channels].
+    The feature becomes a tensor of `dtype`, [batch, *size, channels]; other features stay as they are.
 
     Attributes:
-        feature: that holds images.
-        size: height and width that they are brought to, by antialiased bilinear filtering.
-        channels: 1 or 3, of what files are decoded to; uint8 tensors keep those that they have, as `shape` says.
-        crop: None takes the whole image.
-        flip_left_right: whether half of the images are mirrored.
-        flip_up_down: whether half of them are turned upside down.
-        jitter: of colours.
+        feature: name of the feature that holds images.
+        size: target height and width, reached by antialiased bilinear filtering.
+        channels: 1 or 3, the channels to decode files to; uint8 tensors keep those of their `shape`.
+        crop: the crop to take; None for the whole image.
+        flip_left_right: whether to mirror half of the images.
+        flip_up_down: whether to turn half of them upside down.
+        jitter: random change of colours.
         scale: ``unit`` for [0, 1], ``bytes`` for 0 to 255, or a `Normalisation`.
-        dtype: ``float32``, ``float16`` or ``bfloat16``; ``uint8``, rounded, goes with ``bytes``.
-        jpeg: whether all are JPEG files, which spares looking; see `for_dataset`.
-        jpeg_scaling: whether a JPEG is decoded to a half, a quarter or an eighth of its sides where what is wanted of
-            it still has `size` at least. Photographs much larger than that take a fraction of the time; pixels differ
-            slightly from those of the whole image brought to `size`.
+        dtype: ``float32``, ``float16`` or ``bfloat16``; or ``uint8``, rounded, with ``bytes``.
+        jpeg: whether all files are known to be JPEG, which saves a check; see `for_dataset`.
+        jpeg_scaling: whether to decode a JPEG to a half, a quarter or an eighth of its sides where the crop still has
+            at least `size`. Photographs much larger than that take a fraction of the time; pixels differ slightly
+            from those of the full image resized to `size`.
         shape: of uint8 tensors, (height, width) or (height, width, channels); None for encoded images.
 
     Raises:
-        ConfigError: a value its rule forbids.
+        ConfigError: a value breaks its rule.
     """
 
     feature: str
@@ -72,11 +72,11 @@ class ImageTransform(GraphTransform):
         for name in ("flip_left_right", "flip_up_down", "jpeg", "jpeg_scaling"):
             boolean(name, getattr(self, name))
         if self.shape is not None:
-            self._take_shape()
+            self._set_shape()
         if self.channels not in (1, 3):
             raise ConfigError(f"channels must be 1 or 3, got {self.channels}")
-        if self.dtype not in IMAGE_DTYPES:
-            raise ConfigError(f"dtype must be one of {', '.join(IMAGE_DTYPES)}, got {self.dtype!r}")
+        if self.dtype not in _DTYPES:
+            raise ConfigError(f"dtype must be one of {', '.join(_DTYPES)}, got {self.dtype!r}")
         if not isinstance(self.scale, Normalisation) and self.scale not in ("unit", "bytes"):
             raise ConfigError(f"scale must be 'unit', 'bytes' or a Normalisation, got {self.scale!r}")
         if self.dtype == "uint8" and self.scale != "bytes":
@@ -86,7 +86,7 @@ class ImageTransform(GraphTransform):
         if self.channels == 1 and self.jitter and (self.jitter.saturation or self.jitter.hue):
             raise ConfigError("saturation and hue need channels=3")
 
-    def _take_shape(self) -> None:
+    def _set_shape(self) -> None:
         numbers("shape", self.shape)
         shape = tuple(integer("shape", side) for side in self.shape or ())
         if len(shape) not in (2, 3) or min(shape) < 1:
@@ -111,20 +111,20 @@ class ImageTransform(GraphTransform):
         jpeg_scaling: bool = False,
         statistics_split: str = "train",
     ) -> ImageTransform:
-        """The transform of a feature of a dataset, of which the manifest knows formats, shape and statistics.
+        """The transform for a feature of a dataset, whose manifest knows file formats, shape and statistics.
 
         Args:
-            manifest: of the dataset.
-            feature: see `ImageTransform`, as for all but these two:
-            scale: ``statistics`` normalises by the stored mean and deviation of each channel,
-            statistics_split: of this split, in evaluation too.
+            manifest: manifest of the dataset.
+            feature: as of `ImageTransform`, like all other arguments except the two below.
+            scale: also ``statistics``: normalise by the stored mean and deviation of each channel.
+            statistics_split: the split whose statistics to use, in evaluation too.
 
         Raises:
-            ConfigError: the feature holds no images, or there are no statistics of it.
+            ConfigError: the feature holds no images, or has no statistics.
         """
         found = image_feature(manifest, feature)
         if found.fixed_shape:
-            channels = found.fixed_shape[2] if len(found.fixed_shape) == 3 else 1  # for the statistics
+            channels = found.fixed_shape[2] if len(found.fixed_shape) == 3 else 1
         if scale == "statistics":
             scale = Normalisation.of(manifest, feature, split=statistics_split, channels=channels)
         known = [split.statistics[feature] for split in manifest.splits.values() if split.records]
@@ -145,7 +145,7 @@ class ImageTransform(GraphTransform):
 
     @property
     def random(self) -> bool:
-        """Whether anything is drawn."""
+        """Whether the transform draws random numbers."""
         jitter = self.jitter is not None and self.jitter != ColourJitter()
         return isinstance(self.crop, RandomCrop) or self.flip_left_right or self.flip_up_down or jitter
 
@@ -153,7 +153,7 @@ class ImageTransform(GraphTransform):
         """The element with its images decoded: dtype [batch, *size, channels].
 
         Raises:
-            ConfigError: the element lacks the feature, or the keys to draw by.
+            ConfigError: the element lacks the feature, or the sample keys.
         """
         from .image_ops import transform_images
 

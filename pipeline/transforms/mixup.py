@@ -1,7 +1,7 @@
-"""Mixup and CutMix: samples of a batch mixed with others of it, and their labels alike. The work is in `blend_ops.py`.
+"""`Mixup` and `CutMix`: mix samples of a batch with each other, and their labels too. `mixup_ops.py` does the work.
 
-Samples are mixed within groups: runs of so many samples of the global batch. A group is drawn for by the key of its
-first sample, so the result knows no ranks, as long as the group divides the batch of each rank, which is checked.
+Samples are mixed within groups, runs of consecutive samples of the global batch. A group's random numbers are drawn by
+the key of its first sample, so the result does not depend on ranks if the group divides each rank's batch (checked).
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ _GROUP = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixup(GraphTransform):
-    """``x = share * x_i + (1 - share) * x_j``, and the labels alike; Zhang et al., "mixup", ICLR 2018, equation 2.
+    """``x = share * x_i + (1 - share) * x_j``, also for labels; Zhang et al., "mixup", ICLR 2018, equation 2.
 
-    The share is drawn for each group from Beta(alpha, alpha), and j follows i at a distance drawn for each group.
-    Added is ``soft_label``, float32 [batch, classes]; one that is there already is mixed on.
+    For each group, the share is drawn from Beta(alpha, alpha), and the distance at which j follows i uniformly. Adds
+    ``soft_label``, float32 [batch, classes], or mixes the one that an earlier transform added.
 
     Attributes:
-        features: floats that are mixed, such as images that were decoded before.
-        classes: how many there are: ``len(loader.manifest.classes)``. A `class_id` that is not below ends the epoch.
-        alpha: of the Beta distribution, above 0.
-        group: samples that are mixed among themselves; a divisor of the batch of each rank.
+        features: float features to mix, such as images decoded by an earlier transform.
+        classes: number of classes: ``len(loader.manifest.classes)``. A `class_id` that is not below it is an error.
+        alpha: parameter of the Beta distribution, above 0.
+        group: number of samples mixed among themselves; a divisor of each rank's batch.
 
     Raises:
-        ConfigError: a value its rule forbids.
+        ConfigError: a value breaks its rule.
     """
 
     features: tuple[str, ...]
@@ -48,10 +48,10 @@ class Mixup(GraphTransform):
         _check(self)
 
     def __call__(self, element: Mapping[str, Any]) -> dict[str, Any]:
-        """The element mixed.
+        """The element with mixed samples.
 
         Raises:
-            ConfigError: it lacks a feature or the keys, or cannot be mixed in such groups.
+            ConfigError: the element lacks a feature or the sample keys, or the group does not divide the batch.
         """
         from .mixup_ops import mix_up
 
@@ -60,19 +60,19 @@ class Mixup(GraphTransform):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutMix(GraphTransform):
-    """A box of each image is that of another one; Yun et al., "CutMix", ICCV 2019, section 3.1.
+    """Replaces a box of each image by that of another one; Yun et al., "CutMix", ICCV 2019, section 3.1.
 
-    Labels are mixed by the parts of the area. For each group, 1 - the box's part is drawn from Beta(alpha, alpha), its
-    centre anywhere in the image, and which images are mixed as in `Mixup`. Added is ``soft_label``.
+    Labels are mixed in proportion to area. For each group, the area left outside the box is drawn from Beta(alpha,
+    alpha), and the box's centre anywhere in the image. Images are paired as in `Mixup`. Adds ``soft_label``.
 
     Attributes:
-        feature: images that were decoded before, [batch, height, width, channels].
+        feature: images decoded by an earlier transform, [batch, height, width, channels].
         classes: as of `Mixup`.
         alpha: as of `Mixup`.
         group: as of `Mixup`.
 
     Raises:
-        ConfigError: a value its rule forbids.
+        ConfigError: a value breaks its rule.
     """
 
     feature: str
@@ -84,10 +84,10 @@ class CutMix(GraphTransform):
         _check(self)
 
     def __call__(self, element: Mapping[str, Any]) -> dict[str, Any]:
-        """The element mixed.
+        """The element with mixed samples.
 
         Raises:
-            ConfigError: it lacks the feature or the keys, or cannot be mixed in such groups.
+            ConfigError: the element lacks the feature or the sample keys, or the group does not divide the batch.
         """
         from .mixup_ops import cut_mix
 
@@ -95,7 +95,7 @@ class CutMix(GraphTransform):
 
 
 def _check(options: Mixup | CutMix) -> None:
-    for name in ("classes", "group"):  # with one of NumPy, TensorFlow would count in int64 here, and in int32 there
+    for name in ("classes", "group"):  # TensorFlow would mix int32 with the int64 of a NumPy integer
         object.__setattr__(options, name, integer(name, getattr(options, name), 2))
     if not number("alpha", options.alpha) > 0 or not isfinite(options.alpha):
         raise ConfigError(f"alpha must be above 0, got {options.alpha}")

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["box_mask", "cut_mix", "mix_up"]
 
-_MIXUP, _CUTMIX = 1, 2  # what a key is for; images draw by the key itself
+_MIXUP, _CUTMIX = 1, 2  # folded into a sample's key; image transforms draw by the key itself
 _PHILOX = "philox"
 
 
 def mix_up(element: Mapping[str, Any], options: Mixup) -> dict[str, Any]:
-    """See `Mixup`."""
+    """Apply `Mixup` to an element."""
     _check(element, options.features, options.group)
     shares, draws = _draw(element, _MIXUP, options)
     shares, partners = tf.repeat(shares, options.group), _partners(draws[:, 0], options.group)
@@ -30,7 +30,7 @@ def mix_up(element: Mapping[str, Any], options: Mixup) -> dict[str, Any]:
 
 
 def cut_mix(element: Mapping[str, Any], options: CutMix) -> dict[str, Any]:
-    """See `CutMix`."""
+    """Apply `CutMix` to an element."""
     _check(element, [options.feature], options.group)
     images = element[options.feature]
     if len(images.shape) != 4:
@@ -45,14 +45,14 @@ def cut_mix(element: Mapping[str, Any], options: CutMix) -> dict[str, Any]:
 
 
 def box_mask(shares: Any, rows: Any, columns: Any, height: Any, width: Any) -> Any:
-    """Which pixels lie in a box of ``1 - share`` of the area, cut off at the edges: bool [n, height, width].
+    """Masks of the pixels in boxes of ``1 - share`` of the area, clipped at the edges: bool [n, height, width].
 
     Args:
-        shares: that the box leaves, in [0, 1]; float32 [n].
-        rows: of its centre, in [0, 1) of the height; float32 [n].
-        columns: of its centre, in [0, 1) of the width; float32 [n].
-        height: of the images.
-        width: of the images.
+        shares: share of the area outside each box, in [0, 1]; float32 [n].
+        rows: row of each centre as a fraction of the height, in [0, 1); float32 [n].
+        columns: column of each centre as a fraction of the width, in [0, 1); float32 [n].
+        height: height of the images.
+        width: width of the images.
     """
     side = tf.sqrt(1.0 - shares)
 
@@ -69,10 +69,10 @@ def _check(element: Mapping[str, Any], features: Sequence[str], group: int) -> N
     for name in features:
         require_feature(element, name)
         if isinstance(element[name], tf.RaggedTensor):
-            raise ConfigError(f"feature {name!r} is of variable length, and cannot be mixed; pad it first, by Pad")
+            raise ConfigError(f"feature {name!r} is of variable length and cannot be mixed; pad it first, with Pad")
         if not tf.as_dtype(element[name].dtype).is_floating:
             raise ConfigError(
-                f"feature {name!r} is {element[name].dtype.name}, only floats can be mixed; decode it first"
+                f"feature {name!r} is {element[name].dtype.name}, and only floats can be mixed; decode it first"
             )
     if SAMPLE_KEY not in element:
         raise ConfigError(f"mixing draws by {SAMPLE_KEY!r}: make the Loader with sample_keys=True")
@@ -87,11 +87,11 @@ def _check(element: Mapping[str, Any], features: Sequence[str], group: int) -> N
 
 
 def _draw(element: Mapping[str, Any], purpose: int, options: Mixup | CutMix) -> tuple[Any, Any]:
-    """Of each group a share of Beta(alpha, alpha), float32 [groups], and three numbers in [0, 1), [groups, 3]."""
+    """For each group a share from Beta(alpha, alpha), float32 [groups], and three numbers in [0, 1), [groups, 3]."""
 
     def one(key: Any) -> Any:
         first, second = tf.unstack(tf.random.split(tf.random.fold_in(key, purpose, alg=_PHILOX), 2, alg=_PHILOX))
-        # Two gammas give a beta; in float64, for with a small alpha both may be tiny.
+        # Two gammas give a beta; in float64, as both may be tiny with a small alpha.
         two = tf.random.stateless_gamma([2], first, options.alpha, dtype=tf.float64)
         share = tf.cast(tf.math.divide_no_nan(two[0], two[0] + two[1]), tf.float32)
         return share, tf.random.stateless_uniform([3], second, alg=_PHILOX)
@@ -102,7 +102,7 @@ def _draw(element: Mapping[str, Any], purpose: int, options: Mixup | CutMix) -> 
 
 
 def _partners(draws: Any, group: int) -> Any:
-    """The place in the batch of the sample that each is mixed with, another one of its group: int32 [batch]."""
+    """The place in the batch of each sample's partner, another sample of its group: int32 [batch]."""
     shifts = 1 + tf.cast(draws * (group - 1), tf.int32)
     shifts = tf.minimum(shifts, group - 1)
     inner = (tf.range(group)[None] + shifts[:, None]) % group
@@ -115,7 +115,7 @@ def _labels(element: Mapping[str, Any], classes: int) -> Any:
         return known
     message = f"a {CLASS_ID} is not below classes={classes}: give as many as the dataset has"
     with tf.control_dependencies([tf.debugging.assert_less(element[CLASS_ID], classes, message)]):
-        return tf.one_hot(element[CLASS_ID], classes)  # of an id past them, it would be a label of no class
+        return tf.one_hot(element[CLASS_ID], classes)  # an id beyond the classes would get a label of zeros
 
 
 def _mixed(values: Any, partners: Any, shares: Any) -> Any:

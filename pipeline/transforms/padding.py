@@ -1,4 +1,4 @@
-"""Features of variable length as tensors: padded, with the length of each, and a mask."""
+"""`Pad`: pads features of variable length to tensors, with lengths and a mask."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ __all__ = ["Pad"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pad(GraphTransform):
-    """A ragged feature padded, for `Loader.epoch(transform=...)`.
+    """Pads a ragged feature, for `Loader.epoch(transform=...)`.
 
-    Added are ``FEATURE_length``, int32 [batch], and ``FEATURE_mask``, bool [batch, length], true where values are.
+    Adds ``FEATURE_length``, int32 [batch], and ``FEATURE_mask``, bool [batch, length], true where there are values.
 
     Attributes:
-        feature: of variable length.
-        length: to pad to; by default that of the longest in this rank's batch, so that shapes differ between ranks.
-        value: put in, of the feature's dtype; by default 0, False or the empty text.
-        multiple_of: the length of the longest is rounded up to one of this, so that fewer shapes are compiled for.
-        truncate: whether longer ones are cut off at `length`; else they are an error when they come.
+        feature: name of a feature of variable length.
+        length: length to pad to; default: that of the longest row in this rank's batch, so shapes differ between ranks.
+        value: padding, of the feature's dtype; default: 0, False or the empty text.
+        multiple_of: round the longest row's length up to a multiple of this, to compile for fewer shapes.
+        truncate: whether to cut longer rows off at `length`; else they are an error when they come.
 
     Raises:
-        ConfigError: a value its rule forbids.
+        ConfigError: a value breaks its rule.
     """
 
     feature: str
@@ -40,7 +40,7 @@ class Pad(GraphTransform):
 
     def __post_init__(self) -> None:
         text("feature", self.feature)
-        if self.length is not None:  # those of NumPy would make TensorFlow count in int64 here, and in int32 there
+        if self.length is not None:  # TensorFlow would mix int32 with NumPy's int64
             object.__setattr__(self, "length", integer("length", self.length, 1))
         object.__setattr__(self, "multiple_of", integer("multiple_of", self.multiple_of))
         boolean("truncate", self.truncate)
@@ -53,8 +53,8 @@ class Pad(GraphTransform):
         """The element with its feature padded.
 
         Raises:
-            ConfigError: it has no such feature of variable length, or others of the names that are added; or `value` is
-                none of its dtype.
+            ConfigError: the element has no such feature of variable length, or already has one of the added names; or
+                `value` is not of the feature's dtype.
         """
         import tensorflow as tf
 
@@ -84,7 +84,7 @@ class Pad(GraphTransform):
 
 
 def _fits(value: Any, dtype: Any) -> bool:
-    """Whether a value is one of a dtype of TensorFlow; a float may be rounded."""
+    """Whether a value is of a TensorFlow dtype; a float may be rounded."""
     given = np.asarray(value)
     if given.ndim:
         return False
@@ -95,7 +95,7 @@ def _fits(value: Any, dtype: Any) -> bool:
 
 
 def _constant(value: Any, dtype: Any) -> Any:
-    """A value of a dtype of TensorFlow, which would make float32 of a Python float, and int64 of an integer, first."""
+    """A constant of a dtype, without the detour over float32 or int64 that `tf.constant` takes for Python numbers."""
     import tensorflow as tf
 
     return tf.constant(value if dtype == "string" else np.asarray(value).astype(dtype.as_numpy_dtype), dtype)

@@ -1,6 +1,7 @@
-"""What becomes of each column of a table: standardised, or looked up as a category. The work is in `tabular_ops.py`.
+"""`TabularTransform` and its planning: standardise columns, or look them up as categories, for a tabular model.
 
-Planned once, from the manifest's statistics of one split alone, so evaluation data never shape the features.
+Plans use the manifest's statistics of one split only, so evaluation data never influence the features.
+`tabular_ops.py` does the work.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from .tabular_plan import CategoryColumn, NumericColumn, TabularPlan
 
 __all__ = ["TabularTransform", "missing_codes", "plan_columns"]
 
-MAX_CATEGORIES = 100_000  # of an integer code; above it an embedding is hardly what was meant
+_MAX_CATEGORIES = 100_000  # of an integer code; with more, an embedding is hardly intended
 _LEAVE_OUT = "leave {!r} out of columns"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TabularTransform(GraphTransform):
-    """A loader's element, and in it the inputs of a tabular model, for `Loader.epoch(transform=...)`.
+    """Adds the inputs of a tabular model to an element, for `Loader.epoch(transform=...)`.
 
-    Added are `numeric`, float32 [batch, plan.numeric_width]: the standardised columns, then the indicators of missing
-    values; and `categories`, int32 [batch, len(plan.categories)]. One that is empty is left out.
+    Adds `numeric`, float32 [batch, plan.numeric_width]: the standardised columns, then the indicators of missing
+    values; and `categories`, int32 [batch, len(plan.categories)]. Leaves out an empty one.
 
     Attributes:
-        plan: of `plan_columns`.
+        plan: the plan made by `plan_columns`.
     """
 
     plan: TabularPlan
@@ -44,7 +45,7 @@ class TabularTransform(GraphTransform):
         """The element with its inputs.
 
         Raises:
-            ConfigError: it lacks a column of the plan, or has features of the names that are added.
+            ConfigError: the element lacks a column of the plan, or already has a feature of an added name.
         """
         from .tabular_ops import tabular_inputs
 
@@ -63,21 +64,21 @@ def plan_columns(
     fill: Mapping[str, Any] | None = None,
     leave_out: str = _LEAVE_OUT,
 ) -> TabularPlan:
-    """Decide what becomes of each column.
+    """Plan how each column becomes an input.
 
     Args:
-        manifest: of the dataset.
-        columns: that a model may see; by default all but the label.
-        split: whose statistics count.
-        categorical: integers that are codes, to be looked up.
-        vocabularies: of texts, by column; by default what the split holds.
-        fill: what the loader puts where a value is missing: one that no record holds. Refused where the least or the
-            greatest value of a split is it; where nothing is missing it does not matter.
-        leave_out: what errors tell the user to do about a column, with its name to be formatted in.
+        manifest: manifest of the dataset.
+        columns: features that the model may see; default: all but the label.
+        split: the split whose statistics to use.
+        categorical: names of integer columns that hold codes, to be looked up.
+        vocabularies: texts to look up, by column; default: those in the split.
+        fill: the loader's value for missing values, by column: one that no record holds. Refused if it is the smallest
+            or the largest value of a split; ignored if nothing is missing.
+        leave_out: the advice in errors about a column, with a place for its name.
 
     Raises:
-        ConfigError: a column cannot be an input of a tabular model, a name is that of no column, or `fill` is a value
-            that records hold; the message says what to do.
+        ConfigError: a column cannot be an input of a tabular model, a name is not a column's, or `fill` is a value that
+            records hold; the message says what to do.
     """
     if columns is not None and not all(isinstance(feature, Feature) for feature in columns):
         raise ConfigError(f"columns must be features, such as manifest.schema['name'], got {columns!r}")
@@ -93,7 +94,7 @@ def plan_columns(
         if feature.dtype == "string" or feature.name in given:
             categories.append(_text_column(feature, given.get(feature.name, known.vocabulary), leave_out))
             continue
-        missing_code = _told_code(feature, manifest, codes.get(feature.name), leave_out)
+        missing_code = _fill_code(feature, manifest, codes.get(feature.name), leave_out)
         if feature.name in categorical:
             categories.append(_code_column(feature, known, missing_code))
         else:
@@ -104,18 +105,17 @@ def plan_columns(
 
 
 def missing_codes(manifest: Manifest, used: Collection[str], *, leave_out: str = _LEAVE_OUT) -> dict[str, Any]:
-    """What the loader is to put where a value is missing, by column; floats need nothing, they get NaN.
+    """The loader's `fill` for columns with missing values, except floats, which become NaN.
 
-    A text becomes the empty one. An integer becomes one that no record of any split holds, so that it can be told
-    from all that do occur.
+    Texts are filled with the empty text, integers with one that no record of any split holds.
 
     Args:
-        manifest: of the dataset.
-        used: the columns that a model sees; what stands for missing values of others does not matter.
+        manifest: manifest of the dataset.
+        used: columns that the model sees; the fill of others does not matter.
         leave_out: see `plan_columns`.
 
     Raises:
-        ConfigError: a column has missing values that nothing can stand for.
+        ConfigError: a column has missing values, and its dtype has no value left for them.
     """
     result: dict[str, Any] = {}
     for feature in manifest.schema.features:
@@ -150,33 +150,33 @@ def _numeric_column(feature: Feature, known: FeatureStatistics, missing_code: An
     return NumericColumn(
         name=feature.name,
         mean=known.mean or 0.0,
-        std=known.std or 1.0,  # a constant column stays 0
+        std=known.std or 1.0,  # makes a constant column 0
         has_missing=bool(known.nulls or known.nonfinite),
         elements=feature.elements,
         missing_code=missing_code,
     )
 
 
-def _told_code(feature: Feature, manifest: Manifest, code: Any, leave_out: str) -> Any:
-    """What the loader puts where a value is missing; None where none is, for what equals it is a value then."""
+def _fill_code(feature: Feature, manifest: Manifest, code: Any, leave_out: str) -> Any:
+    """The loader's fill for a column; None if nothing is missing, as equal values are data then."""
     known = [split.statistics[feature.name] for split in manifest.splits.values()]
     if code is None or not any(s.nulls for s in known):
         return None
     if any(code in (s.min, s.max) for s in known):
         raise ConfigError(
-            f"fill of column {feature.name!r}: records hold {code!r}, and would count as missing; give a value that "
+            f"fill of column {feature.name!r}: records hold {code!r}, which would count as missing; give a value that "
             f"none holds, or {leave_out.format(feature.name)}"
         )
     return code
 
 
 def _check_missing(feature: Feature, manifest: Manifest, leave_out: str) -> None:
-    """Refuses what could not be told from values, once the loader has filled it in."""
+    """Refuse missing values without a fill of their own, as they could not be told from data."""
     for name, split in manifest.splits.items():
         if split.statistics[feature.name].nulls and not feature.dtype.startswith("float"):
             raise ConfigError(
-                f"column {feature.name!r} ({feature.dtype}) has missing values in split {name!r}; say what the loader "
-                f"puts there: plan_columns(..., fill={{{feature.name!r}: ...}}), or {leave_out.format(feature.name)}"
+                f"column {feature.name!r} ({feature.dtype}) has missing values in split {name!r}; say how the loader "
+                f"fills them in: plan_columns(..., fill={{{feature.name!r}: ...}}), or {leave_out.format(feature.name)}"
             )
 
 
@@ -188,10 +188,10 @@ def _code_column(feature: Feature, known: FeatureStatistics, missing_code: Any) 
             f"got {feature.dtype} of shape {feature.shape} with {known.count} values"
         )
     size = int(known.max) - int(known.min) + 2
-    if size > MAX_CATEGORIES:
+    if size > _MAX_CATEGORIES:
         raise ConfigError(
             f"categorical: column {feature.name!r} spans {size - 1} codes ({int(known.min)} to {int(known.max)}), "
-            f"at most {MAX_CATEGORIES} can be embedded"
+            f"and at most {_MAX_CATEGORIES} can be embedded"
         )
     return CategoryColumn(name=feature.name, size=size, smallest=int(known.min), missing_code=missing_code)
 
@@ -203,7 +203,7 @@ def _text_column(feature: Feature, vocabulary: Sequence[str] | None, leave_out: 
         raise _no_input(feature, leave_out)
     if vocabulary is None:
         raise ConfigError(
-            f"column {feature.name!r} holds too many different texts to be embedded; {leave_out.format(feature.name)}"
+            f"column {feature.name!r} holds too many different texts to embed; {leave_out.format(feature.name)}"
         )
     words = texts(f"the vocabulary of column {feature.name!r}", vocabulary, "texts")
     return CategoryColumn(name=feature.name, size=len(words) + 1, vocabulary=words)
@@ -211,6 +211,6 @@ def _text_column(feature: Feature, vocabulary: Sequence[str] | None, leave_out: 
 
 def _no_input(feature: Feature, leave_out: str) -> ConfigError:
     return ConfigError(
-        f"column {feature.name!r} ({feature.dtype}, shape {feature.shape}) is no input of a tabular model; "
+        f"column {feature.name!r} ({feature.dtype}, shape {feature.shape}) cannot be an input of a tabular model; "
         f"{leave_out.format(feature.name)}"
     )

@@ -1,4 +1,4 @@
-"""Columns of a batch as inputs of a model, in TensorFlow operations: standardised numbers, and ids of categories."""
+"""Turns columns of a batch into model inputs, in TensorFlow operations: standardised numbers and category ids."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Element = Mapping[str, Any]
 
 
 def tabular_inputs(element: Element, plan: TabularPlan) -> dict[str, Any]:
-    """See `TabularTransform`."""
+    """The inputs that `TabularTransform` adds."""
     inputs = {}
     if plan.numeric:
         inputs["numeric"] = _numeric(element, plan.numeric)
@@ -27,7 +27,7 @@ def tabular_inputs(element: Element, plan: TabularPlan) -> dict[str, Any]:
 
 
 def _numeric(element: Element, columns: Sequence[NumericColumn]) -> Any:
-    """Standardise in float64: an int64 time stamp in microseconds has more digits than float32."""
+    """The numeric input. Standardised in float64: an int64 time stamp in microseconds has more digits than float32."""
     values = tf.concat([_as_float64(element[c.name], c) for c in columns], axis=1)
     repeats = [c.elements for c in columns]
     mean = np.repeat([c.mean for c in columns], repeats)
@@ -42,7 +42,7 @@ def _numeric(element: Element, columns: Sequence[NumericColumn]) -> Any:
 
 
 def _as_float64(values: Any, column: NumericColumn) -> Any:
-    """[batch, elements], with NaN for what is missing."""
+    """Values as float64 [batch, elements], with NaN for missing ones."""
     numbers = tf.cast(values, tf.float64)
     if column.missing_code is not None:
         numbers = tf.where(tf.equal(values, column.missing_code), tf.constant(np.nan, tf.float64), numbers)
@@ -64,20 +64,20 @@ def _ids(column: CategoryColumn) -> Callable[[Any], Any]:
 
 
 def text_ids(vocabulary: Sequence[str]) -> Callable[[Any], Any]:
-    """A function from texts, string [batch], to int32 [batch]: 1 + the place in the vocabulary, or 0 where not in it.
+    """A function from texts, string [batch], to int32 [batch]: 1 + the text's place in the vocabulary, or 0.
 
-    By hash, then by comparing the text itself. `tf.lookup` tables are stateful, so under op determinism tf.data would
+    Looks texts up by hash, then compares them. `tf.lookup` tables are stateful, so under op determinism tf.data would
     run the whole preprocessing on one thread.
 
     Raises:
-        ConfigError: two texts of the vocabulary are equal, or have one hash.
+        ConfigError: two texts of the vocabulary are equal, or share a hash.
 
     >>> text_ids(["AA", "B6"])(tf.constant(["B6", "", "AA"])).numpy().tolist()
     [2, 0, 1]
     """
     if not vocabulary:
         return lambda values: tf.zeros_like(values, tf.int32)
-    with tf.init_scope():  # now, also where a graph is being made
+    with tf.init_scope():  # evaluated now, even while a graph is being traced
         words = tf.constant(vocabulary, tf.string)
         hashes = _hash(words).numpy()
     order = np.argsort(hashes)

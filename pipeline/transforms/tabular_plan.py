@@ -1,4 +1,4 @@
-"""Which columns become numbers and which become categories, with what statistics."""
+"""The plan of a `TabularTransform`: which columns become numbers or categories, and with what statistics."""
 
 from __future__ import annotations
 
@@ -9,10 +9,15 @@ __all__ = ["CategoryColumn", "NumericColumn", "TabularPlan"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumericColumn:
-    """A column to be standardised: `(value - mean) / std`; a missing value becomes the mean.
+    """A column to standardise: ``(value - mean) / std``. A missing value becomes the mean.
 
-    `has_missing`: the train split has missing values, so the model is also told, in a column of its own, where.
-    `missing_code`: the integer that the loader puts where an integer is missing; floats have NaN.
+    Attributes:
+        name: name of the column.
+        mean: mean of its values.
+        std: their standard deviation.
+        has_missing: whether values are missing in the train split; if so, the model gets an indicator column.
+        elements: numbers in each value.
+        missing_code: the integer that the loader fills in for a missing one; missing floats are NaN.
     """
 
     name: str
@@ -25,10 +30,14 @@ class NumericColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryColumn:
-    """A column to be embedded. Id 0 is what the train split did not hold, or is missing.
+    """A column to embed. Id 0 stands for missing values and those not in the train split.
 
-    Either `vocabulary` (ids 1... in its order) or `smallest` (id = value - smallest + 1) is given.
-    `missing_code`: the integer that the loader puts where a code is missing.
+    Attributes:
+        name: name of the column.
+        size: number of ids.
+        vocabulary: texts with ids 1, 2, ... in this order; None for integer codes.
+        smallest: the smallest code; the id of a code is ``code - smallest + 1``.
+        missing_code: the integer that the loader fills in for a missing code.
     """
 
     name: str
@@ -40,11 +49,11 @@ class CategoryColumn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TabularPlan:
-    """What becomes of each column; see `plan_columns`.
+    """How each column becomes an input; made by `plan_columns`.
 
     Attributes:
-        numeric: columns that are standardised, in the order of the numeric input.
-        categories: columns that are looked up, in the order of the input of ids.
+        numeric: columns to standardise, in the order of the numeric input.
+        categories: columns to look up, in the order of the category input.
     """
 
     numeric: tuple[NumericColumn, ...]
@@ -52,5 +61,5 @@ class TabularPlan:
 
     @property
     def numeric_width(self) -> int:
-        """Columns of the numeric input, indicators included."""
+        """Width of the numeric input, including indicators of missing values."""
         return sum(c.elements * (2 if c.has_missing else 1) for c in self.numeric)

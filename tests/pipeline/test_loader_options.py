@@ -124,7 +124,7 @@ def test_calls_of_a_loader_say_what_they_expected(make_dataset: Make) -> None:
     refused: list[tuple[Callable[[], Any], str]] = [
         (lambda: loader.sample(1.5), "index must be an integer, got 1.5"),  # type: ignore[arg-type]
         (lambda: loader.numpy_epoch(0, prefetch_bytes=-1), "prefetch_bytes must be at least 0, got -1"),
-        (lambda: loader.resume("0"), "a state must be a dict of what `state` told, got '0'"),  # type: ignore[arg-type]
+        (lambda: loader.resume("0"), "a state must be a dict of what `state` returned, got '0'"),  # type: ignore[arg-type]
         (lambda: loader.resume({**loader.state(0, 1), "quarantined": None}), "the state is of quarantined=null"),
         (lambda: loader.epoch(2**63), "epoch must be less than 2**63 for TensorFlow, got 9223372036854775808"),
         (lambda: loader.epoch(0, as_supervised="no"), "as_supervised must be True or False, got 'no'"),  # type: ignore[arg-type]

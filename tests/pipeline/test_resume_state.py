@@ -38,7 +38,7 @@ def test_what_numpy_gave_is_kept_as_what_python_would_give(make_dataset: Make) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"seed": 4}, "the state is of seed=3, this loader has 4: its batches are others"),
+        ({"seed": 4}, "the state is of seed=3, this loader has 4: its batches would differ"),
         ({"batch_size": 24}, "the state is of batch_size=12, this loader has 24"),
         ({"batch_size": 240}, "the state is of batch_size=12, this loader has 240"),  # of which there are fewer steps
         ({"balance": "uniform"}, "the state is of shares="),
@@ -61,9 +61,9 @@ def test_another_dataset_and_what_is_no_state_are_refused(make_dataset: Make) ->
     with pytest.raises(ConfigError, match="the state is of dataset="):
         Loader(make_dataset(1000, shards=3), **OPTIONS).resume(loader.state(0, 0))
     for wrong, message in [
-        ({}, "this is no state of such a loader: it has no epoch"),
-        ({"epoch": 0, "step": 0}, "this is no state of such a loader: it has no seed"),
-        ({**loader.state(0, 0), "order": 3}, "the state is of order=3, this loader has 2: its batches are others"),
+        ({}, "this is not the state of a loader: it has no epoch"),
+        ({"epoch": 0, "step": 0}, "this is not the state of a loader: it has no seed"),
+        ({**loader.state(0, 0), "order": 3}, "the state is of order=3, this loader has 2: its batches would differ"),
         ({k: v for k, v in loader.state(0, 0).items() if k != "order"}, "the state is of order=1, this loader has 2"),
         ({**loader.state(0, 0), "step": 10**6}, "an epoch has steps 0 to"),
         ({**loader.state(0, 0), "epoch": -1}, "an epoch has steps 0 to"),
@@ -90,9 +90,9 @@ def test_of_a_mixture_it_tells_the_dataset_that_is_another(make_dataset: Make) -
     changed = {**sources, "b": {**sources["b"], "balance": "uniform"}}
     with pytest.raises(ConfigError, match=r"the state is of b\.shares=null"):
         Mixture(changed, batch_size=12).resume(state)
-    with pytest.raises(ConfigError, match="this is no state of such a loader: it has no dataset"):
+    with pytest.raises(ConfigError, match="this is not the state of a loader: it has no dataset"):
         Loader(sources["a"]["url"], batch_size=12).resume(state)
-    with pytest.raises(ConfigError, match=r"datasets\.a of a state must be a dict of what `state` told, got 3"):
+    with pytest.raises(ConfigError, match=r"datasets\.a of a state must be a dict of what `state` returned, got 3"):
         Mixture(sources, batch_size=12).resume({**state, "datasets": {"a": 3, "b": 4}})
     with pytest.raises(ConfigError, match="it has no epoch"):
         Mixture(sources, batch_size=12).resume({})

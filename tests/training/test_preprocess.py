@@ -98,7 +98,7 @@ def test_texts_without_a_vocabulary_and_ragged_columns_say_what_to_do() -> None:
     with pytest.raises(ConfigError, match=r"leave it out with data.exclude=\[carrier\]"):
         plan_tabular(manifest(free), DataConfig(url="x"))
     ragged = (Feature(name="tags", dtype="int64", shape=(None,)), FEATURES[-1])
-    with pytest.raises(ConfigError, match=r"'tags' .* is no input of a tabular model"):
+    with pytest.raises(ConfigError, match=r"'tags' .* cannot be an input of a tabular model"):
         plan_tabular(manifest({**STATISTICS, "tags": STATISTICS["when"]}, ragged), DataConfig(url="x"))
 
 

@@ -16,7 +16,7 @@ Threads = Callable[[], list[str]]
 @pytest.fixture
 def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
     """The threads that the test began; an iterator that another left may have its own still."""
-    monkeypatch.setattr("ringfeed.pipeline.deliver.background_iterator._PATIENCE_SECONDS", 60)
+    monkeypatch.setattr("ringfeed.pipeline.deliver.background_iterator._JOIN_SECONDS", 60)
     before = set(threading.enumerate())
     return lambda: [t.name for t in set(threading.enumerate()) - before if t.name.startswith("ringfeed-prefetch")]
 
@@ -125,7 +125,7 @@ def test_no_interrupt_keeps_a_lock_from_the_thread() -> None:
 
         def interrupted(condition):
             lock(condition)
-            if sys._getframe(1).f_code.co_name in ("take", "begin_turn"):
+            if sys._getframe(1).f_code.co_name in ("take", "start_filling"):
                 raise KeyboardInterrupt
 
         items = prefetch.prefetch((number for number in range(500)), lambda number: 10, 100, lambda change: None)

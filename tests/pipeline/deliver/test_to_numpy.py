@@ -157,7 +157,7 @@ def test_an_abandoned_iterator_leaves_no_thread_and_the_next_one_starts_anew(
     monkeypatch.setattr(
         "ringfeed.pipeline.deliver.background_iterator._IDLE_SECONDS", 60
     )  # the thread does not end before it is seen
-    monkeypatch.setattr("ringfeed.pipeline.deliver.background_iterator._PATIENCE_SECONDS", 60)  # nor is it left behind
+    monkeypatch.setattr("ringfeed.pipeline.deliver.background_iterator._JOIN_SECONDS", 60)  # nor is it left behind
     monkeypatch.setattr("ringfeed.pipeline.deliver.chunk_sizes._CHUNK_STEPS", 1)  # else it has made all in one
     before = set(threading.enumerate())
 

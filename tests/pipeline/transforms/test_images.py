@@ -446,7 +446,7 @@ def test_what_a_dataset_lacks_is_named(pictures: Dataset) -> None:
         ImageTransform.for_dataset(manifest, "picture", size=(8, 8))
     with pytest.raises(ConfigError, match=r"'height' .* holds no images"):
         ImageTransform.for_dataset(manifest, "height", size=(8, 8))
-    with pytest.raises(ConfigError, match="what they are in grey is not stored"):
+    with pytest.raises(ConfigError, match="statistics of their grey values are not stored"):
         ImageTransform.for_dataset(manifest, "image", size=(8, 8), channels=1, scale="statistics")
     loader = Loader(pictures["jpg"], batch_size=12)
     with pytest.raises(ConfigError, match="make the Loader with sample_keys=True"):
