@@ -204,7 +204,7 @@ def test_a_bitmap_with_a_palette_is_refused_and_a_grey_one_is_not(mode: str) -> 
     for each in (image.quantize(4) if mode == "P" else image.convert("1"), Image.fromarray(grey)):
         files.append(BytesIO())
         each.save(files[-1], "BMP")
-    with pytest.raises(tf.errors.InvalidArgumentError, match=r"a BMP whose colours are in a palette.* --encode png"):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"a BMP with a colour palette.* --encode png"):
         transform({"image": tf.constant([files[0].getvalue()])})
     assert (transform({"image": tf.constant([files[1].getvalue()])})["image"].numpy() == grey[None, ..., None]).all()
 

@@ -133,7 +133,7 @@ def test_boxes_are_boxes_of_no_more_than_their_part(
         ({"sample_key": None}, "make the Loader with sample_keys=True"),
         ({"image": tf.zeros([12, 6, 8, 1], tf.uint8)}, "'image' is uint8, and only floats can be mixed"),
         ({"sample_weight": tf.ones(12)}, "batches with padded samples cannot be mixed: .* that divides batch_size"),
-        ({"image": tf.ragged.constant([[1.0], []] * 6)}, "'image' is of variable length, and cannot be mixed; pad it"),
+        ({"image": tf.ragged.constant([[1.0], []] * 6)}, "'image' is of variable length and cannot be mixed; pad it"),
         ({}, "group=8 does not divide the 12 samples"),
     ],
 )
