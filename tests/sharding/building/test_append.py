@@ -370,7 +370,7 @@ def test_a_source_whose_kind_has_to_be_named_is_told_so(tmp_path: Path) -> None:
     for name in ("old", "new"):
         (tmp_path / f"{name}.csv").write_text("\n".join(["path,label", *rows]))
     built(f"{tmp_path}/old.csv", tmp_path / "out", label="label", shards=2, source_kind="image-list")
-    with pytest.raises(SourceError, match=r"no column 'image'.* \(.*/out was built with --source-kind image-list: say"):
+    with pytest.raises(SourceError, match=r"no column 'image'.* \(.*/out was built with --source-kind image-list; add"):
         appended(f"{tmp_path}/new.csv", tmp_path / "out")
     with pytest.raises(SourceError, match="no column 'image'"):
         plan_append(AppendOptions(source=f"{tmp_path}/new.csv", destination=str(tmp_path / "out")))
