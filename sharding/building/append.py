@@ -10,7 +10,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 
 from ..common.validation import fit_fields
@@ -131,21 +131,9 @@ class AppendOptions:
             )
 
     def _as_build(self) -> BuildOptions:
-        return BuildOptions(
-            source=self.source,
-            destination=self.destination,
-            source_kind=self.source_kind,
-            shards=self.shards,
-            shard_bytes=self.shard_bytes,
-            splits=ONE_SPLIT if self.splits is None else self.splits,
-            workers=self.workers,
-            memory_bytes=self.memory_bytes,
-            spill=self.spill,
-            engine=self.engine,
-            on_bad_record=self.on_bad_record,
-            min_class_records=self.min_class_records,
-            prepare=self.prepare,
-        )
+        shared = {f.name for f in fields(self)} & {f.name for f in fields(BuildOptions)} - {"seed", "splits"}
+        splits = ONE_SPLIT if self.splits is None else self.splits
+        return BuildOptions(**{name: getattr(self, name) for name in shared}, splits=splits)
 
 
 def plan_append(options: AppendOptions, *, executor: Executor | None = None, report: Report = ignore) -> BuildPlan:

@@ -206,16 +206,8 @@ class BuildOptions:
         return cls(
             source=source,
             destination=destination,
-            label=recorded["label"],
-            source_kind=recorded.get("source_kind", "auto"),
-            shards=recorded["shards"],
-            shard_bytes=recorded["shard_bytes"],
             splits={name: Fraction(share) for name, share in recorded["splits"].items()} or ONE_SPLIT,
-            split_column=recorded.get("split_column"),
-            group_by=recorded.get("group_by"),
-            balance=recorded.get("balance", "records"),
-            on_bad_record=recorded.get("on_bad_record", "fail"),
-            dali_index=recorded.get("dali_index", False),
             min_class_records=1,  # the dataset passed this check when it was built
             prepare=restore_options(recorded.get("prepare", {}), folder),
+            **{name: value for name, value in recorded.items() if name not in ("splits", "prepare")},
         )

@@ -62,10 +62,6 @@ class ShardTarget:
         """Keyword arguments of the encoders."""
         return {"shard_format": self.shard_format, "compression": self.compression, "layout": self.layout}
 
-    def dali_file(self, path: str, index: pa.Buffer) -> dict[str, bytes]:
-        """The DALI index of a shard, by its path; empty if none is asked for."""
-        return {dali_index.index_name(path): dali_index.index_text(index)} if self.dali_index else {}
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardName:
@@ -108,16 +104,6 @@ class SmallFiles:
         self._files = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Written:
-    """The files of a shard: size and checksum of its data, its index, and its DALI index by path."""
-
-    data_bytes: int
-    data_checksum: str
-    index: pa.Buffer
-    dali_file: Mapping[str, bytes]
-
-
 def write_shard(
     blocks: Iterator[Block], schema: Schema, target: ShardTarget, small: SmallFiles, name: ShardName, classes: int
 ) -> ShardResult:
@@ -136,22 +122,33 @@ def write_shard(
     counted = _counted(blocks, schema, counts, statistics)
     is_remote = target.storage.local_path is None
     ready = deque(islice(counted, 2 if is_remote else 1))
-    if is_remote and len(ready) == 1:  # a shard of usual size: one request, sent beside those of other files
-        written = _write_whole(*ready.pop(), schema, target, small, name)
+    is_small = is_remote and len(ready) == 1  # a shard of usual size: one request, sent beside those of other files
+    files: dict[str, bytes | pa.Buffer] = {}
+    if is_small:
+        batch, class_ids = ready.pop()
+        files[name.path], index = encode_shard(batch, schema, class_ids, **target.encoding())
+        data_bytes, data_checksum = len(memoryview(files[name.path])), checksum(files[name.path])
     else:
-        written = _write_blocks(ready, counted, schema, target, name)
+        sink, index = _write_blocks(ready, counted, schema, target, name.path)
+        data_bytes, data_checksum = sink.tell(), sink.checksum
+    dali_file = {dali_index.index_name(name.path): dali_index.index_text(index)} if target.dali_index else {}
+    files |= {name.index_path: index, **dali_file}
+    if is_small:
+        small.add(files)
+    else:
+        target.storage.write_all(files)
     info = ShardInfo(
         split=name.split,
         path=name.path,
-        bytes=written.data_bytes,
+        bytes=data_bytes,
         records=int(counts.sum()),
-        checksum=written.data_checksum,
+        checksum=data_checksum,
         class_counts=ClassCounts(counts),
         index_path=name.index_path,
-        index_bytes=written.index.size,
-        index_checksum=checksum(written.index),
+        index_bytes=index.size,
+        index_checksum=checksum(index),
     )
-    dali = next((file_info(text) for text in written.dali_file.values()), None)
+    dali = next((file_info(text) for text in dali_file.values()), None)
     return ShardResult(number=name.number, info=info, statistics=statistics, dali=dali)
 
 
@@ -169,35 +166,17 @@ def _counted(
         del batch, class_ids  # hold no block while the next one is made
 
 
-def _write_whole(
-    batch: pa.RecordBatch,
-    class_ids: npt.NDArray[np.int32],
-    schema: Schema,
-    target: ShardTarget,
-    small: SmallFiles,
-    name: ShardName,
-) -> _Written:
-    """Encode a shard of one block, and hand its files to `small`."""
-    data, index = encode_shard(batch, schema, class_ids, **target.encoding())
-    dali_file = target.dali_file(name.path, index)
-    small.add({name.path: data, name.index_path: index, **dali_file})
-    return _Written(data_bytes=data.size, data_checksum=checksum(data), index=index, dali_file=dali_file)
-
-
 def _write_blocks(
-    ready: deque[Block], more: Iterator[Block], schema: Schema, target: ShardTarget, name: ShardName
-) -> _Written:
-    """Write a shard block by block: first those that are `ready`, then `more`."""
-    with target.storage.open_output(name.path) as file:
+    ready: deque[Block], more: Iterator[Block], schema: Schema, target: ShardTarget, path: str
+) -> tuple[_HashingSink, pa.Buffer]:
+    """Write a shard block by block, first those that are `ready`, then `more`; returns the sink and the index."""
+    with target.storage.open_output(path) as file:
         sink: Any = _HashingSink(file, blocks=target.shard_format == "parquet")
         encoder = open_encoder(sink, schema, **target.encoding())
         while ready:
             encoder.write(*ready.popleft())
             ready.extend(islice(more, 0 if ready else 1))
-        index = encoder.finish(sink.sums)
-    dali_file = target.dali_file(name.path, index)
-    target.storage.write_all({name.index_path: index, **dali_file})
-    return _Written(data_bytes=sink.tell(), data_checksum=sink.checksum, index=index, dali_file=dali_file)
+        return sink, encoder.finish(sink.sums)
 
 
 class _HashingSink(Sink):
