@@ -1,4 +1,4 @@
-"""The planner's promises, for any classes, splits and shards."""
+"""The guarantees of the assignment, for any classes, splits and shards."""
 
 from fractions import Fraction
 
@@ -35,7 +35,7 @@ def every_record(assignment: Assignment) -> tuple[np.ndarray, np.ndarray]:
 
 
 @given(assignments())
-def test_every_record_has_a_place_of_its_own_and_every_place_a_record(assignment: Assignment) -> None:
+def test_records_and_places_are_in_bijection(assignment: Assignment) -> None:
     strata, ordinals = every_record(assignment)
     shards, slots = assignment.locate(strata, ordinals)
     taken = set(zip(shards.tolist(), slots.tolist(), strict=True))
@@ -49,7 +49,7 @@ def test_every_record_has_a_place_of_its_own_and_every_place_a_record(assignment
 
 
 @given(assignments())
-def test_shards_and_classes_in_shards_differ_by_at_most_one(assignment: Assignment) -> None:
+def test_record_and_class_counts_of_shards_differ_by_at_most_one(assignment: Assignment) -> None:
     strata, ordinals = every_record(assignment)
     shards, _ = assignment.locate(strata, ordinals)
     assert assignment.strata > strata.max()
@@ -78,7 +78,7 @@ def test_places_do_not_depend_on_how_the_records_are_batched(assignment: Assignm
 
 
 @given(assignments())
-def test_places_do_not_depend_on_how_many_strata_are_looked_up_at_once(assignment: Assignment) -> None:
+def test_places_do_not_depend_on_how_many_strata_are_placed_together(assignment: Assignment) -> None:
     strata, ordinals = every_record(assignment)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(assign, "_MANY", 0)
@@ -95,7 +95,7 @@ def test_rows_of_a_shard_are_a_permutation_of_its_slots(assignment: Assignment) 
 
 
 @given(assignments().filter(lambda assignment: assignment.presplit))
-def test_a_record_whose_split_is_given_goes_there(assignment: Assignment) -> None:
+def test_presplit_records_go_to_their_split(assignment: Assignment) -> None:
     strata, ordinals = every_record(assignment)
     shards, _ = assignment.locate(strata, ordinals)
     found = [assignment.shard(shard)[0].name for shard in shards.tolist()]
@@ -109,7 +109,7 @@ def test_another_seed_is_another_assignment() -> None:
     assert np.mean(a == b) < 0.2
 
 
-def test_the_number_of_a_shard_that_is_not_there_is_refused() -> None:
+def test_an_unknown_shard_number_is_refused() -> None:
     with pytest.raises(ValueError, match="shard must be below 2, got 2"):
         Assignment(seed=0, splits=(SplitLayout(name="a", shards=2, class_counts=(2,)),)).shard(2)
 
@@ -133,7 +133,7 @@ def test_each_class_is_split_within_one_of_its_share(counts: list[int], fraction
 
 
 @given(counts=st.lists(st.integers(50, 10**6), min_size=1, max_size=50), percent=st.integers(2, 98))
-def test_rounding_does_not_add_up_over_the_classes(counts: list[int], percent: int) -> None:
+def test_rounding_does_not_accumulate_over_classes(counts: list[int], percent: int) -> None:
     share = Fraction(percent, 100)
     splits = split_class_counts(counts, {"a": share, "b": 1 - share})
     assert abs(sum(splits["a"]) - share * sum(counts)) < 1
@@ -162,7 +162,7 @@ def off(records: np.ndarray, fractions: dict[str, Fraction]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("percent", [1, 10, 25, 50])
-def test_single_records_of_every_class_are_shared_out_within_each(percent: int) -> None:
+def test_single_records_of_every_class_are_split_within_each_class(percent: int) -> None:
     fractions = {"train": 1 - Fraction(percent, 100), "test": Fraction(percent, 100)}
     states = grown(fractions, [100] * 10, [[1] * 10] * 100)
     assert max(off(state, fractions).max() for state in states) <= 1
@@ -187,7 +187,7 @@ def test_many_small_appends_keep_each_class_and_the_totals_to_their_shares(
 
 
 @given(counts=st.lists(st.integers(0, 100), min_size=1, max_size=8), weights=st.lists(st.integers(1, 9), min_size=2))
-def test_an_append_is_shared_out_as_asked_whatever_is_there(counts: list[int], weights: list[int]) -> None:
+def test_an_append_is_split_as_asked_whatever_the_dataset_holds(counts: list[int], weights: list[int]) -> None:
     fractions = {f"s{i}": Fraction(weight, sum(weights)) for i, weight in enumerate(weights)}
     existing = {"s0": [0] * len(counts), "s1": [10**6] * len(counts)}
     splits = split_class_counts(counts, fractions, existing_counts=existing)
@@ -195,7 +195,7 @@ def test_an_append_is_shared_out_as_asked_whatever_is_there(counts: list[int], w
         assert all(abs(n - share * count) < 1 for n, count in zip(splits[name], counts, strict=True))
 
 
-def test_what_is_in_other_splits_is_in_nobodys_share() -> None:
+def test_records_in_other_splits_count_for_no_share() -> None:
     halves = {"a": Fraction(1, 2), "b": Fraction(1, 2)}
     existing = {"a": [10, 10], "b": [10, 10]}
     assert split_class_counts([1, 1], halves, existing_counts=existing) == {"a": (1, 0), "b": (0, 1)}
@@ -208,12 +208,12 @@ def test_what_is_in_other_splits_is_in_nobodys_share() -> None:
     assert split_class_counts([1, 1], tenth, existing_counts=existing) == {"a": (0, 1), "b": (1, 0)}
 
 
-def test_a_class_that_is_new_goes_to_the_splits_that_are_behind_over_all() -> None:
+def test_a_new_class_goes_to_the_splits_furthest_behind_overall() -> None:
     halves = {"a": Fraction(1, 2), "b": Fraction(1, 2)}
     assert split_class_counts([0, 3], halves, existing_counts={"a": [12], "b": [10]}) == {"a": (0, 1), "b": (0, 2)}
 
 
-def test_shards_of_all_splits_are_about_of_one_size() -> None:
+def test_shards_of_all_splits_have_about_the_same_size() -> None:
     assert shards_per_split({"train": 900, "test": 100, "tiny": 1}, 9) == {"train": 9, "test": 1, "tiny": 1}
 
 

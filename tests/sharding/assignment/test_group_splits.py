@@ -1,4 +1,4 @@
-"""Groups to splits: whole, each split with some, and as near to the shares as groups of that size can be."""
+"""Groups stay whole, each split gets some, and the splits come as near to their shares as groups allow."""
 
 from fractions import Fraction
 
@@ -48,7 +48,7 @@ def test_every_group_has_a_split_and_every_split_a_group(table: GroupCounts, sha
 
 
 @given(records=st.integers(20, 400), percent=st.integers(5, 95), key=st.integers(0, 9))
-def test_groups_of_one_record_are_shared_out_within_one(records: int, percent: int, key: int) -> None:
+def test_groups_of_one_record_are_split_within_one_of_the_shares(records: int, percent: int, key: int) -> None:
     shares = [Fraction(percent, 100), Fraction(100 - percent, 100)]
     table = counted(np.arange(records), np.zeros(records, np.int64))
     first = np.count_nonzero(assign_groups(table, shares, key) == 0)
@@ -94,7 +94,7 @@ def test_a_group_that_has_a_split_keeps_it(
         assert fresh <= set(splits.tolist())  # no split is left without a group
 
 
-def test_new_groups_make_up_for_what_is_there() -> None:
+def test_new_groups_make_up_for_existing_imbalance() -> None:
     table = counted(np.arange(100), np.zeros(100, np.int64))
     splits = assign_groups(table, HALVES, 0, existing_counts=np.array([[300], [240]]))
     assert np.bincount(splits).tolist() == [20, 80]

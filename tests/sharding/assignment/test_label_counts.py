@@ -1,4 +1,4 @@
-"""Counts of many classes in many parts: sparse, and the same as dictionaries would hold."""
+"""Counts of many classes in many parts: sparse, and equal to those of plain dictionaries."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_parts_in_any_order_are_counted_as_by_hand(parts: list[list[list[str]]],
 
 
 @given(st.lists(st.lists(st.integers(0, 5), max_size=9), max_size=6))
-def test_what_follows_is_the_sum_of_the_parts_before(parts: list[list[int]]) -> None:
+def test_first_ordinals_are_the_sums_of_the_parts_before(parts: list[list[int]]) -> None:
     counts = [count_strata(np.array(part, np.int64), np.full(len(part), 300)) for part in parts]
     before: Counter[int] = Counter()
     for part, sparse, firsts in zip(parts, counts, first_ordinals(counts, strata=6), strict=True):

@@ -1,4 +1,4 @@
-"""The promises of dealing by size: counts are even always, bytes as far as sizes allow."""
+"""The guarantees of dealing by size: counts are always balanced, bytes as far as sizes allow."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def shards_of(sizes: np.ndarray, counts: list[int], shards: int) -> tuple[np.nda
     tail=st.sampled_from([0.7, 1.5, 1e9]),
     seed=st.integers(0, 99),
 )
-def test_shards_and_classes_in_shards_differ_by_at_most_one(
+def test_record_and_class_counts_of_shards_differ_by_at_most_one(
     counts: list[int], shards: int, spread: int, tail: float, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
@@ -38,7 +38,7 @@ def test_shards_and_classes_in_shards_differ_by_at_most_one(
 @pytest.mark.parametrize("sigma", [0.3, 0.6, 1.2])  # photographs of one camera have about 0.3, web images about 0.8
 @pytest.mark.parametrize("shares", [[1.0], [0.7, 0.25, 0.05], [0.001] * 1000])
 @pytest.mark.parametrize("shards", [2, 16, 61])
-def test_shards_of_a_thousand_images_are_of_one_size(sigma: float, shares: list[float], shards: int) -> None:
+def test_shards_of_a_thousand_images_have_the_same_size(sigma: float, shares: list[float], shards: int) -> None:
     rng = np.random.default_rng(0)
     counts = rng.multinomial(1000 * shards, shares).tolist()
     sizes = rng.lognormal(11, sigma, 1000 * shards).astype(np.int64)
@@ -48,14 +48,14 @@ def test_shards_of_a_thousand_images_are_of_one_size(sigma: float, shares: list[
     assert np.ptp(found.sum(axis=1)) <= 1
 
 
-def test_by_records_alone_the_same_images_would_not_be() -> None:
+def test_the_same_images_balanced_by_records_differ_in_size() -> None:
     rng = np.random.default_rng(0)
     sizes = rng.lognormal(11, 0.6, 16_000).astype(np.int64)
     loads = np.bincount(np.arange(16_000) % 16, sizes)
     assert loads.max() > 1.02 * loads.min()
 
 
-def test_a_few_records_that_are_very_large_are_made_up_for() -> None:
+def test_a_few_very_large_records_are_evened_out() -> None:
     sizes = np.random.default_rng(0).integers(900, 1100, 16_000)
     sizes[:3] = 20_000
     loads, _ = shards_of(sizes, [16_000], 16)
@@ -73,7 +73,7 @@ UNEVEN = {  # sizes, records, shards and classes: what blocks alone leave, is fr
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("name", UNEVEN)
-def test_what_blocks_leave_is_made_up_for(name: str, seed: int) -> None:
+def test_what_blocks_leave_uneven_is_evened_out(name: str, seed: int) -> None:
     draw, records, shards, classes = UNEVEN[name]
     rng = np.random.default_rng(seed)
     sizes = draw(rng, records).astype(np.int64)
@@ -90,7 +90,7 @@ def test_what_blocks_leave_is_made_up_for(name: str, seed: int) -> None:
     sigma=st.sampled_from([0.1, 0.6, 3]),
     seed=st.integers(0, 99),
 )
-def test_exchanges_keep_what_each_shard_has_of_each_class_and_make_none_more_uneven(
+def test_exchanges_keep_class_counts_and_never_worsen_the_balance(
     counts: list[int], shards: int, sigma: float, seed: int
 ) -> None:
     sizes = np.random.default_rng(seed).lognormal(9, sigma, sum(counts)).astype(np.int64)
@@ -104,7 +104,7 @@ def test_exchanges_keep_what_each_shard_has_of_each_class_and_make_none_more_une
     assert loads.sum() == before.sum()
 
 
-def test_one_record_larger_than_a_shard_leaves_the_others_alike() -> None:
+def test_one_record_larger_than_a_shard_leaves_the_other_shards_alike() -> None:
     sizes = np.random.default_rng(0).lognormal(9, 0.6, 1600).astype(np.int64)
     sizes[7] = sizes.sum()
     loads, _ = shards_of(sizes, [1600], 16)

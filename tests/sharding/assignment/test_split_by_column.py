@@ -1,4 +1,4 @@
-"""Builds whose records are divided by a column, or dealt by size: every promise, on what was written."""
+"""Builds that split by a column or deal by size (also `census`, `existing_groups`): every guarantee, on the files."""
 
 import io
 import uuid
@@ -83,7 +83,7 @@ def largest_by_smallest(dataset: Dataset, split: str) -> float:
 
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
 @pytest.mark.parametrize("way", WAYS)
-def test_every_record_comes_out_once_in_balanced_shards(
+def test_every_record_is_stored_once_in_balanced_shards(
     source: str, records: pa.Table, tmp_path: Path, way: str, shard_format: str
 ) -> None:
     dataset = built(source, tmp_path / "out", label="label", shards=3, shard_format=shard_format, **WAYS[way])
@@ -119,7 +119,7 @@ def test_workers_batches_and_parts_change_no_byte(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_an_interrupted_build_is_gone_on_with(source: str, tmp_path: Path, files_of: Any, way: str) -> None:
+def test_an_interrupted_build_resumes(source: str, tmp_path: Path, files_of: Any, way: str) -> None:
     how = {"label": "label", "shards": 6, **WAYS[way]}
     seen: list[Progress] = []
 
@@ -131,7 +131,7 @@ def test_an_interrupted_build_is_gone_on_with(source: str, tmp_path: Path, files
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
-def test_datasets_of_other_options_are_told_apart(source: str, tmp_path: Path) -> None:
+def test_other_options_give_other_fingerprints(source: str, tmp_path: Path) -> None:
     ways = {"plain": {"splits": SPLITS}, **WAYS, "another": {"group_by": "fold", "splits": SPLITS}}
     plans = {}
     for name, way in ways.items():
@@ -140,7 +140,7 @@ def test_datasets_of_other_options_are_told_apart(source: str, tmp_path: Path) -
     assert len(set(plans.values())) == len(ways)
 
 
-def test_what_was_not_asked_leaves_no_trace(source: str, tmp_path: Path) -> None:
+def test_defaults_leave_no_trace_in_the_manifest(source: str, tmp_path: Path) -> None:
     plain = built(source, tmp_path / "out", label="label", splits=SPLITS).manifest.options
     assert set(plain) == {"label", "shards", "shard_bytes", "splits"}
     asked = built(source, tmp_path / "asked", label="label", **WAYS["groups-bytes"]).manifest.options
@@ -156,7 +156,7 @@ def test_the_files_of_a_plan_may_lie_on_any_store(source: str, tmp_path: Path, f
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_dry_run_takes_nothing_from_a_build_that_can_be_gone_on_with(source: str, tmp_path: Path, way: str) -> None:
+def test_a_dry_run_leaves_a_resumable_build_alone(source: str, tmp_path: Path, way: str) -> None:
     options = BuildOptions(source=source, destination=str(tmp_path / "out"), label="label", shards=6, **WAYS[way])
     interrupted(options, 3)
     spilled = set((tmp_path / "tmp").rglob("*.json"))

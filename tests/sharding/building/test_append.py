@@ -1,4 +1,4 @@
-"""Appending: the old files stay, the new shards are balanced, and who opens the dataset sees it before or after."""
+"""Appending: old files stay, new shards are balanced, and readers see the dataset before or after."""
 
 import json
 import os
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.usefixtures("temporary_folder")
 
 
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
-def test_old_and_new_records_come_out_once_and_no_old_file_changes(
+def test_old_and_new_records_are_stored_once_and_no_old_file_changes(
     store: Store, parquet: str, newer: str, shard_format: str
 ) -> None:
     built(parquet, store.url, label="label", splits=SPLITS, shards=7, shard_format=shard_format)
@@ -90,7 +90,7 @@ def test_totals_and_statistics_are_those_of_all_records(dataset: Path, newer: st
     assert manifest.split("test").records == 60
 
 
-def test_generations_are_written_down_and_add_up(dataset: Path, newer: str, tmp_path: Path) -> None:
+def test_generations_are_recorded_and_add_up(dataset: Path, newer: str, tmp_path: Path) -> None:
     first = open_dataset(str(dataset)).manifest
     assert (first.generations, b'"generations"' in (dataset / "dataset.json").read_bytes()) == ((), False)
     appended(newer, dataset, shards=2)
@@ -304,7 +304,7 @@ def test_preparing_may_bring_a_source_into_form(dataset: Path, tmp_path: Path) -
     assert rows_of(found)[OLD:] == newer_table().to_pylist()
 
 
-def test_text_is_renamed_before_its_types_are_looked_for(write_csv: Callable[..., str], tmp_path: Path) -> None:
+def test_text_is_renamed_before_its_types_are_inferred(write_csv: Callable[..., str], tmp_path: Path) -> None:
     rows = [[f"{i:03d}", i % 2] for i in range(40)]
     old = write_csv(["code", "label"], ["x", 0], *rows, name="old.csv")
     built(old, tmp_path / "out", label="label", shards=2)
@@ -327,9 +327,7 @@ def test_what_is_appended_is_prepared_as_the_dataset_was(parquet: str, newer: st
     assert "prepare" not in second.generations[2].options
 
 
-def test_preparing_that_is_asked_for_stands_in_place_of_that_of_the_build(
-    parquet: str, newer: str, tmp_path: Path
-) -> None:
+def test_a_given_preparation_replaces_that_of_the_build(parquet: str, newer: str, tmp_path: Path) -> None:
     built(parquet, tmp_path / "out", label="label", prepare=PrepareOptions(steps=(Filter("id < 300"),)))
     other = PrepareOptions(steps=(Filter("id >= 1000"),))
     assert len(rows_of(appended(newer, tmp_path / "out", prepare=other))) == 300 + 100
@@ -363,7 +361,7 @@ def test_images_are_prepared_as_those_of_the_dataset_were(tmp_path: Path) -> Non
     assert (image.images, image.min_width, image.max_width) == (24, 8, 8)
 
 
-def test_a_source_whose_kind_has_to_be_named_is_told_so(tmp_path: Path) -> None:
+def test_an_error_hints_at_the_source_kind_of_the_build(tmp_path: Path) -> None:
     for number in range(4):
         Image.new("RGB", (8, 8), (number, 0, 0)).save(tmp_path / f"{number}.png")
     rows = [f"{number}.png,{number % 2}" for number in range(4)]
@@ -401,13 +399,13 @@ def test_the_same_source_is_appended_once_unless_asked_again(
     assert appended(newer, dataset, again=True).manifest.records == OLD + 2 * NEW
 
 
-def test_there_must_be_a_dataset(newer: str, tmp_path: Path) -> None:
+def test_appending_needs_a_dataset(newer: str, tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="there is no dataset at"):
         append(AppendOptions(source=newer, destination=str(tmp_path / "nothing")))
     assert not (tmp_path / "nothing").exists()
 
 
-def test_a_second_append_at_the_same_time_is_told_of_the_first(dataset: Path, newer: str) -> None:
+def test_a_concurrent_append_is_refused(dataset: Path, newer: str) -> None:
     with hold_lease(Storage(str(dataset)), {}) as lease:
         with pytest.raises(DestinationError, match=rf"another build is writing to .* \(process {os.getpid()} on"):
             append(AppendOptions(source=newer, destination=str(dataset)))
@@ -415,7 +413,7 @@ def test_a_second_append_at_the_same_time_is_told_of_the_first(dataset: Path, ne
     assert appended(newer, dataset).manifest.records == OLD + NEW
 
 
-def test_a_dataset_that_is_changed_meanwhile_is_not_overwritten(dataset: Path, newer: str, tmp_path: Path) -> None:
+def test_a_dataset_changed_in_the_meantime_is_not_overwritten(dataset: Path, newer: str, tmp_path: Path) -> None:
     shutil.copytree(dataset, tmp_path / "repaired")
     (tmp_path / "repaired" / open_dataset(str(dataset)).shards[0].path).unlink()
     repair(str(tmp_path / "repaired"))
@@ -465,7 +463,7 @@ def test_readers_see_the_old_or_the_new_dataset(store: Store, parquet: str, newe
     assert set(seen) == {60, 110}
 
 
-def test_the_table_before_is_there_for_who_opened_it_until_clean(dataset: Path, newer: str) -> None:
+def test_the_old_table_stays_for_its_readers_until_clean(dataset: Path, newer: str) -> None:
     old = open_dataset(str(dataset))
     appended(newer, dataset)
     assert rows_of(old) == make_table(OLD).to_pylist()
@@ -486,7 +484,7 @@ def test_clean_leaves_no_folder_of_an_append_that_was_killed_before_its_first_fi
 
 
 @pytest.mark.parametrize("read", [open_dataset, verify])
-def test_who_has_read_dataset_json_when_its_table_goes_reads_it_anew(
+def test_a_reader_whose_table_disappears_reads_dataset_json_again(
     dataset: Path, newer: str, read: Callable[[str], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     decode = Manifest.decode
@@ -505,7 +503,7 @@ def test_who_has_read_dataset_json_when_its_table_goes_reads_it_anew(
     assert found == ([] if read is verify else open_dataset(str(dataset)))
 
 
-def test_verify_calls_nothing_damaged_that_is_written_anew_while_it_looks(dataset: Path, newer: str) -> None:
+def test_verify_reports_no_damage_in_files_replaced_while_it_reads(dataset: Path, newer: str) -> None:
     def replace_dataset(progress: VerifyProgress) -> None:
         if progress.files == 1 and open_dataset(str(dataset)).manifest.records == OLD:
             built(newer, dataset, label="label", shards=2, overwrite=True)
@@ -546,7 +544,7 @@ def test_a_build_replaces_all_generations(dataset: Path, newer: str, tmp_path: P
 # --- the command line --------------------------------------------------------------------------------------------
 
 
-def test_the_command_says_what_it_adds_and_what_there_is_now(
+def test_the_command_reports_what_it_added_and_the_new_totals(
     dataset: Path, newer: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from ringfeed.tools.shard_dataset.program import main

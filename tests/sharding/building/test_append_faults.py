@@ -1,4 +1,4 @@
-"""Appends that are interrupted, killed or fail, and damage to what they wrote: no record is lost or there twice."""
+"""Appends that are interrupted, killed or fail, and damage to their files: no record is lost or stored twice."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def test_a_mistaken_append_leaves_the_work_of_a_killed_one_alone(
     assert max(progress.resumed for progress in seen) >= 3
 
 
-def test_another_append_takes_the_place_of_one_that_was_left(
+def test_another_append_replaces_an_abandoned_one(
     dataset: Path, newer: str, tmp_path: Path, files_of: Files, parquet: str
 ) -> None:
     with pytest.raises(KeyboardInterrupt):
@@ -140,7 +140,7 @@ def forget_holder(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_killed_at_any_change_it_is_the_old_dataset_or_the_new_and_ends_the_same(
+def test_an_append_killed_at_any_write_leaves_the_old_or_the_new_dataset_and_resumes(
     parquet: str, newer: str, tmp_path: Path, files_of: Files, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
 
@@ -177,7 +177,7 @@ def test_killed_at_any_change_it_is_the_old_dataset_or_the_new_and_ends_the_same
     assert seen == {OLD, OLD + NEW}
 
 
-def test_killed_after_its_commit_it_is_not_done_twice_even_with_again(dataset: Path, newer: str) -> None:
+def test_an_append_killed_after_its_commit_is_not_repeated_even_with_again(dataset: Path, newer: str) -> None:
     plan = appended(newer, dataset).manifest.generations[1].plan
     holder = {"token": "1", "host": "elsewhere", "boot": "", "pid": 1, "started": "", "released": True}
     for left, records in ((plan, OLD + NEW), ("of another", OLD + 2 * NEW)):
@@ -197,7 +197,7 @@ def write_rows(path: Path, first: int, rows: int) -> None:
     pq.write_table(pa.table({"id": ids, "word": words, "label": pa.array(ids % 3)}), path, row_group_size=rows // 8)
 
 
-def test_killed_by_the_system_again_and_again_it_ends_byte_identical(tmp_path: Path, files_of: Files) -> None:
+def test_an_append_killed_many_times_ends_byte_identical(tmp_path: Path, files_of: Files) -> None:
     write_rows(tmp_path / "old.parquet", 0, 3000)
     write_rows(tmp_path / "new.parquet", 3000, 100_000)
     for name in ("whole", "out"):
@@ -235,7 +235,7 @@ def twice(dataset: Path, newer: str, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "names", [["dataset.json"], ["shards-g00002.parquet"], ["g00001/train-00001-of-00003.index.arrow"]]
 )
-def test_what_is_lost_is_made_again_bit_by_bit(twice: Path, files_of: Files, names: list[str]) -> None:
+def test_lost_files_are_rebuilt_byte_identical(twice: Path, files_of: Files, names: list[str]) -> None:
     before = files_of(twice)
     for name in names:
         (twice / name).unlink()
@@ -244,9 +244,7 @@ def test_what_is_lost_is_made_again_bit_by_bit(twice: Path, files_of: Files, nam
     assert files_of(twice) == before
 
 
-def test_the_table_is_made_again_beside_an_append_that_did_not_finish(
-    twice: Path, parquet: str, files_of: Files
-) -> None:
+def test_the_table_is_rebuilt_beside_an_unfinished_append(twice: Path, parquet: str, files_of: Files) -> None:
     with pytest.raises(KeyboardInterrupt):
         append(
             AppendOptions(source=parquet, destination=str(twice), again=True),
@@ -268,7 +266,7 @@ def test_the_table_is_made_again_beside_an_append_that_did_not_finish(
     assert not (twice / "g00003").exists()
 
 
-def test_without_its_newest_table_dataset_json_is_that_before_the_append(twice: Path) -> None:
+def test_without_its_newest_table_dataset_json_is_rebuilt_from_the_one_before(twice: Path) -> None:
     (twice / "dataset.json").unlink()
     data = bytearray((twice / "shards-g00002.parquet").read_bytes())
     data[100] ^= 1
@@ -302,7 +300,7 @@ def test_a_damaged_shard_of_a_generation_is_salvaged_and_appended_to(twice: Path
     assert verify(str(twice)) == []
 
 
-def test_a_dataset_whose_table_is_gone_is_not_appended_to(twice: Path, parquet: str, files_of: Files) -> None:
+def test_a_dataset_without_its_table_is_not_appended_to(twice: Path, parquet: str, files_of: Files) -> None:
     (twice / "shards-g00002.parquet").unlink()
     before = files_of(twice)
     with pytest.raises(RingfeedError, match=r"shards-g00002\.parquet is missing; repair it with: shard-dataset repair"):

@@ -1,4 +1,4 @@
-"""Appending to datasets of every kind: with files beside their shards, with splits by a column, balanced by bytes."""
+"""Appending to every kind of dataset: with companion files, split by a column, balanced by bytes."""
 
 import json
 from collections.abc import Callable
@@ -54,7 +54,7 @@ def rows_of(dataset: Dataset, split: str) -> list[dict[str, Any]]:
 # --- files for other programs, and of records that were passed over ----------------------------------------------
 
 
-def test_metadata_that_an_append_makes_untrue_are_not_kept(parquet: str, newer: str, tmp_path: Path) -> None:
+def test_metadata_that_an_append_invalidates_are_removed(parquet: str, newer: str, tmp_path: Path) -> None:
     before = built(parquet, tmp_path / "out", label="label", shards=2).manifest
     assert set(TFDS_NAMES) <= set(before.files)
     for generation in (1, 2):
@@ -87,7 +87,7 @@ def test_each_generation_has_indexes_for_dali(parquet: str, newer: str, tmp_path
     assert (out / name).read_bytes() == data
 
 
-def test_each_generation_names_the_records_that_it_passed_over(tmp_path: Path, files_of: Any) -> None:
+def test_each_generation_lists_the_records_that_it_skipped(tmp_path: Path, files_of: Any) -> None:
     def lines(first: int) -> str:
         good = [json.dumps({"id": i, "label": "ab"[i % 2]}) for i in range(first, first + 40)]
         return "\n".join([*good[:7], "{", *good[7:], ""])
@@ -109,7 +109,7 @@ def test_each_generation_names_the_records_that_it_passed_over(tmp_path: Path, f
     assert set(names) <= set(files_of(out))
 
 
-def test_clean_takes_replaced_tables_and_leaves_what_is_not_ours(
+def test_clean_removes_replaced_tables_and_leaves_foreign_files(
     parquet: str, newer: str, tmp_path: Path, files_of: Any
 ) -> None:
     out = tmp_path / "out"
@@ -152,7 +152,7 @@ def test_the_column_names_the_splits_of_new_records_too(tmp_path: Path, dropped:
     assert verify(str(tmp_path / "out"), deep=True) == []
 
 
-def test_shares_may_stand_in_place_of_the_column(tmp_path: Path) -> None:
+def test_shares_may_replace_the_split_column(tmp_path: Path) -> None:
     pq.write_table(folds(120, 0, "xy"), tmp_path / "old.parquet")
     pq.write_table(folds(90, 1000, "q"), tmp_path / "new.parquet")
     built(str(tmp_path / "old.parquet"), tmp_path / "out", label="label", split_column="fold", shards=2)
@@ -203,9 +203,7 @@ def test_all_new_records_may_be_of_groups_of_one_split(tmp_path: Path, split: st
 
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
 @pytest.mark.parametrize("balance", ["records", "bytes"])
-def test_a_group_stays_in_its_split_and_new_ones_are_shared_out(
-    tmp_path: Path, shard_format: str, balance: str
-) -> None:
+def test_a_group_stays_in_its_split_and_new_groups_are_split(tmp_path: Path, shard_format: str, balance: str) -> None:
     out = grouped(tmp_path, shard_format=shard_format, balance=balance)
     of = {row["fold"]: split for split in HALVES for row in rows_of(open_dataset(str(out)), split)}
     for name, records in (("new", 210), ("last", 270)):
@@ -219,7 +217,7 @@ def test_a_group_stays_in_its_split_and_new_ones_are_shared_out(
     assert not check_dataset(str(out), deep=True).damages
 
 
-def test_a_damaged_generation_of_groups_is_made_again(tmp_path: Path, files_of: Any) -> None:
+def test_a_damaged_generation_of_groups_is_rebuilt(tmp_path: Path, files_of: Any) -> None:
     out = grouped(tmp_path)
     appended(str(tmp_path / "new.parquet"), out)
     dataset = appended(str(tmp_path / "last.parquet"), out)
@@ -238,13 +236,13 @@ def test_groups_that_are_not_stored_are_not_appended_to(tmp_path: Path, files_of
     assert files_of(out) == before
 
 
-def test_groups_have_to_be_let_stay_where_they_are(tmp_path: Path) -> None:
+def test_all_splits_must_be_named_where_groups_stay_in_theirs(tmp_path: Path) -> None:
     out = grouped(tmp_path)
     with pytest.raises(ConfigError, match="--split must name all splits; it lacks test"):
         appended(str(tmp_path / "new.parquet"), out, splits={"train": Fraction(1, 2), "val": Fraction(1, 2)})
 
 
-def test_groups_are_not_looked_up_in_a_damaged_shard(tmp_path: Path, files_of: Any) -> None:
+def test_groups_are_not_read_from_a_damaged_shard(tmp_path: Path, files_of: Any) -> None:
     out = grouped(tmp_path)
     (out / open_dataset(str(out)).shards[0].path).write_bytes(b"nothing")
     before = files_of(out)
@@ -329,7 +327,7 @@ def test_the_draft_of_a_shard_of_a_generation_is_removed(three: tuple[Path, list
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])
-def test_lost_shards_are_made_again_from_the_source_of_their_generation(
+def test_lost_shards_are_rebuilt_from_the_source_of_their_generation(
     three: tuple[Path, list[str]], files_of: Any, number: int
 ) -> None:
     out, sources = three
@@ -369,7 +367,7 @@ def test_shards_of_other_generations_are_left_for_their_source(
 
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
 @pytest.mark.parametrize("columns", [(), ("id",)])
-def test_what_is_there_already_is_not_appended(
+def test_duplicates_of_existing_records_are_not_appended(
     parquet: str, tmp_path: Path, shard_format: str, columns: tuple[str, ...], files_of: Any
 ) -> None:
     built(parquet, tmp_path / "out", label="label", shards=3, shard_format=shard_format)
@@ -404,9 +402,7 @@ def write_photos(folder: Path, colours: range) -> str:
 @pytest.mark.parametrize(
     "images", [None, ImageOptions(size=Size(width=3)), ImageOptions(encoding=Encoding(form="jpeg"))]
 )
-def test_images_are_held_against_those_that_are_stored(
-    tmp_path: Path, images: ImageOptions | None, policy: str
-) -> None:
+def test_images_are_compared_with_the_stored_ones(tmp_path: Path, images: ImageOptions | None, policy: str) -> None:
     old, new = write_photos(tmp_path / "old", range(6)), write_photos(tmp_path / "new", range(4, 10))
     prepare = PrepareOptions(dedup=("image",), images=images)
     built(old, tmp_path / "out", shards=1, prepare=prepare)
@@ -421,7 +417,7 @@ def test_images_are_held_against_those_that_are_stored(
 
 
 @pytest.mark.parametrize("generation", [0, 1])
-def test_a_table_lost_with_shards_of_a_generation_is_made_again_from_its_source(
+def test_a_table_lost_with_shards_of_a_generation_is_rebuilt_from_its_source(
     parquet: str, newer: str, tmp_path: Path, files_of: Any, generation: int
 ) -> None:
     out = tmp_path / "out"

@@ -1,4 +1,4 @@
-"""Builds from end to end: what goes in comes out, balanced, the same bytes each time, or nothing is left."""
+"""Builds from end to end (also `planning`, `stages` and their tasks): exact, balanced, reproducible, all or nothing."""
 
 import os
 from collections.abc import Callable
@@ -55,7 +55,7 @@ def by_id(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ("shard_format", "compression"),
     [("tfrecord", None), ("tfrecord", "gzip"), ("tfrecord", "zlib"), ("parquet", None), ("parquet", "zstd")],
 )
-def test_exactly_the_values_that_went_in_come_out_once(
+def test_every_value_is_stored_exactly_once(
     parquet: str, table: pa.Table, tmp_path: Path, shard_format: str, compression: str | None
 ) -> None:
     dataset = built(
@@ -71,9 +71,7 @@ def test_exactly_the_values_that_went_in_come_out_once(
     assert verify(str(tmp_path / "out")) == []
 
 
-def test_shards_are_balanced_and_the_manifest_says_what_is_in_them(
-    parquet: str, table: pa.Table, tmp_path: Path
-) -> None:
+def test_shards_are_balanced_and_the_manifest_describes_them(parquet: str, table: pa.Table, tmp_path: Path) -> None:
     dataset = built(parquet, tmp_path / "out", label="label", splits=SPLITS, shards=7)
     for split, share in SPLITS.items():
         found = []
@@ -159,7 +157,7 @@ def test_labels_of_every_kind_keep_their_values(tmp_path: Path, labels: pa.Array
 
 
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
-def test_missing_values_and_ragged_lists_come_out_as_they_were(tmp_path: Path, shard_format: str) -> None:
+def test_nulls_and_ragged_lists_survive(tmp_path: Path, shard_format: str) -> None:
     table = pa.table(
         {
             "id": range(6),
@@ -221,7 +219,7 @@ def test_parquet_shards_open_with_plain_pyarrow(parquet: str, table: pa.Table, t
     assert found.to_pylist() == table.to_pylist()
 
 
-def test_the_plan_is_what_is_built_and_writes_nothing(parquet: str, tmp_path: Path) -> None:
+def test_a_plan_matches_the_build_and_writes_nothing(parquet: str, tmp_path: Path) -> None:
     seen: list[Progress] = []
     options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), label="label", splits=SPLITS)
     plan = plan_build(options, report=seen.append)
@@ -337,7 +335,7 @@ def test_a_failed_swap_leaves_no_half_dataset(parquet: str, tmp_path: Path, monk
     assert [p for p in (tmp_path / "out").rglob("*") if p.is_file()] == []
 
 
-def test_a_dataset_that_came_between_the_look_and_the_lease_is_not_built_over(
+def test_a_dataset_written_before_the_lease_is_taken_is_not_overwritten(
     parquet: str, tmp_path: Path, files_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built(parquet, tmp_path / "out", label="label", shards=2)
@@ -348,7 +346,7 @@ def test_a_dataset_that_came_between_the_look_and_the_lease_is_not_built_over(
     assert files_of(tmp_path / "out") == before
 
 
-def test_a_dataset_that_another_build_committed_meanwhile_is_an_error(parquet: str, tmp_path: Path) -> None:
+def test_a_dataset_committed_by_another_build_in_the_meantime_is_an_error(parquet: str, tmp_path: Path) -> None:
     def intrude(progress: Progress) -> None:
         if progress.stage == "write" and progress.done == 1:
             (tmp_path / "out" / "dataset.json").write_text("{}")
@@ -358,7 +356,7 @@ def test_a_dataset_that_another_build_committed_meanwhile_is_an_error(parquet: s
         build(options, report=intrude)
 
 
-def test_what_a_killed_build_left_is_cleared(
+def test_leftovers_of_a_killed_build_are_removed(
     parquet: str, tmp_path: Path, files_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ringfeed.sharding.storage.lease._SILENT_SECONDS", 0.1)
@@ -405,7 +403,7 @@ def test_a_folder_with_other_files_is_left_alone(parquet: str, tmp_path: Path, f
         ("s3://b/a", "s3://b/a/b", "lies inside the source"),
     ],
 )
-def test_source_and_destination_must_lie_apart(tmp_path: Path, source: str, destination: str, message: str) -> None:
+def test_source_and_destination_must_not_overlap(tmp_path: Path, source: str, destination: str, message: str) -> None:
     with pytest.raises(DestinationError, match=message):
         build(BuildOptions(source=source.format(tmp_path), destination=destination.format(tmp_path)))
 
@@ -419,7 +417,7 @@ def test_nothing_is_spilled_into_the_destination(parquet: str, tmp_path: Path, s
 
 
 @pytest.mark.parametrize(("source", "records"), [("{}/*.csv", [1, 2]), ("{}/ab", [3, 4]), ("{}/a.csv", [1, 2])])
-def test_neighbours_are_apart_enough(
+def test_neighbouring_folders_do_not_overlap(
     tmp_path: Path, source: str, records: list[int], write_csv: Callable[..., str]
 ) -> None:
     write_csv(["x"], [1], [2], name="a.csv")
@@ -450,7 +448,7 @@ def test_data_that_cannot_be_sharded_is_refused(
         built(str(tmp_path / "x.parquet"), nothing_left, label=label)
 
 
-def test_a_source_that_changes_between_the_passes_is_found(parquet: str, table: pa.Table, nothing_left: Path) -> None:
+def test_a_source_changed_between_the_passes_is_detected(parquet: str, table: pa.Table, nothing_left: Path) -> None:
     def change(progress: Progress) -> None:
         if progress.stage == "count" and progress.done == 1:
             pq.write_table(table.slice(0, 599).append_column("new", pa.array(range(599))), parquet, row_group_size=100)
@@ -469,7 +467,7 @@ def halves(table: pa.Table, tmp_path: Path) -> Path:
     return tmp_path / "halves"
 
 
-def test_a_file_that_is_replaced_between_the_passes_by_one_like_it_is_found(
+def test_a_file_replaced_by_a_similar_one_between_the_passes_is_detected(
     halves: Path, tmp_path: Path, nothing_left: Path
 ) -> None:
     def change(progress: Progress) -> None:
@@ -485,7 +483,7 @@ def test_a_file_that_is_replaced_between_the_passes_by_one_like_it_is_found(
         build(options, report=change)
 
 
-def test_files_that_come_and_go_while_a_source_is_built_from_are_no_matter(
+def test_files_that_come_and_go_during_a_build_do_not_matter(
     halves: Path, tmp_path: Path, files_of: Callable[[Path], dict[str, bytes]]
 ) -> None:
     def change(progress: Progress) -> None:
@@ -514,7 +512,7 @@ def test_a_source_that_goes_missing_between_the_passes_is_named(
         build(options, report=remove)
 
 
-def test_paths_are_taken_where_urls_are(parquet: str, tmp_path: Path, files_of: Any) -> None:
+def test_paths_are_accepted_as_urls(parquet: str, tmp_path: Path, files_of: Any) -> None:
     source, out = Path(parquet), tmp_path / "out"
     build(BuildOptions(source=source, destination=out, label="label", spill=tmp_path / "spill"))  # type: ignore[arg-type]
     build(BuildOptions(source=parquet, destination=str(tmp_path / "same"), label="label"))
@@ -528,7 +526,7 @@ def test_paths_are_taken_where_urls_are(parquet: str, tmp_path: Path, files_of: 
             BuildOptions(source=wrong, destination="x")  # type: ignore[arg-type]
 
 
-def test_a_source_that_grows_between_the_passes_is_told(tmp_path: Path, nothing_left: Path) -> None:
+def test_a_source_that_grows_between_the_passes_is_detected(tmp_path: Path, nothing_left: Path) -> None:
     source = tmp_path / "x.parquet"
     pq.write_table(make_table(600), source)
 

@@ -1,4 +1,4 @@
-"""Stores and networks that misbehave: all ends right, or fails with a line that says why, and leaves nothing."""
+"""Faults of stores and networks: a build succeeds, or fails with a clear message and leaves nothing behind."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What tells two sources apart: whatever decides which records they give, and not where they lie."""
+"""The fingerprint of a source covers all that decides its records, and not its location."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def images(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("make", [hdf5, npz, npy, members, hive, images])
-def test_what_decides_the_records_is_in_it(make: Callable[[Path], list[str]], tmp_path: Path) -> None:
+def test_the_fingerprint_covers_all_that_decides_the_records(make: Callable[[Path], list[str]], tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     (tmp_path / "there").mkdir()
     sources = make(tmp_path / "here")
@@ -79,7 +79,7 @@ def test_what_decides_the_records_is_in_it(make: Callable[[Path], list[str]], tm
     assert [fingerprint(source.replace("/here", "/there/moved")) for source in sources] == prints
 
 
-def test_a_member_that_is_replaced_by_one_as_large_is_another(tmp_path: Path) -> None:
+def test_replacing_a_member_by_one_of_the_same_size_changes_the_fingerprint(tmp_path: Path) -> None:
     prints = []
     for value in (1, 2):
         with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:

@@ -1,4 +1,4 @@
-"""What may be asked of a build."""
+"""The rules of build options."""
 
 from decimal import Decimal
 from fractions import Fraction
@@ -33,7 +33,7 @@ def options(**changes: Any) -> BuildOptions:
         ({"group_by": "g"}, "several splits, and there is only one; add --split train=0.9"),
     ],
 )
-def test_an_option_that_its_rule_forbids_names_rule_and_value(changes: dict[str, Any], message: str) -> None:
+def test_an_invalid_option_names_its_rule_and_value(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         options(**changes)
 
@@ -41,7 +41,7 @@ def test_an_option_that_its_rule_forbids_names_rule_and_value(changes: dict[str,
 @pytest.mark.parametrize(
     "shares", [{"train": 0.8, "test": 0.2}, {"train": "4/5", "test": "0.2"}, {"train": Decimal("0.8"), "test": 0.2}]
 )
-def test_shares_are_what_they_are_written_as(shares: Any) -> None:
+def test_shares_are_exact_decimals(shares: Any) -> None:
     assert options(splits=shares).splits == {"train": Fraction(4, 5), "test": Fraction(1, 5)}
     assert AppendOptions(source="a", destination="b", splits=shares).splits == options(splits=shares).splits
 

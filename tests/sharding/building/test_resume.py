@@ -1,4 +1,4 @@
-"""A build that is killed goes on where it stopped, and ends with the bytes of one that nobody disturbed."""
+"""A killed build resumes, and ends with the bytes of an undisturbed one."""
 
 import itertools
 import json
@@ -82,7 +82,7 @@ def test_finished_shards_are_kept_and_not_written_again(
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), StorageError("planted")])
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_finished_shards_stay_if_who_goes_on_comes_to_write_nothing(
+def test_finished_shards_stay_if_the_resuming_build_fails_before_it_writes(
     parquet: str, tmp_path: Path, files_of: Any, error: BaseException, overwrite: bool
 ) -> None:
     """Interrupted as it reads, or refused: two preemptions in a row, or a flag that was forgotten, cost no shard."""
@@ -112,7 +112,7 @@ def test_finished_shards_stay_if_who_goes_on_comes_to_write_nothing(
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
-def test_a_kept_shard_that_was_damaged_meanwhile_is_written_again(parquet: str, tmp_path: Path, files_of: Any) -> None:
+def test_a_finished_shard_damaged_in_the_meantime_is_written_again(parquet: str, tmp_path: Path, files_of: Any) -> None:
     built(parquet, tmp_path / "whole", label="label", shards=SHARDS)
     options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), label="label", shards=SHARDS)
     interrupted(options, 6)
@@ -125,7 +125,7 @@ def test_a_kept_shard_that_was_damaged_meanwhile_is_written_again(parquet: str, 
 
 
 @pytest.mark.parametrize("change", [{"seed": 1}, {"shards": 5}, {"shard_format": "parquet"}])
-def test_the_work_of_another_plan_is_not_gone_on_with(
+def test_the_work_of_another_plan_is_not_resumed(
     parquet: str, tmp_path: Path, files_of: Any, change: dict[str, Any]
 ) -> None:
     how: dict[str, Any] = {"label": "label", "shards": SHARDS}
@@ -146,7 +146,7 @@ def test_a_source_that_changed_is_read_anew(parquet: str, tmp_path: Path, files_
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
-def test_a_bad_source_leaves_nothing_to_go_on_with(parquet: str, nothing_left: Path) -> None:
+def test_a_bad_source_leaves_nothing_to_resume(parquet: str, nothing_left: Path) -> None:
     options = BuildOptions(source=parquet, destination=str(nothing_left), label="label", shards=SHARDS)
     with pytest.raises(SourceError, match=r"^planted$"):
         build(options, report=interrupt_after(5, SourceError("planted")))
@@ -181,7 +181,7 @@ def test_clean_removes_what_a_killed_build_left_and_nothing_else(parquet: str, t
 
 
 @pytest.mark.parametrize("killed_again", [False, True])
-def test_clean_removes_a_build_that_was_killed_when_all_was_written_but_its_commit(
+def test_clean_removes_a_build_killed_just_before_its_commit(
     parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed_again: bool
 ) -> None:
     out = tmp_path / "out"
@@ -203,7 +203,7 @@ def test_clean_removes_a_build_that_was_killed_when_all_was_written_but_its_comm
 
 @pytest.mark.parametrize("mark", ["_building.json", "_building.takeover-1.json"])
 @pytest.mark.parametrize("cleaned", [False, True])
-def test_a_build_that_was_killed_at_its_very_first_write_is_in_nobodys_way(
+def test_a_build_killed_at_its_first_write_does_not_block_others(
     parquet: str, tmp_path: Path, files_of: Any, cleaned: bool, mark: str
 ) -> None:
     out = tmp_path / "out"
@@ -250,7 +250,7 @@ def at_shard(number: int, act: Callable[[], object]) -> Callable[[Progress], Non
     return report
 
 
-def test_a_destination_that_is_removed_meanwhile_is_told_and_can_be_cleaned(parquet: str, tmp_path: Path) -> None:
+def test_a_destination_removed_during_a_build_is_reported_and_can_be_cleaned(parquet: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS)
     with pytest.raises(DestinationError, match=r"out was removed or cleaned up while .* with: shard-dataset clean"):
@@ -259,7 +259,7 @@ def test_a_destination_that_is_removed_meanwhile_is_told_and_can_be_cleaned(parq
     assert not out.exists()
 
 
-def test_a_write_that_fails_tells_of_the_removal_only_if_there_was_one(tmp_path: Path) -> None:
+def test_a_failed_write_mentions_a_removal_only_if_there_was_one(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with draft_dataset(Storage(str(out)), "new", {"task": "build"}) as draft:
         with pytest.raises(StorageError, match="no room"), draft.checking_lease():
@@ -269,7 +269,7 @@ def test_a_write_that_fails_tells_of_the_removal_only_if_there_was_one(tmp_path:
             raise StorageError("there is no such file or folder")
 
 
-def test_who_was_taken_over_and_finds_the_spill_removed_is_told_the_former(store: Store) -> None:
+def test_a_build_that_lost_its_lease_and_its_spill_reports_the_lost_lease(store: Store) -> None:
     def build_and_fail() -> None:
         with draft_dataset(Storage(store.url), "new", {"task": "build"}) as draft, draft.checking_lease():
             store.write_bytes("_building.json", json.dumps(HOLDER).encode())
@@ -280,7 +280,7 @@ def test_who_was_taken_over_and_finds_the_spill_removed_is_told_the_former(store
     assert store.list() == ["_building.json"]
 
 
-def test_who_lost_the_lease_does_not_write_over_the_table_of_who_has_it(parquet: str, tmp_path: Path) -> None:
+def test_a_build_that_lost_its_lease_does_not_overwrite_the_table_of_the_holder(parquet: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
 
     def take_over() -> None:
@@ -293,7 +293,7 @@ def test_who_lost_the_lease_does_not_write_over_the_table_of_who_has_it(parquet:
     assert (out / "shards.parquet").read_bytes() == b"theirs"
 
 
-def test_a_spill_that_is_removed_meanwhile_costs_no_shard(parquet: str, tmp_path: Path, files_of: Any) -> None:
+def test_a_spill_removed_during_a_build_costs_no_shard(parquet: str, tmp_path: Path, files_of: Any) -> None:
     out, spill = tmp_path / "out", tmp_path / "spill"
     options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS, spill=str(spill))
     with pytest.raises(StorageError, match=r"was removed while it was needed; .* finished: start"):
@@ -304,7 +304,7 @@ def test_a_spill_that_is_removed_meanwhile_costs_no_shard(parquet: str, tmp_path
 
 
 @pytest.mark.parametrize("gone", ["000000.arrow", "000000.json"])
-def test_a_spill_of_which_a_part_is_gone_is_made_again(parquet: str, tmp_path: Path, files_of: Any, gone: str) -> None:
+def test_a_spill_that_lacks_a_part_is_written_again(parquet: str, tmp_path: Path, files_of: Any, gone: str) -> None:
     """As by a clean that was killed."""
     out, spill = tmp_path / "out", tmp_path / "spill"
     options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS, spill=str(spill))
@@ -318,7 +318,7 @@ def test_a_spill_of_which_a_part_is_gone_is_made_again(parquet: str, tmp_path: P
     assert files_of(out) == files_of(tmp_path / "whole")
 
 
-def test_a_spill_without_the_records_of_a_shard_that_was_damaged_is_made_again(
+def test_a_spill_without_the_records_of_a_damaged_shard_is_written_again(
     parquet: str, tmp_path: Path, files_of: Any
 ) -> None:
     out, spill = tmp_path / "out", tmp_path / "spill"
@@ -338,7 +338,7 @@ def test_a_spill_without_the_records_of_a_shard_that_was_damaged_is_made_again(
 HOLDER = {"token": "1", "host": "elsewhere", "boot": "", "pid": 1, "started": "", "about": {}}
 
 
-def test_clean_leaves_a_dataset_alone_that_was_committed_while_it_looked(
+def test_clean_leaves_a_dataset_alone_that_is_committed_while_it_looks(
     parquet: str, tmp_path: Path, files_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -359,7 +359,7 @@ def test_clean_leaves_a_dataset_alone_that_was_committed_while_it_looked(
     assert files_of(out) == whole
 
 
-def test_while_clean_removes_nobody_else_writes(
+def test_nobody_writes_while_clean_removes(
     parquet: str, tmp_path: Path, files_of: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
@@ -379,9 +379,7 @@ def test_while_clean_removes_nobody_else_writes(
     assert not out.exists()
 
 
-def test_clean_works_where_there_is_no_room_for_a_mark(
-    parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clean_works_on_a_full_disk(parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "out"
     options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS)
     interrupted(options, 5)
@@ -395,7 +393,7 @@ def test_clean_works_where_there_is_no_room_for_a_mark(
     assert not out.exists()
 
 
-def test_a_full_disk_makes_clean_not_forget_who_writes_there(small_disk: Path) -> None:
+def test_clean_on_a_full_disk_still_respects_a_writer(small_disk: Path) -> None:
     out = small_disk / "out"
     with hold_lease(Storage(str(out)), {"task": "build"}) as lease:
         with pytest.raises(OSError, match="No space left"):
@@ -406,9 +404,7 @@ def test_a_full_disk_makes_clean_not_forget_who_writes_there(small_disk: Path) -
         (small_disk / "fill").unlink()
 
 
-def test_a_replacement_leaves_nothing_of_those_that_were_killed_before_it(
-    parquet: str, tmp_path: Path, files_of: Any
-) -> None:
+def test_a_replacement_leaves_nothing_of_earlier_killed_ones(parquet: str, tmp_path: Path, files_of: Any) -> None:
     out = tmp_path / "out"
     how: dict[str, Any] = {"label": "label", "shards": SHARDS}
     built(parquet, out, label="label", shards=3)
@@ -426,7 +422,7 @@ def test_a_replacement_leaves_nothing_of_those_that_were_killed_before_it(
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_the_same_build_tidies_up_after_one_that_was_killed_when_it_had_replaced(
+def test_the_same_build_tidies_up_after_one_killed_after_its_replacement(
     parquet: str, tmp_path: Path, files_of: Any, overwrite: bool
 ) -> None:
     """What lies in `_replacing`, or in the folder itself: of a build that found no dataset there to replace."""
@@ -442,7 +438,7 @@ def test_the_same_build_tidies_up_after_one_that_was_killed_when_it_had_replaced
     assert [path for path in out.rglob("*") if path.is_dir()] == []
 
 
-def test_a_replacement_is_gone_on_with_too(parquet: str, tmp_path: Path, files_of: Any) -> None:
+def test_a_killed_replacement_resumes(parquet: str, tmp_path: Path, files_of: Any) -> None:
     built(parquet, tmp_path / "out", label="label", shards=3)
     how: dict[str, Any] = {"label": "label", "shards": SHARDS, "seed": 1}
     options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), overwrite=True, **how)
@@ -522,7 +518,7 @@ def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return Undisturbed(source=source, shard_format=request.param, files=files, seconds=seconds)
 
 
-def test_killed_at_random_it_ends_byte_identical(store: Store, undisturbed: Undisturbed) -> None:
+def test_a_build_killed_at_random_ends_byte_identical(store: Store, undisturbed: Undisturbed) -> None:
     """The short version of the campaign below."""
     _campaign(store, undisturbed, kills=3, seed=1)
 

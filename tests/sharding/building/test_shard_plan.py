@@ -47,7 +47,7 @@ def test_a_class_with_too_few_records_is_refused_by_name() -> None:
     assert sort_classes(tally({"a": 5, "b": 1}), "x", 1).to_pylist() == ["a", "b"]
 
 
-def test_without_a_label_too_few_records_are_not_told_of_a_class() -> None:
+def test_without_a_label_the_error_for_too_few_records_names_no_class() -> None:
     with pytest.raises(SourceError, match=r"^x has 1 record, fewer than 2; pass --min-class-records 1$"):
         sort_classes(tally({False: 1}), "x", 2, labelled=False)
     with pytest.raises(SourceError, match=r"^the source has 1 record, too few for one in each of 2 splits"):

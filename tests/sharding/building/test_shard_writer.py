@@ -1,4 +1,4 @@
-"""Small files that are written side by side: none is seen before there are enough of them, and none is forgotten."""
+"""Small files are written side by side once there are enough of them, and none is lost."""
 
 import pyarrow as pa
 
@@ -20,7 +20,7 @@ def test_small_files_are_written_many_at_a_time(store: Store) -> None:
     assert store.read_bytes("last") == b"1"
 
 
-def test_a_large_file_is_held_back_by_none(store: Store) -> None:
+def test_a_large_file_is_written_at_once(store: Store) -> None:
     small = SmallFiles(Storage(store.url))
     small.add({"a": b"1"})
     small.add({"b": bytes(8 << 20)})

@@ -1,4 +1,4 @@
-"""`--filter`: what its language says, what it means with missing values and at the edges of types, and its errors."""
+"""The `--filter` language: its grammar, nulls, the limits of types, and its errors."""
 
 import math
 import operator
@@ -69,7 +69,7 @@ T, F, N = True, False, None
         ("  x\n> 1 ", [F, T, N]),
     ],
 )  # fmt: skip
-def test_it_means_what_it_says(text: str, expected: list[bool | None]) -> None:
+def test_expressions_evaluate_as_documented(text: str, expected: list[bool | None]) -> None:
     assert evaluate(text, COLUMNS).to_pylist() == expected
 
 
@@ -127,7 +127,7 @@ def test_anything_else_is_refused_with_the_reason(text: str, told: str) -> None:
     assert "--filter" in str(error.value)
 
 
-def test_words_are_columns_where_a_column_is_named_so() -> None:
+def test_a_column_may_be_named_like_a_word() -> None:
     columns = {"true": pa.array([1, 2]), "col": pa.array([2, 2])}
     assert columns_of("true == col", columns) == {"true", "col"}
     assert evaluate("true == col", columns).to_pylist() == [False, True]
@@ -143,13 +143,13 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     st.sampled_from(sorted(_COMPARE)),
     st.integers(-(2**70), 2**70),
 )
-def test_integers_compare_as_python_s_do(values: list[int], sign: str, literal: int) -> None:
+def test_integers_compare_as_in_python(values: list[int], sign: str, literal: int) -> None:
     found = evaluate(f"x {sign} {literal}", {"x": pa.array(values, pa.int64())})
     assert found.to_pylist() == [_COMPARE[sign](value, literal) for value in values]
 
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(-(2**63), 2**63 - 1)), min_size=1))
-def test_unsigned_and_signed_columns_compare_as_python_s_do(pairs: list[tuple[int, int]]) -> None:
+def test_unsigned_and_signed_columns_compare_as_in_python(pairs: list[tuple[int, int]]) -> None:
     columns = {"u": pa.array([u for u, _ in pairs], pa.uint64()), "x": pa.array([x for _, x in pairs], pa.int64())}
     assert evaluate("u > x", columns).to_pylist() == [u > x for u, x in pairs]
 

@@ -1,4 +1,4 @@
-"""Image folders, prepared: files are read once and late, sizes stay true, every mode and orientation is right."""
+"""Prepared images (also `image_source`): files are read once and late, sizes stay true, all modes are right."""
 
 from collections.abc import Callable
 from io import BytesIO
@@ -106,7 +106,7 @@ def size_of(data: bytes) -> tuple[int, int]:
 # --- steps and images that are read late -------------------------------------------------------------------------
 
 
-def test_steps_on_what_is_known_read_no_file_before_the_end(folder: str, reads: list[str]) -> None:
+def test_steps_on_known_columns_read_no_image_file(folder: str, reads: list[str]) -> None:
     steps = [
         Filter("label != 'fox' and path != 'cat/1.png'"),
         Rename((("image", "photo"), ("label", "animal"), ("path", "height"), ("height", "path"))),
@@ -126,14 +126,14 @@ def test_steps_on_what_is_known_read_no_file_before_the_end(folder: str, reads: 
     assert reads == ["cat/2.jpg", "dog/3.png", "dog/4.png"]
 
 
-def test_the_path_may_go_though_the_files_are_found_by_it(folder: str) -> None:
+def test_the_path_column_may_be_dropped(folder: str) -> None:
     assert [size_of(row["image"]) for row in records(source_of(folder, Drop(("path", "height"))))] == list(
         SIZES.values()
     )
     assert records(source_of(folder, Select(("image",)), label=None))[0].keys() == {"image"}
 
 
-def test_nothing_is_read_where_no_image_is_kept(folder: str, reads: list[str]) -> None:
+def test_no_image_file_is_read_if_no_image_is_kept(folder: str, reads: list[str]) -> None:
     assert records(source_of(folder, Select(("label", "path"))))[-1] == {"label": "fox", "path": "fox/5.png"}
     assert reads == []
 
@@ -146,7 +146,7 @@ def test_nothing_is_read_where_no_image_is_kept(folder: str, reads: list[str]) -
         [FillNulls((("height", "0"),)), DropNulls(), Filter("height < 20"), Filter("label != 'fox'")],
     ],
 )
-def test_rows_may_be_chosen_by_what_is_in_the_files(folder: str, steps: list[Step]) -> None:
+def test_rows_may_be_filtered_by_image_columns(folder: str, steps: list[Step]) -> None:
     rows = records(source_of(folder, *steps))
     assert [row["path"] for row in rows] == ["cat/1.png", "dog/3.png"]
     assert [size_of(row["image"]) for row in rows] == [(9, 7), (5, 7)]
@@ -167,7 +167,7 @@ def test_a_function_sees_whole_records(folder: str, tmp_path: Path) -> None:
     assert all(row["file_bytes"] == len(row["image"]) for row in rows)
 
 
-def test_the_label_may_be_what_is_in_the_files(folder: str) -> None:
+def test_the_label_may_come_from_image_columns(folder: str) -> None:
     source = PreparedSource.over(open_source(folder, None), [Cast((("height", "string"),))], "height")
     assert [row["height"] for row in records(source)] == ["7", "20", "7", "48", "6"]
 
@@ -201,7 +201,7 @@ def test_a_build_of_prepared_images_is_whole_and_the_same_on_two_workers(
 # --- sizes ---------------------------------------------------------------------------------------------------------
 
 
-def test_sizes_are_those_of_the_new_images_under_whatever_name(folder: str) -> None:
+def test_sizes_are_updated_under_any_column_name(folder: str) -> None:
     images = ImageOptions(size=Size(width=10))
     rows = records(source_of(folder, Rename((("height", "h"), ("width", "w"))), Cast((("h", "int64"),)), images=images))
     assert [(row["w"], row["h"]) for row in rows] == [size_of(row["image"]) for row in rows]
@@ -211,7 +211,7 @@ def test_sizes_are_those_of_the_new_images_under_whatever_name(folder: str) -> N
 
 
 @pytest.mark.parametrize("columns", [("height", "width"), ("height",)])
-def test_a_column_that_tells_another_height_is_left_alone(tmp_path: Path, columns: tuple[str, ...]) -> None:
+def test_a_column_with_another_height_is_left_alone(tmp_path: Path, columns: tuple[str, ...]) -> None:
     told = {"height": [180, 7, 7], "width": [9, 9, 80]}
     table = pa.table({"photo": [picture(9, 7), picture(9, 7), None], **{name: told[name] for name in columns}})
     pq.write_table(table, tmp_path / "people.parquet")
@@ -225,7 +225,7 @@ def test_a_column_that_tells_another_height_is_left_alone(tmp_path: Path, column
 @pytest.mark.parametrize(
     ("others", "height", "width"), [((), "height", "width"), (("height",), "photo_height", "photo_width")]
 )
-def test_sizes_are_stored_where_no_columns_tell_them(
+def test_sizes_are_added_where_no_columns_hold_them(
     tmp_path: Path, others: tuple[str, ...], height: str, width: str
 ) -> None:
     table = pa.table({"photo": [picture(9, 7), None, picture(9, 18)], **{name: ["tall"] * 3 for name in others}})
@@ -236,7 +236,7 @@ def test_sizes_are_stored_where_no_columns_tell_them(
     assert [(row[height], row[width]) for row in records(source)] == [(14, 18), (None, None), (28, 14)]
 
 
-def test_sizes_of_several_images_are_stored_apart(tmp_path: Path) -> None:
+def test_sizes_of_several_images_get_separate_columns(tmp_path: Path) -> None:
     table = pa.table({"left": [picture(9, 7)], "right": [picture(7, 9)], "height": [7], "width": [9]})
     pq.write_table(table, tmp_path / "pairs.parquet")
     features = {name: Feature(name=name, dtype="binary", encoding="image") for name in ("left", "right")}
@@ -266,7 +266,7 @@ def test_sizes_that_a_build_stored_follow_when_its_images_are_resized_again(
             assert [size_of(row[name]) for name in names] == [size] * len(names)
 
 
-def test_a_column_that_takes_the_name_for_sizes_is_named(tmp_path: Path) -> None:
+def test_a_column_that_clashes_with_the_sizes_is_named(tmp_path: Path) -> None:
     names = ("height", "photo_width")
     table = pa.table({"photo": [picture(9, 7)], **{name: ["tall"] for name in names}})
     pq.write_table(table, tmp_path / "people.parquet")
@@ -284,18 +284,18 @@ def test_the_sizes_may_be_all_that_is_kept(folder: str, tmp_path: Path) -> None:
     assert sorted(found) == sorted(SIZES.values())
 
 
-def test_sizes_that_were_left_out_stay_so(folder: str) -> None:
+def test_dropped_sizes_stay_dropped(folder: str) -> None:
     source = source_of(folder, Drop(("height", "width")), images=ImageOptions(size=Size(width=14)))
     assert source.schema.names == ("image", "label", "path")
 
 
-def test_sizes_that_their_column_cannot_hold_are_told(folder: str) -> None:
+def test_sizes_that_do_not_fit_their_column_are_an_error(folder: str) -> None:
     source = source_of(folder, Cast((("width", "int8"),)), images=ImageOptions(size=Size(width=130, height=5)))
     with pytest.raises(SourceError, match="'width' of type int8 cannot hold the new sizes"):
         records(source)
 
 
-def test_images_are_asked_for_where_there_are_none(parquet: str) -> None:
+def test_resizing_without_images_is_an_error(parquet: str) -> None:
     with pytest.raises(ConfigError, match="no column holds images"):
         source_of(parquet, images=ImageOptions(size=Size(width=4)))
 
@@ -369,7 +369,7 @@ def palette_with_transparency() -> bytes:
     ],
 )
 @pytest.mark.parametrize("encoding", [None, "jpeg", "png", "webp:90"])
-def test_every_mode_comes_out_in_every_format(
+def test_every_mode_can_be_stored_in_every_format(
     data: Callable[[], bytes], format_: str, mode: str, encoding: str | None
 ) -> None:
     image = transformed(data(), "20x10", encoding)
@@ -385,7 +385,7 @@ def test_every_mode_comes_out_in_every_format(
         assert light > 0.8 * full
 
 
-def test_what_is_transparent_is_white_where_the_format_has_no_transparency() -> None:
+def test_transparency_becomes_white_in_jpeg() -> None:
     image = transformed(palette_with_transparency(), None, "jpeg:95")
     left, right = (np.asarray(image)[10, x].astype(int) for x in (3, 36))
     assert np.abs(left - 255).max() < 12
@@ -444,14 +444,14 @@ def test_palettes_and_greys_keep_their_profile(mode: str) -> None:
     assert ("icc_profile" in transformed(out.getvalue(), "10", "webp").info) == (mode == "P")  # WebP has no grey
 
 
-def test_an_upright_image_of_the_size_asked_for_stays_as_it_is() -> None:
+def test_an_upright_image_of_the_requested_size_is_unchanged() -> None:
     for data in (picture(40, 20, "JPEG"), picture(40, 20, "GIF", "P")):
         (new,) = transform_all([data], ImageOptions(size=Size(width=20)), str)
         assert new is not None
         assert (new.data, new.width, new.height) == (data, 40, 20)
 
 
-def test_bytes_are_the_same_each_time_and_in_any_company() -> None:
+def test_bytes_do_not_depend_on_the_other_images() -> None:
     images = [picture(40 + i, 30, form) for i, form in enumerate(["PNG", "JPEG", "WEBP"] * 6)]
     options = ImageOptions(size=Size(width=12), encoding=parse_encoding("webp"))
     together = [new.data for new in transform_all([*images], options, str) if new]
@@ -474,19 +474,19 @@ def test_a_damaged_image_is_named(data: Callable[[], bytes], told: str) -> None:
     assert "0x" not in str(error.value)
 
 
-def test_a_strip_does_not_become_a_picture_without_end() -> None:
+def test_a_strip_is_not_resized_beyond_the_longest_side() -> None:
     with pytest.raises(SourceError, match="it would have 90000 x 300 pixels; a side may have at most 65500"):
         list(transform_all([picture(300, 1)], ImageOptions(size=Size(width=300)), str))
 
 
-def test_greys_of_more_than_16_bits_have_no_place() -> None:
+def test_grey_values_beyond_16_bits_are_refused() -> None:
     out = BytesIO()
     Image.fromarray(np.array([[0, 70_000]], np.int32)).save(out, "TIFF")
     with pytest.raises(SourceError, match="its grey values range from 0 to 70000, beyond 16 bits"):
         list(transform_all([out.getvalue()], ImageOptions(encoding=parse_encoding("png")), str))
 
 
-def test_pixels_that_are_fractions_have_no_place() -> None:
+def test_float_pixels_are_refused() -> None:
     out = BytesIO()
     Image.fromarray(np.zeros((4, 4), np.float32)).save(out, "TIFF")
     with pytest.raises(SourceError, match="its pixels are floats"):

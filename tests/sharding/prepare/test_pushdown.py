@@ -1,4 +1,4 @@
-"""What an expression implies of single columns: weaker than itself, never wrong, and of use where statistics are."""
+"""What an expression implies for single columns: weaker than the expression, never wrong, useful with statistics."""
 
 import pytest
 
@@ -57,7 +57,7 @@ def test_comparisons_with_literals_are_kept(text: str, expected: str) -> None:
         "x in ()",
     ],
 )
-def test_what_statistics_cannot_tell_implies_nothing(text: str) -> None:
+def test_what_statistics_cannot_refute_implies_nothing(text: str) -> None:
     assert str(implied_filter(text, SCHEMA)) == "true"
 
 
@@ -77,5 +77,5 @@ NUMBERS, WORDS = range(20_000), [f"'w{number}'" for number in range(501)]
     ],
     ids=["integers", "floats", "texts", "none of them", "mixed", "or", "and"],
 )
-def test_what_is_long_implies_so_little_that_it_overflows_no_stack(text: str, expected: str) -> None:
+def test_long_expressions_do_not_overflow_the_stack(text: str, expected: str) -> None:
     assert str(implied_filter(text, SCHEMA)) == expected

@@ -1,4 +1,4 @@
-"""The file of `--schema`: what it may say, and what is told where it says something else."""
+"""The file of `--schema`: what it may hold, and the errors for anything else."""
 
 import gzip
 from pathlib import Path
@@ -56,7 +56,7 @@ features:
         ("a: \x00", "is not YAML"),
     ],
 )
-def test_all_else_is_an_error_in_one_line(tmp_path: Path, text: str, told: str) -> None:
+def test_anything_else_is_an_error_in_one_line(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "types.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=told) as error:
@@ -65,14 +65,14 @@ def test_all_else_is_an_error_in_one_line(tmp_path: Path, text: str, told: str) 
     assert "\n" not in str(error.value)
 
 
-def test_a_damaged_compressed_file_is_told_as_such(tmp_path: Path) -> None:
+def test_a_damaged_compressed_file_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "types.yaml.gz"
     path.write_bytes(gzip.compress(b"features: {zip: string}")[:-9])
     with pytest.raises(SourceError, match=r"types\.yaml\.gz: .*; the compressed file is damaged or cut short"):
         read_features(str(path))
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_schema_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no file"):
         read_features(str(tmp_path / "none.yaml"))
     with pytest.raises(StorageError, match=r"cannot read .*: it is a folder, where a file must be; check the path"):

@@ -1,4 +1,4 @@
-"""Preparing records: a prepared build is the build of what was prepared in Arrow before; nothing is read in vain."""
+"""Steps from end to end (also `open`, `prepared_source`, `casts`, `user_map`): equal to preparing in Arrow first."""
 
 import pickle
 from collections.abc import Iterator, Sequence
@@ -172,7 +172,7 @@ STEPS: dict[str, tuple[list[Step], Any]] = {
 @pytest.mark.parametrize("name", STEPS)
 @settings(max_examples=15)  # each builds twice
 @given(table=tables(), row_group=st.integers(1, 40))
-def test_it_equals_preparing_in_arrow_first(
+def test_a_prepared_build_equals_a_build_of_data_prepared_in_arrow(
     tmp_path_factory: pytest.TempPathFactory, name: str, table: pa.Table, row_group: int
 ) -> None:
     steps, oracle = STEPS[name]
@@ -251,7 +251,7 @@ def test_a_value_that_a_type_cannot_hold_is_refused(values: pa.Array, dtype: str
         step.apply(batch)
 
 
-def test_lists_are_cast_and_lists_with_holes_are_dropped(tmp_path: Path) -> None:
+def test_lists_are_cast_and_lists_with_nulls_are_dropped(tmp_path: Path) -> None:
     table = pa.table(
         {
             "fixed": pa.array([[1, 2], None, [3, None], [4, 5]], pa.list_(pa.float64(), 2)),
@@ -331,7 +331,7 @@ def test_a_step_that_does_not_fit_is_refused_before_anything_is_read(parquet: st
         source_of(parquet, step, label="label")
 
 
-def test_steps_see_the_columns_as_those_before_them_left_them(parquet: str) -> None:
+def test_steps_see_the_columns_that_earlier_steps_left(parquet: str) -> None:
     with pytest.raises(ConfigError, match="no column 'price'; did you mean 'prices'"):
         source_of(parquet, Rename((("price", "prices"),)), Filter("price > 0"))
     assert len(read(source_of(parquet, Filter("price > 0"), Rename((("price", "prices"),)))))
@@ -347,7 +347,7 @@ def test_steps_see_the_columns_as_those_before_them_left_them(parquet: str) -> N
         (Filter("id * 9223372036854775807 > 1"), "source.parquet: --filter .*overflow"),
     ],
 )
-def test_a_value_that_does_not_fit_is_told_with_its_file(parquet: str, step: Step, told: str) -> None:
+def test_a_value_that_does_not_fit_is_reported_with_its_file(parquet: str, step: Step, told: str) -> None:
     with pytest.raises(SourceError, match=told):
         read(source_of(parquet, step))
 
@@ -359,7 +359,7 @@ def test_times_do_not_become_text_by_a_cast(tmp_path: Path) -> None:
     assert read(source_of(str(tmp_path / "x.parquet"), Filter("at > 1"))).to_pylist() == [{"at": 2}]
 
 
-def test_nothing_left_is_told_with_what_took_it(parquet: str, tmp_path: Path) -> None:
+def test_dropping_every_record_names_the_steps(parquet: str, tmp_path: Path) -> None:
     options = PrepareOptions(steps=(Filter("price > 100"),))
     with pytest.raises(SourceError, match=r"source.parquet \(after --filter 'price > 100'\) holds no records"):
         plan_build(BuildOptions(source=parquet, destination=str(tmp_path / "o"), prepare=options))
@@ -382,7 +382,7 @@ def test_a_function_adds_columns_rows_and_the_label(parquet: str, table: pa.Tabl
     assert len(read(source_of(parquet, mapped(functions, "explode")))) == 2 * len(table) - parts
 
 
-def test_columns_that_come_through_a_function_keep_their_shapes(tmp_path: Path, functions: str) -> None:
+def test_columns_that_pass_through_a_function_keep_their_shapes(tmp_path: Path, functions: str) -> None:
     tensors = pa.FixedShapeTensorArray.from_numpy_ndarray(np.arange(12.0).reshape(2, 2, 3))
     pq.write_table(pa.table({"x": tensors, "at": pa.array([1, 2], pa.timestamp("s"))}), tmp_path / "x.parquet")
     plain = open_source(str(tmp_path / "x.parquet"), None)
@@ -391,7 +391,7 @@ def test_columns_that_come_through_a_function_keep_their_shapes(tmp_path: Path, 
     assert read(source).select(["x", "at"]).equals(read(plain))
 
 
-def test_lists_that_are_all_empty_are_of_the_type_of_others(
+def test_lists_that_are_all_empty_get_the_type_of_the_others(
     parquet: str, functions: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ringfeed.sharding.sources.tables.parquet.BATCH_ROWS", 50)
@@ -399,7 +399,7 @@ def test_lists_that_are_all_empty_are_of_the_type_of_others(
     assert found == [["a", "b"]] + [[]] * 599
 
 
-def test_a_function_that_goes_elsewhere_leaves_relative_paths_alone(
+def test_a_function_that_changes_folder_leaves_relative_paths_alone(
     parquet: str, functions: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -408,7 +408,7 @@ def test_a_function_that_goes_elsewhere_leaves_relative_paths_alone(
     assert (tmp_path / "out" / "dataset.json").exists()
 
 
-def test_times_that_a_function_makes_are_held_as_integers(parquet: str, functions: str) -> None:
+def test_times_from_a_function_are_stored_as_integers(parquet: str, functions: str) -> None:
     source = source_of(parquet, mapped(functions, "times"))
     assert (source.schema["at"].dtype, source.schema["at"].logical) == ("int64", "timestamp[s]")
     assert read(source).column("at").to_pylist() == read(source).column("id").to_pylist()
@@ -448,14 +448,14 @@ def test_a_function_s_error_names_its_place(
         ("needs_another:f", r"needs_another.py:1: .*no_such_package.*install it"),
     ],
 )
-def test_a_function_that_cannot_be_imported_is_told(parquet: str, functions: str, function: str, told: str) -> None:
+def test_a_function_that_cannot_be_imported_is_reported(parquet: str, functions: str, function: str, told: str) -> None:
     (Path(functions) / "broken_module.py").write_text("x = 1\ndef f(:\n")
     (Path(functions) / "needs_another.py").write_text("import no_such_package\n")
     with pytest.raises(ConfigError, match=told):
         source_of(parquet, MapBatches(function=function, folder=functions))
 
 
-def test_a_function_is_tried_on_the_first_records_that_come_to_it(parquet: str, functions: str) -> None:
+def test_a_function_is_tried_on_the_first_records_that_reach_it(parquet: str, functions: str) -> None:
     source = source_of(parquet, Filter("id >= 550"), mapped(functions, "double"))
     assert read(source).column("id").to_pylist() == list(range(550, 600))
     empty = source_of(parquet, Filter("id > 10000"), mapped(functions, "double"))
@@ -466,7 +466,7 @@ def test_a_function_is_tried_on_the_first_records_that_come_to_it(parquet: str, 
 # --- what a source promises --------------------------------------------------------------------------------------
 
 
-def test_samples_are_the_head_even_where_the_first_records_all_go(parquet: str) -> None:
+def test_samples_skip_batches_that_a_filter_empties(parquet: str) -> None:
     source = source_of(parquet, Filter("id >= 430 or id == 2"))
     assert source.sample(source.parts[0], 5).column("id").to_pylist() == [2]
     source = source_of(parquet, Filter("id >= 300"))
@@ -475,7 +475,7 @@ def test_samples_are_the_head_even_where_the_first_records_all_go(parquet: str) 
     assert source.sample(source.parts[0], 2).num_rows == 0
 
 
-def test_batches_that_grow_are_cut(parquet: str, functions: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_that_grow_are_sliced(parquet: str, functions: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch_limits, "BATCH_ROWS", 64)
     source = source_of(parquet, mapped(functions, "explode"), label="label")
     assert len(read(source)) > 600  # which looks at each batch's size
@@ -504,7 +504,7 @@ def test_another_preparation_is_another_fingerprint(parquet: str, functions: str
     assert hashes[0] != hashes[1]
 
 
-def test_the_manifest_tells_what_was_asked_and_nothing_else(parquet: str, tmp_path: Path) -> None:
+def test_the_manifest_records_the_given_steps_alone(parquet: str, tmp_path: Path) -> None:
     prepare = PrepareOptions(steps=(Filter("id > 1"), Cast((("price", "float32"),))), dedup=("id",))
     for name, options in (("plain", PrepareOptions()), ("prepared", prepare)):
         build(BuildOptions(source=parquet, destination=str(tmp_path / name), label="label", prepare=options))
@@ -556,14 +556,14 @@ def odd(tmp_path: Path) -> str:
         (Drop(("id", "tags", "price")),),
     ],
 )
-def test_columns_of_any_type_can_be_left_out_first(odd: str, tmp_path: Path, steps: tuple[Step, ...]) -> None:
+def test_columns_of_any_type_can_be_dropped_first(odd: str, tmp_path: Path, steps: tuple[Step, ...]) -> None:
     dataset = built(odd, tmp_path / "out", label="label", shards=2, prepare=PrepareOptions(steps=steps))
     assert dataset.manifest.records == 40
     assert not {"price", "tags"} & set(dataset.manifest.schema.names)
 
 
 @pytest.mark.parametrize("steps", [(), (Drop(("tags",)),), (Filter("id >= 0"), Drop(("price", "tags")))])
-def test_columns_of_any_type_cannot_go_into_a_step(odd: str, tmp_path: Path, steps: tuple[Step, ...]) -> None:
+def test_columns_of_unsupported_types_cannot_reach_a_step(odd: str, tmp_path: Path, steps: tuple[Step, ...]) -> None:
     with pytest.raises(SourceError, match=r"'price' has type decimal128.*leave it out with the first --drop-columns"):
         built(odd, tmp_path / "out", label="label", shards=2, prepare=PrepareOptions(steps=steps))
 
@@ -583,13 +583,13 @@ def test_a_cast_gives_files_of_different_types_one(tmp_path: Path) -> None:
     assert read(source_of(str(tmp_path), Cast((("x", "int32"),)))) == pa.table({"x": pa.array([1, 300], pa.int32())})
 
 
-def test_a_column_has_to_be_left(tmp_path: Path) -> None:
+def test_a_source_must_keep_a_column(tmp_path: Path) -> None:
     pq.write_table(pa.table({"odd": [{"a": 1}] * 40}), tmp_path / "odd.parquet")
     with pytest.raises(ConfigError, match="no column is left"):
         source_of(str(tmp_path / "odd.parquet"), Drop(("odd",)))
 
 
-def test_a_column_to_leave_out_has_to_be_there(odd: str, tmp_path: Path) -> None:
+def test_a_column_to_drop_must_exist(odd: str, tmp_path: Path) -> None:
     prepare = PrepareOptions(steps=(Drop(("prise", "tags", "price")),))
     with pytest.raises(ConfigError, match="--drop-columns: there is no column 'prise'"):
         built(odd, tmp_path / "out", label="label", shards=2, prepare=prepare)

@@ -1,4 +1,4 @@
-"""What `dataset.json` says of a preparation is the preparation: read back, it is the same value."""
+"""Recorded preparation options read back as the same values."""
 
 import json
 from typing import Any
@@ -60,9 +60,7 @@ _IMAGES = st.builds(
     dedup=st.none() | st.just(()) | _COLUMNS.filter(lambda columns: columns != ("*",)),
     images=st.none() | _IMAGES,
 )
-def test_options_are_what_was_recorded_of_them(
-    features: list[Feature], steps: tuple[Step, ...], dedup: Any, images: Any
-) -> None:
+def test_options_survive_recording(features: list[Feature], steps: tuple[Step, ...], dedup: Any, images: Any) -> None:
     options = PrepareOptions(features={f.name: f for f in features}, steps=steps, dedup=dedup, images=images)
     recorded = json.loads(json.dumps(options.recorded()))
     assert restore_options(recorded, "/here") == options
@@ -72,6 +70,6 @@ def test_options_are_what_was_recorded_of_them(
     ("recorded", "told"),
     [({"augment": []}, "this version does not know: augment"), ({"steps": ["--shuffle x"]}, "no step '--shuffle'")],
 )
-def test_what_a_newer_version_recorded_is_refused(recorded: Any, told: str) -> None:
+def test_options_of_a_newer_version_are_refused(recorded: Any, told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         restore_options(recorded, "")

@@ -1,4 +1,4 @@
-"""Bad records are passed over within a budget, named, and left out of every count."""
+"""Bad records (also `image_checks`, `record_origins`) are skipped within a budget, named, and counted nowhere."""
 
 import json
 import re
@@ -52,7 +52,7 @@ def write_images(folder: Path, bad: set[int]) -> str:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_damaged_images_are_left_out_and_balance_holds(tmp_path: Path, workers: int) -> None:
+def test_damaged_images_are_skipped_and_balance_holds(tmp_path: Path, workers: int) -> None:
     source = write_images(tmp_path / "images", {3, 8, 9})
     out = tmp_path / "out"
     dataset = built(source, out, shards=4, workers=workers, on_bad_record="skip:3")
@@ -85,7 +85,7 @@ def unpreparable(folder: Path) -> str:
 
 
 @pytest.mark.parametrize("form", ["folder", "list", "table", "dataset"])
-def test_images_that_cannot_be_prepared_are_passed_over(tmp_path: Path, form: str) -> None:
+def test_images_that_cannot_be_transformed_are_skipped(tmp_path: Path, form: str) -> None:
     source = folder = unpreparable(tmp_path / "images")
     paths = [str(path) for path in sorted(Path(folder).rglob("*.*")) if path.name != "003.png" or form == "folder"]
     labels = [Path(path).parent.name for path in paths]
@@ -128,14 +128,14 @@ def test_shards_are_alike_in_bytes_beside_damaged_images(tmp_path: Path) -> None
     assert max(sizes) <= 1.02 * min(sizes)
 
 
-def test_the_list_of_what_was_left_out_is_under_a_checksum(tmp_path: Path) -> None:
+def test_the_list_of_skipped_records_has_a_checksum(tmp_path: Path) -> None:
     built(write_images(tmp_path / "images", {3}), tmp_path / "out", shards=2, on_bad_record="skip:1")
     (tmp_path / "out" / "rejected.jsonl").write_text("{}\n")
     assert [damage.path for damage in verify(str(tmp_path / "out"))] == ["rejected.jsonl"]
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_damaged_list_of_what_was_left_out_is_told_again_by_the_source(
+def test_a_damaged_list_of_skipped_records_is_rebuilt_from_the_source(
     tmp_path: Path, files_of: Callable[[Path], dict[str, bytes]], number: int
 ) -> None:
     sources = [write_images(tmp_path / name, {3, 5}) for name in ("first", "second")]
@@ -167,7 +167,7 @@ def test_a_share_is_of_all_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [Filter("id >= 54"), Filter("y == 'b'"), DropNulls(("z",))])
-def test_a_share_is_of_the_records_that_steps_leave_out_too(
+def test_a_share_counts_the_records_that_steps_drop(
     tmp_path: Path, nothing_left: Path, write_csv: Callable[..., str], step: Step
 ) -> None:
     rows: list[list[Any]] = [[i, "b" if i >= 54 else "a", i if i >= 54 else "NA"] for i in range(60)]
@@ -192,7 +192,7 @@ def test_lines_that_do_not_parse_are_named(tmp_path: Path, write_csv: Callable[.
     assert told == {"line 12": "Expected 2 columns, got 3", "line 62": "byte 4 is not UTF-8"}
 
 
-def test_doubles_are_dropped_beside_lines_that_do_not_parse(tmp_path: Path, write_csv: Callable[..., str]) -> None:
+def test_duplicates_are_dropped_beside_lines_that_do_not_parse(tmp_path: Path, write_csv: Callable[..., str]) -> None:
     rows: list[list[Any]] = [[i % 50, "ab"[i % 2]] for i in range(60)]
     rows[10] = [10, "a", "too many"]
     how: dict[str, Any] = {"label": "y", "shards": 3, "on_bad_record": "skip:1", "prepare": PrepareOptions(dedup=())}
@@ -250,7 +250,7 @@ def test_a_missing_label_behind_a_damaged_block_and_a_filter_is_named_by_its_rec
     assert entries == ["record 7", "record 31"]
 
 
-def test_behind_a_function_that_hides_the_record_of_the_source_no_such_is_named(tmp_path: Path) -> None:
+def test_behind_a_function_no_record_of_the_source_is_named(tmp_path: Path) -> None:
     (tmp_path / "steps_hiding.py").write_text("def cut(batch):\n    return batch.slice(1)\n")
     pq.write_table(pa.table({"y": ["a", "b", None]}), tmp_path / "x.parquet")
     prepare = PrepareOptions(steps=(MapBatches("steps_hiding:cut", str(tmp_path)),))
@@ -272,7 +272,7 @@ def test_parse_budget() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "skip", "skip:", "skip:-1", "skip:1.5", "skip:101%", "skip:5 %", "ignore"])
-def test_what_is_no_policy_is_refused(text: str) -> None:
+def test_an_invalid_policy_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"must be fail, skip:N or skip:P%, got"):
         parse_budget(text)
 
@@ -372,7 +372,7 @@ def test_a_block_of_a_table_that_cannot_be_read_is_left_out(tmp_path: Path, kind
             built(str(tmp_path / "x"), tmp_path / "less", on_bad_record=policy, **how)
 
 
-def test_a_table_that_is_gone_is_not_passed_over(tmp_path: Path) -> None:
+def test_a_missing_table_is_not_skipped(tmp_path: Path) -> None:
     write_tables(tmp_path / "x", "parquet")
     source = LenientSource(inner=open_source(str(tmp_path / "x"), "y"))
     (tmp_path / "x" / "x.parquet").unlink()

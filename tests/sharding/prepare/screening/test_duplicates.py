@@ -1,4 +1,4 @@
-"""De-duplication: the first of equal records stays, whatever parts, batches and buckets they lie in."""
+"""De-duplication (also `record_hashes`) keeps the first of equal records, however they are batched and bucketed."""
 
 import pickle
 from collections.abc import Iterator
@@ -153,7 +153,7 @@ def test_hashes_are_those_of_xxh3() -> None:
     assert high << 64 | low == xxhash.xxh3_128_intdigest(b"\x01\x05\x00")
 
 
-def test_lists_with_holes_are_refused() -> None:
+def test_lists_with_nulls_are_refused() -> None:
     with pytest.raises(SourceError, match="lists that hold nulls"):
         hash_records(pa.record_batch({"x": pa.array([[1, None]])}))
 
@@ -261,7 +261,7 @@ def _drafts(source: Source) -> Iterator[pa.RecordBatch]:
         yield from source.drafts(part)
 
 
-def test_whole_records_with_a_path_of_their_own_are_not_compared_in_vain(photos: str, tmp_path: Path) -> None:
+def test_whole_records_with_their_own_paths_are_not_compared(photos: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"its own path.*--dedup image"):
         find_duplicates(open_source(photos, None), (), None, Storage(str(tmp_path)))
 
@@ -302,7 +302,7 @@ def test_what_is_dropped_is_part_of_the_fingerprint(parquet: str) -> None:
     assert len(prints | {source.fingerprint}) == 4
 
 
-def test_positions_that_make_no_sense_are_refused(parquet: str) -> None:
+def test_invalid_positions_are_refused(parquet: str) -> None:
     source = open_source(parquet, None)
     rest = [np.array([], np.int64)] * (len(source.parts) - 1)
     with pytest.raises(ValueError, match="must ascend"):
@@ -313,7 +313,7 @@ def test_positions_that_make_no_sense_are_refused(parquet: str) -> None:
         DroppingSource.over(source, [*rest])
 
 
-def test_many_positions_travel_light(parquet: str) -> None:
+def test_a_task_gets_only_the_positions_of_its_part(parquet: str) -> None:
     source = replace(batches_of(pa.table({"n": [1], "label": ["x"]}), [], 1))
     positions = np.flatnonzero(np.random.default_rng(0).random(1_000_000) < 0.1)
     assert len(pickle.dumps(DroppingSource.over(source, [positions]))) < 1.5 * len(positions)
@@ -327,7 +327,7 @@ def test_many_positions_travel_light(parquet: str) -> None:
     parts=st.integers(1, 3),
     bucket=st.sampled_from([5, 1 << 22]),
 )
-def test_what_is_there_comes_first_and_is_not_told_of(
+def test_existing_records_come_first_and_are_not_reported(
     there: list[dict[str, Any]], rows: list[dict[str, Any]], columns: list[str], parts: int, bucket: int
 ) -> None:
     tables = [pa.Table.from_pylist(some, TYPES) for some in (there, rows)]
