@@ -94,11 +94,12 @@ def copy_object(fs: fsspec.AbstractFileSystem, path: str, take: Callable[[Any], 
 
 def is_supported(fs: fsspec.AbstractFileSystem, bucket: str) -> bool:
     """Whether the bucket is an ordinary one, and all options of s3fs are known here."""
-    options = fs.storage_options
+    options, config = fs.storage_options, fs.storage_options.get("config_kwargs") or {}
     return (
         options.keys() <= _OPTIONS
         and (options.get("client_kwargs") or {}).keys() <= _CLIENT_OPTIONS
-        and (options.get("config_kwargs") or {}).keys() <= _CONFIG_OPTIONS
+        and config.keys() <= _CONFIG_OPTIONS
+        and config.get("signature_version", "s3v4") == "s3v4"
         and ":" not in bucket
         and not bucket.endswith("--x-s3")
     )
