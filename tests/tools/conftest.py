@@ -1,4 +1,4 @@
-"""What the commands are tried on, and how their errors look."""
+"""Fixtures of the commands: a source and a dataset built from it."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Words of a command line to sizes and splits."""
+"""The parsers of arguments, and the layout of help."""
 
 import argparse
 from fractions import Fraction
@@ -17,7 +17,7 @@ def test_sizes(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1", "1XB", "1e6", "0", "0.1", "nan", "1MiB2"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=f"got {text!r}"):
         parse_bytes(text)
 
@@ -31,12 +31,12 @@ def test_shares_are_exact() -> None:
     "text",
     ["", "a", "a=", "=1", "a=1,", "a=0.5,a=0.5", "a=1.5,b=-0.5", "a=1,b=0", "a=0.33,b=0.66", "a=1/0", "a=nan", "a=1e0"],
 )
-def test_what_are_no_splits_is_refused(text: str) -> None:
+def test_invalid_splits_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="split"):
         parse_splits(text)
 
 
-def test_a_folder_that_ends_with_the_command_is_refused() -> None:
+def test_memory_urls_are_refused() -> None:
     for url in ("memory://x", "MEMORY://"):
         with pytest.raises(ValueError, match=f"vanishes when the command ends; name a folder .* got '{url}'"):
             check_persistent(url)
@@ -44,9 +44,7 @@ def test_a_folder_that_ends_with_the_command_is_refused() -> None:
 
 
 @pytest.mark.parametrize("columns", [40, 80, 200])
-def test_prose_of_a_help_is_as_wide_as_the_terminal_and_examples_stay(
-    monkeypatch: pytest.MonkeyPatch, columns: int
-) -> None:
+def test_help_wraps_prose_to_the_terminal_and_keeps_examples(monkeypatch: pytest.MonkeyPatch, columns: int) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     example = "examples:\n  command  --with two  spaces\n  another"
     parser = argparse.ArgumentParser(epilog=f"{'word ' * 99}\nend.\n\n{example}", formatter_class=HelpFormatter)
@@ -56,7 +54,7 @@ def test_prose_of_a_help_is_as_wide_as_the_terminal_and_examples_stay(
     assert examples.rstrip() == example
 
 
-def test_prose_is_not_folded_within_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_does_not_break_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     for columns in range(40, 60):
         monkeypatch.setenv("COLUMNS", str(columns))
         parser = argparse.ArgumentParser(

@@ -1,4 +1,4 @@
-"""`ringfeed cache`: it shows what is there, and clears what nobody uses."""
+"""`ringfeed cache`: lists entries, and clears those not in use."""
 
 import json
 import os
@@ -44,7 +44,7 @@ def said(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return capsys.readouterr().out
 
 
-def test_the_entries_are_shown_the_last_used_first(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_entries_are_listed_by_last_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     held = use(Cache(folder), URLS[0], "b.tfrecord", 5000)
     lines = said(capsys, str(folder)).splitlines()
     assert lines[0] == f"{folder}: 4 entries, 32.0 KiB, 8.0 KiB of it in use; limit 1.0 MiB"
@@ -59,7 +59,7 @@ def test_the_entries_are_shown_the_last_used_first(folder: Path, capsys: pytest.
     del held
 
 
-def test_only_what_is_chosen_is_cleared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_selected_entries_are_cleared(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert said(capsys, str(folder), "--clear", "--older-than", "8d") == "removed 0 entries, 0 B\n"
     assert said(capsys, str(folder), "--clear", "--older-than", "7d") == "removed 1 entries, 8.0 KiB\n"
     assert said(capsys, str(folder), "--clear", "--dataset", URLS[1]) == "removed 2 entries, 16.0 KiB\n"
@@ -67,7 +67,7 @@ def test_only_what_is_chosen_is_cleared(folder: Path, capsys: pytest.CaptureFixt
     assert (left["dataset"], left["path"]) == (URLS[0], "b.tfrecord")
 
 
-def test_a_dataset_of_which_nothing_is_there_is_told_with_those_that_are(
+def test_a_dataset_without_entries_is_reported_with_the_cached_ones(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in ([], ["--clear"], ["--clear", "--json"]):
@@ -84,7 +84,7 @@ def test_a_dataset_of_which_nothing_is_there_is_told_with_those_that_are(
     assert capsys.readouterr().err == "ringfeed: the cache holds nothing of s3://bucket/flights; it is empty\n"
 
 
-def test_entries_used_before_the_clock_was_put_back_are_shown_and_cleared(
+def test_entries_used_before_the_clock_was_set_back_are_shown_and_cleared(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for entry in folder.rglob("*@*"):
@@ -94,7 +94,7 @@ def test_entries_used_before_the_clock_was_put_back_are_shown_and_cleared(
     assert said(capsys, str(folder), "--clear").startswith("removed 4 entries")
 
 
-def test_files_of_others_are_neither_shown_nor_removed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_foreign_files_are_neither_shown_nor_removed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     others = [folder / name for name in ("photos/thesis.txt", "flights/train@9.tfrecord", "downloads/movie.mkv.part")]
     for other in others:
         other.parent.mkdir()
@@ -105,7 +105,7 @@ def test_files_of_others_are_neither_shown_nor_removed(folder: Path, capsys: pyt
     assert all(other.exists() for other in others)
 
 
-def test_what_is_in_use_is_kept_and_told(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_entries_in_use_are_kept_and_reported(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     held = use(Cache(folder), URLS[0], "a.tfrecord", 5000)
     assert said(capsys, str(folder), "--clear").splitlines() == [
         "removed 3 entries, 24.0 KiB",
@@ -137,7 +137,7 @@ def test_a_mistake_is_one_line_and_removes_nothing(
     assert len(list(folder.rglob("*@*"))) == 4
 
 
-def test_a_reader_that_has_seen_enough_is_no_mistake(tmp_path: Path) -> None:
+def test_a_reader_that_leaves_is_not_an_error(tmp_path: Path) -> None:
     Cache(tmp_path / "cache", 1 << 20)
     reader, writer = os.pipe()
     os.close(reader)

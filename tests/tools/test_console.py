@@ -1,4 +1,4 @@
-"""How far a job is, as bars on a terminal."""
+"""Progress bars on a terminal."""
 
 import re
 
@@ -8,8 +8,8 @@ from rich.progress import Progress
 from ringfeed.tools import console
 
 
-def test_the_time_that_a_bar_takes_to_appear_counts_for_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work goes on meanwhile: small datasets were verified at 90 GiB/s."""
+def test_the_rate_counts_the_time_that_a_bar_takes_to_appear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work continues meanwhile: small datasets seemed to be verified at 90 GiB/s."""
     now = 0.0
 
     class SlowTerminal(Progress):

@@ -1,4 +1,4 @@
-"""Programs that are told to end: a line that says so, a status of its own, and work that is gone on with."""
+"""Interrupted and terminated programs (process_start.py, signals.py): one line, an exit status, resumable work."""
 
 import json
 import os
@@ -21,14 +21,14 @@ from ringfeed.tools.signals import Terminated, deferred_signals, raise_on_termin
 
 @pytest.fixture(autouse=True)
 def hangups_heard() -> Iterator[None]:
-    """By the programs that are started, also where the tests are under `nohup`, whose programs go on."""
+    """Let started programs receive SIGHUP, also when the tests run under `nohup`, which ignores it."""
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGHUP, before)
 
 
 def children_of(pid: int) -> list[str]:
-    """The command lines of a process's children; some may end meanwhile."""
+    """Return the command lines of a process's children; some may end meanwhile."""
     found = []
     with suppress(psutil.NoSuchProcess):
         for child in psutil.Process(pid).children():
@@ -38,8 +38,8 @@ def children_of(pid: int) -> list[str]:
 
 
 @pytest.mark.parametrize("after", [0.2, 0.4, 0.6, 0.8])
-def test_an_interrupt_while_workers_begin_is_one_line(source: str, tmp_path: Path, after: float) -> None:
-    """A terminal sends it to every process of the job: none may say anything of its own."""
+def test_an_interrupt_while_workers_start_is_one_line(source: str, tmp_path: Path, after: float) -> None:
+    """A terminal sends it to every process of the job; workers must print nothing."""
     command = [Path(sys.executable).with_name("shard-dataset"), "build", source, tmp_path / "o"]
     flags = ["--label", "status", "--workers", "2", "--json"]
     with subprocess.Popen(
@@ -58,8 +58,8 @@ def test_an_interrupt_while_workers_begin_is_one_line(source: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("sig", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_says_how_to_go_on_and_clean_leaves_nothing(tmp_path: Path, sig: int, status: int) -> None:
-    """Those of a terminal in words, the other as an event."""
+def test_a_signal_says_how_to_resume_and_clean_leaves_nothing(tmp_path: Path, sig: int, status: int) -> None:
+    """Signals of a terminal are reported as text, the other as an event."""
     rows = 300_000
     pq.write_table(pa.table({"x": range(rows), "y": ["a", "b"] * (rows // 2)}), tmp_path / "x.parquet")
     out = tmp_path / "new" / "out"
@@ -107,7 +107,7 @@ def test_a_command_that_reads_ends_with_a_line(tmp_path: Path, sig: int, status:
     assert stdout.count(b"\n") < rows
 
 
-def test_what_a_closed_terminal_leaves_is_gone_on_with(tmp_path: Path) -> None:
+def test_a_build_whose_terminal_closes_can_be_resumed(tmp_path: Path) -> None:
     rows = 300_000
     pq.write_table(pa.table({"x": range(rows), "y": ["a", "b"] * (rows // 2)}), tmp_path / "x.parquet")
     out = tmp_path / "out"
@@ -168,7 +168,7 @@ def test_a_signal_after_the_result_changes_nothing(dataset: Path, sig: int) -> N
     assert "carrier" in done.stdout
 
 
-def test_an_error_closes_the_output_although_workers_have_yet_to_import(tmp_path: Path) -> None:
+def test_an_error_closes_the_output_while_workers_still_import(tmp_path: Path) -> None:
     (tmp_path / "pandas.py").write_text("import sys, time\n'forkserver' in ' '.join(sys.orig_argv) and time.sleep(600)")
     done = subprocess.run(
         [str(Path(sys.executable).with_name("shard-dataset")), "build", "missing", "out", "--workers", "2"],
@@ -178,12 +178,12 @@ def test_an_error_closes_the_output_although_workers_have_yet_to_import(tmp_path
     assert "missing" in done.stderr
 
 
-class TestHeld:
-    """Signals that are held back while TensorFlow may be at work."""
+class TestDeferredSignals:
+    """Signals that are deferred while TensorFlow may be running."""
 
     @pytest.mark.parametrize(("sig", "kind"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Terminated)])
     @pytest.mark.parametrize("end", ["asked", "body", "error"])
-    def test_one_is_raised_when_it_is_asked_for_or_the_body_ends(self, sig: int, kind: type, end: str) -> None:
+    def test_one_is_raised_on_request_or_at_the_end_of_the_body(self, sig: int, kind: type, end: str) -> None:
         reached = []
 
         def work() -> None:
@@ -216,7 +216,7 @@ class TestHeld:
             work()
         assert reached == [0, 1]
 
-    def test_what_is_ignored_stays_ignored(self) -> None:
+    def test_an_ignored_signal_stays_ignored(self) -> None:
         before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:
             with deferred_signals() as hear:

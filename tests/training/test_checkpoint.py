@@ -1,4 +1,4 @@
-"""Checkpoints: whole or invisible, verified byte by byte, and never more than asked for."""
+"""Checkpoints: whole or invisible, verified byte by byte, never more than requested."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _checkpoint(step: int) -> Checkpoint:
     return Checkpoint(step=step, arrays={"w": np.full(3, step, np.float64)}, state={"epoch": step // 10})
 
 
-def test_every_array_comes_back_bit_by_bit() -> None:
+def test_every_array_is_restored_bit_by_bit() -> None:
     again = decode(encode(Checkpoint(step=12, arrays=ARRAYS, state={"history": [1.5, None, "ä"]})))
     assert again.step == 12
     assert again.state == {"history": [1.5, None, "ä"]}
@@ -42,7 +42,7 @@ def test_every_array_comes_back_bit_by_bit() -> None:
 
 
 def test_the_bytes_follow_the_safetensors_layout() -> None:
-    """Read here by hand, from the description at huggingface.co/docs/safetensors, not with the code under test."""
+    """Parsed by hand, after the description at huggingface.co/docs/safetensors, not by the code under test."""
     data = encode(Checkpoint(step=1, arrays={"w": np.array([1.0, 2.0], np.float32)}))
     length = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + length])
@@ -59,8 +59,8 @@ def test_the_history_of_a_long_run_fits() -> None:
     assert list(again.arrays) == ["w"]
 
 
-def test_a_history_in_the_header_is_read_as_well() -> None:
-    """As versions before wrote it."""
+def test_a_history_in_the_header_is_read_too() -> None:
+    """Earlier versions wrote it there."""
     metadata = {"step": "7", "state": json.dumps({"history": [1]}), "order": '["w"]'}
     again = decode(save({"w": np.arange(2.0)}, metadata))
     assert (again.step, again.state, list(again.arrays)) == (7, {"history": [1]}, ["w"])
@@ -111,7 +111,9 @@ def test_any_damage_is_an_error_that_names_the_file(tmp_path: Path, damage: str)
         store.newest()
 
 
-def test_on_request_the_one_before_is_taken_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_on_request_the_previous_checkpoint_is_read_with_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store = CheckpointStore(str(tmp_path), on_damage="previous")
     first = Path(store.save(_checkpoint(5)))
     second = Path(store.save(_checkpoint(10)))
@@ -126,7 +128,7 @@ def test_on_request_the_one_before_is_taken_with_a_warning(tmp_path: Path, caplo
 
 
 @pytest.mark.parametrize("step", [7, 10])
-def test_what_was_passed_over_as_damaged_is_gone_after_the_next(tmp_path: Path, step: int) -> None:
+def test_checkpoints_skipped_as_damaged_are_removed_by_the_next_save(tmp_path: Path, step: int) -> None:
     store = CheckpointStore(str(tmp_path), keep=2, on_damage="previous")
     first, damaged = (Path(store.save(_checkpoint(done))) for done in (5, 10))
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")

@@ -193,7 +193,7 @@ def test_survives_a_round_trip_through_json() -> None:
     assert parse_config(json.loads(json.dumps(to_tree(config))), "b") == config
 
 
-def test_changed_keys_names_what_steers_the_weights_and_nothing_else() -> None:
+def test_changed_keys_are_those_that_affect_the_weights() -> None:
     before = json.loads(json.dumps(to_tree(parse_config({"data": {"url": "x", "balance": {1: 0.5, 0: 0.5}}}, "a"))))
     moved = parse_config(
         {

@@ -1,4 +1,4 @@
-"""The ring: what is refused, what is reduced, and what happens to the others when a rank dies."""
+"""The ring, and the environment of its launcher (training/launch.py): collectives, refusals, the death of a rank."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_every_collective_gives_what_its_name_says(tmp_path: Path) -> None:
     assert output.count("all is well") == 2
 
 
-def test_alone_nothing_is_reduced_and_no_horovod_needed() -> None:
+def test_one_process_reduces_nothing_and_needs_no_horovod() -> None:
     ring = connect({})
     assert isinstance(ring, SoloRing)
     assert ring.allreduce_mean([tf.constant(3.0)])[0].numpy() == 3.0
@@ -88,7 +88,7 @@ def test_alone_nothing_is_reduced_and_no_horovod_needed() -> None:
 
 
 class _TwoRanks(SoloRing):
-    """A ring whose second rank holds something else."""
+    """A ring whose second rank has different weights."""
 
     size = 2
 
@@ -96,7 +96,7 @@ class _TwoRanks(SoloRing):
         return [value, ["0" * 32 for _ in value]]
 
 
-def test_other_weights_are_an_error_that_names_rank_and_variable() -> None:
+def test_different_weights_are_an_error_that_names_rank_and_variable() -> None:
     with pytest.raises(TrainingError, match=r"rank 1 of 2 ended with different weights than rank 0 .*kernel"):
         assert_same_weights(_TwoRanks(), [tf.Variable(np.ones(2), name="kernel")])
 
@@ -112,7 +112,7 @@ def test_other_weights_are_an_error_that_names_rank_and_variable() -> None:
         ({"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, World(rank=1, size=2, local_size=1)),
     ],
 )
-def test_knows_who_started_the_process(environ: dict[str, str], world: World | None) -> None:
+def test_recognises_the_launcher_of_the_process(environ: dict[str, str], world: World | None) -> None:
     assert world_from_environment(environ) == world
 
 
@@ -120,7 +120,7 @@ def test_knows_who_started_the_process(environ: dict[str, str], world: World | N
 def test_refuses_to_be_a_rank_without_a_working_horovod(
     launcher: str, tmp_path: Path, write_config: Callable[..., Path], train: Callable[..., tuple[int, str]]
 ) -> None:
-    """Even as the only rank: who started it meant to have a ring."""
+    """Even as the only rank: its launcher was meant to start a ring."""
     (tmp_path / "shim" / "horovod").mkdir(parents=True)
     (tmp_path / "shim" / "horovod" / "__init__.py").write_text(BROKEN)
     environ = {"PYTHONPATH": str(tmp_path / "shim"), f"{launcher}_RANK": "0", f"{launcher}_SIZE": "1"}
@@ -134,7 +134,7 @@ def test_refuses_to_be_a_rank_without_a_working_horovod(
 def test_refuses_when_horovod_sees_another_number_of_ranks(
     write_config: Callable[..., Path], train: Callable[..., tuple[int, str]]
 ) -> None:
-    """As under an mpirun whose MPI this Horovod was not built with: it would come up alone, N times."""
+    """As under an mpirun whose MPI Horovod was not built with: each of N processes would be alone."""
     environ = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2", "HOROVOD_CONTROLLER": "gloo"}
     status, output = train(write_config(), environ=environ)
     assert status == 1

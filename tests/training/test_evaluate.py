@@ -16,7 +16,7 @@ from ringfeed.training.evaluate import average_statistics, evaluate, roc_auc
 
 
 def _pairwise_auc(scores: list[float], positive: list[bool]) -> float | None:
-    """The definition itself: over all pairs of a positive and a negative."""
+    """The definition of the AUC, over all pairs of a positive and a negative."""
     wins = [
         (s > t) + 0.5 * (s == t)
         for s, p in zip(scores, positive, strict=True)
@@ -55,7 +55,7 @@ def _batches(logits: np.ndarray[Any, Any], truth: np.ndarray[Any, Any], size: in
 
 @pytest.mark.parametrize("size", [1, 7, 64, 500])
 @pytest.mark.parametrize("classes", [2, 3])
-def test_padding_counts_nothing(size: int, classes: int) -> None:
+def test_padding_is_not_counted(size: int, classes: int) -> None:
     rng = np.random.default_rng(classes)
     logits = rng.normal(size=(150, classes)).astype(np.float32)
     truth = rng.integers(0, classes, 150).astype(np.int32)
@@ -81,7 +81,7 @@ def test_a_class_that_does_not_occur_is_left_out_of_the_balance() -> None:
 
 
 class _Doubling(SoloRing):
-    """A ring of two, of which the other always holds three times as much."""
+    """A ring of two, whose other rank always has three times the value."""
 
     size = 2
 

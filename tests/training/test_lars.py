@@ -110,7 +110,7 @@ def test_equals_optax_with_a_schedule_in_float64() -> None:
         (["kernel$"], set(SHAPES) - {"conv/kernel", "dense/kernel"}),
     ],
 )
-def test_a_mask_of_ones_own_equals_optax(exclude: list[str], adapted: set[str]) -> None:
+def test_a_custom_mask_equals_optax(exclude: list[str], adapted: set[str]) -> None:
     start, gradient = _problem("float32")
     options: dict[str, Any] = {"weight_decay": 0.02, "trust_coefficient": 0.05}
     theirs = _run_optax(start, gradient, 0.5, {name: name in adapted for name in SHAPES}, options)
@@ -156,7 +156,7 @@ def test_survives_serialisation_with_its_schedule() -> None:
     assert not is_adapted("dense/bias", (2, 2), again.exclude)
 
 
-def test_a_callable_rate_is_asked_at_each_step() -> None:
+def test_a_callable_rate_is_called_at_each_step() -> None:
     rates = iter([1.0, 0.25])
     variable = keras.Variable(np.zeros((1, 1), np.float32))
     optimizer = LARS(learning_rate=lambda: next(rates), momentum=0.0, exclude=[".*"])

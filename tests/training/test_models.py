@@ -94,7 +94,7 @@ def test_a_jpeg_is_resized_and_a_truncated_png_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("column", ["picture", "digit"])
-def test_what_is_drawn_for_an_image_follows_from_its_key(column: str) -> None:
+def test_augmentation_is_determined_by_the_sample_key(column: str) -> None:
     config = _config(
         [column],
         model={"name": "convnet", "image_shape": [4, 6, 1]},
@@ -183,7 +183,7 @@ def test_a_function_of_the_user_builds_the_network(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("made", ["dict", "list", "alone", "sequential"])
-def test_a_network_of_the_user_is_given_the_columns_that_its_inputs_name(
+def test_a_network_of_the_user_gets_the_columns_that_its_inputs_name(
     made: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Keras pairs a dict of inputs with one of more columns by their order, and so would take `carrier` for `x`."""

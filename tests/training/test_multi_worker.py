@@ -1,4 +1,4 @@
-"""Keras in a strategy of several workers: it trains as in one process on the same global batches."""
+"""Keras under a strategy of several workers trains as in one process on the same global batches."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ from tests.servers.process import free_ports
 
 @pytest.fixture
 def numbers(tmp_path: Path) -> str:
-    """A dataset of 1,000 records: of nine batches of 120, the last has padding, and one worker's half nothing else."""
+    """A dataset of 1,000 records, in batches of 120: one worker's half of the last batch is all padding."""
     rng = np.random.default_rng(5)
     vectors = rng.normal(size=(1000, 3)).astype(np.float32)
     lists = [rng.normal(size=count).astype(np.float32) for count in rng.integers(1, 6, 1000)]

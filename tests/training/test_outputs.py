@@ -1,4 +1,4 @@
-"""Where the files of a run go, by their paths and URLs."""
+"""The files of a run, by path and URL."""
 
 from pathlib import Path
 
@@ -8,9 +8,7 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.outputs import check_writable, write_file
 
 
-def test_a_name_alone_is_of_the_folder_that_the_run_was_started_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bare_name_is_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for number, url in enumerate(("a.json", "./b.json", "new/c.json", f"file://{tmp_path}/d.json")):
         check_writable(url)
@@ -19,7 +17,7 @@ def test_a_name_alone_is_of_the_folder_that_the_run_was_started_in(
 
 
 @pytest.mark.parametrize("attempt", [check_writable, lambda url: write_file(url, b"")])
-def test_a_bucket_without_a_name_in_it_is_no_file_of_this_machine(
+def test_a_bucket_without_a_file_name_is_not_a_local_file(
     attempt: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Inputs of the tabular model: standardised by the train split alone, missing values told, labels never leaked."""
+"""Inputs of the tabular model: standardised by the train split alone, missing values marked, labels never leaked."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ ELEMENT = {
 }
 
 
-def test_standardises_embeds_and_tells_what_is_missing() -> None:
+def test_standardises_embeds_and_marks_missing_values() -> None:
     plan = plan_tabular(manifest(), DataConfig(url="x", categorical=("hour",)))
     inputs, class_id, weight = tabular_preprocess(plan)(ELEMENT)
     # delay, when, pair (std 0: only centred), then the indicator of delay, the one column with missing values
@@ -64,7 +64,7 @@ def test_standardises_embeds_and_tells_what_is_missing() -> None:
     np.testing.assert_array_equal(weight, [1.0, 1.0, 1.0])
 
 
-def test_padding_weights_are_handed_on() -> None:
+def test_padding_weights_are_passed_on() -> None:
     plan = plan_tabular(manifest(), DataConfig(url="x", include=("delay",)))
     weight = tf.constant([1.0, 0.0, 0.0])
     assert tabular_preprocess(plan)({**ELEMENT, "sample_weight": weight})[2] is weight
@@ -102,7 +102,7 @@ def test_texts_without_a_vocabulary_and_ragged_columns_say_what_to_do() -> None:
         plan_tabular(manifest({**STATISTICS, "tags": STATISTICS["when"]}, ragged), DataConfig(url="x"))
 
 
-def test_missing_integers_and_texts_are_told_from_all_others() -> None:
+def test_missing_integers_and_texts_differ_from_all_others() -> None:
     statistics = {
         **STATISTICS,
         "when": FeatureStatistics(count=3, nulls=1, mean=2.0**60, std=1.0, min=2**60, max=2**60 + 1),
@@ -121,7 +121,7 @@ def test_missing_integers_and_texts_are_told_from_all_others() -> None:
     np.testing.assert_array_equal(inputs["categories"], [[2], [0]])
 
 
-def test_a_missing_value_that_nothing_can_stand_for_is_an_error() -> None:
+def test_a_missing_value_without_a_substitute_is_an_error() -> None:
     features = (Feature(name="flag", dtype="bool"), Feature(name="x", dtype="int8"), FEATURES[-1])
     known = FeatureStatistics(count=3, nulls=1, mean=0.0, std=1.0, min=-128, max=127)
     held = manifest({"flag": known, "x": known, "late": STATISTICS["late"]}, features)

@@ -1,4 +1,4 @@
-"""What a run tells while it trains, without a terminal."""
+"""The reports of a run without a terminal."""
 
 import logging
 
@@ -17,7 +17,7 @@ def _plain(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) ->
     caplog.set_level(logging.INFO, logger="ringfeed")
 
 
-def test_slow_steps_are_named_between_their_entries_and_fast_ones_are_not(
+def test_slow_steps_are_logged_between_entries_and_fast_ones_are_not(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = 100.0
@@ -34,7 +34,7 @@ def test_slow_steps_are_named_between_their_entries_and_fast_ones_are_not(
     ]
 
 
-def test_the_other_ranks_tell_nothing(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_ranks_report_nothing(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reporting, "QUIET_SECONDS", 0.0)
     reporter = Reporter(is_chief=False, total_steps=9, done_steps=0)
     reporter.begin(0, 0, 256, 2)

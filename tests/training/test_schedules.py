@@ -84,7 +84,7 @@ def test_survives_serialisation() -> None:
     np.testing.assert_array_equal(again(STEPS), rate(STEPS))
 
 
-def test_refuses_what_has_no_meaning() -> None:
+def test_refuses_invalid_arguments() -> None:
     with pytest.raises(ValueError, match="warmup_steps must be"):
         WarmUpDecay(1.0, 40, 40)
     with pytest.raises(ValueError, match="decay must be one of"):

@@ -1,4 +1,4 @@
-"""What a checkpoint holds: after a restore, the next steps are the same bit by bit."""
+"""Snapshots: after a restore, the next steps are the same bit by bit."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _train(parts: Parts, steps: int) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["lars", "sgd", "adam", "adamw"])
-def test_training_goes_on_bit_by_bit_from_a_checkpoint(optimizer: str) -> None:
+def test_training_resumes_bit_by_bit_from_a_checkpoint(optimizer: str) -> None:
     original = _parts(seed=1, optimizer=optimizer)
     _train(original, 5)
     saved = decode(encode(capture(original, Position(step=5), _config(), "abc", {})))

@@ -34,7 +34,7 @@ def _step(network: Any, ring: Any, scale: LossScale, clip_norm: float | None = N
 
 
 class _Recording(SoloRing):
-    """A ring that remembers what it was given to reduce, and may report another rank's overflow."""
+    """A ring that records the tensors to reduce, and may report another rank's overflow."""
 
     def __init__(self, other_is_finite: bool = True) -> None:
         self.largest = tf.Variable(0.0)
@@ -88,7 +88,7 @@ def test_an_overflow_of_another_rank_skips_the_step_here() -> None:
 
 
 class _Averaging(SoloRing):
-    """Many ranks that have the same, averaged as Horovod does: a sum, times a float32."""
+    """Many ranks with equal values, averaged as by Horovod: a sum, times a float32."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -105,7 +105,7 @@ def test_any_number_of_ranks_agrees(ranks: int) -> None:
     assert not bool(step(INPUTS * float("inf"), CLASSES, WEIGHT).is_finite)
 
 
-def test_a_step_that_is_skipped_changes_no_statistics() -> None:
+def test_a_skipped_step_changes_no_statistics() -> None:
     keras.utils.set_random_seed(1)
     inputs = keras.Input((3,))
     network = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.BatchNormalization(momentum=0.9)(inputs)))
@@ -126,7 +126,7 @@ def test_gradients_whose_norm_overflows_are_not_clipped_to_nan() -> None:
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
-def test_an_overflow_in_float16_is_found_and_mended() -> None:
+def test_an_overflow_in_float16_lowers_the_scale() -> None:
     network = _network("float16")
     scale = LossScale(ScaleRule(initial=2.0**24))
     step, optimizer = _step(network, SoloRing(), scale)

@@ -27,7 +27,7 @@ Metrics = Callable[[], dict[str, Any]]
 
 
 def _wait_for(checkpoints: Path, step: int, process: subprocess.Popen[str]) -> None:
-    """Until there is a checkpoint of this step or a later one: those before the last few are removed again."""
+    """Wait for a checkpoint of this step or a later one; old ones are removed."""
     deadline = time.monotonic() + 280
     while not any(int(path.name.split("-")[1]) >= step for path in checkpoints.glob("step-*")):
         assert process.poll() is None, process.communicate()[0]
@@ -56,7 +56,7 @@ def test_learns_and_writes_metrics_and_a_model(
     assert all(line.startswith("epoch ") for line in lines), output
 
 
-def test_ctrl_c_is_told_as_no_error(tmp_path: Path, write_config: WriteConfig, start: Any) -> None:
+def test_ctrl_c_is_not_reported_as_an_error(tmp_path: Path, write_config: WriteConfig, start: Any) -> None:
     config = write_config(checkpoint={"url": str(tmp_path / "checkpoints"), "every_steps": 2}, epochs=1000)
     process = start(config)
     _wait_for(tmp_path / "checkpoints", 0, process)
@@ -65,7 +65,7 @@ def test_ctrl_c_is_told_as_no_error(tmp_path: Path, write_config: WriteConfig, s
     assert (process.returncode, output.splitlines()[-1]) == (130, "ringfeed train: interrupted")
 
 
-def test_killed_anywhere_and_started_again_ends_bit_identical(
+def test_a_run_killed_anywhere_and_resumed_ends_bit_identical(
     tmp_path: Path, write_config: WriteConfig, start: Any, train: Train, metrics: Metrics
 ) -> None:
     checkpoints = tmp_path / "checkpoints"
@@ -118,7 +118,7 @@ def test_a_small_convnet_learns_pictures(
 def test_images_are_augmented_in_training_and_not_in_evaluation(
     pictures: str, write_config: WriteConfig, metrics: Metrics
 ) -> None:
-    """Which quadrant is bright is not to be learned from pictures that are mirrored both ways."""
+    """Which quadrant is bright cannot be learned from images that are mirrored both ways."""
     config = write_config(
         data={"url": pictures, "batch_size": 40, "categorical": []},
         model={"name": "convnet", "filters": [8], "hidden": [16], "image_shape": [8, 8, 1], "dropout": 0.0},
@@ -162,7 +162,7 @@ def test_a_mistake_is_one_line(
         ("folder.keras", "it is a folder; name a file"),
     ],
 )
-def test_an_output_that_cannot_be_written_is_told_before_training(
+def test_an_output_that_cannot_be_written_is_reported_before_training(
     output: str, place: str, reason: str, tmp_path: Path, write_config: WriteConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "taken").touch()
@@ -172,7 +172,7 @@ def test_an_output_that_cannot_be_written_is_told_before_training(
 
 
 class ReadOnly(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
-    """A store that lets no one write."""
+    """A store that refuses writes."""
 
     protocol = "readonly"
 
@@ -183,7 +183,7 @@ class ReadOnly(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
         raise PermissionError(errno.EACCES, "Permission denied", path)
 
 
-def test_a_store_that_keeps_no_checkpoints_is_told_before_training(
+def test_a_store_that_refuses_checkpoints_is_reported_before_training(
     write_config: WriteConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fsspec.register_implementation("readonly", ReadOnly, clobber=True)
@@ -195,7 +195,7 @@ def test_a_store_that_keeps_no_checkpoints_is_told_before_training(
     ("place", "reason"),
     [("run/x.keras", "cannot write readonly://run/x.keras.trial: "), ("run/.keras/", "it is a folder; name a file")],
 )
-def test_a_store_that_takes_no_output_is_told_before_training(
+def test_a_store_that_refuses_outputs_is_reported_before_training(
     output: str, place: str, reason: str, write_config: WriteConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fsspec.register_implementation("readonly", ReadOnly, clobber=True)
@@ -206,7 +206,7 @@ def test_a_store_that_takes_no_output_is_told_before_training(
 
 
 class NoModels(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
-    """A store that took a trial, and then takes no model."""
+    """A store that accepts a trial file, and then refuses the model."""
 
     protocol = "nomodels"
 
@@ -217,7 +217,7 @@ class NoModels(MemoryFileSystem):  # type: ignore[misc]  # fsspec ships no types
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras, when it saves a model
-def test_metrics_are_kept_where_the_model_is_refused(
+def test_metrics_are_written_although_the_model_is_refused(
     write_config: WriteConfig, metrics: Metrics, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fsspec.register_implementation("nomodels", NoModels, clobber=True)
@@ -237,7 +237,7 @@ def test_a_trial_of_the_outputs_leaves_nothing(
 
 
 def train_here(config: Path, *overrides: str) -> int:
-    """In this process, for speed; without determinism, which could not be switched off again."""
+    """Run in this process, for speed; without determinism, which cannot be switched off again."""
     settings = [part for item in ("deterministic=false", *overrides) for part in ("--set", item)]
     return main(["--config", str(config), *settings])
 
@@ -271,7 +271,7 @@ def test_a_damaged_shard_ends_the_run_with_one_line_that_names_it(
     assert "Traceback" not in output, output
 
 
-def test_a_run_that_has_ended_is_not_gone_on_with_short_of_its_end_but_evaluated_if_it_was_not(
+def test_an_ended_run_is_not_shortened_but_evaluated_if_it_was_not(
     tmp_path: Path, write_config: WriteConfig, metrics: Metrics, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = write_config(checkpoint={"url": str(tmp_path / "run")}, data={"eval_split": None}, epochs=1)
@@ -283,7 +283,7 @@ def test_a_run_that_has_ended_is_not_gone_on_with_short_of_its_end_but_evaluated
     assert (final["epoch"], final["step"]) == (0, metrics()["total_steps"])
 
 
-def test_the_final_evaluation_is_of_the_last_step_and_the_split_that_was_asked_for(
+def test_the_final_evaluation_is_of_the_last_step_and_the_given_split(
     tmp_path: Path, write_config: WriteConfig, metrics: Metrics
 ) -> None:
     config = write_config(checkpoint={"url": str(tmp_path / "run")}, epochs=1)
@@ -299,7 +299,7 @@ def test_the_final_evaluation_is_of_the_last_step_and_the_split_that_was_asked_f
     assert final("max_steps=6") == (1000, 6)
 
 
-def test_throughput_is_of_the_steps_and_not_of_the_checkpoints_between(
+def test_throughput_does_not_count_checkpoints(
     tmp_path: Path, write_config: WriteConfig, metrics: Metrics, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save, seconds_saved = CheckpointStore.save, []
@@ -327,9 +327,7 @@ def test_gradients_that_are_not_finite_are_an_error(
     assert "not finite in float32" in last
 
 
-def test_a_model_that_fits_no_memory_is_told_without_a_trace(
-    write_config: WriteConfig, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_too_large_for_memory_is_one_line(write_config: WriteConfig, capfd: pytest.CaptureFixture[str]) -> None:
     config = write_config(model={"hidden": [40000, 2**31 - 1]})
     assert main(["--config", str(config), "--set", "deterministic=false"]) == 1
     output = capfd.readouterr().err
@@ -338,7 +336,9 @@ def test_a_model_that_fits_no_memory_is_told_without_a_trace(
     assert "Traceback" not in output
 
 
-def test_what_is_hardly_meant_is_said_in_a_line(write_config: WriteConfig, capfd: pytest.CaptureFixture[str]) -> None:
+def test_useless_boundaries_are_a_warning_in_one_line(
+    write_config: WriteConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
     schedule = {"decay": "step", "warmup_epochs": 0.5, "boundaries": [0.25, 0.5, 2, 3]}
     config = write_config(data={"eval_split": None}, schedule=schedule, epochs=2, max_steps=2)
     overflow = "precision=float16", f"loss_scale.initial={2.0**126}", "deterministic=false"
@@ -351,7 +351,7 @@ def test_what_is_hardly_meant_is_said_in_a_line(write_config: WriteConfig, capfd
     assert said[-1].startswith("the gradients of all 2 steps overflowed in float16, so the weights are those")
 
 
-def test_a_checkpoint_of_another_run_is_not_gone_on_from(
+def test_a_checkpoint_of_another_run_is_not_resumed(
     tmp_path: Path, write_config: WriteConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     config = write_config(checkpoint={"url": str(tmp_path / "checkpoints")}, max_steps=3)
@@ -361,7 +361,7 @@ def test_a_checkpoint_of_another_run_is_not_gone_on_from(
     assert_refused(capfd, "checkpoint.resume is false, but", config, "checkpoint.resume=false")
 
 
-def test_a_batch_that_the_ranks_cannot_share_is_said_once(write_config: WriteConfig, train: Train) -> None:
+def test_a_batch_that_the_ranks_cannot_share_is_reported_once(write_config: WriteConfig, train: Train) -> None:
     pytest.importorskip("horovod", reason="Horovod is built by: make setup")
     status, output = train(write_config(data={"batch_size": 61}), ranks=2)
     assert status != 0
@@ -369,7 +369,7 @@ def test_a_batch_that_the_ranks_cannot_share_is_said_once(write_config: WriteCon
     assert "data.batch_size=61 cannot be shared evenly by 2 ranks; use a multiple of 2, such as 60" in output
 
 
-def test_help_teaches_and_needs_no_tensorflow() -> None:
+def test_help_lists_the_keys_without_tensorflow() -> None:
     code = (
         "import sys\nfrom ringfeed.training.train import main\n"
         "try:\n    main(['--help'])\nexcept SystemExit:\n    pass\n"

@@ -1,4 +1,4 @@
-"""The page needs nothing beside itself, says what was measured, and can be read by machines and without eyes."""
+"""The report's page and charts: self-contained, true to the results, accessible."""
 
 from html.parser import HTMLParser
 from typing import Any
@@ -80,7 +80,7 @@ def result() -> DemoResult:
 
 
 class Page(HTMLParser):
-    """Collects what the tests ask for, and fails where tags do not nest."""
+    """Collects what the tests check, and fails if tags do not nest."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ def page(result: DemoResult) -> Page:
     return Page(render_report(result))
 
 
-def test_the_page_asks_for_nothing_from_elsewhere(result: DemoResult, page: Page) -> None:
+def test_the_page_loads_nothing(result: DemoResult, page: Page) -> None:
     assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in page.tags}
     for tag, attributes in page.tags:
         for name in ("src", "href", "xlink:href"):
@@ -144,7 +144,7 @@ def test_the_page_says_what_was_found(page: Page) -> None:
     assert "quick run" not in words
 
 
-def test_text_from_outside_is_escaped(page: Page) -> None:
+def test_text_of_results_is_escaped(page: Page) -> None:
     assert "A & B <fast>, 2 cores" in page.text
     assert "shard-dataset build 'a b' <dst>" in page.text
 

@@ -1,4 +1,4 @@
-"""The demo's sources hold what they say and nothing that tells the outcome; all steps work on a part of the data."""
+"""The demo's sources (tools/demo/data.py), which must not leak the label, and its steps on a part of the data."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def flights() -> pa.Table:
     return flights_table()
 
 
-def test_all_flights_are_there_and_those_over_an_hour_late_are_late(flights: pa.Table) -> None:
+def test_all_flights_are_kept_and_labelled_late_after_an_hour(flights: pa.Table) -> None:
     assert flights.num_rows == 336_776
     counts = {entry["values"]: entry["counts"] for entry in pc.value_counts(flights[FLIGHT_LABEL]).to_pylist()}
     assert counts == {"late": 27_789, "on time": 308_987}
@@ -39,7 +39,7 @@ def test_no_column_is_known_only_after_take_off(flights: pa.Table) -> None:
     assert not after & set(FLIGHT_FEATURES)
 
 
-def test_no_missing_value_tells_that_a_flight_was_cancelled(flights: pa.Table) -> None:
+def test_missing_values_do_not_reveal_cancelled_flights(flights: pa.Table) -> None:
     cancelled = demo_data._read("flights.csv.zip")["arr_delay"].is_null().to_numpy(zero_copy_only=False)
     for name in FLIGHT_FEATURES:
         missing = flights[name].is_null().to_numpy(zero_copy_only=False)
@@ -74,7 +74,7 @@ def test_the_digits_are_a_folder_of_small_grey_pngs_for_each_class(tmp_path: Pat
         assert np.asarray(image).max() > 200
 
 
-def test_the_last_words_of_a_command_are_its_first_error() -> None:
+def test_a_failed_command_is_explained_by_its_first_error() -> None:
     output = "[0]<stderr>:loading\n[0]<stderr>:ringfeed train: error: data.batch_size=7\nTraceback\nRuntimeError: x\n"
     assert demo._last_words(output) == "ringfeed train: error: data.batch_size=7"
 
@@ -85,7 +85,7 @@ def run_demo(*arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[
     return subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False, timeout=600)
 
 
-def test_away_from_the_repository_the_demo_ends_with_one_line(tmp_path: Path) -> None:
+def test_outside_of_the_repository_the_demo_fails_in_one_line(tmp_path: Path) -> None:
     done = run_demo(cwd=tmp_path)
     assert done.returncode == 1
     assert done.stderr.startswith("demo: error: examples/flights.yaml is not there")
@@ -93,9 +93,7 @@ def test_away_from_the_repository_the_demo_ends_with_one_line(tmp_path: Path) ->
     assert not list(tmp_path.iterdir())
 
 
-def test_a_step_that_fails_ends_the_demo_with_the_line_that_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_step_ends_the_demo_with_its_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", lean_environment()["PYTHONPATH"])
     examples = tmp_path / "examples"
     examples.mkdir()

@@ -1,4 +1,4 @@
-"""`ringfeed doctor` and the command line around it."""
+"""`ringfeed doctor`, the probes of the environment (tools/probe.py), and the command `ringfeed` (tools/cli.py)."""
 
 import json
 import subprocess
@@ -48,7 +48,7 @@ def test_a_complete_environment_has_no_findings() -> None:
     assert diagnose(HEALTHY) == ()
 
 
-def test_a_bare_data_host_is_not_broken_and_is_told_how_to_get_the_rest() -> None:
+def test_a_host_without_tensorflow_is_not_broken_and_learns_how_to_install_the_rest() -> None:
     bare = replace(
         without(HEALTHY, "tensorflow", "keras", "horovod", "hdfs-native"),
         runtime=Runtime(tensorflow=None, horovod=None),
@@ -62,7 +62,7 @@ def test_a_bare_data_host_is_not_broken_and_is_told_how_to_get_the_rest() -> Non
     }
 
 
-def test_kernels_that_were_not_compiled_are_missing_and_no_fault() -> None:
+def test_uncompiled_kernels_are_missing_but_not_broken() -> None:
     finding = only(diagnose(replace(HEALTHY, kernels=False)))
     assert not finding.broken
     assert "kernels" in finding.what
@@ -102,7 +102,7 @@ def test_sharding_without_a_base_dependency_is_broken(name: str) -> None:
     assert name in finding.what
 
 
-def test_a_probe_that_dies_in_horovod_keeps_what_it_learned_of_tensorflow() -> None:
+def test_a_probe_that_dies_in_horovod_keeps_the_facts_of_tensorflow() -> None:
     said = 'noise\n{"tensorflow": {"version": "2.21.0", "gpus": ["GPU:0"]}}\n'
     runtime = parse_probe(said, "Fatal: aborted\n", -6, tensorflow=True, horovod=True)
     assert runtime.tensorflow == TensorflowProbe(gpus=("GPU:0",))
@@ -158,7 +158,7 @@ def test_wrong_usage_exits_2_without_a_stack_trace(arguments: tuple[str, ...]) -
         (KeyboardInterrupt(), 130, "interrupted"),
     ],
 )
-def test_what_a_user_can_mend_is_one_line(
+def test_an_expected_error_is_one_line(
     error: BaseException,
     status: int,
     line: str,
@@ -176,7 +176,7 @@ def test_what_a_user_can_mend_is_one_line(
     assert shown.count("\n") == 1
 
 
-def test_a_module_that_no_extra_has_is_a_fault_of_ours_and_keeps_its_trace(
+def test_a_missing_module_of_no_extra_keeps_its_traceback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(command: str) -> cli.Subcommand:

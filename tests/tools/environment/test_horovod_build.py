@@ -49,7 +49,7 @@ def test_the_cache_key_changes_with_every_part_of_the_target(field: str) -> None
     assert OTHER[field] in changed.key
 
 
-def test_a_target_has_known_collectives() -> None:
+def test_unknown_collectives_are_refused() -> None:
     with pytest.raises(ValueError, match="collectives must be 'cpu' or 'nccl', got 'mpi'"):
         BuildTarget(**{**TARGET, "collectives": "mpi"})
 
@@ -82,7 +82,7 @@ def test_only_headers_that_moved_are_forwarded(tmp_path: Path) -> None:
     assert headers[XLA_BUILDER].startswith('#include "xla/hlo/builder/xla_builder.h"\n')
 
 
-def test_a_tensorflow_that_horovod_knows_needs_no_headers(tmp_path: Path) -> None:
+def test_a_tensorflow_that_horovod_supports_needs_no_headers(tmp_path: Path) -> None:
     for old in MOVED_HEADERS:
         touch(tmp_path / old)
     assert forwarding_headers(tmp_path) == {}
@@ -184,13 +184,13 @@ def test_a_second_environment_uses_the_cached_wheel(machine: FakeMachine, tmp_pa
     assert any(line.startswith("using the cached") for line in machine.said)
 
 
-def test_force_builds_anew(machine: FakeMachine, tmp_path: Path) -> None:
+def test_force_rebuilds(machine: FakeMachine, tmp_path: Path) -> None:
     machine.install(tmp_path)
     machine.install(tmp_path, force=True)
     assert machine.builds == 2
 
 
-def test_of_two_builders_at_once_one_builds_and_the_other_waits(machine: FakeMachine, tmp_path: Path) -> None:
+def test_of_two_concurrent_builders_one_waits_for_the_wheel_of_the_other(machine: FakeMachine, tmp_path: Path) -> None:
     machine.may_finish.clear()
     builders = [threading.Thread(target=machine.install, args=(tmp_path,)) for _ in range(2)]
     for builder in builders:

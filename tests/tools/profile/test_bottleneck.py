@@ -1,4 +1,4 @@
-"""The stage that holds the loader back, and the knob that is named for it."""
+"""The bottleneck of a loader, and the knob that is suggested for it."""
 
 import argparse
 import ast
@@ -50,13 +50,13 @@ def test_the_bottleneck_is_the_stage_that_the_others_wait_for(
     assert name_bottleneck(measured, parses=False) == expected
 
 
-def test_where_records_are_parsed_in_tensorflow_that_is_what_delivery_waits_for() -> None:
+def test_delivery_that_waits_for_parsing_names_parse() -> None:
     assert name_bottleneck(stages(gather=(1.0, 0.1), deliver=(0.0, 5.0)), parses=True) == "parse"
 
 
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """By the format of their shards."""
+    """Datasets by shard format; gzip is TFRecord."""
     folder: Path = tmp_path_factory.mktemp("knobs")
     pq.write_table(pa.table({"A": range(40), "B": range(40), "y": [i % 2 for i in range(40)]}), folder / "s.parquet")
     for name in ("tfrecord", "parquet", "gzip"):
@@ -73,9 +73,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
-def test_options_that_a_knob_names_are_taken_by_the_command_and_by_the_loader(
-    datasets: dict[str, str], shard_format: str
-) -> None:
+def test_options_in_a_knob_are_those_of_the_command_and_the_loader(datasets: dict[str, str], shard_format: str) -> None:
     loader = Loader(datasets[shard_format], batch_size=8, streams=2)
     parser = argparse.ArgumentParser()
     add_arguments(parser)
@@ -90,14 +88,14 @@ def test_options_that_a_knob_names_are_taken_by_the_command_and_by_the_loader(
     assert named == {"fetch_threads", "cache", "columns", "window_shards", "batch_size"}
 
 
-def test_a_knob_goes_on_from_what_was_given(datasets: dict[str, str]) -> None:
+def test_a_knob_doubles_the_given_options(datasets: dict[str, str]) -> None:
     loader = Loader(datasets["tfrecord"], batch_size=8, fetch_threads=3, window_shards=2)
     assert "--fetch-threads 6 (Loader(fetch_threads=6))" in name_knob("fetch", stages(), loader, 0)
     assert "--window-shards 4 (Loader(window_shards=4))" in name_knob("plan", stages(), loader, 0)
     assert "--batch-size 16 (Loader(batch_size=16))" in name_knob("deliver", stages(), loader, 0)
 
 
-def test_where_too_little_is_fetched_ahead_more_threads_are_not_said_to_help(datasets: dict[str, str]) -> None:
+def test_with_too_little_prefetched_a_knob_does_not_suggest_more_threads(datasets: dict[str, str]) -> None:
     def told(fetching: float, **options: int) -> str:
         loader = Loader(datasets["tfrecord"], batch_size=8, **options)
         return name_knob("fetch", stages(fetch=(fetching, 0.0)), loader, 0)
@@ -109,7 +107,7 @@ def test_where_too_little_is_fetched_ahead_more_threads_are_not_said_to_help(dat
     assert "--fetch-threads 8 " in told(1.1)
 
 
-def test_of_parquet_columns_are_dropped_from_what_is_fetched_unless_a_cache_keeps_whole_files(
+def test_fewer_columns_are_suggested_for_fetching_parquet_without_a_cache(
     datasets: dict[str, str],
 ) -> None:
     told = {
@@ -123,7 +121,7 @@ def test_of_parquet_columns_are_dropped_from_what_is_fetched_unless_a_cache_keep
     assert not any("--cache" in knob for knob in told.values())  # a local dataset needs none
 
 
-def test_commands_that_a_knob_names_do_what_they_say(datasets: dict[str, str], tmp_path: Path) -> None:
+def test_the_commands_in_a_knob_work(datasets: dict[str, str], tmp_path: Path) -> None:
     build(BuildOptions(source=datasets["tfrecord"], destination=str(tmp_path / "d"), splits={"a": "0.5", "b": "0.5"}))
     for url, options in ((str(tmp_path / "d"), {"split": "a"}), (datasets["parquet"], {})):
         loader = Loader(url, batch_size=8, **options)
@@ -136,13 +134,13 @@ def test_commands_that_a_knob_names_do_what_they_say(datasets: dict[str, str], t
             assert written.compression == "gzip" if bottleneck == "fetch" else written.shard_format == "parquet"
 
 
-def test_shards_that_are_compressed_are_not_said_to_be_better_compressed(datasets: dict[str, str]) -> None:
+def test_compression_is_not_suggested_for_compressed_shards(datasets: dict[str, str]) -> None:
     told = name_knob("fetch", stages(), Loader(datasets["gzip"], batch_size=8), 0)
     assert "compress" not in told
     assert "where that is no faster the disk gives no more: put the shards on a faster one" in told
 
 
-def test_images_are_not_said_to_be_better_compressed(tmp_path: Path) -> None:
+def test_compression_is_not_suggested_for_images(tmp_path: Path) -> None:
     content = io.BytesIO()
     Image.new("RGB", (8, 8)).save(content, "jpeg")
     for number in range(8):
@@ -159,7 +157,7 @@ def test_only_a_remote_store_has_a_link(datasets: dict[str, str]) -> None:
     assert "where that is no faster the link is full: keep what is read again on a local disk, --cache FOLDER " in told
 
 
-def test_of_many_small_shards_larger_ones_are_said_to_help(datasets: dict[str, str], tmp_path: Path) -> None:
+def test_larger_shards_are_suggested_for_many_small_ones(datasets: dict[str, str], tmp_path: Path) -> None:
     build(BuildOptions(source=datasets["parquet"], destination=str(tmp_path / "d"), shards=40, shard_format="parquet"))
     loader = Loader(str(tmp_path / "d"), batch_size=8)
     for bottleneck in ("open", "fetch"):
@@ -175,7 +173,7 @@ def test_of_many_small_shards_larger_ones_are_said_to_help(datasets: dict[str, s
     assert "larger shards" not in name_knob("open", stages(), picked, 0)
 
 
-def test_a_knob_does_not_repeat_what_was_done_nor_ask_for_what_cannot_be(datasets: dict[str, str]) -> None:
+def test_a_knob_suggests_neither_what_was_done_nor_what_is_impossible(datasets: dict[str, str]) -> None:
     def told(bottleneck: str, *, kind: str = "tfrecord", disk_bytes: int = 0, **options: Any) -> str:
         came = StageProfile(name=bottleneck, items=9, bytes=1000, busy_seconds=1.0, wait_seconds=0.0, share=3.0)
         return name_knob(bottleneck, (came,), Loader(datasets[kind], batch_size=32, **options), disk_bytes)
@@ -193,7 +191,7 @@ def test_a_knob_does_not_repeat_what_was_done_nor_ask_for_what_cannot_be(dataset
     assert "compress" not in told("fetch", disk_bytes=100)
 
 
-def test_threads_that_were_given_may_be_left_out(datasets: dict[str, str]) -> None:
+def test_a_knob_suggests_to_leave_a_given_number_of_threads_out(datasets: dict[str, str]) -> None:
     told = {
         n: name_knob("fetch", stages(), Loader(datasets["gzip"], batch_size=8, fetch_threads=n), 0) for n in (None, 1)
     }

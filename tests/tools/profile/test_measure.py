@@ -1,4 +1,4 @@
-"""`ringfeed profile`: what it measures, and the bottleneck it names."""
+"""`ringfeed profile` (tools/profile/command.py): its measurements, options and errors."""
 
 import json
 import os
@@ -50,9 +50,7 @@ def test_a_profile_counts_what_was_read(dataset: str) -> None:
     assert f"<b>bottleneck: {result.bottleneck}</b>" in result._repr_html_()
 
 
-def test_long_records_that_are_found_and_not_parsed_are_not_said_to_be(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_located_features_are_not_blamed_on_parsing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     table = pa.table({"blob": [bytes([i]) * (8000 + i) for i in range(64)], "y": [i % 2 for i in range(64)]})
     pq.write_table(table, tmp_path / "s.parquet")
     build(BuildOptions(source=str(tmp_path / "s.parquet"), destination=str(tmp_path / "d"), label="y", shards=2))
@@ -69,7 +67,7 @@ def test_long_records_that_are_found_and_not_parsed_are_not_said_to_be(
 
 
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
-def test_the_command_against_compression_keeps_the_format(
+def test_the_command_that_removes_compression_keeps_the_format(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shard_format: str
 ) -> None:
     pq.write_table(pa.table({"x": range(40), "y": [i % 2 for i in range(40)]}), tmp_path / "s.parquet")
@@ -88,7 +86,7 @@ def test_the_command_against_compression_keeps_the_format(
 
 
 @pytest.mark.parametrize(("read_share", "told"), [(0.0, "the shards come from memory"), (1.0, "the disk is the limit")])
-def test_mapped_shards_that_a_disk_holds_up_are_not_said_to_come_from_memory(
+def test_mapped_shards_read_from_a_slow_disk_are_blamed_on_the_disk(
     dataset: str, monkeypatch: pytest.MonkeyPatch, read_share: float, told: str
 ) -> None:
     read = iter([0, int(read_share * 1_000_000)])
@@ -97,7 +95,7 @@ def test_mapped_shards_that_a_disk_holds_up_are_not_said_to_come_from_memory(
     assert told in profile(dataset, batch_size=20).knob
 
 
-def test_the_wait_for_the_first_batch_is_in_the_overall_rate(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_overall_rate_includes_the_wait_for_the_first_batch(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wait = ShardFetcher.wait
     monkeypatch.setattr(ShardFetcher, "wait", lambda *given: time.sleep(0.02) or wait(*given))  # type: ignore[func-returns-value]
     result = profile(dataset, batch_size=20, steps=10, rank=1, world_size=2)
@@ -108,7 +106,7 @@ def test_the_wait_for_the_first_batch_is_in_the_overall_rate(dataset: str, monke
     assert "rank 1 of 2" in str(result)
 
 
-def test_strings_are_among_the_bytes(tmp_path: Path) -> None:
+def test_bytes_include_strings(tmp_path: Path) -> None:
     table = pa.table({"words": [["ab", "cde"]] * 64, "blob": [bytes(500)] * 64, "y": [i % 2 for i in range(64)]})
     pq.write_table(table, tmp_path / "s.parquet")
     build(BuildOptions(source=str(tmp_path / "s.parquet"), destination=str(tmp_path / "d"), label="y", shards=2))
@@ -117,7 +115,7 @@ def test_strings_are_among_the_bytes(tmp_path: Path) -> None:
     assert result.bytes_per_second / result.samples_per_second == pytest.approx(sample_bytes)
 
 
-def test_the_progress_counts_its_seconds_from_the_beginning(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_counts_seconds_from_the_start(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int, int, int]] = []
     monkeypatch.setattr(
         profile_module, "stage_progress", lambda *_, **__: nullcontext(lambda *report: told.append(report))
@@ -130,7 +128,7 @@ def fetched_bytes(result: Profile) -> int:
     return next(stage.bytes for stage in result.stages if stage.name == "fetch")
 
 
-def test_what_is_given_reaches_the_loader_and_is_told(dataset: str, tmp_path: Path) -> None:
+def test_given_options_reach_the_loader_and_the_profile(dataset: str, tmp_path: Path) -> None:
     plain = profile(dataset, batch_size=20)
     assert plain.options == {}
     assert "balance natural)" in str(plain)
@@ -158,12 +156,12 @@ def test_what_is_given_reaches_the_loader_and_is_told(dataset: str, tmp_path: Pa
 
 
 @pytest.mark.parametrize("cache", [None, "none", MemoryCache()])
-def test_a_limit_of_no_cache_that_is_named_is_refused(dataset: str, cache: MemoryCache | str | None) -> None:
+def test_cache_bytes_without_a_cache_given_by_name_is_refused(dataset: str, cache: MemoryCache | str | None) -> None:
     with pytest.raises(ConfigError, match="cache_bytes limits a cache that is given by name, got 4096 with cache="):
         profile(dataset, batch_size=20, cache=cache, cache_bytes=4096)
 
 
-def test_the_command_takes_what_the_loader_does(
+def test_the_command_takes_the_options_of_the_loader(
     dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["profile", dataset, "--batch-size", "20", "--json"]
@@ -196,7 +194,7 @@ def test_the_command_takes_what_the_loader_does(
         (["--cache-bytes", "1GB"], "cache_bytes limits a cache that is given by name, got 1000000000"),
     ],
 )
-def test_what_the_loader_refuses_is_one_line(
+def test_an_error_of_the_loader_is_one_line(
     dataset: str, capsys: pytest.CaptureFixture[str], options: list[str], message: str
 ) -> None:
     assert main(["profile", dataset, "--batch-size", "20", *options]) == 1
@@ -205,7 +203,7 @@ def test_what_the_loader_refuses_is_one_line(
     assert told.count("\n") == 1
 
 
-def test_a_cache_is_cold_once_and_columns_of_parquet_are_fetched_alone(
+def test_the_second_profile_reads_the_cache_and_parquet_columns_are_fetched_alone(
     s3_env: dict[str, str], s3_bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     random = np.random.default_rng(0)
@@ -230,7 +228,7 @@ def test_a_cache_is_cold_once_and_columns_of_parquet_are_fetched_alone(
     assert cold.samples == warm.samples == few.samples
 
 
-def test_values_that_are_missing_in_other_columns_need_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_values_in_unread_columns_need_no_fill(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     table = pa.table({"x": range(40), "word": [None, "a"] * 20, "y": [i % 2 for i in range(40)]})
     pq.write_table(table, tmp_path / "s.parquet")
     build(BuildOptions(source=str(tmp_path / "s.parquet"), destination=str(tmp_path / "d"), label="y", shards=2))
@@ -241,7 +239,7 @@ def test_values_that_are_missing_in_other_columns_need_none(tmp_path: Path, caps
 
 
 @pytest.mark.parametrize(("sig", "status"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_profile_that_is_told_to_end_says_so(dataset: str, tmp_path: Path, sig: int, status: int) -> None:
+def test_a_terminated_profile_says_so(dataset: str, tmp_path: Path, sig: int, status: int) -> None:
     waits = "for _ in range(100):\n    time.sleep(0.05)"
     (tmp_path / "tensorflow.py").write_text(f"import time\nprint('reading', flush=True)\n{waits}")
     program = "import signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL); from ringfeed.tools.cli import main; "
@@ -271,7 +269,7 @@ def test_the_command_prints_one_json_document(dataset: str, cli: Callable[..., o
     assert done.stderr == ""
 
 
-def test_values_and_classes_are_of_the_dtypes_of_their_features(
+def test_fill_values_and_classes_get_the_dtypes_of_their_features(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = range(40)
@@ -319,7 +317,7 @@ def test_a_mistake_is_one_line(
     assert errors.count("\n") == 1
 
 
-def test_one_that_is_seen_after_tensorflow_was_imported_is_one_line(dataset: str, cli: Callable[..., object]) -> None:
+def test_a_mistake_found_after_the_import_of_tensorflow_is_one_line(dataset: str, cli: Callable[..., object]) -> None:
     done = cli("ringfeed", "profile", dataset, "--batch-size", "20", "--rank", "3")
     assert done.returncode == 1
     assert "rank must lie in" in done.stderr

@@ -1,4 +1,4 @@
-"""`shard-dataset` on bad sources, destinations and surroundings: one line, and nothing is left."""
+"""`shard-dataset` on bad sources, destinations and environments: one line, and no leftovers."""
 
 import errno
 import os
@@ -105,12 +105,12 @@ class TestDestinations:
         done = cli("shard-dataset", "inspect", "s3://no-such-bucket/x", env=s3_server.env)
         assert_one_line(done, "s3://no-such-bucket/x")
 
-    def test_a_name_of_no_bucket(self, cli: Cli, source: str, s3_server: S3Server) -> None:
+    def test_an_invalid_bucket_name(self, cli: Cli, source: str, s3_server: S3Server) -> None:
         done = attempt(cli, source, "s3://My Bucket/x", s3_server.env)
         assert_one_line(done, "s3://My Bucket/x", "no bucket can be called 'My Bucket'")
 
     @pytest.mark.parametrize("path", ["a//b", "10:30", "../b"])
-    def test_a_name_of_no_folder_of_hdfs(self, cli: Cli, source: str, hdfs_server: HdfsServer, path: str) -> None:
+    def test_an_invalid_hdfs_path(self, cli: Cli, source: str, hdfs_server: HdfsServer, path: str) -> None:
         done = attempt(cli, source, f"{hdfs_server.url}/{path}", {})
         assert_one_line(done, f"/{path}: HDFS takes no such path")
 
@@ -149,7 +149,7 @@ class TestDestinations:
         assert_one_line(done, f"cannot write {folder}/new/out")
         assert not Path(folder, "new").exists()
 
-    def test_a_file_or_a_folder_with_other_things(self, cli: Cli, source: str, tmp_path: Path) -> None:
+    def test_a_file_or_a_folder_of_other_files(self, cli: Cli, source: str, tmp_path: Path) -> None:
         done = cli("shard-dataset", "build", source, source, "--label", "status", "--workers", "1")
         assert_one_line(done, "is the source itself")
         done = cli("shard-dataset", "build", source, str(tmp_path), "--label", "status", "--workers", "1")
@@ -160,7 +160,7 @@ class TestDestinations:
         assert_one_line(done, "is not empty and holds no dataset (there is 'thesis.txt')")
         assert os.listdir(tmp_path / "full") == ["thesis.txt"]
 
-    def test_an_existing_dataset_is_kept_unless_told(self, cli: Cli, source: str, dataset: Path) -> None:
+    def test_an_existing_dataset_is_kept_without_overwrite(self, cli: Cli, source: str, dataset: Path) -> None:
         before = {path.name: path.read_bytes() for path in dataset.iterdir()}
         done = cli("shard-dataset", "build", source, str(dataset), "--label", "status", "--workers", "1")
         assert_one_line(done, "already holds a dataset", "--overwrite")
@@ -184,7 +184,7 @@ def nothing_at(url: str, server: S3Server) -> bool:
     return not [info for info in fs.find(url, detail=True).values() if info["type"] == "file"]
 
 
-def test_file_names_that_are_no_text_are_told(cli: Cli, dataset: Path, source: str, tmp_path: Path) -> None:
+def test_file_names_that_are_not_text_are_reported(cli: Cli, dataset: Path, source: str, tmp_path: Path) -> None:
     odd = os.fsdecode(os.fsencode(tmp_path) + b"/odd-\xe9")
     Path(odd).mkdir()
     (Path(odd) / "x.csv").write_text("a,b\n1,2\n")
@@ -200,7 +200,7 @@ def test_file_names_that_are_no_text_are_told(cli: Cli, dataset: Path, source: s
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
-def test_streams_may_be_closed(source: str, tmp_path: Path, closed: str) -> None:
+def test_standard_streams_may_be_closed(source: str, tmp_path: Path, closed: str) -> None:
     program = Path(sys.executable).with_name("shard-dataset")
     command = f"{program} build {source} {tmp_path}/out --label status --shards 2 --workers 2 --json {closed}"
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True)
@@ -237,7 +237,7 @@ def test_too_few_processes_name_the_limit(source: str, tmp_path: Path, limit: in
     assert "ulimit -u" in error
 
 
-def test_a_build_goes_on_when_nobody_reads_its_progress_any_more(source: str, tmp_path: Path) -> None:
+def test_a_build_continues_when_the_reader_of_its_progress_leaves(source: str, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     program = Path(sys.executable).with_name("shard-dataset")
@@ -248,12 +248,12 @@ def test_a_build_goes_on_when_nobody_reads_its_progress_any_more(source: str, tm
     assert main(["verify", str(tmp_path / "out")]) == 0
 
 
-def test_a_file_is_no_folder(cli: Cli, source: str, tmp_path: Path) -> None:
+def test_a_file_in_place_of_a_folder(cli: Cli, source: str, tmp_path: Path) -> None:
     for command in (["inspect", source], ["clean", source], ["build", source, f"{tmp_path}/o", "--spill", source]):
         assert_one_line(cli("shard-dataset", *command), "a name in its path is that of a file", "check the path")
 
 
-def test_a_link_that_leads_nowhere_is_no_folder(cli: Cli, source: str, dataset: Path, tmp_path: Path) -> None:
+def test_a_dangling_link_in_place_of_a_folder(cli: Cli, source: str, dataset: Path, tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to("nowhere")
     build = ["build", source, "--label", "status"]
@@ -269,7 +269,7 @@ def test_a_link_that_leads_nowhere_is_no_folder(cli: Cli, source: str, dataset: 
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-def test_damage_is_told_although_the_reader_of_the_output_has_left(dataset: Path, unbuffered: str) -> None:
+def test_damage_is_reported_although_the_reader_of_the_output_has_left(dataset: Path, unbuffered: str) -> None:
     shard = next(dataset.glob("*.tfrecord"))
     shard.write_bytes(shard.read_bytes()[:-1])
     reader, writer = os.pipe()
@@ -283,7 +283,7 @@ def test_damage_is_told_although_the_reader_of_the_output_has_left(dataset: Path
     assert done.stderr.splitlines()[-1].startswith("shard-dataset: error: 1 file is damaged or missing")
 
 
-def test_a_pipe_that_breaks_is_an_error_unless_it_is_that_of_the_output(
+def test_a_broken_pipe_is_an_error_unless_it_is_standard_output(
     dataset: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def break_pipe(_: object) -> None:
@@ -308,10 +308,10 @@ def test_an_empty_url_is_not_the_current_folder(
 
 
 @pytest.mark.parametrize("url", ["s3:/bucket/x", "hdfs:/namenode:8020/x", "https:/example.org/x.csv"])
-def test_a_url_that_was_a_path_is_no_folder_of_this_machine(
+def test_a_url_mangled_by_pathlib_is_refused(
     capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
-    """As ``pathlib.Path`` makes of ``s3://bucket/x``."""
+    """``pathlib.Path`` turns ``s3://bucket/x`` into ``s3:/bucket/x``."""
     monkeypatch.chdir(tmp_path)
     there = set(tmp_path.iterdir())
     for args in (["build", source, url], ["build", url, "out"], ["verify", url]):

@@ -1,4 +1,4 @@
-"""What `shard-dataset inspect` says of images."""
+"""`shard-dataset inspect`: images, class names, TFDS splits and skipped records."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from ringfeed.tools.shard_dataset.program import main
 from tests.helpers.commands import Cli
 
 
-def test_images_are_told_by_their_sizes_and_pixels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_images_are_described_by_size_and_pixel_statistics(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for label in ("a", "b"):
         (tmp_path / "photos" / label).mkdir(parents=True)
         for i in range(4):
@@ -31,9 +31,7 @@ def test_images_are_told_by_their_sizes_and_pixels(tmp_path: Path, capsys: pytes
     assert found["path"] is None
 
 
-def test_names_of_classes_are_told_on_one_line_and_obeyed_by_no_terminal(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_control_characters_in_class_names_are_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [{"x": i, "a\tlabel": ("\x1b[31mred\n0", "blue")[i % 2]} for i in range(8)]
     (tmp_path / "x\x1b[1m.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
     source, out = str(tmp_path / "x\x1b[1m.jsonl"), str(tmp_path / "out")
@@ -71,7 +69,7 @@ def test_the_splits_that_tfds_needs_for_all_generations_are_named(
     assert f"of g{appended:05d}/; a whole split is {told}" in " ".join(shown.split())
 
 
-def test_bad_records_that_were_skipped_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_skipped_bad_records_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = [json.dumps({"x": i, "y": i % 2}) for i in range(8)]
     for name, lines in (("a", [*good, "{", "["]), ("b", [*good, "]"]), ("c", good)):
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
@@ -102,7 +100,7 @@ def test_bad_records_that_were_skipped_are_told(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize("flags", [[], ["--dry-run"]])
-def test_bad_records_that_were_skipped_are_told_to_machines(
+def test_skipped_bad_records_are_in_the_json_document(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
     lines = [json.dumps({"x": i}) for i in range(8)]

@@ -1,4 +1,4 @@
-"""The flags that prepare records, as words of a command line and as a user runs them."""
+"""The flags that prepare records: their parsing, and runs of the command."""
 
 import argparse
 import json
@@ -32,7 +32,7 @@ def parsed(*words: str) -> argparse.Namespace:
     return build_parser().parse_args(["build", *words])
 
 
-def test_nothing_asked_is_nothing_done() -> None:
+def test_without_flags_nothing_is_prepared() -> None:
     assert prepare_options(parsed("a", "b")) == PrepareOptions()
 
 
@@ -68,7 +68,7 @@ def test_steps_keep_the_order_of_the_command_line() -> None:
         (["--dedup", "--json", "a", "b"], ()),
     ],
 )
-def test_doubles_are_of_all_columns_or_of_some(words: list[str], dedup: Any) -> None:
+def test_dedup_takes_all_columns_or_some(words: list[str], dedup: Any) -> None:
     assert prepare_options(parsed(*words)).dedup == dedup
 
 
@@ -84,9 +84,7 @@ def test_doubles_are_of_all_columns_or_of_some(words: list[str], dedup: Any) -> 
         (["--encode", "gif"], "an encoding must be"),
     ],
 )
-def test_words_that_make_no_sense_are_wrong_usage(
-    capsys: pytest.CaptureFixture[str], words: list[str], told: str
-) -> None:
+def test_invalid_values_are_wrong_usage(capsys: pytest.CaptureFixture[str], words: list[str], told: str) -> None:
     with pytest.raises(SystemExit) as stop:
         parsed("a", "b", *words)
     assert stop.value.code == 2

@@ -1,4 +1,4 @@
-"""`shard-dataset` as a user runs it: a process, its output, its exit status, and what it leaves."""
+"""`shard-dataset` as a user runs it (tools/shard_dataset/commands.py): output, exit status, files."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from tests.helpers.commands import ROWS, Cli, assert_one_line
 
 
 class TestBuild:
-    def test_tells_the_balance_it_reached(self, cli: Cli, source: str, tmp_path: Path) -> None:
+    def test_reports_the_balance(self, cli: Cli, source: str, tmp_path: Path) -> None:
         done = cli(
             "shard-dataset",
             "build",
@@ -45,7 +45,7 @@ class TestBuild:
         assert "write shards: 4 of 4" in done.stderr
         assert "\x1b" not in done.stderr + done.stdout
 
-    def test_json_is_one_document_and_an_event_a_line(self, cli: Cli, source: str, tmp_path: Path) -> None:
+    def test_json_prints_one_document_and_one_event_per_line(self, cli: Cli, source: str, tmp_path: Path) -> None:
         done = cli("shard-dataset", "build", source, f"{tmp_path}/out", "--label", "status", "--shards", "7", "--json")
         document = json.loads(done.stdout)
         assert (document["records"], document["splits"]["train"]["records_per_shard"]) == (400, [57, 58])
@@ -112,7 +112,7 @@ assert main(["verify", {str(tmp_path / "o")!r}]) == main(["inspect", {str(tmp_pa
 
     @pytest.mark.parametrize("length", [8, 100])
     def test_leaves_nothing_among_temporary_files(self, cli: Cli, source: str, tmp_path: Path, length: int) -> None:
-        """Nor needs a path that a socket can have."""
+        """Also where the folder's path is too long for a socket."""
         with tempfile.TemporaryDirectory() as folder:
             temporary = Path(folder, "t" * length)
             temporary.mkdir()
@@ -122,9 +122,7 @@ assert main(["verify", {str(tmp_path / "o")!r}]) == main(["inspect", {str(tmp_pa
 
 
 class TestAppend:
-    def test_names_the_classes_that_the_dataset_did_not_have(
-        self, capsys: pytest.CaptureFixture[str], tmp_path: Path
-    ) -> None:
+    def test_names_new_classes(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         def told(command: str, label: str, *flags: str) -> str:
             rows = "".join(f"{number},{label if number % 2 else 'a'}\n" for number in range(20))
             (tmp_path / f"{label}.csv").write_text("number,kind\n" + rows)
@@ -152,7 +150,7 @@ class TestReshard:
         assert (document["format"], document["records"]) == ("parquet", 40)
         assert [c["class"] for c in document["splits"]["test"]["classes"]] == ["late", "on time"]
 
-    def test_mixes_splits_only_when_told(
+    def test_mixes_splits_only_on_request(
         self, capsys: pytest.CaptureFixture[str], dataset: Path, tmp_path: Path
     ) -> None:
         assert main(["reshard", str(dataset), f"{tmp_path}/out"]) == 1
@@ -172,7 +170,7 @@ class TestReshard:
             ("tfrecord", "gzip", "--dali-index --compression none", ("tfrecord", "none")),
         ],
     )
-    def test_keeps_format_and_compression_unless_told(
+    def test_keeps_format_and_compression_by_default(
         self,
         capsys: pytest.CaptureFixture[str],
         source: str,
@@ -202,7 +200,7 @@ class TestReshard:
             ),
         ],
     )
-    def test_refuses_what_does_not_go_with_the_format_that_is_kept(
+    def test_refuses_options_that_the_kept_format_lacks(
         self, capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path, flags: str, told: str
     ) -> None:
         assert main(["build", source, f"{tmp_path}/first", "--format", "parquet", "--workers", "1"]) == 0
@@ -210,13 +208,15 @@ class TestReshard:
         assert main(["reshard", f"{tmp_path}/first", f"{tmp_path}/second", *flags.split()]) == 1
         assert told in capsys.readouterr().err
 
-    def test_what_is_no_dataset_is_named(self, capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path) -> None:
+    def test_names_a_folder_that_holds_no_dataset(
+        self, capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path
+    ) -> None:
         assert main(["reshard", source, f"{tmp_path}/out"]) == 1
         assert f"there is no dataset at {source}" in capsys.readouterr().err
 
 
 class TestInspect:
-    def test_says_what_it_holds_and_how_to_read_it(self, capsys: pytest.CaptureFixture[str], dataset: Path) -> None:
+    def test_shows_contents_and_how_to_read_them(self, capsys: pytest.CaptureFixture[str], dataset: Path) -> None:
         capsys.readouterr()
         assert main(["inspect", str(dataset)]) == 0
         out = capsys.readouterr().out
@@ -262,7 +262,7 @@ class TestInspect:
 
 
 class TestVerify:
-    def test_exit_status_is_zero_only_if_all_is_well(self, cli: Cli, dataset: Path) -> None:
+    def test_exit_status_is_zero_only_without_damage(self, cli: Cli, dataset: Path) -> None:
         done = cli("shard-dataset", "verify", str(dataset))
         assert (done.returncode, done.stdout) == (0, f"all 10 files of {dataset} are as they were written\n")
         shard = dataset / "train-00001-of-00003.tfrecord"
@@ -315,7 +315,7 @@ class TestVerify:
 
 
 class TestRepair:
-    def test_tells_what_it_would_do_then_does_it(self, cli: Cli, source: str, dataset: Path) -> None:
+    def test_a_dry_run_reports_what_a_repair_does(self, cli: Cli, source: str, dataset: Path) -> None:
         before = {path.name: path.read_bytes() for path in dataset.iterdir()}
         (dataset / "train-00002-of-00003.tfrecord").rename(dataset / "train-00001-of-00003.tfrecord")
         (dataset / "dataset.json").unlink()
@@ -344,7 +344,7 @@ class TestRepair:
         done = cli("shard-dataset", "verify", str(dataset), "--deep", "--workers", "2")
         assert done.returncode == 0, done.stdout
 
-    def test_from_the_source_all_comes_back(self, cli: Cli, source: str, dataset: Path) -> None:
+    def test_restores_everything_from_the_source(self, cli: Cli, source: str, dataset: Path) -> None:
         before = {path.name: path.read_bytes() for path in dataset.iterdir()}
         (dataset / "train-00001-of-00003.tfrecord").unlink()
         (dataset / "test-00000-of-00001.tfrecord").write_bytes(b"")
@@ -373,7 +373,7 @@ class TestRepair:
         assert "Traceback" not in done.stderr
         assert {path.name: path.read_bytes() for path in dataset.iterdir()} == before
 
-    def test_says_so_if_all_is_well(self, capsys: pytest.CaptureFixture[str], dataset: Path) -> None:
+    def test_reports_that_nothing_is_damaged(self, capsys: pytest.CaptureFixture[str], dataset: Path) -> None:
         capsys.readouterr()
         assert main(["repair", str(dataset)]) == 0
         assert capsys.readouterr().out == "nothing is damaged; nothing was written\n"
@@ -408,7 +408,7 @@ class TestCat:
             {"b": {"bytes": 200, "head": "iVBOR4lQTkeJUE5HiVBOR4lQTkeJUE5H..."}, "f": "nan"},
         ]
 
-    def test_a_reader_that_has_enough_is_no_error(self, dataset: Path) -> None:
+    def test_a_reader_that_leaves_is_not_an_error(self, dataset: Path) -> None:
         program = Path(sys.executable).with_name("shard-dataset")
         done = subprocess.run(
             f"{program} cat {dataset} --limit 360 | head -1", shell=True, capture_output=True, text=True
@@ -444,7 +444,7 @@ class TestExport:
         *_, last = map(json.loads, said.err.splitlines())
         assert (last["event"], last["stage"], last["done"], last["total"]) == ("progress", "export", 4, 4)
 
-    def test_what_cannot_be_done_is_one_line(self, cli: Cli, dataset: Path, tmp_path: Path) -> None:
+    def test_an_impossible_export_is_one_line(self, cli: Cli, dataset: Path, tmp_path: Path) -> None:
         command = ["shard-dataset", "export", str(dataset), f"{tmp_path}/out", "--to", "hf"]
         assert_one_line(cli(*command, "--split", "train,nope"), "there is no split 'nope'", "'train', 'test'")
         (tmp_path / "out").mkdir()
@@ -530,7 +530,7 @@ class TestUsage:
             "min_class_records": 2,
         }  # fmt: skip
 
-    def test_a_small_local_file_waits_for_no_other_process(self, tmp_path: Path) -> None:
+    def test_a_small_local_file_is_built_by_one_process(self, tmp_path: Path) -> None:
         small, large = tmp_path / "small.csv", tmp_path / "large.csv"
         small.write_text("x")
         large.touch()
@@ -539,13 +539,11 @@ class TestUsage:
         assert [workers_for(source, str(tmp_path)) for source in sources] == [1, *[cores()] * 6]
         assert [workers_for(source, "s3://bucket/out") for source in sources] == [1, *[2 * cores()] * 6]
 
-    def test_debug_shows_where(self, tmp_path: Path) -> None:
+    def test_debug_shows_the_traceback(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="there is nothing at"):
             main(["build", str(tmp_path / "x"), str(tmp_path / "y"), "--debug"])
 
-    def test_machines_are_told_of_an_error_under_debug_too(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
+    def test_an_error_is_an_event_under_debug_too(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(ValueError, match="there is nothing at"):
             main(["build", str(tmp_path / "x"), str(tmp_path / "y"), "--debug", "--json"])
         (event,) = map(json.loads, capsys.readouterr().err.splitlines())

@@ -1,4 +1,4 @@
-"""`shard-dataset build --source`: records from a function of the user's."""
+"""`shard-dataset build --source`: records from a user's function."""
 
 import json
 import sys
@@ -57,7 +57,7 @@ def test_a_function_takes_the_place_of_src(words: list[str]) -> None:
         (["src", "dst", "--nothing", "x"], "shard-dataset build --help"),
     ],
 )
-def test_wrong_usage_is_told(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
+def test_wrong_usage_is_reported(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["build", *words])
     assert stop.value.code == 2
@@ -77,7 +77,7 @@ def test_an_error_in_the_function_is_one_line(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("more", [["--workers", "1"], ["--workers", "2"], ["--workers", "1", "--dry-run"]])
-def test_what_functions_print_stays_out_of_the_document(cli: Cli, tmp_path: Path, more: list[str]) -> None:
+def test_output_of_user_functions_stays_out_of_the_document(cli: Cli, tmp_path: Path, more: list[str]) -> None:
     (tmp_path / "noisy.py").write_text(
         "import subprocess\nprint('imported')\n"
         "def records():\n    print('asked')\n    return ({'x': i} for i in range(40))\n"
@@ -92,7 +92,7 @@ def test_what_functions_print_stays_out_of_the_document(cli: Cli, tmp_path: Path
 
 @pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize(("given", "threads"), [({}, 1), ({"OPENBLAS_NUM_THREADS": "2"}, 2)])
-def test_linear_algebra_has_a_thread_a_process(
+def test_linear_algebra_has_one_thread_per_process(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: str, given: dict[str, str], threads: int
 ) -> None:
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)

@@ -1,4 +1,4 @@
-"""What the commands say of splits that a column decides."""
+"""Reports of grouped and column-defined splits."""
 
 import json
 from pathlib import Path
@@ -54,7 +54,7 @@ def test_the_plan_the_build_and_inspect_agree_on_the_shares_reached(
     assert document(capsys, "inspect", out)["groups"] == planned
 
 
-def test_people_read_the_shares_in_a_line(capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path) -> None:
+def test_text_shows_the_shares_in_one_line(capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     lines = [
         run(capsys, "build", source, out, *GROUPED, "--workers", "1", "--dry-run"),
@@ -68,7 +68,7 @@ def test_people_read_the_shares_in_a_line(capsys: pytest.CaptureFixture[str], so
     assert told[1] == told[2]
 
 
-def test_an_append_that_lacks_a_class_is_told_by_the_classes_that_it_has(
+def test_the_shares_of_an_append_leave_out_classes_that_it_lacks(
     capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path
 ) -> None:
     out, more = str(tmp_path / "out"), str(tmp_path / "more.parquet")
@@ -81,9 +81,7 @@ def test_an_append_that_lacks_a_class_is_told_by_the_classes_that_it_has(
     assert "nan" not in run(capsys, "append", more, out, "--workers", "1", "--again")
 
 
-def test_without_groups_nothing_is_said_of_them(
-    capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path
-) -> None:
+def test_without_groups_no_shares_are_shown(capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path) -> None:
     out = str(tmp_path / "out")
     how = ["--workers", "1", "--split-column", "fold", "--drop-columns", "fold"]
     assert document(capsys, "build", source, out, *how)["groups"] is None
@@ -91,7 +89,9 @@ def test_without_groups_nothing_is_said_of_them(
     assert list(document(capsys, "inspect", out)["splits"]) == ["a", "b"]
 
 
-def test_bytes_are_told_as_even_as_they_are(capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path) -> None:
+def test_the_reported_balance_of_bytes_is_that_of_the_shards(
+    capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path
+) -> None:
     apart = {}
     for balance in ("records", "bytes"):
         how = ["--workers", "1", "--label", "kind", "--shards", "4", "--balance", balance]
@@ -106,7 +106,7 @@ def test_bytes_are_told_as_even_as_they_are(capsys: pytest.CaptureFixture[str], 
     assert most <= 1.001 * least
 
 
-def test_a_dataset_is_split_anew_by_a_column(capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path) -> None:
+def test_reshard_splits_by_a_column(capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path) -> None:
     run(capsys, "build", source, str(tmp_path / "a"), "--workers", "1", "--split", "train=0.5,test=0.5")
     run(capsys, "reshard", str(tmp_path / "a"), str(tmp_path / "b"), "--workers", "1", "--split-column", "fold")
     splits = document(capsys, "inspect", str(tmp_path / "b"))["splits"]
