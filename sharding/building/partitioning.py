@@ -1,7 +1,7 @@
 """The task of the second round: read a part of the source and spill its records by bucket.
 
-A task may run twice, in any process: its arguments can be pickled, and its result is a file, one Arrow IPC file a part,
-each record batch of which belongs to one bucket.
+A task may run twice, in any process: its arguments can be pickled, and its result is an Arrow IPC file, whose record
+batches each belong to one bucket.
 """
 
 from __future__ import annotations

@@ -183,7 +183,7 @@ def _open_census(source: Source, options: BuildOptions, folder: Storage) -> Cens
 
 def _count_parts(source: Source, census: Census | None, context: BuildContext) -> LabelCounts:
     """Count the records of each class in each part; takes the census, if there is one."""
-    tell = StageProgress(context.report, "count", len(source.parts))
+    progress = StageProgress(context.report, "count", len(source.parts))
     counted = LabelCounts(source.schema, len(source.parts))
     jobs: Iterator[Job[ValueCounts]] = (
         (count_classes, (select_part(source, n), part))
@@ -194,7 +194,7 @@ def _count_parts(source: Source, census: Census | None, context: BuildContext) -
     with stream_tasks(context.pool, jobs, context.task_limit) as ended:
         for number, counts in ended:
             counted.add(number, counts)
-            tell(1, counts.records)
+            progress(1, counts.records)
     return counted
 
 

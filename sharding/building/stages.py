@@ -66,13 +66,12 @@ class WriteStages:
 
     def partition(self) -> list[PartSpill]:
         """Read all parts and spill the records of all shards that are not finished."""
-        buckets, parts = range(self.bucketing.buckets), self.plan.source.parts
-        wanted = np.array([any(s not in self.finished for s in self.bucketing.shards(b)) for b in buckets])
+        parts = self.plan.source.parts
+        wanted = np.array([bool(shards) for shards in self._unfinished()])
         done = self.spill.finished(wanted)
-        tell = StageProgress(
-            self.context.report, "partition", len(parts), len(done), sum(part.records for part in done.values())
-        )
-        todo = [number for number in range(len(parts)) if number not in done]
+        records = sum(part.records for part in done.values())
+        progress = StageProgress(self.context.report, "partition", len(parts), len(done), records)
+        remaining = [number for number in range(len(parts)) if number not in done]
         memory = self.context.memory_share(self.plan)
         target = PartitionTarget(bucketing=self.bucketing, wanted=wanted, spill=self.spill, run_bytes=memory.run_bytes)
         jobs: Iterator[Job[PartSpill]] = (
@@ -83,9 +82,14 @@ class WriteStages:
         limit = self.context.memory_task_limit(memory.partition_tasks())
         with stream_tasks(self.context.pool, jobs, limit) as ended:
             for number, part in ended:
-                done[todo[number]] = part
-                tell(1, part.records)
+                done[remaining[number]] = part
+                progress(1, part.records)
         return [done[number] for number in range(len(parts))]
+
+    def _unfinished(self) -> list[list[int]]:
+        """The shards of each bucket that are yet to be written."""
+        buckets = map(self.bucketing.shards, range(self.bucketing.buckets))
+        return [[shard for shard in shards if shard not in self.finished] for shards in buckets]
 
     def assemble(self, target: ShardTarget, parts: Sequence[PartSpill]) -> Generator[list[ShardResult], None, None]:
         """Write all shards that are not finished; yields those of one bucket after the other."""
@@ -94,18 +98,21 @@ class WriteStages:
             for bucket, in_part in group(part.buckets):
                 batches[bucket].append((number, in_part.tolist()))
         source, assignment = select_part(self.plan.source), self.plan.assignment
-        shards = [[s for s in self.bucketing.shards(b) if s not in self.finished] for b in range(len(batches))]
-        inputs = (BucketInput(number=b, shards=shards[b], batches=batches[b]) for b in range(len(batches)) if shards[b])
+        buckets = (
+            BucketInput(number=number, shards=shards, batches=batches[number])
+            for number, shards in enumerate(self._unfinished())
+            if shards
+        )
         jobs: Iterator[Job[list[ShardResult]]] = (
-            (assemble_bucket, (source, target, self.bucketing, self.spill, bucket)) for bucket in inputs
+            (assemble_bucket, (source, target, self.bucketing, self.spill, bucket)) for bucket in buckets
         )
         records = sum(assignment.shard_records(number) for number in self.finished)
-        tell = StageProgress(self.context.report, "write", assignment.shards, len(self.finished), records)
+        progress = StageProgress(self.context.report, "write", assignment.shards, len(self.finished), records)
         limit = _assemble_limit(self.plan, self.context, self.bucketing.shards_per_bucket)
         with stream_tasks(self.context.pool, jobs, limit) as ended:
             for _, results in ended:
                 yield results
-                tell(len(results), sum(result.info.records for result in results))
+                progress(len(results), sum(result.info.records for result in results))
 
 
 def common_layout(plan: BuildPlan, options: BuildOptions, parts: Sequence[PartSpill]) -> RecordLayout | None:

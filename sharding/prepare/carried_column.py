@@ -1,7 +1,7 @@
 """A column that travels with the drafts but is not stored in the shards.
 
-The build needs it, for example to split by, although a step dropped it, or because it is no column of the records: the
-split of each record of a dataset of ours.
+The build needs it, for example to split by it. Either a step dropped it, or the records do not have it, like the split
+of each record of a ringfeed dataset.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def open_with_carried_column(
         label: see `open_prepared`.
         kind: see `open_prepared`.
         options: preparation.
-        column: name of the column after all steps, or None. `SPLIT` of a dataset of ours need not be a column of it.
+        column: name of the column after all steps, or None. For a ringfeed dataset, it may be `SPLIT`.
         reject: see `open_prepared`.
         types: see `open_prepared`.
     """

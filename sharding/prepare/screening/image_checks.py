@@ -21,7 +21,7 @@ __all__ = ["check_images", "faulty_records", "image_columns"]
 
 
 def image_columns(source: Source, *, stored: bool = False) -> tuple[str, ...]:
-    """The columns of drafts that hold unchecked images; those of a dataset of ours only if `stored`."""
+    """The columns of drafts that hold unchecked images; those of a ringfeed dataset only if `stored`."""
     base = unwrap(source)
     if isinstance(base, CheckableSource) or (isinstance(base, RingfeedSource) and not stored):
         return ()
