@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+RECORDS = 1000
 CLASSES = ("common", "middling", "rare")
 
 

@@ -1,4 +1,4 @@
-"""Datasets to load: built once a session, of records that carry their own number."""
+"""Datasets to load, built once per session from records that carry their own number."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Loading a dataset that was appended to: all records, with the classes and values that they had."""
+"""Loading a dataset after an append: all records, with their classes and values unchanged."""
 
 import shutil
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def loaded(url: str, **options: Any) -> list[tuple[int, float, Any, int]]:
         ("parquet", True, 20_000, False),
     ],
 )
-def test_old_and_new_records_are_loaded_as_they_are(
+def test_old_and_new_records_load_unchanged(
     make_dataset: Callable[..., str], tmp_path: Path, shard_format: str, fixed: bool, first: int, is_fixed: bool
 ) -> None:
     url = str(shutil.copytree(make_dataset(OLD, shard_format=shard_format, fixed=fixed), tmp_path / "copy"))

@@ -1,4 +1,4 @@
-"""An epoch is the same whoever reads it, in one go or in parts, each by another number of ranks; it ends as planned."""
+"""An epoch holds the same samples, read at once or in parts by changing numbers of ranks, and ends as planned."""
 
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ringfeed.pipeline import Loader, RecordRange
+from tests.helpers.numbered_records import RECORDS
 from tests.helpers.reading import read
-from tests.pipeline.test_loader import RECORDS
 
 Make = Callable[..., str]
 few = settings(
@@ -52,7 +52,7 @@ def shares(url: str, world_size: int, epoch: int, start: int, stop: int, **optio
 
 @few
 @given(configurations(), st.integers(0, 3), st.lists(st.integers(1, 9), min_size=2, max_size=3), st.data())
-def test_ranks_come_and_go_in_mid_epoch_and_every_sample_comes_as_in_one_go(
+def test_a_change_of_ranks_in_mid_epoch_changes_no_sample(
     make_dataset: Make, options: dict[str, Any], epoch: int, world_sizes: list[int], data: st.DataObject
 ) -> None:
     url = make_dataset(RECORDS)
@@ -70,7 +70,7 @@ def test_ranks_come_and_go_in_mid_epoch_and_every_sample_comes_as_in_one_go(
 
 @few
 @given(configurations().filter(lambda options: options["balance"] == "natural"), st.integers(0, 3), st.integers(1, 9))
-def test_an_epoch_holds_each_record_once_but_for_the_remainder_that_its_plan_names(
+def test_an_epoch_holds_each_record_once_except_the_planned_remainder(
     make_dataset: Make, options: dict[str, Any], epoch: int, world_size: int
 ) -> None:
     url = make_dataset(RECORDS)
@@ -111,7 +111,7 @@ def test_a_batch_larger_than_the_dataset_wraps_around_it_more_than_once(make_dat
     np.testing.assert_array_equal(times - 1, np.bincount(ids_in(url, Loader(url, **options).plan().wrapped_records)))
 
 
-def test_more_ranks_than_samples_make_as_many_steps_with_batches_of_no_weight(make_dataset: Make) -> None:
+def test_ranks_beyond_the_samples_make_equal_steps_with_weight_0(make_dataset: Make) -> None:
     options: dict[str, Any] = {"batch_size": 2, "streams": 1, "remainder": "pad"}
     ids = shares(make_dataset(12, shards=3), 5, 0, 0, 6, **options)
     assert sorted(ids.reshape(-1).tolist()) == list(range(12))

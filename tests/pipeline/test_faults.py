@@ -96,7 +96,7 @@ PASSING = [
 
 class TestS3:
     @pytest.mark.parametrize("fault", PASSING, ids=name)
-    def test_faults_that_pass_change_no_sample(
+    def test_transient_faults_change_no_sample(
         self, proxy: Proxy, storage: Storage, expected: list[list[int]], fault: Fault
     ) -> None:
         self.read_past(fault, storage, proxy, expected)
@@ -111,7 +111,7 @@ class TestS3:
         assert time.monotonic() - begun < SOON_SECONDS
         assert proxy.happened[fault] == fault.times
 
-    def test_a_cache_takes_nothing_that_was_damaged_on_its_way(
+    def test_a_cache_keeps_nothing_damaged_in_transit(
         self, proxy: Proxy, storage: Storage, expected: list[list[int]], tmp_path: Path
     ) -> None:
         fault = Fault(kind="damage download", method="GET", path="tfrecord", at_bytes=2000, first=3)
@@ -123,7 +123,7 @@ class TestS3:
         assert batches(loader) == expected
 
     @pytest.mark.parametrize("checked", ["when_supported", "when_required", None])  # by s3fs, against the store's CRC
-    def test_wrong_bytes_stop_the_loader_with_their_place(
+    def test_wrong_bytes_stop_the_loader_and_are_located(
         self, proxy: Proxy, storage: Storage, checked: str | None
     ) -> None:
         config = {**storage.options["config_kwargs"], "response_checksum_validation": checked}
@@ -160,7 +160,7 @@ class TestS3:
         ],
         ids=lambda value: name(value) if isinstance(value, Fault) else None,
     )
-    def test_a_store_that_fails_for_good_is_told_in_bounded_time(
+    def test_a_permanent_failure_is_reported_in_bounded_time(
         self, proxy: Proxy, storage: Storage, fault: Fault, reason: str
     ) -> None:
         brief = replace(storage, retries=replace(QUICK, attempts=2))
@@ -172,9 +172,7 @@ class TestS3:
         assert time.monotonic() - begun < SOON_SECONDS
         assert loader.quarantined == ()
 
-    def test_a_part_that_a_failing_store_does_not_give_is_not_waited_for_again_with_the_rest(
-        self, proxy: Proxy, storage: Storage
-    ) -> None:
+    def test_a_part_that_failed_is_not_waited_for_again_with_the_whole(self, proxy: Proxy, storage: Storage) -> None:
         dataset = replace(open_dataset(storage), storage=replace(storage, retries=replace(QUICK, attempts=4)))
         shard = next(shard for shard in dataset.shards if shard.path == VICTIM)
         lengths = pa.ipc.open_file(storage.read(shard.index_path)).read_all()["length"].to_numpy()
@@ -187,7 +185,7 @@ class TestS3:
         proxy.begin()
         assert reader.frames(shard, 0, lengths[:3]) is not None
 
-    def test_a_shard_of_another_version_is_told_from_damage(
+    def test_another_version_of_a_shard_is_distinguished_from_damage(
         self, s3: Store, storage: Storage, make_dataset: Make
     ) -> None:
         copy = replace(s3, url=f"{s3.url}/copy")
@@ -198,7 +196,7 @@ class TestS3:
         with pytest.raises(DatasetError, match="rewritten while it was read"):
             list(chunks)
 
-    def test_a_late_answer_is_asked_for_again(
+    def test_a_late_answer_is_requested_again(
         self, proxy: Proxy, storage: Storage, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(hedging, "_LEAST_SECONDS", 2.0)  # else what a busy machine is late with takes its share

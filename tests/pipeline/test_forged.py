@@ -1,4 +1,4 @@
-"""Shards and indexes that are not what the manifest says, under right checksums: all that read them name the file."""
+"""Shards and indexes that contradict the manifest under correct checksums: every reader names the file."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -109,7 +109,7 @@ def test_an_index_of_another_shard_is_refused(make: Make, change: Callable[[pa.T
     refused(root, forge(root, "index_", encoded(change(index_of(root)))), problem)
 
 
-def test_a_record_that_is_none_is_told_by_all_that_decode_it(make: Make) -> None:
+def test_bytes_that_are_no_record_are_reported_by_every_decoder(make: Make) -> None:
     root = make()
     data = (root / open_dataset(root).shards[0].path).read_bytes()
     size = index_of(root).column("length")[0].as_py()
@@ -120,17 +120,17 @@ def test_a_record_that_is_none_is_told_by_all_that_decode_it(make: Make) -> None
 
 
 @pytest.mark.parametrize("data", [b"PAR1", bytes(3000)])
-def test_what_is_no_parquet_is_refused(make: Make, data: bytes) -> None:
+def test_a_file_that_is_not_parquet_is_refused(make: Make, data: bytes) -> None:
     root = make("parquet")
     refused(root, forge(root, "", data), "", "epoch", "sample", "export")
 
 
-def test_what_is_no_index_is_refused(make: Make) -> None:
+def test_a_file_that_is_not_an_index_is_refused(make: Make) -> None:
     root = make("parquet")
     refused(root, forge(root, "index_", b"ARROW1"), "", "epoch", "uniform", "sample")
 
 
-def test_an_index_of_a_compressed_shard_is_held_against_its_records(make: Make) -> None:
+def test_the_index_of_a_compressed_shard_is_compared_with_its_records(make: Make) -> None:
     root = make(compression="gzip")
     index = with_value("length", 59, 1 << 30)(index_of(root))
     forge(root, "index_", encoded(index))
@@ -170,7 +170,7 @@ def test_parquet_of_another_schema_is_refused(make: Make, change: Callable[[pa.T
     refused(root, forge(root, "", sink.getvalue().to_pybytes()), problem, "epoch", "uniform", "sample", "export")
 
 
-def test_a_shape_that_is_not_that_of_the_records_is_told_by_cat(make: Make) -> None:
+def test_cat_reports_a_shape_that_differs_from_the_records(make: Make) -> None:
     root = make("parquet")
     path = open_dataset(root).shards[0].path
     sink = pa.BufferOutputStream()
@@ -180,7 +180,7 @@ def test_a_shape_that_is_not_that_of_the_records_is_told_by_cat(make: Make) -> N
         list(read_records(open_dataset(root), "train", 1))
 
 
-def test_a_missing_value_that_the_statistics_do_not_know_is_told(make: Make) -> None:
+def test_a_missing_value_unknown_to_the_statistics_is_reported(make: Make) -> None:
     root = make("parquet")
     path = open_dataset(root).shards[0].path
     sink = pa.BufferOutputStream()

@@ -1,4 +1,4 @@
-"""What loaders and mixtures promise, over random combinations of all their options."""
+"""The guarantees of loaders and mixtures, for random combinations of all their options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever becomes of an epoch, the loader leaves no thread, no open file and no mapped shard behind."""
+"""However an epoch ends, the loader leaves no thread, open file or mapped shard behind."""
 
 import gc
 import os
@@ -74,7 +74,7 @@ def test_nothing_is_left_of_an_epoch(
     assert left_behind(url, files) == []
 
 
-def test_nothing_is_left_of_an_epoch_that_a_damaged_shard_stopped(
+def test_nothing_is_left_after_a_damaged_shard_stopped_an_epoch(
     make_dataset: Callable[..., str], tmp_path: Path
 ) -> None:
     root = Path(shutil.copytree(make_dataset(1000), tmp_path / "copy"))
@@ -87,7 +87,7 @@ def test_nothing_is_left_of_an_epoch_that_a_damaged_shard_stopped(
     assert left_behind(str(root), files) == []
 
 
-def test_tensorflow_keeps_no_loader_whose_epochs_nobody_holds(make_dataset: Callable[..., str]) -> None:
+def test_tensorflow_keeps_no_loader_alive_without_its_epochs(make_dataset: Callable[..., str]) -> None:
     loader = Loader(make_dataset(1000), batch_size=10)
     list(loader.epoch(0))
     next(iter(loader.epoch(1)))

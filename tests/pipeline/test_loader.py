@@ -1,4 +1,4 @@
-"""The loader's promises, as properties over its configurations."""
+"""The guarantees of `Loader`, as properties over its configurations."""
 
 import shutil
 import time
@@ -27,10 +27,10 @@ from ringfeed.pipeline.streams import window_opener
 from ringfeed.pipeline.streams.borrowed_records import BorrowedRecords
 from ringfeed.pipeline.streams.shard_fetcher import ShardFetcher
 from ringfeed.sharding import BuildOptions, ConfigError, CorruptionError, DatasetError, build, open_dataset
+from tests.helpers.numbered_records import RECORDS
 from tests.helpers.reading import read
 
 Make = Callable[..., str]
-RECORDS = 1000
 GOLDEN_NATURAL = [490, 600, 618, 641, 14, 748, 775, 676, 291, 6, 310, 541]
 GOLDEN_UNIFORM = [400, 82, 855, 250, 786, 560, 200, 117, 670, 100, 7, 545]
 
@@ -65,7 +65,7 @@ def test_global_batches_do_not_depend_on_the_number_of_ranks(
 
 @many
 @given(configurations, st.integers(0, 3), st.sampled_from([1, 2, 3]), st.data())
-def test_resuming_at_a_step_equals_going_on(
+def test_resuming_at_a_step_equals_continuing(
     make_dataset: Make, options: dict[str, Any], epoch: int, world_size: int, data: st.DataObject
 ) -> None:
     url = make_dataset(RECORDS)
@@ -92,7 +92,7 @@ def test_draws_in_small_chunks_are_the_same_draws(
 
 @many
 @given(configurations, st.integers(0, 3))
-def test_every_sample_holds_what_went_in(make_dataset: Make, options: dict[str, Any], epoch: int) -> None:
+def test_every_sample_holds_what_was_written(make_dataset: Make, options: dict[str, Any], epoch: int) -> None:
     samples = read(Loader(make_dataset(RECORDS), **options), epoch)
     ids = samples["id"]
     np.testing.assert_array_equal(samples["vector"], np.repeat(ids[..., None], 3, axis=-1).astype(np.float32))
@@ -147,7 +147,7 @@ def test_an_epoch_may_be_longer_or_shorter_than_the_dataset(make_dataset: Make, 
 
 
 @pytest.mark.parametrize("steps", [range(3), range(20_000, 20_003)])
-def test_an_epoch_of_many_times_the_records_takes_no_more_memory(make_dataset: Make, steps: range) -> None:
+def test_a_long_epoch_takes_no_more_memory(make_dataset: Make, steps: range) -> None:
     url = make_dataset(RECORDS, shards=2, shard_format="parquet")
     loader = Loader(url, batch_size=60, streams=1, balance="uniform", epoch_length=2_000_000)
     tracemalloc.start()
@@ -163,7 +163,7 @@ def test_an_epoch_of_many_times_the_records_takes_no_more_memory(make_dataset: M
 
 @pytest.mark.parametrize(("rank", "world_size"), [(0, 1), (1, 3)])
 @pytest.mark.parametrize("step", [0, 217, 1660])
-def test_of_an_epoch_of_many_times_the_records_any_part_is_the_same(
+def test_any_part_of_a_long_epoch_is_the_same(
     make_dataset: Make, monkeypatch: pytest.MonkeyPatch, rank: int, world_size: int, step: int
 ) -> None:
     url, options = make_dataset(RECORDS), {"batch_size": 12, "streams": 4, "balance": "uniform", "epoch_length": 20_000}
@@ -183,7 +183,7 @@ def test_a_short_epoch_reads_only_the_shards_that_it_needs(make_dataset: Make) -
 
 @many
 @given(configurations.filter(lambda options: options["balance"] == "natural"), st.integers(0, 3))
-def test_natural_order_gives_each_sample_once_but_for_the_announced_remainder(
+def test_natural_order_gives_each_sample_once_except_the_announced_remainder(
     make_dataset: Make, options: dict[str, Any], epoch: int
 ) -> None:
     loader = Loader(make_dataset(RECORDS), **options)
@@ -235,7 +235,7 @@ def test_formats_hold_the_same_samples_in_the_same_order(make_dataset: Make, fix
     assert len(batches[0]) == RECORDS // 48 - 7
 
 
-def test_a_dataset_of_tensorflow_knows_its_length_and_can_be_read_again(make_dataset: Make) -> None:
+def test_a_tensorflow_dataset_knows_its_length_and_can_be_read_again(make_dataset: Make) -> None:
     dataset = Loader(make_dataset(RECORDS), batch_size=60).epoch(0)
     assert int(dataset.cardinality()) == RECORDS // 60
     first, second = ([batch["id"].numpy().tolist() for batch in dataset] for _ in range(2))
@@ -293,7 +293,7 @@ def test_classes_that_one_shard_lends_are_borrowed_together(tmp_path: Path, monk
     assert len({missing.class_value for missing in loader.plan().missing}) == 120
 
 
-def test_to_borrow_a_class_is_planning_and_to_wait_for_a_lender_is_not(
+def test_borrowing_counts_as_planning_but_waiting_for_a_lender_does_not(
     make_dataset: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = make_dataset(400, shards=16)  # 8 rare records in 16 shards
@@ -334,9 +334,7 @@ def test_ranks_that_divide_the_streams_read_each_byte_once(make_dataset: Make, b
         assert sum(loader.stats()["fetch"].bytes for loader in loaders) <= 1.05 * total
 
 
-def test_streams_that_share_a_shard_read_it_once_however_late_one_asks(
-    make_dataset: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_streams_that_share_a_shard_read_it_once_even_late(make_dataset: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     url = make_dataset(RECORDS, shards=2)
     total = sum(shard.bytes + shard.index_bytes for shard in open_dataset(url).shards)
     request = ShardFetcher.request
@@ -383,7 +381,7 @@ def test_impossible_arguments_are_refused(make_dataset: Make, options: dict[str,
 
 
 @pytest.mark.parametrize("name", ["class_id", "soft_label", "sample_weight", "sample_key"])
-def test_a_column_by_a_name_of_the_loader_s_own_is_named(tmp_path: Path, name: str) -> None:
+def test_a_column_with_a_reserved_name_is_reported(tmp_path: Path, name: str) -> None:
     pq.write_table(pa.table({name: range(9), "x": range(9)}), tmp_path / "x.parquet")
     build(BuildOptions(source=str(tmp_path / "x.parquet"), destination=str(tmp_path / "out")))
     with pytest.raises(ConfigError, match=f"a feature is called '{name}', .*reshard --rename {name}=NAME"):
@@ -398,7 +396,7 @@ def test_a_missing_split_and_a_missing_dataset_are_named(make_dataset: Make, tmp
         Loader(str(tmp_path), batch_size=60)
 
 
-def test_numbers_of_numpy_mean_the_same_as_those_of_python(make_dataset: Make) -> None:
+def test_numpy_integers_mean_the_same_as_python_ones(make_dataset: Make) -> None:
     plain = Loader(make_dataset(RECORDS), batch_size=60, seed=3, sample_keys=True, balance="uniform")
     options: Any = {"batch_size": np.int64(60), "seed": np.int64(3), "sample_keys": True, "balance": "uniform"}
     loader = Loader(make_dataset(RECORDS), **options)
@@ -454,7 +452,7 @@ def test_shards_that_were_never_fetched_are_not_waited_for(make_dataset: Make) -
     assert loader.stats()["fetch"].queue_depth == 0
 
 
-def test_of_many_windows_in_one_chunk_each_is_copied_once(make_dataset: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_of_many_windows_in_a_chunk_is_copied_once(make_dataset: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     rows: list[int] = []
 
     def noted(columns: Columns) -> Columns:

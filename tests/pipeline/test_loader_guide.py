@@ -1,4 +1,4 @@
-"""The snippets of docs/loader.md run, one after the other, as a reader would run them."""
+"""The snippets of docs/loader.md run one after the other, as a reader would run them."""
 
 import re
 import subprocess

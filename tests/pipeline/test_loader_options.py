@@ -1,4 +1,7 @@
-"""Arguments that are not of their kind are refused in one line, when they are given, and none passes for another."""
+"""Arguments of the wrong type are refused when they are given, in one line.
+
+Covers `loader_options` and `mixture_options`.
+"""
 
 from __future__ import annotations
 
@@ -101,14 +104,14 @@ def test_the_signature_shows_each_argument_and_the_docstring_describes_it(kind: 
         ({"fill": {"label": "\ud800"}}, "fill of feature 'label' must be one string value, got '\\ud800'"),
     ],
 )
-def test_a_loader_says_what_it_expected(make_dataset: Make, options: dict[str, Any], message: str) -> None:
+def test_a_loader_reports_what_it_expected(make_dataset: Make, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         Loader(**{"url": make_dataset(1000, fixed=False), "batch_size": 60, **options})
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
-def test_what_means_the_same_is_taken(make_dataset: Make) -> None:
+def test_equivalent_arguments_are_accepted(make_dataset: Make) -> None:
     url = make_dataset(1000)
     plain = Loader(url, batch_size=60, columns=["id"], shuffle=False)
     given = Loader(url, batch_size=60, columns=iter(["id"]), shuffle=np.bool_(False), window_shards=10**400)  # type: ignore[arg-type]
@@ -118,7 +121,7 @@ def test_what_means_the_same_is_taken(make_dataset: Make) -> None:
     assert by_text.plan(1).class_mix == ramp.plan(1).class_mix
 
 
-def test_calls_of_a_loader_say_what_they_expected(make_dataset: Make) -> None:
+def test_methods_of_a_loader_report_what_they_expected(make_dataset: Make) -> None:
     loader = Loader(make_dataset(1000), batch_size=60)
     assert loader.epoch(2**63 - 1).cardinality() == 16
     refused: list[tuple[Callable[[], Any], str]] = [
@@ -179,7 +182,7 @@ def test_a_transform_that_returns_no_element_is_named(make_dataset: Make, result
         (lambda: Mixture({"a": {}}, batch_size=4, streams=0), "streams must be at least 1, got 0"),
     ],
 )
-def test_what_goes_with_a_loader_says_what_it_expected(make: Callable[[], Any], message: str) -> None:
+def test_other_classes_report_what_they_expected(make: Callable[[], Any], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         make()
     assert message in str(caught.value)

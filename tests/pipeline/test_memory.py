@@ -1,4 +1,4 @@
-"""What the loader holds is windows and what is prefetched, however much data there is."""
+"""A loader's memory holds windows and prefetched shards, and does not grow with the data."""
 
 import json
 import subprocess

@@ -1,4 +1,7 @@
-"""Mixtures keep a loader's promises, over any shares of any datasets."""
+"""Mixtures keep the guarantees of a loader, for any shares of any datasets.
+
+Covers `mixture`, `mixture_loaders` and `mixture_streams`.
+"""
 
 import time
 from collections.abc import Callable
@@ -49,7 +52,7 @@ some = settings(
 
 @some
 @given(configurations, st.integers(0, 2), st.sampled_from([2, 3, 4, 5]), st.data())
-def test_batches_depend_neither_on_the_ranks_nor_on_where_one_begins(
+def test_batches_depend_neither_on_ranks_nor_on_the_first_step(
     sources: Any, options: dict[str, Any], epoch: int, world_size: int, data: st.DataObject
 ) -> None:
     mixture = Mixture(sources, **options)
@@ -66,7 +69,7 @@ def test_batches_depend_neither_on_the_ranks_nor_on_where_one_begins(
 
 @some
 @given(configurations, st.integers(0, 2))
-def test_every_batch_holds_the_shares_and_each_sample_is_what_went_in(
+def test_every_batch_holds_the_shares_and_each_sample_what_was_written(
     sources: Any, options: dict[str, Any], epoch: int
 ) -> None:
     mixture = Mixture(sources, **options)
@@ -109,7 +112,7 @@ def test_classes_are_those_of_all_datasets(make_dataset: Make, sources: Any) -> 
     np.testing.assert_array_equal(names[samples["class_id"]], samples["label"].astype(str))
 
 
-def test_a_late_epoch_goes_on_where_all_before_it_ended(sources: Any) -> None:
+def test_a_late_epoch_continues_where_earlier_ones_ended(sources: Any) -> None:
     """Shares that stay as they are from some epoch on are not counted epoch by epoch."""
     options: dict[str, Any] = {"batch_size": 24, "steps_per_epoch": 5}
     ramp = "uniform->natural:3"
@@ -122,7 +125,7 @@ def test_a_late_epoch_goes_on_where_all_before_it_ended(sources: Any) -> None:
     assert time.process_time() - begun < 20
 
 
-def test_a_function_of_the_epoch_is_asked_once_for_each_epoch_that_was_served(sources: Any) -> None:
+def test_a_function_of_the_epoch_is_called_once_for_each_served_epoch(sources: Any) -> None:
     asked: list[int] = []
 
     def weights(epoch: int) -> Any:
@@ -136,7 +139,7 @@ def test_a_function_of_the_epoch_is_asked_once_for_each_epoch_that_was_served(so
     assert len(asked) <= 21 + 1  # once more for the one that is read
 
 
-def test_epochs_whose_samples_64_bits_do_not_count_are_refused(sources: Any) -> None:
+def test_epochs_beyond_64_bits_of_samples_are_refused(sources: Any) -> None:
     mixture = Mixture(sources, batch_size=10, streams=2)
     last = (2**63 - 1) // mixture.plan().steps // 10 - 1
     assert len(next(mixture.numpy_epoch(last))["id"]) == 10
@@ -263,14 +266,14 @@ def budgets(monkeypatch: pytest.MonkeyPatch) -> list[PrefetchBudget]:
     return made
 
 
-def test_a_window_of_each_stream_is_brought_in_ahead_of_need(sources: Any, budgets: list[PrefetchBudget]) -> None:
+def test_one_window_per_stream_is_fetched_ahead(sources: Any, budgets: list[PrefetchBudget]) -> None:
     next(Mixture(sources, batch_size=24).chunks(0))
     next(Loader(**sources["large"], batch_size=24).chunks(0))
     large, _, alone = budgets
     assert large._limit_bytes == alone._limit_bytes > 0
 
 
-def test_nothing_is_held_of_a_dataset_s_epochs_that_are_over(make_dataset: Make, budgets: list[PrefetchBudget]) -> None:
+def test_finished_epochs_of_a_dataset_hold_no_memory(make_dataset: Make, budgets: list[PrefetchBudget]) -> None:
     small: dict[str, Any] = {"url": make_dataset(90, shards=15), "prefetch_bytes": 5000}  # a few windows
     sources: dict[str, Any] = {"small": small, "large": {"url": make_dataset(RECORDS["large"])}}
     mixture = Mixture(sources, batch_size=48, weights="uniform", streams=1, rank=0, world_size=4, steps_per_epoch=200)
@@ -280,7 +283,7 @@ def test_nothing_is_held_of_a_dataset_s_epochs_that_are_over(make_dataset: Make,
     assert len(budgets) == 2
 
 
-def test_of_many_epochs_of_a_dataset_in_one_chunk_each_is_copied_once(
+def test_each_of_many_dataset_epochs_in_a_chunk_is_copied_once(
     make_dataset: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows: list[int] = []
@@ -294,16 +297,14 @@ def test_of_many_epochs_of_a_dataset_in_one_chunk_each_is_copied_once(
     assert 900 < sum(rows) < 1800
 
 
-def test_samples_that_are_asked_for_one_by_one_are_not_put_in_order_beforehand(
-    sources: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_scattered_samples_are_not_sorted_beforehand(sources: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(
         "ringfeed.pipeline.streams.open_window._columns_to_gather"
     )  # which takes memory, as much as the windows' numbers
     next(Mixture(sources, batch_size=24).chunks(0))
 
 
-def test_shards_in_quarantine_are_told_by_dataset(make_dataset: Make, sources: Any) -> None:
+def test_shards_in_quarantine_are_reported_by_dataset(make_dataset: Make, sources: Any) -> None:
     path = "train-00001-of-00007.tfrecord"
     mixture = Mixture({**sources, "large": {**sources["large"], "quarantined": [path]}}, batch_size=24)
     assert mixture.quarantined == {"large": (path,), "small": ()}

@@ -1,4 +1,4 @@
-"""Loaders and mixtures in other processes: the same batches, of the arguments that made them."""
+"""Pickled loaders and mixtures give the same batches in other processes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_another_process_reads_the_same_batches(relative: str, tmp_path: Path) -
         assert [pool.submit(ids_elsewhere, each).result() for each in made] == expected
 
 
-def test_what_has_come_to_be_known_goes_with_it(make_dataset: Make, tmp_path: Path) -> None:
+def test_shards_found_bad_are_pickled_too(make_dataset: Make, tmp_path: Path) -> None:
     root = Path(shutil.copytree(make_dataset(1000), tmp_path / "copy"))
     (root / BAD).write_bytes(b"")
     loader = Loader(str(root), batch_size=12, on_bad_shard="quarantine")
@@ -73,7 +73,7 @@ def test_a_cache_is_pickled_as_the_folder_or_the_limit_that_it_is(tmp_path: Path
     assert (cache._limit_bytes, memory._limit_bytes) == (1 << 20, 1 << 21)
 
 
-def test_batches_that_would_be_others_are_refused(make_dataset: Make, tmp_path: Path) -> None:
+def test_a_rewritten_dataset_is_refused(make_dataset: Make, tmp_path: Path) -> None:
     root = Path(shutil.copytree(make_dataset(1000), tmp_path / "copy"))
     loaders = [Loader(str(root), batch_size=12), Mixture({"one": {"url": str(root)}}, batch_size=12)]
     pickled = list(map(pickle.dumps, loaders))
@@ -84,7 +84,7 @@ def test_batches_that_would_be_others_are_refused(make_dataset: Make, tmp_path: 
             pickle.loads(data)
 
 
-def test_a_function_without_a_name_is_what_pickle_says_it_is(make_dataset: Make) -> None:
+def test_a_lambda_fails_with_the_error_of_pickle(make_dataset: Make) -> None:
     loader = Loader(make_dataset(1000), batch_size=12, balance=lambda epoch: "uniform")
     with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
         pickle.dumps(loader)

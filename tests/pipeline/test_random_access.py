@@ -1,4 +1,4 @@
-"""Records by their number hold what went in, in every format, and shards are fetched once while they are at hand."""
+"""Single records hold what was written, in every format, and recent shards are not fetched again."""
 
 import shutil
 from collections.abc import Callable
@@ -12,8 +12,8 @@ import pytest
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, CorruptionError, build
+from tests.helpers.feature_tables import RECORDS, make_table, make_variable_table
 from tests.helpers.reading import read
-from tests.pipeline.deliver.test_to_tensorflow import RECORDS, make_table, make_variable_table
 
 Make = Callable[..., str]
 
@@ -27,7 +27,7 @@ def built(table: pa.Table, folder: Path, shard_format: str) -> str:
 
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
 @pytest.mark.parametrize("variable", [False, True])
-def test_a_record_holds_all_kinds_of_values_as_they_went_in(tmp_path: Path, shard_format: str, variable: bool) -> None:
+def test_a_record_holds_all_kinds_of_values_as_written(tmp_path: Path, shard_format: str, variable: bool) -> None:
     table = make_variable_table() if variable else make_table()
     loader = Loader(built(table, tmp_path, shard_format), batch_size=12)
     rows = table.to_pylist()
@@ -49,7 +49,7 @@ def test_a_record_holds_all_kinds_of_values_as_they_went_in(tmp_path: Path, shar
 
 
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
-def test_a_missing_value_is_what_fill_says(tmp_path: Path, shard_format: str) -> None:
+def test_a_missing_value_is_filled(tmp_path: Path, shard_format: str) -> None:
     table = pa.table(
         {
             "label": pa.array([0, 1] * 10),
@@ -113,7 +113,7 @@ def test_a_damaged_shard_is_named_and_nothing_of_it_is_kept(make_dataset: Make, 
 
 
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
-def test_what_stands_for_missing_text_may_end_in_zeros(tmp_path: Path, shard_format: str) -> None:
+def test_the_fill_of_text_may_end_in_zeros(tmp_path: Path, shard_format: str) -> None:
     table = pa.table(
         {
             "label": pa.array([0, 1] * 10),

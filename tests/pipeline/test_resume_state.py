@@ -1,4 +1,4 @@
-"""The state of a loader: through JSON, into any other that gives the same batches, and into no other."""
+"""A loader's state survives JSON, and is accepted by loaders that give the same batches, and by no others."""
 
 import json
 from collections.abc import Callable
@@ -14,7 +14,7 @@ Make = Callable[..., str]
 OPTIONS: dict[str, Any] = {"batch_size": 12, "seed": 3, "balance": "uniform->natural:3"}
 
 
-def test_another_rank_count_goes_on_where_the_state_says(make_dataset: Make) -> None:
+def test_another_rank_count_resumes_where_the_state_says(make_dataset: Make) -> None:
     url = make_dataset(1000)
     whole = list(Loader(url, **OPTIONS).numpy_epoch(1))
     kept = json.dumps(Loader(url, rank=1, world_size=2, **OPTIONS).state(1, 70))
@@ -25,7 +25,7 @@ def test_another_rank_count_goes_on_where_the_state_says(make_dataset: Make) -> 
     assert len(kept) < 1000
 
 
-def test_what_numpy_gave_is_kept_as_what_python_would_give(make_dataset: Make) -> None:
+def test_numpy_integers_are_kept_as_python_ones(make_dataset: Make) -> None:
     url = make_dataset(1000)
     numpys: dict[str, Any] = {"shuffle": np.bool_(True), "bucket_steps": np.int64(32), "window_shards": np.int32(1)}
     kept = json.dumps(Loader(url, batch_size=np.int64(12), seed=np.int64(3), **numpys).state(np.int64(1), np.int64(7)))
@@ -56,7 +56,7 @@ def test_other_batches_are_refused(make_dataset: Make, change: dict[str, Any], m
         Loader(url, **OPTIONS | change).resume(state)
 
 
-def test_another_dataset_and_what_is_no_state_are_refused(make_dataset: Make) -> None:
+def test_another_dataset_and_other_mappings_are_refused(make_dataset: Make) -> None:
     loader = Loader(make_dataset(1000), **OPTIONS)
     with pytest.raises(ConfigError, match="the state is of dataset="):
         Loader(make_dataset(1000, shards=3), **OPTIONS).resume(loader.state(0, 0))
@@ -83,7 +83,7 @@ def test_shards_in_quarantine_are_kept(make_dataset: Make) -> None:
         Loader(url, **OPTIONS).resume({**state, "quarantined": [[path]]})
 
 
-def test_of_a_mixture_it_tells_the_dataset_that_is_another(make_dataset: Make) -> None:
+def test_in_a_mixture_the_differing_dataset_is_named(make_dataset: Make) -> None:
     sources: dict[str, Any] = {"a": {"url": make_dataset(1000)}, "b": {"url": make_dataset(90)}}
     state = json.loads(json.dumps(Mixture(sources, batch_size=12).state(2, 5)))
     assert Mixture(sources, batch_size=12, world_size=2).resume(state) == (2, 5)
@@ -113,9 +113,7 @@ SHARES = {0: 0.2, 1: 0.2, 2: 0.6}
     ],
     ids=["order", "weights before", "balance to come", "balance of a function"],
 )
-def test_a_mixture_whose_batches_are_others_is_refused(
-    make_dataset: Make, change: dict[str, Any], message: str
-) -> None:
+def test_a_mixture_with_other_batches_is_refused(make_dataset: Make, change: dict[str, Any], message: str) -> None:
     sources: dict[str, Any] = {"a": {"url": make_dataset(1000)}, "b": {"url": make_dataset(90), "balance": SHARES}}
     how: dict[str, Any] = {"batch_size": 12, "weights": "uniform"}
     state = json.loads(json.dumps(Mixture(sources, **how).state(3, 5)))

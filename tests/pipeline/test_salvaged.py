@@ -1,4 +1,4 @@
-"""Loading a dataset from which a repair left damaged records out."""
+"""Loading a dataset whose damaged records a repair left out."""
 
 import shutil
 from collections.abc import Callable

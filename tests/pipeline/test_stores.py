@@ -1,4 +1,4 @@
-"""Loading and resuming on local disk, S3 and HDFS: the same samples in the same order, and damage never goes unseen."""
+"""Loading and resuming on local disk, S3 and HDFS: the same samples in the same order, and no damage goes unnoticed."""
 
 import faulthandler
 import gc
@@ -64,7 +64,7 @@ def tell(loader: Loader, answer: Any) -> None:
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:os.fork")  # of JAX, if another test has imported it
 @pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_another_process_reads_the_same_or_says_at_once_that_it_cannot(
+def test_another_process_reads_the_same_or_fails_at_once(
     store: Store, source: str, method: Literal["spawn", "fork"]
 ) -> None:
     loader = Loader(build_on(f"{store.url}/data", source, "parquet"), batch_size=24)
@@ -88,7 +88,7 @@ def test_another_process_reads_the_same_or_says_at_once_that_it_cannot(
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:os.fork")
-def test_a_process_forked_after_hdfs_was_used_lets_go_of_no_client_of_its_parent(hdfs_server: HdfsServer) -> None:
+def test_a_process_forked_after_hdfs_was_used_releases_no_client_of_its_parent(hdfs_server: HdfsServer) -> None:
     assert Storage(hdfs_server.url).exists("")
     fsspec.get_filesystem_class("hdfs").clear_instance_cache()  # of the fixture, as above
     process = multiprocessing.get_context("fork").Process(target=clients._connect.cache_clear)

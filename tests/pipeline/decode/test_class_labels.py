@@ -1,4 +1,4 @@
-"""Labels of Parquet shards that are numbers are not read: the index has their classes."""
+"""Numeric labels of Parquet shards come from the index, and their column is not read."""
 
 from pathlib import Path
 from typing import Any

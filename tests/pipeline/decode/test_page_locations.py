@@ -1,4 +1,4 @@
-"""Parquet shards that are opened again: the same samples, and nothing of the file is looked for."""
+"""Parquet shards opened again give the same samples without a search for their vectors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def epochs(loader: Loader) -> list[dict[str, Any]]:
     return [batch for epoch in (0, 1, 0) for batch in loader.numpy_epoch(epoch)]
 
 
-def test_what_was_found_once_is_not_looked_for_again(url: str, opened: list[str]) -> None:
+def test_known_locations_are_not_searched_again(url: str, opened: list[str]) -> None:
     got = epochs(Loader(url, batch_size=10, streams=1, columns=["x"]))
     assert opened == ["x"] * 3
     again = epochs(Loader(url, batch_size=10, streams=1, columns=["x"]))  # of another loader, too
@@ -61,7 +61,7 @@ def test_what_was_found_once_is_not_looked_for_again(url: str, opened: list[str]
         np.testing.assert_array_equal(one["x"], other["x"])
 
 
-def test_no_more_is_kept_than_there_is_room_for(url: str, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_of_locations_is_bounded(url: str, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placed, "_MOST_RUNS", 2)
     epochs(Loader(url, batch_size=10, streams=1, columns=["x"]))
     assert len(opened) == 3 + 2  # of the last shard, in each epoch

@@ -1,4 +1,7 @@
-"""Rows are copied once, from where they lie in their shards to their places in a batch, with or without kernels."""
+"""Rows are copied once, from their shard to their place in a batch, with or without compiled kernels.
+
+Covers `columns` and `interleave`, too.
+"""
 
 import sys
 from typing import Any
@@ -37,7 +40,7 @@ def lying(values: np.ndarray[Any, Any], *, in_place: bool) -> Any:
     seed=st.integers(0, 99),
     compiled=st.booleans(),
 )
-def test_a_batch_is_what_was_picked_for_it(
+def test_a_batch_holds_the_rows_chosen_for_it(
     sizes: list[int], in_place: list[bool], steps: int, windows: int, seed: int, compiled: bool
 ) -> None:
     random = np.random.default_rng(seed)
@@ -75,13 +78,13 @@ def test_a_batch_is_what_was_picked_for_it(
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("row", [-8, 4])
-def test_rows_that_do_not_exist_are_refused(row: int, in_place: bool) -> None:
+def test_missing_rows_are_refused(row: int, in_place: bool) -> None:
     column = lying(np.zeros((4, 2, 3), np.int16), in_place=in_place)
     with pytest.raises(IndexError):
         take_from_segments([{"x": column}], [0], np.array([0, row]))
 
 
-def test_memory_is_held_for_what_was_picked_and_not_for_its_copy() -> None:
+def test_views_keep_memory_and_copies_do_not() -> None:
     values = np.arange(24, dtype=np.int16).reshape(4, 2, 3)
     expected, holds = values[[3, 1]].tobytes(), sys.getrefcount(values)
     picked = take_from_segments([{"x": values}], [0], np.array([3, 1]))
@@ -92,7 +95,7 @@ def test_memory_is_held_for_what_was_picked_and_not_for_its_copy() -> None:
     assert own.tobytes() == expected
 
 
-def test_numbers_that_are_kept_hold_nothing_that_they_were_gathered_with() -> None:
+def test_copied_numbers_keep_no_shard_in_memory() -> None:
     numbers = np.arange(9)
     part = slice_columns({"y": numbers}, 2, 4)
     assert np.shares_memory(part["y"], numbers)

@@ -1,4 +1,4 @@
-"""Shards that the cut between two streams divides: each stream reads its part of them, checked, and no more."""
+"""A shard cut between two streams: each stream reads and checks its own part, and no more."""
 
 import logging
 import math
@@ -118,7 +118,7 @@ def test_ranks_together_read_each_byte_once(make: Make, kind: str, options: dict
     ),
     epoch=st.integers(0, 9),
 )
-def test_what_is_read_twice_is_what_cuts_between_ranks_divide(
+def test_only_parts_cut_between_ranks_are_read_twice(
     make: Make, kind: str, streams: int, ranks: int, options: dict[str, Any], epoch: int
 ) -> None:
     """Of each shard that is cut its index, and of Parquet the row group and the footer, too: nothing else."""
@@ -177,7 +177,7 @@ def test_every_store_is_asked_for_parts(store: Store, source: Path, make: Make) 
 
 
 @pytest.mark.parametrize("kind", ["texts", "parquet"])
-def test_a_shard_that_was_cut_is_damaged_on_every_store(
+def test_a_truncated_shard_is_damaged_on_every_store(
     store: Store, source: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, RETRY)
@@ -192,7 +192,7 @@ def test_a_shard_that_was_cut_is_damaged_on_every_store(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_server_that_knows_no_ranges_serves_as_well(make: Make, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_server_without_ranges_works_too(make: Make, kind: str, caplog: pytest.LogCaptureFixture) -> None:
     with served(Path(make(kind)), ranges=False) as url:
         there, _ = read(url, rank=1, world_size=6)
     assert there == read(make(kind), rank=1, world_size=6)[0]
@@ -207,7 +207,7 @@ def test_columns_of_a_part(make: Make, kind: str) -> None:
     assert bytes_read(loader) <= bytes_read(whole)
 
 
-def test_what_is_told_of_whole_shards_reads_them_whole(make: Make) -> None:
+def test_statistics_of_whole_shards_read_them_whole(make: Make) -> None:
     url = make("fixed")
     parts = bytes_read(read(url, rank=1, world_size=6)[1])
     for options in ({"on_bad_shard": "quarantine"}, {"where": "label < 2"}, {"cache": "memory"}):
@@ -238,7 +238,7 @@ def test_damage_stops_the_rank_that_reads_it(make: Make, tmp_path: Path, kind: s
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_shard_that_was_cut_or_is_gone_stops_the_loader(make: Make, tmp_path: Path, kind: str) -> None:
+def test_a_truncated_or_missing_shard_stops_the_loader(make: Make, tmp_path: Path, kind: str) -> None:
     path, size = divided(make(kind))
     root = Path(shutil.copytree(make(kind), tmp_path / "copy"))
     (root / path).write_bytes((root / path).read_bytes()[:-1000])
@@ -260,7 +260,7 @@ def far(s3_server: S3Server, s3_bucket: str, make: Make) -> str:
 
 
 @pytest.mark.parametrize("kind", ["damage download", "cut download", "reply"])
-def test_faults_that_pass_change_nothing(s3_server: S3Server, far: str, make: Make, kind: str) -> None:
+def test_transient_faults_change_nothing(s3_server: S3Server, far: str, make: Make, kind: str) -> None:
     path = divided(make("texts"))[0]
     with proxied(s3_server.endpoint_url) as proxy:
         storage = Storage(far, replace(s3_server, endpoint_url=proxy.url).storage_options)
@@ -270,7 +270,7 @@ def test_faults_that_pass_change_nothing(s3_server: S3Server, far: str, make: Ma
         assert proxy.happened[fault] == 1
 
 
-def test_wrong_bytes_stop_the_loader_with_their_place(s3_server: S3Server, far: str, make: Make) -> None:
+def test_wrong_bytes_stop_the_loader_and_are_located(s3_server: S3Server, far: str, make: Make) -> None:
     path = divided(make("texts"))[0]
     with proxied(s3_server.endpoint_url) as proxy:
         storage = Storage(far, replace(s3_server, endpoint_url=proxy.url).storage_options)

@@ -1,4 +1,4 @@
-"""Frames where they lie: gathered as views, of files that take several buffers, and copied once."""
+"""Frames are gathered as views, also from files that need several buffers, and copied once (`columns`)."""
 
 from collections.abc import Callable
 
@@ -42,7 +42,7 @@ def test_views_are_taken_concatenated_and_copied(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("remainder", ["drop", "pad"])
-def test_large_and_small_records_cross_alike(
+def test_large_and_small_records_give_equal_batches(
     make_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch, remainder: str
 ) -> None:
     url = make_dataset(fixed=False)

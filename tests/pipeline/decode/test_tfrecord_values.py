@@ -1,4 +1,4 @@
-"""Features that are found when a shard of large records is opened are those that TensorFlow would parse."""
+"""Features located when a shard is opened equal those that TensorFlow parses."""
 
 from typing import Any
 
@@ -53,7 +53,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     ],
     ids=["all", "columns", "where", "balanced"],
 )
-def test_found_features_are_those_parsed(url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_located_features_equal_parsed_ones(url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     epochs = []
     for least in (1, 1 << 20):
         monkeypatch.setattr(chunk_sizes, "_LARGE_RECORD", least)
@@ -76,7 +76,7 @@ def test_short_and_long_pieces_are_viewed(monkeypatch: pytest.MonkeyPatch, span:
     assert copy_views(taken.slice(3)).tolist() == [*(PIECES[row] for row in rows[3:]), *PIECES[7:16]]
 
 
-def test_messages_in_another_order_are_found_too() -> None:
+def test_messages_with_another_feature_order_are_located_too() -> None:
     text, number = Feature(name="text", dtype="string"), Feature(name="number", dtype="int64")
     written, asked = Schema(features=(number, text)), Schema(features=(text, number))
     batch = pa.record_batch({"number": [5, 6, 7], "text": ["a" * 30, "", "b"]})

@@ -1,4 +1,4 @@
-"""Work ahead of its consumer: in order, within its bytes, and with no thread left behind."""
+"""Items are made ahead in order, within the limit in bytes, and no thread is left behind."""
 
 import subprocess
 import sys
@@ -78,7 +78,7 @@ def test_an_error_comes_after_the_items_before_it(threads: Threads) -> None:
 
 
 @pytest.mark.parametrize("taken", [0, 1, 7])
-def test_an_iterator_that_is_let_go_of_leaves_no_thread(taken: int, threads: Threads) -> None:
+def test_a_collected_iterator_leaves_no_thread(taken: int, threads: Threads) -> None:
     numbers = Numbers(1_000_000)
     items = ahead(numbers, 100)
     assert [next(items) for _ in range(taken)] == list(range(taken))
@@ -88,7 +88,7 @@ def test_an_iterator_that_is_let_go_of_leaves_no_thread(taken: int, threads: Thr
     assert numbers.made < 100
 
 
-def test_a_forked_process_lets_go_of_an_iterator_whose_thread_is_at_work_elsewhere() -> None:
+def test_a_forked_process_can_close_an_iterator_of_its_parent() -> None:
     script = """if True:
         import os, threading
         from ringfeed.pipeline.deliver.background_iterator import prefetch
@@ -116,7 +116,7 @@ def test_a_forked_process_lets_go_of_an_iterator_whose_thread_is_at_work_elsewhe
     assert done.stdout.split() == ["7", "[1]"]
 
 
-def test_no_interrupt_keeps_a_lock_from_the_thread() -> None:
+def test_an_interrupt_leaves_no_lock_taken() -> None:
     script = """if True:
         import sys, threading
         from ringfeed.pipeline.deliver import background_iterator as prefetch

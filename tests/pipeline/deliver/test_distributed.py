@@ -1,4 +1,4 @@
-"""The loader where `tf.distribute` and Keras train: every replica gets its part of the global batch, and no other."""
+"""Training with `tf.distribute` and Keras: every replica gets its own part of the global batch."""
 
 import json
 import subprocess
@@ -136,12 +136,12 @@ def test_two_workers_share_each_global_batch_as_ranks(make_dataset: Make) -> Non
     assert first["sums"] == second["sums"] == [-sum(batch) for batch in global_batches(url)]
 
 
-def test_what_is_no_strategy_is_refused(make_dataset: Make) -> None:
+def test_other_objects_than_strategies_are_refused(make_dataset: Make) -> None:
     with pytest.raises(ConfigError, match=r"strategy must be a tf\.distribute\.Strategy, got None"):
         Loader(make_dataset(), batch_size=60).distributed_epoch(None, 0)  # type: ignore[arg-type]
 
 
-def test_a_strategy_of_other_workers_than_ranks_is_refused(make_dataset: Make) -> None:
+def test_a_strategy_whose_workers_are_not_the_ranks_is_refused(make_dataset: Make) -> None:
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")
     loader = Loader(make_dataset(), batch_size=60, rank=1, world_size=2)
     with pytest.raises(ConfigError, match="worker 0 of 1, the loader rank 1 of 2; use Loader"):

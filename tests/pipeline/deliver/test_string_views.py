@@ -1,4 +1,4 @@
-"""Strings that TensorFlow copies from where they lie."""
+"""TensorFlow copies strings from their addresses (`chunk_encoding`, `string_views.c`)."""
 
 from pathlib import Path
 

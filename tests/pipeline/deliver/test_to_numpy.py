@@ -1,4 +1,4 @@
-"""NumPy batches equal those of TensorFlow, also where there is none; and a loader gives the columns asked for."""
+"""NumPy batches equal TensorFlow's, also without TensorFlow installed, and hold the columns asked for."""
 
 import json
 import subprocess
@@ -16,8 +16,8 @@ import pytest
 from ringfeed.pipeline import Loader, Ragged
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from tests.helpers import without_tensorflow
+from tests.helpers.feature_tables import make_table, make_variable_table
 from tests.helpers.without_tensorflow import BATCH_SIZE, EPOCH, SEED, START_STEP, digest, parts_of
-from tests.pipeline.deliver.test_to_tensorflow import make_table, make_variable_table
 
 Make = Callable[..., str]
 KINDS = [(shard_format, variable) for shard_format in ("tfrecord", "parquet") for variable in (False, True)]
@@ -58,7 +58,7 @@ def same(first: Any, second: Any) -> bool:
     return digest(parts_of(first)) == digest(parts_of(second))
 
 
-def test_every_kind_of_record_reads_the_same_with_no_tensorflow_installed(datasets: dict[Any, str]) -> None:
+def test_every_kind_of_record_reads_the_same_without_tensorflow(datasets: dict[Any, str]) -> None:
     expected = {}
     for url in datasets.values():
         batches = Loader(url, batch_size=BATCH_SIZE, seed=SEED).epoch(EPOCH, START_STEP)
@@ -70,7 +70,7 @@ def test_every_kind_of_record_reads_the_same_with_no_tensorflow_installed(datase
     assert json.loads(done.stdout) == expected
 
 
-def test_who_asks_for_tensors_with_no_tensorflow_is_told_what_to_do(
+def test_without_tensorflow_the_error_says_what_to_do(
     datasets: dict[Any, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorflow", None)
@@ -141,7 +141,7 @@ def test_impossible_columns_are_refused(make_dataset: Make, columns: Any, messag
         Loader(make_dataset(), batch_size=60, columns=columns)
 
 
-def test_less_is_held_of_a_dataset_with_fewer_columns(make_dataset: Make) -> None:
+def test_fewer_columns_take_less_memory(make_dataset: Make) -> None:
     for shard_format in ("tfrecord", "parquet"):
         url = make_dataset(shard_format=shard_format)
         sizes = []
@@ -151,7 +151,7 @@ def test_less_is_held_of_a_dataset_with_fewer_columns(make_dataset: Make) -> Non
         assert sizes == [960 * (8 + 12 + 8 + 4), 960 * (8 + 4), 960 * (12 + 4)]  # with the class id
 
 
-def test_an_abandoned_iterator_leaves_no_thread_and_the_next_one_starts_anew(
+def test_an_abandoned_iterator_leaves_no_thread_and_the_next_starts_afresh(
     make_dataset: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -208,7 +208,7 @@ def test_an_iterator_ends_with_an_error_in_a_forked_process_and_another_begins(
     assert (again, left) == ("True", "15")
 
 
-def test_a_forked_process_reads_whatever_threads_of_the_other_had_locked(make_dataset: Make) -> None:
+def test_a_forked_process_reads_despite_locks_held_in_its_parent(make_dataset: Make) -> None:
     script = """if True:
         import os, sys, threading
         import numpy as np

@@ -1,4 +1,7 @@
-"""Every kind of feature comes out of the loader, and out of plain TensorFlow, with exactly the values that went in."""
+"""Every kind of feature is read back exactly, by the loader and by plain TensorFlow.
+
+Covers `chunk_encoding`, `chunk_sizes`, `example_parsing`, `generator_dataset` and `malloc`, too.
+"""
 
 import subprocess
 import sys
@@ -18,37 +21,8 @@ from ringfeed.pipeline.deliver import to_tensorflow as delivery
 from ringfeed.pipeline.deliver.example_parsing import feature_spec, parse_batch
 from ringfeed.pipeline.deliver.generator_dataset import generator_dataset_maker
 from ringfeed.sharding import BuildOptions, ConfigError, build, open_dataset
+from tests.helpers.feature_tables import RECORDS, make_table, make_variable_table
 from tests.helpers.lean import lean_environment
-
-RECORDS = 60
-
-
-def make_table() -> pa.Table:
-    """All dtypes, fixed and variable shapes, with values that rounding would change."""
-    n = np.arange(RECORDS)
-    image = pa.FixedSizeListArray.from_arrays(pa.array(np.arange(RECORDS * 6) % 256, pa.uint8()), 3)
-    return pa.table(
-        {
-            "id": pa.array(n),
-            "flag": pa.array(n % 3 == 0),
-            "small": pa.array(n - 30, pa.int8()),
-            "large": pa.array([2**64 - 1 - int(i) for i in n], pa.uint64()),
-            "half": pa.array((n / 4).astype(np.float16)),
-            "single": pa.array(n / 3, pa.float32()),
-            "double": pa.array(n / 3, pa.float64()),
-            "matrix": pa.FixedSizeListArray.from_arrays(image, 2),
-            "label": pa.array(n % 2),
-        }
-    )
-
-
-def make_variable_table() -> pa.Table:
-    """The same, and what makes records differ in length."""
-    n = range(RECORDS)
-    table = make_table().append_column("text", pa.array([f"é{'x' * (i % 5)}" for i in n]))
-    table = table.append_column("raw", pa.array([bytes([i]) * (i % 4) for i in n], pa.binary()))
-    table = table.append_column("ints", pa.array([list(range(-2, i % 5)) for i in n], pa.list_(pa.int16())))
-    return table.append_column("doubles", pa.array([[0.1] * (i % 3) for i in n], pa.list_(pa.float64())))
 
 
 def load(table: pa.Table, folder: Path, shard_format: str, **options: Any) -> tuple[Loader, dict[int, dict[str, Any]]]:
@@ -119,7 +93,7 @@ def test_shards_open_with_plain_tensorflow(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
-def test_missing_values_are_nan_or_what_fill_says(tmp_path: Path, shard_format: str) -> None:
+def test_missing_values_are_nan_or_filled(tmp_path: Path, shard_format: str) -> None:
     def holed(values: list[Any]) -> list[Any]:
         return [None if i % 7 == 0 else value for i, value in enumerate(values)]
 
@@ -171,7 +145,7 @@ def test_a_compressed_tfrecord_loads_like_a_plain_one(tmp_path: Path) -> None:
     assert batches["none"] == batches["gzip"]
 
 
-def test_a_dataset_is_iterated_several_times_and_at_once_also_when_its_loader_is_let_go_of(
+def test_a_dataset_outlives_its_loader_and_has_several_iterators(
     make_dataset: Callable[..., str],
 ) -> None:
     dataset = Loader(make_dataset(), batch_size=10, seed=4).epoch(3, 90)
@@ -183,7 +157,7 @@ def test_a_dataset_is_iterated_several_times_and_at_once_also_when_its_loader_is
     ]
 
 
-def test_loaders_that_deliver_alike_share_a_trace_and_nothing_else(
+def test_equal_deliveries_share_a_trace_and_nothing_else(
     make_dataset: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     traced = []
@@ -205,7 +179,7 @@ def test_loaders_that_deliver_alike_share_a_trace_and_nothing_else(
             np.testing.assert_array_equal(got["id"], wanted["id"])
 
 
-def test_what_fills_in_one_loader_does_not_in_another(tmp_path: Path) -> None:
+def test_loaders_do_not_share_fills(tmp_path: Path) -> None:
     numbers = pa.array([None, 1.0] * 6, pa.float32())
     texts = pa.array(["x" * row for row in range(12)])
     pq.write_table(pa.table({"number": numbers, "text": texts, "label": [0, 1] * 6}), tmp_path / "source.parquet")
@@ -216,7 +190,7 @@ def test_what_fills_in_one_loader_does_not_in_another(tmp_path: Path) -> None:
         assert {str(value) for value in batch["number"].numpy()} == {str(np.float32(fill)), "1.0"}
 
 
-def test_many_loaders_draw_no_warning_of_tensorflow(
+def test_many_loaders_cause_no_warning_of_tensorflow(
     make_dataset: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     tf.get_logger().addHandler(caplog.handler)

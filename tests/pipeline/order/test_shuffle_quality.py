@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from ringfeed.pipeline import Loader
 from ringfeed.pipeline.order.epoch_order import EpochOrder, Geometry
 from ringfeed.pipeline.order.shuffle_quality import shuffle_quality
+from tests.helpers.numbered_records import RECORDS
 from tests.helpers.reading import read
 from tests.pipeline.order.test_epoch_order import orders
-from tests.pipeline.test_loader import RECORDS
 
 
 def order_of(shards: int, records: int, batch_size: int, streams: int, window_shards: int = 1) -> EpochOrder:

@@ -1,4 +1,4 @@
-"""An image that cannot be decoded, or a record that a transform fails on, is named: dataset, shard, record, key."""
+"""Errors of transforms name the record: dataset, shard, number and sample key."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_the_record_of_a_damaged_image_is_named(damaged: str, options: dict[str,
     assert "\n" not in said
 
 
-def test_so_it_is_in_a_mixture(photos: Make, damaged: str) -> None:
+def test_the_record_is_named_in_a_mixture(photos: Make, damaged: str) -> None:
     shard_format = place_of_bad(damaged).rpartition(".")[2]
     sources = {"good": {"url": photos(shard_format, None)}, "bad": {"url": damaged}}
     loader = Mixture(sources, batch_size=6)
@@ -116,7 +116,7 @@ def test_so_it_is_in_a_mixture(photos: Make, damaged: str) -> None:
     assert (said.partition(": the image")[0], taken) == (place_of_bad(damaged), step)
 
 
-def test_so_it_is_by_a_function_of_the_user_and_in_the_middle_of_an_epoch(photos: Make) -> None:
+def test_the_record_is_named_for_a_user_function_in_mid_epoch(photos: Make) -> None:
     loader = Loader(photos("parquet", b"II*\0 as a TIFF begins"), batch_size=4, streams=1)
     step, _ = step_of_bad(loader)
 
@@ -149,7 +149,7 @@ def test_a_record_that_a_function_fails_on_is_named(photos: Make) -> None:
     assert f"record {row % 8} of train-0000{row // 8}-of-00003.parquet: transform checked fails: too large" in said
 
 
-def test_what_is_wrong_with_a_whole_batch_is_told_with_its_step(photos: Make) -> None:
+def test_errors_of_whole_batches_name_the_step(photos: Make) -> None:
     loader = Loader(photos("parquet", None), batch_size=4)
 
     def wrong(batch: Any) -> Any:
@@ -162,7 +162,7 @@ def test_what_is_wrong_with_a_whole_batch_is_told_with_its_step(photos: Make) ->
         list(loader.epoch(0, transform=wrong))
 
 
-def test_the_error_of_keras_holds_the_line(damaged: str) -> None:
+def test_the_error_of_keras_contains_the_line(damaged: str) -> None:
     import keras
 
     loader = Loader(damaged, batch_size=4, columns=["photo"])
@@ -187,7 +187,7 @@ def test_training_ends_with_the_line(damaged: str, tmp_path: Path, capsys: pytes
     assert last.startswith(f"ringfeed train: error: {place_of_bad(damaged)}: the image in feature 'photo' cannot")
 
 
-def test_a_damaged_shard_is_told_as_before(photos: Make) -> None:
+def test_a_damaged_shard_is_reported_as_without_transforms(photos: Make) -> None:
     url = photos("parquet", None)
     shard = Path(url) / "train-00001-of-00003.parquet"
     data = bytearray(shard.read_bytes())
@@ -233,7 +233,7 @@ def test_the_first_batch_that_fails_is_explained_and_those_before_come(bad: set[
     assert came == list(range(min(bad, default=6)))
 
 
-def test_an_error_of_the_loader_that_is_not_ringfeed_s_own_is_no_transform_s(
+def test_other_errors_of_the_loader_are_not_blamed_on_a_transform(
     photos: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = Loader(photos("parquet", None), batch_size=4, streams=1)

@@ -1,4 +1,4 @@
-"""Images as batches: decoded as they are, augmented alike on any ranks and after resuming, within their bounds."""
+"""Images are decoded exactly, and augmented within bounds, equally on any ranks and after resuming."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def images_of(loader: Loader, transform: ImageTransform, epoch: int = 0, start_s
 
 
 @pytest.mark.parametrize("kind", ["jpg", "both"])
-def test_augmented_batches_know_no_ranks_and_resume_bit_for_bit(pictures: Dataset, kind: str) -> None:
+def test_augmented_batches_do_not_depend_on_ranks_and_resume_bit_for_bit(pictures: Dataset, kind: str) -> None:
     url, transform = pictures[kind], augmented(pictures[kind])
     assert transform.jpeg == (kind == "jpg")
     options: dict[str, Any] = {"batch_size": 12, "balance": "uniform", "seed": 5, "sample_keys": True}
@@ -166,7 +166,7 @@ def test_a_part_of_the_sides_shows_the_same(
 
 
 @pytest.mark.parametrize("size", [(9, 7), (17, 23), (40, 40)])
-def test_a_bitmap_is_made_grey_whatever_its_header_says_of_its_size(size: tuple[int, int]) -> None:
+def test_a_bitmap_becomes_grey_whatever_size_its_header_gives(size: tuple[int, int]) -> None:
     out = BytesIO()
     Image.fromarray(np.full((*size, 3), 90, np.uint8)).save(out, "BMP")
     transform = ImageTransform(feature="image", size=size, channels=1, scale="bytes", dtype="uint8")
@@ -209,7 +209,7 @@ def test_a_bitmap_with_a_palette_is_refused_and_a_grey_one_is_not(mode: str) -> 
     assert (transform({"image": tf.constant([files[1].getvalue()])})["image"].numpy() == grey[None, ..., None]).all()
 
 
-def test_what_holds_no_files_is_refused() -> None:
+def test_a_feature_without_files_is_refused() -> None:
     transform = ImageTransform(feature="image", size=(4, 4))
     with pytest.raises(ConfigError, match="feature 'image' is float32, and images are decoded from bytes"):
         transform({"image": tf.zeros([2, 4, 4, 3])})
@@ -251,7 +251,7 @@ def test_crops_lie_inside_the_image(
         assert abs((width - wide) - 2 * left) <= 1
 
 
-def test_random_crops_have_the_areas_and_shapes_that_are_asked_for() -> None:
+def test_random_crops_have_the_given_areas_and_shapes() -> None:
     options = ImageTransform(feature="image", size=(8, 8), crop=RandomCrop(area=(0.2, 0.5), ratio=(0.5, 2.0)))
     keys = np.random.default_rng(0).integers(0, 2**62, (300, 2))
     windows = np.array([crop_window(tf.constant([200, 300, 3]), tf.constant(key), options) for key in keys])
@@ -278,7 +278,7 @@ def random_windows(height: int, width: int, crop: RandomCrop, count: int) -> npt
     return found
 
 
-def test_areas_and_shapes_of_random_crops_are_even_between_their_bounds() -> None:
+def test_areas_and_ratios_of_random_crops_are_uniform() -> None:
     windows = random_windows(400, 400, RandomCrop(area=(0.1, 0.6), ratio=(0.5, 2.0)), 1000)
     shapes = np.log2(windows[:, 3] / windows[:, 2])
     square = np.abs(shapes) < 0.6  # all of these fit
@@ -366,7 +366,7 @@ def test_jitter_of_nothing_changes_nothing_and_some_stays_in_bounds(pictures: Da
     assert np.abs(some - plain).mean() > 0.05
 
 
-def test_flips_are_of_half_of_the_images() -> None:
+def test_half_of_the_images_are_flipped() -> None:
     file = encode(pixels_of(0), "png")
     keys = np.random.default_rng(0).integers(0, 2**62, (200, 2))
     element = {"image": tf.constant([file] * 200), "sample_key": tf.constant(keys)}
@@ -426,7 +426,7 @@ def test_impossible_parts_are_refused(make: Any, message: str) -> None:
         make()
 
 
-def test_what_stands_for_missing_images_may_be_of_another_format(pictures: Dataset, tmp_path: Path) -> None:
+def test_the_fill_of_images_may_have_another_format(pictures: Dataset, tmp_path: Path) -> None:
     table = pa.table({"photo": [*(encode(pixels_of(i), "jpg") for i in range(3)), None]})
     pq.write_table(table, tmp_path / "photos.parquet")
     features = {"photo": Feature(name="photo", dtype="binary", encoding="image")}
@@ -440,7 +440,7 @@ def test_what_stands_for_missing_images_may_be_of_another_format(pictures: Datas
     assert sorted((image == 77).all() for image in batch["photo"].numpy()) == [False, False, False, True]
 
 
-def test_what_a_dataset_lacks_is_named(pictures: Dataset) -> None:
+def test_missing_features_and_statistics_are_named(pictures: Dataset) -> None:
     manifest = open_dataset(pictures["jpg"]).manifest
     with pytest.raises(ConfigError, match="no feature 'picture'; they are: image, height"):
         ImageTransform.for_dataset(manifest, "picture", size=(8, 8))

@@ -1,4 +1,4 @@
-"""Mixing samples and labels: by the same shares, in groups that know no ranks, with the distribution asked for."""
+"""Samples and labels are mixed by equal shares of the right distribution, in groups that do not depend on ranks."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def mixes(**options: Any) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", [0, 1])
-def test_mixing_knows_no_ranks_and_resumes(make_dataset: Make, kind: int) -> None:
+def test_mixing_does_not_depend_on_ranks_and_resumes(make_dataset: Make, kind: int) -> None:
     def floats(element: Batch) -> Batch:
         image = tf.reshape(tf.repeat(element["vector"], 4, axis=1), [-1, 4, 3, 1])
         return {**element, "image": image}
@@ -114,7 +114,7 @@ def test_both_one_after_the_other_keep_labels_whole() -> None:
     st.integers(1, 30),
     st.integers(1, 30),
 )
-def test_boxes_are_boxes_of_no_more_than_their_part(
+def test_masks_are_boxes_of_at_most_their_share(
     share: float, row: float, column: float, height: int, width: int
 ) -> None:
     (mask,) = box_mask(*(tf.constant([x]) for x in (share, row, column)), height, width).numpy()
@@ -137,7 +137,7 @@ def test_boxes_are_boxes_of_no_more_than_their_part(
         ({}, "group=8 does not divide the 12 samples"),
     ],
 )
-def test_what_cannot_be_mixed_is_refused(element: Batch, message: str) -> None:
+def test_features_that_cannot_be_mixed_are_refused(element: Batch, message: str) -> None:
     batch = {name: value for name, value in {**batch_of(12), **element}.items() if value is not None}
     for transform in mixes():
         with pytest.raises(ConfigError, match=message):
@@ -145,7 +145,7 @@ def test_what_cannot_be_mixed_is_refused(element: Batch, message: str) -> None:
 
 
 @pytest.mark.parametrize("kind", [0, 1])
-def test_fewer_classes_than_there_are_end_the_epoch(kind: int) -> None:
+def test_too_few_classes_are_an_error(kind: int) -> None:
     dataset = tf.data.Dataset.from_tensors(batch_of(16, classes=5)).map(mixes()[kind])
     with pytest.raises(tf.errors.InvalidArgumentError, match="a class_id is not below classes=4: give as many as the"):
         next(iter(dataset))

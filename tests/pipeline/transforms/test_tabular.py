@@ -1,4 +1,4 @@
-"""Columns as inputs: standardised by the manifest, looked up in vocabularies, the same in any part of a batch."""
+"""Columns become inputs: standardised by the manifest, looked up in vocabularies, independent of batches."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_inputs_need_their_columns_and_names_of_their_own(make_dataset: Make) ->
         loader.epoch(0, transform=[inputs, inputs])
 
 
-def test_what_stands_for_a_missing_code_is_none(tmp_path: Path) -> None:
+def test_the_fill_of_a_code_is_not_a_category(tmp_path: Path) -> None:
     table = pa.table({"code": pa.array([1, 3, None, 5, 7] * 4), "label": pa.array([0, 1, 0, 1, 1] * 4)})
     pq.write_table(table, tmp_path / "codes.parquet")
     options: dict[str, Any] = {"label": "label", "shards": 1, "min_class_records": 1}
@@ -55,7 +55,7 @@ def test_what_stands_for_a_missing_code_is_none(tmp_path: Path) -> None:
     assert ids == {1: 1, 3: 3, 4: 0, 5: 5, 7: 7}
 
 
-def test_texts_are_looked_up_in_what_is_given_or_in_what_there_is(make_dataset: Make) -> None:
+def test_texts_are_looked_up_in_the_given_or_the_stored_vocabulary(make_dataset: Make) -> None:
     loader = Loader(make_dataset(fixed=False), batch_size=100)
     label = [loader.schema["label"]]
     (known,) = plan_columns(loader.manifest, label).categories
@@ -82,9 +82,7 @@ def test_texts_are_looked_up_in_what_is_given_or_in_what_there_is(make_dataset: 
         ({"fill": {"id": 0.5}}, "fill of feature 'id' must be one int64 value, got 0.5"),
     ],
 )
-def test_what_names_no_column_or_is_not_of_its_kind_is_refused(
-    make_dataset: Make, options: dict[str, Any], message: str
-) -> None:
+def test_unknown_names_and_wrong_types_are_refused(make_dataset: Make, options: dict[str, Any], message: str) -> None:
     manifest = open_dataset(make_dataset(fixed=False)).manifest
     with pytest.raises(ConfigError, match=message):
         plan_columns(manifest, manifest.schema.features, **options)
