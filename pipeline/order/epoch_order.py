@@ -218,7 +218,7 @@ class EpochOrder:
 
     @cached_property
     def slots(self) -> npt.NDArray[np.int64]:
-        """The rank of each shard on the tape, int64 [shards]."""
+        """The index of each shard on the tape, int64 [shards]."""
         slots = np.empty(len(self.shard_records), np.int64)
         slots[self.tape[0]] = np.arange(len(slots))
         return slots

@@ -1,4 +1,4 @@
-"""Second requests: sent when the first is late, few, and the first answer wins; and nothing is waited for for ever."""
+"""Second requests are few, sent only when the first is late, and the first answer wins; every wait ends."""
 
 import math
 import threading
@@ -89,7 +89,7 @@ class TestHedging:
             else:
                 assert call(read, Latencies(), 5, "s3://b/x") == "late"
 
-    def test_where_no_more_threads_start_the_first_request_goes_on(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_without_a_second_thread_the_first_request_continues(self, monkeypatch: pytest.MonkeyPatch) -> None:
         counters, size = Counters(), threading.stack_size()
         call = Hedging(counters, second=True).call
         begun, refused = threading.Event(), threading.Event()
@@ -116,13 +116,13 @@ class TestHedging:
             threading.stack_size(size)
         assert counters.snapshot()["hedge"].items == 0
 
-    def test_without_it_none_is_sent(self) -> None:
+    def test_disabled_hedging_sends_no_second_request(self) -> None:
         counters = Counters()
         read = InTurn(lambda: time.sleep(0.1) or "first")  # type: ignore[func-returns-value]
         assert Hedging(counters, second=False).call(read, Latencies(), 5, "s3://b/x") == "first"
         assert counters.snapshot()["hedge"].items == 0
 
-    def test_what_never_comes_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_read_without_an_answer_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(timeouts, "_LEAST_SECONDS", 0.1)
         released = threading.Event()
         for second in (True, False):

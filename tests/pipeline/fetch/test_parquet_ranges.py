@@ -1,4 +1,4 @@
-"""Parquet of which a few columns are read: the same values, from few of the bytes, each of which is checked."""
+"""A few columns of Parquet: the same values from few bytes, each of them verified."""
 
 import shutil
 from dataclasses import replace
@@ -94,7 +94,7 @@ def test_most_columns_are_read_as_whole_files(wide: str) -> None:
     assert size <= taken < 1.1 * size  # the end of one shard or a few was read to know
 
 
-def test_every_store_is_asked_for_a_part(store: Store, source: Path, wide: str) -> None:
+def test_every_store_reads_parts(store: Store, source: Path, wide: str) -> None:
     url = build_at(f"{store.url}/wide", source)
     few, taken = epoch(url, columns=["c07"])
     assert few == epoch(wide, columns=["c07"])[0]
@@ -193,7 +193,7 @@ def padded(table: pa.Table, size: int) -> pa.Buffer:
 
 
 @pytest.mark.parametrize("beyond", [-1, 0, 1, 3, 7, 8, 9, 70_000])
-def test_a_file_may_end_just_behind_a_block(beyond: int) -> None:
+def test_a_file_may_end_just_after_a_block(beyond: int) -> None:
     table = pa.table({"one": np.arange(50_000), "other": np.arange(50_000)})
     data = padded(table, 14 * BLOCK_BYTES + beyond)
     assert data.size == 14 * BLOCK_BYTES + beyond

@@ -1,4 +1,4 @@
-"""Shards that are not what was written: told with their place, or replaced alike by every rank and every run."""
+"""Damaged shards are reported with their place, or replaced alike by every rank and run."""
 
 import logging
 import shutil
@@ -110,9 +110,7 @@ class TestQuarantine:
         assert max(Counter(got[replaced].tolist()).values()) <= 2  # shared evenly
 
     @pytest.mark.parametrize("balance", ["natural", "uniform"])
-    def test_ranks_resumed_runs_and_runs_that_were_told_serve_the_same(
-        self, copied: Callable[..., Path], balance: Any
-    ) -> None:
+    def test_all_ranks_and_resumed_runs_serve_the_same_records(self, copied: Callable[..., Path], balance: Any) -> None:
         root = copied()
         paths = damage(root, 1, 5)
         options = {"batch_size": 12, "balance": balance, "window_shards": 1, "streams": 4, "seed": 5}
@@ -154,14 +152,14 @@ class TestQuarantine:
         assert sum(loader.plan().bytes_per_rank) < sum(Loader(str(root), batch_size=10).plan().bytes_per_rank)
         assert loader.stats()["quarantine"].items == 1
 
-    def test_a_plan_lets_no_class_be_lent_by_a_shard_in_quarantine(self, copied: Callable[..., Path]) -> None:
+    def test_a_plan_borrows_no_class_from_a_shard_in_quarantine(self, copied: Callable[..., Path]) -> None:
         root = copied()
         paths = damage(root, 0, 1, 2)
         plan = Loader(str(root), batch_size=15, balance="uniform", quarantined=paths).plan()
         assert plan.missing
         assert not {missing.donor for missing in plan.missing} & set(paths)
 
-    def test_a_plan_counts_the_shards_that_stand_in(self, make_dataset: Make) -> None:
+    def test_a_plan_counts_the_substitute_shards(self, make_dataset: Make) -> None:
         url = make_dataset(1000)
         paths = [shard.path for shard in open_dataset(url).shards[:3]]
         options: dict[str, Any] = {"batch_size": 12, "streams": 4, "world_size": 4, "quarantined": paths}
@@ -194,7 +192,7 @@ class TestQuarantine:
         assert batches(loader) == served
         assert loader.plan().quarantined == tuple(paths)
 
-    def test_with_a_filter_on_the_label_its_records_alone_stand_in(self, copied: Callable[..., Path]) -> None:
+    def test_with_a_filter_on_the_label_only_its_records_are_replacements(self, copied: Callable[..., Path]) -> None:
         root = copied()
         damage(root, 1, 2)
         loader = Loader(str(root), batch_size=10, where="label == 1", on_bad_shard="quarantine")
@@ -212,13 +210,13 @@ class TestQuarantine:
             with pytest.raises(CorruptionError, match=rf"{paths[0]} .*repair it with: shard-dataset repair {root}$"):
                 loader.sample(5)
 
-    def test_where_nothing_is_left_the_loader_stops(self, copied: Callable[..., Path]) -> None:
+    def test_the_loader_stops_if_no_shard_is_readable(self, copied: Callable[..., Path]) -> None:
         root = copied()
         damage(root, *range(7))
         with pytest.raises(CorruptionError, match="all shards with needed records are in quarantine"):
             batches(Loader(str(root), batch_size=10, on_bad_shard="quarantine"))
 
-    def test_a_mixture_goes_on_without_it_and_names_it(self, make_dataset: Make, copied: Callable[..., Path]) -> None:
+    def test_a_mixture_continues_and_names_the_shard(self, make_dataset: Make, copied: Callable[..., Path]) -> None:
         root = copied()
         (path,) = damage(root, 3)
         sources = {"sound": {"url": make_dataset(1000)}, "bad": {"url": str(root), "on_bad_shard": "quarantine"}}
@@ -227,7 +225,7 @@ class TestQuarantine:
         assert mixture.quarantined == {"sound": (), "bad": (path,)}
 
     @pytest.mark.parametrize("balance", ["natural", "uniform"])
-    def test_a_loader_that_is_told_so_stops_before_it_begins(self, make_dataset: Make, balance: Any) -> None:
+    def test_a_loader_whose_shards_are_all_in_quarantine_is_refused(self, make_dataset: Make, balance: Any) -> None:
         url = make_dataset(1000)
         shards = open_dataset(url).shards
         with pytest.raises(CorruptionError, match="all shards with needed records are in quarantine"):
@@ -236,7 +234,7 @@ class TestQuarantine:
     @pytest.mark.parametrize(
         "balance", [Ramp(start="uniform", end={0: 1.0}, epochs=2), lambda epoch: {0: 1.0} if epoch > 1 else "uniform"]
     )
-    def test_a_balance_that_moves_goes_on_where_what_is_left_serves(self, tmp_path: Path, balance: Balance) -> None:
+    def test_a_ramp_continues_if_the_readable_shards_suffice(self, tmp_path: Path, balance: Balance) -> None:
         table = pa.table({"id": np.arange(80), "label": np.repeat([0, 1], [79, 1])})
         pq.write_table(table, tmp_path / "source.parquet")
         url = str(tmp_path / "shards")
@@ -292,7 +290,7 @@ def test_batches_depend_on_the_list_and_on_no_rank(make_dataset: Make, data: st.
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.booleans()), min_size=1, max_size=6), st.integers(0, 30), st.integers(0)
 )
-def test_stand_ins_leave_the_others_in_place_and_are_shared_evenly(
+def test_replacements_keep_readable_records_in_place_and_are_spread_evenly(
     segments: list[tuple[int, bool]], lent: int, key: int
 ) -> None:
     lengths, bad = [length for length, _ in segments], [is_bad for _, is_bad in segments]
@@ -315,7 +313,7 @@ class TestRewritten:
         other.rename(root)
 
     @pytest.mark.parametrize("on_bad_shard", ["raise", "quarantine"])
-    def test_another_dataset_in_its_place_is_told_from_damage(
+    def test_a_replaced_dataset_is_distinguished_from_damage(
         self, copied: Callable[..., Path], make_dataset: Make, on_bad_shard: Any
     ) -> None:
         root = copied()
@@ -328,7 +326,7 @@ class TestRewritten:
             list(chunks)
         assert loader.quarantined == ()
 
-    def test_so_is_one_that_was_removed(self, copied: Callable[..., Path]) -> None:
+    def test_a_removed_dataset_is_distinguished_from_damage(self, copied: Callable[..., Path]) -> None:
         root = copied()
         chunks = Loader(str(root), batch_size=10, streams=1, prefetch_bytes=0).chunks(0)
         next(chunks)

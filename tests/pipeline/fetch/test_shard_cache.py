@@ -1,4 +1,4 @@
-"""The cache: fetched once, within its limit, right whatever happens to it, and nothing in the way of the next."""
+"""The cache: it fetches once, keeps its limit, and recovers from damage, kills and full disks."""
 
 import fcntl
 import json
@@ -173,7 +173,7 @@ class TestLoading:
         ],
         ids=lambda fault: fault.kind,
     )
-    def test_what_is_damaged_on_its_way_is_not_kept(
+    def test_a_file_damaged_in_transit_is_not_stored(
         self, remote: Storage, proxy: Proxy, tmp_path: Path, make_dataset: Make, fault: Fault
     ) -> None:
         expected = ids(Loader(make_dataset(1000, shards=SHARDS), batch_size=60))
@@ -186,7 +186,7 @@ class TestLoading:
             assert checksum(file.read_bytes()).replace(":", "-") == file.name.partition("@")[2].partition("-")[2]
 
     @pytest.mark.parametrize("known_before", [True, False])
-    def test_a_disk_that_fills_up_while_a_file_arrives_is_told_once(
+    def test_a_disk_that_fills_up_is_reported_once(
         self,
         remote: Storage,
         small_disk: Path,
@@ -267,7 +267,7 @@ class TestLoading:
             shutil.copytree(make_dataset(records, shards=3), url)
             assert max(ids(Loader(str(url), batch_size=60, cache=tmp_path / "cache"))) in range(records - 60, records)
 
-    def test_a_full_disk_is_told_once_and_the_epoch_completes(
+    def test_a_full_disk_is_reported_once_and_the_epoch_completes(
         self, make_dataset: Make, small_disk: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         url = make_dataset(1000, shards=SHARDS)
@@ -280,7 +280,7 @@ class TestLoading:
         ]
         assert debris(small_disk) == []
 
-    def test_a_disk_that_is_full_from_the_beginning_is_told_once(
+    def test_a_disk_that_is_full_from_the_start_is_reported_once(
         self, make_dataset: Make, small_disk: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         url = make_dataset(1000, shards=SHARDS)
@@ -318,7 +318,7 @@ class TestFolder:
         assert status.st_size == 40 * KIB
         assert 512 * status.st_blocks >= status.st_size
 
-    def test_what_was_used_least_recently_makes_room(self, tmp_path: Path, counters: Counters) -> None:
+    def test_the_least_recently_used_is_evicted(self, tmp_path: Path, counters: Counters) -> None:
         cache = Cache(tmp_path, 4 * 40 * KIB)  # three of them and the first file
         for number in (0, 1, 2, 0, 3):  # 1 has to go
             fetch_from(cache, content(number), counters)
@@ -327,7 +327,7 @@ class TestFolder:
         evicted = counters.snapshot()["evict"]
         assert (evicted.items, evicted.bytes) == (1, 40 * KIB)
 
-    def test_what_is_in_use_stays_and_what_finds_no_room_is_not_kept(self, tmp_path: Path) -> None:
+    def test_entries_in_use_stay_and_files_without_room_are_not_stored(self, tmp_path: Path) -> None:
         cache = Cache(tmp_path, 4 * 40 * KIB)
         held = [fetch_from(cache, content(number))[0] for number in range(3)]
         array = np.frombuffer(held.pop(0), np.uint8)[::7]  # a part of a part holds it, too
@@ -383,7 +383,7 @@ class TestFolder:
         assert fetch_from(cache, content(1))[1]
         assert not fetch_from(cache, content(1))[1]
 
-    def test_who_counts_in_the_midst_of_a_fill_that_is_given_up_counts_right(
+    def test_listing_during_an_abandoned_fill_counts_correctly(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         folder, key = CacheFolder(tmp_path, 1 << 20), key_of(content(1))
@@ -404,7 +404,7 @@ class TestFolder:
         with folder._locked() as state:
             assert state.held_bytes == on_disk(tmp_path)
 
-    def test_one_that_is_killed_in_mid_fill_is_followed_at_once_by_one_that_waits(self, tmp_path: Path) -> None:
+    def test_a_waiting_process_takes_over_at_once_from_one_killed_while_filling(self, tmp_path: Path) -> None:
         script = """
             import os, signal, sys, time
             import pyarrow as pa
@@ -440,7 +440,7 @@ class TestFolder:
         assert debris(tmp_path) == []
         assert len(entry_files(tmp_path)) == 1
 
-    def test_a_process_killed_at_any_moment_stands_in_nobodys_way(self, tmp_path: Path) -> None:
+    def test_a_process_killed_at_any_moment_blocks_nobody(self, tmp_path: Path) -> None:
         """At every third of its lines, until it comes through."""
         script = """
             import os, signal, sys
@@ -503,7 +503,7 @@ class TestFolder:
     @pytest.mark.parametrize(
         "text", [b"\0" * 256, b"{", b"null", b"[]", b'{"version": 1}', b'{"limit_bytes": "", "held_bytes": 0}']
     )
-    def test_a_first_file_that_a_power_cut_has_spoilt_is_written_anew(self, tmp_path: Path, text: bytes) -> None:
+    def test_a_damaged_state_file_is_rewritten(self, tmp_path: Path, text: bytes) -> None:
         cache = Cache(tmp_path, 1 << 20)
         fetch_from(cache, content(1))
         (tmp_path / STATE_NAME).write_bytes(text)
@@ -535,13 +535,13 @@ class TestFolder:
             (lambda path: Cache(__file__), "cannot use .*cache.py as a cache: (File exists|Not a directory)"),
         ],
     )
-    def test_what_cannot_be_a_cache_is_refused(self, tmp_path: Path, make: Any, message: str) -> None:
+    def test_unusable_caches_are_refused(self, tmp_path: Path, make: Any, message: str) -> None:
         with pytest.raises(ConfigError, match=message):
             make(tmp_path)
 
 
 class TestMemory:
-    def test_what_was_used_least_recently_makes_room(self, counters: Counters) -> None:
+    def test_the_least_recently_used_is_evicted(self, counters: Counters) -> None:
         cache = MemoryCache(3 * 40 * KIB)
         for number in (0, 1, 2, 0, 3):
             fetch_from(cache, content(number), counters)
@@ -549,7 +549,7 @@ class TestMemory:
         evicted = counters.snapshot()["evict"]
         assert (evicted.items, evicted.bytes) == (1, 40 * KIB)
 
-    def test_what_is_larger_than_the_limit_is_not_kept_and_moves_nothing_out(self) -> None:
+    def test_a_file_larger_than_the_limit_is_not_stored_and_evicts_nothing(self) -> None:
         cache = MemoryCache(50 * KIB)
         fetch_from(cache, content(1))
         assert fetch_from(cache, content(2, 60 * KIB))[1]

@@ -1,4 +1,4 @@
-"""Threads end with what they are for, whoever asks, closes or ends at whatever moment."""
+"""Background threads end when their work does, whoever closes them and at any moment."""
 
 import signal
 import subprocess
@@ -17,7 +17,7 @@ from ringfeed.pipeline.deliver.background_iterator import prefetch
 from ringfeed.pipeline.fetch.adaptive_limit import AdaptiveLimit
 from ringfeed.pipeline.fetch.fetch_pool import FetchPool
 from ringfeed.pipeline.fetch.hedged_reads import Hedging
-from ringfeed.pipeline.fetch.threads import Threads, start_thread
+from ringfeed.pipeline.fetch.threads import Threads, run_after, start_thread
 from ringfeed.pipeline.metrics.stage_counters import Counters
 from ringfeed.sharding import RingfeedError
 
@@ -36,7 +36,7 @@ def run(script: str, *arguments: str) -> str:
 
 
 @pytest.mark.parametrize("prefetch_bytes", [0, 1 << 24])
-def test_a_program_ends_that_holds_an_iterator(url: str, prefetch_bytes: int) -> None:
+def test_a_program_exits_while_it_holds_an_iterator(url: str, prefetch_bytes: int) -> None:
     script = """if True:
         import sys
         from ringfeed.pipeline import Loader
@@ -48,7 +48,7 @@ def test_a_program_ends_that_holds_an_iterator(url: str, prefetch_bytes: int) ->
     assert run(script, url, str(prefetch_bytes)) == "16\n"
 
 
-def test_another_thread_reads_on_once_the_main_thread_has_ended(url: str) -> None:
+def test_another_thread_can_read_after_the_main_thread_has_ended(url: str) -> None:
     script = """if True:
         import sys, threading
         from ringfeed.pipeline import Loader
@@ -63,7 +63,7 @@ def test_another_thread_reads_on_once_the_main_thread_has_ended(url: str) -> Non
     assert run(script, url) == "125 125\n"
 
 
-def test_a_system_that_starts_no_thread_is_told_of(url: str) -> None:
+def test_a_thread_that_cannot_be_started_is_reported(url: str) -> None:
     script = """if True:
         import resource, sys, threading
         from ringfeed.pipeline import Loader
@@ -89,7 +89,7 @@ def test_a_system_that_starts_no_thread_is_told_of(url: str) -> None:
     assert steps == "125"
 
 
-def test_threads_that_there_are_do_the_work_of_those_that_cannot_be_started() -> None:
+def test_running_threads_take_the_work_of_those_that_cannot_be_started() -> None:
     threads, begun, release = Threads(3, "test"), threading.Event(), threading.Event()
     done: list[int] = []
 
@@ -114,7 +114,7 @@ def test_threads_that_there_are_do_the_work_of_those_that_cannot_be_started() ->
         threads.submit(wait)
 
 
-def test_nothing_is_handed_over_to_a_thread_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_work_waits_for_a_thread_that_does_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
     threads, begun, release, done = Threads(1, "test"), threading.Event(), threading.Event(), threading.Event()
 
     def start(function: Callable[[], None], name: str) -> threading.Thread:
@@ -153,7 +153,7 @@ class Interrupted(int):
         return other + int(self)
 
 
-def test_a_handler_of_a_signal_may_ask_for_counters_at_any_moment() -> None:
+def test_a_signal_handler_may_read_counters_at_any_moment() -> None:
     counters = Counters()
     seen: list[Any] = []
 
@@ -169,7 +169,7 @@ def test_a_handler_of_a_signal_may_ask_for_counters_at_any_moment() -> None:
     assert counters.snapshot()["open"].items == 3
 
 
-def test_a_handler_of_a_signal_may_ask_for_the_state_while_it_is_told(url: str) -> None:
+def test_a_signal_handler_may_read_the_state_at_any_moment(url: str) -> None:
     loader = Loader(url, batch_size=16)
     with loader._quarantine._lock:  # as where the signal comes
         assert loader.state(0, 5)["step"] == 5
@@ -218,7 +218,7 @@ class Closing(int):
         return int(self) < other
 
 
-def test_the_garbage_collector_may_close_a_pool_amid_a_change_of_its_tasks() -> None:
+def test_the_garbage_collector_may_close_a_pool_while_its_tasks_change() -> None:
     pool, begun, release = FetchPool[None](AdaptiveLimit(1, 1), 1), threading.Event(), threading.Event()
 
     def wait() -> None:
@@ -241,7 +241,7 @@ def test_the_garbage_collector_may_close_a_pool_amid_a_change_of_its_tasks() -> 
     [FetchPool(AdaptiveLimit(1, 1), 1), Threads(1, "test"), Hedging(Counters(), second=True)],
     ids=lambda closed: type(closed).__name__,
 )
-def test_the_garbage_collector_may_close_what_its_thread_has_locked(
+def test_the_garbage_collector_may_close_an_object_that_its_thread_has_locked(
     closed: FetchPool[None] | Threads | Hedging,
 ) -> None:
     def close() -> None:
@@ -259,3 +259,20 @@ def until(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
+
+
+def test_work_runs_as_soon_as_its_own_parts_are_done() -> None:
+    slow: Future[int] = Future()
+    fast: Future[int] = Future()
+    threads = Threads(1, "plan")
+    late = run_after([slow, fast], lambda parts: sum(part.result() for part in parts), threads)
+    soon = run_after([fast], lambda parts: parts[0].result(), threads)
+    fast.set_result(2)
+    assert soon.result(60) == 2
+    assert not late.done()
+    slow.set_exception(KeyError("x"))
+    with pytest.raises(KeyError):
+        late.result(60)
+    threads.close()
+    gone = run_after([fast], lambda _: 0, threads)
+    assert gone.cancelled()

@@ -1,4 +1,4 @@
-"""Counters as Prometheus reads them, and as TensorFlow's profiler shows them."""
+"""Counters as Prometheus parses them, and as TensorFlow's profiler shows them."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -49,7 +49,7 @@ def test_labels_are_there_whatever_their_values_hold() -> None:
         assert sample.value == (1 << 60 if family.name == "ringfeed_loader_bytes" else 0)
 
 
-def test_the_counters_of_a_mixture_are_told_apart_by_dataset(make_dataset: Make) -> None:
+def test_the_counters_of_a_mixture_are_labelled_by_dataset(make_dataset: Make) -> None:
     mixture = Mixture({name: {"url": make_dataset()} for name in ("web", "books")}, batch_size=60)
     list(mixture.numpy_epoch(0))
     stats = mixture.stats()
@@ -71,7 +71,7 @@ def test_the_counters_of_a_mixture_are_told_apart_by_dataset(make_dataset: Make)
 
 
 @pytest.mark.parametrize("name", ["stage", "9", "a-b", "__a", ""])
-def test_a_label_that_prometheus_does_not_take_is_refused(name: str) -> None:
+def test_labels_that_prometheus_rejects_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"a label's name has letters.* got '{name}'"):
         prometheus_text({}, {name: "x"})
 

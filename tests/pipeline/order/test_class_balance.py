@@ -1,4 +1,4 @@
-"""Class balance, as pure arithmetic."""
+"""Class balance as pure arithmetic."""
 
 import tracemalloc
 
@@ -46,7 +46,7 @@ def test_over_many_epochs_a_class_meets_a_target_of_less_than_a_seat_in_each() -
     assert np.abs(np.sum(epochs, axis=0) - weights * 8 * 1000).max() < 5
 
 
-def test_what_is_drawn_some_at_a_time_makes_the_word_of_each_batch_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_in_parts_builds_each_word_once(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = np.arange(1, 1001) / (1000 * 1001 / 2)
     whole = ClassSchedule(weights, 512, 300, 7).classes_at(np.arange(150), range(512))
     made: list[object] = []
@@ -63,7 +63,7 @@ def test_what_is_drawn_some_at_a_time_makes_the_word_of_each_batch_once(monkeypa
     np.testing.assert_array_equal(np.concatenate([parts[4], parts[3], parts[5]]), whole)
 
 
-def test_very_many_classes_take_memory_for_each_of_them_and_not_for_each_pair() -> None:
+def test_memory_grows_linearly_with_the_classes() -> None:
     classes = 100_000
     weights = np.arange(1, classes + 1) / (classes * (classes + 1) / 2)
     tracemalloc.start()
@@ -121,7 +121,7 @@ def test_draws_serve_the_wanted_class_and_repeat_records_evenly(held: list[int],
 
 
 @given(class_lists, class_lists, st.integers(0, 9), st.integers(0, 200), st.integers(0, 200))
-def test_draws_go_on_where_others_ended_or_were_skipped(
+def test_draws_continue_after_earlier_or_skipped_draws(
     held: list[int], asked: list[int], key: int, first: int, second: int
 ) -> None:
     class_ids = np.array(held, np.int32)
@@ -134,7 +134,7 @@ def test_draws_go_on_where_others_ended_or_were_skipped(
     np.testing.assert_array_equal(drawers[1].draw(wanted[second:]), whole[second:])
 
 
-def test_a_record_comes_again_when_all_others_of_its_class_have() -> None:
+def test_a_record_repeats_only_after_all_others_of_its_class() -> None:
     drawer = RecordSampler(np.repeat(np.arange(2, dtype=np.int32), (100, 3)), 2, key=1)
     drawn = drawer.draw(np.zeros(300, np.int32)).reshape(3, 100)
     assert sorted(drawn[0].tolist()) == list(range(100)) != drawn[0].tolist()

@@ -1,4 +1,4 @@
-"""Shares of the classes, as a user says them and as numbers."""
+"""Shares of classes: parsed from options, and as numbers."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ def test_a_ramp_goes_from_one_target_to_the_other_and_stays() -> None:
     np.testing.assert_allclose(np.stack(of_epochs[:4])[:, 0], [0.5, 0.6, 0.7, 0.8])  # type: ignore[arg-type]
 
 
-def test_a_function_of_the_epoch_says_what_holds_in_it() -> None:
+def test_a_function_returns_the_balance_of_each_epoch() -> None:
     def balance(epoch: int) -> str:
         return "uniform" if epoch % 2 else "natural"
 

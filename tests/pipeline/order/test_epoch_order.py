@@ -1,4 +1,4 @@
-"""The order of samples, as pure arithmetic."""
+"""The order of samples as pure arithmetic: streams, windows and the remainder."""
 
 from collections import Counter
 from itertools import pairwise
@@ -80,7 +80,7 @@ def test_slivers_make_no_windows_of_their_own() -> None:
 @given(
     st.sampled_from(["drop", "pad", "wrap"]), st.integers(1, 16), st.integers(1, 5), st.integers(200, 400), st.data()
 )
-def test_streams_read_shards_of_their_own_where_a_few_records_more_or_less_allow_it(
+def test_streams_read_whole_shards_if_a_few_records_more_or_less_allow_it(
     remainder: Remainder, streams: int, each: int, size: int, data: st.DataObject
 ) -> None:
     """Shards as a build makes them: of one size, or one record more. Nearly as many are left over as fill a batch."""
@@ -94,7 +94,7 @@ def test_streams_read_shards_of_their_own_where_a_few_records_more_or_less_allow
 
 
 @given(orders(), st.data())
-def test_streams_come_to_the_shard_between_them_at_one_time(order: EpochOrder, data: st.DataObject) -> None:
+def test_neighbouring_streams_read_their_common_shard_at_the_same_time(order: EpochOrder, data: st.DataObject) -> None:
     streams = order.geometry.streams
     reads = [
         [(s.shard, s.start, s.stop) for w in order.windows(stream) for s in w.segments] for stream in range(streams)
@@ -119,7 +119,7 @@ def test_streams_come_to_the_shard_between_them_at_one_time(order: EpochOrder, d
             )  # fmt: skip
 
 
-def test_what_the_first_and_the_last_stream_read_of_a_shard_is_not_read_together() -> None:
+def test_the_first_and_the_last_stream_share_no_segment() -> None:
     """A short epoch that begins within a shard may end within it."""
     geometry = Geometry(records=100, batch_size=2, streams=2, samples=90)
     order = EpochOrder(geometry, [40, 60], seed=1, epoch=1)
@@ -159,7 +159,7 @@ def test_short_epochs_serve_each_record_as_often_as_any_other(shards: int, sampl
 
 
 @given(st.integers(1, 5), st.integers(1, 90), st.integers(0, 30), st.booleans())
-def test_what_a_short_epoch_drops_is_what_it_does_not_serve(
+def test_a_short_epoch_drops_exactly_the_records_it_does_not_serve(
     shards: int, samples: int, epoch: int, shuffle: bool
 ) -> None:
     geometry = Geometry(records=90, batch_size=1, streams=1, samples=samples, shuffle=shuffle)
@@ -265,9 +265,7 @@ def test_default_streams_divide_the_batch(batch_size: int, records: int) -> None
 
 
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=30), st.floats(0.5, 90), st.floats(0, 30))
-def test_windows_cut_on_arrays_are_those_of_a_walk_over_the_segments(
-    lengths: list[int], enough: float, sliver: float
-) -> None:
+def test_windows_equal_those_of_a_loop_over_the_segments(lengths: list[int], enough: float, sliver: float) -> None:
     groups: list[list[int]] = []
     for length in lengths:
         if not groups or sum(groups[-1]) >= enough:

@@ -1,4 +1,4 @@
-"""Keys of samples follow from seed, epoch and position alone."""
+"""Sample keys depend on seed, epoch and position alone."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ def keys_of(loader: Loader, epoch: int, start_step: int = 0) -> Any:
 
 
 @pytest.mark.parametrize("balance", ["natural", "uniform"])
-def test_keys_know_no_ranks_and_resume(make_dataset: Make, balance: str) -> None:
+def test_keys_do_not_depend_on_ranks_and_resume(make_dataset: Make, balance: str) -> None:
     options: dict[str, Any] = {"batch_size": 60, "balance": balance, "seed": 3, "sample_keys": True}
     whole = keys_of(Loader(make_dataset(), **options), 1)
     for world_size in (2, 3):
@@ -47,7 +47,7 @@ def test_keys_are_the_same_in_every_version_of_the_code() -> None:
     assert sample_keys(7, 1, np.array([0, 123456789])).tolist() == GOLDEN
 
 
-def test_batches_have_keys_only_where_they_are_asked_for(make_dataset: Make) -> None:
+def test_batches_have_keys_only_on_request(make_dataset: Make) -> None:
     for shard_format, fixed in (("tfrecord", True), ("tfrecord", False), ("parquet", True)):
         url = make_dataset(shard_format=shard_format, fixed=fixed)
         plain = next(iter(Loader(url, batch_size=60).epoch(0)))

@@ -1,4 +1,4 @@
-"""The measures of an order, against their definitions and against orders of which they are known."""
+"""The measures of an order, against their definitions and known orders."""
 
 from collections.abc import Callable
 from math import comb
@@ -36,7 +36,7 @@ def served(order: EpochOrder) -> np.ndarray:
 
 @settings(max_examples=30, deadline=None)
 @given(orders())
-def test_the_measures_are_what_they_are_said_to_be(order: EpochOrder) -> None:
+def test_the_measures_match_their_definitions(order: EpochOrder) -> None:
     found, batches = shuffle_quality(order), served(order)
     places = np.flatnonzero(batches.reshape(-1) >= 0)
     records = batches.reshape(-1)[places]

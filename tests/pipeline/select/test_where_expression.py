@@ -1,4 +1,4 @@
-"""A filter gives the records for which its expression is true, in an order of their own that no rank changes."""
+"""A filter selects the records for which its expression is true, in an order that no rank changes."""
 
 import math
 import shutil
@@ -51,7 +51,7 @@ def expected(text: str) -> list[int]:
     st.sampled_from(["natural", "uniform"]),
     st.integers(0, 100),
 )
-def test_the_global_batches_are_the_same_for_all_ranks_and_hold_what_the_filter_lets_through(
+def test_global_batches_hold_the_records_that_pass_and_do_not_depend_on_ranks(
     make_dataset: Make, text: str, shard_format: str, world_size: int, balance: str, seed: int
 ) -> None:
     if balance == "uniform" and text == "label == 1":
@@ -91,7 +91,7 @@ def test_every_kind_of_record_and_of_expression_gives_the_same_batches(make_data
     assert tensors == batches[0]
 
 
-def test_the_plan_tells_what_was_read_and_skipped(make_dataset: Make) -> None:
+def test_the_plan_reports_what_was_read_and_skipped(make_dataset: Make) -> None:
     url = make_dataset(RECORDS, shard_format="parquet")
     by_label = Loader(url, batch_size=12, where="label == 1").plan().row_filter
     assert by_label is not None
@@ -108,7 +108,7 @@ def test_the_plan_tells_what_was_read_and_skipped(make_dataset: Make) -> None:
     assert Loader(url, batch_size=12).plan().row_filter is None
 
 
-def test_a_shard_with_nothing_let_through_is_not_opened(make_dataset: Make) -> None:
+def test_a_shard_without_passing_records_is_not_opened(make_dataset: Make) -> None:
     loader = Loader(make_dataset(RECORDS, shard_format="parquet"), batch_size=1, where="id in (3, 400)")
     ids = [batch["id"].item() for batch in loader.numpy_epoch(0)]
     assert sorted(ids) == [3, 400]
@@ -130,7 +130,7 @@ def test_a_shard_with_nothing_let_through_is_not_opened(make_dataset: Make) -> N
         ((pc.field(0) < 9) & (pc.field("label") == "rare"), r"refer to columns by name, such as pc.field\('id'\), not"),
     ],
 )
-def test_impossible_filters_are_refused(make_dataset: Make, where: Any, message: str) -> None:
+def test_invalid_filters_are_refused(make_dataset: Make, where: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Loader(make_dataset(RECORDS), batch_size=12, where=where)
 
@@ -191,7 +191,7 @@ expressions = st.recursive(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(rows_of_three, min_size=1), expressions, st.integers(1, 6))
-def test_statistics_rule_out_nothing_that_is_let_through(rows: list[Any], text: str, group_rows: int) -> None:
+def test_statistics_rule_out_no_passing_record(rows: list[Any], text: str, group_rows: int) -> None:
     kinds = pa.schema({"i": pa.int16(), "f": pa.float64(), "s": pa.string()})
     columns = [pa.array(list(values), kind) for values, kind in zip(zip(*rows, strict=True), kinds.types, strict=True)]
     batch = pa.RecordBatch.from_arrays(columns, schema=kinds)
@@ -204,7 +204,7 @@ def test_statistics_rule_out_nothing_that_is_let_through(rows: list[Any], text: 
     assert [rows_read[row] for row in kept.rows_in_groups] == whole.tolist()
 
 
-def test_a_filter_of_pyarrow_keeps_nan_where_statistics_do_not_tell_of_it() -> None:
+def test_a_pyarrow_filter_keeps_nan_that_statistics_omit() -> None:
     batch = pa.record_batch({"f": pa.array([1.0, math.nan, 10.0, 10.0])})
     chosen = open_filter(~(pc.field("f") < 5), Schema.from_arrow(batch.schema, None))
     kept = filter_parquet(BytesIO(write_parquet(batch, "none", 2).to_pybytes()), chosen, check_pages=True)

@@ -1,4 +1,4 @@
-"""What is kept of the records that shards lend: a plain LRU of pairs of shard and class says what at least."""
+"""Borrowed records: compared with a plain LRU of (shard, class) pairs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def told(columns: Columns, kind: str) -> list[tuple[int, str]]:
 
 
 @pytest.mark.parametrize("kind", ["numbers", "strings", "lists", "views"])
-def test_what_was_asked_for_last_is_kept_within_the_limit(kind: str) -> None:
+def test_the_most_recently_used_records_are_kept_within_the_limit(kind: str) -> None:
     rng = np.random.default_rng(7)
     limit = 20_000
     lent = BorrowedRecords(limit)
@@ -73,7 +73,7 @@ def test_what_was_asked_for_last_is_kept_within_the_limit(kind: str) -> None:
     assert found > asked_again > 0  # what was spare, too
 
 
-def test_what_was_not_asked_for_makes_room_first_and_takes_none() -> None:
+def test_spare_records_are_evicted_first_and_evict_nothing() -> None:
     lent = BorrowedRecords(8_000)  # of 84 bytes each
     large, other = (
         shard_columns(0, [c for c in range(80) for _ in range(2)], "numbers"),
@@ -115,9 +115,7 @@ def test_many_classes_find_the_donors_that_each_would() -> None:
             assert found.tolist() == each
 
 
-def test_of_many_classes_a_shard_that_lends_is_fetched_for_it_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shard_that_lends_many_classes_is_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     classes, shards = 300, 40
     labels = np.random.default_rng(1).permutation(np.arange(1200) % classes)
     pq.write_table(pa.table({"id": np.arange(1200), "label": labels}), tmp_path / "source.parquet")

@@ -1,4 +1,4 @@
-"""Batches of like lengths: no guarantee gives way, and less is padded."""
+"""Batches of similar lengths: all guarantees hold, and less is padded."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def check_guarantees(url: str, options: dict[str, Any], world_size: int, step: i
 
 @settings(max_examples=20, deadline=None)
 @given(options_of_order, st.sampled_from([2, 3, 4]), st.integers(0, 49))
-def test_bucketing_knows_no_ranks_resumes_and_keeps_what_a_span_holds(
+def test_bucketing_does_not_depend_on_ranks_resumes_and_keeps_the_records_of_a_span(
     texts: dict[str, str], options: dict[str, Any], world_size: int, step: int
 ) -> None:
     check_guarantees(texts["parquet"], options, world_size, step)
@@ -126,7 +126,7 @@ def test_every_record_comes_once_with_padding_too(texts: dict[str, str]) -> None
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3), st.integers(0, 2)), max_size=30))
-def test_arranging_sorts_each_class_into_its_own_places(entries: list[tuple[int, int, int]]) -> None:
+def test_each_class_is_sorted_into_its_own_positions(entries: list[tuple[int, int, int]]) -> None:
     lengths, ranks, classes = np.array(entries, np.int64).reshape(-1, 3).T
     rows = np.arange(100, 100 + len(entries))
     found = assign_by_length(rows, lengths, ranks, classes)
@@ -217,7 +217,7 @@ def test_a_value_of_another_dtype_is_refused(dtype: tf.DType, fit: list[Any], un
         ({"bucket_by": "tokens", "remainder": "wrap"}, "bucket_by needs remainder='drop' or 'pad'"),
     ],
 )
-def test_impossible_buckets_are_refused(texts: dict[str, str], options: dict[str, Any], message: str) -> None:
+def test_invalid_buckets_are_refused(texts: dict[str, str], options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Loader(texts["parquet"], batch_size=12, **options)
 
@@ -230,6 +230,6 @@ def test_impossible_buckets_are_refused(texts: dict[str, str], options: dict[str
         ({"truncate": True}, "truncate=True needs a length"),
     ],
 )
-def test_impossible_padding_is_refused(options: dict[str, Any], message: str) -> None:
+def test_invalid_padding_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         Pad(feature="tokens", **options)
