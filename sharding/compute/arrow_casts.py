@@ -90,13 +90,33 @@ def cast_column(column: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
     if column.type == kind:
         return column
     try:
-        result = pc.cast(column, kind)
+        result = pc.cast(_exact_text(column, kind), kind)
         _check_held(column, result)
     except pa.ArrowInvalid as error:
         raise SourceError(
             f"{what}: {brief(error)}; choose a type that holds every value, or drop such records with --filter first"
         ) from error
     return result
+
+
+def _exact_text(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Write decimals that become floats as text, which Arrow rounds to the nearest float; decimals it does not."""
+    source, target = column.type, kind
+    while is_list(source) and is_list(target):
+        source, target = source.value_type, target.value_type
+    if not (pa.types.is_decimal(source) and pa.types.is_floating(target)):
+        return column
+    return pc.cast(column, _with_element(column.type, pa.string()))
+
+
+def _with_element(kind: pa.DataType, element: pa.DataType) -> pa.DataType:
+    """Return the type of the same lists of other elements."""
+    if not is_list(kind):
+        return element
+    inner = _with_element(kind.value_type, element)
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(inner, kind.list_size)
+    return pa.large_list(inner) if pa.types.is_large_list(kind) else pa.list_(inner)
 
 
 def _check_held(column: pa.Array, result: pa.Array) -> None:
@@ -117,7 +137,7 @@ def _check_held(column: pa.Array, result: pa.Array) -> None:
             infinite = pc.is_in(pc.utf8_lower(pc.utf8_ltrim(column.cast(pa.string()), "+-")), pa.array(_INFINITE))
             changed = pc.and_(_infinite(result), pc.invert(infinite))
         elif pa.types.is_decimal(before):
-            changed = pc.not_equal(result.cast(before), column)
+            changed = pc.not_equal(result.cast(pa.string()).cast(before), column)  # by way of the shortest digits
         else:
             return
     elif pa.types.is_boolean(after) and is_number(before):

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-__all__ = ["BATCH_BYTES", "BATCH_ROWS", "slice_batch"]
+__all__ = ["BATCH_BYTES", "BATCH_ROWS", "copy_batch", "slice_batch"]
 
 BATCH_ROWS = 1 << 16  # at most, in a source's batches
 BATCH_BYTES = 16 << 20  # at most, about; the memory of a build is planned in this unit
@@ -20,6 +20,15 @@ def slice_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     rows = -(-batch.num_rows // pieces)
     for start in range(0, batch.num_rows, rows):
         yield batch.slice(start, rows)
+
+
+def copy_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Copy a batch of a user's function, which may write its next values to the same buffers."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    with pa.ipc.open_stream(sink.getvalue()) as reader:
+        return reader.read_next_batch()
 
 
 def _column_bytes(column: pa.Array) -> int:

@@ -115,6 +115,8 @@ def first_bad_frame(data: Bytes, ends: Int64) -> int:
         ends: end of each frame, int64 [frames].
     """
     _check(ends, np.int64, len(ends))
+    if (least := ends.min(initial=0)) < 0:  # or a difference may wrap around
+        raise ValueError(f"expected ends of 0 or more, got {least}")
     _check_frames(np.diff(ends, prepend=0))
     _check(data, np.uint8, int(ends[-1]) if len(ends) else 0)
     return int(_kernels().ringfeed_first_bad_frame(_extend_crc, len(ends), _address(ends), _address(data)))
@@ -284,7 +286,7 @@ def noise(
         if len(groups) != size or (size and not 0 <= groups.min() <= groups.max() < 1 << free):
             raise ValueError(f"expected {size} groups in [0, {1 << free})")
     numbers, other = np.empty(size, np.uint64), np.empty(size, np.uint64)
-    of_groups = None if groups is None else _address(groups)
+    of_groups = None if groups is None or not free else _address(groups)  # C does not define a shift by 64 bits
     _kernels().ringfeed_noise(salt, size, free, low, of_groups, _address(numbers), _address(other))
     return numbers
 

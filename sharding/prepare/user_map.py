@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from ..compute.batches import copy_batch
 from ..errors import ConfigError, SourceError
 from ..messages import brief
 from ..schema import Feature, Schema
@@ -121,7 +122,7 @@ class MapBatches:
             result.validate(full=True)  # Arrow does not check arrays built from buffers or by unchecked casts
         except pa.ArrowInvalid as error:
             raise SourceError(f"{self.spec}: the function returned an invalid batch: {brief(error)}") from error
-        return result
+        return copy_batch(result)
 
 
 @lru_cache(maxsize=64)

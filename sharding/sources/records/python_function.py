@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...compute.batches import BATCH_BYTES, BATCH_ROWS
+from ...compute.batches import BATCH_BYTES, BATCH_ROWS, copy_batch
 from ...compute.keyed_random import derive_key
 from ...errors import ConfigError, SourceError
 from ...messages import brief, closest
 from ...schema import Feature, Schema
 from ..base import Part, RecordSource, Reject, fail_on_bad
 from ..user_code import code_hash, describe_error
-from .python_values import ColumnType, column_of_values, flatten
+from .python_values import ColumnType, column_of_values, copy_value, flatten
 
 __all__ = ["IterableSource"]
 
@@ -137,9 +137,9 @@ def _batched(url: str, items: Iterable[Any], types: pa.Schema, names: Sequence[s
             count += item.num_rows
             table = pa.Table.from_batches([item]) if isinstance(item, pa.RecordBatch) else item
             most = max(1, min(BATCH_ROWS, item.num_rows * BATCH_BYTES // max(1, item.nbytes)))
-            yield from _with_rows(table, names).to_batches(max_chunksize=most)
+            yield from map(copy_batch, _with_rows(table, names).to_batches(max_chunksize=most))
             continue
-        rows.append(dict(_entries(url, item, count)))
+        rows.append({name: copy_value(value) for name, value in _entries(url, item, count)})
         count += 1
         size += sum(map(_weigh, rows[-1].values()))
         if len(rows) == _BATCH_DICTS or size >= BATCH_BYTES:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from ...compute.arrow_casts import is_list, is_number
 from ...schema import insert_nulls, to_lists
 
-__all__ = ["ColumnType", "column_of_values", "flatten"]
+__all__ = ["ColumnType", "column_of_values", "copy_value", "flatten"]
 
 _PYTHON = {bool: pa.bool_(), float: pa.float64(), str: pa.string(), bytes: pa.binary(), bytearray: pa.binary()}
 _ARRAYS = (list, tuple, np.ndarray)
@@ -44,6 +44,28 @@ def flatten(record: Mapping[str, Any], prefix: str = "", dicts: set[str] | None 
             yield from flatten(value, f"{prefix}{key}.", dicts)
         else:
             yield prefix + key, value
+
+
+def copy_value(value: Any) -> Any:
+    """Copy a value that its producer may change later: an array, a list or a bytearray that is used again.
+
+    >>> buffer = [1, 2]
+    >>> kept = copy_value(buffer)
+    >>> buffer.append(3)
+    >>> kept
+    [1, 2]
+    """
+    if isinstance(value, np.ndarray):
+        return value.copy()
+    if isinstance(value, bytearray):
+        return bytes(value)
+    if isinstance(value, (list, tuple)):
+        return [copy_value(element) for element in value] if any(map(_can_change, value)) else list(value)
+    return value
+
+
+def _can_change(value: Any) -> bool:
+    return isinstance(value, (np.ndarray, bytearray, list, tuple))
 
 
 class ColumnType:

@@ -3,6 +3,10 @@
 That they do what they stand for is tested where they are called, with and without them: see `implementation`.
 """
 
+import os
+import subprocess
+import sys
+import sysconfig
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +21,9 @@ from ringfeed.sharding.formats.example_decode import decode_examples
 from ringfeed.sharding.formats.tfrecord import frames_are_intact
 from tests.helpers.commands import Cli
 from tests.helpers.examples import GOLDEN, golden_case
+
+ROOT = Path(__file__).resolve().parents[3]
+SOURCE = ROOT / "sharding" / "compute" / "kernels.c"
 
 
 def test_kernels_are_compiled() -> None:
@@ -95,6 +102,8 @@ def test_arguments_that_would_overrun_memory_are_refused() -> None:
         kernels.frame_rows(np.empty((4, 15), np.uint8))
     with pytest.raises(ValueError, match="a frame has 16 bytes at least, got -1"):
         kernels.first_bad_frame(np.empty(40, np.uint8), np.array([20, 19]))
+    with pytest.raises(ValueError, match="expected ends of 0 or more, got -9223372036854775808"):
+        kernels.first_bad_frame(np.empty(40, np.uint8), np.array([40, -(2**63)]))
     with pytest.raises(ValueError, match="expected places in the data, got -1 and 4"):
         kernels.view_bytes(data, offsets[:1] - 1, offsets[1:], 4)
     with pytest.raises(ValueError, match="expected 5 contiguous uint8, got 4 uint8"):
@@ -142,6 +151,30 @@ def test_arguments_that_would_overrun_memory_are_refused() -> None:
         kernels.draw(np.array([0, 1]), np.array([7]), np.array([0, 1, 1]), np.zeros(2, np.int64))
     with pytest.raises(ValueError, match=r"expected classes in \[0, 2\), got 0 to 2"):
         kernels.draw(np.array([0, 2]), np.array([7]), np.array([0, 1, 1]), np.zeros(2, np.int64))
+
+
+def test_groups_of_no_bits_change_nothing() -> None:
+    assert (kernels.noise(1, 3, 0, 4, np.zeros(3)) == kernels.noise(1, 3, 0, 4)).all()
+
+
+def test_the_kernels_touch_no_memory_but_their_own(tmp_path: Path) -> None:
+    """Run this file, and tests that call kernels, with kernels that the compiler has given checks of every access."""
+    flags = ["-shared", "-fPIC", "-g", "-O1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    library = tmp_path / "kernels.so"
+    include = ["-I", sysconfig.get_path("include")]
+    subprocess.run(["gcc", *flags, *include, str(SOURCE), "-o", str(library)], check=True)
+    runtime = subprocess.run(["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    tests = ["tests/sharding/compute/test_kernels.py", "tests/sharding/compute/test_keyed_random.py"]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.helpers.sanitized_kernels", *tests]
+    leave_out = "not memory_but_their_own and not without_them_writes"
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": runtime.stdout.strip(),
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python's own allocations
+        "SANITIZED_KERNELS": str(library),
+    }
+    done = subprocess.run([*command, "-k", leave_out], env=environment, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_failing_file_is_reported_by_its_number(tmp_path: Path) -> None:

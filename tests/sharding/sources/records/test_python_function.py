@@ -99,6 +99,49 @@ def test_arrow_batches_are_kept(write: Write, wrap: str) -> None:
     assert source.sample(source.parts[0], 2).num_rows == 2
 
 
+def test_values_are_taken_when_they_are_yielded(write: Write) -> None:
+    """A function may yield the same array, list or bytearray again and again, with other content."""
+    source = opened(
+        write(
+            """
+            import numpy as np
+
+            def records():
+                array, history, buffer, nested = np.zeros(2), [], bytearray(1), [np.zeros(1)]
+                for i in range(5):
+                    array[:] = nested[0][:] = buffer[0] = i
+                    history.append(i)
+                    yield {"id": i, "array": array, "history": history, "buffer": buffer, "nested": 2 * nested}
+            """
+        )
+    )
+    expected = [
+        {"id": i, "array": [i, i], "history": list(range(i + 1)), "buffer": bytes([i]), "nested": [i, i]}
+        for i in range(5)
+    ]
+    assert records(source) == expected
+
+
+def test_batches_are_taken_when_they_are_yielded(write: Write) -> None:
+    """A function may fill the same memory with its next batch."""
+    source = opened(
+        write(
+            """
+            import numpy as np
+            import pyarrow as pa
+
+            def records():
+                values = np.zeros(3)
+                for i in range(4):
+                    values[:] = i
+                    yield pa.record_batch({"x": pa.array(values)})
+            """
+        )
+    )
+    batches = list(source.drafts(source.parts[0]))  # all of them, before one is looked at
+    assert [value for batch in batches for value in batch["x"].to_pylist()] == [i for i in range(4) for _ in range(3)]
+
+
 def test_arrow_columns_may_be_in_any_order(write: Write) -> None:
     tables = "[pa.table({'x': [1, 2], 'y': ['a', 'b']}), pa.table({'y': ['c'], 'x': [3]})]"
     source = opened(write(f"import pyarrow as pa\ndef records():\n    return {tables}"), "y")
