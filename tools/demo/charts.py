@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -97,16 +97,8 @@ def grouped_bars(
 ) -> str:
     """Draw fractions in [0, 1]: for each name a bar of each part, labelled in percent."""
     with _drawing(title, description, height_inches=0.62 * len(names) + 0.75) as (axes, result):
-        for index, (label, values) in enumerate(parts.items()):
-            places = np.arange(len(names)) + (index - 0.5) * 0.36
-            bars = axes.barh(
-                places, values, 0.33, color=_SERIES[index], hatch=_HATCHES[index], edgecolor=_PAGE, linewidth=0,
-                label=label,
-            )  # fmt: skip
-            axes.bar_label(bars, [f"{100 * value:.1f} %" for value in values], padding=3)
-        axes.set_yticks(range(len(names)), names)
-        axes.invert_yaxis()
-        axes.tick_params(axis="y", length=0, labelcolor=_INK)
+        by_name = {label: dict(zip(names, values, strict=True)) for label, values in parts.items()}
+        _draw_groups(axes, by_name, names, lambda value: f"{100 * value:.1f} %")
         axes.set_xlim(0, 1.14)
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", "25", "50", "75", "100"])
         axes.set_xlabel(x_label)
@@ -119,26 +111,32 @@ def log_bars(
 ) -> str:
     """Draw rates on a logarithmic axis: for each name a bar of each part that has a rate for it."""
     with _drawing(title, description, height_inches=0.5 * len(names) + 1.0) as (axes, result):
-        least = min(value for values in parts.values() for value in values.values())
-        most = max(value for values in parts.values() for value in values.values())
+        rates = [value for values in parts.values() for value in values.values()]
         axes.set_xscale("log")
-        axes.set_xlim(10 ** np.floor(np.log10(least / 3)), most * 12)
-        for index, (label, values) in enumerate(parts.items()):
-            shown = [name for name in names if name in values]
-            places = np.array([names.index(name) for name in shown]) + (index - 0.5) * 0.36
-            bars = axes.barh(
-                places, [values[name] for name in shown], 0.33, color=_SERIES[index], hatch=_HATCHES[index],
-                edgecolor=_PAGE, linewidth=0, label=label,
-            )  # fmt: skip
-            axes.bar_label(bars, [_short(values[name]) for name in shown], padding=3)
-        axes.set_yticks(range(len(names)), names)
-        axes.invert_yaxis()
-        axes.tick_params(axis="y", length=0, labelcolor=_INK)
+        axes.set_xlim(10 ** np.floor(np.log10(min(rates) / 3)), max(rates) * 12)
+        _draw_groups(axes, parts, names, _short)
         axes.tick_params(axis="x", which="minor", length=0)
         axes.xaxis.set_major_formatter(lambda value, _: _short(value))
         axes.set_xlabel(x_label)
         axes.legend(loc="lower center", bbox_to_anchor=(0.4, 1), ncols=2)
     return result[0]
+
+
+def _draw_groups(
+    axes: Axes, parts: Mapping[str, Mapping[str, float]], names: Sequence[str], text: Callable[[float], str]
+) -> None:
+    """Draw for each name, from top to bottom, the horizontal bars of the parts, with their values as text."""
+    for index, (label, values) in enumerate(parts.items()):
+        shown = [name for name in names if name in values]
+        places = np.array([names.index(name) for name in shown]) + (index - 0.5) * 0.36
+        bars = axes.barh(
+            places, [values[name] for name in shown], 0.33, color=_SERIES[index], hatch=_HATCHES[index],
+            edgecolor=_PAGE, linewidth=0, label=label,
+        )  # fmt: skip
+        axes.bar_label(bars, [text(values[name]) for name in shown], padding=3)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.tick_params(axis="y", length=0, labelcolor=_INK)
 
 
 def heatmap(

@@ -72,8 +72,17 @@ def ensure_system_packages(say: Callable[[str], None]) -> None:
         raise RingfeedError(f"building Horovod needs {', '.join(missing)}; install them: sudo {shlex.join(command)}")
     say(f"installing {', '.join(missing)} with apt-get")
     quiet_apt = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for step in (["apt-get", "update"], command):
-        done = subprocess.run(step, capture_output=True, text=True, env=quiet_apt, check=False)
+    subprocess.run(["apt-get", "update"], capture_output=True, env=quiet_apt, check=False)
+    _run(command, quiet_apt)
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str]) -> None:
+    """Run a command silently.
+
+    Raises:
+        RingfeedError: it fails; the message has the last line of its errors.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
         raise RingfeedError(f"`{shlex.join(command)}` failed: {last}")
@@ -205,10 +214,7 @@ def pip_install(wheel: Path) -> None:
     """
     options = ["--quiet", "--no-deps", "--force-reinstall"]
     command = [sys.executable, "-m", "pip", "install", *options, str(wheel)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RingfeedError(f"`{shlex.join(command)}` failed: {last}")
+    _run(command, os.environ)
 
 
 def install(*, nccl: str, cache: Path, force: bool, say: Callable[[str], None]) -> HorovodProbe:
