@@ -19,7 +19,9 @@ from .decode.columns import Columns
 from .decode.tfrecord_frames import join_frames
 from .deliver.chunk_sizes import ChunkSizes
 from .deliver.to_numpy import NumpyBatch, iterate_numpy
+from .loader_options import LoaderOptions
 from .metrics.stage_counters import Counters
+from .mixture_options import MixtureOptions
 from .order.epoch_order import ORDER_VERSION, Geometry
 from .order.sample_keys import sample_keys
 from .pickling import remake
@@ -40,14 +42,11 @@ class BaseLoader(ABC):
     """One rank's share of the global batches, epoch by epoch.
 
     Args:
+        options: seed, rank, world size and sample keys.
         geometry: how an epoch is cut into batches.
         schema: the features to deliver.
         stored: the schema of the stored records.
         fill: value for missing values, by feature.
-        seed: seed of the order.
-        rank: rank of this process.
-        world_size: number of processes.
-        sample_keys: whether batches hold `SAMPLE_KEY`.
 
     Attributes:
         fill: as given.
@@ -58,24 +57,19 @@ class BaseLoader(ABC):
 
     def __init__(
         self,
+        options: LoaderOptions | MixtureOptions,
         geometry: Geometry,
         schema: Schema,
         stored: Schema,
         fill: Mapping[str, Any],
-        *,
-        seed: int,
-        rank: int,
-        world_size: int,
-        sample_keys: bool,
     ) -> None:
+        self._seed, self._sample_keys = options.seed, options.sample_keys
+        self._rank, self._world_size = options.rank, options.world_size
         self._geometry = geometry
-        self._rank, self._world_size = rank, world_size
         self._slices = geometry.rank_slices(self._rank, self._world_size)
         self._schema = schema
         self._stored = stored
         self.fill = fill
-        self._seed = seed
-        self._sample_keys = sample_keys
         self._counters = Counters()
         self._make_dataset: Callable[[int, int, int], tf.data.Dataset] | None = None
         self._error: Exception | None = None  # the one that ended an epoch in TensorFlow

@@ -132,17 +132,8 @@ class Loader(BaseLoader):
         self._balance = parse_balance(options.balance)
         stored = self.manifest.schema
         fill = check_fill(stored, options.fill)
-        geometry = self._make_geometry()
-        super().__init__(
-            geometry,
-            delivered_schema(self.manifest, options.split, options.columns, fill),
-            stored,
-            fill,
-            seed=options.seed,
-            rank=options.rank,
-            world_size=options.world_size,
-            sample_keys=options.sample_keys,
-        )
+        schema = delivered_schema(self.manifest, options.split, options.columns, fill)
+        super().__init__(options, self._make_geometry(), schema, stored, fill)
         weights = self._weights(epoch=0)  # refuses an impossible balance
         self._layout = self.manifest.layout and self.manifest.layout.select(self.schema.names)
         self.labels = ClassLabels.of(self.manifest, self.schema)

@@ -118,14 +118,11 @@ class Mixture(BaseLoader):
         self._loaders = open_loaders(options)
         self._records = [loader.records for loader in self._loaders]
         super().__init__(
+            options,
             self._make_geometry(),
             common_schema(self._names, self._loaders),
             self._loaders[0].manifest.schema,
             common_fill(self._loaders),
-            seed=options.seed,
-            rank=options.rank,
-            world_size=options.world_size,
-            sample_keys=options.sample_keys,
         )
         target_weights(self._weights, self._names, self._records, terms=DATASET_TERMS)  # refuses impossible shares
         self._epoch_seats: dict[tuple[int, bytes, int], Int64] = {}

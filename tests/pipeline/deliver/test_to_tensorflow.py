@@ -15,10 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
-from ringfeed.pipeline import Loader
+from ringfeed.pipeline import Loader, parse_batch
 from ringfeed.pipeline.deliver import chunk_sizes
 from ringfeed.pipeline.deliver import to_tensorflow as delivery
-from ringfeed.pipeline.deliver.example_parsing import feature_spec, parse_batch
+from ringfeed.pipeline.deliver.example_parsing import feature_spec
 from ringfeed.pipeline.deliver.generator_dataset import generator_dataset_maker
 from ringfeed.sharding import BuildOptions, ConfigError, build, open_dataset
 from tests.helpers.feature_tables import RECORDS, make_table, make_variable_table
@@ -205,7 +205,7 @@ def test_many_loaders_cause_no_warning_of_tensorflow(
 def test_under_op_determinism_tensorflow_sees_a_graph_to_rewrite(make_dataset: Callable[..., str]) -> None:
     program = f"""
 import tensorflow as tf
-from ringfeed.pipeline import Loader
+from ringfeed.pipeline import Loader, parse_batch
 tf.config.experimental.enable_op_determinism()
 print(len(list(Loader({make_dataset()!r}, batch_size=10).epoch(0))))
 """  # in a process of its own: it cannot be switched off again
