@@ -188,7 +188,7 @@ def test_the_command_takes_the_options_of_the_loader(
     ("options", "message"),
     [
         (["--columns", "nope"], "columns: there is no column 'nope'; the columns here are: x, y"),
-        (["--where", "x >"], "where 'x >': cannot be read"),
+        (["--where", "x >"], "where 'x >': cannot be parsed"),
         (["--streams", "3"], "streams must divide the global batch of 20, got 3"),
         (["--cache", "s3://bucket/cache"], "cache must be the path of a folder on a local disk, got s3://bucket/cache"),
         (["--cache-bytes", "1GB"], "cache_bytes limits a cache that is given by name, got 1000000000"),
