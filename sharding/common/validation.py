@@ -248,7 +248,7 @@ def text(name: str, value: object) -> str:
 
 
 def texts(name: str, value: Any, what: str) -> tuple[str, ...]:
-    """Return an argument that must hold several texts, of words `what`.
+    """Return an argument that must hold several texts; `what` names them in the error.
 
     >>> texts("columns", "word", "names")
     Traceback (most recent call last):
