@@ -205,7 +205,7 @@ def test_a_network_of_the_user_gets_the_columns_that_its_inputs_name(
         np.testing.assert_array_equal(built.network(built.preprocess(element)[0]), [[7.0] * 3, [8.0] * 3])
     alone = build_model(_manifest(), _config(["x"], model=model))
     np.testing.assert_array_equal(alone.network(alone.preprocess(element)[0]), [[7.0] * 3, [8.0] * 3])
-    with pytest.raises(ConfigError, match=r"an input '\w+', but there is no such column .* are: carrier, digit"):
+    with pytest.raises(ConfigError, match=r"an input '\w+', but there is no such column.* are: carrier, digit"):
         build_model(_manifest(), _config(["carrier", "digit"], model=model))
 
 

@@ -89,7 +89,9 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_keys_that_differ() -> N
     with pytest.raises(TrainingError, match=r"different data\.batch_size, seed, the dataset's shards: undo the change"):
         check_resumable(state, changed, "another")
     del state["loader"]["order"]  # as the first checkpoints had none
-    with pytest.raises(TrainingError, match=r"other order of samples \(that of another version of ringfeed\): undo"):
+    with pytest.raises(
+        TrainingError, match=r"different order of samples \(that of another version of ringfeed\): undo"
+    ):
         check_resumable(state, _config(seed=1), "abc")
 
 

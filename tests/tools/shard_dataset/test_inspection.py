@@ -69,7 +69,7 @@ def test_the_splits_that_tfds_needs_for_all_generations_are_named(
     assert f"of g{appended:05d}/; a whole split is {told}" in " ".join(shown.split())
 
 
-def test_skipped_bad_records_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejected_records_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = [json.dumps({"x": i, "y": i % 2}) for i in range(8)]
     for name, lines in (("a", [*good, "{", "["]), ("b", [*good, "]"]), ("c", good)):
         (tmp_path / f"{name}.jsonl").write_text("".join(f"{line}\n" for line in lines))
@@ -100,7 +100,7 @@ def test_skipped_bad_records_are_reported(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("flags", [[], ["--dry-run"]])
-def test_skipped_bad_records_are_in_the_json_document(
+def test_rejected_records_are_in_the_json_document(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: list[str]
 ) -> None:
     lines = [json.dumps({"x": i}) for i in range(8)]
