@@ -131,7 +131,7 @@ def test_arrays_are_the_callers_own_to_write_to(datasets: dict[Any, str]) -> Non
     ("columns", "message"),
     [
         (["vectr"], "columns: there is no column 'vectr'; did you mean 'vector'"),
-        (["id", "id"], "columns: each column is named once, got 'id' twice"),
+        (["id", "id"], "columns: each column may be named once, got 'id' twice"),
         ([], "columns must be a list of at least one name"),
         ("id", "columns must be a list of at least one name, got 'id'"),
     ],
