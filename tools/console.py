@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from rich.progress import (
 from rich.table import Column
 
 from ..sharding.common.json_stream import json_pieces
+from ..sharding.messages import one_line
 from .process_start import redirect_to_null
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "print_event",
     "print_json",
     "print_stderr",
+    "print_warnings",
     "stage_progress",
     "stdout_to_stderr",
 ]  # fmt: skip
@@ -112,6 +115,39 @@ class _Terminal:
 def print_event(event: str, **fields: object) -> None:
     """Print an event for machines: one line of JSON on standard error, whose key ``event`` names its kind."""
     print_stderr(json.dumps({"event": event} | fields))
+
+
+@contextmanager
+def print_warnings(program: str, *, events: bool = False) -> Iterator[None]:
+    """Print the warnings that ringfeed logs in the body, each once.
+
+    Args:
+        program: name of the program, which begins each line.
+        events: whether to print ``warning`` events, for machines.
+    """
+    logger, handler = logging.getLogger("ringfeed"), _WarningPrinter(program, events)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
+class _WarningPrinter(logging.Handler):
+    def __init__(self, program: str, events: bool) -> None:
+        super().__init__(logging.WARNING)
+        self._program, self._events = program, events
+        self._printed: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = one_line(record.getMessage())
+        if text in self._printed:  # a source that is opened twice
+            return
+        self._printed.add(text)
+        if self._events:
+            print_event("warning", message=text)
+        else:
+            print_stderr(f"{self._program}: warning: {text}")
 
 
 @contextmanager

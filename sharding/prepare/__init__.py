@@ -2,7 +2,7 @@
 
 from .carried_column import open_with_carried_column
 from .casts import Cast, SetTypes
-from .comma_lists import split_columns
+from .comma_lists import split_columns, split_texts
 from .image_source import ImageSource
 from .image_transform import Encoding, ImageOptions, Size, parse_encoding, parse_size
 from .open import open_prepared, prepare
@@ -39,4 +39,5 @@ __all__ = [
     "read_features",
     "restore_options",
     "split_columns",
+    "split_texts",
 ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable
 
-__all__ = ["ALL", "join_items", "split_columns", "split_names", "split_pairs"]
+__all__ = ["ALL", "join_items", "split_columns", "split_names", "split_pairs", "split_texts"]
 
 ALL = "*"  # all columns, which options hold as an empty tuple
 
@@ -62,6 +62,15 @@ def split_pairs(text: str) -> tuple[tuple[str, str], ...]:
         if not name.strip() or not equals:
             raise ValueError(f"expected NAME=VALUE,NAME=VALUE,..., got {text!r}")
     return tuple((name.strip(), value.strip()) for name, _, value in pairs)
+
+
+def split_texts(text: str) -> tuple[str, ...]:
+    """Split comma-separated texts, which may be empty.
+
+    >>> split_texts('NA,""'), split_texts("NA,"), split_texts("")
+    (('NA', ''), ('NA', ''), ('',))
+    """
+    return _items(text) or ("",)
 
 
 def _items(text: str) -> tuple[str, ...]:

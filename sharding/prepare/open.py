@@ -46,7 +46,15 @@ def open_prepared(
     """
     name = None if label is None else _before(options.steps, label)
     wanted = partial(_is_wanted, options.steps)
-    opened = partial(open_source, url, kind=kind, reject=reject, wanted=wanted, casts=_casts_before(options.steps))
+    opened = partial(
+        open_source,
+        url,
+        kind=kind,
+        reject=reject,
+        wanted=wanted,
+        casts=_casts_before(options.steps),
+        null_values=options.null_values,
+    )
     if not any(isinstance(step, MapBatches) for step in options.steps):
         source = _open_expected(opened, name, options.features, _types_before(options.steps, types))
     else:

@@ -20,6 +20,7 @@ class PrepareOptions:
 
     Attributes:
         features: types and shapes given by the user, by column; applied first.
+        null_values: texts of CSV that mean a missing value, in columns of every type.
         steps: steps on columns and rows, in order.
         dedup: columns to compare; of records with equal values, the first is kept. Empty: all columns. None: duplicates
             are kept. Applied after the steps.
@@ -27,6 +28,7 @@ class PrepareOptions:
     """
 
     features: Mapping[str, Feature] = field(default_factory=dict)
+    null_values: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()
     dedup: tuple[str, ...] | None = None
     images: ImageOptions | None = None
@@ -35,6 +37,7 @@ class PrepareOptions:
         """The options as in `dataset.json`, without keys for defaults; `text_form.restore_options` is the inverse."""
         found = {
             "schema": [feature.to_json() for feature in self.features.values()],
+            "null_values": list(self.null_values),
             "steps": [step.spec for step in self.steps],
             "dedup": None if self.dedup is None else list(self.dedup) or [ALL],
             "images": "" if self.images is None else self.images.spec,

@@ -62,13 +62,14 @@ def restore_options(recorded: Mapping[str, Any], folder: str) -> PrepareOptions:
     >>> restore_options({"steps": ["--filter 'x > 1'"], "dedup": ["*"]}, "").recorded()
     {'steps': ["--filter 'x > 1'"], 'dedup': ['*']}
     """
-    unknown = sorted(set(recorded) - {"schema", "steps", "dedup", "images"})
+    unknown = sorted(set(recorded) - {"schema", "null_values", "steps", "dedup", "images"})
     if unknown:
         raise ConfigError(f"the records were prepared in a way that this version does not know: {', '.join(unknown)}")
     features = [Feature.from_json(value) for value in recorded.get("schema", ())]
     dedup = recorded.get("dedup")
     return PrepareOptions(
         features={feature.name: feature for feature in features},
+        null_values=tuple(recorded.get("null_values", ())),
         steps=tuple(_restored_step(spec, folder) for spec in recorded.get("steps", ())),
         dedup=None if dedup is None else tuple(() if dedup == [ALL] else dedup),
         images=_images(recorded["images"]) if "images" in recorded else None,

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from ..errors import SourceError
+from ..errors import ConfigError, SourceError
 from ..schema import Feature
 from ..storage.urls import normalize_url
 from .arrays.hdf5 import Hdf5Source
@@ -59,10 +60,12 @@ def open_source(
     reject: Reject = fail_on_bad,
     wanted: Callable[[str], bool] = lambda _: True,
     casts: Mapping[str, Feature] = NO_FEATURES,
+    null_values: tuple[str, ...] = (),
 ) -> Source:
     """Open a dataset to be sharded.
 
-    The `open` of a kind takes `url`, `label`, and those of `features`, `reject` and `wanted` that it supports.
+    The `open` of a kind takes `url`, `label`, and those of `features`, `reject`, `wanted` and `null_values` that it
+    supports.
 
     Args:
         url: URL or path of a file, a folder or a glob, on any file system of fsspec; ``module:function`` for kind
@@ -76,10 +79,11 @@ def open_source(
             again, and must skip the same ones.
         wanted: whether the build needs a column of this name; in most kinds, others may have any type.
         casts: types that columns are cast to later, by name; for tables they act like `features`.
+        null_values: texts of CSV that mean null, in columns of every type.
 
     Raises:
         SourceError: there is nothing at the URL, its kind is unknown, or it cannot be read.
-        ConfigError: a type is declared for a missing column.
+        ConfigError: a type is declared for a missing column, or the kind takes no `null_values`.
     """
     url, files = normalize_url(url, "source"), None
     if kind == "auto":
@@ -87,7 +91,16 @@ def open_source(
     kind_of_source = _SOURCES[kind]
     if issubclass(kind_of_source, TableSource):
         features = {**casts, **features}
-    options = {"features": features, "reject": reject, "wanted": wanted, "files": files, "open_table": open_source}
+    if null_values and kind_of_source not in (CsvSource, ImageListSource):
+        raise ConfigError(f"--null-values is for CSV and TSV, and {url} is of kind {kind}; use --filter or --map")
+    options = {
+        "features": features,
+        "reject": reject,
+        "wanted": wanted,
+        "files": files,
+        "open_table": partial(open_source, null_values=null_values),
+        "null_values": null_values,
+    }
     supported = inspect.signature(kind_of_source.open).parameters
     source: Source = kind_of_source.open(url, label, **{name: options[name] for name in supported if name in options})
     if not source.schema.features:

@@ -52,6 +52,7 @@ from ..console import (
     print_event,
     print_json,
     print_stderr,
+    print_warnings,
     stage_progress,
     stdout_to_stderr,
 )
@@ -339,7 +340,7 @@ def execute(args: argparse.Namespace) -> int:
     """Run a command and return its exit status; an expected error is one line on standard error."""
     pa.enable_signal_handlers(False)  # Arrow installs its own while it reads CSV, and may lose a signal at the end
     try:
-        with raise_on_termination():
+        with raise_on_termination(), print_warnings("shard-dataset", events=args.json):
             status = _COMMANDS[args.command](args)
             sys.stdout.flush()
         return status

@@ -14,6 +14,7 @@ from ...sharding.prepare import (
     parse_step,
     read_features,
     split_columns,
+    split_texts,
 )
 from ..argument_types import checked_type
 
@@ -34,6 +35,12 @@ def add_prepare_flags(command: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--schema", metavar="FILE", dest="schema_file",
         help="YAML file of column types and shapes: features: {zip: string, pixels: {dtype: uint8, shape: [28, 28]}}",
+    )  # fmt: skip
+
+    group.add_argument(
+        "--null-values", metavar="TEXT,...", type=checked_type(split_texts), default=(),
+        help='texts of CSV that mean a missing value in columns of every type, such as NA,"" (default: in columns '
+        "that are not text, an empty one, NA, null, nan and the like)",
     )  # fmt: skip
 
     def step(flag: str, metavar: str, text: str, const: str | None = None) -> None:
@@ -80,6 +87,7 @@ def prepare_options(args: argparse.Namespace) -> PrepareOptions:
         images = ImageOptions(size=args.resize, encoding=args.encode)
     return PrepareOptions(
         features={} if args.schema_file is None else read_features(args.schema_file),
+        null_values=args.null_values,
         steps=tuple(args.steps or ()),
         dedup=args.dedup,
         images=images,

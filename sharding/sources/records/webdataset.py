@@ -17,6 +17,7 @@ from ...errors import SourceError
 from ...schema import Schema
 from ..base import BadRecord, Part, RecordSource, Reject, fail_on_bad, ignore_bad
 from ..files.find import SourceFile, fingerprint_files, list_files
+from ..text.doubtful_text import warn_of_spellings
 from .tar import SUFFIXES, Member, TarDamage, TarReader, open_tar
 from .webdataset_members import MemberType, MemberTypes, extension_of
 
@@ -52,8 +53,10 @@ class WebDatasetSource(RecordSource):
         """Read all archives once to infer the types of their members; see `open_source`.
 
         Images (jpg and jpeg, png, webp, gif, bmp) stay as they are. cls, id and index are integers, or text if any of
-        them is no integer. txt, text and caption are text. The values of a JSON object become columns of a type that
-        holds all of them, or else of their JSON text. npy is a tensor if all arrays are alike. All others are bytes.
+        them is no integer, or if it is the label and an integer is spelled in two ways, such as 1 and 01; spaces and
+        line ends around them are no part of them. txt, text and caption are text. The values of a JSON object become
+        columns of a type that holds all of them, or else of their JSON text. npy is a tensor if all arrays are alike.
+        All others are bytes.
 
         The URL may have braces, such as ``train-{000000..000099}.tar``. Members of unwanted extensions are bytes.
 
@@ -63,12 +66,14 @@ class WebDatasetSource(RecordSource):
         files = [file for name in expand_braces(url) for file in list_files(name, cls.suffixes)]
         if not files:
             raise SourceError(f"there is no tar archive ({', '.join(cls.suffixes)}) at {url}")
-        found = MemberTypes(wanted)
+        found = MemberTypes(wanted, label)
         parts = tuple(_survey(file, found) for file in files)
         types = found.types()
         if not types:
             fault = next((str(bad) for part in parts for _, bad in part.pieces), "")
             raise SourceError(fault or f"{url} holds no records: no archive has a member with an extension")
+        if label is not None and found.label_spellings:
+            warn_of_spellings(url, label, found.label_spellings)
         fields = [pa.field(_KEY, pa.string()), *(column for kind in types for column in kind.columns)]
         return cls(
             url=url,

@@ -22,7 +22,7 @@ _IMAGES = ("jpg", "png", "webp", "gif", "bmp")
 _INTEGERS = ("cls", "id", "index")
 _TEXTS = ("txt", "text", "caption")
 _DECODER = make_decoder(float, int)
-_PLAIN = {"image": pa.binary(), "int64": pa.int64(), "string": pa.string(), "binary": pa.binary()}
+_PLAIN = {"image": pa.binary(), "int64": pa.int64(), "word": pa.string(), "string": pa.string(), "binary": pa.binary()}
 
 
 def extension_of(name: str) -> str:
@@ -41,7 +41,8 @@ class MemberType:
 
     Attributes:
         extension: extension of the members.
-        codec: ``image``, ``int64``, ``string``, ``binary``, ``json`` or ``npy``.
+        codec: ``image``, ``int64``, ``word`` (text without the spaces and line ends around it), ``string``, ``binary``,
+            ``json`` or ``npy``.
         columns: columns that they become: one, or for JSON objects one for each value.
     """
 
@@ -88,6 +89,8 @@ def _decode(codec: str, content: bytes) -> Any:
         raise ValueError(f"it is not UTF-8 ({error.reason} at byte {error.start})") from error
     if codec == "string":
         return text
+    if codec == "word":
+        return text.strip()
     if codec == "int64":
         return _integer(text)
     try:
@@ -145,10 +148,11 @@ class MemberTypes:
 
     Args:
         wanted: whether the build needs a column, or the columns of an extension, of this name.
+        label: name of the label column, or None.
     """
 
-    def __init__(self, wanted: Callable[[str], bool] = lambda _: True) -> None:
-        self._wanted = wanted
+    def __init__(self, wanted: Callable[[str], bool] = lambda _: True, label: str | None = None) -> None:
+        self._wanted, self._label = wanted, label
         self._values: dict[str, _ExtensionValues] = {}
 
     def add(self, members: dict[str, bytes]) -> None:
@@ -159,7 +163,9 @@ class MemberTypes:
         """
         decoded = {}
         for extension, content in members.items():
-            values = self._values.get(extension) or _ExtensionValues(extension, self._wanted(extension))
+            values = self._values.get(extension) or _ExtensionValues(
+                extension, self._wanted(extension), is_label=extension == self._label
+            )
             try:
                 decoded[extension] = values, values.decode(content)
             except (ValueError, TypeError) as error:
@@ -172,33 +178,36 @@ class MemberTypes:
         """Return the type of each extension, sorted by name."""
         return tuple(values.type() for _, values in sorted(self._values.items()))
 
+    @property
+    def label_spellings(self) -> tuple[str, ...]:
+        """The spellings of an integer label that has several, such as 1 and 01, because of which it is text."""
+        return self._values[self._label].spellings if self._label in self._values else ()
+
 
 class _ExtensionValues:
     """A summary of the members of one extension."""
 
-    def __init__(self, extension: str, wanted: bool) -> None:
+    def __init__(self, extension: str, wanted: bool, *, is_label: bool = False) -> None:
         self._extension = extension
         last = extension.rpartition(".")[2]
         self._codec = (
             "binary" if not wanted
             else "image" if last in _IMAGES
             else "int64" if last in _INTEGERS
-            else "string" if last in _TEXTS
+            else ("word" if is_label else "string") if last in _TEXTS
             else last if last in ("json", "npy")
             else "binary"
         )  # fmt: skip
         self._columns: dict[str, _Column] = {}
         self._objects: set[str] = set()
         self._records = 0
+        self._spelling: dict[int, str] | None = {} if is_label else None  # of each integer
+        self.spellings: tuple[str, ...] = ()
 
     def decode(self, content: bytes) -> Any:
-        """Decode a member; an int64 member that is no integer stays text, and makes the whole column text."""
+        """Decode a member; int64 members stay text until `add` knows whether all are integers."""
         if self._codec == "int64":
-            text = _decode("string", content)
-            try:
-                return _integer(text)
-            except ValueError:
-                return text
+            return _decode("word", content)
         if self._codec in ("image", "binary"):
             return None
         value = _decode(self._codec, content)
@@ -212,8 +221,8 @@ class _ExtensionValues:
 
     def add(self, value: Any) -> None:
         """Widen the type by a value that `decode` returned."""
-        if self._codec == "int64" and isinstance(value, str):
-            self._codec = "string"
+        if self._codec == "int64":
+            self._add_integer(value)
         entries: Sequence[tuple[str, Any]] = [("", value)] if self._codec == "npy" else ()
         if self._codec == "json":
             entries, objects = value
@@ -221,6 +230,16 @@ class _ExtensionValues:
         for name, entry in entries:
             self._columns.setdefault(name, _Column()).add(entry, self._records)
         self._records += 1
+
+    def _add_integer(self, text: str) -> None:
+        """Make the column text if this is no integer, or if a label spells this integer in two ways."""
+        try:
+            value = _integer(text)
+        except ValueError:
+            self._codec = "word"
+            return
+        if self._spelling is not None and self._spelling.setdefault(value, text) != text:
+            self._codec, self.spellings = "word", (self._spelling[value], text)
 
     def type(self) -> MemberType:
         """Return the type of all values."""

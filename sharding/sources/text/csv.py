@@ -32,7 +32,8 @@ class CsvSource(TextSource):
 
     Attributes:
         types: Arrow types that the columns are parsed as; columns of declared types are parsed as text.
-        declared: features of the columns that the user declared, by name.
+        declared: features of the columns that the user declared, or that have integers with plus signs, by name.
+        null_values: texts that mean null in columns of every type.
     """
 
     kind: ClassVar[str] = "CSV or TSV file"
@@ -40,6 +41,7 @@ class CsvSource(TextSource):
 
     types: pa.Schema
     declared: Mapping[str, Feature]
+    null_values: tuple[str, ...] = ()
 
     @classmethod
     def infer(cls, url: str, label: str | None, files: Sequence[SourceFile], options: InferenceOptions) -> CsvSource:
@@ -50,7 +52,7 @@ class CsvSource(TextSource):
                 type holds a column of integers.
             ConfigError: a declared column does not exist, or text has no values of its type.
         """
-        headers = [read_header(file.url) for file in files]
+        headers = [read_header(file.url, options.null_values) for file in files]
         for file, header in zip(files, headers, strict=True):
             if header.names != headers[0].names:
                 raise SourceError(f"{file.url}: its header differs from that of {files[0].url}; the columns must agree")
@@ -59,14 +61,16 @@ class CsvSource(TextSource):
             if feature.shape:
                 raise ConfigError(f"column {feature.name!r} is of CSV, which has no lists; give it a scalar type")
             declared_arrow_type(feature)
-        types, parts = infer_types(files, headers, options)
-        features = Schema.from_arrow(types, label).features
+        found = infer_types(files, headers, label, options)
+        declared = found.signed | dict(options.declared)
+        features = Schema.from_arrow(found.types, label).features
         return cls(
             url=url,
-            schema=Schema(features=tuple(options.declared.get(f.name, f) for f in features), label=label),
-            types=types,
-            declared=options.declared,
-            parts=tuple(parts),
+            schema=Schema(features=tuple(declared.get(f.name, f) for f in features), label=label),
+            types=found.types,
+            declared=declared,
+            parts=tuple(found.parts),
+            null_values=options.null_values,
             fingerprint=fingerprint_files(files),
         )
 
@@ -93,7 +97,13 @@ class CsvSource(TextSource):
     def _batches(
         self, part: Part, blocks: Iterable[Block], columns: Sequence[str] | None, reject: Reject
     ) -> Iterator[pa.RecordBatch]:
-        header = Header(names=tuple(self.types.names), delimiter=delimiter_of(part.path), start=0, line=1)
+        header = Header(
+            names=tuple(self.types.names),
+            delimiter=delimiter_of(part.path),
+            start=0,
+            line=1,
+            null_values=self.null_values,
+        )
         types = dict(zip(self.types.names, self.types.types, strict=True))
         for block in blocks:
             rows = parse_block(part.path, header, block, types, columns, reject)

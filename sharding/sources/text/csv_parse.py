@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from ...errors import SourceError
@@ -30,12 +31,21 @@ _NAMES = {",": "commas", "\t": "tabs"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """A file's column names and delimiter, and where its first record begins (offset and line)."""
+    """How to read a file.
+
+    Attributes:
+        names: names of the columns.
+        delimiter: separator of fields.
+        start: offset of the first record.
+        line: its line.
+        null_values: texts that mean null in columns of every type, text too.
+    """
 
     names: tuple[str, ...]
     delimiter: str
     start: int
     line: int
+    null_values: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +83,12 @@ def delimiter_of(path: str) -> str:
     return "\t" if stem.endswith(".tsv") else ","
 
 
-def read_header(path: str) -> Header:
+def read_header(path: str, null_values: tuple[str, ...] = ()) -> Header:
     """Read the first record of a file.
+
+    Args:
+        path: path or URL of the file.
+        null_values: see `Header`.
 
     Raises:
         SourceError: the file is empty, or its first record is not a valid header.
@@ -109,6 +123,7 @@ def read_header(path: str) -> Header:
         delimiter=delimiter,
         start=block.start + stop,
         line=block.line + count_lines(block.data[:stop]),
+        null_values=null_values,
     )
 
 
@@ -148,7 +163,13 @@ def parse_block(
     data, lines = _utf8(path, block, header.delimiter, reject)
     if block.final and b'"' in block.data:
         _check_quotes(path, block, find_records(block.data, header.delimiter).open_quote)
-    convert = pacsv.ConvertOptions(column_types=types, include_columns=columns, true_values=_TRUE, false_values=_FALSE)
+    convert = pacsv.ConvertOptions(
+        column_types=types,
+        include_columns=columns,
+        true_values=_TRUE,
+        false_values=_FALSE,
+        null_values=[*MISSING, *header.null_values],
+    )
     bad: list[tuple[int | None, str]] = []
 
     def skip(row: pacsv.InvalidRow) -> str:
@@ -164,6 +185,7 @@ def parse_block(
             table = _read(data, header.names, parse, convert, threads=False, whole=True)
     except pa.ArrowInvalid as error:
         raise source_error(path, error, "the file changed while it was read; build again") from error
+    table = _without_nulls(table, header.null_values)
     clean = lines is None and not bad
     if bad:
         lines = record_lines(block, header.delimiter) if lines is None else lines
@@ -172,6 +194,16 @@ def parse_block(
             reject(BadRecord(path=path, place=f"line {lines[row]}", reason=reason))
         lines = np.delete(lines, rows)
     return Rows(table=table, block=block, delimiter=header.delimiter, lines=lines, clean=clean)
+
+
+def _without_nulls(table: pa.Table, null_values: Sequence[str]) -> pa.Table:
+    """Replace the texts that mean null in columns of text, where Arrow knows all such texts or none."""
+    for number, field in enumerate(table.schema if null_values else ()):
+        if field.type == pa.string():
+            text = table.column(number)
+            is_null = pc.is_in(text, pa.array(null_values, pa.string()))
+            table = table.set_column(number, field, pc.if_else(is_null, pa.scalar(None, pa.string()), text))
+    return table
 
 
 def _read(

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -19,11 +22,15 @@ from .blocks import Block, Mark, Span, cut_parts, read_blocks
 from .csv_parse import MISSING, Header, Rows, parse_block
 from .csv_records import cut_records
 from .declared_types import beyond_integers, cast_text, exceeds_more
+from .doubtful_text import count_missing, warn_of_missing, warn_of_spellings
 from .text_source import InferenceOptions
 
-__all__ = ["infer_types"]
-
+__all__ = ["InferredTypes", "infer_types"]
 _HEXADECIMAL = re.compile(rb"0[xX][0-9A-Fa-f]{1,16}(?![0-9A-Fa-f])")  # longer ones are hashes, which stay text anyway
+_PLUS = re.compile(rb"(?<![0-9eE.])\+[0-9]")
+_LEADING_ZERO = re.compile(rb"(?<![0-9.:/-])0[0-9]")
+_INTEGER = "^[ \t]*[+-]?[0-9]+[ \t]*$"
+_INTEGERS = (pa.int64(), pa.uint64())
 _NUMBERS = (pa.int64(), pa.uint64(), pa.float64())
 _DATES = (pa.date32(), pa.timestamp("s"), pa.timestamp("ns"))
 _ZONED = (pa.timestamp("s", "UTC"), pa.timestamp("ns", "UTC"))
@@ -33,18 +40,34 @@ _WIDEST = (
 )  # hold all values of narrower types
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InferredTypes:
+    """What the first pass over some files finds.
+
+    Attributes:
+        types: type that each column is parsed as; string if it has no value.
+        signed: features of the columns that are parsed as text but hold integers, some with a plus sign, which Arrow
+            reads as floats.
+        parts: parts of all files.
+    """
+
+    types: pa.Schema
+    signed: dict[str, Feature]
+    parts: list[Part]
+
+
 def infer_types(
-    files: Sequence[SourceFile], headers: Sequence[Header], options: InferenceOptions
-) -> tuple[pa.Schema, list[Part]]:
+    files: Sequence[SourceFile], headers: Sequence[Header], label: str | None, options: InferenceOptions
+) -> InferredTypes:
     """Infer the types of all columns; reads the files once, and columns of doubtful types again.
+
+    A label of integers is text if one of them is spelled in several ways, such as 1 and 01: these may be two classes.
 
     Args:
         files: files to read.
         headers: header of each file; all have the same names.
+        label: name of the label column, or None.
         options: declared columns, which are read as text, and what the build needs.
-
-    Returns:
-        The type of each column, string if it has no value, and the parts of all files.
 
     Raises:
         SourceError: there is no record, a file is not CSV, or a column's numbers would be rounded or become infinite.
@@ -57,7 +80,18 @@ def infer_types(
     for name in types.beyond_int64:
         if options.wanted(name) and types.known[name] == pa.float64():
             _check_exact(sources, name)
-    return types.schema(), parts
+    if label in types.respelled and types.known[label] in _INTEGERS:
+        _settle_label(sources, types, label)
+    warn_of_missing(files[0].url, _count_missing(sources, types, options), label, options.null_values)
+    schema = types.schema()
+    integers = [field for field in schema if field.name in types.signed and field.type in _INTEGERS]
+    for field in integers:
+        schema = _with_type(schema, field.name, pa.string())
+    return InferredTypes(
+        types=schema,
+        signed={field.name: Feature(name=field.name, dtype=str(field.type)) for field in integers},
+        parts=parts,
+    )
 
 
 def _survey(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, reject: Reject) -> list[Part]:
@@ -75,6 +109,7 @@ def _survey(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, r
         for block in _blocks(file, header):
             rows = parse_block(file.url, header, block, types.text, None, note)
             types.add(_block_schema(file, header, rows, types))
+            types.count_missing(rows.table)
             marks.append(Mark.of(block, rows.table.num_rows, clean=rows.clean))
             records += rows.table.num_rows
         parts += cut_parts(file, marks)
@@ -88,14 +123,19 @@ def _survey(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, r
 
 
 def _block_schema(file: SourceFile, header: Header, rows: Rows, types: _ColumnTypes) -> pa.Schema:
-    """The types of a block's columns: Arrow's, except for large integers and hexadecimal numbers."""
+    """The types of a block's columns: Arrow's, except for large, signed and hexadecimal integers."""
     schema = rows.table.schema
+    for name, kind in _signed(file, header, rows.block, schema):
+        types.signed[name] = None
+        schema = _with_type(schema, name, kind)
     for name, least in _beyond_int64(rows.table):
         types.beyond_int64[name] = None
-        if least >= 0 and _holds(file, header, rows.block, name, pa.uint64()):
+        if name not in types.signed and least >= 0 and _holds(file, header, rows.block, name, pa.uint64()):
             schema = _with_type(schema, name, pa.uint64())
     for name in _hexadecimal(file, header, rows.block, schema):
         schema = _with_type(schema, name, pa.string())
+    if types.signed or _LEADING_ZERO.search(rows.block.data):
+        types.respelled |= dict.fromkeys(field.name for field in schema if field.type in _INTEGERS)
     return schema
 
 
@@ -115,7 +155,9 @@ def _blocks(file: SourceFile, header: Header) -> Iterator[Block]:
 
 
 def _holds(file: SourceFile, header: Header, block: Block, name: str, kind: pa.DataType) -> bool:
-    """Whether a type holds all values of a column in a block."""
+    """Whether a type holds all values of a column in a block; integers may have a plus sign."""
+    if kind in _INTEGERS and _PLUS.search(block.data):
+        return not _cast(_text(file, header, block, name).table, kind)[1].any()
     try:
         parse_block(file.url, header, block, {name: kind}, [name], ignore_bad)
         return True
@@ -133,6 +175,63 @@ def _hexadecimal(file: SourceFile, header: Header, block: Block, schema: pa.Sche
     return [name for name, text in columns if pc.any(pc.match_substring_regex(text, "^\\s*0[xX]"), min_count=0).as_py()]
 
 
+def _text(file: SourceFile, header: Header, block: Block, name: str) -> Rows:
+    """Parse a column of a block as text."""
+    return parse_block(file.url, header, block, {name: pa.string()}, [name], ignore_bad)
+
+
+def _cast(text: pa.Table, kind: pa.DataType) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+    """Cast the only column of a table; see `cast_text`."""
+    feature = Feature(name=text.column_names[0], dtype=str(kind))
+    return cast_text(text.column(0).combine_chunks(), feature, MISSING)
+
+
+def _signed(file: SourceFile, header: Header, block: Block, schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
+    """Yield the columns of a block that hold integers alone, some with a plus sign, and a type that holds these."""
+    floats = [field.name for field in schema if field.type == pa.float64()]
+    if not floats or not _PLUS.search(block.data):
+        return
+    for name in floats:
+        table = _text(file, header, block, name).table
+        text = pc.if_else(pc.is_in(table.column(0), pa.array(MISSING)), None, table.column(0))
+        if pc.all(pc.match_substring_regex(text, _INTEGER), min_count=0).as_py():
+            kind = next((kind for kind in _INTEGERS if not _cast(table, kind)[1].any()), None)
+            if kind is not None:
+                yield name, kind
+
+
+def _settle_label(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, name: str) -> None:
+    """Make a label of integers text if one of them is spelled in several ways."""
+    kind, spellings = types.known[name], pa.array([], pa.string())
+    for file, header in sources:
+        for block in _blocks(file, header):
+            column = _text(file, header, block, name).table.column(0)
+            spellings = pa.chunked_array([spellings, *column.chunks]).unique()
+    values = _cast(pa.table({name: spellings}), kind)[0]
+    by_value: dict[int, list[str]] = {}
+    for value, text in zip(values.to_pylist(), spellings.to_pylist(), strict=True):
+        if value is not None:
+            by_value.setdefault(value, []).append(text)
+    if merged := [texts for texts in by_value.values() if len(texts) > 1]:
+        types.known[name] = pa.string()
+        warn_of_spellings(sources[0][0].url, name, merged[0])
+
+
+def _count_missing(
+    sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, options: InferenceOptions
+) -> dict[str, Counter[str]]:
+    """Count the texts such as NA in columns of text, by column."""
+    result: dict[str, Counter[str]] = {}
+    for name, kind in types.known.items():
+        if kind not in (pa.string(), pa.null()) or name in options.declared or not options.wanted(name):
+            continue
+        result[name] = types.missing[name]
+        if types.nulls[name]:  # in blocks where the column has another type, for which Arrow makes them nulls
+            columns = (_text(*source, block, name).table.column(0) for source in sources for block in _blocks(*source))
+            result[name] = sum(map(count_missing, columns), Counter())
+    return result
+
+
 def _with_type(schema: pa.Schema, name: str, kind: pa.DataType) -> pa.Schema:
     return schema.set(schema.get_field_index(name), pa.field(name, kind))
 
@@ -148,6 +247,10 @@ class _ColumnTypes:
         self.known = {name: pa.string() if name in declared else pa.null() for name in names}
         self.unsure: dict[str, None] = {}
         self.beyond_int64: dict[str, None] = {}  # columns with numbers beyond int64
+        self.signed: dict[str, None] = {}  # columns with integers that have a plus sign
+        self.respelled: dict[str, None] = {}  # columns of integers that may have a plus sign or leading zeros
+        self.missing = {name: Counter[str]() for name in self.known}  # texts like NA in blocks where it is text
+        self.nulls = Counter[str]()  # nulls in blocks where the column has another type
 
     @property
     def text(self) -> dict[str, pa.DataType]:
@@ -162,6 +265,14 @@ class _ColumnTypes:
                 self.known[field.name], sure = _join(before, field.type)
                 if not sure:
                     self.unsure[field.name] = None
+
+    def count_missing(self, table: pa.Table) -> None:
+        """Count the texts that may mean a missing value in a block."""
+        for name, column in zip(table.column_names, table.columns, strict=True):
+            if column.type == pa.string():
+                self.missing[name] += count_missing(column)
+            else:
+                self.nulls[name] += column.null_count
 
     def widen(self, name: str) -> None:
         """Widen an unsure type that does not hold a value."""
@@ -205,7 +316,7 @@ def _check_exact(sources: Sequence[tuple[SourceFile, Header]], name: str) -> Non
     feature = Feature(name=name, dtype="float64")
     for file, header in sources:
         for block in _blocks(file, header):
-            rows = parse_block(file.url, header, block, {name: pa.string()}, [name], ignore_bad)
+            rows = _text(file, header, block, name)
             text = rows.table.column(0).combine_chunks()
             for row in np.flatnonzero(cast_text(text, feature, MISSING)[1]).tolist():
                 raise SourceError(
@@ -213,7 +324,7 @@ def _check_exact(sources: Sequence[tuple[SourceFile, Header]], name: str) -> Non
                     f"a float64 holds; fix it, or declare {name!r} a string with --schema"
                 )
             present = pc.invert(pc.is_in(text, pa.array(MISSING)))
-            whole = pc.match_substring_regex(text, "^-?[0-9]+$")
+            whole = pc.match_substring_regex(text, "^[+-]?[0-9]+$")
             integers = integers and pc.all(pc.or_(whole, pc.invert(present)), min_count=0).as_py()
             if not integers:
                 continue

@@ -96,9 +96,16 @@ def cast_text(text: pa.Array, feature: Feature, missing: Sequence[str] = ()) -> 
         known = pc.or_(true, pc.is_in(text, pa.array(_FALSE)))
         values = pc.if_else(known, true, None)
     else:
-        values = _finite(text, _cast(text, kind))
+        values = _finite(text, _cast(_digits(text, kind), kind))
     bad = pc.and_(values.is_null(), text.is_valid())
     return values, np.asarray(bad.to_numpy(zero_copy_only=False), bool)
+
+
+def _digits(text: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return text without the spaces and plus signs of integers, of which `_cast` makes nothing at once."""
+    if not pa.types.is_integer(kind) or not pc.any(pc.match_substring_regex(text, "[ \t+]"), min_count=0).as_py():
+        return text
+    return pc.replace_substring_regex(pc.utf8_trim(text, " \t"), "^[+]([0-9])", "\\1")
 
 
 def _cast(text: pa.Array, kind: pa.DataType) -> pa.Array:

@@ -40,11 +40,13 @@ class InferenceOptions:
         declared: features of columns whose types are not inferred, by name.
         reject: called with each unreadable record.
         wanted: whether the build needs a column of this name; others may hold values that no feature can.
+        null_values: texts of CSV that mean null in columns of every type.
     """
 
     declared: Mapping[str, Feature]
     reject: Reject
     wanted: Callable[[str], bool]
+    null_values: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +67,7 @@ class TextSource(RecordSource):
         features: Mapping[str, Feature] = NO_FEATURES,
         reject: Reject = fail_on_bad,
         wanted: Callable[[str], bool] = lambda _: True,
+        null_values: tuple[str, ...] = (),
     ) -> Self:
         """Read all files once to infer the types of their columns; see `open_source`.
 
@@ -73,7 +76,8 @@ class TextSource(RecordSource):
             ConfigError: the declared type of a column does not exist in text, or the column does not exist.
         """
         files = require_files(url, cls.suffixes, cls.kind)
-        return cls.infer(url, label, files, InferenceOptions(declared=dict(features), reject=reject, wanted=wanted))
+        options = InferenceOptions(declared=dict(features), reject=reject, wanted=wanted, null_values=null_values)
+        return cls.infer(url, label, files, options)
 
     @classmethod
     @abstractmethod

@@ -61,6 +61,26 @@ class TestBuild:
         }  # fmt: skip
         assert all(event["seconds"] >= 0 for event in events)
 
+    def test_warns_once_in_a_line_or_an_event(self, cli: Cli, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text("y,s\na,NA\na,b\n")
+        done = cli("shard-dataset", "build", f"{tmp_path}/a.csv", f"{tmp_path}/out", "--label", "y")
+        warning = (
+            f"file://{tmp_path}/a.csv: text that may mean a missing value stays text: 1 NA in 's'; to read it as "
+            "missing, add --null-values NA"
+        )
+        assert done.stderr.splitlines()[0] == f"shard-dataset: warning: {warning}"
+        assert done.stderr.count("warning") == 1
+        done = cli("shard-dataset", "build", f"{tmp_path}/a.csv", f"{tmp_path}/new", "--label", "y", "--json")
+        assert events_of(done)[0] == {"event": "warning", "message": warning}
+
+    def test_null_values_hold_for_appends(self, cli: Cli, tmp_path: Path) -> None:
+        (tmp_path / "a.csv").write_text("y,s\na,NA\na,b\n,c\na,d\n")
+        flags = ["--null-values", "NA,", "--drop-nulls", "--label", "y", "--shards", "1"]
+        assert cli("shard-dataset", "build", f"{tmp_path}/a.csv", f"{tmp_path}/out", *flags).returncode == 0
+        assert cli("shard-dataset", "append", f"{tmp_path}/a.csv", f"{tmp_path}/out", "--again").returncode == 0
+        done = cli("shard-dataset", "cat", f"{tmp_path}/out")
+        assert sorted(json.loads(line)["s"] for line in done.stdout.splitlines()) == ["b", "b", "d", "d"]
+
     def test_an_error_is_an_event_too(self, cli: Cli, source: str, dataset: Path) -> None:
         done = cli("shard-dataset", "build", source, str(dataset), "--label", "status", "--json")
         assert (done.returncode, done.stdout) == (1, "")

@@ -120,6 +120,7 @@ def test_each_extension_has_its_type(write: Callable[..., str]) -> None:
     [
         ([("a.cls", b"3"), ("b.cls", b"cat")], {"cls": ("string", (), "")}),
         ([("a.cls", b"3"), ("b.cls", str(1 << 63).encode())], {"cls": ("string", (), "")}),
+        ([("a.cls", b"1"), ("b.cls", b"01\n")], {"cls": ("int64", (), "")}),
         ([("a.npy", npy(np.ones(2))), ("b.npy", npy(np.ones(3)))], {"npy": ("float64", (None,), "")}),
         ([("a.npy", npy(np.ones((2, 1)))), ("b.npy", npy(np.ones((1, 2))))], {"npy": ("binary", (), "")}),
         ([("a.npy", npy(np.ones(2, np.int8))), ("b.npy", npy(np.ones(2, "f4")))], {"npy": ("float32", (2,), "")}),
@@ -355,6 +356,36 @@ def test_labels_read_headers_and_the_label_alone(write: Callable[..., str], monk
     monkeypatch.setattr(TarReader, "_some", counted)
     assert labels(source) == [0, 1, 2, 3, 4]
     assert read < 30_000
+
+
+@pytest.mark.parametrize(
+    ("extension", "contents", "classes", "warned"),
+    [
+        ("cls", [b"cat", b"cat\n", b" dog\r\n"], ["cat", "cat", "dog"], ""),
+        ("txt", [b"cat", b"cat\n"], ["cat", "cat"], ""),
+        (
+            "cls",
+            [b"1", b"01\n", b"1\n"],
+            ["1", "01", "1"],
+            "'cls' is read as text, because '1' and '01' are one number",
+        ),
+        ("cls", [b"01", b"02", b"02\n"], [1, 2, 2], ""),
+    ],
+)
+def test_labels_are_without_line_ends_and_spelled_one_way(
+    write: Callable[..., str],
+    caplog: pytest.LogCaptureFixture,
+    extension: str,
+    contents: list[bytes],
+    classes: list[Any],
+    warned: str,
+) -> None:
+    url = write([(f"{i}.{e}", b) for i, b in enumerate(contents) for e, b in ((extension, b), ("caption", b))])
+    source = open_source(url, extension)
+    assert labels(source) == [row[extension] for row in records(source)] == classes
+    assert [row["caption"] for row in records(source)] == [content.decode() for content in contents]
+    assert all(warned in record.getMessage() for record in caplog.records)
+    assert len(caplog.records) == bool(warned)
 
 
 @pytest.mark.parametrize("step", [Drop(("txt", "json", "npy")), Select(("cls",))])

@@ -462,3 +462,100 @@ def test_memory_stays_bounded_whatever_the_decompressed_size(tmp_path: Path) -> 
     """
     peak = subprocess.run([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE, text=True, check=True).stdout
     assert int(peak) >> 10 < 400
+
+
+@pytest.mark.parametrize("block_bytes", [1 << 23, 5])
+@pytest.mark.parametrize(
+    ("values", "dtype"),
+    [
+        (["+9007199254740993", "+1", "-2", "3"], "int64"),
+        (["+18446744073709551615", " +1", ""], "uint64"),
+        (["+1", "NA", "2.5"], "float64"),
+        (["+4917612345678", "+49 176"], "string"),
+        (["1e+5", "2"], "float64"),
+    ],
+)
+def test_integers_may_have_a_plus_sign(
+    write_csv: Write, monkeypatch: pytest.MonkeyPatch, values: list[str], dtype: str, block_bytes: int
+) -> None:
+    monkeypatch.setattr(text, "_BLOCK_BYTES", block_bytes)
+    source = open_source(write_csv(["x", "y"], *[[value, 1] for value in values]), "y")
+    assert dtypes(source)["x"] == dtype
+    parse: Callable[[str], Any] = {"string": str, "float64": float}.get(dtype, int)
+    assert [row["x"] for row in records(source)] == [None if v in ("", "NA") else parse(v) for v in values]
+    assert labels(source) == [1] * len(values)
+
+
+def test_a_plus_sign_does_not_let_an_integer_be_rounded(write_csv: Write) -> None:
+    url = write_csv(["x"], ["+18446744073709551616"], [1])
+    with pytest.raises(SourceError, match=r"line 2: 'x': the integer 18446744073709551616 is beyond 64 bits"):
+        open_source(url, None)
+
+
+@pytest.mark.parametrize("block_bytes", [1 << 23, 5])
+@pytest.mark.parametrize(
+    ("values", "classes"),
+    [
+        (["01", "1", "2"], ["01", "1", "2"]),
+        (["1", "+1", "-1"], ["1", "+1", "-1"]),
+        (["01", "02", "10"], [1, 2, 10]),
+        (["+1", "-1"], [1, -1]),
+    ],
+)
+def test_a_label_that_spells_an_integer_in_two_ways_is_text(
+    write_csv: Write,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    values: list[str],
+    classes: list[Any],
+    block_bytes: int,
+) -> None:
+    monkeypatch.setattr(text, "_BLOCK_BYTES", block_bytes)
+    url = write_csv(["y", "x"], *[[value, value] for value in values])
+    source = open_source(url, "y")
+    assert labels(source) == classes
+    assert [row["y"] for row in records(source)] == classes
+    told = [record.getMessage() for record in caplog.records]
+    assert (len(told) == 1 and f"'y' is read as text, because {values[0]!r} and {values[1]!r} are" in told[0]) or (
+        classes == list(map(int, values)) and not told
+    )
+    assert dtypes(open_source(url, "x"))["y"] == "int64"
+
+
+@pytest.mark.parametrize("block_bytes", [1 << 23, 5])
+def test_text_that_may_mean_a_missing_value_is_counted(
+    write_csv: Write, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, block_bytes: int
+) -> None:
+    monkeypatch.setattr(text, "_BLOCK_BYTES", block_bytes)
+    url = write_csv(["n", "s", "y"], [1, "NA", "a"], ["NA", 2, "NA"], ["", "", ""], [4, "NA", "null"], [5, "b", "a"])
+    source = open_source(url, "y")
+    assert [row["s"] for row in records(source)] == ["NA", "2", "", "NA", "b"]
+    (record,) = caplog.records
+    assert record.getMessage().partition(": ")[2] == (
+        "text that may mean a missing value stays text: 2 NA in 's', 1 NA in 'y', 1 empty in 'y', 1 null in 'y'; to "
+        "read it as missing, add --null-values NA,'\"\"',null"
+    )
+
+
+@pytest.mark.parametrize("block_bytes", [1 << 23, 5])
+def test_null_values_are_missing_in_columns_of_every_type(
+    write_csv: Write, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, block_bytes: int
+) -> None:
+    monkeypatch.setattr(text, "_BLOCK_BYTES", block_bytes)
+    url = write_csv(["n", "p", "s", "y"], [-999, "+1", "-999", "NA"], ["NA", -999, "NA", "a"], [3, 4, "", "nan"])
+    source = open_source(url, "y", null_values=("-999", "NA", ""), features=features(p="int64"))
+    assert records(source) == [
+        {"n": None, "p": 1, "s": None, "y": None},
+        {"n": None, "p": None, "s": None, "y": "a"},
+        {"n": 3, "p": 4, "s": None, "y": "nan"},
+    ]
+    assert labels(source) == [None, "a", "nan"]
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == [
+        "1 nan in 'y'; to read it as missing, add --null-values -999,NA,'\"\"',nan"
+    ]
+
+
+def test_null_values_of_other_kinds_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"x": "NA"}\n')
+    with pytest.raises(ConfigError, match=r"--null-values is for CSV and TSV, and .* is of kind jsonl"):
+        open_source(str(tmp_path), None, null_values=("NA",))
