@@ -126,10 +126,13 @@ def test_missing_values_are_nan_or_filled(tmp_path: Path, shard_format: str) -> 
             assert record["word"] == b"?"
             assert np.isnan(record["number"])
             assert np.isnan(record["vector"]).all()
-    missing = "feature 'count' has 9 missing values and feature 'word' has 9 missing values in split 'train'; say what "
+    missing = "feature 'count' has 9 missing values and feature 'word' has 9 missing values in split 'train'"
     with pytest.raises(ConfigError) as refused:
         Loader(str(tmp_path / "shards"), batch_size=12)
-    assert str(refused.value) == f"{missing}stands for them: Loader(..., fill={{'count': ..., 'word': ...}})"
+    assert (
+        str(refused.value)
+        == f"{missing}; choose a value to replace them: Loader(..., fill={{'count': ..., 'word': ...}})"
+    )
     with pytest.raises(ConfigError, match="fill names 'doubles', which is of variable length: one that is missing is"):
         Loader(str(tmp_path / "shards"), batch_size=12, fill={"doubles": 0.0})
 
