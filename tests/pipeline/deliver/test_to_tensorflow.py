@@ -133,7 +133,7 @@ def test_missing_values_are_nan_or_filled(tmp_path: Path, shard_format: str) -> 
         str(refused.value)
         == f"{missing}; choose a value to replace them: Loader(..., fill={{'count': ..., 'word': ...}})"
     )
-    with pytest.raises(ConfigError, match="fill names 'doubles', which is of variable length: one that is missing is"):
+    with pytest.raises(ConfigError, match="fill names 'doubles', which has variable length: if missing, it is"):
         Loader(str(tmp_path / "shards"), batch_size=12, fill={"doubles": 0.0})
 
 
