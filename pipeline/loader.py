@@ -16,7 +16,6 @@ from ..sharding.compute.class_counts import count_matrix
 from ..sharding.dataset.dataset import open_dataset
 from ..sharding.dataset.manifest import Manifest
 from ..sharding.errors import CorruptionError
-from ..sharding.storage.urls import public_url
 from .base_loader import BaseLoader
 from .decode.buffer_pool import BufferPool
 from .decode.class_labels import ClassLabels
@@ -193,7 +192,7 @@ class Loader(BaseLoader):
     def arguments(self) -> dict[str, Any]:
         """See `BaseLoader`."""
         storage = self._dataset.storage
-        place = replace(storage, url=storage.locate())  # absolute: another process may run in another folder
+        place = replace(storage, url=storage.address())  # absolute: another process may run in another folder
         return {**as_arguments(self._options), "url": place, "cache": self._cache, "quarantined": self.quarantined}
 
     @property
@@ -365,7 +364,7 @@ class Loader(BaseLoader):
 
     def origin(self, shard: int, row: int) -> Origin:
         """Where a record is stored, by the position of its shard among those that are read."""
-        return Origin(dataset=public_url(self._dataset.storage.locate()), shard=self._shards[shard].path, record=row)
+        return Origin(dataset=self._dataset.storage.locate(), shard=self._shards[shard].path, record=row)
 
     @property
     def undecoded(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .messages import without_secrets
+from .url_secrets import without_secrets
 
 __all__ = [
     "ConfigError", "CorruptionError", "DatasetError", "DestinationError", "PageError", "RangesError",

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import re
 from collections.abc import Iterable, Sequence
 
-__all__ = ["brief", "closest", "counted", "did_you_mean", "listed", "one_line", "some_of", "without_secrets"]
+from .url_secrets import without_secrets
+
+__all__ = ["brief", "closest", "counted", "did_you_mean", "listed", "one_line", "some_of"]
 
 
 def counted(number: int, noun: str, verb: str = "") -> str:
@@ -62,28 +63,18 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str) -> str:
 
 
 def one_line(text: object) -> str:
-    """Text on one line, without control characters that a terminal would obey.
+    """Text on one line, without control characters that a terminal would obey, nor the secrets of URLs.
 
     >>> one_line("a\\n  b\\x1b[31m")
     'a b?[31m'
     """
-    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(str(text).split()))
+    return "".join(letter if letter.isprintable() else "?" for letter in " ".join(without_secrets(str(text)).split()))
 
 
 def brief(error: BaseException, limit: int = 200) -> str:
-    """The text of an error on one line, cut to a length.
+    """The text of an error on one line, without the secrets of URLs, cut to a length.
 
     >>> brief(ValueError("no\\n  good"), 4)
     'no g'
     """
-    return " ".join(str(error).split())[:limit]
-
-
-def without_secrets(text: str) -> str:
-    """Text without the passwords in its URLs, nor the queries of its web links, which may hold signatures.
-
-    >>> without_secrets("nothing at https://me:secret@example.org/x.csv?Signature=secret; check the path")
-    'nothing at https://me@example.org/x.csv; check the path'
-    """
-    plain = re.sub(r"(?<=://)([^/@:\s]*):[^/@\s]*@", r"\1@", text)
-    return re.sub(r"(https?://[^?\s]*)\?\S*?(?=[:;,.)'\"]*(?:\s|$)|::)", r"\1", plain)
+    return " ".join(without_secrets(str(error)).split())[:limit]

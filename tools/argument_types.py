@@ -54,6 +54,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the command with exit code 2."""
+        message = _without_secrets(message)
         self.exit(_USAGE, f"{self.prog}: error: {message}; see: {self.prog} --help\n")
 
 
@@ -62,8 +63,15 @@ class EventParser(CommandParser):
 
     def error(self, message: str) -> NoReturn:
         """End the command with exit code 2."""
+        message = _without_secrets(message)
         event = {"event": "error", "message": f"{message}; see: {self.prog} --help", "status": _USAGE}
         self.exit(_USAGE, f"{json.dumps(event)}\n")
+
+
+def _without_secrets(text: str) -> str:
+    from ..sharding.url_secrets import without_secrets  # its package takes half a second to import
+
+    return without_secrets(text)
 
 
 def checked_type(parse: Callable[[str], T]) -> Callable[[str], T]:

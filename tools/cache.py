@@ -17,7 +17,7 @@ from ..pipeline.fetch.disk_cache import CacheEntry, CacheFolder, dataset_folder,
 from ..sharding.errors import ConfigError
 from ..sharding.messages import listed, one_line
 from ..sharding.storage.location import Location
-from ..sharding.storage.storage import Storage, public_url
+from ..sharding.storage.storage import Storage
 from .console import align, human_bytes, human_seconds
 
 __all__ = ["add_arguments", "parse_age", "run"]
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     age = None if args.older_than is None else parse_age(args.older_than)
     folder = _open(args.path)
     entries = folder.entries()
-    dataset = None if args.dataset is None else public_url(Storage(args.dataset).locate())
+    dataset = None if args.dataset is None else Storage(args.dataset).locate()
     chosen = _choose(entries, age, dataset)
     if dataset is not None and not _choose(entries, None, dataset):
         others = sorted({one_line(entry.dataset) for entry in entries})

@@ -104,6 +104,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     with exit_on_interrupt("ringfeed"):
         from ..sharding.errors import RingfeedError
+        from ..sharding.url_secrets import without_secrets
     try:
         with guarded_stdout():
             with exit_on_interrupt("ringfeed"):
@@ -112,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return status
     except (RingfeedError, OSError) as error:
-        print(f"ringfeed: error: {error}", file=sys.stderr)
+        print(f"ringfeed: error: {without_secrets(str(error))}", file=sys.stderr)
         return 1
     except ModuleNotFoundError as error:
         extra = EXTRAS.get((error.name or "").partition(".")[0])

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import TextIOWrapper
 from threading import current_thread, main_thread
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import IO, Any, cast
 
 __all__ = ["INTERRUPTED", "exit_on_interrupt", "guarded_stdout", "prepare_streams", "reader_left", "redirect_to_null"]
@@ -22,7 +22,7 @@ INTERRUPTED = 130  # exit status
 
 
 def prepare_streams() -> None:
-    """Open closed standard streams on /dev/null, and escape what their encodings lack, such as odd file names.
+    """Prepare standard streams: open closed ones on /dev/null, escape odd file names, keep secrets out of tracebacks.
 
     Otherwise the next file to be opened would take a closed stream's descriptor and receive what others print.
     """
@@ -34,6 +34,16 @@ def prepare_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    sys.excepthook = _print_traceback
+
+
+def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print a traceback without the secrets in the URLs of its errors."""
+    from traceback import format_exception
+
+    from ..sharding.url_secrets import without_secrets
+
+    sys.stderr.write(without_secrets("".join(format_exception(kind, error, trace))))
 
 
 def redirect_to_null(stream: IO[str]) -> None:

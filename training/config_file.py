@@ -18,6 +18,7 @@ from ..sharding.common.strict_yaml import YAML_SCALARS, load_yaml
 from ..sharding.common.validation import fit, is_required
 from ..sharding.errors import ConfigError
 from ..sharding.messages import closest
+from ..sharding.url_secrets import public_url
 from .config import TrainConfig
 
 __all__ = ["all_keys", "changed_keys", "describe_keys", "load_config", "parse_config", "to_tree"]
@@ -181,13 +182,15 @@ def _shown(spec: Field[Any]) -> str:
 
 
 def to_tree(config: TrainConfig) -> dict[str, Any]:
-    """Return the configuration in JSON's types; `parse_config` reads it back."""
+    """Return the configuration in JSON's types, without the secrets of URLs; `parse_config` reads it back."""
     return typing.cast("dict[str, Any]", _plain(asdict(config)))
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, str):
+        return public_url(value)
     return [_plain(entry) for entry in value] if isinstance(value, (tuple, list)) else value
 
 

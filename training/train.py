@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from ..pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ..sharding.errors import RingfeedError
+from ..sharding.url_secrets import without_secrets
 from .config_file import describe_keys, load_config
 from .launch import world_from_environment
 from .outputs import check_writable, encode_metrics
@@ -86,15 +87,14 @@ def run(args: argparse.Namespace) -> int:
             return _leave("stopped because another rank failed", 1)
         if type(error).__name__ == "ResourceExhaustedError":  # TensorFlow's error, which may not be imported
             return _leave(f"out of memory: lower data.batch_size, or the sizes in model: {_brief(error)}", 1)
-        traceback.print_exc()
+        sys.stderr.write(without_secrets(traceback.format_exc()))
         return _leave(f"{type(error).__name__}: {_brief(error)}", 1)
     return 0
 
 
 def _brief(error: Exception) -> str:
-    return " ".join(re.sub(r"\{\{.*?\}\}", "", str(error)).split())[
-        :300
-    ]  # TensorFlow marks nodes of its graphs like that
+    text = re.sub(r"\{\{.*?\}\}", "", without_secrets(str(error)))  # TensorFlow marks nodes of its graphs like that
+    return " ".join(text.split())[:300]
 
 
 def _train(args: argparse.Namespace) -> None:

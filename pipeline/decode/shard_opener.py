@@ -21,7 +21,6 @@ from ...sharding.formats.parquet import groups_of_rows
 from ...sharding.formats.shard_encode import sums_in_index
 from ...sharding.formats.tfrecord import decompress
 from ...sharding.schema import Schema
-from ...sharding.storage.storage import public_url
 from ..fetch.disk_cache import CacheKey
 from ..fetch.parquet_ranges import PartTooLarge
 from ..fetch.shard_cache import ShardCache
@@ -100,7 +99,7 @@ class ShardOpener:
         self._fill = context.fill
         self._counters = context.counters
         self._cache = cache
-        self._identity = public_url(dataset.storage.locate())
+        self._identity = dataset.storage.locate()
         self._selection = context.selection
         self._locates_features = context.locate_features
         self._columns = None if cache is not None else self._few_columns()

@@ -43,6 +43,7 @@ import pyarrow as pa
 import xxhash
 
 from ...sharding.errors import ConfigError
+from ...sharding.storage.private_folders import check_private, make_private_folder
 
 __all__ = ["DISK_FULL", "CacheEntry", "CacheFolder", "CacheKey", "MappedEntry", "dataset_folder", "is_cache"]
 
@@ -56,6 +57,7 @@ _NAME_LENGTH = 120  # limit of a quoted part, so that the whole name stays below
 _DEFAULT_SHARE = 0.8  # of the free space
 _EXTRA_SHARE = 64  # eviction lists all entries, so small ones free this fraction (1/64) of the limit in advance
 _LOCK_SECONDS = 60.0
+_REMEDY = "name a cache folder that only you can write to"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +159,7 @@ class CacheFolder:
 
     def __init__(self, path: Path, limit_bytes: int | None = None) -> None:
         self.path = path
-        path.mkdir(parents=True, exist_ok=True)
+        path.mkdir(0o700, parents=True, exist_ok=True)
         if (
             not is_cache(path) and any(path.iterdir()) and not is_cache(path)
         ):  # rechecked: another process may just have created the cache
@@ -180,9 +182,11 @@ class CacheFolder:
 
         The caller must verify the bytes. A file of the wrong size is removed.
         """
+        file = self.path / key.file
+        check_private(file.parent, _REMEDY)
         while True:
             try:
-                with _opened(self.path / key.file, os.O_RDONLY) as descriptor:
+                with _opened(file, os.O_RDONLY) as descriptor:
                     _lock(descriptor, fcntl.LOCK_SH)
                     status = os.fstat(descriptor)
                     if status.st_nlink and status.st_size == key.size:
@@ -202,8 +206,7 @@ class CacheFolder:
         """
         file = self.path / key.file
         with self._locked() as state, suppress(FileNotFoundError):
-            status = file.stat()
-            if status.st_ino == inode:
+            if file.lstat().st_ino == inode:
                 file.unlink()
                 state.held_bytes = _sum(self.entries())  # recounted: the file may not have the size that was counted
                 state.save()
@@ -216,16 +219,16 @@ class CacheFolder:
         """
         part = self.path / (key.file + _PART)
         while True:
+            make_private_folder(part.parent, _REMEDY)
             try:
-                descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            except FileNotFoundError:
-                part.parent.mkdir(parents=True, exist_ok=True)
+                descriptor = _open(part, os.O_RDWR | os.O_CREAT)
+            except FileNotFoundError:  # another process has removed the empty folder
                 continue
             if not _try_lock(descriptor, fcntl.LOCK_EX):
                 os.close(descriptor)
                 return None
             with suppress(FileNotFoundError):
-                if os.path.samestat(os.stat(part), os.fstat(descriptor)):
+                if os.path.samestat(os.lstat(part), os.fstat(descriptor)):
                     if os.fstat(descriptor).st_size:  # left by a killed process
                         os.ftruncate(descriptor, 0)  # only if needed: ext4 flushes truncated files when they are closed
                     if not (self.path / key.file).exists():
@@ -283,7 +286,8 @@ class CacheFolder:
         for folder in _listed(self.path):
             dataset = unquote(folder.name.partition("+")[0])
             for file in _listed(Path(folder.path)) if folder.is_dir(follow_symlinks=False) else ():
-                if (named := _ENTRY.fullmatch(file.name)) is None:
+                named = _ENTRY.fullmatch(file.name)
+                if named is None or not file.is_file(follow_symlinks=False):
                     continue
                 with suppress(FileNotFoundError):
                     status = file.stat(follow_symlinks=False)
@@ -342,7 +346,7 @@ class CacheFolder:
 
 def is_cache(path: Path) -> bool:
     """Return whether a folder is a cache."""
-    return (path / STATE_NAME).is_file()
+    return (path / STATE_NAME).is_file()  # a link is refused when it is opened
 
 
 def _parse_state(text: bytes) -> tuple[int, int] | None:
@@ -375,7 +379,7 @@ def _remove_unused(file: Path) -> bool:
     """Unlink a file unless somebody has locked it; return whether this call removed it."""
     with suppress(FileNotFoundError), _opened(file, os.O_RDONLY) as descriptor:
         # Before it was locked it may have been renamed or removed, and another file may have its name.
-        if _try_lock(descriptor, fcntl.LOCK_EX) and os.path.samestat(os.stat(file), os.fstat(descriptor)):
+        if _try_lock(descriptor, fcntl.LOCK_EX) and os.path.samestat(os.lstat(file), os.fstat(descriptor)):
             file.unlink()
             return True
     return False
@@ -407,9 +411,23 @@ def _mapped(descriptor: int, size: int) -> pa.Buffer:
     return pa.py_buffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
 
 
+def _open(path: Path, flags: int) -> int:
+    """Open a file of this user alone; follow no link, and don't wait for the other end of a FIFO.
+
+    Raises:
+        OSError: another user may have planted it.
+    """
+    try:
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise OSError(errno.ELOOP, f"{path} is a link, which another user may have planted; remove it") from error
+
+
 @contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
-    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666)
+    descriptor = _open(path, flags)
     try:
         yield descriptor
     finally:

@@ -121,7 +121,8 @@ class Cache:
             raise ConfigError(f"cannot use {str(self._path)!r} as a cache: {error}") from error
         except OSError as error:
             if error.errno not in DISK_FULL:
-                raise ConfigError(f"cannot use {self._path} as a cache: {error.strerror or error}") from error
+                own = "; name a folder of your own" if isinstance(error, PermissionError) else ""
+                raise ConfigError(f"cannot use {self._path} as a cache: {error.strerror or error}{own}") from error
             self._give_up(error)
             return None
 

@@ -22,12 +22,14 @@ from ..storage.lease import (
     is_lease_file,
     read_holder,
 )
+from ..storage.private_folders import check_private, make_private_folder
 from ..storage.storage import Storage
 from .leftovers import abort_uploads, remove_empty_folders, remove_files
 
 __all__ = ["open_atomic_folder", "remove_killed_export"]
 
 _ABOUT = {"task": "export"}
+_REMEDY = "export to a folder whose parent only you can write to"
 _FILES = "files"  # the folder that is renamed, in the one beside the target
 _WRITTEN = re.compile(r"[^/]+-\d{5,}-of-\d{5,}\.(tar|parquet)|README\.md")  # see `export`
 
@@ -53,27 +55,32 @@ def open_atomic_folder(target: Storage) -> Iterator[Storage]:
     _check_empty(target, read_holder(target))
     room = _room(target)
     absent = room.absent_folders() or (() if room == target else (room.filesystem()[1],))
-    with hold_lease(room, _ABOUT) as lease:
-        try:
-            _check_empty(target, lease.previous)  # again: it may have been filled before the lease was taken
-            remove_files(room, _left_in(room))
-            abort_uploads(room, _is_written)
-            storage = room if room == target else room.folder(_FILES)
+    if room.local_path is not None:
+        with room.errors("write", ""):
+            make_private_folder(room.local_path, _REMEDY)
+    try:
+        with hold_lease(room, _ABOUT) as lease:
             try:
-                yield storage
-                lease.check()
-                if storage != room:
-                    _rename(storage, target)
-            except BaseException:
-                with suppress(RingfeedError):  # the store is gone, as the original error says
+                _check_empty(target, lease.previous)  # again: it may have been filled before the lease was taken
+                remove_files(room, _left_in(room))
+                abort_uploads(room, _is_written)
+                storage = room if room == target else room.folder(_FILES)
+                try:
+                    yield storage
                     lease.check()
-                    remove_files(room, _left_in(room))
-                raise
-        finally:
-            lease.release(keep=False)
-            remove_empty_folders(room, [_FILES])
-            with suppress(RingfeedError):
-                room.remove_folders(absent)
+                    if storage != room:
+                        _rename(storage, target)
+                except BaseException:
+                    with suppress(RingfeedError):  # the store is gone, as the original error says
+                        lease.check()
+                        remove_files(room, _left_in(room))
+                    raise
+            finally:
+                lease.release(keep=False)
+                remove_empty_folders(room, [_FILES])
+    finally:
+        with suppress(RingfeedError):
+            room.remove_folders(absent)
 
 
 def remove_killed_export(target: Storage, *, dry_run: bool = False) -> list[str]:
@@ -92,6 +99,8 @@ def remove_killed_export(target: Storage, *, dry_run: bool = False) -> list[str]
     """
     target = _resolved(target)
     room = _room(target)
+    if room.local_path is not None:
+        check_private(room.local_path, _REMEDY)
     holder = read_holder(room)
     if room == target and not _is_export(holder):
         return []
@@ -128,7 +137,7 @@ def _room(target: Storage) -> Storage:
     """The folder of the lease and the unfinished files: beside the target, or the target itself in an object store."""
     if target.is_object_store:
         return target
-    parent, _, name = target.locate().rpartition("/")
+    parent, _, name = target.address().rpartition("/")
     return replace(target, url=f"{parent}/.{name}.exporting")
 
 
@@ -165,4 +174,4 @@ def _rename(draft: Storage, target: Storage) -> None:
             if fs.exists(path):
                 fs.rmdir(path)
             fs.mv(draft.filesystem()[1], path)
-    replace(target, url=target.locate().rpartition("/")[0] or "/").sync()
+    replace(target, url=target.address().rpartition("/")[0] or "/").sync()

@@ -28,6 +28,7 @@ from .journal import JOURNAL_FOLDER
 from .leftovers import (
     STAGING,
     abort_uploads,
+    check_no_links,
     dataset_files,
     is_build_file,
     parent_folders,
@@ -55,11 +56,12 @@ def clean(destination: StorageLike, *, spill: str | os.PathLike[str] | None = No
         CorruptionError: the dataset there is damaged, so that its files cannot be told from leftovers.
     """
     destination, spill = as_storage(destination), None if spill is None else validate_url(spill, "spill")
+    check_no_links(destination)
     exported = remove_killed_export(destination, dry_run=dry_run)
     holder = read_holder(destination)
     if spill is None and holder is not None:
         spill = holder.about.get("spill")
-    roots = (spill_root(spill, destination.locate()), scratch_root(spill, destination))
+    roots = (spill_root(spill, destination.address()), scratch_root(spill, destination))
     if dry_run:
         check_not_held(destination, read_holder(destination))
     files = destination.list()

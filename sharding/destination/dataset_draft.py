@@ -23,6 +23,7 @@ from .journal import JOURNAL_FOLDER, ShardResult, count_recorded, read_journal
 from .leftovers import (
     STAGING,
     abort_uploads,
+    check_no_links,
     dataset_files,
     is_build_draft,
     is_build_file,
@@ -324,6 +325,7 @@ def _check(destination: Storage, purpose: Purpose) -> bool:
         DestinationError: something is in the way.
         DatasetError: there is no dataset to append to.
     """
+    check_no_links(destination)
     if purpose == "append":
         open_dataset(destination)
         destination.check_writable()
@@ -376,7 +378,7 @@ def check_disjoint(source: str, destination: str) -> None:
     folder = source
     while any(letter in folder for letter in "*?["):  # the fixed part of a glob
         folder = folder.rpartition("/")[0]
-    a, b = (normpath(Storage(url).locate()) for url in (folder, destination))
+    a, b = (normpath(Storage(url).address()) for url in (folder, destination))
     if a == b and folder == source:
         raise DestinationError(f"the destination {destination} is the source itself; choose another folder")
     if folder == source and b.startswith(a + "/"):
@@ -393,6 +395,6 @@ def check_spill_outside(spill: str | None, destination: str) -> None:
     """
     if spill is None:
         return
-    folder, root = (normpath(Storage(url).locate()) for url in (spill, destination))
+    folder, root = (normpath(Storage(url).address()) for url in (spill, destination))
     if folder == root or folder.startswith(root + "/"):
         raise DestinationError(f"--spill {spill} lies inside the destination {destination}; choose another folder")

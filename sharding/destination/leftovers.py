@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,14 +11,14 @@ from contextlib import suppress
 from ..dataset.dataset import Dataset
 from ..dataset.file_names import FOLDER_NAMES, REJECTED_NAME, SHARD_NAMES, TABLE_NAMES
 from ..dataset.tfds_files import TFDS_NAMES
-from ..errors import RingfeedError
+from ..errors import DestinationError, RingfeedError
 from ..storage.atomic_files import draft_target
 from ..storage.lease import LEASE_NAME, TAKEOVER_PREFIX
 from ..storage.storage import Storage
 from .journal import JOURNAL_FOLDER
 
 __all__ = [
-    "STAGING", "abort_uploads", "dataset_files", "is_build_draft", "is_build_file", "parent_folders",
+    "STAGING", "abort_uploads", "check_no_links", "dataset_files", "is_build_draft", "is_build_file", "parent_folders",
     "remove_empty_folders", "remove_files",
 ]  # fmt: skip
 
@@ -39,6 +40,22 @@ def is_build_file(name: str) -> bool:
 def is_build_draft(name: str) -> bool:
     """Whether a path names an unfinished file in a folder that builds write to; other subfolders belong to others."""
     return bool(draft_target(name)) and _FOLDERS.fullmatch(name.rpartition("/")[0]) is not None
+
+
+def check_no_links(destination: Storage) -> None:
+    """Check that no link stands where builds keep folders, or the lease: what is written and removed would be others'.
+
+    Raises:
+        DestinationError: one does.
+    """
+    folder = destination.local_path
+    if folder is None or not folder.is_dir():
+        return
+    with destination.errors("list", ""):
+        names = [entry.name for entry in os.scandir(folder) if entry.is_symlink()]
+    for name in names:
+        if name == LEASE_NAME or _FOLDERS.fullmatch(name):
+            raise DestinationError(f"{folder / name} is a link, which another user may have planted; remove it")
 
 
 def dataset_files(dataset: Dataset) -> list[str]:

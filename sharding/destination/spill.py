@@ -24,19 +24,21 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..compute.keyed_random import derive_key
-from ..errors import DestinationError, RingfeedError, StorageError
-from ..storage.atomic_files import draft_name, draft_target, make_folder
+from ..errors import RingfeedError, StorageError
+from ..storage.atomic_files import draft_name, draft_target
 from ..storage.lease import Holder, boot_id, process_start_ticks
+from ..storage.private_folders import check_private, make_private_folder
 from ..storage.retry import RetryPolicy
 from ..storage.storage import Storage, public_url
 from .leftovers import abort_uploads, remove_files
 
 __all__ = [
-    "PartSpill", "Spill", "open_scratch", "open_spill", "planning_folder", "remove_abandoned_spill", "remove_spill",
-    "remove_spill_on_error", "scratch_root", "side_folder", "spill_lease_entry", "spill_root", "spilled_files",
-    "spilled_uploads",
+    "PartSpill", "Spill", "make_spill_folder", "open_scratch", "open_spill", "planning_folder",
+    "remove_abandoned_spill", "remove_spill", "remove_spill_on_error", "scratch_root", "side_folder",
+    "spill_lease_entry", "spill_root", "spilled_files", "spilled_uploads",
 ]  # fmt: skip
 
+_REMEDY = "choose a spill folder that only you can write to with --spill"
 _SCRATCH = "_repair"  # appended to the destination's URL for another key; there is no such folder
 _SIDE = re.compile(r"side-([0-9a-f]{16})-(\d+)-(\d+)-[0-9a-f]+")  # groups: machine since its boot, process, its start
 
@@ -95,8 +97,8 @@ class Spill:
         target = self.storage.local_path / _file(part)
         draft = target.with_name(draft_name(target.name))
         try:
-            with self.storage.errors("write", _file(part)):
-                make_folder(target.parent)
+            with self.storage.errors("write", _file(part)), self._errors_of_removal(part):
+                target.parent.mkdir(mode=0o700, exist_ok=True)
                 file = pa.OSFile(str(draft), "wb")
             with file, self._errors_of_writes(part):
                 yield file
@@ -168,7 +170,7 @@ def _file(part: int) -> str:
 
 def spill_lease_entry(url: str | None) -> dict[str, str]:
     """The entry of a lease file that leads `clean` to the spill folder; none if its URL holds secrets."""
-    return {} if url is None or public_url(url) != url else {"spill": Storage(url).locate()}
+    return {} if url is None or public_url(url) != url else {"spill": Storage(url).address()}
 
 
 def spill_root(url: str | None, destination: str) -> Storage:
@@ -179,15 +181,15 @@ def spill_root(url: str | None, destination: str) -> Storage:
         destination: URL of the dataset.
 
     Raises:
-        DestinationError: the folder belongs to another user.
+        DestinationError: the folder is a link, belongs to another user, or is open to others.
     """
-    key = f"{derive_key(Storage(destination).locate()):016x}"
+    key = f"{derive_key(Storage(destination).address()):016x}"
     if url is not None:
-        return Storage(url).folder(f"ringfeed-spill-{key}")
-    folder = Path(tempfile.gettempdir()) / f"ringfeed-spill-{os.getuid()}-{key}"
-    if folder.exists() and folder.stat().st_uid != os.getuid():
-        raise DestinationError(f"{folder} belongs to another user; choose a spill folder with --spill")
-    return Storage(str(folder))
+        root = Storage(url).folder(f"ringfeed-spill-{key}")
+    else:
+        root = Storage(f"{tempfile.gettempdir()}/ringfeed-spill-{os.getuid()}-{key}")
+    _check(root)
+    return root
 
 
 def scratch_root(url: str | None, destination: Storage) -> Storage:
@@ -195,12 +197,12 @@ def scratch_root(url: str | None, destination: Storage) -> Storage:
 
     It is for the holder of the dataset's lease; `planning_folder` is for other processes.
     """
-    return spill_root(url, destination.locate(_SCRATCH))
+    return spill_root(url, destination.address(_SCRATCH))
 
 
 def planning_folder(url: str | None, destination: Storage) -> AbstractContextManager[Storage]:
     """A temporary folder of its own for a repair that is planned, and holds no lease yet."""
-    return side_folder(spill_root(url, destination.locate()))
+    return side_folder(spill_root(url, destination.address()))
 
 
 def open_spill(root: Storage, plan: str, scratch: Storage | None = None) -> Spill:
@@ -212,7 +214,7 @@ def open_spill(root: Storage, plan: str, scratch: Storage | None = None) -> Spil
         scratch: folder from `open_scratch` to keep.
     """
     name = f"{plan}-{derive_key(boot_id() if root.local_path else ''):016x}"
-    _make(root)
+    make_spill_folder(root)
     kept = tuple(f"{folder}/" for folder in (name, "" if scratch is None else scratch.url.rpartition("/")[2]))
     for path in spilled_files(root):
         if not path.startswith(kept) or draft_target(path):
@@ -222,7 +224,7 @@ def open_spill(root: Storage, plan: str, scratch: Storage | None = None) -> Spil
 
 def open_scratch(root: Storage) -> Storage:
     """Open a new folder beside the spill files, for planning."""
-    _make(root)
+    make_spill_folder(root)
     return root.folder(f"scratch-{secrets.token_hex(8)}")
 
 
@@ -233,9 +235,10 @@ def side_folder(root: Storage) -> Iterator[Storage]:
     It is removed after the body, and so is the root if it was created for it.
     """
     absent = root.absent_folders()
-    _make(root)
+    make_spill_folder(root)
     process = f"{_machine()}-{os.getpid()}-{process_start_ticks(os.getpid())}"
     folder = root.folder(f"side-{process}-{secrets.token_hex(4)}")
+    make_spill_folder(folder)
     try:
         yield folder
     except BaseException as error:
@@ -275,10 +278,16 @@ def _machine() -> str:
     return f"{derive_key(boot_id()):016x}"
 
 
-def _make(root: Storage) -> None:
+def make_spill_folder(root: Storage) -> None:
+    """Create a folder of spill files on this machine, for this user alone."""
     if root.local_path is not None:
         with root.errors("write", ""):
-            make_folder(root.local_path, mode=0o700)
+            make_private_folder(root.local_path, _REMEDY)
+
+
+def _check(root: Storage) -> None:
+    if root.local_path is not None:
+        check_private(root.local_path, _REMEDY)
 
 
 def remove_spill(root: Storage, absent: Sequence[str] = ()) -> None:
@@ -288,6 +297,7 @@ def remove_spill(root: Storage, absent: Sequence[str] = ()) -> None:
         root: folder from `spill_root`.
         absent: folders that did not exist before the build (`Storage.absent_folders`); removed if they are empty.
     """
+    _check(root)
     if root.local_path is not None:
         folders = {folder: _is_in_use(folder.name) for folder in _listed(root.local_path)}
         for folder in [f for f, used in folders.items() if not used] if any(folders.values()) else [root.local_path]:
@@ -325,5 +335,5 @@ def remove_abandoned_spill(holder: Holder | None, destination: str, root: Storag
     if url is not None or holder.is_local:  # else it lies in another machine's folder for temporary files
         with suppress(RingfeedError):  # the store is away, and the files are in nobody's way
             other = spill_root(url, destination)
-            if other.locate() != root.locate():
+            if other.address() != root.address():
                 remove_spill(other)

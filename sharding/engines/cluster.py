@@ -148,7 +148,7 @@ def _name_build(destination: str | None) -> str:
     Args:
         destination: destination whose lease the build holds, if any.
     """
-    place = "" if destination is None else f"{derive_key(Storage(destination).locate()):016x}"
+    place = "" if destination is None else f"{derive_key(Storage(destination).address()):016x}"
     return f"{place}-{secrets.token_hex(8)}"
 
 

@@ -25,7 +25,7 @@ from ..dataset.file_names import generation_of
 from ..dataset.manifest import ShardInfo
 from ..dataset.recovery import RecoveredDataset
 from ..destination.journal import ShardResult
-from ..destination.spill import open_spill, remove_spill, remove_spill_on_error
+from ..destination.spill import make_spill_folder, open_spill, remove_spill, remove_spill_on_error
 from ..engines.engine import open_engine
 from ..engines.executors import run_tasks
 from ..errors import CorruptionError
@@ -216,6 +216,7 @@ def open_rebuilder(
     absent = root.absent_folders()
     remove_spill(root)
     try:
+        make_spill_folder(root)
         yield Rebuilder(dataset, lost, restorable, root, report)
     except BaseException as error:
         remove_spill_on_error(error, root, absent)

@@ -24,7 +24,7 @@ from ..dataset.file_names import generation_of
 from ..dataset.manifest import MANIFEST_NAME, FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, file_info
 from ..dataset.recovery import RecoveredDataset, read_or_none
 from ..dataset.shard_table import seal
-from ..destination.leftovers import abort_uploads
+from ..destination.leftovers import abort_uploads, check_no_links
 from ..destination.spill import scratch_root, spill_lease_entry
 from ..errors import CorruptionError, DestinationError
 from ..progress import Report, ignore
@@ -157,6 +157,7 @@ def _held(plan: RepairPlan) -> Iterator[Lease]:
         DestinationError: another process writes there, or did since the plan was made.
     """
     storage = plan.dataset.storage
+    check_no_links(storage)
     storage.check_writable()
     with hold_lease(storage, {"task": "repair", **spill_lease_entry(plan.spill)}) as lease:
         try:

@@ -117,9 +117,9 @@ class RingfeedSource(RecordSource):
         if label == SPLIT and SPLIT not in schema.names:
             schema = _with_splits(schema)
         return cls(
-            url=dataset.storage.locate(),  # absolute: a worker's current folder may differ
+            url=dataset.storage.address(),  # absolute: a worker's current folder may differ
             schema=Schema(features=schema.features, label=schema.label if label is None else label),
-            parts=tuple(Part(path=dataset.storage.locate(shard.path), pieces=(shard,)) for shard in shards),
+            parts=tuple(Part(path=dataset.storage.address(shard.path), pieces=(shard,)) for shard in shards),
             fingerprint=f"{derive_key(dataset.manifest.shards_checksum, split or ''):016x}",
             manifest=replace(dataset.manifest, splits={}, files={}),
         )

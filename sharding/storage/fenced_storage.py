@@ -32,7 +32,7 @@ class Fence(Protocol):
         """Raise a DestinationError if it may not."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class FencedStorage(Storage):
     """A folder in which each change first has to pass a fence."""
 
@@ -109,5 +109,5 @@ def fence_for_workers(storage: Storage, destination: Storage, lease: Lease) -> F
         lease: lease of the calling process.
     """
     # An absolute path, because they may have another working directory.
-    place = Storage(destination.locate(), destination.options, destination.retries)
-    return FencedStorage(storage.locate(), storage.options, storage.retries, fence=_LeaseFile(place, lease.token))
+    place = Storage(destination.address(), destination.options, destination.retries)
+    return FencedStorage(storage.address(), storage.options, storage.retries, fence=_LeaseFile(place, lease.token))

@@ -29,7 +29,7 @@ _INSTALL_HINTS = {"hdfs": "ringfeed[hdfs]", "gs": "gcsfs", "gcs": "gcsfs", "az":
 _CONNECT_SECONDS = 10.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Location:
     """A folder, by its URL.
 
@@ -65,10 +65,20 @@ class Location:
         """Whether the store has keys and no folders: a write is atomic there, and nothing can be renamed."""
         return self.protocol in OBJECT_STORE_PROTOCOLS
 
-    def locate(self, path: str = "") -> str:
-        """The URL of a file in the folder, for messages and other programs."""
+    def address(self, path: str = "") -> str:
+        """The URL of a file in the folder, with its secrets; a local path is absolute."""
         base = str(self.local_path or self.url.rstrip("/"))
         return f"{base}/{path}" if path else base
+
+    def locate(self, path: str = "") -> str:
+        """`address` without secrets, for messages and files."""
+        return public_url(self.address(path))
+
+    def __str__(self) -> str:
+        return self.locate()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.locate()!r})"
 
     def check_reachable(self) -> None:
         """Fail early where a first request would hang: an HDFS client waits minutes for a NameNode that is down."""
@@ -102,9 +112,9 @@ class Location:
     def filesystem(self) -> tuple[fsspec.AbstractFileSystem, str]:
         """The fsspec file system, shared by all threads, and the folder's path in it; use it within `run`."""
         if self.protocol in S3_PROTOCOLS and not self.url.partition("://")[2].partition("/")[0]:
-            raise ConfigError(f"{self.url} names no bucket; name one, as in {self.protocol}://bucket/path")
+            raise ConfigError(f"{self.locate()} names no bucket; name one, as in {self.protocol}://bucket/path")
         with self.errors("open", ""):
-            return filesystem(self.locate(), self.protocol, self.options)
+            return filesystem(self.address(), self.protocol, self.options)
 
     @contextmanager
     def errors(self, verb: str, path: str) -> Iterator[None]:
@@ -118,7 +128,7 @@ class Location:
             raise self._translated(error, cause, verb, path) from cause
 
     def _translated(self, error: Exception, cause: BaseException, verb: str, path: str) -> Exception:
-        where = public_url(self.locate(path))
+        where = self.locate(path)
         if isinstance(error, ImportError):
             package = _INSTALL_HINTS.get(self.protocol, self.protocol)
             return StorageError(f"cannot open {where}: install its client with: pip install '{package}'")
@@ -140,4 +150,4 @@ class Location:
     def run(self, verb: str, path: str, operation: Callable[[], T]) -> T:
         """Run an idempotent operation on the `filesystem`, with retries and translated errors."""
         with self.errors(verb, path):
-            return retry(operation, self.retries, about=lambda: f"cannot {verb} {public_url(self.locate(path))}")
+            return retry(operation, self.retries, about=lambda: f"cannot {verb} {self.locate(path)}")

@@ -31,7 +31,7 @@ __all__ = ["Storage", "StorageLike", "as_storage", "public_url"]
 _READ_AHEAD_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Storage(Location):
     """A folder and the files in it, by paths relative to it.
 
@@ -42,7 +42,7 @@ class Storage(Location):
 
     def folder(self, name: str) -> Storage:
         """A subfolder, with the same options and retries, as a plain `Storage` even if this is a subclass."""
-        return Storage(self.locate(name), self.options, self.retries)
+        return Storage(self.address(name), self.options, self.retries)
 
     def read(self, path: str) -> bytes:
         """Return the content of a file."""
@@ -175,7 +175,7 @@ class Storage(Location):
         size = info["size"]
         is_web = self.protocol in WEB_PROTOCOLS
         if is_web and info.get("mimetype") == "text/html" and self.run("read", path, lambda: fs.serves_html(url)):
-            raise PageError.of(public_url(self.locate(path)))
+            raise PageError.of(self.locate(path))
         if not is_web or (
             size is not None
             and (not size or info.get("partial") or self.run("read", path, lambda: fs.serves_ranges(url)))
@@ -189,7 +189,7 @@ class Storage(Location):
         )
 
     def _ranges_error(self, path: str) -> RangesError:
-        return RangesError.of(public_url(self.locate(path)))
+        return RangesError.of(self.locate(path))
 
     @contextmanager
     def open_output(self, path: str, *, durable: bool = True) -> Iterator[IO[bytes]]:

@@ -6,10 +6,11 @@ import os
 import re
 
 from ..errors import ConfigError
+from ..url_secrets import public_url, secret_problem
 
 __all__ = [
-    "OBJECT_STORE_PROTOCOLS", "S3_PROTOCOLS", "WEB_PROTOCOLS", "normalize_url", "normalize_url_fields", "public_url",
-    "validate_url",
+    "OBJECT_STORE_PROTOCOLS", "S3_PROTOCOLS", "WEB_PROTOCOLS", "SecretUrl", "normalize_url", "normalize_url_fields",
+    "public_url", "validate_url",
 ]  # fmt: skip
 
 S3_PROTOCOLS = {"s3", "s3a"}
@@ -18,8 +19,15 @@ OBJECT_STORE_PROTOCOLS = {*S3_PROTOCOLS, "gs", "gcs", "az", "abfs", "abfss", "me
 
 _SCHEME = re.compile(r"(?:^|(?<=::))[A-Za-z][A-Za-z0-9+.-]*://")
 _LOST_SLASH = re.compile(r"(s3a?|hdfs|gs|gcs|az|abfss?|https?):/(?!/)")
-_PASSWORD = re.compile(r"(?<=://)([^/@:]*):[^/@]*@")
-_WEB_QUERY = re.compile(r"(https?://[^?]*?)\?.*?(?=::|$)", re.DOTALL)
+
+
+class SecretUrl(str):
+    """A URL with secrets, whose `repr` leaves them out, as `public_url` does. Its text is for the store's client."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return repr(public_url(self))
 
 
 def normalize_url(url: object, what: str) -> str:
@@ -30,15 +38,20 @@ def normalize_url(url: object, what: str) -> str:
         what: its name, for the error.
 
     Raises:
-        ConfigError: it is neither, or is not valid UTF-8, so that neither Arrow nor a manifest could store it.
+        ConfigError: it is neither, or is not valid UTF-8, so that neither Arrow nor a manifest could store it; or its
+            password cannot be told from the rest.
     """
     if not isinstance(url, (str, os.PathLike)) or not isinstance(text := os.fspath(url), str):
-        raise ConfigError(f"{what} must be a URL or a path, got {url!r}")
+        shown = repr(os.fsdecode(url) if isinstance(url, bytes) else url)
+        raise ConfigError(f"{what} must be a URL or a path, got {shown}")
     try:
         text.encode()
     except UnicodeEncodeError as error:
         raise ConfigError(f"{what} must be a name in UTF-8, got {text!r}; rename it") from error
-    return _SCHEME.sub(lambda scheme: scheme[0].lower(), text)
+    if problem := secret_problem(text):
+        raise ConfigError(f"{what} {public_url(text)}: {problem}")
+    text = _SCHEME.sub(lambda scheme: scheme[0].lower(), text)
+    return text if public_url(text) == text else SecretUrl(text)
 
 
 def validate_url(url: object, what: str) -> str:
@@ -51,6 +64,7 @@ def validate_url(url: object, what: str) -> str:
     if not text:
         raise ConfigError(f"{what} must be a URL or a path, got an empty one")
     if lost := _LOST_SLASH.match(text):
+        text = public_url(text)
         raise ConfigError(
             f"{what} must be a URL or a path, got {text!r}, which lacks a slash, as a URL does after pathlib.Path; "
             f"name {lost[1]}://{text[lost.end() :]}, or ./{text} if it is a folder of this machine"
@@ -68,12 +82,3 @@ def normalize_url_fields(options: object, *names: str, optional: str = "") -> No
     """
     for name in (*names, *([optional] if optional and getattr(options, optional) is not None else [])):
         object.__setattr__(options, name, validate_url(getattr(options, name), name))
-
-
-def public_url(url: str) -> str:
-    """Return a URL fit for messages: without a password, or the query of a web link, which may be a signature.
-
-    >>> public_url("https://me:secret@example.org/x.csv"), public_url("https://example.org/x.csv?Signature=secret")
-    ('https://me@example.org/x.csv', 'https://example.org/x.csv')
-    """
-    return _WEB_QUERY.sub(r"\1", _PASSWORD.sub(r"\1@", url))

@@ -18,6 +18,7 @@ from ...pipeline.fetch.shard_cache import Cache, MemoryCache, ShardCache, open_c
 from ...pipeline.metrics.stage_counters import CACHE_STAGES, FAULT_STAGES
 from ...sharding.dataset.dataset import open_dataset
 from ...sharding.errors import ConfigError
+from ...sharding.url_secrets import public_url
 from ..console import align, human_bytes, stage_progress
 from ..signals import deferred_signals
 from .bottleneck import StageProfile, name_bottleneck, name_knob
@@ -177,7 +178,7 @@ def _evaluate(loader: Loader, url: str, steps: int, reading: _Reading, cache_byt
     bottleneck = name_bottleneck(stages, parses=loader.undecoded and not loader.locates_features)
     samples = steps * loader.local_batch_size
     return Profile(
-        url=url,
+        url=public_url(url),
         split=options["split"],
         batch_size=options["batch_size"],
         balance=options["balance"],

@@ -45,6 +45,7 @@ from ...sharding import (
 from ...sharding.messages import counted, one_line, some_of
 from ...sharding.sources.ringfeed import open_named_dataset, resolve_split
 from ...sharding.storage.error_messages import PROCESS_LIMIT_REACHED, explain, is_process_limit
+from ...sharding.url_secrets import public_url
 from ..console import (
     StageReport,
     human_bytes,
@@ -194,10 +195,10 @@ def _verify(args: argparse.Namespace) -> int:
         for note in found.notes:
             print(": ".join(["note", *filter(None, [note.path]), one_line(note.remark)]))
     if damaged:
-        hint = f"see what can be saved with: shard-dataset repair {shlex.quote(args.url)} --dry-run"
+        hint = f"see what can be saved with: shard-dataset repair {shlex.quote(public_url(args.url))} --dry-run"
         return _fail(args, f"{counted(damaged, 'file', 'is/are')} damaged or missing; {hint}")
     if not args.json:
-        print(f"all {found.files:,} files of {args.url} are as they were written")
+        print(f"all {found.files:,} files of {public_url(args.url)} are as they were written")
     return _OK
 
 
@@ -254,11 +255,11 @@ def _export(args: argparse.Namespace) -> int:
         written = export(options, report=_stage_report(show))
     seconds = perf_counter() - started
     if args.json:
-        print_json({"destination": args.destination, **asdict(written), "seconds": round(seconds, 3)})
+        print_json({"destination": public_url(args.destination), **asdict(written), "seconds": round(seconds, 3)})
         return _OK
     print(
         f"exported {counted(written.records, 'record')}, {human_bytes(written.bytes)} in "
-        f"{counted(written.files, 'file')}, to {args.destination} in {human_seconds(seconds)} "
+        f"{counted(written.files, 'file')}, to {public_url(args.destination)} in {human_seconds(seconds)} "
         f"({written.records / seconds:,.0f} records/s)"
     )
     return _OK
@@ -272,7 +273,11 @@ def _clean(args: argparse.Namespace) -> int:
     for url in removed:
         print(one_line(url))
     verb = "would be" if args.dry_run else "was/were"
-    print(f"{counted(len(removed), 'file', verb)} removed" if removed else f"there is nothing to remove at {args.url}")
+    print(
+        f"{counted(len(removed), 'file', verb)} removed"
+        if removed
+        else f"there is nothing to remove at {public_url(args.url)}"
+    )
     return _OK
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from ...sharding import BuildOptions, BuildPlan, Dataset
 from ...sharding.dataset.file_names import rejected_name
 from ...sharding.messages import counted, listed, one_line
+from ...sharding.url_secrets import public_url
 from ..console import align, human_bytes, human_seconds
 from .balance_report import SplitBalance, balance_json, balance_of_dataset, balance_of_plan, balance_text
 from .inspection import FEATURE_HEADER, feature_cells, skipped_json
@@ -23,7 +24,7 @@ def plan_json(options: BuildOptions, plan: BuildPlan) -> dict[str, Any]:
     return {
         "dry_run": True,
         "generation": plan.assignment.generation,
-        "destination": options.destination,
+        "destination": public_url(options.destination),
         "format": options.shard_format,
         "compression": options.codec,
         "features": plan.source.schema.to_json(),
@@ -45,8 +46,8 @@ def plan_text(options: BuildOptions, plan: BuildPlan) -> str:
         *shares_text(balance, options.recorded(), plan.groups),
         *_rejected_text(plan),
         *_new_classes_text(_new_classes(plan)),
-        f"would {'append' if plan.base else 'write'} {options.shard_format}{codec} to {options.destination}; nothing "
-        "was written (--dry-run)",
+        f"would {'append' if plan.base else 'write'} {options.shard_format}{codec} to "
+        f"{public_url(options.destination)}; nothing was written (--dry-run)",
     ]
     return "\n".join(lines)
 

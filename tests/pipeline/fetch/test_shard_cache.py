@@ -642,3 +642,46 @@ def finished(process: "subprocess.Popen[str]") -> str:
     said, complaint = process.communicate(timeout=300)
     assert process.returncode == 0, complaint
     return said
+
+
+def test_cached_copies_are_readable_by_their_user_alone(tmp_path: Path) -> None:
+    old = os.umask(0)
+    try:
+        fetch_from(Cache(tmp_path / "cache"), content(1))
+    finally:
+        os.umask(old)
+    modes = {path: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "cache", *(tmp_path / "cache").rglob("*"))}
+    assert set(modes.values()) == {0o700, 0o600}
+    assert all(mode == (0o700 if path.is_dir() else 0o600) for path, mode in modes.items())
+
+
+def test_links_planted_in_a_cache_are_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    data, victim, folder = content(1), tmp_path / "victim", tmp_path / "cache"
+    victim.mkdir()
+    key = key_of(data)
+    (victim / "thesis.txt").write_text("precious")
+    Cache(folder)
+    (folder / key.file).parent.symlink_to(victim)
+    assert fetch_from(Cache(folder), data)[1]
+    assert "is a link, which another user may have planted" in told(caplog)[-1]
+    (folder / key.file).parent.unlink()
+    (folder / key.file).parent.mkdir(mode=0o700)
+    for planted in (folder / key.file, folder / f"{key.file}.part"):
+        planted.symlink_to(victim / "thesis.txt")
+        assert fetch_from(Cache(folder), data)[1]
+        assert "is a link, which another user may have planted" in told(caplog)[-1]
+        planted.unlink()
+    (folder / STATE_NAME).unlink()
+    (folder / STATE_NAME).symlink_to(victim / "thesis.txt")
+    with pytest.raises(ConfigError, match=f"{STATE_NAME} is a link, which another user may have planted"):
+        Cache(folder)
+    assert {path.name: path.read_text() for path in victim.iterdir()} == {"thesis.txt": "precious"}
+
+
+def test_a_fifo_planted_for_an_entry_does_not_block(tmp_path: Path) -> None:
+    data, folder = content(1), tmp_path / "cache"
+    fetch_from(Cache(folder), data)
+    (folder / key_of(data).file).unlink()
+    os.mkfifo(folder / key_of(data).file)
+    assert fetch_from(Cache(folder), data)[1]
+    assert not fetch_from(Cache(folder), data)[1]

@@ -8,6 +8,7 @@ import pytest
 from ringfeed.sharding import DestinationError, clean
 from ringfeed.sharding.destination.atomic_folder import open_atomic_folder
 from ringfeed.sharding.storage.lease import hold_lease
+from ringfeed.sharding.storage.private_folders import make_private_folder
 from ringfeed.sharding.storage.storage import Storage
 from tests.servers.store import Store
 
@@ -102,6 +103,7 @@ def test_files_that_appear_during_the_body_stay(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cleaned", [False, True])
 def test_the_next_export_or_clean_removes_what_a_killed_one_left(tmp_path: Path, cleaned: bool) -> None:
     target = Storage(f"{tmp_path}/new/out")
+    make_private_folder(tmp_path / "new" / ".out.exporting", "")
     with hold_lease(Storage(f"{tmp_path}/new/.out.exporting"), {"task": "export"}) as lease:
         for name in ("README.md", "train-00000-of-00002.tar"):
             Storage(f"{tmp_path}/new/.out.exporting/files").write(name, b"half")
