@@ -250,7 +250,10 @@ class Storage(Location):
         return list(self.sizes())
 
     def sizes(self) -> dict[str, int]:
-        """The bytes of all files in the folder and below, by path, from one listing, in the order of `list`."""
+        """The bytes of all files in the folder and below, by path, from one listing, in the order of `list`.
+
+        An empty object whose key ends in ``/`` is no file: the consoles of object stores make these for folders.
+        """
         fs, root = self.filesystem()
 
         def find() -> dict[str, Any]:
@@ -263,7 +266,8 @@ class Storage(Location):
 
         found = sorted(self.run("list", "", find).items())
         files = ((name, info["size"]) for name, info in found if info["type"] == "file")  # S3 stores may list folders
-        return {name[len(root) + 1 :]: size for name, size in files if name.startswith(root + "/")}
+        sizes = {name[len(root) + 1 :]: size for name, size in files if name.startswith(root + "/")}
+        return {name: size for name, size in sizes.items() if size or not f"/{name}".endswith("/")}
 
     def remove(self, path: str) -> None:
         """Remove a file if it exists."""

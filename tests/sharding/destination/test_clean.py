@@ -113,3 +113,18 @@ def test_the_next_export_aborts_the_uploads_of_a_killed_one(
     assert uploads(folder) == ["/notes.bin"]
     store = Storage(folder)
     assert {name: store.read(name) for name in store.list()} == files_of(tmp_path / "here")
+
+
+def test_a_folder_made_in_a_console_is_a_destination_and_stays(folder: str, parquet: str) -> None:
+    storage = Storage(folder)
+    for destination in (folder, f"{folder}-export"):
+        fs, path = fsspec.url_to_fs(destination)
+        bucket, key, _ = fs.split_path(path)
+        fs.call_s3("put_object", Bucket=bucket, Key=f"{key}/", Body=b"")
+    export_options = ExportOptions(url=folder, destination=f"{folder}-export", to="webdataset")
+    build(BuildOptions(source=parquet, destination=folder, label="label", shards=2))
+    assert export(export_options).records == 600
+    assert clean(folder) == []
+    fs.invalidate_cache()
+    assert fs.find(path)[0] == f"{path}/"
+    assert "dataset.json" in storage.list()

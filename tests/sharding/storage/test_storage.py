@@ -216,6 +216,13 @@ class TestS3:
         fs, root = storage.filesystem()
         assert fs.info(f"{root}/a")["ETag"].strip('"').endswith("-2")
 
+    def test_a_folder_made_in_a_console_is_empty(self, s3_server: S3Server, s3_bucket: str) -> None:
+        storage = Storage(f"s3://{s3_bucket}/made", s3_server.storage_options)
+        fs, _ = storage.filesystem()
+        for key, data in (("made/", b""), ("made/below/", b""), ("made/file", b"")):
+            fs.call_s3("put_object", Bucket=s3_bucket, Key=key, Body=data)
+        assert storage.sizes() == {"file": 0}
+
     def test_a_reader_s_write_is_refused(self, s3_server: S3Server, s3_bucket: str) -> None:
         storage = Storage(f"s3://{s3_bucket}/x", s3_server.as_reader().storage_options)
         storage.check_writable()
