@@ -31,16 +31,21 @@ def check_label(schema: Schema) -> None:
     """Refuse a label that makes no classes, before reading it.
 
     Raises:
-        SourceError: the label holds floats, bytes, or lists.
+        SourceError: the label holds bytes or lists.
     """
     if schema.label is None:
         return
     label = schema[schema.label]
-    if label.shape != () or label.dtype == "binary" or label.dtype.startswith("float"):
-        what = f"lists of {label.dtype}" if label.shape else f"{label.dtype} values"
+    if label.shape:
+        size = "of any length" if label.elements is None else f"of shape {list(label.shape)}"
         raise SourceError(
-            f"the label column {label.name!r} holds {what}, which make no classes; a label is a string, an integer or "
-            "a bool: cast it with --cast or, for regression, omit --label"
+            f"the label column {label.name!r} holds lists of {label.dtype} {size}, which make no classes; a record has "
+            "one label, a string, an integer or a bool: make it with --map or, to keep the lists, omit --label"
+        )
+    if label.dtype == "binary":
+        raise SourceError(
+            f"the label column {label.name!r} holds bytes, which make no classes; a label is a string, an integer or a "
+            f"bool: cast it with --cast {label.name}=string"
         )
 
 

@@ -50,7 +50,7 @@ class Cast(ColumnStep):
 
 @dataclass(frozen=True, slots=True)
 class SetTypes(ColumnStep):
-    """Convert columns to the types and shapes of a ``--schema`` file."""
+    """Convert columns to the types and shapes of a ``--schema`` file; lists of one element may become the element."""
 
     features: tuple[Feature, ...]
 
@@ -72,7 +72,10 @@ class SetTypes(ColumnStep):
         for feature in self.features:
             i = batch.schema.get_field_index(feature.name)
             if i >= 0:
-                column = cast_column(batch.column(i), feature.arrow_type, f"--schema: column {feature.name!r}")
+                column = batch.column(i)
+                if not feature.shape and pa.types.is_fixed_size_list(column.type):
+                    column = pc.list_element(column, 0)
+                column = cast_column(column, feature.arrow_type, f"--schema: column {feature.name!r}")
                 batch = batch.set_column(i, feature.name, column)
         return batch
 
@@ -98,7 +101,7 @@ def _retyped(feature: Feature, dtype: str) -> Feature:
 
 
 def _merged(feature: Feature, asked: Feature) -> Feature:
-    if (feature.shape == ()) != (asked.shape == ()):
+    if (feature.shape == ()) != (asked.shape == ()) and not (asked.shape == () and feature.elements == 1):
         raise ConfigError(f"--schema: column {feature.name!r} holds {_shown(feature)}, not {_shown(asked)}")
     if None not in (feature.elements, asked.elements) and feature.elements != asked.elements:
         raise ConfigError(

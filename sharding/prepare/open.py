@@ -12,6 +12,7 @@ from ..schema import Feature
 from ..sources import Source, open_source
 from ..sources.base import NO_FEATURES, Reject, SelectiveSource, draft_columns, fail_on_bad
 from .casts import Cast, SetTypes
+from .class_label import needs_classes
 from .column_names import is_in_group
 from .image_source import ImageSource
 from .options import PrepareOptions
@@ -56,7 +57,8 @@ def open_prepared(
         null_values=options.null_values,
     )
     if not any(isinstance(step, MapBatches) for step in options.steps):
-        source = _open_expected(opened, name, options.features, _types_before(options.steps, types))
+        expected = {key: feature for key, feature in types.items() if key != label or feature.dtype != "int64"}
+        source = _open_expected(opened, name, options.features, _types_before(options.steps, expected))
     else:
         source = opened(None, features=options.features)  # a function may make the label column
         if source.schema.label not in (None, name) and name is not None:  # images: the label exists under any name
@@ -115,7 +117,7 @@ def prepare(source: Source, options: PrepareOptions, label: str | None = None) -
     """
     steps = [*([SetTypes(tuple(options.features.values()))] if options.features else []), *options.steps]
     result = source
-    if steps:
+    if steps or (label is not None and label in source.schema.names and needs_classes(source.schema[label])):
         own = None if source.schema.label is None else _after(steps, source.schema.label)
         prepared = PreparedSource.over(source, steps, label)
         result = prepared.with_label(own) if label is None and own in prepared.schema.names else prepared

@@ -15,6 +15,7 @@ from ..compute.keyed_random import derive_key
 from ..errors import SourceError
 from ..schema import Schema
 from ..sources.base import Part, Reject, Source, complete_slices, draft_columns, fail_on_bad, late_bytes, narrow_source
+from .class_label import MakeClasses, needs_classes
 from .column_names import HIDDEN, expand_groups, is_hidden, select_present, visible_names
 from .steps import Drop, Select, Step
 from .user_map import MapBatches
@@ -54,6 +55,8 @@ class PreparedSource:
     def over(cls, inner: Source, steps: Sequence[Step], label: str | None) -> PreparedSource:
         """Check each step against the columns before it, and each function against the first records.
 
+        A step that makes classes of the label follows, if it holds floats or lists of one element.
+
         Args:
             inner: source of the original records.
             steps: steps in order.
@@ -74,18 +77,23 @@ class PreparedSource:
                 step = step.bind(source.schema, source._first_records())
             elif isinstance(step, (Drop, Select)):
                 step = replace(step, columns=tuple(expand_groups(step.columns, source.schema.names)))
-            source = replace(
-                source,
-                steps=(*source.steps, step),
-                input_schemas=(*source.input_schemas, source.schema),
-                schema=step.schema(source.schema),
-            )
+            source = source._then(step)
+        if label is not None and label in source.schema.names and needs_classes(source.schema[label]):
+            source = source._then(MakeClasses(label))
         codes = [step.code_hash for step in source.steps if isinstance(step, MapBatches)]
         return replace(
             source,
             schema=Schema(features=source.schema.features, label=label),
             eager=source.eager or label in source._late_now(),
             fingerprint=f"{derive_key(inner.fingerprint, *(step.spec for step in source.steps), *codes):016x}",
+        )
+
+    def _then(self, step: Step) -> PreparedSource:
+        return replace(
+            self,
+            steps=(*self.steps, step),
+            input_schemas=(*self.input_schemas, self.schema),
+            schema=step.schema(self.schema),
         )
 
     def with_label(self, label: str) -> PreparedSource:
