@@ -140,7 +140,7 @@ def test_an_unfinished_build_does_not_open(pristine: Path, tmp_path: Path) -> No
     shutil.copytree(pristine, root)
     (root / "dataset.json").unlink()
     (root / "_building.json").touch()
-    with pytest.raises(DatasetError, match="a build has not finished"):
+    with pytest.raises(DatasetError, match="a build did not finish"):
         open_dataset(str(root))
 
 

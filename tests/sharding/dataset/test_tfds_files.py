@@ -105,7 +105,7 @@ def shards(dataset: Path) -> tuple[ShardInfo, ...]:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"shard_format": "parquet"}, "it reads TFRecord shards, these are parquet"),
+        ({"shard_format": "parquet"}, "it reads only TFRecord shards, these are parquet"),
         ({"compression": "gzip"}, "compressed with gzip"),
     ],
 )

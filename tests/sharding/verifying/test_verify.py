@@ -401,7 +401,7 @@ class TestManifest:
         (root / "dataset.json").unlink()
         assert only(verify(str(root))).kind == "missing"
         (root / "_building.json").write_text("{}")
-        with pytest.raises(DatasetError, match="a build has not finished"):
+        with pytest.raises(DatasetError, match="a build did not finish"):
             verify(str(root))
 
     def test_without_manifest_and_table_nothing_can_be_verified(
