@@ -36,6 +36,10 @@ __all__ = ["BaseLoader"]
 
 _PREFETCH_BYTES = 16 << 20  # decoded batches that wait for a NumPy consumer
 _TRANSFORMED_BATCHES = 2  # kept ready behind a transform
+_NO_ARRAY = (
+    "a loader is not an array; for Keras use model.fit(loader.keras(epochs=N), epochs=N, steps_per_epoch=len(loader), "
+    "shuffle=False), for NumPy loader.numpy_epoch(epoch)"
+)
 
 
 class BaseLoader(ABC):
@@ -73,9 +77,49 @@ class BaseLoader(ABC):
         self._counters = Counters()
         self._make_dataset: Callable[[int, int, int], tf.data.Dataset] | None = None
         self._error: Exception | None = None  # the one that ended an epoch in TensorFlow
+        self._place = self._next = (0, 0)  # epoch and step: of the running iteration, and where the next one begins
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return remake, (type(self), self.arguments, self.identity)
+        return remake, (type(self), self.arguments, self.identity), {"_place": self._place, "_next": self._next}
+
+    def __repr__(self) -> str:
+        return (
+            f"<{type(self).__name__} of {self._describe()}: {self.steps_per_epoch:,} steps an epoch, global batches of "
+            f"{self._geometry.batch_size:,} samples, rank {self._rank} of {self._world_size}>"
+        )
+
+    @abstractmethod
+    def _describe(self) -> str:
+        """What the loader reads, without secrets, for `repr`."""
+
+    def __len__(self) -> int:
+        """Steps in an epoch."""
+        return self.steps_per_epoch
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """The batches of one epoch, as `epoch` yields them: of epoch 0 the first time, then of epoch 1, and so on.
+
+        `state_dict` says where the iteration is; after `load_state_dict` the next one begins there. Raises the loader's
+        own errors, as in the body of `own_errors`.
+        """
+        epoch, step = self._next
+        if step == self.steps_per_epoch:
+            epoch, step = epoch + 1, 0
+        self._place, self._next = (epoch, step), (epoch + 1, 0)
+        with self.own_errors():
+            for batch in self.epoch(epoch, step):
+                step += 1
+                self._place = (epoch, step)
+                yield batch
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        """Refuse to be an array, as which Keras takes what has this method."""
+        raise ConfigError(_NO_ARRAY)
+
+    @property
+    def shape(self) -> Any:
+        """What ``model.fit(loader)`` asks for first: says how to fit."""
+        raise AttributeError(_NO_ARRAY)
 
     @property
     @abstractmethod
@@ -166,6 +210,22 @@ class BaseLoader(ABC):
             ConfigError: there is no such step, no TensorFlow, or no label or feature for `as_supervised`; or the epoch
                 or its steps exceed 64 bits.
         """
+        return self._epochs(
+            epoch, start_step, 1,
+            transform=transform, num_parallel_calls=num_parallel_calls, as_supervised=as_supervised,
+        )  # fmt: skip
+
+    def _epochs(
+        self,
+        epoch: int,
+        start_step: int,
+        epochs: int,
+        *,
+        transform: Transform | Sequence[Transform] | None,
+        num_parallel_calls: int | None,
+        as_supervised: bool,
+    ) -> tf.data.Dataset:
+        """`epoch`, and the epochs after it: `epochs` in all."""
         if boolean("as_supervised", as_supervised) and self._stored.label is None:
             raise ConfigError(
                 "as_supervised pairs features with the class of their label, and the dataset has no label; pair them "
@@ -178,16 +238,52 @@ class BaseLoader(ABC):
                 "epoch needs TensorFlow; install it with: pip install 'ringfeed[cpu]', or use numpy_epoch"
             ) from error
         epoch, start_step = self._checked(epoch, start_step)
-        if epoch >= 1 << 63:
-            raise ConfigError(f"epoch must be less than 2**63 for TensorFlow, got {epoch}")
+        if epoch + epochs > 1 << 63:
+            raise ConfigError(f"epoch must be less than 2**63 for TensorFlow, got {epoch + epochs - 1}")
         if self._make_dataset is None:
             self._make_dataset = self._dataset_maker()
         dataset = self._make_dataset(epoch, start_step, self.steps_per_epoch - start_step)
+        for following in range(epoch + 1, epoch + epochs):
+            dataset = dataset.concatenate(self._make_dataset(following, 0, self.steps_per_epoch))
         dataset._ringfeed_loader = self  # keeps the loader alive for the dataset's iterators
         if transform is not None:
             dataset, functions = apply_transform(dataset, transform, num_parallel_calls)
-            dataset = self.explain_failures(dataset, functions, epoch, start_step).prefetch(_TRANSFORMED_BATCHES)
+            dataset = self.explain_failures(dataset, functions, epoch, start_step, epochs)
+            dataset = dataset.prefetch(_TRANSFORMED_BATCHES)
         return supervised_pairs(dataset, self.schema) if as_supervised else dataset
+
+    def keras(
+        self,
+        epochs: int,
+        initial_epoch: int = 0,
+        *,
+        transform: Transform | Sequence[Transform] | None = None,
+        num_parallel_calls: int | None = None,
+    ) -> tf.data.Dataset:
+        """The batches of several epochs, each in an order of its own, for one call of `keras.Model.fit`.
+
+        ``model.fit(loader.keras(epochs=5), epochs=5, steps_per_epoch=len(loader), shuffle=False)``; without
+        `steps_per_epoch`, Keras takes all of them for one epoch.
+
+        Args:
+            epochs: as `fit` takes it: the epoch to stop before.
+            initial_epoch: the epoch to begin with.
+            transform: as for `epoch`.
+            num_parallel_calls: as for `epoch`.
+
+        Returns:
+            As `epoch` with ``as_supervised=True``.
+
+        Raises:
+            ConfigError: as for `epoch`, or there is no epoch to read.
+        """
+        epochs, initial_epoch = integer("epochs", epochs), integer("initial_epoch", initial_epoch)
+        if not 0 <= initial_epoch < epochs:
+            raise ConfigError(f"epochs must be more than initial_epoch, got epochs {epochs}, initial {initial_epoch}")
+        return self._epochs(
+            initial_epoch, 0, epochs - initial_epoch,
+            transform=transform, num_parallel_calls=num_parallel_calls, as_supervised=True,
+        )  # fmt: skip
 
     def _dataset_maker(self) -> Callable[[int, int, int], tf.data.Dataset]:
         from .deliver.to_tensorflow import Delivery, dataset_maker
@@ -215,17 +311,18 @@ class BaseLoader(ABC):
             raise
 
     def explain_failures(
-        self, dataset: tf.data.Dataset, functions: Sequence[Transform], epoch: int, start_step: int
+        self, dataset: tf.data.Dataset, functions: Sequence[Transform], epoch: int, start_step: int, epochs: int = 1
     ) -> tf.data.Dataset:
         """A transformed dataset whose errors name the record that a transform fails on.
 
         Without features of bytes, which may be images, the dataset is returned as it is.
 
         Args:
-            dataset: the batches of an epoch, mapped.
+            dataset: the batches of an epoch or several, mapped.
             functions: the transforms that were mapped, in order.
-            epoch: number of the epoch.
+            epoch: number of the first epoch.
             start_step: step of the first batch.
+            epochs: number of epochs.
         """
         if not any(feature.dtype == "binary" for feature in self.schema.features):
             return dataset
@@ -237,10 +334,11 @@ class BaseLoader(ABC):
             loader = this()
             assert loader is not None
             if loader._error is None:
-                loader._error = loader._explained(functions, epoch, step)
+                later, own_step = divmod(step, loader.steps_per_epoch)
+                loader._error = loader._explained(functions, epoch + later, own_step)
             return loader._error
 
-        return explain_failures(dataset, start_step, self.steps_per_epoch, explain)
+        return explain_failures(dataset, start_step, epochs * self.steps_per_epoch, explain)
 
     def _explained(self, functions: Sequence[Transform], epoch: int, step: int) -> RingfeedError:
         """The error for a batch that a transform fails on; reads the batch again."""
@@ -294,6 +392,18 @@ class BaseLoader(ABC):
         own = self._state(self._checked(epoch)[0])
         check_state({"order": 1, **state}, {"epoch": epoch, "step": step, **own, "order": ORDER_VERSION})
         return self._checked(epoch, step)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The `state` after the batches that iterating over the loader has yielded so far, as PyTorch names it."""
+        return self.state(*self._place)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin the next iteration over the loader where `state_dict` or `state` was taken.
+
+        Raises:
+            ConfigError: as for `resume`.
+        """
+        self._place = self._next = self.resume(state)
 
     @abstractmethod
     def _state(self, epoch: int) -> dict[str, Any]:

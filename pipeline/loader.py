@@ -16,6 +16,7 @@ from ..sharding.compute.class_counts import count_matrix
 from ..sharding.dataset.dataset import open_dataset
 from ..sharding.dataset.manifest import Manifest
 from ..sharding.errors import CorruptionError
+from ..sharding.url_secrets import public_url
 from .base_loader import BaseLoader
 from .decode.buffer_pool import BufferPool
 from .decode.class_labels import ClassLabels
@@ -182,6 +183,10 @@ class Loader(BaseLoader):
         if options.bucket_by is None:
             return None
         return LengthBuckets.from_options(self.schema, options.bucket_by, options.bucket_steps, self._geometry.steps)
+
+    def _describe(self) -> str:
+        where = "" if self._options.where is None else f" where {self._options.where}"
+        return f"{public_url(self._dataset.storage.locate())}, split {self._options.split!r}{where}"
 
     @property
     def manifest(self) -> Manifest:

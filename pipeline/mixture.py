@@ -31,6 +31,7 @@ from .mixture_streams import DatasetStream, MixtureStream
 from .order.class_balance import ClassSchedule
 from .order.class_shares import DATASET_TERMS, parse_balance, settled_epoch, target_weights
 from .order.epoch_order import Geometry
+from .order.plan_table import PlanTable, mix_rows
 from .resume_state import shares_digest
 from .select.sample_columns import CLASS_ID, ORIGIN, SOURCE_ID, WEIGHT, Origin
 
@@ -75,6 +76,17 @@ class MixturePlan:
     batch_size: int
     streams: int
     sources: dict[str, SourceMix]
+
+    def __str__(self) -> str:
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def _table(self) -> PlanTable:
+        line = f"epoch {self.epoch}: {self.steps:,} steps of {self.batch_size:,} samples, streams: {self.streams}"
+        rows = [(name, mix.records, mix.samples, mix.per_batch, mix.repeats) for name, mix in self.sources.items()]
+        return PlanTable([line], ["dataset", "records", "samples", "per batch", "repeats"], mix_rows(rows))
 
 
 class Mixture(BaseLoader):
@@ -145,6 +157,9 @@ class Mixture(BaseLoader):
             )
         streams = self._loaders[0].local_batch_size  # a loader's batch is one sample of each stream
         return Geometry(records=steps * batch_size, batch_size=batch_size, streams=streams)
+
+    def _describe(self) -> str:
+        return ", ".join(self._names)
 
     @property
     def arguments(self) -> dict[str, Any]:

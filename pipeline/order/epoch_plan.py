@@ -13,6 +13,7 @@ from .class_balance import ClassSchedule
 from .donor_shards import choose_donors
 from .epoch_order import EpochOrder
 from .missing_classes import MissingClass, SplitContents, find_missing_classes
+from .plan_table import PlanTable, mix_rows
 from .remainder import RecordRange, dropped_ranges, wrapped_ranges
 
 __all__ = ["ClassMix", "FilterPlan", "LoaderPlan", "plan_epoch"]
@@ -104,6 +105,34 @@ class LoaderPlan:
     wrapped_records: tuple[RecordRange, ...]
     row_filter: FilterPlan | None = None
     quarantined: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return str(self._table())
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def _table(self) -> PlanTable:
+        least, most = min(self.bytes_per_rank), max(self.bytes_per_rank)
+        read = f"{most:,}" if least == most else f"{least:,} to {most:,}"
+        counts = {
+            "records dropped": self.dropped,
+            "samples of padding": self.padded,
+            "samples repeated to fill the last batch": self.wrapped,
+            "samples of weight 0 beside the global batches": self.filled,
+            "times a window borrows a class": len(self.missing),
+            "shards in quarantine": len(self.quarantined),
+        }
+        lines = [
+            f"epoch {self.epoch}: {self.steps:,} steps of {self.batch_size:,} samples, streams: {self.streams}",
+            f"ranks: {len(self.bytes_per_rank)}, bytes that each reads: {read}",
+            *(f"{name}: {count:,}" for name, count in counts.items() if count),
+        ]
+        if self.row_filter is not None:
+            passed = self.row_filter
+            lines.append(f"records where {passed.where}: {passed.kept:,} of {passed.records:,}")
+        rows = [(str(value), m.records, m.samples, m.per_batch, m.repeats) for value, m in self.class_mix.items()]
+        return PlanTable(lines, ["class", "records", "samples", "per batch", "repeats"], mix_rows(rows))
 
 
 def plan_epoch(
