@@ -6,12 +6,13 @@ An error names the rule and the value.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import re
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 __all__ = [
     "CommandParser",
@@ -23,6 +24,7 @@ __all__ = [
     "checked_type",
     "parse_bytes",
     "parse_splits",
+    "refuse_unknown",
 ]
 
 _USAGE = 2  # exit status
@@ -32,6 +34,7 @@ for _power, _letter in enumerate("KMGT", start=1):
 
 
 T = TypeVar("T")
+_Subcommands = argparse._SubParsersAction
 
 
 class HelpFormatter(argparse.HelpFormatter):
@@ -50,12 +53,56 @@ def _filled(paragraph: str, width: int) -> str:
 
 
 class CommandParser(argparse.ArgumentParser):
-    """Reports a mistake in one line, with the command that prints the help."""
+    """Reports a mistake in one line, with the command that prints the help, and begins the help with its examples."""
 
     def error(self, message: str) -> NoReturn:
         """End the command with exit code 2."""
         message = _without_secrets(message)
         self.exit(_USAGE, f"{self.prog}: error: {message}; see: {self.prog} --help\n")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse a command line; a mistake ends the command."""
+        parsed, more = self.parse_known_args(args, namespace)
+        if more:
+            refuse_unknown(self, getattr(parsed, "command", None), more)
+        return parsed
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if isinstance(action, _Subcommands) and value not in action.choices:
+            from ..sharding.messages import did_you_mean
+
+            known = f"the commands are: {', '.join(action.choices)}"
+            self.error(f"there is no command {value!r}; {did_you_mean(value, action.choices, known)}")
+        super()._check_value(action, value)
+
+    def format_help(self) -> str:
+        """The help: description and examples, then usage, arguments, and the rest of the epilog."""
+        parts = (self.epilog or "").split("\n\n")
+        start = next((i for i, part in enumerate(parts) if part.startswith("example")), len(parts))
+        indented = itertools.takewhile(lambda part: part.startswith("  "), parts[start + 1 :])
+        end = start + 1 + len(list(indented))
+        formatter = self._get_formatter()
+        formatter.add_text(self.description)
+        formatter.add_text("\n\n".join(parts[start:end]))
+        formatter.add_usage(self.usage, self._actions, self._mutually_exclusive_groups)
+        for group in self._action_groups:
+            formatter.start_section(group.title)
+            formatter.add_text(group.description)
+            formatter.add_arguments(group._group_actions)
+            formatter.end_section()
+        formatter.add_text("\n\n".join(parts[:start] + parts[end:]))
+        return formatter.format_help()
+
+
+def refuse_unknown(program: argparse.ArgumentParser, command: str | None, words: Sequence[str]) -> NoReturn:
+    """End a program, because a subcommand does not know some arguments; names the flag that may be meant."""
+    from ..sharding.messages import closest
+
+    subcommands = (action.choices for action in program._actions if isinstance(action, _Subcommands))
+    parser: argparse.ArgumentParser = next((choices[command] for choices in subcommands if command), program)
+    typed = next((word.partition("=")[0] for word in words if word.startswith("--")), "")
+    close = closest(typed, parser._option_string_actions)
+    parser.error(f"unrecognized arguments: {' '.join(words)}" + (f" (did you mean {close}?)" if close else ""))
 
 
 class EventParser(CommandParser):

@@ -6,12 +6,13 @@ Only the chosen subcommand's module is imported, so that no subcommand pays for 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
-from .argument_types import CommandParser, HelpFormatter
+from .argument_types import CommandParser, EventParser, HelpFormatter
 from .probe import version_of
 from .process_start import INTERRUPTED, exit_on_interrupt, guarded_stdout, prepare_streams
 from .signals import Terminated
@@ -45,8 +46,8 @@ examples:
   ringfeed profile s3://bucket/flights --split train --batch-size 1024
   horovodrun -np 2 --gloo ringfeed train --config flights.yaml --set epochs=3
 
-Exit status: 0 success, 1 an error (one line on standard error), 2 invalid arguments, 130 interrupted (profile: 143 by
-SIGTERM, 129 by SIGHUP).
+Exit status: 0 success, 1 an error (one line on standard error, with --json one JSON object), 2 invalid arguments,
+130 interrupted (profile: 143 by SIGTERM, 129 by SIGHUP).
 
 Datasets are built, inspected and verified by `shard-dataset`.
 """
@@ -67,9 +68,14 @@ def load(command: str) -> Subcommand:
     return cast(Subcommand, import_module(COMMANDS[command][0], __package__))
 
 
-def build_parser(chosen: str | None) -> argparse.ArgumentParser:
-    """Return the parser of `ringfeed`: complete for the chosen subcommand, one line of help for the others."""
-    parser: argparse.ArgumentParser = CommandParser(
+def build_parser(chosen: str | None, *, events: bool = False) -> argparse.ArgumentParser:
+    """Return the parser of `ringfeed`: complete for the chosen subcommand, one line of help for the others.
+
+    Args:
+        chosen: the subcommand.
+        events: whether to report mistakes as events, for machines.
+    """
+    parser: argparse.ArgumentParser = (EventParser if events else CommandParser)(
         prog="ringfeed",
         description="Balanced shards in, batches out, models trained on a ring.",
         epilog=_EPILOG,
@@ -102,28 +108,34 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `ringfeed` and return its exit status; an expected error is one line on standard error."""
     prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    events = "--json" in arguments
     with exit_on_interrupt("ringfeed"):
         from ..sharding.errors import RingfeedError
         from ..sharding.url_secrets import without_secrets
     try:
         with guarded_stdout():
             with exit_on_interrupt("ringfeed"):
-                args = build_parser(chosen_command(arguments)).parse_args(arguments)
+                args = build_parser(chosen_command(arguments), events=events).parse_args(arguments)
             status = load(args.command).run(args)
             sys.stdout.flush()
             return status
     except (RingfeedError, OSError) as error:
-        print(f"ringfeed: error: {without_secrets(str(error))}", file=sys.stderr)
-        return 1
+        return _report("error", without_secrets(str(error)), 1, events=events)
     except ModuleNotFoundError as error:
         extra = EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        print(f"ringfeed: error: this needs {error.name}: pip install 'ringfeed[{extra}]'", file=sys.stderr)
-        return 1
+        return _report("error", f"this needs {error.name}: pip install 'ringfeed[{extra}]'", 1, events=events)
     except KeyboardInterrupt as error:
-        print("ringfeed: interrupted", file=sys.stderr)
-        return error.status if isinstance(error, Terminated) else INTERRUPTED
+        status = error.status if isinstance(error, Terminated) else INTERRUPTED
+        return _report("interrupted", "", status, events=events)
+
+
+def _report(event: str, message: str, status: int, *, events: bool) -> int:
+    """Print how the command ended, as an event or as a line of text, and return its exit status."""
+    text = json.dumps({"event": event, "message": message, "status": status})
+    print(text if events else f"ringfeed: {event}{message and ': '}{message}", file=sys.stderr)
+    return status
 
 
 if __name__ == "__main__":

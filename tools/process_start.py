@@ -119,7 +119,7 @@ def exit_on_interrupt(program: str) -> Iterator[None]:
 
     def end(signum: int, frame: FrameType | None) -> None:
         event = f'{{"event": "interrupted", "message": "", "status": {INTERRUPTED}}}'
-        line = event if program == "shard-dataset" and "--json" in sys.argv else f"{program}: interrupted"
+        line = event if "--json" in sys.argv else f"{program}: interrupted"
         os.write(2, f"{line}\n".encode())
         os._exit(INTERRUPTED)
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from ..pipeline import Loader
 from ..pipeline.fetch.shard_cache import open_cache
 from ..sharding.dataset.dataset import open_dataset
-from ..sharding.errors import ConfigError
+from ..sharding.errors import ConfigError, DatasetError
 from .config import TrainConfig
 from .distributed import Ring
 from .preprocess import Preprocess, fill_values
@@ -24,6 +24,7 @@ def open_loader(config: TrainConfig, ring: Ring, *, split: str, training: bool) 
 
     Raises:
         ConfigError: the batch cannot be shared evenly by the ranks, or a training split cannot fill a batch.
+        DatasetError: there is no such split.
     """
     batch_size = config.data.batch_size
     if batch_size % ring.size:
@@ -33,6 +34,12 @@ def open_loader(config: TrainConfig, ring: Ring, *, split: str, training: bool) 
             f"use a multiple of {ring.size}, such as {lower or ring.size}"
         )
     manifest = open_dataset(config.data.url).manifest
+    if split not in manifest.splits:
+        key, remedy = (
+            ("train_split", "") if training else ("eval_split", "; to train without evaluation: data.eval_split: null")
+        )
+        known = ", ".join(map(repr, manifest.splits))
+        raise DatasetError(f"data.{key}: there is no split {split!r}; the dataset has {known}{remedy}")
     records = manifest.split(split).records
     if training and records < batch_size:
         most = records - records % ring.size

@@ -6,6 +6,8 @@ TensorFlow is imported only once the configuration is valid.
 from __future__ import annotations
 
 import argparse
+import functools
+import json
 import os
 import re
 import sys
@@ -64,7 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="overrides",
         help="override a key of the configuration, such as optimizer.learning_rate=0.5; may be repeated",
     )
-    parser.add_argument("--json", action="store_true", help="print the metrics as JSON on standard output (rank 0)")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the metrics as JSON on standard output (rank 0), and an error as JSON",
+    )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,19 +82,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Train and return the exit status; one of several ranks ends the process at an error: see `_leave`."""
+    leave = functools.partial(_leave, as_json=args.json)
     try:
         _train(args)
     except KeyboardInterrupt:
-        return _leave("interrupted", _INTERRUPTED)
+        return leave("interrupted", _INTERRUPTED)
     except RingfeedError as error:
-        return _leave(str(error), 1)
+        return leave(str(error), 1)
     except Exception as error:
         if _OTHER_RANK_FAILED in str(error):
-            return _leave("stopped because another rank failed", 1)
+            return leave("stopped because another rank failed", 1)
         if type(error).__name__ == "ResourceExhaustedError":  # TensorFlow's error, which may not be imported
-            return _leave(f"out of memory: lower data.batch_size, or the sizes in model: {_brief(error)}", 1)
+            return leave(f"out of memory: lower data.batch_size, or the sizes in model: {_brief(error)}", 1)
         sys.stderr.write(without_secrets(traceback.format_exc()))
-        return _leave(f"{type(error).__name__}: {_brief(error)}", 1)
+        return leave(f"{type(error).__name__}: {_brief(error)}", 1)
     return 0
 
 
@@ -117,7 +124,7 @@ def _train(args: argparse.Namespace) -> None:
         sys.stdout.flush()
 
 
-def _leave(message: str, status: int) -> int:
+def _leave(message: str, status: int, *, as_json: bool) -> int:
     """Print one line and return the status; one of several ranks ends its process at once.
 
     A failed rank must not wait in Horovod's shutdown for ranks that wait for it in a collective. An error that all
@@ -127,8 +134,12 @@ def _leave(message: str, status: int) -> int:
     if world and world.rank:
         time.sleep(_YIELD_SECONDS)
     where = f"rank {world.rank}: " if world and world.rank else ""
-    kind = "" if status == _INTERRUPTED else "error: "
-    sys.stderr.write(f"ringfeed train: {kind}{where}{message}\n")
+    if as_json:
+        event = "interrupted" if status == _INTERRUPTED else "error"
+        sys.stderr.write(json.dumps({"event": event, "message": f"{where}{message}", "status": status}) + "\n")
+    else:
+        kind = "" if status == _INTERRUPTED else "error: "
+        sys.stderr.write(f"ringfeed train: {kind}{where}{message}\n")
     sys.stderr.flush()
     if world and world.size > 1:
         sys.stdout.flush()

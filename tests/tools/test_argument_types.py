@@ -1,11 +1,19 @@
 """The parsers of arguments, and the layout of help."""
 
 import argparse
+import json
+import re
 from fractions import Fraction
+from pathlib import Path
 
 import pytest
 
+from ringfeed.tools import cli
 from ringfeed.tools.argument_types import HelpFormatter, check_persistent, parse_bytes, parse_splits
+from ringfeed.tools.shard_dataset.commands import parse
+from ringfeed.tools.shard_dataset.parser import build_parser
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
@@ -61,3 +69,60 @@ def test_help_does_not_break_a_flag(monkeypatch: pytest.MonkeyPatch) -> None:
             epilog=f"{'word ' * 9}--cache-bytes {'word ' * 9}", formatter_class=HelpFormatter
         )
         assert "--cache-bytes" in parser.format_help()
+
+
+def test_the_help_of_each_command_begins_with_its_examples() -> None:
+    parsers = [build_parser(), *map(cli.build_parser, cli.COMMANDS)]
+    whole = [(parser.prog, parser.format_help()) for parser in parsers]
+    for parser, name in [(parsers[0], None), *zip(parsers[1:], cli.COMMANDS, strict=True)]:
+        (chosen,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+        whole += [(sub.prog, sub.format_help()) for key, sub in chosen.choices.items() if name in (None, key)]
+    assert len(whole) == 6 + 9 + len(cli.COMMANDS)
+    for program, text in whole:
+        description, examples, usage = re.split(r"^examples?:\n|^usage: ", text, maxsplit=2, flags=re.MULTILINE)
+        assert description.strip().endswith("."), program
+        assert program in examples, program
+        assert usage.startswith(program), program
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "message"),
+    [
+        (
+            "ringfeed",
+            ["profle", "d"],
+            "there is no command 'profle'; did you mean 'profile'? The commands are: train, ",
+        ),
+        ("ringfeed", ["x"], "there is no command 'x'; the commands are: train, profile, "),
+        ("ringfeed", ["profile", "d", "--batchsize", "3"], "arguments: --batchsize 3 (did you mean --batch-size?)"),
+        ("shard-dataset", ["biuld", "a", "b"], "there is no command 'biuld'; did you mean 'build'?"),
+        ("shard-dataset", ["build", "a", "b", "--lable=x"], "arguments: --lable=x (did you mean --label?)"),
+        ("shard-dataset", ["build", "a", "b", "-z"], "unrecognized arguments: -z;"),
+    ],
+)
+def test_a_wrong_name_gets_a_suggestion(
+    program: str, words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for flags in ([], ["--json"]) if words[-1] not in ("d", "x") else ([],):
+        with pytest.raises(SystemExit) as stop:
+            cli.main([*words, *flags]) if program == "ringfeed" else parse([*words, *flags])
+        line = capsys.readouterr().err
+        assert stop.value.code == 2
+        assert line.count("\n") == 1
+        assert message.rstrip(";") in (json.loads(line)["message"] if flags else line)
+
+
+def test_every_variable_of_the_environment_is_on_its_page() -> None:
+    page = (ROOT / "docs" / "environment.md").read_text()
+    texts = [
+        path.read_text()
+        for room in ("sharding", "pipeline", "training", "tools")
+        for path in (ROOT / room).rglob("*.py")
+    ]
+    read = {name for text in texts for name in re.findall(r"environ\w*(?:\.get\(|\.setdefault\(|\[)\"(\w+)\"", text)}
+    read |= {
+        name for text in texts for name in re.findall(r"\"(RINGFEED_[A-Z]\w+|HOROVOD_RANK|\w+_LOCAL_SIZE)\"", text)
+    }
+    assert len(read) > 8
+    families = {"OMPI_COMM_WORLD_LOCAL_SIZE": "OMPI_COMM_WORLD_*", "MV2_COMM_WORLD_LOCAL_SIZE": "MV2_COMM_WORLD_*"}
+    assert {name for name in read if families.get(name, name) not in page} == set()

@@ -142,7 +142,12 @@ def test_images_are_augmented_in_training_and_not_in_evaluation(
         ("data.batchsize=3", "unknown key 'data.batchsize'; did you mean 'data.batch_size'?"),
         ("data.url=/no/such/place", "there is no dataset at /no/such/place"),
         ("data.exclude=[dealy]", "data.exclude: the dataset has no column 'dealy'; did you mean 'delay'?"),
-        ("data.train_split=trian", "there is no split 'trian'"),
+        ("data.train_split=trian", "data.train_split: there is no split 'trian'; the dataset has 'train', 'test'"),
+        (
+            "data.eval_split=val",
+            "data.eval_split: there is no split 'val'; the dataset has 'train', 'test'; to train without evaluation: "
+            "data.eval_split: null",
+        ),
         ("data.batch_size=100000", "data.batch_size=100000 is more than the 3000 records of 'train'; use at most 3000"),
         ("data.balance={late: 0.5, never: 0.5}", "never"),
         ("model.name=no_module:f", "cannot import no_module:f"),

@@ -78,7 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to keep copies of shards: none, memory, or a folder on a local disk (default: none)",
     )  # fmt: skip
     add("--cache-bytes", type=checked_type(parse_bytes), metavar="SIZE", help="size limit of the cache, such as 200GB")
-    add("--json", action="store_true", help="print one JSON document on standard output")
+    add("--json", action="store_true", help="print one JSON document on standard output, and errors as JSON")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -46,6 +46,7 @@ from ...sharding.messages import counted, one_line, some_of
 from ...sharding.sources.ringfeed import open_named_dataset, resolve_split
 from ...sharding.storage.error_messages import PROCESS_LIMIT_REACHED, explain, is_process_limit
 from ...sharding.url_secrets import public_url
+from ..argument_types import refuse_unknown
 from ..console import (
     StageReport,
     human_bytes,
@@ -336,8 +337,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     if args.command == "repair" and not has_source and (args.source_kind or args.memory_bytes or args.spill):
         parser.error("--source-kind, --memory and --spill say how to read the source; name it with --source")
     if more:
-        parser.prog = f"{parser.prog} {args.command}"
-        parser.error(f"unrecognized arguments: {' '.join(more)}")
+        refuse_unknown(parser, args.command, more)
     return args
 
 

@@ -285,11 +285,13 @@ def test_fill_values_and_classes_get_the_dtypes_of_their_features(
     build(BuildOptions(source=str(tmp_path / "s.parquet"), destination=str(tmp_path / "d"), label="code", shards=2))
     command = ["profile", str(tmp_path / "d"), "--batch-size", "10", "--json", "--balance", '{"0": 0.3, "1": 0.7}']
     assert main(command) == 1
-    assert capsys.readouterr().err == (
-        "ringfeed: error: feature 'word' has 30 missing values and feature 'flag' has 32 missing values and feature "
-        "'count' has 33 missing values in split 'train'; choose a value to replace them: "
-        "--fill word=VALUE --fill flag=VALUE --fill count=VALUE\n"
-    )
+    assert json.loads(capsys.readouterr().err) == {
+        "event": "error",
+        "message": "feature 'word' has 30 missing values and feature 'flag' has 32 missing values and feature 'count' "
+        "has 33 missing values in split 'train'; choose a value to replace them: "
+        "--fill word=VALUE --fill flag=VALUE --fill count=VALUE",
+        "status": 1,
+    }
     fill = ["--fill", "word=7", "--fill", "flag=true", "--fill", "count=-1"]
     assert main([*command, *fill]) == 0
     assert json.loads(capsys.readouterr().out)["balance"] == {"0": 0.3, "1": 0.7}
