@@ -13,6 +13,7 @@ import pytest
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import AppendOptions, BuildOptions, Storage, open_dataset
+from ringfeed.sharding.storage.retry import retry
 from ringfeed.tools import cli
 from ringfeed.tools.shard_dataset import program
 from tests.servers.web import served
@@ -149,7 +150,7 @@ def test_no_command_that_reads_a_dataset_shows_its_secrets(web: tuple[str, Path]
 def test_no_error_shows_secrets(
     web: tuple[str, Path], run: Commands, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("time.sleep", lambda _: None)
+    monkeypatch.setitem(retry.__kwdefaults__ or {}, "sleep", lambda _: None)
     good, out = str(web[1] / "x.csv"), str(run.folder / "out")
     assert run("build", url, out) == 1
     assert run("build", url, out, "--json") == 1
@@ -173,15 +174,15 @@ def test_a_traceback_shows_no_secrets(web: tuple[str, Path], tmp_path: Path) -> 
 def test_neither_a_profile_nor_a_run_shows_or_stores_secrets(web: tuple[str, Path], tmp_path: Path) -> None:
     url = f"http://me:{SECRET}@{web[0]}/ds"
     out = tmp_path / "run"
-    words = [
-        f"data.url={url}",
-        "data.batch_size=8",
-        "model.name=mlp",
-        "epochs=1",
-        f"checkpoint.url={out / 'checkpoints'}",
-    ]
-    words += [f"output.metrics={out / 'metrics.json'}", f"data.cache={out / 'cache'}"]
-    train = ["train", *(word for setting in words for word in ("--set", setting)), "--json"]
+    config = {
+        "data": {"url": url, "batch_size": 8, "eval_split": None, "cache": str(out / "cache")},
+        "model": {"name": "tabular"},
+        "epochs": 1,
+        "checkpoint": {"url": str(out / "checkpoints")},
+        "output": {"metrics": str(out / "metrics.json")},
+    }
+    (tmp_path / "config.yaml").write_text(json.dumps(config))
+    train = ["train", "--config", str(tmp_path / "config.yaml"), "--json"]
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     for command in (
         ["profile", url, "--batch-size", "8"],
