@@ -86,9 +86,12 @@ def _without(steps: Sequence[Step], left_out: Collection[str]) -> tuple[Step, ..
     """The steps for a source that lacks some of the columns that they drop."""
     kept: list[Step] = []
     for step in steps:
-        if isinstance(step, Drop) and not set(left_out).isdisjoint(step.columns):
+        if isinstance(step, (Drop, Select)) and not set(left_out).isdisjoint(step.columns):
             names = tuple(name for name in step.columns if name not in left_out)
-            kept += [Drop(names)] if names else []
+            if names:
+                kept.append(replace(step, columns=names))
+            elif isinstance(step, Select):  # it says that there is no such column
+                kept.append(step)
         else:
             kept.append(step)
     return tuple(kept)

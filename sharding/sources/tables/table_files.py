@@ -1,4 +1,4 @@
-"""Base of the Parquet, Arrow IPC and ORC sources: tables of one schema, read by column."""
+"""Base of the Parquet, Arrow IPC and ORC sources: tables united by the names of their columns, read by column."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import ClassVar, TypeVar
 
 import pyarrow as pa
 
-from ...compute.arrow_casts import cast_to_feature
+from ...compute.arrow_casts import cast_column, cast_to_feature
 from ...compute.batches import BATCH_ROWS, slice_batch
 from ...errors import ConfigError, RangesError, RingfeedError, SourceError
 from ...messages import brief
@@ -22,8 +22,9 @@ from ..files.find import SourceFile, fingerprint_files, require_files
 from ..files.hive_partitions import Partitions, find_partitions
 from ..files.http_listing import lacks_ranges
 from ..files.open import open_file, source_error
+from .schema_union import unite_schemas
 from .structs import MissingImageError, Path, flatten_structs, path_to_read
-from .table_schemas import applicable_features, check_alike, check_features, feature_of, flatten_schema
+from .table_schemas import check_features, feature_of
 
 __all__ = ["PART_BYTES", "TableSource", "check_batch", "group_blocks", "open_table"]
 
@@ -45,7 +46,7 @@ def _suggest_skipping() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSource(RecordSource):
-    """A source of tables of one schema, with more columns if folder names hold partition keys.
+    """A source of tables united by the names of their columns; folder names may hold partition keys, more columns.
 
     Attributes:
         kind: name of the format, for messages.
@@ -54,8 +55,7 @@ class TableSource(RecordSource):
         narrowed_from: names of all columns in the files, if the source was narrowed: a record is bad if any of its
             values is damaged.
         left_out: unwanted columns that no feature can hold.
-        declared: declared features of columns that have none of their own, or not the same in all files.
-        paths: paths of the columns that are fields of structs.
+        declared, promoted, missing, paths: see `SchemaUnion`.
     """
 
     kind: ClassVar[str]
@@ -65,6 +65,8 @@ class TableSource(RecordSource):
     narrowed_from: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     declared: Mapping[str, Feature] = field(default_factory=dict)
+    promoted: Mapping[str, pa.DataType] = field(default_factory=dict)
+    missing: Mapping[str, frozenset[str]] = field(default_factory=dict)
     paths: Mapping[str, Path] = field(default_factory=dict)
 
     @classmethod
@@ -101,35 +103,35 @@ class TableSource(RecordSource):
         Declared features apply to columns that have none of their own, or not the same in all files.
 
         Raises:
-            SourceError: there is no file, a file is damaged, the schemas or partition keys differ, or no feature can
-                hold a wanted column.
+            SourceError: there is no file, a file is damaged, a wanted column has no common type in all files, partition
+                keys differ, or no feature can hold a wanted column.
             ConfigError: no wanted column is left.
         """
         files = require_files(url, cls.suffixes, f"{cls.kind} file")
+        schemas: list[tuple[str, pa.Schema]] = []
         parts: list[Part] = []
-        declared: dict[str, Feature] = {}
-        first: pa.Schema | None = None
         for file in files:
-            whole, found = cls.inspect(file)
-            schema, dropped, paths = flatten_schema(whole, wanted)
-            if first is None:
-                first, left_out, paths_in_first = schema, dropped, paths
-            applied = applicable_features(schema, first, features)
-            check_alike(schema, first, applied, file.url, files[0].url)
-            if paths != paths_in_first:
-                raise SourceError(f"{file.url}: its structs differ from those of {files[0].url}; write both alike")
-            declared |= applied
+            schema, found = cls.inspect(file)
+            schemas.append((file.url, schema))
             parts += found
-        assert first is not None
+        union = unite_schemas(schemas, wanted, features)
+        names = [field.name for field in union.fields]
         texts = [name for name, feature in features.items() if feature.dtype == "string"]
-        partitions = find_partitions(url, [file.url for file in files], texts).without(first.names)
-        typed = [*Schema(features=tuple(declared.values())).arrow, *(f for f in first if f.name not in declared)]
-        left_out += tuple(field.name for field in typed if not (wanted(field.name) or feature_of(field)))
-        by_name = {field.name: field for field in typed}
-        fields = [by_name[name] for name in first.names if name not in left_out]
-        if left_out and not fields:
+        keys = find_partitions(url, [file.url for file in files], texts)
+        for name in keys.names:
+            if lacking := next((path for path, missing in union.missing.items() if name in missing), None):
+                raise SourceError(
+                    f"{lacking} has no column {name!r}, but other files have one beside the folders of this name; "
+                    "write it to all files or to none"
+                )
+        partitions = keys.without(names)
+        typed = {field.name: field for field in Schema(features=tuple(union.declared.values())).arrow}
+        fields = [typed.get(field.name, field) for field in union.fields]
+        odd = [field.name for field in fields if not (wanted(field.name) or feature_of(field))]
+        fields = [field for field in fields if field.name not in odd]
+        if (odd or union.left_out) and not fields:
             raise ConfigError(f"{url}: no column is left; leave fewer out")
-        if label in (None, *first.names, *partitions.names):  # else `Schema` reports the missing label first
+        if label in (None, *names, *partitions.names):  # else `Schema` reports the missing label first
             check_features(fields)
         return cls(
             url=url,
@@ -137,9 +139,11 @@ class TableSource(RecordSource):
             parts=tuple(parts),
             fingerprint=fingerprint_files(files, (str(partitions.values(file.url)) for file in files)),
             partitions=partitions,
-            left_out=left_out,
-            declared=declared,
-            paths=paths_in_first,
+            left_out=(*union.left_out, *odd),
+            declared=union.declared,
+            promoted=union.promoted,
+            missing=union.missing,
+            paths=union.paths,
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
@@ -204,10 +208,16 @@ class TableSource(RecordSource):
         return self.schema.conform(self.partitions.append(self._cast(part, batch), part.path))
 
     def _cast(self, part: Part, batch: pa.RecordBatch) -> pa.RecordBatch:
+        missing = self.missing.get(part.path, ())
         for i, name in enumerate(batch.schema.names):
+            if name in missing:
+                continue
             if name in self.declared:
                 what = f"{part.path}: column {name!r} as {self.declared[name].dtype}"
                 batch = batch.set_column(i, name, cast_to_feature(batch.column(i), self.declared[name], what))
+            elif name in self.promoted:
+                what = f"{part.path}: column {name!r} as {self.promoted[name]}, as other files need it"
+                batch = batch.set_column(i, name, cast_column(batch.column(i), self.promoted[name], what))
         return batch
 
     def _bounded(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -216,11 +226,35 @@ class TableSource(RecordSource):
                 yield from slice_batch(batch)
 
     def _read(self, part: Part, columns: Sequence[str], head: int | None = None) -> Iterator[pa.RecordBatch]:
-        """Read columns, or their first `head` records, including columns that are fields of structs."""
-        paths = [path_to_read(name, self.paths) for name in columns]
+        """Read columns, or their first `head` records, including columns that are fields of structs.
+
+        Columns that the file lacks are nulls.
+        """
+        missing = self.missing.get(part.path, frozenset())
+        present = [name for name in columns if name not in missing]
+        if columns and not present:
+            rows = self.count(part)
+            for start in range(0, rows, BATCH_ROWS):
+                yield self._with_missing(columns, None, min(BATCH_ROWS, rows - start))
+            return
+        paths = [path_to_read(name, self.paths) for name in present]
         names = list(dict.fromkeys(".".join(path) if self.reads_fields else path[0] for path in paths))
         batches = self.read(part, names) if head is None else self.head(part, names, head)
-        return self._flatten(part, batches, columns) if self.paths else batches
+        if self.paths:
+            batches = self._flatten(part, batches, present)
+        for batch in batches:
+            yield batch if len(present) == len(columns) else self._with_missing(columns, batch, batch.num_rows)
+
+    def _with_missing(self, columns: Sequence[str], batch: pa.RecordBatch | None, rows: int) -> pa.RecordBatch:
+        """Return the columns of a batch, and nulls for those that it lacks."""
+        kinds = {feature.name: feature.arrow_type for feature in self.schema.features}
+        found = [
+            batch.column(name)
+            if batch is not None and name in batch.schema.names
+            else pa.nulls(rows, kinds.get(name, pa.null()))
+            for name in columns
+        ]
+        return pa.RecordBatch.from_arrays(found, names=list(columns))
 
     def _flatten(
         self, part: Part, batches: Iterator[pa.RecordBatch], columns: Sequence[str]

@@ -1,17 +1,16 @@
-"""Arrow schemas of table files: flattened, compared, and checked for features that hold their columns."""
+"""Arrow schemas of table files: flattened, and checked for features that hold their columns."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 import pyarrow as pa
 
-from ...compute.arrow_casts import can_cast
 from ...errors import SourceError
 from ...schema import Feature
 from .structs import Path, fields_of, mark_images
 
-__all__ = ["applicable_features", "check_alike", "check_features", "feature_of", "flatten_schema", "plain_schema"]
+__all__ = ["check_features", "feature_of", "flatten_schema", "plain_schema"]
 
 _NAMES_SHOWN = 8
 
@@ -24,42 +23,6 @@ def flatten_schema(
     left_out = tuple(field.name for field, path in found if path is None)
     paths = {field.name: path for field, path in found if path and path[1:]}
     return pa.schema([field for field, path in found if path]), left_out, paths
-
-
-def applicable_features(schema: pa.Schema, first: pa.Schema, features: Mapping[str, Feature]) -> dict[str, Feature]:
-    """Return the declared features of columns that have none of their own, or another one than in the first file."""
-    found = {}
-    for name, feature in features.items():
-        if schema.names.count(name) != 1 or first.names.count(name) != 1:
-            continue
-        ours, theirs = schema.field(name), first.field(name)
-        needed = feature_of(ours) is None or feature_of(ours) != feature_of(theirs)
-        if needed and can_cast(ours.type, feature) and can_cast(theirs.type, feature):
-            found[name] = feature
-    return found
-
-
-def check_alike(schema: pa.Schema, first: pa.Schema, declared: Collection[str], path: str, first_path: str) -> None:
-    """Check that two schemas have the same columns, in any order, of the same features or of a declared one.
-
-    Raises:
-        SourceError: names a column that differs.
-    """
-    if schema.equals(first):
-        return
-    ours, theirs = ({field.name: field for field in fields} for fields in (schema, first))
-    remedy = ""
-    for name in [*ours, *theirs]:
-        if name not in ours or name not in theirs:
-            problem = f"only one of the two has a column {name!r}"
-        elif name not in declared and feature_of(ours[name]) != feature_of(theirs[name]):
-            problem = f"column {name!r} is {ours[name].type} here and {theirs[name].type} there"
-            remedy = ", or declare a type for both with --cast or --schema"
-        else:
-            continue
-        raise SourceError(
-            f"{path}: its schema differs from that of {first_path} ({problem}); cast one to the other{remedy}"
-        )
 
 
 def check_features(fields: Sequence[pa.Field]) -> None:

@@ -65,13 +65,6 @@ def test_columns_of_nulls_are_read_as_the_declared_type(tmp_path: Path) -> None:
     assert completed(open_source(str(tmp_path), "x", features=features)) == expected
 
 
-def test_files_of_different_schemas_are_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"x": [1]}), tmp_path / "a.parquet")
-    pq.write_table(pa.table({"x": ["1"]}), tmp_path / "b.parquet")
-    with pytest.raises(SourceError, match=r"b\.parquet: its schema differs from that of .*a\.parquet"):
-        open_source(str(tmp_path), None)
-
-
 @pytest.mark.parametrize("damage", ["empty", "text", "cut"])
 def test_a_damaged_file_is_named(tmp_path: Path, parquet: str, damage: str) -> None:
     data = {"empty": b"", "text": b"hello, I am no Parquet", "cut": Path(parquet).read_bytes()[:-10]}[damage]
