@@ -265,13 +265,14 @@ def test_moving(here: Path) -> None:
     table = pa.table({"features": [file.getvalue() for file in files], "y": [i % 3 for i in range(60)]})
     Path("petastorm").mkdir()
     pq.write_table(table, "petastorm/part-00000.parquet")
-    pq.write_table(table.slice(0, 48), "train.parquet")
-    pq.write_table(table.slice(48), "test.parquet")
+    Path("flowers").mkdir()
+    pq.write_table(table.slice(0, 48), "flowers/train-0.parquet")
+    pq.write_table(table.slice(48), "flowers/test-0.parquet")
     for command in commands(PAGES["moving.md"]):
-        if command[2] in ("petastorm/", "train.parquet", "test.parquet"):
-            destination = "decoded" if command[2] == "petastorm/" else "appended"
+        if command[2] in ("petastorm/", "flowers/"):
+            destination = "decoded" if command[2] == "petastorm/" else "splits"
             assert shard_dataset.main([word.replace("shards/", destination) for word in command[1:]]) == 0
-    splits = open_dataset("appended").manifest.splits
+    splits = open_dataset("splits").manifest.splits
     assert {name: split.records for name, split in splits.items()} == {"train": 48, "test": 12}
     (batch,) = Loader("decoded", batch_size=60).numpy_epoch(0)
     assert sorted(batch["features"][:, 7]) == list(range(60))

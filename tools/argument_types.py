@@ -23,6 +23,7 @@ __all__ = [
     "checked_text",
     "checked_type",
     "parse_bytes",
+    "parse_split_file",
     "parse_splits",
     "refuse_unknown",
 ]
@@ -180,6 +181,21 @@ def parse_bytes(text: str) -> int:
     if size < 1:
         raise ValueError(f"a size must be at least one byte, got {text!r}")
     return size
+
+
+def parse_split_file(text: str) -> tuple[str, str]:
+    """Parse the name of a split, and the pattern of its files.
+
+    Raises:
+        ValueError: the text is not NAME=PATTERN.
+
+    >>> parse_split_file("test=t10k-*")
+    ('test', 't10k-*')
+    """
+    name, _, pattern = text.partition("=")
+    if not name or not pattern:
+        raise ValueError(f"the files of a split are NAME=PATTERN, such as train='train-*', got {text!r}")
+    return name, pattern
 
 
 def parse_splits(text: str) -> dict[str, Fraction]:

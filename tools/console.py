@@ -35,6 +35,7 @@ __all__ = [
     "print_event",
     "print_json",
     "print_stderr",
+    "print_warning",
     "print_warnings",
     "stage_progress",
     "stdout_to_stderr",
@@ -117,6 +118,14 @@ def print_event(event: str, **fields: object) -> None:
     print_stderr(json.dumps({"event": event} | fields))
 
 
+def print_warning(program: str, text: str, *, events: bool = False) -> None:
+    """Print a warning as a line, or as an event."""
+    if events:
+        print_event("warning", message=text)
+    else:
+        print_stderr(f"{program}: warning: {text}")
+
+
 @contextmanager
 def print_warnings(program: str, *, events: bool = False) -> Iterator[None]:
     """Print the warnings that ringfeed logs in the body, each once.
@@ -144,10 +153,7 @@ class _WarningPrinter(logging.Handler):
         if text in self._printed:  # a source that is opened twice
             return
         self._printed.add(text)
-        if self._events:
-            print_event("warning", message=text)
-        else:
-            print_stderr(f"{self._program}: warning: {text}")
+        print_warning(self._program, text, events=self._events)
 
 
 @contextmanager

@@ -83,8 +83,8 @@ class Assignment:
     Attributes:
         seed: seed of the permutations.
         splits: splits in order.
-        presplit: whether a column decides the split of each record. If so, stratum ``split * classes + class`` holds
-            the records of a class in a split; if not, stratum c is class c, and is cut into the splits.
+        presplit: whether a column or its file decides the split of each record. If so, stratum ``split * classes +
+            class`` holds the records of a class in a split; if not, stratum c is class c, and is cut into the splits.
         generation: generation of the dataset: 0 for a build, one more for each append.
     """
 

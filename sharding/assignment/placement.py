@@ -81,6 +81,8 @@ class Placer:
                 raise SourceError(f"{_CHANGED}: there are records that the first pass did not see; build again")
             return class_ids, *assignment.shards_of(self._places[rows])
         strata = class_ids.astype(np.int64)
+        if assignment.presplit and self._splits is None and len(self._placement.strata):  # a part of one split
+            strata += self._placement.strata[0] // assignment.classes * assignment.classes
         if self._splits is not None and self._placement.census is not None:
             column = str(self._placement.census.column)
             found = _index(batch.column(column), self._splits.column("value"), f"a value of {column!r}")

@@ -91,6 +91,8 @@ def _parts(
         if census.column is not None:
             splits = census.read("splits", number).column("split").to_numpy()
             strata = splits[notes.value_codes].astype(np.int64) * assignment.classes + strata
+        elif assignment.presplit and len(part.strata):  # a part of one split
+            strata = strata + part.strata[0] // assignment.classes * assignment.classes
         yield assignment.places(strata, take_ordinals(np.searchsorted(part.strata, strata), first)), notes.sizes
 
 

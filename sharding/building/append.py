@@ -48,6 +48,7 @@ class AppendOptions:
         shard_bytes: approximate size of each new shard; None: as the existing shards. Not together with `shards`.
         splits: share of each split by name; None: as in the build, or by the column that the build split by. A name
             that the dataset lacks is a new split.
+        split_files: see `BuildOptions`; empty: as in the build, unless there are `splits`.
         seed: seed of split, shard and order; None: the seed of the build. Each generation has its own order anyway.
         workers, memory_bytes, spill, engine, on_bad_record: see `BuildOptions`.
         min_class_records: refuse new classes with fewer records.
@@ -66,6 +67,7 @@ class AppendOptions:
     shards: int | None = None
     shard_bytes: int | None = None
     splits: Mapping[str, Fraction] | None = None
+    split_files: Mapping[str, str] = field(default_factory=dict)
     seed: int | None = None
     workers: int = 1
     memory_bytes: int | None = None
@@ -93,7 +95,8 @@ class AppendOptions:
         recorded = manifest.options
         group_by = recorded.get("group_by")
         shares = {name: Fraction(share) for name, share in recorded["splits"].items()}
-        splits = (shares or ONE_SPLIT) if self.splits is None else self.splits
+        has_own_splits = self.splits is not None or bool(self.split_files)
+        splits = self.splits or (ONE_SPLIT if has_own_splits else shares or ONE_SPLIT)
         self._check_groups(manifest, group_by, splits)
         order = [*(name for name in manifest.splits if name in splits), *splits]  # in the order of the table
         mean_bytes = sum(shard.bytes for shard in dataset.shards) // len(dataset.shards)
@@ -105,7 +108,8 @@ class AppendOptions:
             shard_format=manifest.shard_format,
             compression=manifest.compression,
             splits={name: splits[name] for name in order},
-            split_column=recorded.get("split_column") if self.splits is None else None,
+            split_column=None if has_own_splits else recorded.get("split_column"),
+            split_files=self.split_files if has_own_splits else recorded.get("split_files", {}),
             group_by=group_by,
             balance=recorded.get("balance", "records"),
             dali_index=recorded.get("dali_index", False),
@@ -191,14 +195,19 @@ def append(options: AppendOptions, *, executor: Executor | None = None, report: 
 
 @contextmanager
 def _kind_hint(manifest: Manifest, options: AppendOptions) -> Iterator[None]:
-    """Add a hint to the errors of a source if the dataset was built with a source kind that is not named now."""
+    """Add a hint to the errors of a source if the dataset was built with a source kind or splits not named now."""
     kind = manifest.options.get("source_kind")
     try:
         yield
     except (ConfigError, SourceError) as error:
-        if kind is None or options.source_kind != "auto":
+        splits = manifest.options.get("split_files", {})
+        if splits and options.splits is None and not options.split_files:
+            pairs = " ".join(f"{name}={pattern!r}" for name, pattern in splits.items())
+            hint = f"{options.destination} was built with --split-files {pairs}; for other files, add --split NAME=1"
+        elif kind is not None and options.source_kind == "auto":
+            hint = f"{options.destination} was built with --source-kind {kind}; add it if this source is of that kind"
+        else:
             raise
-        hint = f"{options.destination} was built with --source-kind {kind}; add it if this source is of that kind"
         raise type(error)(f"{error} ({hint})") from error
 
 

@@ -37,7 +37,7 @@ from .build_context import BuildContext, build_engine
 from .build_plan import BuildPlan, program_version
 from .merge_generation import merge_generation
 from .options import BuildOptions
-from .planning import make_plan, open_build_source
+from .planning import make_plan, open_build_source, warn_of_mixed_splits
 from .shard_writer import ShardTarget
 from .stages import WriteStages, common_layout, plan_buckets
 from .totals import BuildTotals
@@ -68,6 +68,7 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
         preload_workers(options.source, options.destination)
     with record_listings() as listings:
         source = open_build_source(options)
+    warn_of_mixed_splits(source, options)
     destination = Storage(options.destination)
     purpose: Purpose = "replace" if options.overwrite else "new"
     with draft_dataset(destination, purpose, describe_build(options.source, options.spill)) as draft:

@@ -23,8 +23,8 @@ __all__ = ["ONE_SPLIT", "BuildOptions"]
 _BALANCES = ("records", "bytes")
 ONE_SPLIT = {"train": Fraction(1)}  # the default
 _RECORDED = {
-    "label", "shards", "shard_bytes", "splits", "source_kind", "split_column", "group_by", "balance", "prepare",
-    "on_bad_record", "dali_index",
+    "label", "shards", "shard_bytes", "splits", "source_kind", "split_column", "split_files", "group_by", "balance",
+    "prepare", "on_bad_record", "dali_index",
 }  # fmt: skip
 
 
@@ -43,6 +43,8 @@ class BuildOptions:
         shard_bytes: approximate size of each shard, or None. Not together with `shards`.
         splits: share of each split by name: fractions, or text that reads as a decimal; the shares add up to 1.
         split_column: column whose value names the split of each record, or None. Not together with `splits`.
+        split_files: name, folder or glob of the files of each split, below `source`, by name of the split; or none. Not
+            together with `splits`, `split_column` or `group_by`.
         group_by: column whose values are kept in one split each, or None.
         balance: ``records``, or ``bytes`` to make the shards of a split alike in size too, as far as records allow.
         seed: seed of split, shard and order.
@@ -72,6 +74,7 @@ class BuildOptions:
     shard_bytes: int | None = None
     splits: Mapping[str, Fraction] = field(default_factory=lambda: dict(ONE_SPLIT))
     split_column: str | None = None
+    split_files: Mapping[str, str] = field(default_factory=dict)
     group_by: str | None = None
     balance: str = "records"
     seed: int = 0
@@ -115,7 +118,7 @@ class BuildOptions:
         if not self.splits or sum(self.splits.values()) != 1 or min(self.splits.values()) <= 0:
             shares = ", ".join(f"{name}={float(share):g}" for name, share in self.splits.items())
             raise ConfigError(f"the shares of the splits must be positive and add up to 1, got {shares}")
-        for name in self.splits:
+        for name in (*self.splits, *self.split_files):
             check_split_name(name)
         if self.balance not in _BALANCES:
             raise ConfigError(f"--balance must be one of {', '.join(_BALANCES)}, got {self.balance!r}")
@@ -129,6 +132,14 @@ class BuildOptions:
             )
         if self.split_column is not None and self.splits != ONE_SPLIT:
             raise ConfigError("give --split or --split-column, not both: the column names the splits")
+        if self.split_files:
+            given = {
+                "--split": self.splits != ONE_SPLIT,
+                "--split-column": self.split_column,
+                "--group-by": self.group_by,
+            }
+            if other := next((flag for flag, value in given.items() if value), ""):
+                raise ConfigError(f"give --split-files or {other}, not both: the files are in their splits already")
         if self.group_by is not None and len(self.splits) < 2:
             raise ConfigError(
                 "--group-by keeps each group in one of several splits, and there is only one; add --split "
@@ -167,15 +178,17 @@ class BuildOptions:
 
     def recorded(self) -> dict[str, Any]:
         """The options that shape the bytes of the shards, as recorded in `dataset.json`."""
+        has_shares = not self.split_column and not self.split_files
         recorded: dict[str, Any] = {
             "label": self.label,
             "shards": self.shards,
             "shard_bytes": self.shard_bytes,
-            "splits": {} if self.split_column else {name: str(share) for name, share in self.splits.items()},
+            "splits": {name: str(share) for name, share in self.splits.items()} if has_shares else {},
         }
         not_default = {
             "source_kind": self.source_kind.removeprefix("auto"),
             "split_column": self.split_column,
+            "split_files": dict(self.split_files),
             "group_by": self.group_by,
             "balance": self.balance.removeprefix("records"),
             "prepare": self.prepare.recorded(),

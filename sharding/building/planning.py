@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from ..assignment.existing_groups import read_existing_groups
 from ..assignment.label_counts import LabelCounts, StratumCounts, ValueCounts, count_classes
 from ..assignment.size_balance import deal_records
 from ..assignment.split_by_column import RecordSplits, open_census, split_by_column
+from ..compute.class_counts import ClassCounts
 from ..dataset.earlier_shards import EarlierShards
 from ..dataset.manifest import Manifest
 from ..destination.dataset_draft import check_disjoint, check_spill_outside
@@ -33,13 +35,15 @@ from ..schema import Feature, class_array
 from ..sources import Source, select_part
 from ..sources.base import NO_FEATURES, BadRecord
 from ..sources.dropping_source import DroppingSource
+from ..sources.split_files import SplitPart
+from ..sources.split_names import warn_of_splits
 from ..storage.storage import Storage
 from .build_context import BuildContext, build_engine
 from .build_plan import BuildPlan
 from .options import BuildOptions
 from .shard_plan import check_label, plan_assignment, plan_split_counts, sort_classes
 
-__all__ = ["make_plan", "open_build_source", "open_plan", "plan_build"]
+__all__ = ["make_plan", "open_build_source", "open_plan", "plan_build", "warn_of_mixed_splits"]
 
 _SAMPLE_RECORDS = 256
 
@@ -51,7 +55,9 @@ def plan_build(options: BuildOptions, *, executor: Executor | None = None, repor
         SourceError: the source cannot be read, or its classes cannot be balanced and split as asked.
         ConfigError: the options do not fit the data.
     """
-    with open_plan(open_build_source(options), options, executor=executor, report=report) as plan:
+    source = open_build_source(options)
+    warn_of_mixed_splits(source, options)
+    with open_plan(source, options, executor=executor, report=report) as plan:
         return plan
 
 
@@ -100,11 +106,24 @@ def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_F
     check_spill_outside(options.spill, options.destination)
     reject = open_policy(options.bad_records)
     source = open_with_carried_column(
-        options.source, options.label, options.source_kind, options.prepare, options.deciding_column, reject, types
+        options.source,
+        options.label,
+        options.source_kind,
+        options.prepare,
+        options.deciding_column,
+        reject,
+        types,
+        options.split_files,
     )
     check_disjoint(source.url, options.destination)  # the folder itself, where the options name a split in it
     check_label(source.schema)
     return source
+
+
+def warn_of_mixed_splits(source: Source, options: BuildOptions) -> None:
+    """Warn if the source seems to come in splits, and the options do not keep them."""
+    if not options.split_files and options.deciding_column is None:
+        warn_of_splits(source, options.source)
 
 
 def make_plan(source: Source, context: BuildContext, root: Storage, scratch: Storage | None) -> BuildPlan:
@@ -126,7 +145,12 @@ def make_plan(source: Source, context: BuildContext, root: Storage, scratch: Sto
     values = _classes(counted.totals, source, context)
     classes = (None,) if source.schema.label is None else tuple(values.to_pylist())
     record = _estimate_record_bytes(source, census, options)
-    if census is None or census.column is None:
+    if names := list(options.split_files):
+        presplit, splits = (
+            True,
+            _split_by_part(counted.by_part(values), source, len(classes), names),
+        )
+    elif census is None or census.column is None:
         presplit, splits = False, _split_by_class(counted.by_part(values), classes, context)
     else:
         presplit, splits = True, _split_by_column(census, len(source.parts), values, context)
@@ -218,6 +242,23 @@ def _split_by_class(parts: tuple[StratumCounts, ...], classes: Sequence[Any], co
     existing = {} if context.base is None else context.base.written
     per_split = plan_split_counts(classes, totals.tolist(), context.options.splits, existing_counts=existing)
     return RecordSplits(class_counts=per_split, counts=parts)
+
+
+def _split_by_part(
+    parts: tuple[StratumCounts, ...], source: Source, classes: int, names: Sequence[str]
+) -> RecordSplits:
+    """Put the records of each part in the split whose file it is of."""
+    numbers = [part.split for part in source.parts if isinstance(part, SplitPart)]
+    totals = np.zeros((len(names), classes), np.int64)
+    for number, part in zip(numbers, parts, strict=True):
+        totals[number, part.strata] += part.counts
+    firsts = (np.cumsum(totals.any(axis=1)) - 1) * classes  # a split without records gets no shard
+    return RecordSplits(
+        class_counts={name: ClassCounts(row) for name, row in zip(names, totals, strict=True)},
+        counts=tuple(
+            replace(part, strata=part.strata + firsts[number]) for number, part in zip(numbers, parts, strict=True)
+        ),
+    )
 
 
 def _split_by_column(census: Census, parts: int, classes: pa.Array, context: BuildContext) -> RecordSplits:

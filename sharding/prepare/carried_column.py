@@ -17,7 +17,7 @@ from ..schema import Feature, Schema
 from ..sources.base import NO_FEATURES, Reject, Source, WrappedSource, fail_on_bad, narrow_source, unwrap
 from ..sources.ringfeed import SPLIT, RingfeedSource
 from .image_source import ImageSource
-from .open import open_prepared, prepare
+from .open import NO_SPLITS, open_prepared, prepare
 from .options import PrepareOptions
 from .steps import Drop, Select, Step
 
@@ -65,6 +65,7 @@ def open_with_carried_column(
     column: str | None,
     reject: Reject = fail_on_bad,
     types: Mapping[str, Feature] = NO_FEATURES,
+    split_files: Mapping[str, str] = NO_SPLITS,
 ) -> Source:
     """Open and prepare a source like `open_prepared`, with a column in its drafts even if a step drops it.
 
@@ -76,8 +77,9 @@ def open_with_carried_column(
         column: name of the column after all steps, or None. For a ringfeed dataset, it may be `SPLIT`.
         reject: see `open_prepared`.
         types: see `open_prepared`.
+        split_files: see `open_prepared`.
     """
-    source = open_prepared(url, label, kind, options, reject, types)
+    source = open_prepared(url, label, kind, options, reject, types, split_files)
     steps = tuple(kept for step in options.steps if (kept := _keeping(step, column)) is not None)
     if column is None or column in source.schema.names:
         return source

@@ -6,11 +6,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
+from typing import Any
 
 from ..errors import ConfigError, SourceError
 from ..schema import Feature
 from ..sources import Source, open_source
 from ..sources.base import NO_FEATURES, Reject, SelectiveSource, draft_columns, fail_on_bad
+from ..sources.split_files import open_splits
 from .casts import Cast, SetTypes
 from .class_label import needs_classes
 from .column_names import is_in_group
@@ -20,7 +23,9 @@ from .prepared_source import PreparedSource
 from .steps import Drop, Rename, Select, Step
 from .user_map import MapBatches
 
-__all__ = ["open_prepared", "prepare"]
+__all__ = ["NO_SPLITS", "open_prepared", "prepare"]
+
+NO_SPLITS: Mapping[str, str] = MappingProxyType({})  # no split has files of its own
 
 
 def open_prepared(
@@ -30,6 +35,7 @@ def open_prepared(
     options: PrepareOptions,
     reject: Reject = fail_on_bad,
     types: Mapping[str, Feature] = NO_FEATURES,
+    split_files: Mapping[str, str] = NO_SPLITS,
 ) -> Source:
     """Open and prepare a source, except for duplicates (see `screening.duplicates`), which take a round of their own.
 
@@ -40,6 +46,7 @@ def open_prepared(
         options: preparation.
         reject: see `sources.open_source`.
         types: types expected of columns after all steps, a hint to sources that would infer them.
+        split_files: pattern of the files of each split, by its name (see `open_splits`); empty: `url` names all files.
 
     Raises:
         SourceError: see `sources.open_source`.
@@ -47,8 +54,8 @@ def open_prepared(
     """
     name = None if label is None else _before(options.steps, label)
     wanted = partial(_is_wanted, options.steps)
-    opened = partial(
-        open_source,
+    opened: Callable[..., Source] = partial(
+        partial(_open_split_files, split_files=split_files) if split_files else open_source,
         url,
         kind=kind,
         reject=reject,
@@ -65,6 +72,22 @@ def open_prepared(
             source = opened(name, features=options.features)
     left_out = source.left_out if isinstance(source, SelectiveSource) else ()
     return prepare(source, replace(options, steps=_without(options.steps, left_out)), label)
+
+
+def _open_split_files(
+    url: str,
+    label: str | None,
+    *,
+    split_files: Mapping[str, str],
+    features: Mapping[str, Feature] = NO_FEATURES,
+    **options: Any,
+) -> Source:
+    """Open a source for each split."""
+
+    def opened(each: str, types: Mapping[str, Feature]) -> Source:
+        return open_source(each, label, features={**types, **features}, **options)
+
+    return open_splits(url, split_files, opened)
 
 
 def _is_wanted(steps: Sequence[Step], name: str) -> bool:

@@ -30,7 +30,7 @@ from .tables.table_files import TableSource
 from .text.csv import CsvSource
 from .text.jsonl import JsonlSource
 
-__all__ = ["KINDS", "open_source"]
+__all__ = ["KINDS", "known_suffixes", "open_source"]
 
 _SOURCES: dict[str, Any] = {
     "ringfeed": RingfeedSource,
@@ -50,6 +50,11 @@ _SOURCES: dict[str, Any] = {
 }
 
 KINDS = tuple(_SOURCES)
+
+
+def known_suffixes() -> tuple[str, ...]:
+    """Return the endings of the files of all kinds."""
+    return tuple(suffix for source in _SOURCES.values() for suffix in source.suffixes)
 
 
 def open_source(
@@ -116,9 +121,8 @@ def _detect(url: str) -> tuple[str, Sequence[SourceFile] | None]:
     """Return the kind of a source, and its files if they were listed on the way and are all of the source's."""
     if find_dataset(url):  # its shards look like sources of other kinds
         return "ringfeed", None
-    suffixes = [suffix for source in _SOURCES.values() for suffix in source.suffixes]
     first = expand_braces(split_selection(url)[0])[0]
-    files = list_files(first, suffixes)
+    files = list_files(first, known_suffixes())
     found = _kinds_of(plain_name(file.url) for file in files)
     if len(found) == 1:
         return found[0], files if first == url else None

@@ -78,8 +78,8 @@ def resolve_split(url: str, dataset: Dataset, split: str | None) -> str:
     splits = list(dataset.manifest.splits)
     if split is None and len(splits) > 1:
         raise ConfigError(
-            f"{url} has the splits {', '.join(splits)}; name one as {url}#{splits[0]}, split all its records anew "
-            f"with --split, or keep its splits with --split-column {SPLIT}"
+            f"{url} has the splits {', '.join(splits)}; name one as {url}#{splits[0]}, or split all its records anew "
+            "with --split"
         )
     return split or splits[0]
 

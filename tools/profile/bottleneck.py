@@ -163,7 +163,7 @@ def _values(manifest: Manifest, options: Mapping[str, Any], mean_bytes: int, rec
     return {
         "shard_format": manifest.shard_format,
         "mean_bytes": human_bytes(mean_bytes),
-        "reshard": "shard-dataset reshard SRC DST" + " --split-column split" * (len(manifest.splits) > 1),
+        "reshard": "shard-dataset reshard SRC DST",
         "threads": str(_threads(options)),
         "full": full,
         "closer": closer,

@@ -26,6 +26,7 @@ from ...sharding import (
     AppendOptions,
     BuildOptions,
     BuildPlan,
+    ConfigError,
     ExportOptions,
     Original,
     Progress,
@@ -42,8 +43,10 @@ from ...sharding import (
     read_records,
     repair,
 )
+from ...sharding.building.options import ONE_SPLIT
 from ...sharding.messages import counted, one_line, some_of
-from ...sharding.sources.ringfeed import open_named_dataset, resolve_split
+from ...sharding.sources.ringfeed import SPLIT, open_named_dataset, resolve_split
+from ...sharding.sources.split_names import find_split_folders
 from ...sharding.storage.error_messages import PROCESS_LIMIT_REACHED, explain, is_process_limit
 from ...sharding.url_secrets import public_url
 from ..argument_types import refuse_unknown
@@ -54,6 +57,7 @@ from ..console import (
     print_event,
     print_json,
     print_stderr,
+    print_warning,
     print_warnings,
     stage_progress,
     stdout_to_stderr,
@@ -95,11 +99,16 @@ def _options(kind: type[Options], args: argparse.Namespace, **computed: Any) -> 
 
 def _build(args: argparse.Namespace) -> int:
     python = args.source is not None
+    split_files = _split_files(args)
+    if args.splits is None and not (split_files or args.split_column or args.group_by or python):
+        split_files = _split_folders(args)
     options = _options(
         BuildOptions,
         args,
         source=args.source if python else args.src,
         source_kind="python" if python else args.source_kind,
+        splits=args.splits or ONE_SPLIT,
+        split_files=split_files,
         workers=args.workers or workers_for(None if python else args.src, args.destination),
         prepare=prepare_options(args),
     )
@@ -110,11 +119,35 @@ def _build(args: argparse.Namespace) -> int:
     )
 
 
+def _split_files(args: argparse.Namespace) -> dict[str, str]:
+    """The patterns of --split-files by split; reshard lacks the flag."""
+    given = getattr(args, "split_files", None) or []
+    names = [name for name, _ in given]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ConfigError(f"--split-files names the split {twice!r} twice; give each split one pattern")
+    return dict(given)
+
+
+def _split_folders(args: argparse.Namespace) -> dict[str, str]:
+    """The folders of the source that are splits; says so if there are any."""
+    if args.source_kind in ("python", "ringfeed"):
+        return {}
+    folders = find_split_folders(args.src)
+    if folders:
+        names = ", ".join(folders)
+        if args.json:
+            print_event("split_folders", splits=folders)
+        else:
+            print_stderr(f"shard-dataset: the folders of {args.src} are kept as splits: {names}; else give --split")
+    return folders
+
+
 def _append(args: argparse.Namespace) -> int:
     options = _options(
         AppendOptions,
         args,
         source=args.src,
+        split_files=_split_files(args),
         workers=args.workers or workers_for(args.src, args.destination),
         prepare=prepare_options(args),
     )
@@ -130,6 +163,17 @@ def _append(args: argparse.Namespace) -> int:
 
 def _reshard(args: argparse.Namespace) -> int:
     dataset, split = open_named_dataset(args.src)
+    manifest = dataset.manifest
+    keeps_splits = split is None and len(manifest.splits) > 1 and not args.group_by
+    if args.splits is None and args.split_column is None and keeps_splits and SPLIT not in manifest.schema.names:
+        args.split_column = SPLIT
+    elif args.splits is not None and keeps_splits:
+        print_warning(
+            "shard-dataset",
+            f"the splits {', '.join(manifest.splits)} of {args.src} are mixed and split anew; to keep them, leave "
+            "--split out",
+            events=args.json,
+        )
     if args.splits is None:
         name = resolve_split(args.src, dataset, split) if args.split_column is None else "train"
         args.splits = {name: Fraction(1)}

@@ -24,7 +24,7 @@ examples:
   shard-dataset repair shards/ --dry-run
   shard-dataset cat shards/ --split train --limit 5
   shard-dataset append more.csv shards/
-  shard-dataset reshard shards/ parquet/ --format parquet --split train=0.8,test=0.2
+  shard-dataset reshard shards/ parquet/ --format parquet
 
 URLs are local paths, s3://bucket/path, hdfs://namenode:port/path, or whatever else fsspec opens. Credentials come from
 the environment, as for other programs: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, AWS_ENDPOINT_URL;

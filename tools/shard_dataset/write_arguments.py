@@ -11,7 +11,15 @@ from ...sharding.engines.engine import check_engine
 from ...sharding.formats.shard_encode import COMPRESSIONS
 from ...sharding.prepare.screening.bad_records import parse_budget
 from ...sharding.sources import KINDS
-from ..argument_types import at_least, check_persistent, checked_text, checked_type, parse_bytes, parse_splits
+from ..argument_types import (
+    at_least,
+    check_persistent,
+    checked_text,
+    checked_type,
+    parse_bytes,
+    parse_split_file,
+    parse_splits,
+)
 from .common_arguments import EXIT_CODES, add_command, add_json, add_memory, add_workers
 from .prepare_arguments import PREPARE_EPILOG, add_prepare_flags
 
@@ -33,6 +41,7 @@ examples:
 
   # the splits that the data comes with; or new ones, with all records of a patient in one split
   shard-dataset build cells.parquet shards/ --label kind --split-column fold --drop-columns fold
+  shard-dataset build fashion-mnist/ shards/ --split-files train='train-*' test='t10k-*'
   shard-dataset build cells.parquet shards/ --label kind --group-by patient --split train=0.8,test=0.2
 
   # a folder of images for each class; the label is the folder's name
@@ -94,15 +103,15 @@ _RESHARD_EPILOG = f"""\
 Records, schema and label are those of the dataset at URL; so are format and compression, unless given. Each shard is
 checked against its checksum before it is used.
 
-If the dataset has several splits, name one as URL#SPLIT, keep them all with --split-column split, or split all records
-anew with --split.
+The dataset's splits are kept. Name one of them as URL#SPLIT, or split all records anew with --split, which may put
+records of the test split into the new training split.
 
 examples:
   # the same records in shards of another size and format
   shard-dataset reshard shards/ s3://bucket/flights --format parquet --shard-size 64MiB
 
   # all splits, as Parquet
-  shard-dataset reshard shards/ tables/ --split-column split --format parquet
+  shard-dataset reshard shards/ tables/ --format parquet
 
   # one split, split again
   shard-dataset reshard shards/#train folds/ --split train=0.8,validation=0.2
@@ -131,7 +140,7 @@ def add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser], *, 
     command.add_argument(
         "--source-kind", choices=("auto", *KINDS), default="auto", help="kind of SRC (default: told by its file names)"
     )
-    _add_output(command)
+    _add_output(command, split_files=True)
 
 
 def add_append(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -144,10 +153,12 @@ def add_append(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="kind of SRC (default: told by its file names); if it is python, SRC is MODULE:FUNCTION",
     )  # fmt: skip
     _add_size(command, "that of the existing shards")
-    command.add_argument(
+    splits = command.add_mutually_exclusive_group()
+    splits.add_argument(
         "--split", dest="splits", type=checked_type(parse_splits), metavar="NAME=SHARE,...",
-        help="splits and their shares (default: as in the build, or by its --split-column)",
+        help="splits and their shares (default: as in the build, by its --split-column or --split-files)",
     )  # fmt: skip
+    _add_split_files(splits)
     command.add_argument("--seed", type=int, help="seed of splits, shards and order (default: that of the build)")
     _add_work(command)
     add_prepare_flags(command)
@@ -162,7 +173,7 @@ def add_reshard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
     command.add_argument("src", metavar="URL", help="folder of the dataset, or FOLDER#SPLIT for one split")
     _add_output(
         command,
-        split_default="the split read",
+        split_default="those of the dataset",
         format_default="that of the dataset",
         compression_default=f"that of the dataset; in another format: {_CODECS}",
     )
@@ -171,7 +182,9 @@ def add_reshard(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 def _add_output(
     command: argparse.ArgumentParser,
-    split_default: str = "train=1",
+    split_default: str = "train=1, or the folders of SRC, if all are named like splits: train, val, test",
+    *,
+    split_files: bool = False,
     format_default: str = "tfrecord",
     compression_default: str = _CODECS,
 ) -> None:
@@ -187,12 +200,14 @@ def _add_output(
     _add_size(command, "256MiB, but at least 16 shards")
     splits = command.add_mutually_exclusive_group()
     splits.add_argument(
-        "--split", dest="splits", type=checked_type(parse_splits), default="train=1", metavar="NAME=SHARE,...",
+        "--split", dest="splits", type=checked_type(parse_splits), metavar="NAME=SHARE,...",
         help=f"splits and their shares, stratified by class, such as train=0.9,test=0.1 (default: {split_default})",
     )  # fmt: skip
     splits.add_argument(
         "--split-column", metavar="COL", help="column that names the split of each record, instead of shares"
     )
+    if split_files:
+        _add_split_files(splits)
     command.add_argument(
         "--group-by", metavar="COL",
         help="column whose values, such as patients or users, each stay in one split; shares and classes are met as "
@@ -217,6 +232,14 @@ def _add_output(
     add_prepare_flags(command)
     command.add_argument("--overwrite", action="store_true", help="replace the dataset at DST")
     _add_run(command)
+
+
+def _add_split_files(group: argparse._MutuallyExclusiveGroup) -> None:
+    group.add_argument(
+        "--split-files", nargs="+", action="extend", type=checked_type(parse_split_file), metavar="NAME=PATTERN",
+        help="the splits that SRC, a folder, comes in: name, folder or glob of the files of each, below SRC, such as "
+        "train='train-*' test='t10k-*'; files of none are left out (write it after SRC and DST)",
+    )  # fmt: skip
 
 
 def _add_size(command: argparse.ArgumentParser, default: str) -> None:

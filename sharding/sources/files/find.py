@@ -22,7 +22,8 @@ from .http_listing import fill_sizes, is_page, is_web, lacks_ranges, plain_url, 
 from .snapshot import Listing, SourceFile, record_listing
 
 __all__ = [
-    "SourceFile", "base_name", "check_unchanged", "compression_of", "fingerprint_files", "has_pattern", "list_files",
+    "SourceFile", "base_name", "check_unchanged", "compression_of", "fingerprint_files", "has_pattern", "list_entries",
+    "list_files",
     "plain_name", "require_files", "resolve_relative", "root_of", "split_chain", "storage_error",
 ]  # fmt: skip
 
@@ -47,6 +48,21 @@ def list_files(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
     files = _list(url, suffixes)
     record_listing(url, suffixes, files)
     return files
+
+
+def list_entries(url: str) -> tuple[list[str], list[str]]:
+    """Return the names of the folders and of the files that lie directly in a folder, without hidden ones; sorted.
+
+    Raises:
+        OSError, StorageError: the folder cannot be listed.
+    """
+    fs, path = _filesystem(url)
+    names: dict[bool, list[str]] = {True: [], False: []}
+    for info in fs.ls(path, detail=True):
+        name = base_name(str(info["name"]).rstrip("/"))
+        if name and not _is_hidden(name):
+            names[fs.isdir(info["name"]) if info["type"] == "other" else info["type"] == "directory"].append(name)
+    return sorted(names[True]), sorted(names[False])
 
 
 def require_files(url: str, suffixes: Sequence[str], what: str) -> list[SourceFile]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from ringfeed.sharding import open_dataset, read_records
 from ringfeed.tools.shard_dataset.common_arguments import cores, workers_for
 from ringfeed.tools.shard_dataset.parser import build_parser
 from ringfeed.tools.shard_dataset.program import main
@@ -80,6 +81,46 @@ class TestBuild:
         assert cli("shard-dataset", "append", f"{tmp_path}/a.csv", f"{tmp_path}/out", "--again").returncode == 0
         done = cli("shard-dataset", "cat", f"{tmp_path}/out")
         assert sorted(json.loads(line)["s"] for line in done.stdout.splitlines()) == ["b", "b", "d", "d"]
+
+    def test_keeps_the_splits_of_files_and_folders(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        def shares(*flags: str) -> dict[str, int]:
+            """The records of each split."""
+            args = ["--label", "y", "--dry-run", "--workers", "1", "--json", *flags]
+            assert main(["build", f"{tmp_path}/in", f"{tmp_path}/out", *args]) == 0
+            return {name: split["records"] for name, split in json.loads(capsys.readouterr().out)["splits"].items()}
+
+        (tmp_path / "in").mkdir()
+        for name, rows in (("train", 20), ("t10k", 4)):
+            (tmp_path / "in" / f"{name}-1.csv").write_text("y\n" + "a\n" * rows)
+        assert shares() == {"train": 24}
+        assert shares("--split-files", "train=train-*", "test=t10k-*") == {"train": 20, "test": 4}
+        for name in ("train", "t10k"):
+            (tmp_path / "in" / name).mkdir()
+            (tmp_path / "in" / f"{name}-1.csv").rename(tmp_path / "in" / name / "1.csv")
+        (tmp_path / "in" / "t10k").rename(tmp_path / "in" / "test")
+        assert shares() == {"train": 20, "test": 4}
+        assert shares("--split", "train=1") == {"train": 24}
+        assert main(["build", f"{tmp_path}/in", f"{tmp_path}/out", "--label", "y"]) == 0
+        assert capsys.readouterr().err.startswith(
+            f"shard-dataset: the folders of {tmp_path}/in are kept as splits: train, test; else give --split"
+        )
+        assert main(["append", f"{tmp_path}/in", f"{tmp_path}/out", "--again", "--dry-run"]) == 0
+        assert re.search("^test +4 ", capsys.readouterr().out, re.MULTILINE)
+
+    @pytest.mark.parametrize(
+        ("flags", "told"),
+        [
+            (["train"], "the files of a split are NAME=PATTERN, such as train='train-*', got 'train'"),
+            (["a=b", "a=c"], "--split-files names the split 'a' twice; give each split one pattern"),
+            (["a-b=c"], "the name of a split must consist of ASCII letters, digits and _, got 'a-b'"),
+        ],
+    )
+    def test_refuses_unclear_files_of_splits(
+        self, cli: Cli, source: str, tmp_path: Path, flags: list[str], told: str
+    ) -> None:
+        done = cli("shard-dataset", "build", source, f"{tmp_path}/out", "--split-files", *flags)
+        assert (len(done.stderr.splitlines()), done.returncode in (1, 2)) == (1, True)
+        assert told in done.stderr
 
     def test_an_error_is_an_event_too(self, cli: Cli, source: str, dataset: Path) -> None:
         done = cli("shard-dataset", "build", source, str(dataset), "--label", "status", "--json")
@@ -173,10 +214,21 @@ class TestReshard:
     def test_mixes_splits_only_on_request(
         self, capsys: pytest.CaptureFixture[str], dataset: Path, tmp_path: Path
     ) -> None:
-        assert main(["reshard", str(dataset), f"{tmp_path}/out"]) == 1
-        assert f"name one as {dataset}#train, split all its records anew" in capsys.readouterr().err
+        def splits(url: str) -> dict[str, list[str]]:
+            found = open_dataset(url)
+            return {name: sorted(map(str, read_records(found, name, ROWS))) for name in sorted(found.manifest.splits)}
+
+        assert main(["reshard", str(dataset), f"{tmp_path}/kept", "--shards", "5"]) == 0
+        assert splits(f"{tmp_path}/kept") == splits(str(dataset))
+        assert main(["reshard", str(dataset), f"{tmp_path}/out", "--group-by", "status"]) == 1
+        assert f"name one as {dataset}#train, or split all its records anew" in capsys.readouterr().err
         assert main(["reshard", str(dataset), f"{tmp_path}/out", "--split", "a=0.5,b=0.5", "--json"]) == 0
-        assert json.loads(capsys.readouterr().out)["records"] == ROWS
+        told = capsys.readouterr()
+        assert json.loads(told.out)["records"] == ROWS
+        assert json.loads(told.err.splitlines()[0]) == {
+            "event": "warning",
+            "message": f"the splits train, test of {dataset} are mixed and split anew; to keep them, leave --split out",
+        }
 
     @pytest.mark.parametrize(
         ("shard_format", "codec", "flags", "written"),
