@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import ClassVar
 
@@ -34,6 +34,7 @@ class CsvSource(TextSource):
         types: Arrow types that the columns are parsed as; columns of declared types are parsed as text.
         declared: features of the columns that the user declared, or that have integers with plus signs, by name.
         null_values: texts that mean null in columns of every type.
+        orders: names of the columns of each file that has them in another order than the first, by its URL.
     """
 
     kind: ClassVar[str] = "CSV or TSV file"
@@ -42,20 +43,24 @@ class CsvSource(TextSource):
     types: pa.Schema
     declared: Mapping[str, Feature]
     null_values: tuple[str, ...] = ()
+    orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
     def infer(cls, url: str, label: str | None, files: Sequence[SourceFile], options: InferenceOptions) -> CsvSource:
         """Read all files once, and columns of doubtful types again.
 
         Raises:
-            SourceError: a file is not UTF-8, headers differ, a line has too few or too many fields, or no integer
-                type holds a column of integers.
+            SourceError: a file is not UTF-8, headers name other columns, a line has too few or too many fields, or no
+                integer type holds a column of integers.
             ConfigError: a declared column does not exist, or text has no values of its type.
         """
         headers = [read_header(file.url, options.null_values) for file in files]
         for file, header in zip(files, headers, strict=True):
-            if header.names != headers[0].names:
-                raise SourceError(f"{file.url}: its header differs from that of {files[0].url}; the columns must agree")
+            if odd := sorted(set(header.names) ^ set(headers[0].names)):
+                raise SourceError(
+                    f"{file.url}: its header differs from that of {files[0].url} (only one of the two has a column "
+                    f"{odd[0]!r}); the columns must agree, in any order"
+                )
         check_names(options.declared, headers[0].names)
         for feature in options.declared.values():
             if feature.shape:
@@ -71,6 +76,11 @@ class CsvSource(TextSource):
             declared=declared,
             parts=tuple(found.parts),
             null_values=options.null_values,
+            orders={
+                file.url: header.names
+                for file, header in zip(files, headers, strict=True)
+                if header.names != headers[0].names
+            },
             fingerprint=fingerprint_files(files),
         )
 
@@ -98,7 +108,7 @@ class CsvSource(TextSource):
         self, part: Part, blocks: Iterable[Block], columns: Sequence[str] | None, reject: Reject
     ) -> Iterator[pa.RecordBatch]:
         header = Header(
-            names=tuple(self.types.names),
+            names=self.orders.get(part.path, tuple(self.types.names)),
             delimiter=delimiter_of(part.path),
             start=0,
             line=1,

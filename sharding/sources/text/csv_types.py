@@ -65,7 +65,7 @@ def infer_types(
 
     Args:
         files: files to read.
-        headers: header of each file; all have the same names.
+        headers: header of each file; all have the same names, in any order.
         label: name of the label column, or None.
         options: declared columns, which are read as text, and what the build needs.
 

@@ -133,8 +133,19 @@ def test_a_bad_file_is_named_with_its_fault(tmp_path: Path, content: bytes, mess
 def test_files_of_different_headers_are_refused(write_csv: Write, tmp_path: Path) -> None:
     write_csv(["x"], [1], name="a.csv")
     write_csv(["y"], [1], name="b.csv")
-    with pytest.raises(SourceError, match=r"b\.csv: its header differs"):
+    with pytest.raises(SourceError, match=r"b\.csv: its header differs .*only one of the two has a column 'x'"):
         open_source(str(tmp_path), None)
+
+
+@pytest.mark.parametrize("label", ["y", "x", None])
+def test_the_order_of_columns_may_differ(write_csv: Write, tmp_path: Path, label: str | None) -> None:
+    write_csv(["x", "y", "z"], [1, "p", "+5"], name="a.csv")
+    write_csv(["z", "x", "y"], ["6", 2.5, "7"], name="b.csv")
+    write_csv(["y", "z", "x"], ["NA", "7", 3], name="c.csv")
+    source = open_source(str(tmp_path), label, features={"x": Feature(name="x", dtype="float32")})
+    expected = [{"x": 1.0, "y": "p", "z": 5}, {"x": 2.5, "y": "7", "z": 6}, {"x": 3.0, "y": "NA", "z": 7}]
+    assert records(source) == expected
+    assert labels(source) == [None if label is None else row[label] for row in expected]
 
 
 def test_a_file_that_changes_after_it_was_opened_is_noticed(write_csv: Write) -> None:
