@@ -285,7 +285,14 @@ def test_every_block_is_run() -> None:
 
 
 def test_readme_leads_to_every_page() -> None:
-    assert set(re.findall(r"docs/([\w-]+\.md)", PAGES["README.md"])) == PAGES.keys() - {"README.md"}
+    pages = {name for name, path in PATHS.items() if path.parent == ROOT / "docs"}
+    assert set(re.findall(r"docs/([\w-]+\.md)", PAGES["README.md"])) == pages
+    assert "CONTRIBUTING.md" in PAGES["README.md"]
+
+
+def test_the_architecture_leads_to_every_page_of_the_design() -> None:
+    pages = {name for name, path in PATHS.items() if path.parent == ROOT / "docs/design"}
+    assert set(re.findall(r"\(design/([\w-]+\.md)\)", PAGES["architecture.md"])) == pages
 
 
 def commands(text: str) -> list[list[str]]:
