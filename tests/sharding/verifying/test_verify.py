@@ -440,10 +440,10 @@ class TestWholeDatasets:
             (root / name).write_text("x")
         found = check_dataset(str(root))
         assert found.damages == ()
-        assert {note.path: note.remark.split()[2] for note in found.notes} == {
-            "mine.txt": "this",
-            "_building.json": "of",
-            ".train-00000-of-00003.tfrecord.0badcafe.part": "write",
+        assert {note.path: " ".join(note.remark.split()[:4]) for note in found.notes} == {
+            "mine.txt": "not part of this",
+            "_building.json": "lease of a build,",
+            ".train-00000-of-00003.tfrecord.0badcafe.part": "left by an unfinished",
         }
 
     @pytest.mark.parametrize("workers", [1, 3])

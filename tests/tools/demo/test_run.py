@@ -88,7 +88,7 @@ def run_demo(*arguments: str, cwd: Path = ROOT) -> "subprocess.CompletedProcess[
 def test_outside_of_the_repository_the_demo_fails_in_one_line(tmp_path: Path) -> None:
     done = run_demo(cwd=tmp_path)
     assert done.returncode == 1
-    assert done.stderr.startswith("demo: error: examples/flights.yaml is not there")
+    assert done.stderr.startswith("demo: error: examples/flights.yaml does not exist")
     assert done.stderr.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
