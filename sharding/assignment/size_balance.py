@@ -7,7 +7,8 @@ in records and classes. It takes three steps:
 
 1. The rests of all classes, each less than a block, go first, chained: a rest continues with the shards that the rests
    before it have not served in this round.
-2. Then the whole blocks, those with the least spread of sizes last, since they even out what is left of the others.
+2. Then the whole blocks, those with the least spread of sizes last, because they even out the differences between
+   shards.
 3. A few very large records, or many classes of few records, may still leave shards apart. Then a heavy shard and a
    light one exchange two records of one class, as long as that helps.
 """

@@ -36,7 +36,7 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """A shard that cannot be restored, and what is left of it.
+    """A shard that cannot be restored, and its records that can be kept.
 
     Attributes:
         shard: the shard as it was written.

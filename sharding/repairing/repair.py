@@ -72,7 +72,7 @@ def repair(
     spill: str | os.PathLike[str] | None = None,
     rebuilding: Report = ignore,
 ) -> RepairReport:
-    """Repair a dataset from what is left of it and from the given sources, as far as possible.
+    """Repair a dataset from its intact files and from the given sources, as far as possible.
 
     Files are restored where possible. Of other shards, the intact records are written as new shards, and a new
     `dataset.json` lists these and what was lost. The damaged files are then removed.

@@ -1,7 +1,7 @@
 """Plans a repair, file by file, before a byte is written.
 
-A file is restored if its bytes are in another file of the folder, or can be rebuilt and proven by their checksum: from
-what is left of the dataset, else from the given sources. Of a shard that cannot be restored, the intact records are
+A file is restored if its bytes are in another file of the folder, or can be rebuilt and proven by their checksum, from
+the rest of the dataset or from the given sources. Of a shard that cannot be restored, the intact records are
 kept in a shard of another name.
 
 Tested in test_repair.py and test_rebuild_plan.py.

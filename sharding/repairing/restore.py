@@ -1,4 +1,4 @@
-"""Restores the files of a damaged shard bit by bit, from what is left of the shard.
+"""Restores the files of a damaged shard bit by bit, from the damaged files themselves.
 
 Reads, and writes nothing. A restored file is proven by the checksum with which it was written.
 
@@ -33,8 +33,8 @@ class ShardFiles:
         storage: folder of the dataset.
         manifest: manifest of the dataset.
         shard: the shard as it was written.
-        data_path: path of what is left of the data file; None if nothing is.
-        index_path: path of what is left of the index; None if nothing is.
+        data_path: path of the damaged data file; None if it is missing.
+        index_path: path of the damaged index; None if it is missing.
         data_intact: whether that is the data file as it was written.
         index_intact: whether that is the index as it was written.
     """

@@ -31,7 +31,7 @@ REBUILD_HOROVOD = "ringfeed install-horovod --force"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """Facts of this machine and Python environment; the version of what is not installed is None."""
+    """Facts of this machine and Python environment; a package that is not installed has the version None."""
 
     versions: Mapping[str, str | None]
     kernels: bool

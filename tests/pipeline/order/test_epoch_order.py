@@ -13,6 +13,7 @@ from ringfeed.pipeline.order.remainder import dropped_ranges
 from ringfeed.pipeline.order.windows import Segment, SegmentTable, StreamWindows
 from ringfeed.sharding import ConfigError
 from ringfeed.sharding.dataset.manifest import ShardInfo
+from tests.helpers.orders import orders
 
 
 def served(order: EpochOrder) -> list[tuple[int, int]]:
@@ -23,26 +24,6 @@ def served(order: EpochOrder) -> list[tuple[int, int]]:
             held = [(segment.shard, row) for segment in window.segments for row in range(segment.start, segment.stop)]
             found += [held[place] for place in order.permutation(window)]
     return found
-
-
-@st.composite
-def orders(draw: st.DrawFn) -> EpochOrder:
-    streams = draw(st.integers(1, 6))
-    piece = draw(st.integers(1, 8))
-    shards = draw(st.lists(st.integers(1, 60), min_size=1, max_size=12))
-    remainder = draw(st.sampled_from(["drop", "pad", "wrap"]))
-    least = streams * piece if remainder == "drop" else streams
-    if sum(shards) < least:
-        shards.append(least)
-    geometry = Geometry(
-        records=sum(shards),
-        batch_size=streams * piece,
-        streams=streams,
-        window_shards=draw(st.integers(1, 3)),
-        remainder=remainder,
-        shuffle=draw(st.booleans()),
-    )
-    return EpochOrder(geometry, shards, seed=draw(st.integers(0, 99)), epoch=draw(st.integers(0, 5)))
 
 
 @given(orders())

@@ -11,8 +11,8 @@ from ringfeed.pipeline import Loader
 from ringfeed.pipeline.order.epoch_order import EpochOrder, Geometry
 from ringfeed.pipeline.order.shuffle_quality import shuffle_quality
 from tests.helpers.numbered_records import RECORDS
+from tests.helpers.orders import orders
 from tests.helpers.reading import read
-from tests.pipeline.order.test_epoch_order import orders
 
 
 def order_of(shards: int, records: int, batch_size: int, streams: int, window_shards: int = 1) -> EpochOrder:

@@ -10,18 +10,13 @@ from hypothesis import strategies as st
 from ringfeed.sharding import (
     CorruptionError,
     DatasetError,
-    Feature,
-    FeatureStatistics,
     Manifest,
     RingfeedError,
-    Schema,
-    ShardInfo,
-    SplitInfo,
 )
 from ringfeed.sharding.common.checksums import checksum
 from ringfeed.sharding.dataset.manifest import FileInfo, _dump, _with_checksum
 from ringfeed.sharding.dataset.shard_table import decode_shards, encode_shards
-from ringfeed.sharding.formats.example_encode import ColumnLayout, RecordLayout
+from tests.helpers.manifests import MANIFEST, SHARD
 
 GENERATION = {
     "plan": "p",
@@ -33,37 +28,6 @@ GENERATION = {
     "records": {"train": 2},
     "shards": {"train": 1},
 }
-SHARD = ShardInfo(
-    split="train", path="train-00000-of-00001.tfrecord", bytes=10, records=2, checksum="c", class_counts=(1, 1),
-    index_path="train-00000-of-00001.index.arrow", index_bytes=5, index_checksum="d",
-)  # fmt: skip
-MANIFEST = Manifest(
-    shard_format="tfrecord",
-    compression="none",
-    schema=Schema(
-        features=(Feature(name="größe", dtype="float32", shape=(2,)), Feature(name="y", dtype="string")), label="y"
-    ),
-    classes=("", "ü"),
-    splits={
-        "train": SplitInfo(
-            records=2,
-            shards=1,
-            class_counts=(1, 1),
-            statistics={
-                "größe": FeatureStatistics(count=4, mean=0.1, std=2.0, min=-1e-300, max=1.7e308),
-                "y": FeatureStatistics(count=2, vocabulary=("", "ü")),
-            },
-        )
-    },
-    layout=RecordLayout(example_bytes=9, columns=(ColumnLayout(name="größe", offset=1, item_bytes=4),)),
-    seed=2**63,
-    source={"url": "s3://b/x.csv", "fingerprint": "f"},
-    options={"label": "y"},
-    writer="ringfeed 0.1.0",
-    shards_checksum="e",
-    shards_bytes=7,
-    files={"features.json": FileInfo(bytes=3, checksum="g")},
-)
 ENCODED = MANIFEST.encode()
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ringfeed.sharding import LostRecords, Manifest
 from ringfeed.sharding.dataset.shard_table import decode_shards, encode_shards, recover_from_table, seal
-from tests.sharding.dataset.test_manifest import MANIFEST, SHARD
+from tests.helpers.manifests import MANIFEST, SHARD
 
 ROWS = (SHARD, replace(SHARD, path="b", index_path="c", class_counts=(3, 2**40)))
 SEALED, TABLE = seal(MANIFEST, ROWS)
