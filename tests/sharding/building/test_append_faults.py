@@ -272,7 +272,7 @@ def test_without_its_newest_table_dataset_json_is_rebuilt_from_the_one_before(tw
     data[100] ^= 1
     (twice / "shards-g00002.parquet").write_bytes(data)
     damage, *moved = verify(str(twice))
-    assert "as it was before the append that wrote shards-g00002.parquet, which is damaged too" in damage.problem
+    assert "from before the append that wrote shards-g00002.parquet, which is damaged too" in damage.problem
     # The files of TensorFlow Datasets lie in the folder of the last generation: the append had taken them on.
     assert [other.path for other in moved] == [f"g00001/{name}" for name in sorted(TFDS_NAMES)]
     repair(str(twice))

@@ -211,7 +211,7 @@ class TestStorage:
         down = Fault(kind="reply", times=10_000)
         for attempt in (lambda: storage.read("a"), lambda: storage.write("a", b""), storage.list):
             proxy.begin(down)
-            with pytest.raises(StorageError, match=r"\(SlowDown\).* \(4 attempts in \d+ s failed; if the store"):
+            with pytest.raises(StorageError, match=r"\(SlowDown\).* \(4 attempts in \d+ s failed; once the store"):
                 attempt()
             assert proxy.happened[down] == QUICK.attempts
 
@@ -290,7 +290,7 @@ class TestS3Build:
     @pytest.mark.parametrize(
         ("fault", "message"),
         [
-            (Fault(kind="reply", method="PUT", path="00002-of", times=99), "attempts in .* failed; if the store"),
+            (Fault(kind="reply", method="PUT", path="00002-of", times=99), "attempts in .* failed; once the store"),
             (Fault(kind="reset upload", method="PUT", path=r"dataset\.json", times=99), "attempts in .* failed"),
             (Fault(kind="reply", method="PUT", first=4, times=999, status=403, code="ExpiredToken"), "renew them"),
         ],
