@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import RingfeedError
 from ..storage.storage import Storage
-from ..storage.urls import WEB_PROTOCOLS
+from ..storage.urls import WEB_PROTOCOLS, validate_url
 from .base import Source, unwrap
 from .detect import known_suffixes
 from .files.find import list_entries, plain_name, root_of, split_chain
@@ -31,7 +31,7 @@ def find_split_folders(url: str) -> dict[str, str]:
 
     A folder that cannot be listed has none, nor has one on a web server.
     """
-    if Storage(url).protocol in WEB_PROTOCOLS:
+    if Storage(validate_url(url, "source")).protocol in WEB_PROTOCOLS:
         return {}
     try:
         folders, files = list_entries(url)
