@@ -112,7 +112,7 @@ class Location:
     def filesystem(self) -> tuple[fsspec.AbstractFileSystem, str]:
         """The fsspec file system, shared by all threads, and the folder's path in it; use it within `run`."""
         if self.protocol in S3_PROTOCOLS and not self.url.partition("://")[2].partition("/")[0]:
-            raise ConfigError(f"{self.locate()} names no bucket; name one, as in {self.protocol}://bucket/path")
+            raise ConfigError(f"{public_url(self.url)} names no bucket; name one, as in {self.protocol}://bucket/path")
         with self.errors("open", ""):
             return filesystem(self.address(), self.protocol, self.options)
 
