@@ -17,6 +17,7 @@ from traceback import clear_frames
 from typing import Any, TypeVar
 
 from ..messages import brief
+from ..url_secrets import without_secrets
 
 __all__ = [
     "IncompleteError", "RetriesExhaustedError", "RetryPolicy", "cause_chain", "error_code", "error_number",
@@ -183,7 +184,7 @@ def retry(
             _logger.log(
                 logging.INFO if attempt <= _QUIET_ATTEMPTS else logging.WARNING,
                 "%s; trying again in %.1f s (attempt %d of %d failed)",
-                ": ".join(filter(None, (about and about(), type(error).__name__, brief(error)))),
+                without_secrets(": ".join(filter(None, (about and about(), type(error).__name__, brief(error))))),
                 pause,
                 attempt,
                 policy.attempts,

@@ -151,7 +151,6 @@ def test_no_error_shows_secrets(
     web: tuple[str, Path], run: Commands, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(retry.__kwdefaults__ or {}, "sleep", lambda _: None)
-    monkeypatch.setattr("logging.raiseExceptions", False)  # log handlers that other tests left, with closed streams
     good, out = str(web[1] / "x.csv"), str(run.folder / "out")
     assert run("build", url, out) == 1
     assert run("build", url, out, "--json") == 1

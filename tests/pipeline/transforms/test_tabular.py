@@ -116,7 +116,8 @@ def test_values_that_records_hold_do_not_count_as_missing(tmp_path: Path) -> Non
     build(BuildOptions(source=source, destination=url, label="label", shards=1, min_class_records=1))
     manifest = open_dataset(url).manifest
     for name, value in {"count": 0, "flag": False, "share": 0.0}.items():
-        with pytest.raises(ConfigError, match=f"fill of column '{name}': records hold {value}, which would"):
+        told = f"fill of column '{name}': records hold {value}, which would count as missing"
+        with pytest.raises(ConfigError, match=told):
             plan_columns(manifest, [manifest.schema[name]], categorical=["flag"], fill={name: value})
     plan = plan_columns(manifest, [manifest.schema["whole"]], fill={"whole": 0, "count": 0})
     loader = Loader(url, batch_size=4, columns=["whole"])
