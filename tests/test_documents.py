@@ -147,7 +147,7 @@ def test_images_and_augmentation(here: Path) -> None:
 
 
 def test_preparing(here: Path) -> None:
-    module, sales, in_python = python_of("preparing.md")
+    module, nested, sales, in_python = python_of("preparing.md")
     Path("prepare_flights.py").write_text(module)
     table = ["build", "flights.parquet", "prepared", "--label", "arrival"]
     assert shard_dataset.main([*table, "--map", "prepare_flights:add_speed", "--filter", "hours > 0"]) == 0
@@ -163,6 +163,18 @@ def test_preparing(here: Path) -> None:
     }  # fmt: skip
     exec(in_python.replace('"late"', '"arrival"'), {})
     assert open_dataset("shards").manifest.schema["hours"].dtype == "float32"
+    check_nested_lists(nested)
+
+
+def check_nested_lists(code: str) -> None:
+    import tensorflow as tf
+
+    lists = [[[i] * i, [], [7]] if i else [] for i in range(4)]
+    pq.write_table(pa.table({"a": lists}), "nested.parquet")
+    assert shard_dataset.main(["build", "nested.parquet", "nested", "--shards", "1"]) == 0
+    names = {"tf": tf, "batch": next(iter(Loader("nested", batch_size=4).epoch(0)))}
+    exec(code, names)
+    assert sorted(names["lists"].to_list()) == sorted(lists)
 
 
 def test_record_streams(here: Path) -> None:

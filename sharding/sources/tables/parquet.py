@@ -79,12 +79,13 @@ class ParquetSource(TableSource):
             )
 
 
-def _has_inner_dictionary(kind: pa.Schema | pa.DataType) -> bool:
-    """Whether structs contain dictionaries, which Arrow can read from only one row group at a time."""
-    fields = [field.type for field in kind if pa.types.is_struct(field.type)]
-    return any(any(pa.types.is_dictionary(inner.type) for inner in field) for field in fields) or any(
-        map(_has_inner_dictionary, fields)
-    )
+def _has_inner_dictionary(schema: pa.Schema) -> bool:
+    """Whether structs or lists contain dictionaries, which Arrow can read from only one row group at a time."""
+    return any(not pa.types.is_dictionary(kind) and _has_dictionary(kind) for kind in schema.types)
+
+
+def _has_dictionary(kind: pa.DataType) -> bool:
+    return pa.types.is_dictionary(kind) or any(_has_dictionary(kind.field(i).type) for i in range(kind.num_fields))
 
 
 def _int96_paths(schema: pq.ParquetSchema, columns: Sequence[str]) -> list[str]:
@@ -120,6 +121,9 @@ def _times(column: pa.Array) -> Iterator[pa.TimestampArray]:
     elif pa.types.is_struct(column.type):
         for field in column.flatten():
             yield from _times(field)
+    elif pa.types.is_map(column.type):
+        yield from _times(column.keys)
+        yield from _times(column.items)
     elif pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
         yield from _times(column.flatten())
 

@@ -70,7 +70,7 @@ def unite_schemas(
     for url, whole in schemas:
         if before is None or not whole.equals(before, check_metadata=True):
             before = whole
-            schema, left_out, places = flatten_schema(whole, wanted)
+            schema, left_out, places = flatten_schema(whole, wanted, features)
             _check_distinct(schema.names, url)
             for field in schema:
                 place = places.get(field.name, (field.name,))

@@ -1,4 +1,4 @@
-"""Flattens structs: their fields become columns named ``a.b``, as those of JSON objects do.
+"""Flattens structs: their fields become columns named ``a.b``, as those of JSON objects do; and nested lists.
 
 Images of Hugging Face, structs of ``bytes`` and ``path``, become one column of the struct's name.
 """
@@ -12,14 +12,16 @@ from contextlib import suppress
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["MissingImageError", "Path", "fields_of", "flatten_structs", "mark_images", "path_to_read"]
+from .nested_lists import InnerField, InnerLists, NestedNullError, inner_columns, is_nested_list, take_inner
 
-Path = tuple[str, ...]  # a column of the file, a field in it, and so on
+__all__ = ["Path", "UnreadableColumnError", "fields_of", "flatten_structs", "mark_images", "path_to_read"]
+
+Path = tuple[str, ...]  # a column of the file, then the steps into structs and nested lists
 _IMAGE = {b"encoding": b"image"}
 
 
-class MissingImageError(ValueError):
-    """A column holds only the path of an image, not the image."""
+class UnreadableColumnError(ValueError):
+    """A column holds the path of an image without the image, or lists that columns of plain lists cannot hold."""
 
 
 def mark_images(schema: pa.Schema) -> pa.Schema:
@@ -36,57 +38,82 @@ def _is_image(field: pa.Field, names: set[str]) -> bool:
 
 
 def fields_of(
-    field: pa.Field, wanted: Callable[[str], bool], path: Path = ()
+    field: pa.Field,
+    wanted: Callable[[str], bool],
+    is_held: Callable[[pa.Field], bool],
+    path: Path = (),
 ) -> Iterator[tuple[pa.Field, Path | None]]:
     """Yield the columns that a file's column becomes, with their paths in it; an image becomes its bytes.
 
-    An unwanted struct is yielded as one column without a path.
+    An unwanted struct or nested list is yielded as one column without a path.
+
+    Args:
+        field: the file's column, or a field in it, which `path` then ends in.
+        wanted: whether a column of this name is wanted.
+        is_held: whether a nested list can be held as it is, under its dotted name: a tensor.
+        path: path of the column; empty for a column of the file.
     """
-    path = (*path, field.name)
-    name = ".".join(path)
-    if not pa.types.is_struct(field.type) or not field.type.num_fields:
-        yield field.with_name(name), path
-    elif not wanted(name):
-        yield field.with_name(name), None
+    path = path or (field.name,)
+    column = field.with_name(".".join(path))
+    kind = field.type
+    is_struct = pa.types.is_struct(kind) and kind.num_fields
+    if not is_struct and (not is_nested_list(kind) or is_held(column)):
+        yield column, path
+    elif not wanted(column.name):
+        yield column, None
     elif field.metadata == _IMAGE:
-        yield field.with_type(field.type.field("bytes").type), (*path, "bytes")
+        yield column.with_type(kind.field("bytes").type), (*path, "bytes")
+    elif is_struct:
+        for inner in kind:
+            yield from fields_of(inner, wanted, is_held, (*path, inner.name))
     else:
-        for inner in field.type:
-            yield from fields_of(inner, wanted, path)
+        for step, inner_kind in inner_columns(kind):
+            yield from fields_of(pa.field(step, inner_kind), wanted, is_held, (*path, step))
 
 
 def path_to_read(name: str, paths: Mapping[str, Path]) -> Path:
-    """Return the path to read for a column: that of an image's whole struct, else the column's own."""
+    """Return the path to read for a column: that of an image's whole struct, of a whole nested list, else its own."""
     path = paths.get(name, (name,))
-    return path if ".".join(path) == name else path[:-1]
+    if ".".join(path) != name:
+        return path[:-1]
+    nested = (i for i, step in enumerate(path) if isinstance(step, (InnerField, InnerLists)))
+    return path[: next(nested, len(path))]
 
 
 def flatten_structs(batch: pa.RecordBatch, names: Sequence[str], paths: Mapping[str, Path]) -> pa.RecordBatch:
     """Return the named columns, taking those that have paths from their structs; fields of a null struct are null.
 
     Raises:
-        MissingImageError: a column holds only an image's path.
+        UnreadableColumnError: a column holds only an image's path, or a null among the lists of a list.
     """
     columns = []
     for name in names:
         path = paths.get(name, (name,))
-        column = _at(batch, path)
-        if path != (struct := path_to_read(name, paths)):
-            _check_present(name, column, _at(batch, struct))
+        try:
+            column = _at(batch, path)
+        except NestedNullError as error:
+            raise UnreadableColumnError(f"column {name!r} {error}") from error
+        if ".".join(path) != name:
+            _check_present(name, column, _at(batch, path[:-1]))
         columns.append(column)
     return pa.RecordBatch.from_arrays(columns, names=list(names))
 
 
 def _at(batch: pa.RecordBatch, path: Path) -> pa.Array:
-    top, *inner = path
-    return pc.struct_field(batch.column(top), inner) if inner else batch.column(top)
+    column = batch.column(path[0])
+    for step in path[1:]:
+        if isinstance(step, (InnerField, InnerLists)):
+            column = take_inner(column, step)
+        else:
+            column = pc.struct_field(column, [step])
+    return column
 
 
 def _check_present(name: str, contents: pa.Array, images: pa.StructArray) -> None:
     if contents.null_count and images.type.get_field_index("path") >= 0:
         places = pc.struct_field(images, "path").filter(contents.is_null()).drop_null()
         if len(places):
-            raise MissingImageError(
+            raise UnreadableColumnError(
                 f"column {name!r} holds only the path of an image ({places[0].as_py()!r}); write the images "
                 "themselves, as push_to_hub of Hugging Face's datasets does, or build from a list of the paths"
             )

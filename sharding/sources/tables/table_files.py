@@ -23,7 +23,7 @@ from ..files.hive_partitions import Partitions, find_partitions
 from ..files.http_listing import lacks_ranges
 from ..files.open import open_file, source_error
 from .schema_union import unite_schemas
-from .structs import MissingImageError, Path, flatten_structs, path_to_read
+from .structs import Path, UnreadableColumnError, flatten_structs, path_to_read
 from .table_schemas import check_features, feature_of
 
 __all__ = ["PART_BYTES", "TableSource", "check_batch", "group_blocks", "open_table"]
@@ -262,7 +262,7 @@ class TableSource(RecordSource):
         for batch in batches:
             try:
                 yield flatten_structs(batch, columns, self.paths)
-            except MissingImageError as error:
+            except UnreadableColumnError as error:
                 raise SourceError(f"{part.path}: {error}") from error
 
 

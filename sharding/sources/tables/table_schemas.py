@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
+from ...compute.arrow_casts import can_cast
 from ...errors import SourceError
 from ...schema import Feature
 from .structs import Path, fields_of, mark_images
@@ -16,10 +17,18 @@ _NAMES_SHOWN = 8
 
 
 def flatten_schema(
-    schema: pa.Schema, wanted: Callable[[str], bool]
+    schema: pa.Schema, wanted: Callable[[str], bool], features: Mapping[str, Feature]
 ) -> tuple[pa.Schema, tuple[str, ...], dict[str, Path]]:
-    """Return a file's schema without structs, the unwanted structs, and the paths of the others' fields."""
-    found = [entry for field in schema for entry in fields_of(field, wanted)]
+    """Return a file's schema without structs and nested lists, the unwanted of them, and the paths of all other parts.
+
+    Lists of lists of one shape stay, if they have that shape by their type or by a declared feature.
+    """
+
+    def is_held(field: pa.Field) -> bool:
+        declared = features.get(field.name)
+        return feature_of(field) is not None or (declared is not None and can_cast(field.type, declared))
+
+    found = [entry for field in schema for entry in fields_of(field, wanted, is_held)]
     left_out = tuple(field.name for field, path in found if path is None)
     paths = {field.name: path for field, path in found if path and path[1:]}
     return pa.schema([field for field, path in found if path]), left_out, paths
@@ -39,7 +48,7 @@ def check_features(fields: Sequence[pa.Field]) -> None:
     raise SourceError(
         f"column {odd[0].name!r} has type {odd[0].type}, which no feature can hold{also}; "
         "leave it out with the first --drop-columns or --select, give it a type with --cast (decimals, nulls) or with "
-        "--schema (also lists of lists of one shape), or convert it to numbers, strings, bytes or lists of them first"
+        "--schema, or convert it to numbers, strings, bytes or lists of them first"
     )
 
 

@@ -71,6 +71,25 @@ def test_every_value_is_stored_exactly_once(
     assert verify(str(tmp_path / "out")) == []
 
 
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+def test_nested_lists_are_stored_as_columns_of_lists(tmp_path: Path, shard_format: str) -> None:
+    boxes = [[{"box": [i, i + 0.5], "class": "x"}] * (i % 3) for i in range(20)]
+    words = [[["p"] * i, []] for i in range(20)]
+    pq.write_table(pa.table({"id": range(20), "boxes": boxes, "words": words}), tmp_path / "a.parquet")
+    dataset = built(str(tmp_path / "a.parquet"), tmp_path / "out", shards=2, shard_format=shard_format)
+    assert by_id(all_records(dataset)) == [
+        {
+            "id": i,
+            "boxes.box.values": [i, i + 0.5] * (i % 3),
+            "boxes.box.lengths": [2] * (i % 3),
+            "boxes.class": ["x"] * (i % 3),
+            "words.values": ["p"] * i,
+            "words.lengths": [i, 0],
+        }
+        for i in range(20)
+    ]
+
+
 def test_shards_are_balanced_and_the_manifest_describes_them(parquet: str, table: pa.Table, tmp_path: Path) -> None:
     dataset = built(parquet, tmp_path / "out", label="label", splits=SPLITS, shards=7)
     for split, share in SPLITS.items():
