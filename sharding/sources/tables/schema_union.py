@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 
 import numpy as np
@@ -60,36 +60,17 @@ def unite_schemas(
     Raises:
         SourceError: a wanted column has no common type, or a file has two columns of one name.
     """
-    found: dict[str, dict[pa.Field, str]] = {}
-    first: dict[str, str] = {}
-    files: dict[frozenset[str], list[str]] = {}
-    paths: dict[str, Path] = {}
-    structs: dict[str, None] = {}
-    names: frozenset[str] = frozenset()
-    before: pa.Schema | None = None
-    for url, whole in schemas:
-        if before is None or not whole.equals(before, check_metadata=True):
-            before = whole
-            schema, left_out, places = flatten_schema(whole, wanted, features)
-            _check_distinct(schema.names, url)
-            for field in schema:
-                place = places.get(field.name, (field.name,))
-                if paths.setdefault(field.name, place) != place:
-                    raise SourceError(f"{url}: its structs differ from those of {first[field.name]}; write both alike")
-                first.setdefault(field.name, url)
-                found.setdefault(field.name, {}).setdefault(field.with_nullable(True), url)
-            structs |= dict.fromkeys(left_out)
-            names = frozenset(schema.names)
-        files.setdefault(names, []).append(url)
+    found = _collect_columns(schemas, wanted, features)
+    left_out = dict.fromkeys(found.structs)
     result: dict[str, pa.Field] = {}
     declared: dict[str, Feature] = {}
     promoted: dict[str, pa.DataType] = {}
-    for name, fields in found.items():
-        if name in structs:  # a plain column in another file
+    for name, fields in found.fields.items():
+        if name in left_out:  # a plain column in another file
             continue
-        types = [field.type for field in fields]
+        types = [column.type for column in fields]
         result[name] = next(iter(fields))
-        own = {feature_of(field) for field in fields}
+        own = {feature_of(column) for column in fields}
         if own != {None} and len(own) == 1:
             continue
         feature = features.get(name)
@@ -104,9 +85,12 @@ def unite_schemas(
                 raise _differing(name, fields)
             else:
                 del result[name]
-                structs[name] = None
+                left_out[name] = None
     missing = {
-        url: frozenset(lacking) for names, urls in files.items() if (lacking := result.keys() - names) for url in urls
+        url: frozenset(lacking)
+        for names, urls in found.files.items()
+        if (lacking := result.keys() - names)
+        for url in urls
     }
     _warn_of_missing([name for name in result if wanted(name)], missing, len(schemas))
     return SchemaUnion(
@@ -114,9 +98,45 @@ def unite_schemas(
         declared=declared,
         promoted=promoted,
         missing=missing,
-        left_out=tuple(structs),
-        paths={name: path for name, path in paths.items() if path[1:]},
+        left_out=tuple(left_out),
+        paths={name: path for name, path in found.paths.items() if path[1:]},
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Columns:
+    """The columns found in the files: distinct fields with the first URL of each, files by the names of their columns.
+
+    Its `structs` are the unwanted columns that are structs in some file; its `paths` are of all columns.
+    """
+
+    fields: dict[str, dict[pa.Field, str]] = field(default_factory=dict)
+    files: dict[frozenset[str], list[str]] = field(default_factory=dict)
+    structs: dict[str, None] = field(default_factory=dict)
+    paths: dict[str, Path] = field(default_factory=dict)
+
+
+def _collect_columns(
+    schemas: Sequence[tuple[str, pa.Schema]], wanted: Callable[[str], bool], features: Mapping[str, Feature]
+) -> _Columns:
+    found = _Columns()
+    names: frozenset[str] = frozenset()
+    before: pa.Schema | None = None
+    for url, whole in schemas:
+        if before is None or not whole.equals(before, check_metadata=True):
+            before = whole
+            schema, structs, paths = flatten_schema(whole, wanted, features)
+            _check_distinct(schema.names, url)
+            for column in schema:
+                path = paths.get(column.name, (column.name,))
+                if found.paths.setdefault(column.name, path) != path:
+                    first = next(iter(found.fields[column.name].values()))
+                    raise SourceError(f"{url}: its structs differ from those of {first}; write both alike")
+                found.fields.setdefault(column.name, {}).setdefault(column.with_nullable(True), url)
+            found.structs.update(dict.fromkeys(structs))
+            names = frozenset(schema.names)
+        found.files.setdefault(names, []).append(url)
+    return found
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
