@@ -71,9 +71,9 @@ class Loader(BaseLoader):
         batch_size: samples in a GLOBAL batch. If `world_size` does not divide it, the ranks' shares differ by one
             sample: the smaller ones are filled up by one, and all ranks get a `sample_weight`, 0 for the filler.
         balance: ``natural``: each record at most once an epoch. ``uniform``, ``power:A`` (shares proportional to
-            records ** A) or a share by class value: every batch is within one sample of the target of each class, and
-            minority records come more than once. ``X->Y:N``, or a `Ramp`: from X to Y over N epochs. Or a function
-            that returns one of these for an epoch.
+            records ** A) or a weight by class value, ``{"a": 1, "b": 3}``: every batch is within one sample of the
+            target of each class, and minority records come more than once. ``X->Y:N``, or a `Ramp`: from X to Y over
+            N epochs. Or a function that returns one of these for an epoch.
         epoch_length: samples in an epoch, in whole batches; default: as many as records. A smaller number reads only a
             part of the shards, if shuffled another one each epoch; a larger one needs a balance, whose ``natural``
             epochs then count as ``power:1``. Or, with a balance that does not change, ``oversample``: as many as serve

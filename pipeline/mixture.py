@@ -103,7 +103,7 @@ class Mixture(BaseLoader):
             mixture's; remainders and buckets do not apply.
         batch_size: samples in a GLOBAL batch; `Loader` says what happens if `world_size` does not divide it.
         weights: as `Loader`'s ``balance``, with datasets for classes: ``natural``, in proportion to their records;
-            ``uniform``; ``power:A``; a share by name; ``X->Y:N``, a `Ramp` or a function of the epoch.
+            ``uniform``; ``power:A``; a weight by name; ``X->Y:N``, a `Ramp` or a function of the epoch.
         seed: seed of the whole order.
         rank: rank of this process, in ``[0, world_size)``.
         world_size: number of processes that share each global batch.

@@ -1,10 +1,9 @@
 """The public API: builds, checks, repairs and exports sharded datasets, without TensorFlow."""
 
 from .building.append import AppendOptions, append, plan_append
-from .building.build import build
+from .building.build import build, plan_build
 from .building.build_plan import BuildPlan
 from .building.options import BuildOptions
-from .building.planning import plan_build
 from .dataset.damage import Damage, Note
 from .dataset.dataset import Dataset, open_dataset, read_records
 from .dataset.manifest import FileInfo, Generation, LostRecords, Manifest, ShardInfo, SplitInfo

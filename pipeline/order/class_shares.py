@@ -107,15 +107,20 @@ def target_weights(
 
     Args:
         balance: ``natural``, ``uniform`` (over the classes that have records), ``power:A`` (share proportional to
-            records ** A: 0 is uniform, 1 the natural shares in every batch), a share by class value (others get
-            none), a `Ramp`, or a function of the epoch that returns one of the others.
+            records ** A: 0 is uniform, 1 the natural shares in every batch), a weight by class value (others get
+            none; the weights are scaled to add up to 1), a `Ramp`, or a function of the epoch that returns one of the
+            others.
         classes: values of the label.
         class_counts: records of each class in the split.
         epoch: number of the epoch, from 0.
         terms: words of error messages.
 
     Raises:
-        ConfigError: a word or class is unknown, shares do not add up to 1, or a class with a share has no records.
+        ConfigError: a word or class is unknown, a weight is negative or all are 0, or a class with a weight has no
+            records.
+
+    >>> target_weights({"a": 1, "b": 3}, ("a", "b", "c"), (10, 10, 10)).tolist()
+    [0.25, 0.75, 0.0]
     """
     if callable(balance):
         return target_weights(parse_balance(balance(epoch), terms), classes, class_counts, epoch, terms)
@@ -205,8 +210,10 @@ def _shares(
         )
     shares = {value: number(f"the share of {value!r} in {terms.option}", share) for value, share in balance.items()}
     weights = np.array([shares.get(value, 0.0) for value in classes])
-    if not (weights.min() >= 0 and abs(weights.sum() - 1) <= 1e-6):  # nor NaN
-        raise ConfigError(f"the shares of {terms.option} must be positive and add up to 1, got {dict(balance)}")
+    if not (weights.min() >= 0 and 0 < weights.sum() < np.inf):  # nor NaN
+        raise ConfigError(
+            f"the shares of {terms.option} must be numbers from 0 up, and one of them above 0, got {dict(balance)}"
+        )
     for value, weight, count in zip(classes, weights, counts, strict=True):
         if weight and not count:
             raise ConfigError(f"{terms.option} asks for {terms.singular} {value!r}, which has no record in this split")

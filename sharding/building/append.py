@@ -32,6 +32,7 @@ from .build import describe_build, write_dataset
 from .build_plan import BuildPlan
 from .options import ONE_SPLIT, BuildOptions
 from .planning import open_build_source, open_plan
+from .rare_classes import settle_rare_classes
 
 __all__ = ["AppendOptions", "append", "open_matching_source", "plan_append"]
 
@@ -51,7 +52,8 @@ class AppendOptions:
         split_files: see `BuildOptions`; empty: as in the build, unless there are `splits`.
         seed: seed of split, shard and order; None: the seed of the build. Each generation has its own order anyway.
         workers, memory_bytes, spill, engine, on_bad_record: see `BuildOptions`.
-        min_class_records: refuse new classes with fewer records.
+        min_class_records: new classes with fewer records are rare, and so are those with fewer than splits.
+        rare_classes: what to do about rare classes: ``error``, ``drop`` or ``merge:NAME``.
         prepare: preparation of the records; by default, that of the build.
         as_is: leave the records unprepared, even if those of the build were prepared.
         again: append a source that the dataset holds already.
@@ -75,6 +77,7 @@ class AppendOptions:
     engine: str = "local"
     on_bad_record: str = "fail"
     min_class_records: int = 2
+    rare_classes: str = "error"
     prepare: PrepareOptions = field(default_factory=PrepareOptions)
     as_is: bool = False
     again: bool = False
@@ -147,10 +150,10 @@ def plan_append(options: AppendOptions, *, executor: Executor | None = None, rep
         RingfeedError: as in `append`.
     """
     dataset = open_dataset(options.destination)
-    decided = options.for_dataset(dataset)
-    with _kind_hint(dataset.manifest, options):
-        source = open_matching_source(dataset.manifest.schema, decided)
     earlier = EarlierShards.of(dataset)
+    with _kind_hint(dataset.manifest, options):
+        decided = _settle(options.for_dataset(dataset), dataset, earlier, executor, report)
+        source = open_matching_source(dataset.manifest.schema, decided)
     with open_plan(source, decided, dataset.manifest, earlier, executor=executor, report=report) as plan:
         _check_new(dataset.manifest, plan, options)
         return plan
@@ -187,10 +190,19 @@ def append(options: AppendOptions, *, executor: Executor | None = None, report: 
             _check_new(base.manifest, plan, options)
             return None
 
-        decided = options.for_dataset(base)
         with record_listings() as listings, _kind_hint(base.manifest, options):
+            decided = _settle(options.for_dataset(base), base, EarlierShards.of(base), executor, report)
             source = open_matching_source(base.manifest.schema, decided)
         return write_dataset(source, listings, decided, draft, find_committed, executor=executor, report=report)
+
+
+def _settle(
+    options: BuildOptions, dataset: Dataset, earlier: EarlierShards, executor: Executor | None, report: Report
+) -> BuildOptions:
+    """The options with the new classes that are rare; see `settle_rare_classes`."""
+    manifest = dataset.manifest
+    types = {feature.name: feature for feature in manifest.schema.features}
+    return settle_rare_classes(options, manifest, earlier, types, executor=executor, report=report)
 
 
 @contextmanager

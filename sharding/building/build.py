@@ -37,12 +37,27 @@ from .build_context import BuildContext, build_engine
 from .build_plan import BuildPlan, program_version
 from .merge_generation import merge_generation
 from .options import BuildOptions
-from .planning import make_plan, open_build_source, warn_of_mixed_splits
+from .planning import make_plan, open_build_source, open_plan, warn_of_mixed_splits
+from .rare_classes import settle_rare_classes
 from .shard_writer import ShardTarget
 from .stages import WriteStages, common_layout, plan_buckets
 from .totals import BuildTotals
 
-__all__ = ["build", "describe_build", "write_dataset"]
+__all__ = ["build", "describe_build", "plan_build", "write_dataset"]
+
+
+def plan_build(options: BuildOptions, *, executor: Executor | None = None, report: Report = ignore) -> BuildPlan:
+    """Read the labels and plan a build; writes nothing.
+
+    Raises:
+        SourceError: the source cannot be read, or its classes cannot be balanced and split as asked.
+        ConfigError: the options do not fit the data.
+    """
+    options = settle_rare_classes(options, executor=executor, report=report)
+    source = open_build_source(options)
+    warn_of_mixed_splits(source, options)
+    with open_plan(source, options, executor=executor, report=report) as plan:
+        return plan
 
 
 def build(options: BuildOptions, *, executor: Executor | None = None, report: Report = ignore) -> Manifest:
@@ -66,6 +81,7 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
     """
     if executor is None and options.engine == "local" and options.workers > 1:
         preload_workers(options.source, options.destination)
+    options = settle_rare_classes(options, executor=executor, report=report)
     with record_listings() as listings:
         source = open_build_source(options)
     warn_of_mixed_splits(source, options)

@@ -14,6 +14,7 @@ from ..engines.memory import MemoryShare
 from ..errors import ConfigError
 from ..formats.shard_encode import COMPRESSIONS, default_compression
 from ..prepare import PrepareOptions, restore_options
+from ..prepare.rare_classes import parse_rare_classes
 from ..prepare.screening.bad_records import Budget, parse_budget
 from ..sources import KINDS
 from ..storage.urls import normalize_url_fields
@@ -56,7 +57,8 @@ class BuildOptions:
         spill: URL or path of a folder for spill files; None: this machine's folder for temporary files.
         on_bad_record: ``fail``, ``skip:N`` or ``skip:P%``: how many unreadable records to skip.
         overwrite: replace a dataset at the destination.
-        min_class_records: refuse classes with fewer records.
+        min_class_records: classes with fewer records are rare, and so are those with fewer than splits.
+        rare_classes: what to do about rare classes: ``error``, ``drop`` or ``merge:NAME``.
         dali_index: write an index for NVIDIA DALI beside each TFRecord shard.
         prepare: preparation of the records.
 
@@ -85,6 +87,7 @@ class BuildOptions:
     on_bad_record: str = "fail"
     overwrite: bool = False
     min_class_records: int = 2
+    rare_classes: str = "error"
     dali_index: bool = False
     prepare: PrepareOptions = field(default_factory=PrepareOptions)
 
@@ -115,6 +118,7 @@ class BuildOptions:
                 raise ConfigError(f"{name} must be at least 1, got {value}")
         check_engine(self.engine)
         parse_budget(self.on_bad_record)
+        parse_rare_classes(self.rare_classes)
         if not self.splits or sum(self.splits.values()) != 1 or min(self.splits.values()) <= 0:
             shares = ", ".join(f"{name}={float(share):g}" for name, share in self.splits.items())
             raise ConfigError(f"the shares of the splits must be positive and add up to 1, got {shares}")

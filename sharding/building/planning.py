@@ -43,22 +43,9 @@ from .build_plan import BuildPlan
 from .options import BuildOptions
 from .shard_plan import check_label, plan_assignment, plan_split_counts, sort_classes
 
-__all__ = ["make_plan", "open_build_source", "open_plan", "plan_build", "warn_of_mixed_splits"]
+__all__ = ["count_labels", "make_plan", "open_build_source", "open_plan", "warn_of_mixed_splits"]
 
 _SAMPLE_RECORDS = 256
-
-
-def plan_build(options: BuildOptions, *, executor: Executor | None = None, report: Report = ignore) -> BuildPlan:
-    """Read the labels and plan a build; writes nothing.
-
-    Raises:
-        SourceError: the source cannot be read, or its classes cannot be balanced and split as asked.
-        ConfigError: the options do not fit the data.
-    """
-    source = open_build_source(options)
-    warn_of_mixed_splits(source, options)
-    with open_plan(source, options, executor=executor, report=report) as plan:
-        return plan
 
 
 @contextmanager
@@ -172,6 +159,18 @@ def make_plan(source: Source, context: BuildContext, root: Storage, scratch: Sto
         rejected=tuple(rejected),
         base=base,
     )
+
+
+def count_labels(source: Source, context: BuildContext, root: Storage) -> ValueCounts:
+    """The records of each class that a build of the source would hold.
+
+    Args:
+        source: prepared source.
+        context: what all rounds share.
+        root: root of the spill folders.
+    """
+    source, _ = _screen(source, context, root)
+    return _count_parts(source, None, context).totals
 
 
 def _screen(source: Source, context: BuildContext, root: Storage) -> tuple[Source, list[BadRecord]]:

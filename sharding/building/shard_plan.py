@@ -24,6 +24,8 @@ __all__ = ["DEFAULT_SHARDS", "check_label", "plan_assignment", "plan_split_count
 DEFAULT_SHARDS = 16  # least number by default: enough for ranks to share and to read in parallel
 _DEFAULT_SHARD_BYTES = 256 << 20
 _MAX_SHARD_BYTES = 1 << 30  # below the 2 GiB of an Arrow string column, with a margin for wrong estimates
+_RARE_REMEDY = "leave such classes out with --rare-classes drop, or merge them with --rare-classes merge:NAME"
+_ONE_HOT = " (of one-hot vectors: give the column one length with --schema)"
 _MAX_COUNTS = 1 << 28  # counts of a class in a shard: 0.25 to 2 GiB in a reader's memory
 
 
@@ -40,7 +42,8 @@ def check_label(schema: Schema) -> None:
         size = "of any length" if label.elements is None else f"of shape {list(label.shape)}"
         raise SourceError(
             f"the label column {label.name!r} holds lists of {label.dtype} {size}, which make no classes; a record has "
-            "one label, a string, an integer or a bool: make it with --map or, to keep the lists, omit --label"
+            f"one label, a string, an integer or a bool: make it with --map{_ONE_HOT * label.numeric} or, to keep the "
+            "lists, omit --label"
         )
     if label.dtype == "binary":
         raise SourceError(
@@ -74,7 +77,7 @@ def sort_classes(found: ValueCounts, source: str, min_records: int, *, labelled:
         more = f" (and {counted(rare.size - 1, 'more class/more classes')})" if rare.size > 1 else ""
         raise SourceError(
             f"class {values[rare[0]].as_py()!r} has {number}, fewer than {min_records}{more}: it can be neither "
-            "balanced nor split; drop it, merge it with another, or pass --min-class-records 1"
+            f"balanced nor split; {_RARE_REMEDY}, or pass --min-class-records 1"
         )
     return values
 
@@ -106,7 +109,7 @@ def plan_split_counts(
             few = f"too few for one in each of {len(per_split)} splits ({name!r} gets none)"
             if classes[i] is None:
                 raise SourceError(f"the source has {number}, {few}; add records, or ask for fewer splits")
-            raise SourceError(f"class {classes[i]!r} has {number}, {few}; drop it, or merge it with another")
+            raise SourceError(f"class {classes[i]!r} has {number}, {few}; {_RARE_REMEDY}")
     return per_split
 
 

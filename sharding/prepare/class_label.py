@@ -1,33 +1,55 @@
-"""Step that makes classes of a label column of numbers: of lists of one element, and of floats with whole values."""
+"""Steps that make classes of a label column in another form: one element in a list, whole floats, one-hot vectors, and
+numbers whose names Hugging Face's metadata tell."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ..errors import SourceError
-from ..schema import Feature, Schema
-from .steps import ColumnStep
+from ..schema import Feature, Schema, insert_nulls
+from .steps import ColumnStep, Step
 
-__all__ = ["MakeClasses", "needs_classes"]
+__all__ = ["class_steps"]
+
+_SHOWN = 8
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
-def needs_classes(feature: Feature) -> bool:
-    """Whether `MakeClasses` changes a label column.
+def class_steps(schema: Schema, label: str | None, names: Sequence[str] = ()) -> list[Step]:
+    """The steps that make classes of a label; none if it holds classes already.
 
-    >>> needs_classes(Feature(name="y", dtype="uint8", shape=(1,))), needs_classes(Feature(name="y", dtype="uint8"))
-    (True, False)
+    Args:
+        schema: the features after all other steps.
+        label: name of the label among them, or None.
+        names: the names of its numbers, or none.
+
+    >>> schema = Schema(features=(Feature(name="x", dtype="uint8"), Feature(name="y", dtype="uint8", shape=(1,))))
+    >>> class_steps(schema, "x"), class_steps(schema, "y")
+    ([], [MakeClasses(label='y')])
     """
-    return (feature.shape != () and feature.elements == 1) or (
-        feature.shape == () and feature.dtype.startswith("float")
-    )
+    if label is None or label not in schema.names:
+        return []
+    feature = schema[label]
+    if feature.shape == ():
+        if names and feature.dtype in _INTEGERS:
+            return [NameClasses(label, tuple(names))]
+        return [MakeClasses(label)] if feature.dtype.startswith("float") else []
+    return [MakeClasses(label)] if feature.elements == 1 or _may_be_one_hot(feature) else []
+
+
+def _may_be_one_hot(feature: Feature) -> bool:
+    return feature.numeric and len(feature.shape) == 1 and (feature.elements or 0) > 1
 
 
 @dataclass(frozen=True, slots=True)
 class MakeClasses(ColumnStep):
-    """Take the element out of labels of shape (1,), as those of Keras' CIFAR-10, and make integers of whole floats.
+    """Take the element out of labels of shape (1,), as those of Keras' CIFAR-10, make integers of whole floats, and
+    of one-hot vectors the index of their 1.
 
     NaN becomes null, a missing label.
     """
@@ -40,26 +62,41 @@ class MakeClasses(ColumnStep):
         return f"--label {self.label}"
 
     def schema(self, schema: Schema) -> Schema:
-        """The features with the label as a scalar, of int64 if it holds floats."""
+        """The features with the label as a scalar, of int64 if it holds floats or one-hot vectors."""
         old = schema[self.label]
-        new = replace(old, shape=(), dtype="int64" if old.dtype.startswith("float") else old.dtype)
+        is_new = old.dtype.startswith("float") or _may_be_one_hot(old)
+        new = replace(old, shape=(), dtype="int64" if is_new else old.dtype)
         return Schema(features=tuple(new if feature == old else feature for feature in schema.features))
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Convert the label if the batch has it.
 
         Raises:
-            SourceError: a label is not a whole number.
+            SourceError: a label is not a whole number, or a vector not one-hot.
         """
         i = batch.schema.get_field_index(self.label)
         if i < 0:
             return batch
         column = batch.column(i)
         if pa.types.is_fixed_size_list(column.type):
-            column = pc.list_element(column, 0)
+            column = pc.list_element(column, 0) if column.type.list_size == 1 else self._places(column)
         if pa.types.is_floating(column.type):
             column = self._integers(column.cast(pa.float64()))
         return batch.set_column(i, self.label, column)
+
+    def _places(self, column: pa.FixedSizeListArray) -> pa.Int64Array:
+        """The index of the 1 in each vector."""
+        present, width = column.is_valid(), column.type.list_size
+        vectors = column.filter(present).flatten().cast(pa.float64()).to_numpy(zero_copy_only=False)
+        vectors = vectors.reshape(-1, width)
+        odd = np.flatnonzero(((vectors == 1).sum(axis=1) != 1) | ((vectors == 0).sum(axis=1) != width - 1))
+        if odd.size:
+            found = ", ".join(f"{value:g}" for value in vectors[odd[0]][:_SHOWN]) + ", ..." * (width > _SHOWN)
+            raise SourceError(
+                f"the label column {self.label!r} holds the vector [{found}], and only vectors of one 1 and zeros make "
+                "classes; choose one class each with --map (such as the largest) or, to keep the vectors, omit --label"
+            )
+        return insert_nulls(pa.array(vectors.argmax(axis=1), pa.int64()), present)
 
     def _integers(self, column: pa.DoubleArray) -> pa.Int64Array:
         column = pc.if_else(pc.is_nan(column), None, column)
@@ -72,3 +109,40 @@ class MakeClasses(ColumnStep):
                 f"the label column {self.label!r} holds {odd[0]}, and only whole numbers make classes; "
                 "round it with --map or, for regression, omit --label"
             ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class NameClasses(ColumnStep):
+    """Replace numbers by their names; -1, a missing label of Hugging Face's datasets, becomes null."""
+
+    label: str
+    names: tuple[str, ...]
+
+    @property
+    def spec(self) -> str:
+        """The option that names the label, with the names."""
+        return f"--label {self.label} {self.names}"
+
+    def schema(self, schema: Schema) -> Schema:
+        """The features with the label as text."""
+        named = Feature(name=self.label, dtype="string")
+        return Schema(features=tuple(named if feature.name == self.label else feature for feature in schema.features))
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Name the classes if the batch has the label.
+
+        Raises:
+            SourceError: a number has no name.
+        """
+        i = batch.schema.get_field_index(self.label)
+        if i < 0:
+            return batch
+        numbers = batch.column(i)
+        unnamed = pc.or_(pc.less(numbers, -1), pc.greater_equal(numbers, len(self.names)))
+        if pc.any(unnamed).as_py():
+            raise SourceError(
+                f"the label column {self.label!r} holds {numbers.filter(unnamed)[0]}, and Hugging Face's metadata name "
+                f"only {len(self.names)} classes, from 0 on; keep the numbers with --cast {self.label}=int64"
+            )
+        places = pc.if_else(pc.equal(numbers, -1), None, numbers)
+        return batch.set_column(i, self.label, pa.array(self.names, pa.string()).take(places))

@@ -12,10 +12,17 @@ from typing import Any
 from ..errors import ConfigError, SourceError
 from ..schema import Feature
 from ..sources import Source, open_source
-from ..sources.base import NO_FEATURES, Reject, SelectiveSource, draft_columns, fail_on_bad
+from ..sources.base import (
+    NO_FEATURES,
+    NamedClassesSource,
+    Reject,
+    SelectiveSource,
+    draft_columns,
+    fail_on_bad,
+)
 from ..sources.split_files import open_splits
 from .casts import Cast, SetTypes
-from .class_label import needs_classes
+from .class_label import class_steps
 from .column_names import is_in_group
 from .image_source import ImageSource
 from .options import PrepareOptions
@@ -71,7 +78,9 @@ def open_prepared(
         if source.schema.label not in (None, name) and name is not None:  # images: the label exists under any name
             source = opened(name, features=options.features)
     left_out = source.left_out if isinstance(source, SelectiveSource) else ()
-    return prepare(source, replace(options, steps=_without(options.steps, left_out)), label)
+    has_numbers = label is not None and label in types and types[label].dtype != "string"
+    names = source.class_names if isinstance(source, NamedClassesSource) and not has_numbers else ()
+    return prepare(source, replace(options, steps=_without(options.steps, left_out)), label, names)
 
 
 def _open_split_files(
@@ -133,19 +142,22 @@ def _open_expected(
     return opened(label, features=features)
 
 
-def prepare(source: Source, options: PrepareOptions, label: str | None = None) -> Source:
+def prepare(
+    source: Source, options: PrepareOptions, label: str | None = None, class_names: Sequence[str] = ()
+) -> Source:
     """Apply a preparation to a source.
 
     Args:
         source: source to prepare.
         options: preparation.
         label: name of the label column after all steps; None: the source's own label, if the steps keep it.
+        class_names: names of the label's numbers, or none.
     """
     steps = [*([SetTypes(tuple(options.features.values()))] if options.features else []), *options.steps]
     result = source
-    if steps or (label is not None and label in source.schema.names and needs_classes(source.schema[label])):
+    if steps or options.rare_classes or class_steps(source.schema, label, class_names):
         own = None if source.schema.label is None else _after(steps, source.schema.label)
-        prepared = PreparedSource.over(source, steps, label)
+        prepared = PreparedSource.over(source, steps, label, class_names, options.rare_classes)
         result = prepared.with_label(own) if label is None and own in prepared.schema.names else prepared
     if options.images is None:
         return result

@@ -9,6 +9,7 @@ from typing import Any
 from ..schema import Feature
 from .comma_lists import ALL
 from .image_transform import ImageOptions
+from .rare_classes import RareClasses
 from .steps import Step
 
 __all__ = ["PrepareOptions"]
@@ -24,6 +25,7 @@ class PrepareOptions:
         steps: steps on columns and rows, in order.
         dedup: columns to compare; of records with equal values, the first is kept. Empty: all columns. None: duplicates
             are kept. Applied after the steps.
+        rare_classes: classes to drop or to merge, after the steps.
         images: transformation of images; applied last.
     """
 
@@ -31,6 +33,7 @@ class PrepareOptions:
     null_values: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()
     dedup: tuple[str, ...] | None = None
+    rare_classes: tuple[RareClasses, ...] = ()
     images: ImageOptions | None = None
 
     def recorded(self) -> dict[str, Any]:
@@ -40,6 +43,7 @@ class PrepareOptions:
             "null_values": list(self.null_values),
             "steps": [step.spec for step in self.steps],
             "dedup": None if self.dedup is None else list(self.dedup) or [ALL],
+            "rare_classes": [rare.to_json() for rare in self.rare_classes],
             "images": "" if self.images is None else self.images.spec,
         }
         return {name: value for name, value in found.items() if value}

@@ -15,7 +15,7 @@ from ..compute.keyed_random import derive_key
 from ..errors import SourceError
 from ..schema import Schema
 from ..sources.base import Part, Reject, Source, complete_slices, draft_columns, fail_on_bad, late_bytes, narrow_source
-from .class_label import MakeClasses, needs_classes
+from .class_label import class_steps
 from .column_names import HIDDEN, expand_groups, is_hidden, select_present, visible_names
 from .steps import Drop, Select, Step
 from .user_map import MapBatches
@@ -52,15 +52,24 @@ class PreparedSource:
     fingerprint: str
 
     @classmethod
-    def over(cls, inner: Source, steps: Sequence[Step], label: str | None) -> PreparedSource:
+    def over(
+        cls,
+        inner: Source,
+        steps: Sequence[Step],
+        label: str | None,
+        class_names: Sequence[str] = (),
+        last: Sequence[Step] = (),
+    ) -> PreparedSource:
         """Check each step against the columns before it, and each function against the first records.
 
-        A step that makes classes of the label follows, if it holds floats or lists of one element.
+        A step that makes classes of the label follows, if it holds something else (see `class_steps`).
 
         Args:
             inner: source of the original records.
             steps: steps in order.
             label: name of the label column after the steps, or None.
+            class_names: names of the label's numbers, or none.
+            last: steps on the classes.
 
         Raises:
             ConfigError: a step does not fit the columns.
@@ -78,8 +87,8 @@ class PreparedSource:
             elif isinstance(step, (Drop, Select)):
                 step = replace(step, columns=tuple(expand_groups(step.columns, source.schema.names)))
             source = source._then(step)
-        if label is not None and label in source.schema.names and needs_classes(source.schema[label]):
-            source = source._then(MakeClasses(label))
+        for step in [*class_steps(source.schema, label, class_names), *last]:
+            source = source._then(step)
         codes = [step.code_hash for step in source.steps if isinstance(step, MapBatches)]
         return replace(
             source,

@@ -124,7 +124,12 @@ def plan_generation(
         memory_bytes=original.memory_bytes,
     )
     base = _before(dataset, number)
-    source = open_build_source(options) if base is None else open_matching_source(manifest.schema, options)
+    if base is None:
+        label = manifest.schema.label
+        types = {} if label is None or manifest.schema[label].dtype == "string" else {label: manifest.schema[label]}
+        source = open_build_source(options, types)
+    else:
+        source = open_matching_source(manifest.schema, options)
     with open_plan(source, options, base, earlier, report=report) as plan:
         difference = _difference(plan, manifest, number)
     if difference:

@@ -23,9 +23,9 @@ from ..errors import SourceError
 from ..schema import Feature, Schema
 
 __all__ = [
-    "NO_FEATURES", "SKIP_REMEDY", "BadRecord", "CheckableSource", "NarrowableSource", "Part", "RecordSource",
-    "Reject", "SelectiveSource", "SizedSource", "Source", "WrappedSource", "complete_slices", "draft_columns",
-    "fail_on_bad", "ignore_bad", "late_bytes", "narrow_source", "rewrap", "select_part", "unwrap",
+    "NO_FEATURES", "SKIP_REMEDY", "BadRecord", "CheckableSource", "NamedClassesSource", "NarrowableSource", "Part",
+    "RecordSource", "Reject", "SelectiveSource", "SizedSource", "Source", "WrappedSource", "complete_slices",
+    "draft_columns", "fail_on_bad", "ignore_bad", "late_bytes", "narrow_source", "rewrap", "select_part", "unwrap",
 ]  # fmt: skip
 
 _FIRST_SLICE = 16  # records completed together before their size is known
@@ -219,6 +219,15 @@ class SelectiveSource(Protocol):
     @property
     def left_out(self) -> tuple[str, ...]:
         """The names of the omitted columns, or of the groups or objects that contain them."""
+
+
+@runtime_checkable
+class NamedClassesSource(Protocol):
+    """A source that may know names for the numbers in its label column."""
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The name of each class by its number, or none if the label is not such a number."""
 
 
 @runtime_checkable

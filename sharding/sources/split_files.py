@@ -15,6 +15,7 @@ from ..schema import Feature, Schema
 from .base import (
     BadRecord,
     CheckableSource,
+    NamedClassesSource,
     Part,
     RecordSource,
     Reject,
@@ -57,6 +58,7 @@ class SplitSource:
         schema: columns of the records.
         fingerprint: hash of the splits' names and fingerprints.
         left_out: see `SelectiveSource`.
+        class_names: see `NamedClassesSource`.
     """
 
     url: str
@@ -65,6 +67,7 @@ class SplitSource:
     schema: Schema
     fingerprint: str
     left_out: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
         """Read the labels of a part."""
@@ -158,7 +161,21 @@ def open_splits(url: str, patterns: Mapping[str, str], opened: Open) -> SplitSou
         schema=sources[0].schema,
         fingerprint=f"{derive_key(*facts):016x}",
         left_out=tuple({name: None for each in sources if isinstance(each, SelectiveSource) for name in each.left_out}),
+        class_names=_common_class_names(url, names, sources),
     )
+
+
+def _common_class_names(url: str, names: Sequence[str], sources: Sequence[Source]) -> tuple[str, ...]:
+    """Return the names of the label's classes, which must be the same in all splits."""
+    found = [each.class_names if isinstance(each, NamedClassesSource) else () for each in sources]
+    odd = next((name for name, other in zip(names, found, strict=True) if other != found[0]), None)
+    if odd is not None:
+        label = sources[0].schema.label
+        raise SourceError(
+            f"{url}: Hugging Face's metadata name the classes of {label!r} otherwise in the split {odd!r} than in "
+            f"{names[0]!r}, so their numbers may differ; keep the numbers with --cast {label}=int64"
+        )
+    return found[0]
 
 
 def _in_split(part: Part, split: int) -> SplitPart:

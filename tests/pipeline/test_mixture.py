@@ -188,7 +188,7 @@ def test_batches_cross_into_tensorflow(make_dataset: Make, sources: Any) -> None
             {"weights": {"large": 0.5, "medium": 0.5}},
             "weights: there is no dataset 'medium'; the datasets are: 'large', 'small'",
         ),
-        ({"weights": {"large": 0.5}}, "the shares of weights must be positive and add up to 1"),
+        ({"weights": {"large": -0.5}}, "the shares of weights must be numbers from 0 up"),
         ({"weights": lambda epoch: {"small": "all"}}, "the share of 'small' in weights must be a number, got 'all'"),
         ({"weights": np.array([0.5, 0.5])}, r"weights must be 'natural', .* or a share by dataset, got array\("),
         ({"weights": "uniform->natural"}, "weights 'uniform->natural' does not say over how many epochs"),

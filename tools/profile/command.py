@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, default=1024, metavar="N", help="GLOBAL batch size (default: 1024)")
     add(
         "--balance", default="natural", metavar="HOW",
-        help="natural, uniform, power:A, X->Y:EPOCHS, or JSON shares by class (default: natural)",
+        help="natural, uniform, power:A, X->Y:EPOCHS, or JSON weights by class (default: natural)",
     )  # fmt: skip
     add("--steps", type=int, metavar="N", help="batches to read, at least 2 (default: one epoch)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the order (default: 0)")

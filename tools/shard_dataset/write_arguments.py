@@ -9,6 +9,7 @@ import argparse
 
 from ...sharding.engines.engine import check_engine
 from ...sharding.formats.shard_encode import COMPRESSIONS
+from ...sharding.prepare.rare_classes import parse_rare_classes
 from ...sharding.prepare.screening.bad_records import parse_budget
 from ...sharding.sources import KINDS
 from ..argument_types import (
@@ -268,7 +269,12 @@ def _add_work(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     command.add_argument(
         "--min-class-records", type=checked_type(at_least(1)), default=2, metavar="N",
-        help="refuse a class with fewer records (default: 2)",
+        help="a class with fewer records is rare, and so is one with fewer than splits (default: 2)",
+    )  # fmt: skip
+    command.add_argument(
+        "--rare-classes", default="error", metavar="WHAT", type=checked_text(parse_rare_classes),
+        help="what to do about rare classes: error; drop their records; or merge:NAME, give all of them the label NAME "
+        "(default: error)",
     )  # fmt: skip
     command.add_argument(
         "--on-bad-record", default="fail", metavar="WHAT", type=checked_text(parse_budget),

@@ -22,6 +22,7 @@ from ..files.find import SourceFile, fingerprint_files, require_files
 from ..files.hive_partitions import Partitions, find_partitions
 from ..files.http_listing import lacks_ranges
 from ..files.open import open_file, source_error
+from .class_names import class_names
 from .schema_union import unite_schemas
 from .structs import Path, UnreadableColumnError, flatten_structs, path_to_read
 from .table_schemas import check_features, feature_of
@@ -56,6 +57,7 @@ class TableSource(RecordSource):
             values is damaged.
         left_out: unwanted columns that no feature can hold.
         declared, promoted, missing, paths: see `SchemaUnion`.
+        class_names: see `NamedClassesSource`.
     """
 
     kind: ClassVar[str]
@@ -68,6 +70,7 @@ class TableSource(RecordSource):
     promoted: Mapping[str, pa.DataType] = field(default_factory=dict)
     missing: Mapping[str, frozenset[str]] = field(default_factory=dict)
     paths: Mapping[str, Path] = field(default_factory=dict)
+    class_names: tuple[str, ...] = ()
 
     @classmethod
     @abstractmethod
@@ -144,6 +147,7 @@ class TableSource(RecordSource):
             promoted=union.promoted,
             missing=union.missing,
             paths=union.paths,
+            class_names=() if label in features else class_names(schemas, label),
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:

@@ -9,6 +9,7 @@ import pyarrow as pa
 from ...compute.arrow_casts import can_cast
 from ...errors import SourceError
 from ...schema import Feature
+from .class_names import mark_class_names
 from .structs import Path, fields_of, mark_images
 
 __all__ = ["check_features", "feature_of", "flatten_schema", "plain_schema"]
@@ -61,10 +62,10 @@ def feature_of(field: pa.Field) -> Feature | None:
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return a schema without metadata, except for marks of images.
+    """Return a schema without metadata, except for marks of images and names of classes.
 
     Raises:
         UnicodeDecodeError: a name is not UTF-8.
     """
     list(schema.names)  # decodes them
-    return mark_images(schema)
+    return mark_class_names(mark_images(schema), schema.metadata)

@@ -43,6 +43,13 @@ def test_a_ramp_goes_from_one_target_to_the_other_and_stays() -> None:
     np.testing.assert_allclose(np.stack(of_epochs[:4])[:, 0], [0.5, 0.6, 0.7, 0.8])  # type: ignore[arg-type]
 
 
+def test_weights_need_not_add_up_to_one() -> None:
+    ramp = Ramp(start={"a": 1, "b": 1}, end={"a": 30, "b": 10}, epochs=1)
+    for balance, shares in (({"a": 2, "b": 6}, [0.25, 0.75]), ({"b": 0.1}, [0, 1]), (ramp, [0.5, 0.5])):
+        np.testing.assert_allclose(target_weights(balance, ("a", "b"), (5, 5)), shares)  # type: ignore[arg-type]
+    np.testing.assert_allclose(target_weights(ramp, ("a", "b"), (5, 5), epoch=1), [0.75, 0.25])  # type: ignore[arg-type]
+
+
 def test_a_function_returns_the_balance_of_each_epoch() -> None:
     def balance(epoch: int) -> str:
         return "uniform" if epoch % 2 else "natural"
@@ -62,9 +69,11 @@ def test_a_function_returns_the_balance_of_each_epoch() -> None:
         ("uniform->natural:0", "takes at least 1 epoch, got 0"),
         ("uniform->even:2", "got 'even'"),
         ({"d": 1.0}, "there is no class 'd'; the classes are: 'a', 'b'"),
-        ({"a": 0.5}, "must be positive and add up to 1"),
-        ({"a": 1.5, "b": -0.5}, "must be positive and add up to 1"),
-        ({"a": float("nan"), "b": 1.0}, "must be positive and add up to 1"),
+        ({"a": 0}, "must be numbers from 0 up, and one of them above 0, got {'a': 0}"),
+        ({}, "must be numbers from 0 up, and one of them above 0, got {}"),
+        ({"a": 1.5, "b": -0.5}, "must be numbers from 0 up"),
+        ({"a": float("nan"), "b": 1.0}, "must be numbers from 0 up"),
+        ({"a": float("inf")}, "must be numbers from 0 up"),
         ({"a": 0.5, "b": 0.5}, "asks for class 'b', which has no record"),
     ],
 )

@@ -105,3 +105,27 @@ def test_an_export_can_be_built_again(loaded: Any, tmp_path: Path) -> None:
     dataset = built(str(tmp_path / "x.parquet"), tmp_path / "again", label="label", shards=1)
     found = {row["id"]: row["image"] for row in read_records(dataset, "train", ROWS)}
     assert found == {record["id"]: image(record["id"]) for record in loaded["held_out"].remove_columns("image")}
+
+
+@pytest.mark.parametrize("form", ["disk", "parquet"])
+def test_the_classes_of_a_dataset_dict_are_the_names_of_its_labels(tmp_path: Path, form: str) -> None:
+    features = datasets.Features({"x": datasets.Value("int64"), "label": datasets.ClassLabel(names=["dog", "cat"])})
+    splits = datasets.DatasetDict(
+        {
+            name: datasets.Dataset.from_dict({"x": range(4), "label": [0, 1, 1, 0]}, features)
+            for name in ("train", "test")
+        }
+    )
+    folder = tmp_path / "in"
+    if form == "disk":
+        splits.save_to_disk(str(folder))
+    else:
+        for name, split in splits.items():
+            (folder / name).mkdir(parents=True)
+            split.to_parquet(str(folder / name / "a.parquet"))
+    files = {"train": "train", "test": "test"}
+    dataset = built(str(folder), tmp_path / "out", label="label", split_files=files, shards=1)
+    for name in files:
+        assert sorted((row["x"], row["label"]) for row in read_records(dataset, name, 10)) == [
+            (0, "dog"), (1, "cat"), (2, "cat"), (3, "dog"),
+        ]  # fmt: skip

@@ -1,6 +1,8 @@
-"""Labels that hold numbers in another form than classes need: one element in a list, or whole floats."""
+"""Labels that are no classes yet: one element in a list, whole floats, one-hot vectors, numbers that have names."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -8,9 +10,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ringfeed.sharding import AppendOptions, Feature, append, open_dataset
+from ringfeed.sharding import AppendOptions, Feature, Original, SourceError, append, open_dataset, repair
 from ringfeed.sharding.dataset.dataset import read_records
-from ringfeed.sharding.prepare import PrepareOptions
+from ringfeed.sharding.prepare import Cast, PrepareOptions, Rename
 from ringfeed.sharding.prepare.open import open_prepared
 from tests.helpers.builds import built
 from tests.helpers.contents import labels
@@ -65,3 +67,68 @@ def test_an_append_makes_the_same_classes(tmp_path: Path) -> None:
     dataset = open_dataset(tmp_path / "o")
     assert dataset.manifest.classes == (1, 2)
     assert sorted(row["y"] for row in read_records(dataset, "train", 100)) == [1] * 6 + [2] * 6
+
+
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "float32"])
+def test_one_hot_vectors_are_the_class_of_their_one(tmp_path: Path, dtype: str) -> None:
+    numbers = np.array([2, 0, 1, 1, 2, 0, 1, 1])
+    feature, found = classes(tmp_path, np.eye(3, dtype=dtype)[numbers])
+    assert (feature, found) == (Feature(name="y", dtype="int64"), [0, 1, 2])
+    source = open_prepared(str(tmp_path / "a.npz"), "y", "auto", PrepareOptions())
+    assert labels(source) == numbers.tolist()
+
+
+@pytest.mark.parametrize(
+    ("vector", "shown"), [([0.9, 0.1], "0.9, 0.1"), ([1, 1], "1, 1"), ([0, 0], "0, 0"), ([1, None], "1, nan")]
+)
+def test_soft_and_other_vectors_are_refused(tmp_path: Path, vector: list[float], shown: str) -> None:
+    column = pa.array([[0, 1], None, vector], pa.list_(pa.float32(), 2))
+    pq.write_table(pa.table({"y": column}), tmp_path / "a.parquet")
+    with pytest.raises(SourceError, match=rf"a.parquet: .*'y' holds the vector \[{shown}\], .*--map .* omit --label"):
+        labels(open_prepared(str(tmp_path / "a.parquet"), "y", "auto", PrepareOptions()))
+
+
+def write_named(path: Path, numbers: list[int], names: list[str]) -> None:
+    """A Parquet file with a `ClassLabel` column, as Hugging Face's datasets write it."""
+    features: dict[str, Any] = {"y": {"names": names, "_type": "ClassLabel"}, "x": {"dtype": "int64", "_type": "Value"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    table = pa.table({"x": pa.array(range(len(numbers))), "y": pa.array(numbers)})
+    path.parent.mkdir(exist_ok=True)
+    pq.write_table(table.replace_schema_metadata(metadata), path)
+
+
+def test_numbers_that_have_names_become_these(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_named(path, [1, 0, 1, -1], ["dog", "cat"])
+    assert labels(open_prepared(str(path), "y", "auto", PrepareOptions())) == ["cat", "dog", "cat", None]
+    renamed = PrepareOptions(steps=(Rename((("y", "kind"),)),))
+    assert labels(open_prepared(str(path), "kind", "auto", renamed)) == ["cat", "dog", "cat", None]
+    cast = PrepareOptions(steps=(Cast((("y", "int64"),)),))
+    assert labels(open_prepared(str(path), "y", "auto", cast)) == [1, 0, 1, -1]
+
+
+def test_numbers_without_names_and_names_that_differ_are_refused(tmp_path: Path) -> None:
+    write_named(tmp_path / "odd.parquet", [0, 2], ["dog", "cat"])
+    with pytest.raises(SourceError, match=r"'y' holds 2, and .* name only 2 classes, from 0 on; .*--cast y=int64"):
+        labels(open_prepared(str(tmp_path / "odd.parquet"), "y", "auto", PrepareOptions()))
+    write_named(tmp_path / "in" / "a.parquet", [0, 1], ["dog", "cat"])
+    write_named(tmp_path / "in" / "b.parquet", [0, 1], ["cat", "dog"])
+    files = {"a": "a*", "b": "b*"}
+    for split_files in ({}, files):
+        with pytest.raises(SourceError, match=r"of 'y' .*; keep the numbers with --cast y=int64"):
+            open_prepared(str(tmp_path / "in"), "y", "auto", PrepareOptions(), split_files=split_files)
+
+
+def test_a_dataset_of_numbers_is_appended_to_and_repaired_as_numbers(tmp_path: Path) -> None:
+    source, destination = tmp_path / "a.parquet", str(tmp_path / "o")
+    write_named(source, [0, 1] * 4, ["dog", "cat"])
+    with pytest.MonkeyPatch.context() as patch:  # as it was built before names were known
+        patch.setattr("ringfeed.sharding.sources.tables.table_files.class_names", lambda *_: ())
+        dataset = built(str(source), destination, label="y", shards=1)
+    append(AppendOptions(source=str(source), destination=destination, again=True))
+    assert open_dataset(destination).manifest.classes == (0, 1)
+    shard = tmp_path / "o" / dataset.shards[0].path
+    whole = shard.read_bytes()
+    shard.unlink()
+    repair(destination, originals=[Original(url=str(source))])
+    assert shard.read_bytes() == whole
