@@ -12,6 +12,7 @@ from concurrent.futures import Executor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
+from typing import Any
 
 from ..common.validation import fit_fields
 from ..dataset.dataset import Dataset, open_dataset
@@ -20,7 +21,7 @@ from ..dataset.manifest import Manifest
 from ..destination.dataset_draft import draft_dataset
 from ..errors import ConfigError, DestinationError, SourceError
 from ..messages import listed
-from ..prepare import PrepareOptions, Select, restore_options
+from ..prepare import PrepareOptions, Select, check_trusted, restore_options
 from ..progress import Report, ignore
 from ..schema import Feature, Schema
 from ..sources import Source
@@ -57,6 +58,7 @@ class AppendOptions:
         prepare: preparation of the records; by default, that of the build.
         as_is: leave the records unprepared, even if those of the build were prepared.
         again: append a source that the dataset holds already.
+        trust_code: import and call the `--map` functions that `dataset.json` names.
         folder: folder that is searched first for the modules of `--map` functions.
 
     Raises:
@@ -81,6 +83,7 @@ class AppendOptions:
     prepare: PrepareOptions = field(default_factory=PrepareOptions)
     as_is: bool = False
     again: bool = False
+    trust_code: bool = False
     folder: str = field(default_factory=os.getcwd)
 
     def __post_init__(self) -> None:
@@ -92,7 +95,7 @@ class AppendOptions:
         """The options of a build that writes shards like those of a dataset.
 
         Raises:
-            ConfigError: the way the dataset was built rules out more records.
+            ConfigError: the way the dataset was built rules out more records, or names functions without `trust_code`.
         """
         manifest = dataset.manifest
         recorded = manifest.options
@@ -104,7 +107,6 @@ class AppendOptions:
         order = [*(name for name in manifest.splits if name in splits), *splits]  # in the order of the table
         mean_bytes = sum(shard.bytes for shard in dataset.shards) // len(dataset.shards)
         same_size = self.shards is None and self.shard_bytes is None
-        own_steps = self.as_is or self.prepare.recorded()
         return replace(
             self._as_build(),
             label=manifest.schema.label,
@@ -118,8 +120,17 @@ class AppendOptions:
             dali_index=recorded.get("dali_index", False),
             seed=manifest.seed if self.seed is None else self.seed,
             shard_bytes=max(1, mean_bytes) if same_size else self.shard_bytes,
-            prepare=self.prepare if own_steps else restore_options(recorded.get("prepare", {}), self.folder),
+            prepare=self._preparation(recorded.get("prepare", {})),
         )
+
+    def _preparation(self, recorded: Mapping[str, Any]) -> PrepareOptions:
+        """The preparation of the options, or else that of the build."""
+        if self.as_is or self.prepare.recorded():
+            return self.prepare
+        prepare = restore_options(recorded, self.folder)
+        if not self.trust_code:
+            check_trusted(prepare.steps, self.destination, "give --map and the other steps again")
+        return replace(prepare, images_from=self.prepare.images_from)
 
     def _check_groups(self, manifest: Manifest, group_by: str | None, splits: Collection[str]) -> None:
         """Refuse an append that could put a group in two splits; the split of each group is read from the shards."""

@@ -11,7 +11,7 @@ from .prepared_source import PreparedSource
 from .schema_file import read_features
 from .steps import Drop, DropNulls, FillNulls, Filter, Rename, Select, Step
 from .text_form import parse_step, restore_options
-from .user_map import MapBatches
+from .user_map import MapBatches, check_trusted
 
 __all__ = [
     "Cast",
@@ -30,6 +30,7 @@ __all__ = [
     "SetTypes",
     "Size",
     "Step",
+    "check_trusted",
     "open_prepared",
     "open_with_carried_column",
     "parse_encoding",

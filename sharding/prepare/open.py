@@ -69,6 +69,7 @@ def open_prepared(
         wanted=wanted,
         casts=_casts_before(options.steps),
         null_values=options.null_values,
+        images_from=options.images_from,
     )
     if not any(isinstance(step, MapBatches) for step in options.steps):
         expected = {key: feature for key, feature in types.items() if key != label or feature.dtype != "int64"}

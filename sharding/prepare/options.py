@@ -22,6 +22,7 @@ class PrepareOptions:
     Attributes:
         features: types and shapes given by the user, by column; applied first.
         null_values: texts of CSV that mean a missing value, in columns of every type.
+        images_from: folders besides its own in which a list of images may name files; not recorded.
         steps: steps on columns and rows, in order.
         dedup: columns to compare; of records with equal values, the first is kept. Empty: all columns. None: duplicates
             are kept. Applied after the steps.
@@ -31,6 +32,7 @@ class PrepareOptions:
 
     features: Mapping[str, Feature] = field(default_factory=dict)
     null_values: tuple[str, ...] = ()
+    images_from: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()
     dedup: tuple[str, ...] | None = None
     rare_classes: tuple[RareClasses, ...] = ()

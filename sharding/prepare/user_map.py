@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -18,7 +18,7 @@ from ..messages import brief
 from ..schema import Feature, Schema
 from ..sources.user_code import code_hash, describe_error
 
-__all__ = ["MapBatches"]
+__all__ = ["MapBatches", "check_trusted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,24 @@ class MapBatches:
         except pa.ArrowInvalid as error:
             raise SourceError(f"{self.spec}: the function returned an invalid batch: {brief(error)}") from error
         return copy_batch(result)
+
+
+def check_trusted(steps: Iterable[object], dataset: str, otherwise: str = "") -> None:
+    """Refuse steps from `dataset.json` that call functions: whoever wrote the file chose the modules to import.
+
+    Args:
+        steps: the steps.
+        dataset: URL of the dataset, for the error.
+        otherwise: what would help instead of `--trust-code`, to follow "or".
+
+    Raises:
+        ConfigError: a step calls a function.
+    """
+    if functions := ", ".join(step.function for step in steps if isinstance(step, MapBatches)):
+        raise ConfigError(
+            f"the dataset.json of {dataset} names code to prepare the records with ({functions}), which was not "
+            f"imported; if you trust that file, add --trust-code{otherwise and f', or {otherwise}'}"
+        )
 
 
 @lru_cache(maxsize=64)

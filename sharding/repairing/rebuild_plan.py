@@ -27,9 +27,9 @@ from ..dataset.earlier_shards import EarlierShards
 from ..dataset.file_names import generation_of
 from ..dataset.manifest import LostRecords, Manifest, ShardInfo, SplitInfo
 from ..dataset.recovery import RecoveredDataset
-from ..errors import SourceError
+from ..errors import ConfigError, DatasetError, SourceError
 from ..messages import counted
-from ..prepare import MapBatches
+from ..prepare import MapBatches, check_trusted
 from ..progress import Report
 from ..schema import Schema
 from ..storage.storage import public_url
@@ -50,6 +50,8 @@ class Original:
         workers: number of processes that read it.
         memory_bytes: memory of all workers together; see `BuildOptions`.
         folder: where to look first for the modules of map functions.
+        trust_code: import and call the `--map` functions that `dataset.json` names.
+        images_from: see `PrepareOptions`.
     """
 
     url: str
@@ -57,6 +59,8 @@ class Original:
     workers: int = 1
     memory_bytes: int | None = None
     folder: str = field(default_factory=os.getcwd)
+    trust_code: bool = False
+    images_from: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         normalize_url_fields(self, "url")
@@ -110,10 +114,16 @@ def plan_generation(
     Raises:
         SourceError: the source cannot be read, or is another one, as far as counts and columns show.
         ConfigError: the dataset was built with options unknown to this version.
+        DatasetError: it names functions, and the source's `trust_code` is not set.
     """
     manifest, where = dataset.manifest, dataset.storage.locate()
     written = manifest.all_generations[number]
     recorded = BuildOptions.restored(written.options, original.url, where, original.folder)
+    if not original.trust_code:
+        try:
+            check_trusted(recorded.prepare.steps, where)
+        except ConfigError as error:  # no other source would help
+            raise DatasetError(str(error)) from error
     options = replace(
         recorded,
         source_kind=recorded.source_kind if original.kind is None else original.kind,
@@ -122,6 +132,7 @@ def plan_generation(
         seed=written.seed,
         workers=original.workers,
         memory_bytes=original.memory_bytes,
+        prepare=replace(recorded.prepare, images_from=original.images_from),
     )
     base = _before(dataset, number)
     if base is None:

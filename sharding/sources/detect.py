@@ -66,11 +66,11 @@ def open_source(
     wanted: Callable[[str], bool] = lambda _: True,
     casts: Mapping[str, Feature] = NO_FEATURES,
     null_values: tuple[str, ...] = (),
+    images_from: tuple[str, ...] = (),
 ) -> Source:
     """Open a dataset to be sharded.
 
-    The `open` of a kind takes `url`, `label`, and those of `features`, `reject`, `wanted` and `null_values` that it
-    supports.
+    The `open` of a kind takes `url`, `label`, and those of the other parameters that it supports.
 
     Args:
         url: URL or path of a file, a folder or a glob, on any file system of fsspec; ``module:function`` for kind
@@ -85,6 +85,7 @@ def open_source(
         wanted: whether the build needs a column of this name; in most kinds, others may have any type.
         casts: types that columns are cast to later, by name; for tables they act like `features`.
         null_values: texts of CSV that mean null, in columns of every type.
+        images_from: folders besides its own in which a list of images may name files.
 
     Raises:
         SourceError: there is nothing at the URL, its kind is unknown, or it cannot be read.
@@ -105,6 +106,7 @@ def open_source(
         "files": files,
         "open_table": partial(open_source, null_values=null_values),
         "null_values": null_values,
+        "images_from": images_from,
     }
     supported = inspect.signature(kind_of_source.open).parameters
     source: Source = kind_of_source.open(url, label, **{name: options[name] for name in supported if name in options})

@@ -256,7 +256,12 @@ def _repair(args: argparse.Namespace) -> int:
             dry_run=args.dry_run,
             originals=[
                 Original(
-                    url=url, kind=args.source_kind, workers=args.workers or cores(), memory_bytes=args.memory_bytes
+                    url=url,
+                    kind=args.source_kind,
+                    workers=args.workers or cores(),
+                    memory_bytes=args.memory_bytes,
+                    trust_code=args.trust_code,
+                    images_from=tuple(args.images_from or ()),
                 )
                 for url in args.source or ()
             ],
@@ -378,8 +383,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
             parser.error(f"--source takes the place of SRC, so give DST alone; got {given}")
         if args.source_kind not in ("auto", "python"):
             parser.error(f"--source is of kind python, got --source-kind {args.source_kind}")
-    if args.command == "repair" and not has_source and (args.source_kind or args.memory_bytes or args.spill):
-        parser.error("--source-kind, --memory and --spill say how to read the source; name it with --source")
+    if args.command == "repair" and not has_source:
+        flags = {"--source-kind": args.source_kind, "--memory": args.memory_bytes, "--spill": args.spill,
+                 "--images-from": args.images_from, "--trust-code": args.trust_code}  # fmt: skip
+        if flag := next((flag for flag, value in flags.items() if value), ""):
+            parser.error(f"{flag} says how to read the source; name it with --source")
     if more:
         refuse_unknown(parser, args.command, more)
     return args

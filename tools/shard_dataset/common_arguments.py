@@ -11,7 +11,8 @@ from ...sharding.storage.location import Location
 from ..argument_types import HelpFormatter, at_least, checked_type, parse_bytes
 
 __all__ = [
-    "EXIT_CODES", "add_command", "add_json", "add_memory", "add_workers", "cores", "make_parser", "workers_for",
+    "EXIT_CODES", "add_command", "add_images_from", "add_json", "add_memory", "add_trust_code", "add_workers", "cores",
+    "make_parser", "workers_for",
 ]  # fmt: skip
 
 _SMALL_BYTES = 8 << 20  # a smaller source is written before another process has finished its imports
@@ -69,6 +70,24 @@ def add_memory(command: argparse.ArgumentParser, note: str = "") -> None:
         "--memory", dest="memory_bytes", type=checked_type(parse_bytes), metavar="SIZE",
         help="approximate memory of all processes together, such as 2GiB (default: 1 GiB for each, at least 2 GiB)"
         + note,
+    )  # fmt: skip
+
+
+def add_images_from(command: argparse._ActionsContainer) -> None:
+    """Add `--images-from` to a command, or a group of its flags."""
+    command.add_argument(
+        "--images-from", metavar="FOLDER", action="append",
+        help="folder outside its own in which a list of images may name files, by path, link or URL, such as "
+        "/data/photos or s3://bucket/photos; / for all of this machine, https:// for all web servers (can be repeated)",
+    )  # fmt: skip
+
+
+def add_trust_code(command: argparse.ArgumentParser) -> None:
+    """Add `--trust-code` to a command that prepares records as `dataset.json` says."""
+    command.add_argument(
+        "--trust-code", action="store_true",
+        help="import and call the --map functions that dataset.json names, from this folder or the installed packages "
+        "(default: refuse, since whoever wrote that file chose them)",
     )  # fmt: skip
 
 

@@ -11,7 +11,17 @@ from importlib.metadata import version
 from ...sharding.exporting.export import EXPORT_FORMATS
 from ...sharding.sources import KINDS
 from ..argument_types import CommandParser, EventParser, at_least, check_persistent, checked_text, checked_type
-from .common_arguments import EXIT_CODES, add_command, add_json, add_memory, add_workers, cores, make_parser
+from .common_arguments import (
+    EXIT_CODES,
+    add_command,
+    add_images_from,
+    add_json,
+    add_memory,
+    add_trust_code,
+    add_workers,
+    cores,
+    make_parser,
+)
 from .write_arguments import add_append, add_build, add_reshard
 
 __all__ = ["build_parser"]
@@ -56,9 +66,10 @@ bits. Each restored file is checked against its original checksum.
 With --source, the remaining shards are rebuilt from the source that the dataset was built from, or a copy of it, with
 the options of the build, which dataset.json holds. Names, sizes and times of the source's files do not matter, but if
 one byte of the shards differs from what was written, the source is a different one, and nothing is changed. Records
-prepared by functions (--map) need the same modules in this folder. In a dataset that was appended to, each generation
-has its own source (see inspect): give --source once for each generation that lost shards; generations whose source is
-not given are left for a later repair. If the table was lost as well, all those sources are needed at once. With
+prepared by functions (--map) need the same modules in this folder, and --trust-code. In a dataset that was appended to,
+each generation has its own source (see inspect): give --source once for each generation that lost shards; generations
+whose source is not given are left for a later repair. If the table was lost as well, all those sources are needed at
+once. With
 --group-by or --dedup, appended records depend on earlier ones, so the sources of all earlier generations that lost
 shards are needed too.
 
@@ -169,6 +180,8 @@ def _add_repair(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
         help="source of the dataset, to rebuild lost shards from; once for each generation that lost some",
     )  # fmt: skip
     command.add_argument("--source-kind", choices=("auto", *KINDS), help="kind of SRC (default: as in the build)")
+    add_trust_code(command)
+    add_images_from(command)
     add_memory(command, "; for reading SRC")
     command.add_argument("--spill", metavar="URL", help="folder for intermediate files")
     command.add_argument("--dry-run", action="store_true", help="show what would be done, and write nothing")

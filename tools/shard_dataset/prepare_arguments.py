@@ -17,6 +17,7 @@ from ...sharding.prepare import (
     split_texts,
 )
 from ..argument_types import checked_type
+from .common_arguments import add_images_from
 
 __all__ = ["PREPARE_EPILOG", "add_prepare_flags", "prepare_options"]
 
@@ -42,6 +43,8 @@ def add_prepare_flags(command: argparse.ArgumentParser) -> None:
         help='texts of CSV that mean a missing value in columns of every type, such as NA,"" (default: in columns '
         "that are not text, an empty one, NA, null, nan and the like)",
     )  # fmt: skip
+
+    add_images_from(group)
 
     def step(flag: str, metavar: str, text: str, const: str | None = None) -> None:
         """Add a flag to the one list of steps, which keeps the order of the command line."""
@@ -88,6 +91,7 @@ def prepare_options(args: argparse.Namespace) -> PrepareOptions:
     return PrepareOptions(
         features={} if args.schema_file is None else read_features(args.schema_file),
         null_values=args.null_values,
+        images_from=tuple(args.images_from or ()),
         steps=tuple(args.steps or ()),
         dedup=args.dedup,
         images=images,

@@ -21,7 +21,7 @@ from ..argument_types import (
     parse_split_file,
     parse_splits,
 )
-from .common_arguments import EXIT_CODES, add_command, add_json, add_memory, add_workers
+from .common_arguments import EXIT_CODES, add_command, add_json, add_memory, add_trust_code, add_workers
 from .prepare_arguments import PREPARE_EPILOG, add_prepare_flags
 
 __all__ = ["add_append", "add_build", "add_reshard"]
@@ -61,6 +61,9 @@ examples:
   # WebDataset archives; the label is an entry of their JSON members
   shard-dataset build 's3://bucket/laion-{{00000..00099}}.tar' shards/ --label json.language
 
+  # a table that names images, some of them outside its folder
+  shard-dataset build labels.csv shards/ --source-kind image-list --label kind --images-from /data/photos
+
   # whatever Python can read: the function `records` in ./flights.py yields dicts
   shard-dataset build --source flights:records shards/ --label late
 
@@ -77,9 +80,10 @@ as these types. Classes keep their ids; new ones follow, and are named in the su
 differ by at most one record, and by at most one record of each class. In a dataset built with --group-by, groups stay
 in their splits (read from the shards), and new groups are distributed by the same rule.
 
-New records are prepared as the dataset's were. The preparing flags below, if any is given, replace all of those steps;
---as-is prepares nothing. With --dedup, records that the dataset already holds are not appended. Bad records that
---on-bad-record skips are listed in the generation's own rejected.jsonl.
+New records are prepared as the dataset's were; if by functions (--map), only with --trust-code. The preparing flags
+below, if any is given, replace all of those steps; --as-is prepares nothing. With --dedup, records that the dataset
+already holds are not appended. Bad records that --on-bad-record skips are listed in the generation's own
+rejected.jsonl.
 
 TensorFlow Datasets opens the folder of the last generation (DST/g00001), where each generation has splits of its own:
 train_g00000+train_g00001. The command reshard writes all generations as one; clean removes the table that the append
@@ -163,6 +167,7 @@ def add_append(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     command.add_argument("--seed", type=int, help="seed of splits, shards and order (default: that of the build)")
     _add_work(command)
     add_prepare_flags(command)
+    add_trust_code(command)
     command.add_argument("--as-is", action="store_true", help="do not prepare records, even if the dataset's were")
     command.add_argument("--again", action="store_true", help="add SRC even if it was added before, and with --dedup")
     _add_run(command)

@@ -12,11 +12,11 @@ import pyarrow as pa
 
 from ...errors import SourceError
 from ...schema import Feature, Schema
-from ...storage.urls import normalize_url
 from ..base import BadRecord, Part, Reject, Source, fail_on_bad
-from ..files.find import plain_name, resolve_relative
+from ..files.find import plain_name
 from ..files.record_places import record_places
 from .image_files import IMAGE_FEATURES, ImageCheck, file_sizes, find_bad_files, image_fault, read_images
+from .image_locator import ImageLocator
 from .path_list import LineSource
 
 __all__ = ["URL", "ImageListSource", "missing_path_record"]
@@ -32,11 +32,13 @@ class ImageListSource:
     """A source of the images that a table names; its parts are the table's.
 
     The columns are ``image`` (the file's bytes), ``height``, ``width``, the table's other columns, and ``path`` as
-    written in the table: relative to the table's folder, absolute on this machine, or a URL.
+    written in the table: relative to the table's folder, absolute on this machine, or a URL. Whoever wrote the table
+    may be another one than who builds, so files outside of its folder need the latter's consent.
 
     Attributes:
         table: source of the list.
         path_column: the table's column of paths.
+        images_from: folders besides the table's own in which it may name files.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
@@ -45,9 +47,16 @@ class ImageListSource:
     table: Source
     path_column: str
     schema: Schema
+    images_from: tuple[str, ...] = ()
 
     @classmethod
-    def open(cls, url: str, label: str | None, open_table: Callable[[str, str | None], Source]) -> ImageListSource:
+    def open(
+        cls,
+        url: str,
+        label: str | None,
+        open_table: Callable[[str, str | None], Source],
+        images_from: tuple[str, ...] = (),
+    ) -> ImageListSource:
         """Open the table with `open_table`, a function of URL and label; see `open_source`.
 
         Raises:
@@ -61,7 +70,13 @@ class ImageListSource:
             raise SourceError(f"{url}: {label!r} is measured from the images; rename the list's column")
         others = [feature for feature in table.schema.features if feature.name not in (path_column, *_OWN_SIZES)]
         features = (*IMAGE_FEATURES, *others, Feature(name="path", dtype="string"))
-        return cls(url=url, table=table, path_column=path_column, schema=Schema(features=features, label=label))
+        return cls(
+            url=url,
+            table=table,
+            path_column=path_column,
+            schema=Schema(features=features, label=label),
+            images_from=images_from,
+        )
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -90,7 +105,8 @@ class ImageListSource:
         """Add a column of the images' full URLs."""
         batch = self.table.complete(batch)
         paths = batch.column(self.path_column).to_pylist()
-        urls = pa.array([_locate(table, path) if path else None for path in paths], pa.string())
+        locator = ImageLocator(table, self.images_from)
+        urls = pa.array([locator.locate(path) if path else None for path in paths], pa.string())
         names = [name for name in self.schema.names if name not in ("image", *_OWN_SIZES, "path")]
         columns = [batch.column(name) for name in names]
         return pa.RecordBatch.from_arrays([*columns, batch.column(self.path_column), urls], names=[*names, "path", URL])
@@ -145,10 +161,6 @@ def _path_column(schema: Schema, url: str) -> str:
     if (feature.dtype, feature.shape) != ("string", ()):
         raise SourceError(f"{url}: the column {feature.name!r} holds {feature.dtype} values, not paths of images")
     return feature.name
-
-
-def _locate(table: str, path: str) -> str:
-    return normalize_url(path, "a path") if path.startswith("/") or "://" in path else resolve_relative(table, path)
 
 
 def missing_path_record(url: str, place: str) -> BadRecord:

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ from ringfeed.sharding import (
 )
 from ringfeed.sharding.dataset.file_names import generation_of
 from ringfeed.sharding.dataset.tfds_files import TFDS_NAMES
-from ringfeed.sharding.prepare import Filter, ImageOptions, PrepareOptions, Rename, Select, parse_size
+from ringfeed.sharding.prepare import Filter, ImageOptions, MapBatches, PrepareOptions, Rename, Select, parse_size
 from ringfeed.sharding.storage.lease import LEASE_NAME, hold_lease
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.appending import Files, appended, assert_balanced, rows_of
@@ -343,6 +344,28 @@ def test_foreign_tfrecords_are_read_as_the_types_of_the_dataset(dataset: Path, n
     built(newer, tmp_path / "more", label="label", shards=3)
     found = appended(f"{tmp_path}/more/*.tfrecord", dataset, source_kind="tfrecord")
     assert rows_of(found) == [*make_table(OLD).to_pylist(), *newer_table().to_pylist()]
+
+
+def test_code_that_the_dataset_names_is_called_only_if_trusted(parquet: str, newer: str, tmp_path: Path) -> None:
+    module = "import pathlib\npathlib.Path(__file__).with_suffix('.ran').touch()\nsame = lambda batch: batch\n"
+    (tmp_path / "theirs").mkdir()
+    for path in ("append_ours.py", "theirs/append_theirs.py"):
+        (tmp_path / path).write_text(module)
+    steps = (MapBatches("append_ours:same", str(tmp_path)), Filter("price > 0"))
+    built(parquet, tmp_path / "out", label="label", shards=2, prepare=PrepareOptions(steps=steps))
+    path = tmp_path / "out" / "dataset.json"
+    manifest = open_dataset(str(tmp_path / "out")).manifest
+    options = json.loads(json.dumps(manifest.options).replace("append_ours", "append_theirs"))
+    path.write_bytes(replace(manifest, options=options).encode())  # as an attacker would
+    theirs = str(tmp_path / "theirs")
+    with pytest.raises(ConfigError, match=r"names code .* \(append_theirs:same\), .* not imported; .* --trust-code"):
+        appended(newer, tmp_path / "out", folder=theirs)
+    assert not (tmp_path / "theirs" / "append_theirs.ran").exists()
+    first = appended(newer, tmp_path / "out", prepare=PrepareOptions(steps=steps))  # the same functions, given again
+    assert first.manifest.generations[1].options["prepare"]["steps"][0] == "--map append_ours:same"
+    assert not (tmp_path / "theirs" / "append_theirs.ran").exists()
+    appended(newer, tmp_path / "out", folder=theirs, trust_code=True, again=True)
+    assert (tmp_path / "theirs" / "append_theirs.ran").exists()
 
 
 def test_images_are_prepared_as_those_of_the_dataset_were(tmp_path: Path) -> None:

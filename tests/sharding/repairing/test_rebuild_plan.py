@@ -27,6 +27,7 @@ from ringfeed.sharding import (
     ConfigError,
     CorruptionError,
     Dataset,
+    DatasetError,
     DestinationError,
     Original,
     Progress,
@@ -211,8 +212,13 @@ class TestEverySource:
         )
         how: dict[str, Any] = {"prepare": PrepareOptions(steps=steps, dedup=("price",)), "seed": 7, "label": "label"}
         built(str(tmp_path / "x.csv"), tmp_path / "out", shard_bytes=3000, compression="gzip", **how)
-        original = Original(url=str(tmp_path / "x.csv"), workers=2, folder=str(tmp_path / "here"))
+        original = Original(url=str(tmp_path / "x.csv"), workers=2, folder=str(tmp_path / "here"), trust_code=True)
         self.check(tmp_path / "out", files_of, original)
+        next((tmp_path / "out").glob("*-00000-of-*.tfrecord")).unlink()
+        before = files_of(tmp_path / "out")
+        with pytest.raises(DatasetError, match=r"names code .* \(rebuild_functions:double\), .*; .* add --trust-code$"):
+            repair(str(tmp_path / "out"), originals=[replace(original, trust_code=False)])
+        assert files_of(tmp_path / "out") == before
 
     @pytest.mark.parametrize(
         "how",
@@ -337,7 +343,7 @@ class TestAnotherSource:
         dataset = built(str(source), tmp_path / "out", label="label", shards=3, prepare=PrepareOptions(steps=steps))
         (tmp_path / "out" / dataset.shards[0].path).unlink()
         module.write_text("def f(batch): return batch.take(list(range(batch.num_rows))[::-1])\n")
-        flags = ["-m", "ringfeed.tools.shard_dataset", "repair", "out", "--source", str(source)]
+        flags = ["-m", "ringfeed.tools.shard_dataset", "repair", "out", "--source", str(source), "--trust-code"]
         done = subprocess.run([sys.executable, *flags], cwd=tmp_path, capture_output=True, text=True)
         assert "was changed since, or the function of --map was (written by" in done.stderr
 

@@ -61,9 +61,39 @@ def test_paths_may_hold_dots_on_every_store(store: Store) -> None:
     store.write_bytes("data/x.png", noise_image(1))
     store.write_bytes("x.png", noise_image(2))
     store.write_bytes("data/list.csv", "\n".join(["path,label", *[f"{path},a" for path in paths]]).encode())
-    rows = completed(open_source(f"{store.url}/data/list.csv", "label", "image-list"))
+    source = open_source(f"{store.url}/data/list.csv", "label", "image-list")
+    with pytest.raises(SourceError, match=r"names the image '\.\./x\.png', which is .*/x\.png, outside the list"):
+        completed(source)
+    rows = completed(open_source(f"{store.url}/data/list.csv", "label", "image-list", images_from=(store.url,)))
     assert [row["image"] for row in rows] == [noise_image(1), noise_image(1), noise_image(2)]
     assert [row["path"] for row in rows] == paths
+
+
+def test_a_list_may_not_name_files_elsewhere_unless_they_are_allowed(tmp_path: Path) -> None:
+    (tmp_path / "secret.png").write_bytes(noise_image(1))
+    (tmp_path / "lists" / "deep" / "er").mkdir(parents=True)
+    (tmp_path / "lists" / "link.png").symlink_to(tmp_path / "secret.png")
+    (tmp_path / "lists" / "out").symlink_to(tmp_path)
+    (tmp_path / "lists" / "near").symlink_to("deep/er")
+    (tmp_path / "lists" / "x.png").write_bytes(noise_image(2))
+    table = tmp_path / "lists" / "l.csv"
+    for path in (
+        "../secret.png", "link.png", "out/secret.png", f"{tmp_path}/secret.png", f"file://{tmp_path}/secret.png",
+        f"{tmp_path}/lists/../secret.png", f"{tmp_path}/lists2/x.png", "near/../../../secret.png",
+        "http://127.0.0.1:1/x.png", "https://host/x.png", "s3://bucket/x.png", "zip://x.png::x.zip",
+    ):  # fmt: skip
+        table.write_text(f"path\nx.png\n{path}\n")
+        source = open_source(str(table), None, "image-list")
+        with pytest.raises(
+            SourceError, match=r"l\.csv names the image .* outside the list's .*; if it may, add"
+        ) as told:
+            next(source.drafts(source.parts[0]))
+        if path == "link.png":  # the remedy works
+            assert f"which is {tmp_path}/secret.png" in str(told.value)
+            folder = str(told.value).rpartition("--images-from ")[2]
+            assert len(completed(open_source(str(table), None, "image-list", images_from=(folder,)))) == 2
+    table.write_text(f"path\nx.png\n{tmp_path}/lists/x.png\nnear/../../x.png\n./deep/../x.png\n")
+    assert [row["image"] for row in completed(open_source(str(table), None, "image-list"))] == [noise_image(2)] * 4
 
 
 def test_paths_may_be_absolute_or_urls(tmp_path: Path, write_csv: Write) -> None:
@@ -71,7 +101,7 @@ def test_paths_may_be_absolute_or_urls(tmp_path: Path, write_csv: Write) -> None
     (tmp_path / "lists").mkdir()
     paths = [str(tmp_path / "x.png"), (tmp_path / "x.png").as_uri(), "../x.png"]
     url = write_csv(["path", "label"], *[[path, "a"] for path in paths], name="lists/l.csv")
-    rows = completed(open_source(url, "label", "image-list"))
+    rows = completed(open_source(url, "label", "image-list", images_from=(str(tmp_path),)))
     assert [row["image"] for row in rows] == [noise_image(1)] * 3
     assert [row["path"] for row in rows] == paths
 
@@ -82,7 +112,9 @@ def test_paths_may_lead_to_several_stores_and_archives(store: Store, tmp_path: P
     for seed, name in enumerate(("a.zip", "b.zip"), start=1):
         with zipfile.ZipFile(tmp_path / name, "w") as archive:
             archive.writestr("x.png", noise_image(seed, width=5 + seed))
-    source = open_source(write_csv(["path", "label"], *[[path, "a"] for path in paths]), "label", "image-list")
+    url = write_csv(["path", "label"], *[[path, "a"] for path in paths])
+    archives = [f"zip://::{tmp_path / name}" for name in ("a.zip", "b.zip")]
+    source = open_source(url, "label", "image-list", images_from=(store.url, *archives))
     rows = completed(source)
     assert [row["image"] for row in rows] == [noise_image(seed, width=5 + seed) for seed in range(3)]
     drafts = next(source.drafts(source.parts[0]))
@@ -178,7 +210,7 @@ def test_a_path_that_names_no_file_is_a_bad_record(tmp_path: Path, name: str) ->
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     pq.write_table(pa.table({"path": ["0.png", name], "label": ["a", "b"]}), tmp_path / "list.parquet")
-    source = open_source(str(tmp_path / "list.parquet"), "label", "image-list")
+    source = open_source(str(tmp_path / "list.parquet"), "label", "image-list", images_from=("http://",))
     assert isinstance(source, CheckableSource)
     found: list[BadRecord] = []
     assert [p for batch in source.check(source.parts[0], found.append) for p in batch.to_pylist()] == [1]
