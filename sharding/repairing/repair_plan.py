@@ -15,9 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
-from ..dataset.file_names import (
-    generation_of,
-)
+from ..dataset.consistency import check_shards
+from ..dataset.file_names import generation_of
 from ..dataset.manifest import Manifest, file_info
 from ..dataset.recovery import RecoveredDataset, recover_dataset
 from ..destination.spill import planning_folder
@@ -80,7 +79,9 @@ def plan_repair(
     rebuilds: tuple[Rebuild, ...] = ()
     if not dataset.proven:
         dataset, rebuilds = rebuild_table(dataset, originals, spill, rebuilding)
-    found = verify_files(dataset, report, workers=threads)
+    if dataset.proven:
+        check_shards(dataset.manifest, dataset.shards, storage.locate(dataset.manifest.shards_path))
+    found = verify_files(dataset, report, workers=threads, counts=False)
     damaged = {damage.path: damage for damage in found.damages}
     meta = [rewrite(path, "rebuilt from the other files of the dataset") for path in dataset.restored]
     moves = plan_moves(dataset, damaged)

@@ -10,9 +10,11 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from ..common.checksums import checksum
 from ..dataset.companion_files import locate_in_companion
 from ..dataset.damage import Damage, Note
 from ..dataset.file_names import TABLE_NAMES, generation_of, repairs_of, table_order
@@ -29,7 +31,7 @@ from ..storage.file_contents import digest_file, open_decompressed
 from ..storage.lease import LEASE_NAME
 from ..storage.storage import Storage, StorageLike, as_storage
 from .locate import locate_in_index, locate_in_shard
-from .record_checks import check_meaning, check_totals
+from .record_checks import check_counts, check_meaning, check_totals
 
 __all__ = [
     "Verification", "VerifyProgress", "VerifyReport", "check_dataset", "default_workers", "verify", "verify_files",
@@ -99,10 +101,10 @@ def check_dataset(
         location: folder of the dataset.
         report: called after every file, in the caller's thread.
         workers: number of files to read in parallel; see `default_workers`.
-        deep: whether to check the content, too: every record parses, the index has its class, the counts are right.
+        deep: whether to check the content, too: every record parses, and the index has its class.
 
     Raises:
-        DatasetError: there is no dataset, or a newer version wrote it.
+        DatasetError: there is no dataset, a newer version wrote it, or its metadata contradict each other.
         CorruptionError: both `dataset.json` and its copy in the shard table are damaged.
         StorageError: the store refuses.
     """
@@ -129,17 +131,23 @@ def _is_rewritten(dataset: RecoveredDataset) -> bool:
 
 
 def verify_files(
-    dataset: RecoveredDataset, report: VerifyReport = ignore, *, workers: int, deep: bool = False
+    dataset: RecoveredDataset, report: VerifyReport = ignore, *, workers: int, deep: bool = False, counts: bool = True
 ) -> Verification:
-    """Check the files of a dataset whose metadata were recovered; see `check_dataset`."""
+    """Check the files of a dataset whose metadata were recovered; see `check_dataset`.
+
+    Args:
+        counts: whether to compare the counts of indexes, table and `dataset.json`, which may be wrong in files that are
+            as they were written.
+    """
     storage, manifest = dataset.storage, dataset.manifest
     files = [_File(path=p, info=info, shard=shard) for shard in dataset.shards for p, info in shard.files.items()]
     files += [_File(path=path, info=info) for path, info in manifest.files.items()]
     deep = deep or not dataset.proven
     total = sum(file.info.bytes for file in files)
     with ThreadPoolExecutor(workers, thread_name_prefix="ringfeed-verify") as pool:
-        jobs = [(_measure, (dataset, file)) for file in files]
-        measures = dict(run_tasks(pool, jobs, _reporter(report, {f.path: f.info.bytes for f in files}, total)))
+        jobs = [(_measure, (dataset, file, counts and not deep)) for file in files]
+        measured = run_tasks(pool, jobs, _reporter(report, {f.path: f.info.bytes for f in files}, total))
+        measures = {path: found for path, found, _ in measured}
         bad = [file for file in files if measures[file.path] != file.info]
         holders = _holders(files)
         places = [(_locate, (dataset, file, measures, holders)) for file in bad]
@@ -149,6 +157,8 @@ def verify_files(
             whole = [shard for shard in dataset.shards if shard.path not in broken]
             meanings = run_tasks(pool, [(check_meaning, (storage, manifest, shard)) for shard in whole])
             damages += (damage for found in meanings for damage in found)
+        if counts:
+            damages += (damage for _, _, found in measured for damage in found)
             damages += check_totals(manifest, dataset.shards)
     notes = tuple(_notes(dataset, {file.path for file in files}))
     return Verification(damages=tuple(damages), notes=notes, files=len(files), bytes=total)
@@ -166,13 +176,20 @@ def _reporter(report: VerifyReport, sizes: Mapping[str, int], total: int) -> Cal
     return tell
 
 
-def _measure(dataset: RecoveredDataset, file: _File) -> tuple[str, FileInfo | None]:
+def _measure(dataset: RecoveredDataset, file: _File, counts: bool) -> tuple[str, FileInfo | None, Sequence[Damage]]:
+    """Return the path of a file, what is found there, and the damage of an intact index that counts wrongly."""
+    storage, shard = dataset.storage, file.shard
     if file.path in dataset.measures:
-        return file.path, dataset.measures[file.path]
-    found = digest_file(dataset.storage, file.path, dataset.sizes.get(file.path))
-    if dataset.storage.local_path is None and found is not None and found != file.info:
-        found = digest_file(dataset.storage, file.path)  # the transfer may have damaged it
-    return file.path, found
+        return file.path, dataset.measures[file.path], ()
+    if counts and shard is not None and file.path == shard.index_path:
+        with suppress(FileNotFoundError):
+            data = storage.map(file.path)
+            if FileInfo(bytes=data.size, checksum=checksum(data)) == file.info:
+                return file.path, file.info, check_counts(data, dataset.manifest, shard)
+    found = digest_file(storage, file.path, dataset.sizes.get(file.path))
+    if storage.local_path is None and found is not None and found != file.info:
+        found = digest_file(storage, file.path)  # the transfer may have damaged it
+    return file.path, found, ()
 
 
 def _holders(files: Sequence[_File]) -> Mapping[str, list[_File]]:

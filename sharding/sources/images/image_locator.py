@@ -51,9 +51,9 @@ class ImageLocator:
         place = self._resolved(url)
         is_local = place.startswith("/")
         if not place.startswith(self._allowed):
-            shown = public_url(place if is_local else url)
+            table, shown = public_url(self._table).removeprefix("file://"), public_url(place if is_local else url)
             raise SourceError(
-                f"{public_url(self._table)} names the image {public_url(path)!r}, which is {shown}, outside the list's "
+                f"{table} names the image {public_url(path)!r}, which is {shown}, outside the list's "
                 f"folder; if it may, add --images-from {resolve_relative(shown, '')}"
             )
         return place if is_local and ".." in path else url  # what follows a link in `a/..` is not always its parent

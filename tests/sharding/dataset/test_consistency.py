@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ringfeed.sharding import DatasetError, open_dataset, verify
+from ringfeed.sharding import DatasetError, open_dataset, repair, verify
 from ringfeed.sharding.common.checksums import checksum
 from ringfeed.sharding.dataset.manifest import _dump, _with_checksum
 from tests.helpers.builds import SPLITS, built, make_table
@@ -117,7 +117,10 @@ def test_totals_that_are_not_those_of_the_table_are_refused(dataset: Path) -> No
     forge_table(dataset, lambda table: table.slice(1))
     with pytest.raises(DatasetError, match=r"split 'train' has 27 records in 1 shards, and in dataset\.json 54 in 2"):
         open_dataset(str(dataset))
-    assert [damage.kind for damage in verify(str(dataset), deep=True)] == ["miscounted"]
+    for deep in (False, True):
+        assert [damage.kind for damage in verify(str(dataset), deep=deep)] == ["miscounted"]
+    with pytest.raises(DatasetError, match=r"split 'train' has 27 records in 1 shards"):
+        repair(str(dataset))
 
 
 @pytest.mark.parametrize("counts", [[], [1 << 62] * 4, [28, -1, 0], [27, 1, 0]])
@@ -126,6 +129,8 @@ def test_class_counts_that_do_not_add_up_are_refused_when_read(dataset: Path, co
     shards = open_dataset(str(dataset)).shards
     with pytest.raises(DatasetError, match="the records of a shard are not the sum over its 3 classes"):
         sum(shards[1].class_counts)
+    with pytest.raises(DatasetError, match="the records of a shard are not the sum over its 3 classes"):
+        verify(str(dataset))
 
 
 def test_a_table_whose_copy_is_no_manifest_recovers_nothing(dataset: Path) -> None:

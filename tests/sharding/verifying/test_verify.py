@@ -339,7 +339,9 @@ class TestDeep:
         if shard_format == "tfrecord":
             starts = np.append(index.column("offset").to_numpy(), dataset.shards[0].bytes)
         self.rewrite(root, dataset, "index_", encode_index(classes, starts).to_pybytes())
-        assert verify(str(root)) == []
+        assert [(damage.path, damage.kind) for damage in verify(str(root))] == [
+            (dataset.shards[0].index_path, "miscounted")
+        ]
         damage = only(verify(str(root), deep=True))
         assert (damage.path, damage.kind, damage.record) == (dataset.shards[0].index_path, "mislabelled", 4)
         assert damage.records == ((4, 5), (9, 10))
@@ -373,7 +375,12 @@ class TestDeep:
         root = copy(dataset)
         a, b, c = dataset.shards[0].class_counts
         self.reseal(root, dataset, class_counts=(a - 1, b + 1, c))
-        assert verify(str(root)) == []
+        quick = verify(str(root))
+        assert [(damage.path, damage.kind) for damage in quick] == [
+            (dataset.shards[0].index_path, "miscounted"),
+            ("shards.parquet", "miscounted"),
+        ]
+        assert quick[0].problem == f"it holds {a} records of class 'a', the table says {a - 1}"
         found = verify(str(root), deep=True)
         assert [(d.path, d.kind) for d in found] == [
             (dataset.shards[0].path, "miscounted"),

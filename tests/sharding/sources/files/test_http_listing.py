@@ -29,6 +29,7 @@ import pytest
 from PIL import Image
 
 from ringfeed.sharding import BuildOptions, SourceError, StorageError, build, open_dataset
+from ringfeed.sharding.prepare import PrepareOptions
 from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.sources.files.find import check_unchanged, list_files
 from ringfeed.sharding.sources.files.open import stat_files
@@ -186,7 +187,9 @@ def test_a_scheme_in_capitals(folder: Path, serve: Serve, tmp_path: Path) -> Non
         assert built(there, tmp_path / "a") == built(str(folder / "rows.parquet"), tmp_path / "b")
         images = tmp_path / "list.txt"
         images.write_text(there.replace("rows.parquet", "images/class%20%230%2C%2050%25/0.png\n") * 4)
-        build(BuildOptions(source=str(images), source_kind="image-list", destination=str(tmp_path / "c")))
+        allowed = PrepareOptions(images_from=(url,))
+        how: dict[str, Any] = {"source_kind": "image-list", "prepare": allowed}
+        build(BuildOptions(source=str(images), destination=str(tmp_path / "c"), **how))
     assert open_dataset(str(tmp_path / "a")).manifest.source["url"] == f"{url}/rows.parquet"
     assert open_dataset(str(tmp_path / "c")).manifest.splits["train"].records == 4
 
