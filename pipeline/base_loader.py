@@ -147,6 +147,11 @@ class BaseLoader(ABC):
         return self._geometry.local_batch(self._world_size)
 
     @property
+    def streams(self) -> int:
+        """Streams that a global batch is drawn from, of all ranks together."""
+        return self._geometry.streams
+
+    @property
     @abstractmethod
     def undecoded(self) -> bool:
         """Whether `chunks` yields whole examples, for TensorFlow to parse, and not features."""

@@ -290,9 +290,17 @@ def test_moving(here: Path) -> None:
     assert sorted(batch["features"][:, 7]) == list(range(60))
 
 
+def test_profiling(here: Path) -> None:
+    (code,) = python_of("profiling.md")
+    code = code.replace("s3://bucket/flights", "flights").replace("4096", "64").replace("seconds=30", "seconds=0.5")
+    names: dict[str, Any] = {"train_step": lambda batch: None, "prepare": lambda batch: batch}
+    exec(code, names)
+    assert names["result"].training is not None
+
+
 def test_every_block_is_run() -> None:
     run = {"README.md", "order.md", "cache.md", "faults.md", "images-and-augmentation.md", "preparing.md"}
-    run |= {"record-streams.md", "stores.md", "training.md", "moving.md"}
+    run |= {"record-streams.md", "stores.md", "training.md", "moving.md", "profiling.md"}
     assert {page for page in PAGES if python_of(page)} == {*run, *ELSEWHERE}
 
 

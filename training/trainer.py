@@ -102,6 +102,11 @@ class Trainer:
             self.reporter.restore(history)
         self._window = _Window()
 
+    @property
+    def traced_preprocess(self) -> Any:
+        """The `tf.function` from an element of `loader` to ``(inputs, class_id, weight)``, augmentation included."""
+        return self._augment[1]
+
     def _parts(self) -> Parts:
         network, config = self.model.network, self.config
         rule = ScaleRule(initial=config.loss_scale.initial, growth_interval=config.loss_scale.growth_interval)

@@ -22,6 +22,7 @@ __all__ = ["code_hash", "describe_error"]
 
 _OURS = str(Path(__file__).parents[1])
 _STANDARD = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
+_PLACE = re.compile(r'File "([^"]+)", line (\d+), in')
 _INSTALLED = re.compile("[/\\\\](site|dist)-packages[/\\\\]")
 
 
@@ -98,6 +99,11 @@ def describe_error(error: BaseException, name: str, file: str | None = None) -> 
     >>> describe_error(TypeError("records() takes 1 argument"), "flights:records")
     'flights:records: TypeError: records() takes 1 argument'
     """
+    if str(error).startswith("in user code:"):  # TensorFlow quotes the trace of the code that it has converted
+        places = _PLACE.findall(str(error))
+        own_places = [place for place in places if not _INSTALLED.search(place[0])]
+        path, line = (own_places or places or [(name, "")])[-1]
+        return f"{path}:{line}: {str(error).strip().splitlines()[-1].strip()}"
     others = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_foreign(frame.filename)]
     users = [frame for frame in others if "site-packages" not in frame.filename]
     own = [frame for frame in others if frame.filename == file]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -35,8 +36,10 @@ class Behaviour:
         refusals: by the end of a path, the statuses of the first requests for it; None after the last: of all.
         cut: bodies that end half-way, by the end of the path.
         page: sent instead of every file, as by servers that ask for a login.
+        bytes_per_second: rate of all bodies together.
         links: how a page links to a name.
         asked: the requests that came: method, path and headers.
+        link: which one body passes at a time, if there is a rate.
     """
 
     ranges: bool = True
@@ -50,8 +53,10 @@ class Behaviour:
     refusals: dict[str, list[int | None]] = field(default_factory=dict)
     cut: dict[str, int] = field(default_factory=dict)
     page: str = ""
+    bytes_per_second: float | None = None
     links: Callable[[str], str] = quote
     asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
+    link: threading.Lock = field(default_factory=threading.Lock)
 
 
 @contextmanager
@@ -147,6 +152,9 @@ class _Handler(SimpleHTTPRequestHandler):
             data = (b"%x\r\n%s\r\n" % (len(data), data) if data else b"") + b"0\r\n\r\n"
         self.end_headers()
         if self.command == "GET":
+            if self._does.bytes_per_second:
+                with self._does.link:
+                    time.sleep(len(data) / self._does.bytes_per_second)
             self.wfile.write(data[:sent])
         if sent is not None:
             self.close_connection = True

@@ -1,5 +1,5 @@
 """The profiler: measures the loader stage by stage, and names its bottleneck and the knob that helps."""
 
-from .measure import Profile, StageProfile, profile
+from .measure import Profile, StageProfile, profile, profile_run
 
-__all__ = ["Profile", "StageProfile", "profile"]
+__all__ = ["Profile", "StageProfile", "profile", "profile_run"]

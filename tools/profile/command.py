@@ -18,7 +18,8 @@ from ...sharding.prepare.comma_lists import split_names
 from ...sharding.schema import Schema
 from ..argument_types import checked_type, parse_bytes
 from ..signals import raise_on_termination
-from .measure import profile
+from .measure import Profile, profile, profile_run
+from .workloads import import_function
 
 __all__ = ["add_arguments", "run"]
 
@@ -26,6 +27,8 @@ _EPILOG = """\
 examples:
   ringfeed profile data/flights
   ringfeed profile s3://bucket/flights --split train --batch-size 4096 --balance uniform --json
+  ringfeed profile data/flights --step model:train_step --transform model:prepare   # would training wait for input?
+  ringfeed profile --config train.yaml --set data.batch_size=4096                   # the same of a configured run
   ringfeed profile data/flights --fill tail=unknown --rank 0 --world-size 8
   ringfeed profile data/flights --columns hour,distance --where "carrier in ('AA', 'UA')"
   ringfeed profile s3://bucket/flights --cache /mnt/nvme/cache   # first fills it, then reads it
@@ -37,10 +40,31 @@ In Python, ringfeed.tools.profile.profile(URL, ...) takes all of them.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and the help of `ringfeed profile`; a flag's `dest` is a parameter of `profile`."""
-    parser.description = "Read a dataset as training would, as fast as possible, and name the stage that holds it back."
+    parser.description = (
+        "Read a dataset as training would, as fast as possible, and name the stage that holds it back. With a step, or "
+        "the configuration of a run, say whether training would wait for its input."
+    )
     parser.epilog = _EPILOG
     add = parser.add_argument
-    add("url", help="dataset: a path, s3://, hdfs://, whatever fsspec opens")
+    add("url", nargs="?", help="dataset: a path, s3://, hdfs://, whatever fsspec opens; or give --config")
+    add(
+        "--step", metavar="MODULE:FUNCTION",
+        help="the model's training step, called with a batch, or with what --transform returns: measured on a batch in "
+        "memory, and fed by the loader",
+    )  # fmt: skip
+    add(
+        "--transform", metavar="MODULE:FUNCTION",
+        help="function of a batch, for tf.data's map, between the loader and --step",
+    )  # fmt: skip
+    add("--config", metavar="FILE.yaml", help="profile this run of ringfeed train, on one rank, instead of URL")
+    add(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+        help="with --config: override a key of the configuration; may be repeated",
+    )  # fmt: skip
+    add(
+        "--seconds", type=float, default=30.0, metavar="S",
+        help="time for all measurements, after what is compiled (default: 30)",
+    )  # fmt: skip
     add("--split", default="train", help="split to read (default: train)")
     add("--batch-size", type=int, default=1024, metavar="N", help="GLOBAL batch size (default: 1024)")
     add(
@@ -88,6 +112,35 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
+    result = _profile_url(args) if args.config is None else _profile_config(args)
+    print(json.dumps(asdict(result), indent=2) if args.json else result)
+    return 0
+
+
+def _profile_config(args: argparse.Namespace) -> Profile:
+    """Profile a configured run, whose configuration has all other options."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    taken = {"config", "overrides", "seconds", "json"}
+    given = [
+        name
+        for name, value in vars(parser.parse_args([])).items()
+        if name not in taken and getattr(args, name) != value
+    ]
+    if given:
+        word = "URL" if given[0] == "url" else f"--{given[0].replace('_', '-')}"
+        raise ConfigError(f"{word} is not for --config, whose file has all options; use --set KEY=VALUE to override")
+    with quiet_tensorflow():
+        import tensorflow  # noqa: F401
+
+        return profile_run(args.config, args.overrides, seconds=args.seconds, progress=not args.json)
+
+
+def _profile_url(args: argparse.Namespace) -> Profile:
+    if args.url is None:
+        raise ConfigError("name a dataset by its URL, or a run by --config FILE.yaml")
+    if args.overrides:
+        raise ConfigError("--set overrides keys of a configuration; give --config, too")
     manifest = open_dataset(args.url).manifest
     balance = _parse_balance(args.balance, manifest.classes)
     fill = dict(_parse_fill(text, manifest.schema) for text in args.fill)
@@ -98,9 +151,10 @@ def _run(args: argparse.Namespace) -> int:
     with quiet_tensorflow():
         import tensorflow  # noqa: F401
     given = {name: value for name, value in vars(args).items() if name in signature(profile).parameters}
-    result = profile(**given | {"balance": balance, "fill": fill, "progress": not args.json})
-    print(json.dumps(asdict(result), indent=2) if args.json else result)
-    return 0
+    functions = {
+        name: import_function(f"--{name}", getattr(args, name)) for name in ("step", "transform") if getattr(args, name)
+    }
+    return profile(**given | functions | {"balance": balance, "fill": fill, "progress": not args.json})
 
 
 def _parse_balance(text: str, classes: Sequence[Any]) -> str | dict[Any, float]:

@@ -1,15 +1,17 @@
-"""`profile`: reads a dataset as fast as the loader can, and measures the loader stage by stage.
+"""`profile`: measures the loader stage by stage, and training with it, each for a bounded time.
 
-A notebook shows a `Profile` as a table. `command` is `ringfeed profile`; `bottleneck` judges the measurement.
+A notebook shows a `Profile` as a table. `command` is `ringfeed profile`; `bottleneck` judges the loader, `verdict` the
+training.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -19,32 +21,45 @@ from ...pipeline.metrics.stage_counters import CACHE_STAGES, FAULT_STAGES
 from ...sharding.dataset.dataset import open_dataset
 from ...sharding.errors import ConfigError
 from ...sharding.url_secrets import public_url
-from ..console import align, human_bytes, stage_progress
+from ..console import align, human_bytes, human_seconds, print_stderr, stage_progress
 from ..signals import deferred_signals
 from .bottleneck import StageProfile, name_bottleneck, name_knob
+from .other_load import LoadClock
+from .training_trials import TrainingTrials, Workload, try_training
+from .verdict import FirstBatchTrial, LoaderEpoch, Verdict, judge
+from .workloads import configured_workload, function_workload
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 
-__all__ = ["Profile", "StageProfile", "profile"]
+__all__ = ["Profile", "StageProfile", "profile", "profile_run"]
 
 _BLOCK_BYTES = 512  # of a block as getrusage counts them
+_LOADER_SHARE = 0.4  # of the seconds, where training is measured too
+_SHORT_SECONDS = 0.2  # a loader read for less is hardly judged
+_LONG_WAIT = 0.2  # of an epoch of the loader: from here on fewer streams are tried
+_FEW_STREAMS = 4
+_OTHER_LOAD = 0.25  # other programs' share of the cores from which figures are said to be too low
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A measurement of the loader.
+    """A measurement of the loader, and of training with it.
 
     Attributes:
         world_size: number of ranks; samples and rates are those of the measured `rank` alone.
         first_batch_seconds: seconds from the request of an epoch to its first batch.
         seconds: seconds from the first to the last batch, which are read at full speed and discarded.
         samples_per_second: rate in `seconds`.
-        overall_samples_per_second: rate including `first_batch_seconds`, with which each epoch begins.
+        epoch_seconds: seconds that an epoch takes at these rates, from its request to its last batch.
+        epoch_samples_per_second: rate of such an epoch.
         bytes_per_second: decoded bytes per second in `seconds`; strings count as those of the first batch.
         bottleneck: stage that holds the loader back.
         knob: what to do about the bottleneck.
         options: other arguments of `Loader` that differ from their defaults, and ``cache_bytes``, by name.
+        other_load: share of the cores that other programs took meanwhile, in [0, 1].
+        training: what was measured of a step and its input; None without a step.
+        verdict: what limits training; None without a step.
     """
 
     url: str
@@ -58,15 +73,44 @@ class Profile:
     seconds: float
     first_batch_seconds: float
     samples_per_second: float
-    overall_samples_per_second: float
+    epoch_seconds: float
+    epoch_samples_per_second: float
     bytes_per_second: float
     stages: tuple[StageProfile, ...]
     bottleneck: str
     knob: str
     options: dict[str, Any]
+    other_load: float = 0.0
+    training: TrainingTrials | None = None
+    verdict: Verdict | None = None
 
-    def _rows(self) -> list[list[str]]:
-        return [
+    def __str__(self) -> str:
+        tables = [line for header, rows in self._tables() for line in (*align(header, rows), "")]
+        return "\n".join([*self._headlines(), "", *tables, *self._conclusions()])
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            [
+                *(f"<p>{escape(line)}</p>" for line in self._headlines()),
+                *(_html_table(header, rows) for header, rows in self._tables()),
+                *(f"<p><b>{escape(line)}</b></p>" for line in self._conclusions()),
+            ]
+        )
+
+    def _headlines(self) -> list[str]:
+        of_rank = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
+        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
+        loader = (
+            f"{self.url}: an epoch of the loader takes {human_seconds(self.epoch_seconds)}, "
+            f"{self.epoch_samples_per_second:,.0f} samples/s: the first batch comes after "
+            f"{self.first_batch_seconds:.2f} s, then {self.samples_per_second:,.0f} samples/s, "
+            f"{human_bytes(self.bytes_per_second)}/s decoded ({self.steps} batches of {self.batch_size}{of_rank}, "
+            f"split {self.split}, balance {self.balance}{options})"
+        )
+        return [loader] if self.verdict is None else [self.verdict.headline, loader]
+
+    def _tables(self) -> list[tuple[Sequence[str], list[list[str]]]]:
+        stages = [
             [
                 stage.name,
                 f"{stage.items:,}",
@@ -77,31 +121,46 @@ class Profile:
             ]
             for stage in self.stages
         ]
+        tables: list[tuple[Sequence[str], list[list[str]]]] = [(_STAGE_HEADER, stages)]
+        if self.training is not None:
+            tables.insert(0, (_PART_HEADER, self._parts(self.training)))
+        return tables
 
-    def __str__(self) -> str:
-        lines = align(_HEADER, self._rows())
-        return "\n".join([self._headline(), "", *lines, "", f"bottleneck: {self.bottleneck}: {self.knob}"])
+    def _parts(self, trials: TrainingTrials) -> list[list[str]]:
+        rates = [("loader alone", self.samples_per_second, "")]
+        if trials.transform is not None:
+            rates += [
+                (f"{trials.transform_name} alone", trials.transform.samples_per_second, ""),
+                ("loader and transform", trials.input.samples_per_second, ""),
+            ]
+        rates += [
+            (f"{trials.step_name} alone", trials.step.samples_per_second, ""),
+            ("training", trials.together.samples_per_second, f"{trials.utilisation:.0%}"),
+        ]
+        return [[name, f"{rate:,.0f}", utilisation] for name, rate, utilisation in rates]
 
-    def _repr_html_(self) -> str:
-        head = "".join(f"<th>{escape(name)}</th>" for name in _HEADER)
-        rows = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self._rows())
-        return (
-            f"<p>{escape(self._headline())}</p><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
-            f"<p><b>bottleneck: {escape(self.bottleneck)}</b>: {escape(self.knob)}</p>"
-        )
-
-    def _headline(self) -> str:
-        of_rank = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
-        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
-        return (
-            f"{self.url}: {self.samples_per_second:,.0f} samples/s, {human_bytes(self.bytes_per_second)}/s decoded, "
-            f"first batch after {self.first_batch_seconds:.2f} s, {self.overall_samples_per_second:,.0f} samples/s "
-            f"with that wait ({self.steps} batches of {self.batch_size}{of_rank}, split {self.split}, "
-            f"balance {self.balance}{options})"
-        )
+    def _conclusions(self) -> list[str]:
+        lines = []
+        if self.other_load > _OTHER_LOAD:
+            lines.append(f"other programs took {self.other_load:.0%} of the cores meanwhile: expect more without them")
+        if self.verdict is not None:
+            name = f"loader ({self.bottleneck})" if self.verdict.bottleneck == "loader" else self.verdict.bottleneck
+            gain = "" if self.verdict.gain is None else f" (up to {self.verdict.gain:.2f} x the epoch's rate)"
+            return [*lines, f"bottleneck: {name}: {self.verdict.advice}{gain}"]
+        seconds = self.first_batch_seconds + self.seconds
+        short = f"; read for {seconds:.2f} s only, too short to be sure" if seconds < _SHORT_SECONDS else ""
+        lines.append(f"bottleneck: {self.bottleneck}: {self.knob}{short}")
+        return [*lines, "whether training would wait for this input: profile it with --step or --config"]
 
 
-_HEADER = ("stage", "items", "bytes", "busy s", "wait s", "busy")
+_STAGE_HEADER = ("stage of the loader", "items", "bytes", "busy s", "wait s", "busy")
+_PART_HEADER = ("part of training", "samples/s", "utilisation")
+
+
+def _html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def profile(
@@ -123,9 +182,14 @@ def profile(
     prefetch_bytes: int | None = None,
     cache: str | os.PathLike[str] | ShardCache | None = None,
     cache_bytes: int | None = None,
+    step: Callable[[Any], Any] | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    seconds: float = 30.0,
     progress: bool = False,
 ) -> Profile:
     """Read an epoch, or a number of steps, as fast as the loader delivers, and measure its stages.
+
+    With a step, also measure the step on a batch held in memory, and training: whether it would be input-bound.
 
     Args:
         url: the dataset's URL.
@@ -133,22 +197,91 @@ def profile(
         columns, where, streams, window_shards, fetch_threads, prefetch_bytes, cache: arguments of `Loader`. The records
             that `where` selects are counted before the measurement starts.
         cache_bytes: size limit of a cache given by name.
-        steps: number of batches, at least 2; default: one epoch. After the end of an epoch, the next one follows.
+        steps: number of batches, at least 2, however long they take; default: one epoch, or as much of it as there is
+            time for. After the end of an epoch, the next one follows.
+        step: the model's training step: a function of one batch, or of what `transform` returns.
+        transform: function of a batch for `tf.data`'s ``map``, between loader and step; its time counts as input's.
+        seconds: time for all measurements, in seconds; what compiles, or is opened, comes on top.
         progress: whether to show a progress bar on standard error.
 
     Raises:
         RingfeedError: the dataset cannot be read with these arguments.
     """
     _check_arguments(url, split, batch_size, steps, cache, cache_bytes)
+    _check_training(step, transform, seconds)
     loader = Loader(
         url, split=split, batch_size=batch_size, balance=balance, seed=seed, fill=fill, rank=rank,
         world_size=world_size, columns=columns, where=where, streams=streams, window_shards=window_shards,
         fetch_threads=fetch_threads, prefetch_bytes=prefetch_bytes, cache=open_cache(cache, cache_bytes),
     )  # fmt: skip
+    workload = None if step is None else function_workload(loader, step, transform)
+    return _measure(loader, workload, url, steps, seconds, progress, cache_bytes)
+
+
+def profile_run(
+    config: str, overrides: Sequence[str] = (), *, seconds: float = 30.0, progress: bool = False
+) -> Profile:
+    """Profile a run of `ringfeed train` on one rank: its loader, its preprocessing, its step, and all together.
+
+    The run neither resumes nor writes anything.
+
+    Args:
+        config: path of the run's configuration.
+        overrides: ``KEY=VALUE`` of keys to override.
+        seconds: see `profile`.
+        progress: see `profile`.
+
+    Raises:
+        RingfeedError: the configuration is wrong, or the dataset cannot be read.
+    """
+    _check_training(None, None, seconds)
+    workload = configured_workload(config, overrides)
+    return _measure(workload.loader, workload, workload.loader.arguments["url"].locate(), None, seconds, progress, None)
+
+
+def _measure(
+    loader: Loader,
+    workload: Workload | None,
+    url: str,
+    steps: int | None,
+    seconds: float,
+    progress: bool,
+    cache_bytes: int | None,
+) -> Profile:
     total = max(steps or loader.steps_per_epoch, 2)
+    limit = seconds if workload is None else seconds * _LOADER_SHARE
+    clock = LoadClock()
     with deferred_signals() as deliver_signals:
-        reading = _read(loader, total, progress, deliver_signals)
-    return _evaluate(loader, url, total, reading, cache_bytes)
+        reading = _read(loader, total, None if steps else limit, progress, deliver_signals)
+    result = _evaluate(loader, url, reading, cache_bytes)
+    if workload is None:
+        return replace(result, other_load=clock.other_load())
+    report = (lambda part: print_stderr(f"measuring {part}")) if progress else lambda part: None
+    trials = try_training(workload, seconds * (1 - _LOADER_SHARE), report)
+    epoch = LoaderEpoch(
+        samples=loader.steps_per_epoch * loader.local_batch_size,
+        first_batch_seconds=result.first_batch_seconds,
+        samples_per_second=result.samples_per_second,
+        streams=loader.streams,
+    )
+    fewer = _try_fewer_streams(loader, report) if epoch.first_batch_seconds > _LONG_WAIT * epoch.seconds else None
+    other_load = clock.other_load()
+    verdict = judge(trials, epoch, result.knob, fewer=fewer, other_load=other_load)
+    return replace(result, training=trials, verdict=verdict, other_load=other_load)
+
+
+def _try_fewer_streams(loader: Loader, report: Callable[[str], None]) -> FirstBatchTrial | None:
+    """Measure the wait for the first batch with a few streams; None if there are as few."""
+    streams = max(n for n in range(1, _FEW_STREAMS + 1) if loader.streams % n == 0)
+    if streams == loader.streams:
+        return None
+    report(f"the first batch of {streams} streams")
+    other = Loader(**dict(loader.arguments) | {"streams": streams})
+    batches = other.epoch(0)
+    start = time.perf_counter()
+    with other.own_errors():
+        next(iter(batches))
+    return FirstBatchTrial(streams=streams, seconds=time.perf_counter() - start)
 
 
 def _check_arguments(
@@ -170,13 +303,23 @@ def _check_arguments(
         raise ConfigError(f"cache_bytes limits a cache that is given by name, got {cache_bytes} with cache={cache!r}")
 
 
-def _evaluate(loader: Loader, url: str, steps: int, reading: _Reading, cache_bytes: int | None) -> Profile:
-    """The profile of a loader that has read so many steps."""
+def _check_training(step: object, transform: object, seconds: float) -> None:
+    if transform is not None and step is None:
+        raise ConfigError("transform is measured with a step; give step, too")
+    if not 0 < seconds < math.inf:
+        raise ConfigError(f"seconds must be positive, got {seconds!r}")
+
+
+def _evaluate(loader: Loader, url: str, reading: _Reading, cache_bytes: int | None) -> Profile:
+    """The profile of a loader that has been read."""
     options = loader.arguments
     seconds = reading.first_batch_seconds + reading.seconds
     stages = _stages(loader.stats(), seconds)
     bottleneck = name_bottleneck(stages, parses=loader.undecoded and not loader.locates_features)
-    samples = steps * loader.local_batch_size
+    samples = reading.steps * loader.local_batch_size
+    rate = (samples - loader.local_batch_size) / reading.seconds
+    epoch_samples = loader.steps_per_epoch * loader.local_batch_size
+    epoch_seconds = reading.first_batch_seconds + (epoch_samples - loader.local_batch_size) / rate
     return Profile(
         url=public_url(url),
         split=options["split"],
@@ -184,12 +327,13 @@ def _evaluate(loader: Loader, url: str, steps: int, reading: _Reading, cache_byt
         balance=options["balance"],
         rank=options["rank"],
         world_size=options["world_size"],
-        steps=steps,
+        steps=reading.steps,
         samples=samples,
         seconds=reading.seconds,
         first_batch_seconds=reading.first_batch_seconds,
-        samples_per_second=(samples - loader.local_batch_size) / reading.seconds,
-        overall_samples_per_second=samples / seconds,
+        samples_per_second=rate,
+        epoch_seconds=epoch_seconds,
+        epoch_samples_per_second=epoch_samples / epoch_seconds,
         bytes_per_second=reading.decoded_bytes / reading.seconds,
         stages=stages,
         bottleneck=bottleneck,
@@ -218,40 +362,46 @@ def _name_cache(cache: ShardCache) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reading:
-    """Seconds until the first batch and after it, decoded bytes after it, and bytes read from local disks."""
+    """Steps, seconds until the first batch and after it, decoded bytes after it, and bytes read from local disks."""
 
+    steps: int
     first_batch_seconds: float
     seconds: float
     decoded_bytes: int
     disk_bytes: int
 
 
-def _read(loader: Loader, total: int, progress: bool, deliver_signals: Callable[[], None]) -> _Reading:
-    """Read `total` batches and discard them."""
+def _read(
+    loader: Loader, total: int, limit_seconds: float | None, progress: bool, deliver_signals: Callable[[], None]
+) -> _Reading:
+    """Read `total` batches and discard them; stop early, though not before the second one, once the time is up."""
     dataset = loader.epoch(0).take(total)  # TensorFlow is imported here, before the clock starts
     done = epoch = decoded_bytes = 0
     first_batch: Mapping[str, Any] = {}
     disk_bytes = _disk_bytes()
-    start = first = time.perf_counter()
+    start = first = now = time.perf_counter()
+    end = math.inf if limit_seconds is None else start + limit_seconds
     with loader.own_errors(), stage_progress({"read": "read"}, silent=not progress) as report:
         report("read", 0, total, 0)  # starts its clock
-        while done < total:
+        while done < total and (now < end or done < 2):
             for batch in dataset:
                 deliver_signals()
-                done += 1
+                done, now = done + 1, time.perf_counter()
                 if done == 1:
-                    first, first_batch = time.perf_counter(), batch
+                    first, first_batch = now, batch
                     continue
                 decoded_bytes += sum(map(_tensor_bytes, batch.values()))
                 if done % 64 == 0 or done == total:
                     report("read", done, total, done * loader.local_batch_size)
+                if now >= end:
+                    break
             epoch += 1
             dataset = loader.epoch(epoch).take(total - done)
-    end = time.perf_counter()
     return _Reading(
+        steps=done,
         first_batch_seconds=first - start,
-        seconds=end - first,
-        decoded_bytes=decoded_bytes + (total - 1) * sum(map(_string_bytes, first_batch.values())),
+        seconds=now - first,
+        decoded_bytes=decoded_bytes + (done - 1) * sum(map(_string_bytes, first_batch.values())),
         disk_bytes=_disk_bytes() - disk_bytes,
     )
 

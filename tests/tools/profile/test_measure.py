@@ -47,7 +47,7 @@ def test_a_profile_counts_what_was_read(dataset: str) -> None:
     assert by_name["verify"].bytes > 200 * 8
     assert result.bottleneck in result.knob or result.knob
     assert result.bottleneck in str(result)
-    assert f"<b>bottleneck: {result.bottleneck}</b>" in result._repr_html_()
+    assert f"<b>bottleneck: {result.bottleneck}: " in result._repr_html_()
 
 
 def test_located_features_are_not_blamed_on_parsing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,14 +95,17 @@ def test_mapped_shards_read_from_a_slow_disk_are_blamed_on_the_disk(
     assert told in profile(dataset, batch_size=20).knob
 
 
-def test_the_overall_rate_includes_the_wait_for_the_first_batch(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_of_an_epoch_includes_the_wait_for_the_first_batch(
+    dataset: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wait = ShardFetcher.wait
     monkeypatch.setattr(ShardFetcher, "wait", lambda *given: time.sleep(0.02) or wait(*given))  # type: ignore[func-returns-value]
     result = profile(dataset, batch_size=20, steps=10, rank=1, world_size=2)
     assert result.first_batch_seconds > 0.02
     assert result.samples_per_second == pytest.approx(90 / result.seconds)
-    assert result.overall_samples_per_second == pytest.approx(100 / (result.first_batch_seconds + result.seconds))
-    assert f"{result.overall_samples_per_second:,.0f} samples/s with that wait" in str(result)
+    assert result.epoch_seconds == pytest.approx(result.first_batch_seconds + result.seconds)
+    assert result.epoch_samples_per_second == pytest.approx(100 / result.epoch_seconds)
+    assert f"{result.epoch_samples_per_second:,.0f} samples/s: the first batch comes after" in str(result)
     assert "rank 1 of 2" in str(result)
 
 

@@ -1,0 +1,74 @@
+"""The workloads to profile: a user's functions by name, or a run of `ringfeed train` by its configuration."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ...pipeline import Loader
+from ...sharding.errors import ConfigError
+from ...sharding.sources.user_code import describe_error
+from .training_trials import Workload
+
+__all__ = ["configured_workload", "function_workload", "import_function"]
+
+
+def import_function(flag: str, name: str) -> Callable[[Any], Any]:
+    """Import a function by ``module:function``; modules are searched in the working folder first.
+
+    Raises:
+        ConfigError: there is no such function, or its module fails.
+    """
+    module_name, _, function_name = name.partition(":")
+    if not module_name or not function_name:
+        raise ConfigError(f"{flag} takes module:function, such as model:train_step, got {name!r}")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise ConfigError(f"{flag} {name}: {describe_error(error, name)}") from error
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        raise ConfigError(f"{flag} {name}: {module.__file__} has no function {function_name!r}")
+    return function  # type: ignore[no-any-return]
+
+
+def function_workload(loader: Loader, step: Callable[[Any], Any], transform: Callable[[Any], Any] | None) -> Workload:
+    """The workload of a user's own step and transform."""
+    return Workload(
+        loader=loader, transform=transform, step=step, transform_name=_name(transform), step_name=_name(step)
+    )
+
+
+def configured_workload(config: str, overrides: Sequence[str]) -> Workload:
+    """The workload of a run of `ringfeed train`, on one rank, which neither resumes nor writes anything.
+
+    Raises:
+        RingfeedError: the configuration, its dataset or its model is wrong.
+    """
+    from ...training.config import CheckpointConfig, OutputConfig
+    from ...training.config_file import load_config
+    from ...training.distributed import SoloRing
+    from ...training.trainer import Trainer
+
+    options = replace(load_config(config, overrides), checkpoint=CheckpointConfig(), output=OutputConfig())
+    trainer = Trainer(options, SoloRing())
+    return Workload(
+        loader=trainer.loader,
+        transform=trainer.traced_preprocess,
+        step=lambda element: trainer.train_step(*element),
+        transform_name="the preprocessing",
+        step_name=f"the step of {options.model.name}",
+        is_deterministic=options.deterministic,
+    )
+
+
+def _name(function: Callable[[Any], Any] | None) -> str:
+    module, name = getattr(function, "__module__", ""), getattr(function, "__name__", type(function).__name__)
+    return f"{module}:{name}" if module else name
