@@ -37,6 +37,7 @@ class Behaviour:
         cut: bodies that end half-way, by the end of the path.
         page: sent instead of every file, as by servers that ask for a login.
         bytes_per_second: rate of all bodies together.
+        latency_seconds: before each answer.
         links: how a page links to a name.
         asked: the requests that came: method, path and headers.
         link: which one body passes at a time, if there is a rate.
@@ -54,6 +55,7 @@ class Behaviour:
     cut: dict[str, int] = field(default_factory=dict)
     page: str = ""
     bytes_per_second: float | None = None
+    latency_seconds: float = 0.0
     links: Callable[[str], str] = quote
     asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     link: threading.Lock = field(default_factory=threading.Lock)
@@ -75,6 +77,7 @@ def served(folder: Path, *, ranges: bool = True, behaviour: Behaviour | None = N
 
 class _Handler(SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else the body waits 40 ms for the client to acknowledge the head
 
     def __init__(self, *args: Any, behaviour: Behaviour, **options: Any) -> None:
         self._does = behaviour
@@ -89,6 +92,7 @@ class _Handler(SimpleHTTPRequestHandler):
     def do_GET(self) -> None:
         does, name = self._does, urlsplit(self.path).path
         does.asked.append((self.command, self.path, dict(self.headers)))
+        time.sleep(does.latency_seconds)
         if (status := self._refusal(name)) is not None:
             self._reply(status, b"no")
             return

@@ -9,33 +9,42 @@ from typing import Any
 from ...pipeline import Loader
 from ...sharding import Manifest
 from ..console import human_bytes
+from .store_trial import PIECE_BYTES, StoreTrial
 
-__all__ = ["StageProfile", "name_bottleneck", "name_knob"]
+__all__ = ["Knob", "StageProfile", "name_bottleneck", "name_knob"]
 
-# Bottleneck, fact (see `_facts`) under which the text applies ("": always), text. The first row that applies is taken.
+# Bottleneck, fact (see `_facts`) under which the text applies ("": always), option that can be tried at once ("":
+# none), text. The first row that applies is taken.
 _KNOBS = (
-    ("fetch", "short_prefetch", "too little is fetched ahead of need to keep {threads} threads busy: try "
-     "{prefetch_bytes}, or leave that out"),
-    ("fetch", "files_in_memory", "opening files is the limit, since their contents come from memory: {larger}try "
-     "{fetch_threads}{unset}"),
-    ("fetch", "", "the storage is the limit{unfilled}: {larger}try {fetch_threads}{unset}; where that is no faster "
-     "{full}: {fetch_fewer}{near}{smaller}{closer}"),
-    ("cache", "", "the cache is the limit: {larger}put it on a faster disk, {cache}; if this stage waits, other ranks "
-     "fetch the same shards"),
-    ("fill", "", "writing the cache is the limit until it is filled: {larger}put it on a faster disk, {cache}, or use "
-     "no cache"),
-    ("verify", "shards_on_disk", "the disk is the limit, since mapped shards are read while they are checked: put them "
-     "on a faster one, {compressed}or try {fetch_threads}"),
-    ("verify", "", "checksums are the limit: the shards come from memory; more ranks per host share the work"),
-    ("open", "is_compressed", "decompressing and decoding shards is the limit: {larger}{fewer}write them without "
+    ("fetch", "short_prefetch", "prefetch_bytes", "too little is fetched ahead of need to keep {threads} threads busy: "
+     "try {prefetch_bytes}, or leave that out"),
+    ("fetch", "files_in_memory", "fetch_threads", "opening files is the limit, since their contents come from memory: "
+     "{larger}try {fetch_threads}{unset}"),
+    ("fetch", "fetches_too_few", "fetch_threads", "too few fetches run at once: the store gives {store_rate}/s to "
+     "{store_threads} at once, and the loader takes {loader_rate}/s: {larger}try {fetch_threads}{unset}"),
+    ("fetch", "store_is_late", "", "the store's latency is the limit, {latency} for each request: {larger}{near}"
+     "{closer}"),
+    ("fetch", "store_is_full", "", "the store's bandwidth is the limit, it gives {store_rate}/s{unfilled}: "
+     "{fetch_fewer}{near}{smaller}{closer}"),
+    ("fetch", "", "fetch_threads", "the storage is the limit{unfilled}: {larger}try {fetch_threads}{unset}; where that "
+     "is no faster {full}: {fetch_fewer}{near}{smaller}{closer}"),
+    ("cache", "", "", "the cache is the limit: {larger}put it on a faster disk, {cache}; if this stage waits, other "
+     "ranks fetch the same shards"),
+    ("fill", "", "", "writing the cache is the limit until it is filled: {larger}put it on a faster disk, {cache}, or "
+     "use no cache"),
+    ("verify", "shards_on_disk", "fetch_threads", "the disk is the limit, since mapped shards are read while they are "
+     "checked: put them on a faster one, {compressed}or try {fetch_threads}"),
+    ("verify", "", "", "checksums are the limit: the shards come from memory; more ranks per host share the work"),
+    ("open", "is_compressed", "", "decompressing and decoding shards is the limit: {larger}{fewer}write them without "
      "compression ({reshard} --format {shard_format} --compression none), or more ranks per host"),
-    ("open", "", "decoding whole shards is the limit: {larger}{unused}more ranks per host share the work"),
-    ("plan", "", "planning windows is the limit: {larger}try larger ones, {window_shards}{lacking}"),
-    ("gather", "", "gathering samples is the limit: smaller records or more ranks per host"),
-    ("deliver", "", "handing batches to TensorFlow is the limit: larger ones, {batch_size}, cross less often"),
-    ("parse", "", "tf.io.parse_example is the limit: Parquet needs none, and is faster where most columns are numbers "
-     "({reshard} --format parquet); nor do TFRecords of one layout (no nulls, strings, lists); or drop columns you do "
-     "not use, {columns}"),
+    ("open", "", "", "decoding whole shards is the limit: {larger}{unused}more ranks per host share the work"),
+    ("plan", "", "window_shards", "planning windows is the limit: {larger}try larger ones, {window_shards}{lacking}"),
+    ("gather", "", "", "gathering samples is the limit: smaller records or more ranks per host"),
+    ("deliver", "", "batch_size", "handing batches to TensorFlow is the limit: larger ones, {batch_size}, cross less "
+     "often"),
+    ("parse", "", "", "tf.io.parse_example is the limit: Parquet needs none, and is faster where most columns are "
+     "numbers ({reshard} --format parquet); nor do TFRecords of one layout (no nulls, strings, lists); or drop columns "
+     "you do not use, {columns}"),
 )  # fmt: skip
 # Phrase in these texts -> the fact under which it is there, its text.
 _PHRASES = {
@@ -58,6 +67,8 @@ _PREFETCH_BYTES = 64 << 20  # a loader's default for a remote store
 _MORE_THREADS = {True: 8, False: 32}  # more than the loader's default, for a local disk and for a remote store
 # Small shards in large numbers spend most of the time on opening files and on requests, not on their bytes.
 _SMALL_BYTES, _FEW_SHARDS = 256 << 10, 32
+_FULL_RATE = 0.7  # of what the store gives: a loader that takes more is held back by the store itself
+_LATE = 0.5  # share of a read that is latency, from which on shards are too small for the store
 _STARVED = 0.5  # waiting for windows / gathering: from this share on, the stages that bring windows are the limit
 
 
@@ -105,7 +116,21 @@ def name_bottleneck(stages: tuple[StageProfile, ...], *, parses: bool) -> str:
     return "gather"
 
 
-def name_knob(bottleneck: str, stages: tuple[StageProfile, ...], loader: Loader, disk_bytes: int) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """What to do about a bottleneck: a sentence, and the arguments of `Loader` in it that can be tried at once."""
+
+    text: str
+    options: Mapping[str, Any]
+
+
+def name_knob(
+    bottleneck: str,
+    stages: tuple[StageProfile, ...],
+    loader: Loader,
+    disk_bytes: int,
+    store: StoreTrial | None = None,
+) -> Knob:
     """Return what to do about a bottleneck.
 
     Args:
@@ -113,15 +138,19 @@ def name_knob(bottleneck: str, stages: tuple[StageProfile, ...], loader: Loader,
         stages: the measured stages.
         loader: the measured loader.
         disk_bytes: bytes read from a local disk, and not from the system's memory.
+        store: what the store gives without the loader, if that was measured.
     """
     manifest, options = loader.manifest, loader.arguments
     split = manifest.split(options["split"])
     mean_bytes = sum(loader.plan().bytes_per_rank) // split.shards  # with their indexes
-    facts = _facts(manifest, options, stages, mean_bytes, disk_bytes)
-    values = _values(manifest, options, mean_bytes, loader.records)
+    facts = _facts(manifest, options, stages, mean_bytes, disk_bytes) | _store_facts(store, stages, options, mean_bytes)
+    tried = _options_to_try(options, store if facts["fetches_too_few"] else None, loader.records)
+    values = _values(manifest, options, mean_bytes) | {name: _as_option(name, value) for name, value in tried.items()}
+    values |= _store_values(store, stages)
     phrases = {name: text.format(**values) if facts[fact] else "" for name, (fact, text) in _PHRASES.items()}
-    text = next(text for stage, fact, text in _KNOBS if stage == bottleneck and (not fact or facts[fact]))
-    return text.format(**values, **phrases)
+    _, _, option, text = next(row for row in _KNOBS if row[0] == bottleneck and (not row[1] or facts[row[1]]))
+    may_try = bool(option) and not facts["has_cache"]  # which the measurement has filled
+    return Knob(text=text.format(**values, **phrases), options={option: tried[option]} if may_try else {})
 
 
 def _facts(
@@ -156,10 +185,49 @@ def _facts(
     }
 
 
-def _values(manifest: Manifest, options: Mapping[str, Any], mean_bytes: int, records: int) -> dict[str, str]:
-    """The values that texts and phrases name: options to try, commands, sizes."""
+def _store_facts(
+    store: StoreTrial | None, stages: tuple[StageProfile, ...], options: Mapping[str, Any], mean_bytes: int
+) -> dict[str, bool]:
+    """The facts about a store that was measured alone; all false if none was."""
+    if store is None:
+        return dict.fromkeys(("fetches_too_few", "store_is_late", "store_is_full"), False)
+    one_read = min(mean_bytes, PIECE_BYTES) / store.bytes_per_second[1]
+    few = _fetch_rate(stages) < _FULL_RATE * store.best_bytes_per_second and store.best_threads > _threads(options)
+    late = store.latency_seconds > _LATE * one_read
+    return {"fetches_too_few": few, "store_is_late": late, "store_is_full": True}
+
+
+def _store_values(store: StoreTrial | None, stages: tuple[StageProfile, ...]) -> dict[str, str]:
+    if store is None:
+        return dict.fromkeys(("store_rate", "store_threads", "loader_rate", "latency"), "")
+    return {
+        "store_rate": human_bytes(store.best_bytes_per_second),
+        "store_threads": str(store.best_threads),
+        "loader_rate": human_bytes(_fetch_rate(stages)),
+        "latency": f"{store.latency_seconds * 1000:,.1f} ms",
+    }
+
+
+def _fetch_rate(stages: tuple[StageProfile, ...]) -> float:
+    """Bytes fetched a second of the whole measurement."""
+    return sum(stage.bytes / stage.busy_seconds * stage.share for stage in stages if stage.name == "fetch")
+
+
+def _options_to_try(options: Mapping[str, Any], store: StoreTrial | None, records: int) -> dict[str, int]:
+    """Values of options that may help: as many threads as the store has use for, or twice what is set."""
     is_local = options["url"].local_path is not None
-    full, closer = _FULL[is_local]
+    more_threads = 2 * (options["fetch_threads"] or 0) or _MORE_THREADS[is_local]
+    return {
+        "fetch_threads": store.best_threads if store else more_threads,
+        "prefetch_bytes": max(2 * (options["prefetch_bytes"] or 0), _PREFETCH_BYTES),
+        "window_shards": 2 * options["window_shards"],
+        "batch_size": min(2 * options["batch_size"], records),
+    }
+
+
+def _values(manifest: Manifest, options: Mapping[str, Any], mean_bytes: int) -> dict[str, str]:
+    """The values that texts and phrases name: commands, sizes, options to fill in."""
+    full, closer = _FULL[options["url"].local_path is not None]
     return {
         "shard_format": manifest.shard_format,
         "mean_bytes": human_bytes(mean_bytes),
@@ -169,10 +237,6 @@ def _values(manifest: Manifest, options: Mapping[str, Any], mean_bytes: int, rec
         "closer": closer,
         "columns": _as_option("columns", ["A", "B"]),
         "cache": _as_option("cache", "FOLDER"),
-        "fetch_threads": _as_option("fetch_threads", 2 * (options["fetch_threads"] or 0) or _MORE_THREADS[is_local]),
-        "prefetch_bytes": _as_option("prefetch_bytes", max(2 * (options["prefetch_bytes"] or 0), _PREFETCH_BYTES)),
-        "window_shards": _as_option("window_shards", 2 * options["window_shards"]),
-        "batch_size": _as_option("batch_size", min(2 * options["batch_size"], records)),
     }
 
 

@@ -28,6 +28,7 @@ examples:
   ringfeed profile data/flights
   ringfeed profile s3://bucket/flights --split train --batch-size 4096 --balance uniform --json
   ringfeed profile data/flights --step model:train_step --transform model:prepare   # would training wait for input?
+  ringfeed profile s3://bucket/flights --try              # reads again with the option that it suggests
   ringfeed profile --config train.yaml --set data.batch_size=4096                   # the same of a configured run
   ringfeed profile data/flights --fill tail=unknown --rank 0 --world-size 8
   ringfeed profile data/flights --columns hour,distance --where "carrier in ('AA', 'UA')"
@@ -64,6 +65,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--seconds", type=float, default=30.0, metavar="S",
         help="time for all measurements, after what is compiled (default: 30)",
+    )  # fmt: skip
+    add(
+        "--try", action="store_true", dest="try_knob",
+        help="read again with the option that the bottleneck suggests, and say what it brings",
     )  # fmt: skip
     add("--split", default="train", help="split to read (default: train)")
     add("--batch-size", type=int, default=1024, metavar="N", help="GLOBAL batch size (default: 1024)")
@@ -121,7 +126,7 @@ def _profile_config(args: argparse.Namespace) -> Profile:
     """Profile a configured run, whose configuration has all other options."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    taken = {"config", "overrides", "seconds", "json"}
+    taken = {"config", "overrides", "seconds", "try_knob", "json"}
     given = [
         name
         for name, value in vars(parser.parse_args([])).items()
@@ -133,7 +138,9 @@ def _profile_config(args: argparse.Namespace) -> Profile:
     with quiet_tensorflow():
         import tensorflow  # noqa: F401
 
-        return profile_run(args.config, args.overrides, seconds=args.seconds, progress=not args.json)
+        return profile_run(
+            args.config, args.overrides, seconds=args.seconds, try_knob=args.try_knob, progress=not args.json
+        )
 
 
 def _profile_url(args: argparse.Namespace) -> Profile:

@@ -19,12 +19,13 @@ from ...pipeline import Loader, StageStats
 from ...pipeline.fetch.shard_cache import Cache, MemoryCache, ShardCache, open_cache
 from ...pipeline.metrics.stage_counters import CACHE_STAGES, FAULT_STAGES
 from ...sharding.dataset.dataset import open_dataset
-from ...sharding.errors import ConfigError
+from ...sharding.errors import ConfigError, RangesError
 from ...sharding.url_secrets import public_url
 from ..console import align, human_bytes, human_seconds, print_stderr, stage_progress
 from ..signals import deferred_signals
 from .bottleneck import StageProfile, name_bottleneck, name_knob
 from .other_load import LoadClock
+from .store_trial import StoreTrial, try_store
 from .training_trials import TrainingTrials, Workload, try_training
 from .verdict import FirstBatchTrial, LoaderEpoch, Verdict, judge
 from .workloads import configured_workload, function_workload
@@ -35,11 +36,19 @@ if TYPE_CHECKING:
 __all__ = ["Profile", "StageProfile", "profile", "profile_run"]
 
 _BLOCK_BYTES = 512  # of a block as getrusage counts them
-_LOADER_SHARE = 0.4  # of the seconds, where training is measured too
 _SHORT_SECONDS = 0.2  # a loader read for less is hardly judged
 _LONG_WAIT = 0.2  # of an epoch of the loader: from here on fewer streams are tried
 _FEW_STREAMS = 4
 _OTHER_LOAD = 0.25  # other programs' share of the cores from which figures are said to be too low
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedKnob:
+    """An epoch of the loader with other options: its rate, and the gain over the rate without them."""
+
+    options: Mapping[str, Any]
+    epoch_samples_per_second: float
+    gain: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +65,9 @@ class Profile:
         bytes_per_second: decoded bytes per second in `seconds`; strings count as those of the first batch.
         bottleneck: stage that holds the loader back.
         knob: what to do about the bottleneck.
+        knob_options: the arguments of `Loader` in `knob` that can be tried at once.
+        tried: what `knob_options` brought, if they were tried.
+        store: what a remote store gives without the loader; None for a local one.
         options: other arguments of `Loader` that differ from their defaults, and ``cache_bytes``, by name.
         other_load: share of the cores that other programs took meanwhile, in [0, 1].
         training: what was measured of a step and its input; None without a step.
@@ -80,6 +92,9 @@ class Profile:
     bottleneck: str
     knob: str
     options: dict[str, Any]
+    knob_options: dict[str, Any]
+    tried: TriedKnob | None = None
+    store: StoreTrial | None = None
     other_load: float = 0.0
     training: TrainingTrials | None = None
     verdict: Verdict | None = None
@@ -122,6 +137,11 @@ class Profile:
             for stage in self.stages
         ]
         tables: list[tuple[Sequence[str], list[list[str]]]] = [(_STAGE_HEADER, stages)]
+        if self.store is not None:
+            rates = [[f"{n}", f"{human_bytes(rate)}/s"] for n, rate in self.store.bytes_per_second.items()]
+            tables.append(
+                (("reads of the store at once", f"latency {self.store.latency_seconds * 1000:,.1f} ms"), rates)
+            )
         if self.training is not None:
             tables.insert(0, (_PART_HEADER, self._parts(self.training)))
         return tables
@@ -143,14 +163,23 @@ class Profile:
         lines = []
         if self.other_load > _OTHER_LOAD:
             lines.append(f"other programs took {self.other_load:.0%} of the cores meanwhile: expect more without them")
-        if self.verdict is not None:
+        if self.verdict is None:
+            seconds = self.first_batch_seconds + self.seconds
+            short = f"; read for {seconds:.2f} s only, too short to be sure" if seconds < _SHORT_SECONDS else ""
+            lines.append(f"bottleneck: {self.bottleneck}: {self.knob}{short}")
+        else:
             name = f"loader ({self.bottleneck})" if self.verdict.bottleneck == "loader" else self.verdict.bottleneck
             gain = "" if self.verdict.gain is None else f" (up to {self.verdict.gain:.2f} x the epoch's rate)"
-            return [*lines, f"bottleneck: {name}: {self.verdict.advice}{gain}"]
-        seconds = self.first_batch_seconds + self.seconds
-        short = f"; read for {seconds:.2f} s only, too short to be sure" if seconds < _SHORT_SECONDS else ""
-        lines.append(f"bottleneck: {self.bottleneck}: {self.knob}{short}")
-        return [*lines, "whether training would wait for this input: profile it with --step or --config"]
+            lines.append(f"bottleneck: {name}: {self.verdict.advice}{gain}")
+        if self.tried is not None:
+            options = ", ".join(f"{name}={value!r}" for name, value in self.tried.options.items())
+            lines.append(
+                f"tried Loader({options}): an epoch of the loader has {self.tried.epoch_samples_per_second:,.0f} "
+                f"samples/s, {self.tried.gain:.2f} x as many"
+            )
+        if self.verdict is None:
+            lines.append("whether training would wait for this input: profile it with --step or --config")
+        return lines
 
 
 _STAGE_HEADER = ("stage of the loader", "items", "bytes", "busy s", "wait s", "busy")
@@ -185,6 +214,7 @@ def profile(
     step: Callable[[Any], Any] | None = None,
     transform: Callable[[Any], Any] | None = None,
     seconds: float = 30.0,
+    try_knob: bool = False,
     progress: bool = False,
 ) -> Profile:
     """Read an epoch, or a number of steps, as fast as the loader delivers, and measure its stages.
@@ -202,6 +232,7 @@ def profile(
         step: the model's training step: a function of one batch, or of what `transform` returns.
         transform: function of a batch for `tf.data`'s ``map``, between loader and step; its time counts as input's.
         seconds: time for all measurements, in seconds; what compiles, or is opened, comes on top.
+        try_knob: whether to read again with the options that the knob names, and measure what they bring.
         progress: whether to show a progress bar on standard error.
 
     Raises:
@@ -215,11 +246,17 @@ def profile(
         fetch_threads=fetch_threads, prefetch_bytes=prefetch_bytes, cache=open_cache(cache, cache_bytes),
     )  # fmt: skip
     workload = None if step is None else function_workload(loader, step, transform)
-    return _measure(loader, workload, url, steps, seconds, progress, cache_bytes)
+    how = _How(seconds=seconds, steps=steps, try_knob=try_knob, progress=progress, cache_bytes=cache_bytes)
+    return _measure(loader, workload, url, how)
 
 
 def profile_run(
-    config: str, overrides: Sequence[str] = (), *, seconds: float = 30.0, progress: bool = False
+    config: str,
+    overrides: Sequence[str] = (),
+    *,
+    seconds: float = 30.0,
+    try_knob: bool = False,
+    progress: bool = False,
 ) -> Profile:
     """Profile a run of `ringfeed train` on one rank: its loader, its preprocessing, its step, and all together.
 
@@ -228,54 +265,86 @@ def profile_run(
     Args:
         config: path of the run's configuration.
         overrides: ``KEY=VALUE`` of keys to override.
-        seconds: see `profile`.
-        progress: see `profile`.
+        seconds, try_knob, progress: see `profile`.
 
     Raises:
         RingfeedError: the configuration is wrong, or the dataset cannot be read.
     """
     _check_training(None, None, seconds)
     workload = configured_workload(config, overrides)
-    return _measure(workload.loader, workload, workload.loader.arguments["url"].locate(), None, seconds, progress, None)
+    how = _How(seconds=seconds, steps=None, try_knob=try_knob, progress=progress, cache_bytes=None)
+    return _measure(workload.loader, workload, workload.loader.arguments["url"].locate(), how)
 
 
-def _measure(
-    loader: Loader,
-    workload: Workload | None,
-    url: str,
-    steps: int | None,
-    seconds: float,
-    progress: bool,
-    cache_bytes: int | None,
-) -> Profile:
-    total = max(steps or loader.steps_per_epoch, 2)
-    limit = seconds if workload is None else seconds * _LOADER_SHARE
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _How:
+    """How to measure; see `profile`."""
+
+    seconds: float
+    steps: int | None
+    try_knob: bool
+    progress: bool
+    cache_bytes: int | None
+
+    def report(self, part: str) -> None:
+        """Say what is measured next."""
+        if self.progress:
+            print_stderr(f"measuring {part}")
+
+
+def _measure(loader: Loader, workload: Workload | None, url: str, how: _How) -> Profile:
     clock = LoadClock()
-    with deferred_signals() as deliver_signals:
-        reading = _read(loader, total, None if steps else limit, progress, deliver_signals)
-    result = _evaluate(loader, url, reading, cache_bytes)
+    weights = {
+        "store": 0 if loader.arguments["url"].local_path is not None else 1,
+        "loader": 3,
+        "tried": 3 if how.try_knob else 0,
+        "training": 0 if workload is None else 5,
+    }
+    seconds = {part: how.seconds * weight / sum(weights.values()) for part, weight in weights.items()}
+    store = _try_store(loader, seconds["store"], how) if weights["store"] else None
+    result = _evaluate(loader, url, _read(loader, seconds["loader"], how), how, store)
+    if how.try_knob and result.knob_options:
+        result = replace(result, tried=_try_knob(loader, result, seconds["tried"], how))
     if workload is None:
         return replace(result, other_load=clock.other_load())
-    report = (lambda part: print_stderr(f"measuring {part}")) if progress else lambda part: None
-    trials = try_training(workload, seconds * (1 - _LOADER_SHARE), report)
+    trials = try_training(workload, seconds["training"], how.report)
     epoch = LoaderEpoch(
         samples=loader.steps_per_epoch * loader.local_batch_size,
         first_batch_seconds=result.first_batch_seconds,
         samples_per_second=result.samples_per_second,
         streams=loader.streams,
     )
-    fewer = _try_fewer_streams(loader, report) if epoch.first_batch_seconds > _LONG_WAIT * epoch.seconds else None
+    fewer = _try_fewer_streams(loader, how) if epoch.first_batch_seconds > _LONG_WAIT * epoch.seconds else None
     other_load = clock.other_load()
     verdict = judge(trials, epoch, result.knob, fewer=fewer, other_load=other_load)
     return replace(result, training=trials, verdict=verdict, other_load=other_load)
 
 
-def _try_fewer_streams(loader: Loader, report: Callable[[str], None]) -> FirstBatchTrial | None:
+def _try_store(loader: Loader, seconds: float, how: _How) -> StoreTrial | None:
+    """Measure the store alone; None if it does not read parts of files."""
+    how.report("the store")
+    dataset = open_dataset(loader.arguments["url"])
+    try:
+        return try_store(dataset.storage, dataset.split_shards(loader.arguments["split"]), seconds)
+    except RangesError:
+        return None
+
+
+def _try_knob(loader: Loader, result: Profile, seconds: float, how: _How) -> TriedKnob:
+    other = Loader(**dict(loader.arguments) | result.knob_options)
+    reading = _read(other, seconds, how)
+    _, rate = _epoch(other, reading)
+    return TriedKnob(
+        options=result.knob_options, epoch_samples_per_second=rate, gain=rate / result.epoch_samples_per_second
+    )
+
+
+def _try_fewer_streams(loader: Loader, how: _How) -> FirstBatchTrial | None:
     """Measure the wait for the first batch with a few streams; None if there are as few."""
     streams = max(n for n in range(1, _FEW_STREAMS + 1) if loader.streams % n == 0)
     if streams == loader.streams:
         return None
-    report(f"the first batch of {streams} streams")
+    how.report(f"the first batch of {streams} streams")
     other = Loader(**dict(loader.arguments) | {"streams": streams})
     batches = other.epoch(0)
     start = time.perf_counter()
@@ -310,16 +379,21 @@ def _check_training(step: object, transform: object, seconds: float) -> None:
         raise ConfigError(f"seconds must be positive, got {seconds!r}")
 
 
-def _evaluate(loader: Loader, url: str, reading: _Reading, cache_bytes: int | None) -> Profile:
+def _epoch(loader: Loader, reading: _Reading) -> tuple[float, float]:
+    """Seconds of an epoch that goes on as it was read, and its samples a second."""
+    samples = loader.steps_per_epoch * loader.local_batch_size
+    seconds = reading.first_batch_seconds + reading.seconds / (reading.steps - 1) * (loader.steps_per_epoch - 1)
+    return seconds, samples / seconds
+
+
+def _evaluate(loader: Loader, url: str, reading: _Reading, how: _How, store: StoreTrial | None) -> Profile:
     """The profile of a loader that has been read."""
     options = loader.arguments
-    seconds = reading.first_batch_seconds + reading.seconds
-    stages = _stages(loader.stats(), seconds)
+    stages = _stages(loader.stats(), reading.first_batch_seconds + reading.seconds)
     bottleneck = name_bottleneck(stages, parses=loader.undecoded and not loader.locates_features)
+    knob = name_knob(bottleneck, stages, loader, reading.disk_bytes, store)
     samples = reading.steps * loader.local_batch_size
-    rate = (samples - loader.local_batch_size) / reading.seconds
-    epoch_samples = loader.steps_per_epoch * loader.local_batch_size
-    epoch_seconds = reading.first_batch_seconds + (epoch_samples - loader.local_batch_size) / rate
+    epoch_seconds, epoch_rate = _epoch(loader, reading)
     return Profile(
         url=public_url(url),
         split=options["split"],
@@ -331,14 +405,16 @@ def _evaluate(loader: Loader, url: str, reading: _Reading, cache_bytes: int | No
         samples=samples,
         seconds=reading.seconds,
         first_batch_seconds=reading.first_batch_seconds,
-        samples_per_second=rate,
+        samples_per_second=(samples - loader.local_batch_size) / reading.seconds,
         epoch_seconds=epoch_seconds,
-        epoch_samples_per_second=epoch_samples / epoch_seconds,
+        epoch_samples_per_second=epoch_rate,
         bytes_per_second=reading.decoded_bytes / reading.seconds,
         stages=stages,
         bottleneck=bottleneck,
-        knob=name_knob(bottleneck, stages, loader, reading.disk_bytes),
-        options=_options(loader, cache_bytes),
+        knob=knob.text,
+        options=_options(loader, how.cache_bytes),
+        knob_options=dict(knob.options),
+        store=store,
     )
 
 
@@ -371,17 +447,21 @@ class _Reading:
     disk_bytes: int
 
 
-def _read(
-    loader: Loader, total: int, limit_seconds: float | None, progress: bool, deliver_signals: Callable[[], None]
-) -> _Reading:
-    """Read `total` batches and discard them; stop early, though not before the second one, once the time is up."""
+def _read(loader: Loader, seconds: float, how: _How) -> _Reading:
+    """Read an epoch, or the given number of steps, and discard it; an epoch ends early once its time is up."""
+    with deferred_signals() as deliver_signals:
+        return _read_batches(loader, seconds, how, deliver_signals)
+
+
+def _read_batches(loader: Loader, seconds: float, how: _How, deliver_signals: Callable[[], None]) -> _Reading:
+    total = max(how.steps or loader.steps_per_epoch, 2)
     dataset = loader.epoch(0).take(total)  # TensorFlow is imported here, before the clock starts
     done = epoch = decoded_bytes = 0
     first_batch: Mapping[str, Any] = {}
     disk_bytes = _disk_bytes()
     start = first = now = time.perf_counter()
-    end = math.inf if limit_seconds is None else start + limit_seconds
-    with loader.own_errors(), stage_progress({"read": "read"}, silent=not progress) as report:
+    end = math.inf if how.steps else start + seconds
+    with loader.own_errors(), stage_progress({"read": "read"}, silent=not how.progress) as report:
         report("read", 0, total, 0)  # starts its clock
         while done < total and (now < end or done < 2):
             for batch in dataset:

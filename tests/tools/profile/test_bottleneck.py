@@ -25,6 +25,10 @@ STAGES = ("fetch", "verify", "open", "plan", "gather", "deliver")
 OPTION = re.compile(r"(--[a-z-]+) (\S+) \(Loader\((\w+)=(.*?)\)\)")
 
 
+def knob_text(*given: Any) -> str:
+    return name_knob(*given).text
+
+
 def stages(**seconds: tuple[float, float]) -> tuple[StageProfile, ...]:
     made = []
     for name in STAGES:
@@ -79,7 +83,7 @@ def test_options_in_a_knob_are_those_of_the_command_and_the_loader(datasets: dic
     add_arguments(parser)
     named: set[str] = set()
     for bottleneck in (*STAGES, "cache", "fill", "parse"):
-        for flag, word, name, value in OPTION.findall(name_knob(bottleneck, stages(), loader, 0)):
+        for flag, word, name, value in OPTION.findall(knob_text(bottleneck, stages(), loader, 0)):
             args = vars(parser.parse_args(["URL", flag, word]))
             literal = ast.literal_eval(value)
             assert args[name] == (tuple(literal) if isinstance(literal, list) else literal)
@@ -90,15 +94,15 @@ def test_options_in_a_knob_are_those_of_the_command_and_the_loader(datasets: dic
 
 def test_a_knob_doubles_the_given_options(datasets: dict[str, str]) -> None:
     loader = Loader(datasets["tfrecord"], batch_size=8, fetch_threads=3, window_shards=2)
-    assert "--fetch-threads 6 (Loader(fetch_threads=6))" in name_knob("fetch", stages(), loader, 0)
-    assert "--window-shards 4 (Loader(window_shards=4))" in name_knob("plan", stages(), loader, 0)
-    assert "--batch-size 16 (Loader(batch_size=16))" in name_knob("deliver", stages(), loader, 0)
+    assert "--fetch-threads 6 (Loader(fetch_threads=6))" in knob_text("fetch", stages(), loader, 0)
+    assert "--window-shards 4 (Loader(window_shards=4))" in knob_text("plan", stages(), loader, 0)
+    assert "--batch-size 16 (Loader(batch_size=16))" in knob_text("deliver", stages(), loader, 0)
 
 
 def test_with_too_little_prefetched_a_knob_does_not_suggest_more_threads(datasets: dict[str, str]) -> None:
     def told(fetching: float, **options: int) -> str:
         loader = Loader(datasets["tfrecord"], batch_size=8, **options)
-        return name_knob("fetch", stages(fetch=(fetching, 0.0)), loader, 0)
+        return knob_text("fetch", stages(fetch=(fetching, 0.0)), loader, 0)
 
     assert "--prefetch-bytes 67108864 (Loader(prefetch_bytes=67108864))" in told(1.1, prefetch_bytes=0)
     assert "--prefetch-bytes 134217730 " in told(2.9, prefetch_bytes=67108865, fetch_threads=6)
@@ -111,13 +115,13 @@ def test_fewer_columns_are_suggested_for_fetching_parquet_without_a_cache(
     datasets: dict[str, str],
 ) -> None:
     told = {
-        (shard_format, cache): name_knob("fetch", stages(), Loader(url, batch_size=8, cache=cache), 0)
+        (shard_format, cache): knob_text("fetch", stages(), Loader(url, batch_size=8, cache=cache), 0)
         for shard_format, url in datasets.items()
         for cache in (None, "memory")
     }
     assert [key for key, knob in told.items() if "--columns" in knob] == [("parquet", None)]
     assert all(("until the cache is filled" in knob) is (cache is not None) for (_, cache), knob in told.items())
-    assert "--columns" not in name_knob("fetch", stages(), Loader(datasets["parquet"], batch_size=8, columns=["A"]), 0)
+    assert "--columns" not in knob_text("fetch", stages(), Loader(datasets["parquet"], batch_size=8, columns=["A"]), 0)
     assert not any("--cache" in knob for knob in told.values())  # a local dataset needs none
 
 
@@ -126,7 +130,7 @@ def test_the_commands_in_a_knob_work(datasets: dict[str, str], tmp_path: Path) -
     for url, options in ((str(tmp_path / "d"), {"split": "a"}), (datasets["parquet"], {})):
         loader = Loader(url, batch_size=8, **options)
         for bottleneck in ("fetch", "parse"):
-            (command,) = re.findall(r"\(shard-dataset (.*?)\)", name_knob(bottleneck, stages(), loader, 0))
+            (command,) = re.findall(r"\(shard-dataset (.*?)\)", knob_text(bottleneck, stages(), loader, 0))
             destination = str(tmp_path / f"{loader.manifest.shard_format}-{bottleneck}")
             assert shard_dataset.main(command.replace("SRC", url).replace("DST", destination).split()) == 0
             written = open_dataset(destination).manifest
@@ -135,7 +139,7 @@ def test_the_commands_in_a_knob_work(datasets: dict[str, str], tmp_path: Path) -
 
 
 def test_compression_is_not_suggested_for_compressed_shards(datasets: dict[str, str]) -> None:
-    told = name_knob("fetch", stages(), Loader(datasets["gzip"], batch_size=8), 0)
+    told = knob_text("fetch", stages(), Loader(datasets["gzip"], batch_size=8), 0)
     assert "compress" not in told
     assert "where that is no faster the disk gives no more: put the shards on a faster one" in told
 
@@ -147,12 +151,12 @@ def test_compression_is_not_suggested_for_images(tmp_path: Path) -> None:
         (tmp_path / "s" / str(number % 2)).mkdir(parents=True, exist_ok=True)
         (tmp_path / "s" / str(number % 2) / f"{number}.jpg").write_bytes(content.getvalue())
     build(BuildOptions(source=str(tmp_path / "s"), destination=str(tmp_path / "d"), shards=2, min_class_records=1))
-    assert "compress" not in name_knob("fetch", stages(), Loader(str(tmp_path / "d"), batch_size=4), 0)
+    assert "compress" not in knob_text("fetch", stages(), Loader(str(tmp_path / "d"), batch_size=4), 0)
 
 
 def test_only_a_remote_store_has_a_link(datasets: dict[str, str]) -> None:
     with served(Path(datasets["gzip"])) as url:
-        told = name_knob("fetch", stages(), Loader(url, batch_size=8), 0)
+        told = knob_text("fetch", stages(), Loader(url, batch_size=8), 0)
     assert told.endswith("bring the data nearer")
     assert "where that is no faster the link is full: keep what is read again on a local disk, --cache FOLDER " in told
 
@@ -161,22 +165,22 @@ def test_larger_shards_are_suggested_for_many_small_ones(datasets: dict[str, str
     build(BuildOptions(source=datasets["parquet"], destination=str(tmp_path / "d"), shards=40, shard_format="parquet"))
     loader = Loader(str(tmp_path / "d"), batch_size=8)
     for bottleneck in ("open", "fetch"):
-        told = name_knob(bottleneck, stages(), loader, 0)
+        told = knob_text(bottleneck, stages(), loader, 0)
         (command,) = re.findall(r"is the limit: write larger shards, .*? KiB each \(shard-dataset (.*?)\)", told)
         destination = str(tmp_path / bottleneck)
         words = command.replace("SRC", str(tmp_path / "d")).replace("DST", destination).split()
         assert shard_dataset.main(words) == 0
         fewer = Loader(destination, batch_size=8)
         assert fewer.manifest.split("train").shards == 16
-        assert "larger shards" not in name_knob(bottleneck, stages(), fewer, 0)
+        assert "larger shards" not in knob_text(bottleneck, stages(), fewer, 0)
     picked = Loader(str(tmp_path / "d"), batch_size=8, where="A < 20")  # whose plan reads a part of the shards
-    assert "larger shards" not in name_knob("open", stages(), picked, 0)
+    assert "larger shards" not in knob_text("open", stages(), picked, 0)
 
 
 def test_a_knob_suggests_neither_what_was_done_nor_what_is_impossible(datasets: dict[str, str]) -> None:
     def told(bottleneck: str, *, kind: str = "tfrecord", disk_bytes: int = 0, **options: Any) -> str:
         came = StageProfile(name=bottleneck, items=9, bytes=1000, busy_seconds=1.0, wait_seconds=0.0, share=3.0)
-        return name_knob(bottleneck, (came,), Loader(datasets[kind], batch_size=32, **options), disk_bytes)
+        return knob_text(bottleneck, (came,), Loader(datasets[kind], batch_size=32, **options), disk_bytes)
 
     assert "--columns" in told("open")
     assert "--columns" not in told("open", columns=["A"])
@@ -193,7 +197,7 @@ def test_a_knob_suggests_neither_what_was_done_nor_what_is_impossible(datasets: 
 
 def test_a_knob_suggests_to_leave_a_given_number_of_threads_out(datasets: dict[str, str]) -> None:
     told = {
-        n: name_knob("fetch", stages(), Loader(datasets["gzip"], batch_size=8, fetch_threads=n), 0) for n in (None, 1)
+        n: knob_text("fetch", stages(), Loader(datasets["gzip"], batch_size=8, fetch_threads=n), 0) for n in (None, 1)
     }
     assert "(Loader(fetch_threads=2)), or leave that out; where" in told[1]
     assert "leave that out" not in told[None]

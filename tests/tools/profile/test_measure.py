@@ -219,6 +219,7 @@ def test_the_second_profile_reads_the_cache_and_parquet_columns_are_fetched_alon
         )
     )
     monkeypatch.setattr(profile_module, "name_bottleneck", lambda stages, parses: "fetch")
+    monkeypatch.setattr(profile_module, "_try_store", lambda *_: None)
     whole = profile(url, streams=2)
     for option in ("--fetch-threads 32", "--cache FOLDER (Loader(cache='FOLDER'))", "--columns A,B"):
         assert option in whole.knob

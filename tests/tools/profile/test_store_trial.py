@@ -1,0 +1,80 @@
+"""A remote store is measured alone, which tells a full link, late answers and too few fetches apart."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.sharding import BuildOptions, build, open_dataset
+from ringfeed.tools.profile import Profile, profile
+from ringfeed.tools.profile.store_trial import try_store
+from tests.servers.web import Behaviour, served
+
+RECORDS, RECORD_BYTES = 2000, 4000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """8 MB in 32 shards."""
+    root: Path = tmp_path_factory.mktemp("store-trial")
+    random = np.random.default_rng(0)
+    blobs = pa.array([random.bytes(RECORD_BYTES) for _ in range(RECORDS)])
+    pq.write_table(pa.table({"x": blobs, "y": [i % 2 for i in range(RECORDS)]}), root / "s.parquet")
+    build(BuildOptions(source=str(root / "s.parquet"), destination=str(root / "d"), label="y", shards=32))
+    return root / "d"
+
+
+@contextmanager
+def store(folder: Path, **behaviour: float) -> Iterator[str]:
+    with served(folder, behaviour=Behaviour(**behaviour)) as url:  # type: ignore[arg-type]
+        yield url
+
+
+def test_rates_and_latency_are_those_of_the_store(folder: Path) -> None:
+    with store(folder, bytes_per_second=16e6, latency_seconds=0.02) as url:
+        dataset = open_dataset(url)
+        trial = try_store(dataset.storage, dataset.shards, 2.0)
+    assert 0.02 <= trial.latency_seconds < 0.1
+    assert trial.best_bytes_per_second == pytest.approx(16e6, rel=0.3)
+    assert trial.bytes_per_second[1] < 0.95 * trial.best_bytes_per_second  # each read waits 20 ms, and 16 ms for bytes
+    assert trial.best_threads > 1
+
+
+def test_a_full_link_is_named_with_its_rate(folder: Path) -> None:
+    with store(folder, bytes_per_second=8e6) as url:
+        result = profile(url, batch_size=50, seconds=4.0)
+    assert result.bottleneck == "fetch"
+    assert "the store's bandwidth is the limit, it gives " in result.knob
+    assert "latency" in str(result)
+    assert "--fetch-threads" not in result.knob
+    assert result.knob_options == {}
+
+
+def test_too_few_fetches_are_named_and_the_knob_brings_what_it_says(folder: Path) -> None:
+    with store(folder, latency_seconds=0.05) as url:
+        result = profile(url, batch_size=50, fetch_threads=1, seconds=6.0, try_knob=True)
+    assert result.bottleneck == "fetch"
+    assert "too few fetches run at once" in result.knob
+    assert f"--fetch-threads {result.knob_options['fetch_threads']} " in result.knob
+    assert gain(result) > 1.5
+    assert f"{gain(result):.2f} x as many" in str(result)
+
+
+def test_latency_is_named_where_more_fetches_bring_nothing(folder: Path) -> None:
+    with store(folder, latency_seconds=0.1) as url:
+        result = profile(url, batch_size=50, fetch_threads=32, seconds=4.0)
+    assert result.bottleneck == "fetch"
+    assert "the store's latency is the limit, 1" in result.knob
+
+
+def test_a_local_dataset_has_no_store_to_measure(folder: Path) -> None:
+    assert profile(str(folder), batch_size=50, seconds=1.0).store is None
+
+
+def gain(result: Profile) -> float:
+    assert result.tried is not None
+    return result.tried.gain
