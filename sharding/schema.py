@@ -19,10 +19,12 @@ from .errors import SourceError
 from .messages import did_you_mean, listed
 
 __all__ = [
-    "DTYPES", "MAX_FEATURES", "ExampleKind", "Feature", "Schema", "class_array", "insert_nulls", "label_type",
-    "to_lists",
+    "DTYPES", "MAX_FEATURES", "RESERVED_NAMES", "ExampleKind", "Feature", "Schema", "check_distinct_names",
+    "class_array", "insert_nulls", "label_type", "to_lists",
 ]  # fmt: skip
 
+# Columns that a loader adds to batches (`pipeline/select/sample_columns.py`), so features of these names are refused.
+RESERVED_NAMES = ("class_id", "soft_label", "sample_weight", "sample_key")
 MAX_FEATURES = 1 << 15  # per record: each costs about 0.1 ms per batch
 
 ExampleKind = Literal["int64", "float", "bytes", "raw"]
@@ -106,6 +108,15 @@ class Feature:
         if self.elements is None:
             return pa.list_(self.primitive)
         return pa.list_(self.primitive, self.elements)
+
+    @property
+    def time_type(self) -> pa.DataType | None:
+        """The Arrow type of times that are stored as integers, or None."""
+        if not self.logical or self.shape:
+            return None
+        name, _, zone = self.logical.removesuffix("]").partition(", tz=")
+        kind = pa.type_for_alias(f"{name}]")
+        return pa.timestamp(kind.unit, zone) if zone else kind
 
     @property
     def example_kind(self) -> ExampleKind:
@@ -201,6 +212,17 @@ class Feature:
         return insert_nulls(pa.FixedSizeListArray.from_arrays(values, width), present)
 
 
+def check_distinct_names(names: Sequence[str], where: str = "", remedy: str = "rename all but one") -> None:
+    """Refuse columns of one name.
+
+    Raises:
+        SourceError: a name occurs twice.
+    """
+    if len(set(names)) != len(names):
+        twice = listed(sorted({repr(name) for name in names if names.count(name) > 1}))
+        raise SourceError(f"{where}column names must differ, got {twice} more than once; {remedy}")
+
+
 def to_lists(elements: pa.Array, lengths: Sequence[int] | npt.NDArray[np.integer], mask: pa.Array | None) -> pa.Array:
     """Cut consecutive elements into lists of the given lengths; a list is null where the mask is true."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -246,9 +268,7 @@ class Schema:
 
     def __post_init__(self) -> None:
         names = [feature.name for feature in self.features]
-        if len(set(names)) != len(names):
-            twice = sorted({name for name in names if names.count(name) > 1})
-            raise SourceError(f"column names must differ, got {', '.join(map(repr, twice))} more than once")
+        check_distinct_names(names)
         if self.label is not None and self.label not in names:
             hint = did_you_mean(self.label, names, f"the columns are: {listed(names)}")
             raise SourceError(f"there is no label column {self.label!r}; {hint}")

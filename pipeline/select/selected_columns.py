@@ -12,8 +12,8 @@ from ...sharding.common.validation import mapping, texts
 from ...sharding.dataset.manifest import Manifest, ShardInfo
 from ...sharding.errors import ConfigError
 from ...sharding.prepare.column_names import check_columns, check_distinct
-from ...sharding.schema import Feature, Schema
-from .sample_columns import CLASS_ID, EXAMPLES, FRAMES, SAMPLE_KEY, SOFT_LABEL, WEIGHT
+from ...sharding.schema import RESERVED_NAMES, Feature, Schema
+from .sample_columns import EXAMPLES, FRAMES
 
 __all__ = ["check_fill", "delivered_schema", "describe_missing", "features_without_fill", "record_bytes"]
 
@@ -65,7 +65,7 @@ def delivered_schema(manifest: Manifest, split: str, columns: Sequence[str] | No
         ConfigError: a column is unknown, has a reserved name, or has missing values without a replacement.
     """
     schema = _select(manifest.schema, columns)
-    for name in (CLASS_ID, SOFT_LABEL, WEIGHT, SAMPLE_KEY, EXAMPLES, FRAMES):
+    for name in (*RESERVED_NAMES, EXAMPLES, FRAMES):
         if name in schema.names:
             raise ConfigError(
                 f"a feature is called {name!r}, a name reserved for the loader; leave it out of columns, or rename it "

@@ -70,10 +70,12 @@ class _TextFilter:
         except ConfigError as error:
             raise _renamed(error) from error
         self.implied = implied_filter(text, schema)
+        kinds = {name: schema[name].time_type for name in self.columns}
+        self._times = {name: kind for name, kind in kinds.items() if kind is not None}
 
     def rows(self, columns: Mapping[str, pa.Array]) -> Int64:
         try:
-            return _numbers(evaluate(self.text, columns))
+            return _numbers(evaluate(self.text, columns, self._times))
         except ConfigError as error:
             raise _renamed(error) from error
         except pa.ArrowInvalid as error:

@@ -37,10 +37,11 @@ from .build_context import BuildContext, build_engine
 from .build_plan import BuildPlan, program_version
 from .merge_generation import merge_generation
 from .options import BuildOptions
-from .planning import make_plan, open_build_source, open_plan, warn_of_mixed_splits
+from .planning import make_plan, open_build_source, open_plan
 from .rare_classes import settle_rare_classes
 from .shard_writer import ShardTarget
 from .stages import WriteStages, common_layout, plan_buckets
+from .survey import survey, warn_of_rotated_images
 from .totals import BuildTotals
 
 __all__ = ["build", "describe_build", "plan_build", "write_dataset"]
@@ -55,7 +56,7 @@ def plan_build(options: BuildOptions, *, executor: Executor | None = None, repor
     """
     options = settle_rare_classes(options, executor=executor, report=report)
     source = open_build_source(options)
-    warn_of_mixed_splits(source, options)
+    survey(source, options)
     with open_plan(source, options, executor=executor, report=report) as plan:
         return plan
 
@@ -84,7 +85,7 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
     options = settle_rare_classes(options, executor=executor, report=report)
     with record_listings() as listings:
         source = open_build_source(options)
-    warn_of_mixed_splits(source, options)
+    survey(source, options)
     destination = Storage(options.destination)
     purpose: Purpose = "replace" if options.overwrite else "new"
     with draft_dataset(destination, purpose, describe_build(options.source, options.spill)) as draft:
@@ -145,6 +146,7 @@ def write_dataset(
                     written, infos = _write_shards(plan, context, listings, draft, root)
                 workers.close()  # frees their memory, which the commit needs where there are very many classes
                 manifest = _commit(draft, written, infos)
+                warn_of_rotated_images(manifest)
         except BaseException as error:
             draft.recount()
             if not (draft.finished and draft.may_resume(error)):

@@ -36,14 +36,14 @@ from ..sources import Source, select_part
 from ..sources.base import NO_FEATURES, BadRecord
 from ..sources.dropping_source import DroppingSource
 from ..sources.split_files import SplitPart
-from ..sources.split_names import warn_of_splits
 from ..storage.storage import Storage
 from .build_context import BuildContext, build_engine
 from .build_plan import BuildPlan
 from .options import BuildOptions
 from .shard_plan import check_label, plan_assignment, plan_split_counts, sort_classes
+from .survey import warn_of_twins
 
-__all__ = ["count_labels", "make_plan", "open_build_source", "open_plan", "warn_of_mixed_splits"]
+__all__ = ["count_labels", "make_plan", "open_build_source", "open_plan"]
 
 _SAMPLE_RECORDS = 256
 
@@ -105,12 +105,6 @@ def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_F
     check_disjoint(source.url, options.destination)  # the folder itself, where the options name a split in it
     check_label(source.schema)
     return source
-
-
-def warn_of_mixed_splits(source: Source, options: BuildOptions) -> None:
-    """Warn if the source seems to come in splits, and the options do not keep them."""
-    if not options.split_files and options.deciding_column is None:
-        warn_of_splits(source, options.source)
 
 
 def make_plan(source: Source, context: BuildContext, root: Storage, scratch: Storage | None) -> BuildPlan:
@@ -230,7 +224,11 @@ def _classes(found: ValueCounts, source: Source, context: BuildContext) -> pa.Ar
         return known
     new = ValueCounts(values=found.values.filter(pa.array(is_new)), counts=found.counts[is_new])
     name, labelled = options.prepare.described(options.source), schema.label is not None
-    return pa.concat_arrays([known, sort_classes(new, name, options.min_class_records, labelled=labelled)])
+    classes = sort_classes(new, name, options.min_class_records, labelled=labelled)
+    if pa.types.is_string(classes.type):
+        odd = classes.filter(pc.invert(pc.string_is_ascii(classes)))
+        warn_of_twins("class", [*known.to_pylist(), *odd.to_pylist()] if len(odd) else [], "rename one of each pair")
+    return pa.concat_arrays([known, classes])
 
 
 def _split_by_class(parts: tuple[StratumCounts, ...], classes: Sequence[Any], context: BuildContext) -> RecordSplits:

@@ -55,7 +55,7 @@ class FeatureStatistics:
 
     def to_json(self) -> dict[str, Any]:
         """Return its entry in `dataset.json`."""
-        value = asdict(self)
+        value = asdict(self) | {"image": None if self.image is None else self.image.to_json()}
         return value if self.mean_rest else {name: entry for name, entry in value.items() if name != "mean_rest"}
 
     @classmethod

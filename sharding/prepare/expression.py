@@ -2,14 +2,17 @@
 
 `ast` parses an expression, and a walk over a whitelist of nodes turns it into calls of `pyarrow.compute`. Nothing is
 evaluated as Python. Nulls are unknown, as in SQL: a comparison with a null is neither true nor false.
+Times are stored as integers; a text compared with them is read as a date or time.
 """
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from datetime import time
 from decimal import Decimal
 from functools import lru_cache, reduce
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +23,7 @@ from ..errors import ConfigError
 from ..messages import brief
 from .column_names import check_columns
 
-__all__ = ["NULL", "column_name", "columns_of", "evaluate", "integer_fits", "literal_word", "parse"]
+__all__ = ["NO_TIMES", "NULL", "column_name", "columns_of", "evaluate", "integer_fits", "literal_word", "parse"]
 
 Value = Any  # a pa.Array if computed from columns, else a literal: bool, int, float or str
 _GRAMMAR = "== != < <= > >=, and, or, not, in (...), is null, + - * /, numbers, 'text', true, false, column names"
@@ -33,6 +36,12 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 }  # fmt: skip
 _WORDS = {"true": True, "false": False}
 NULL = object()
+NO_TIMES: Mapping[str, pa.DataType] = MappingProxyType({})
+_TIME_FORMS: dict[Callable[[pa.DataType], bool], str] = {
+    pa.types.is_date: "a day such as '2020-01-31'",
+    pa.types.is_timestamp: "a day or time such as '2020-01-31' and '2020-01-31T12:00'",
+    pa.types.is_time: "a time of day such as '12:00'",
+}
 _WIDE = pa.decimal128(38, 0)  # holds every int64 and uint64, which have no common integer type
 
 
@@ -60,12 +69,15 @@ def columns_of(text: str, names: Collection[str]) -> frozenset[str]:
     return used
 
 
-def evaluate(text: str, columns: Mapping[str, pa.Array]) -> pa.BooleanArray:
+def evaluate(
+    text: str, columns: Mapping[str, pa.Array], times: Mapping[str, pa.DataType] = NO_TIMES
+) -> pa.BooleanArray:
     """The truth of an expression for each record; null where it is unknown.
 
     Args:
         text: expression that `columns_of` accepts.
         columns: at least the columns that it reads.
+        times: Arrow types of the columns that hold times as integers.
 
     Raises:
         ConfigError: the text is not an expression of the language, or does not fit the types of the columns.
@@ -73,9 +85,11 @@ def evaluate(text: str, columns: Mapping[str, pa.Array]) -> pa.BooleanArray:
 
     >>> evaluate("a + 1 > 2 or a is null", {"a": pa.array([1, 2, None])}).to_pylist()
     [False, True, True]
+    >>> evaluate("'1970-01-02' <= d", {"d": pa.array([0, 1, None])}, {"d": pa.date32()}).to_pylist()
+    [False, True, None]
     """
     try:
-        result = _Evaluation(text, columns).value(parse(text))
+        result = _Evaluation(text, columns, times).value(parse(text))
     except pa.ArrowNotImplementedError as error:
         raise ConfigError(f"--filter {text!r}: {brief(error)}") from error
     except OverflowError as error:
@@ -132,9 +146,10 @@ def literal_word(word: str, names: Collection[str]) -> Any:
 class _Evaluation:
     """One evaluation of an expression."""
 
-    def __init__(self, text: str, columns: Mapping[str, pa.Array]) -> None:
+    def __init__(self, text: str, columns: Mapping[str, pa.Array], times: Mapping[str, pa.DataType]) -> None:
         self._text = text
         self._columns = columns
+        self._times = times
 
     def value(self, node: ast.expr) -> Value:
         """The value of a node of the whitelist."""
@@ -216,8 +231,29 @@ class _Evaluation:
         for side in (left, right):
             if isinstance(side, ast.Constant) and side.value is None:
                 raise self._fault("null equals nothing; write: is null, or is not null")
-        operands = self._alike(self.value(left), self.value(right))
+        one, other = self._time_of(left), self._time_of(right)
+        if None not in (one, other) and one != other:
+            raise self._fault(f"{one} cannot be compared with {other}; compare each with a text, or cast it with --map")
+        operands = self._alike(self._read(left, other), self._read(right, one))
         return _COMPARISONS[type(op)](*operands)
+
+    def _time_of(self, node: ast.expr) -> pa.DataType | None:
+        """The type of a column that holds times; None for any other node."""
+        name = node.id if isinstance(node, ast.Name) else column_name(node)
+        return None if name is None else self._times.get(name)
+
+    def _read(self, node: ast.expr, kind: pa.DataType | None) -> Value:
+        """The value of a node; of a text beside a column of times, the integer that stores it there."""
+        value = self.value(node)
+        return value if kind is None or not isinstance(value, str) else self._stored(value, kind)
+
+    def _stored(self, text: str, kind: pa.DataType) -> int:
+        try:
+            found = _instant(text, kind)
+        except (ValueError, pa.ArrowNotImplementedError) as error:
+            form = next((form for is_kind, form in _TIME_FORMS.items() if is_kind(kind)), "a number")
+            raise self._fault(f"{text!r} does not fit the column's type {kind}; compare it with {form}") from error
+        return int(found.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).as_py())
 
     def _is_null(self, node: ast.expr) -> bool:
         word = literal_word(node.id, self._columns) if isinstance(node, ast.Name) else None
@@ -231,7 +267,7 @@ class _Evaluation:
         found = pc.and_kleene(pc.is_null(column), pa.scalar(None, pa.bool_()))
         alike: dict[pa.DataType, tuple[pa.Array, list[pa.Scalar]]] = {}
         for node in right.elts:
-            values, literal = self._alike(column, self._listed(node))
+            values, literal = self._alike(column, self._listed(node, self._time_of(left)))
             if literal.type not in alike:
                 alike[literal.type] = values, []
             alike[literal.type][1].append(literal)
@@ -239,10 +275,10 @@ class _Evaluation:
             found = pc.or_kleene(found, _is_one_of(values, literals))
         return found
 
-    def _listed(self, node: ast.expr) -> Value:
+    def _listed(self, node: ast.expr, kind: pa.DataType | None) -> Value:
         if self._is_null(node):
             raise self._fault("null equals nothing; write: or ... is null")
-        value = self.value(node)
+        value = self._read(node, kind)
         if isinstance(value, pa.Array):
             raise self._fault(f"the list after in must hold numbers and texts, got {ast.unparse(node)!r}")
         return value
@@ -257,6 +293,22 @@ class _Evaluation:
         if kind is None:
             raise self._fault(f"{_kind(left)} cannot be compared with {_kind(right)}")
         return _as_type(left, kind), _as_type(right, kind)
+
+
+def _instant(text: str, kind: pa.DataType) -> pa.Scalar:
+    """The date or time that a text in ISO 8601 names; one without a zone is in that of the column."""
+    if pa.types.is_time(kind):
+        moment = time.fromisoformat(text)
+        found = pa.scalar(moment, kind)
+        if found.as_py() != moment:  # of a finer unit
+            raise ValueError(text)
+        return found
+    if not pa.types.is_timestamp(kind) or kind.tz is None:
+        return pc.cast(pa.scalar(text), kind)
+    try:
+        return pc.cast(pa.scalar(text), kind)
+    except pa.ArrowInvalid:
+        return pc.assume_timezone(pc.cast(pa.scalar(text), pa.timestamp(kind.unit)), kind.tz)
 
 
 def _is_one_of(values: pa.Array, literals: Sequence[pa.Scalar]) -> pa.Array:

@@ -17,7 +17,7 @@ from ..schema import Schema
 from ..sources.base import Part, Reject, Source, complete_slices, draft_columns, fail_on_bad, late_bytes, narrow_source
 from .class_label import class_steps
 from .column_names import HIDDEN, expand_groups, is_hidden, select_present, visible_names
-from .steps import Drop, Select, Step
+from .steps import Drop, Filter, Select, Step
 from .user_map import MapBatches
 
 __all__ = ["PreparedSource"]
@@ -84,6 +84,8 @@ class PreparedSource:
                 source = replace(source, eager=True)
             if isinstance(step, MapBatches):
                 step = step.bind(source.schema, source._first_records())
+            elif isinstance(step, Filter):
+                step = step.bind(source.schema)
             elif isinstance(step, (Drop, Select)):
                 step = replace(step, columns=tuple(expand_groups(step.columns, source.schema.names)))
             source = source._then(step)

@@ -141,6 +141,7 @@ class Filter:
     """Keep the records for which an expression (see `expression`) is true; drop those for which it is unknown."""
 
     expression: str
+    times: tuple[tuple[str, pa.DataType], ...] = ()
     changes_rows: ClassVar[bool] = True
 
     @property
@@ -150,8 +151,13 @@ class Filter:
 
     def schema(self, schema: Schema) -> Schema:
         """The same schema; checks the expression on an empty batch."""
-        self.apply(schema.empty)
+        self.bind(schema).apply(schema.empty)
         return schema
+
+    def bind(self, schema: Schema) -> Filter:
+        """The filter that knows which columns hold times, and of what type."""
+        kinds = ((feature.name, feature.time_type) for feature in schema.features)
+        return replace(self, times=tuple((name, kind) for name, kind in kinds if kind is not None))
 
     def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
         """The same columns and those of the expression."""
@@ -162,7 +168,9 @@ class Filter:
         names = visible_names(batch)
         used = columns_of(self.expression, names)
         try:
-            return batch.filter(evaluate(self.expression, {name: batch.column(name) for name in used}))
+            return batch.filter(
+                evaluate(self.expression, {name: batch.column(name) for name in used}, dict(self.times))
+            )
         except pa.ArrowInvalid as error:
             raise SourceError(f"{self.spec}: {brief(error, 300)}; cast the column first") from error
 

@@ -10,13 +10,14 @@ from typing import Any
 
 from ..errors import ConfigError, SourceError
 from ..schema import Feature
-from ..storage.urls import normalize_url
+from ..storage.urls import normalize_url, public_url
 from .arrays.hdf5 import Hdf5Source
 from .arrays.idx import IdxSource
 from .arrays.npy import NpySource
 from .arrays.url_selection import split_selection
 from .base import NO_FEATURES, Reject, Source, fail_on_bad
 from .files.find import SourceFile, list_files, plain_name
+from .files.http_listing import is_web
 from .images.class_folders import ImageFolderSource
 from .images.image_list import ImageListSource
 from .records.python_function import IterableSource
@@ -92,6 +93,11 @@ def open_source(
         ConfigError: a type is declared for a missing column, or the kind takes no `null_values`.
     """
     url, files = normalize_url(url, "source"), None
+    if "?versionId=" in url and not is_web(url):
+        raise SourceError(
+            f"{public_url(url)} names a version of an object, and only the current one can be read; copy that version "
+            "to a key of its own (aws s3api get-object --version-id ...), or name it by an https link"
+        )
     if kind == "auto":
         kind, files = _detect(url)
     kind_of_source = _SOURCES[kind]

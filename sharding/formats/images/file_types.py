@@ -5,11 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["BMP_GREYS", "image_formats"]
+__all__ = ["BMP_GREYS", "image_formats", "unreadable_format"]
 
 BMP_GREYS = bytes(value for grey in range(256) for value in (grey, grey, grey, 0))  # the palette of a grey BMP
 
 _HEAD_BYTES = 12
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _STARTS = {
     b"\xff\xd8\xff": "jpeg",
     b"\x89PNG\r\n\x1a\n": "png",
@@ -34,6 +35,18 @@ def image_formats(files: pa.BinaryArray) -> pa.StringArray:
     if not pc.any(is_bmp).as_py():
         return formats
     return pc.replace_with_mask(formats, is_bmp, pa.array(map(_bitmap, files.filter(is_bmp).to_pylist()), pa.string()))
+
+
+def unreadable_format(data: bytes | memoryview) -> str:
+    """The name of a format that neither Pillow nor TensorFlow decodes; empty for others.
+
+    >>> unreadable_format(b"\\0\\0\\0\\x18ftypheic"), unreadable_format(b"GIF89a")
+    ('HEIC', '')
+    """
+    head = bytes(data[:_HEAD_BYTES])
+    if head[4:8] == b"ftyp" and head[8:12] in _HEIC_BRANDS:
+        return "HEIC"
+    return "JPEG XL" if head.startswith((b"\xff\n", b"\0\0\0\x0cJXL ")) else ""
 
 
 def _format(head: bytes) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from io import BytesIO
 from itertools import pairwise
 from math import sqrt
@@ -16,6 +16,7 @@ from PIL import Image
 
 from ..arrow_binary import data_of, offsets_of
 from .jpeg_headers import plain_jpeg_sizes
+from .orientation import is_rotated
 from .sizes import image_size
 
 __all__ = ["ImageStatistics", "merge_image_statistics", "summarise_images"]
@@ -38,6 +39,7 @@ class ImageStatistics:
         pixels: number of pixels of the sampled images.
         mean, std: mean and population deviation of red, green and blue, from 0 to 255, over all sampled pixels. Grey
             images count as three equal channels; transparency is ignored. None if `sampled` is 0.
+        rotated: number of images that EXIF says to turn or mirror for display; decoding them for training does not.
     """
 
     images: int
@@ -49,6 +51,12 @@ class ImageStatistics:
     pixels: int = 0
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
+    rotated: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the entry in `dataset.json`."""
+        value = asdict(self)
+        return value if self.rotated else {name: entry for name, entry in value.items() if name != "rotated"}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ImageStatistics:
@@ -64,8 +72,9 @@ def summarise_images(column: pa.Array) -> ImageStatistics:
         return ImageStatistics(images=0)
     (min_height, min_width), (max_height, max_width) = sizes.min(axis=0).tolist(), sizes.max(axis=0).tolist()
     bounds = ImageStatistics(
-        images=len(sizes), min_height=min_height, max_height=max_height, min_width=min_width, max_width=max_width
-    )
+        images=len(sizes), min_height=min_height, max_height=max_height, min_width=min_width, max_width=max_width,
+        rotated=sum(map(is_rotated, _files(column))),
+    )  # fmt: skip
     return merge_image_statistics(bounds, _sample(column))
 
 
@@ -145,5 +154,6 @@ def merge_image_statistics(a: ImageStatistics, b: ImageStatistics) -> ImageStati
             for x, y, s, t in zip(a.mean, b.mean, a.std, b.std, strict=True)
         )
     return ImageStatistics(
-        images=a.images + b.images, sampled=a.sampled + b.sampled, pixels=pixels, mean=mean, std=std, **bounds
-    )
+        images=a.images + b.images, sampled=a.sampled + b.sampled, pixels=pixels, mean=mean, std=std,
+        rotated=a.rotated + b.rotated, **bounds,
+    )  # fmt: skip

@@ -17,8 +17,8 @@ from ...messages import did_you_mean, listed
 from ...schema import Feature, to_lists
 
 __all__ = [
-    "ArraySelection", "Leaf", "batch_rows", "fixed_feature", "leaves_of", "part_bounds", "select_arrays", "to_arrow",
-    "unsupported_array",
+    "ArraySelection", "Leaf", "batch_rows", "differing_columns", "fixed_feature", "leaves_of", "part_bounds",
+    "select_arrays", "to_arrow", "unsupported_array",
 ]  # fmt: skip
 
 _PART_ROWS = 1 << 18
@@ -304,3 +304,24 @@ def part_bounds(rows: int, row_bytes: float, align: int = 1) -> list[tuple[int, 
     size = int(min(_PART_ROWS, max(1, _PART_BYTES // max(1, row_bytes))))
     size = -(-size // align) * align
     return [(start, min(rows, start + size)) for start in range(0, rows, size)]
+
+
+def differing_columns(url: str, found: Sequence[Feature], first: str, wanted: Sequence[Feature]) -> SourceError:
+    """Return the error for a file whose columns differ from those of the first file."""
+    ours, theirs = ({feature.name: feature for feature in features} for features in (found, wanted))
+    lacking = next((name for name in theirs if name not in ours), None)
+    extra = next((name for name in ours if name not in theirs), None)
+    odd = next((name for name in theirs if name in ours and ours[name] != theirs[name]), None)
+    if odd is not None:
+        how = f"{odd!r} is {_described(ours[odd])} here and {_described(theirs[odd])} in {first}; write both alike"
+    elif lacking is not None:
+        how = f"it has no {lacking!r}, as {first} has"
+    else:
+        how = f"it has {extra!r}, which {first} lacks" if extra else f"they lie in other places than those of {first}"
+    return SourceError(
+        f"{url}: its columns differ: {how}; or name files of one kind with a glob, or common columns with ::NAME,..."
+    )
+
+
+def _described(feature: Feature) -> str:
+    return f"{feature.logical or feature.dtype}{list(feature.shape) if feature.shape else ''}"

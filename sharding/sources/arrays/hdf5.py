@@ -17,12 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...compute.batches import BATCH_BYTES
-from ...errors import SourceError
 from ...messages import brief
 from ...schema import Feature, Schema
 from ..base import SKIP_REMEDY, BadRecord, Part, RecordSource, Reject, fail_on_bad
 from ..files.find import fingerprint_files, require_files
-from .array_columns import Leaf, batch_rows, part_bounds, select_arrays, to_arrow
+from .array_columns import Leaf, batch_rows, differing_columns, part_bounds, select_arrays, to_arrow
 from .hdf5_files import are_nested, feature_of, find_leaves, load_h5py, open_hdf5
 from .url_selection import split_selection
 
@@ -86,10 +85,8 @@ class Hdf5Source(RecordSource):
                 found = tuple(map(_column, leaves, selection.features))
                 columns = columns or found
                 if found != columns:
-                    raise SourceError(
-                        f"{file.url}: its datasets differ from those of {files[0].url}; name files of one kind with a "
-                        "glob, or select common datasets with ::/NAME,..."
-                    )
+                    features = [column.feature for column in columns]
+                    raise differing_columns(file.url, selection.features, files[0].url, features)
                 bounds = part_bounds(leaves[0].rows, sum(map(_row_bytes, leaves)), _align(root, found))
                 parts += [Part(path=file.url, pieces=rows, first_record=rows[0]) for rows in bounds]
         return cls(

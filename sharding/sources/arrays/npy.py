@@ -30,7 +30,16 @@ from ..base import Part, RecordSource, Reject, fail_on_bad
 from ..files.find import SourceFile, fingerprint_files, plain_name, require_files, root_of, split_chain
 from ..files.http_listing import decode_name
 from ..files.open import open_file, source_error
-from .array_columns import Leaf, batch_rows, fixed_feature, leaves_of, part_bounds, select_arrays, to_arrow
+from .array_columns import (
+    Leaf,
+    batch_rows,
+    differing_columns,
+    fixed_feature,
+    leaves_of,
+    part_bounds,
+    select_arrays,
+    to_arrow,
+)
 from .url_selection import split_selection
 
 __all__ = ["NpySource"]
@@ -102,7 +111,7 @@ class NpySource(RecordSource):
             if schema is None:
                 columns, schema = selection.leaves, Schema(features=selection.features, label=label)
             if _places(selection.leaves, selection.features) != _places(columns, schema.features):
-                raise SourceError(f"{where}: its columns differ from those of {files[0].url}; all files need the same")
+                raise differing_columns(where, selection.features, files[0].url, schema.features)
             holders = {leaf.holder for leaf in columns}
             parts += _parts(selection.leaves[0].rows, tuple(array for array in arrays if array.name in holders))
         assert schema is not None

@@ -20,6 +20,7 @@ from ...compute import kernels
 from ...compute.batches import BATCH_BYTES
 from ...errors import ConfigError, SourceError, StorageError
 from ...formats.arrow_binary import data_of, offsets_of
+from ...formats.images.file_types import unreadable_format
 from ...formats.images.jpeg_headers import plain_jpeg_sizes
 from ...formats.images.sizes import check_image, error_text
 from ...schema import Feature
@@ -75,7 +76,11 @@ def read_images(urls: Sequence[str], sizes: npt.NDArray[np.int64] | None = None)
         try:
             extents[i] = check_image(view[offsets[i] : offsets[i + 1]])
         except ValueError as error:
-            fail_on_bad(BadRecord(path=urls[i], place="", reason=f"the image {_damaged(error)}"))
+            fail_on_bad(
+                BadRecord(
+                    path=urls[i], place="", reason=f"the image {_fault(error, view[offsets[i] : offsets[i + 1]])}"
+                )
+            )
     images = pa.BinaryArray.from_buffers(pa.binary(), len(urls), [None, pa.py_buffer(offsets.astype(np.int32)), buffer])
     heights, widths = (pa.array(np.ascontiguousarray(column)) for column in extents.T)
     return {"image": images, "height": heights, "width": widths}
@@ -102,11 +107,15 @@ def image_fault(data: bytes | memoryview) -> str | None:
     try:
         check_image(data)
     except ValueError as error:
-        return _damaged(error)
+        return _fault(error, data)
     return None
 
 
-def _damaged(error: ValueError) -> str:
+def _fault(error: ValueError, data: bytes | memoryview) -> str:
+    if not len(data):
+        return "is empty (0 bytes)"
+    if form := unreadable_format(data):
+        return f"is {form}, which neither Pillow nor TensorFlow decodes: convert it to JPEG or PNG"
     return f"is damaged or cut short ({error})"
 
 

@@ -138,10 +138,18 @@ def _open(path: str, *, ahead: bool = True, int96_unit: str | None = None) -> It
     with open_table(path, "Parquet") as file:
         whole = ahead and Storage(path).local_path is None
         buffer = 0 if whole else _BUFFER_BYTES
-        yield pq.ParquetFile(
-            file,
-            pre_buffer=whole,
-            buffer_size=buffer,
-            page_checksum_verification=True,
-            coerce_int96_timestamp_unit=int96_unit,
-        )
+        try:
+            yield pq.ParquetFile(
+                file,
+                pre_buffer=whole,
+                buffer_size=buffer,
+                page_checksum_verification=True,
+                coerce_int96_timestamp_unit=int96_unit,
+            )
+        except (pa.ArrowException, OSError) as error:
+            if "crypt" not in str(error):
+                raise
+            raise SourceError(
+                f"{path} is encrypted (Parquet's modular encryption), and ringfeed takes no keys; read it with pyarrow "
+                "and its keys, and write it unencrypted, or leave encrypted columns out with --drop-columns"
+            ) from error

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from ...compute.arrow_casts import can_cast, is_list, is_number
 from ...errors import SourceError
 from ...messages import counted, listed
-from ...schema import Feature
+from ...schema import Feature, check_distinct_names
 from ...storage.urls import public_url
 from .structs import Path
 from .table_schemas import feature_of, flatten_schema
@@ -126,7 +126,7 @@ def _collect_columns(
         if before is None or not whole.equals(before, check_metadata=True):
             before = whole
             schema, structs, paths = flatten_schema(whole, wanted, features)
-            _check_distinct(schema.names, url)
+            check_distinct_names(schema.names, f"{url}: ", "rename all but one and write the file again")
             for column in schema:
                 path = paths.get(column.name, (column.name,))
                 if found.paths.setdefault(column.name, path) != path:
@@ -196,12 +196,6 @@ def _common_type_of(types: Sequence[pa.DataType]) -> pa.DataType | None:
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid):
         return None
     return kind
-
-
-def _check_distinct(names: Sequence[str], url: str) -> None:
-    if len(set(names)) != len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise SourceError(f"{url}: column names must differ, got {', '.join(map(repr, twice))} more than once")
 
 
 def _differing(name: str, fields: Mapping[pa.Field, str]) -> SourceError:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from ...errors import SourceError
+from ...schema import check_distinct_names
 from ..base import BadRecord, Reject
 from ..files.find import compression_of, plain_name
 from ..files.open import source_error
@@ -132,9 +133,8 @@ def _check_names(path: str, names: Sequence[str], delimiter: str) -> None:
         raise SourceError(
             f"{path}: the fields seem to be separated by {separator!r}; write the file with {_NAMES[delimiter]}"
         )
-    if len(set(names)) < len(names):
-        twice = sorted({name for name in names if names.count(name) > 1})
-        raise SourceError(f"{path}: column names must differ, got {', '.join(map(repr, twice))} more than once")
+    remedy = "rename all but one in the first line or, if that is a record, put a line of names before it"
+    check_distinct_names(names, f"{path}: ", remedy)
     if zero := next((name for name in names if "\0" in name), ""):
         raise SourceError(f"{path}: the column name {zero!r} holds a zero byte; rename it")
 

@@ -91,6 +91,15 @@ def test_every_kind_of_record_and_of_expression_gives_the_same_batches(make_data
     assert tensors == batches[0]
 
 
+@pytest.mark.parametrize("shard_format", FORMATS)
+def test_times_are_compared_with_texts(tmp_path: Path, shard_format: str) -> None:
+    times = pa.array(np.arange(np.datetime64("2020-01-01"), np.datetime64("2020-02-10")).astype("M8[us]"))
+    pq.write_table(pa.table({"id": range(40), "t": times}), tmp_path / "a.parquet")
+    build(BuildOptions(source=str(tmp_path / "a.parquet"), destination=str(tmp_path / "o"), shard_format=shard_format))
+    loader = Loader(str(tmp_path / "o"), batch_size=9, where="'2020-02-01' <= t", shuffle=False)
+    assert sorted(np.concatenate([batch["id"] for batch in loader.numpy_epoch(0)]).tolist()) == list(range(31, 40))
+
+
 def test_the_plan_reports_what_was_read_and_skipped(make_dataset: Make) -> None:
     url = make_dataset(RECORDS, shard_format="parquet")
     by_label = Loader(url, batch_size=12, where="label == 1").plan().row_filter

@@ -181,3 +181,57 @@ def test_a_long_list_takes_no_memory_for_each_of_its_values() -> None:
         pa.set_memory_pool(known)
     assert found == 2000
     assert pool.max_memory() < 1 << 20  # where a bit of each record for each value takes 16 MiB
+
+
+TIMES = {
+    "day": (pa.date32(), [0, 18262]),
+    "t": (pa.timestamp("us"), [0, 1_577_836_800_500_000]),
+    "z": (pa.timestamp("ns", "Europe/Berlin"), [0, 1_577_833_200_000_000_000]),
+    "clock": (pa.time32("s"), [0, 3600]),
+    "took": (pa.duration("ms"), [0, 1500]),
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("day >= '2020-01-01'", [F, T, N]),
+        ("'1970-01-01' == day", [T, F, N]),
+        ("day in ('2020-01-01', '2021-01-01')", [F, T, N]),
+        ("day < 1", [T, F, N]),
+        ("t > '2020-01-01'", [F, T, N]),
+        ("t == '2020-01-01T00:00:00.5' or t == '1970-01-01 00:00'", [T, T, N]),
+        ("z == '2020-01-01'", [F, T, N]),  # midnight in Berlin
+        ("z == '2019-12-31T23:00:00Z'", [F, T, N]),
+        ("clock < '00:30'", [T, F, N]),
+        ("took + 0 > 1000", [F, T, N]),
+    ],
+)
+def test_a_text_beside_times_is_a_date_or_time(text: str, expected: list[bool | None]) -> None:
+    columns = {
+        name: pa.array([*v, None], pa.int32() if k.bit_width == 32 else pa.int64()) for name, (k, v) in TIMES.items()
+    }
+    assert evaluate(text, columns, {name: kind for name, (kind, _) in TIMES.items()}).to_pylist() == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "day > '2020-01-01T12:00'",
+            r"does not fit the column's type date32\[day\]; compare it with a day such as '2020",
+        ),
+        (
+            "t > 'today'",
+            r"'today' does not fit .*timestamp\[us\]; compare it with a day or time such as '2020-01-31' and",
+        ),
+        ("clock > '25:00'", "a time of day such as '12:00'"),
+        ("clock > '12:00:00.5'", "a time of day such as '12:00'"),
+        ("took > '1 s'", r"duration\[ms\]; compare it with a number"),
+        ("day == t", r"date32\[day\] cannot be compared with timestamp\[us\]; compare each with a text"),
+    ],
+)
+def test_a_text_that_is_no_time_is_refused(text: str, told: str) -> None:
+    columns = {name: pa.array([], pa.int32() if k.bit_width == 32 else pa.int64()) for name, (k, _) in TIMES.items()}
+    with pytest.raises(ConfigError, match=told):
+        evaluate(text, columns, {name: kind for name, (kind, _) in TIMES.items()})

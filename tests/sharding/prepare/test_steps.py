@@ -31,6 +31,7 @@ from ringfeed.sharding.prepare import (
 )
 from ringfeed.sharding.sources import Source, open_source
 from tests.helpers.builds import built
+from tests.helpers.contents import completed
 
 FUNCTIONS = """
 import pyarrow as pa
@@ -208,6 +209,16 @@ def test_the_label_may_be_renamed_cast_filled_or_filtered_by(parquet: str, table
     assert kept.column("y").to_pylist() == [v for v in table.column("label").to_pylist() if v != "a"]
     by_other = read(source_of(parquet, Filter("price > 0"), label="label"))
     assert by_other.column("id").to_pylist() == table.filter(pc.field("price") > 0).column("id").to_pylist()
+
+
+def test_a_filter_compares_times_with_texts(tmp_path: Path) -> None:
+    days = pa.array([0, 18262, 20000], pa.int32()).cast(pa.date32())
+    pq.write_table(pa.table({"id": range(3), "day": days}), tmp_path / "a.parquet")
+    (tmp_path / "a.csv").write_text("id,day\n0,1970-01-01\n1,2020-01-01\n2,2024-10-04\n")
+    for name in ("a.parquet", "a.csv"):
+        steps = (Rename((("day", "d"),)), Filter("d >= '2020-01-01'"))
+        source = open_prepared(str(tmp_path / name), None, "auto", PrepareOptions(steps=steps))
+        assert [row["id"] for row in completed(source)] == [1, 2]
 
 
 def test_labels_read_no_column_that_they_do_not_need(parquet: str, monkeypatch: pytest.MonkeyPatch) -> None:

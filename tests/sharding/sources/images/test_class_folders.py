@@ -78,7 +78,7 @@ def test_a_damaged_image_is_named(tmp_path: Any, damage: Callable[[], bytes]) ->
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.png").write_bytes(noise_image(1))
     (tmp_path / "cat" / "2.png").write_bytes(damage())
-    with pytest.raises(SourceError, match=r"cat/2\.png: the image is damaged or cut short"):
+    with pytest.raises(SourceError, match=r"cat/2\.png: the image is (damaged or cut short|empty)"):
         completed(open_source(str(tmp_path), None))
 
 
@@ -113,11 +113,19 @@ def test_a_glob_names_some_of_the_images(tmp_path: Any, pattern: str, found: lis
     assert [(row["label"], row["path"]) for row in completed(source)] == [(name.split("/")[0], name) for name in found]
 
 
-@pytest.mark.parametrize("suffix", ["heic", "heif", "jxl"])
-def test_an_image_of_an_unreadable_format_is_not_left_out(tmp_path: Any, suffix: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "data", "fault"),
+    [
+        ("1.heic", b"\0\0\0\x18ftypheic\0\0\0\0", "HEIC, .* decodes: convert it to JPEG or PNG"),
+        ("1.jpg", b"\0\0\0\x18ftypmif1\0\0\0\0", "HEIC, .* decodes: convert it to JPEG or PNG"),
+        ("1.jxl", b"\xff\n\xfa\x1f", "JPEG XL, .* decodes: convert it to JPEG or PNG"),
+        ("1.png", b"", r"empty \(0 bytes\)"),
+    ],
+)
+def test_an_image_of_an_unreadable_format_is_not_left_out(tmp_path: Any, name: str, data: bytes, fault: str) -> None:
     (tmp_path / "cat").mkdir()
-    (tmp_path / "cat" / f"1.{suffix}").write_bytes(b"\0\0\0\x18ftypheic\0\0\0\0")
-    with pytest.raises(SourceError, match=rf"cat/1\.{suffix}: the image is damaged .*no known image format"):
+    (tmp_path / "cat" / name).write_bytes(data)
+    with pytest.raises(SourceError, match=rf"cat/{name}: the image is {fault}; fix or remove it, or skip"):
         completed(open_source(str(tmp_path), None))
 
 

@@ -2,12 +2,14 @@
 
 import json
 import zipfile
+from base64 import b64encode
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pyarrow.parquet.encryption as encryption
 import pytest
 
 from ringfeed.sharding import SourceError
@@ -204,3 +206,22 @@ def test_int96_times_beyond_nanoseconds_are_refused(tmp_path: Path, nest: Any, d
     with pytest.raises(SourceError, match=r"x\.parquet: column 'x' holds a time outside of the years 1677 to 2262"):
         completed(far)
     assert completed(far.narrow(["id"])) == [{"id": 0}, {"id": 1}]
+
+
+@pytest.mark.parametrize("plaintext_footer", [False, True])
+def test_an_encrypted_file_is_called_that(tmp_path: Path, plaintext_footer: bool) -> None:
+    class Keys(encryption.KmsClient):  # type: ignore[misc]
+        def wrap_key(self, key: bytes, master: str) -> bytes:
+            return b64encode(key)
+
+    config = encryption.EncryptionConfiguration(
+        footer_key="f", column_keys={"c": ["x"]}, plaintext_footer=plaintext_footer
+    )
+    factory = encryption.CryptoFactory(lambda _: Keys())
+    properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), config)
+    table = pa.table({"x": [1, 2], "y": [3, 4]})
+    path = tmp_path / "x.parquet"
+    with pq.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
+        writer.write_table(table)
+    with pytest.raises(SourceError, match=r"x\.parquet is encrypted \(Parquet's .*; read it with pyarrow and its keys"):
+        completed(open_source(str(path), None))

@@ -1,0 +1,116 @@
+"""What a build says of its source before it reads the records: names that it refuses, and what may be a mistake."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Sequence
+
+from ..common.unicode_twins import unicode_twins
+from ..dataset.manifest import Manifest
+from ..errors import ConfigError
+from ..messages import counted, listed, some_of
+from ..schema import RESERVED_NAMES, Schema
+from ..sources import Source
+from ..sources.base import Part, unwrap
+from ..sources.files.find import has_pattern, list_entries
+from ..sources.files.http_listing import is_web
+from ..sources.images.class_folders import ImageFolderSource
+from ..sources.split_files import SplitSource
+from ..sources.split_names import warn_of_splits
+from .options import BuildOptions
+
+__all__ = ["survey", "warn_of_rotated_images", "warn_of_twins"]
+
+_logger = logging.getLogger(__name__)
+_PANDAS_INDEX = re.compile(r"__index_level_\d+__")
+
+
+def survey(source: Source, options: BuildOptions) -> None:
+    """Refuse columns with names of the loader's own, and warn of what may be a mistake.
+
+    Warns of splits that are mixed, the index of a pandas DataFrame among the columns, folders of classes that hold no
+    image, and names of columns or files that differ only in their Unicode form.
+
+    Raises:
+        ConfigError: a column has a reserved name.
+    """
+    _check_names(source.schema)
+    if not options.split_files and options.deciding_column is None:
+        warn_of_splits(source, options.source)
+    for name in filter(_PANDAS_INDEX.fullmatch, source.schema.names):
+        _logger.warning(
+            "the column %r is the index of a pandas DataFrame, and is stored like the others; leave it out with "
+            "--drop-columns %s",
+            name, name,
+        )  # fmt: skip
+    warn_of_twins("column", source.schema.names, "rename one with --rename, or drop it")
+    base, files = unwrap(source), set[str]()
+    for folders, names in _image_folders(base):
+        _warn_of_empty_folders(folders, names)
+        files.update(f"{folders.root}{name}" for name in names if not name.isascii())
+    files.update(part.path for part in base.parts if not part.path.isascii())
+    warn_of_twins("file", sorted(files), "remove one of each pair if it is a copy")
+
+
+def warn_of_twins(noun: str, names: Sequence[str], remedy: str) -> None:
+    """Warn of names that differ only in their Unicode form."""
+    twins = unicode_twins(names)
+    if twins:
+        one, other = twins[0]
+        _logger.warning(
+            "%s of names of %s differ only in their Unicode form, such as %s and %s; they are kept apart: %s",
+            counted(len(twins), "pair"), f"{noun}s" if noun != "class" else "classes", ascii(one), ascii(other), remedy,
+        )  # fmt: skip
+
+
+def warn_of_rotated_images(manifest: Manifest) -> None:
+    """Warn of images that EXIF says to turn or mirror."""
+    for name in [feature.name for feature in manifest.schema.features if feature.is_image]:
+        found = [split.statistics[name].image for split in manifest.splits.values() if name in split.statistics]
+        rotated = sum(image.rotated for image in found if image)
+        if rotated:
+            images = sum(image.images for image in found if image)
+            _logger.warning(
+                "%s turned or mirrored by EXIF (column %r), which loaders ignore; --encode jpeg:90 stores them upright",
+                some_of(rotated, images, "image", "is/are"), name,
+            )  # fmt: skip
+
+
+def _check_names(schema: Schema) -> None:
+    for name in schema.names:
+        if name in RESERVED_NAMES:
+            label = f" --label {name}_1" if name == schema.label else ""
+            raise ConfigError(
+                f"a column is called {name!r}, as is what the loader adds to each batch; rename it with "
+                f"--rename {name}={name}_1{label}, or leave it out with --drop-columns {name}"
+            )
+
+
+def _image_folders(base: Source) -> Iterator[tuple[ImageFolderSource, list[str]]]:
+    """Yield each source of class folders, one for each split, and the paths of its images."""
+
+    def names(parts: Iterable[Part]) -> list[str]:
+        return [name for part in parts for name in part.pieces[0]]
+
+    if isinstance(base, ImageFolderSource):
+        yield base, names(base.parts)
+    elif isinstance(base, SplitSource):
+        for number, split in enumerate(base.splits):
+            if isinstance(split, ImageFolderSource):
+                yield split, names(part for part in base.parts if part.split == number)
+
+
+def _warn_of_empty_folders(source: ImageFolderSource, names: Sequence[str]) -> None:
+    if has_pattern(source.url) or is_web(source.url):
+        return
+    try:
+        folders, _ = list_entries(source.url)
+    except Exception:  # whatever a client raises: the images were found
+        return
+    empty = sorted(set(folders) - {name.partition("/")[0] for name in names})
+    if empty:
+        _logger.warning(
+            "%s no image and no class of the dataset: %s", counted(len(empty), "folder", "holds/hold"),
+            listed([repr(name) for name in empty]),
+        )  # fmt: skip
