@@ -25,7 +25,7 @@ from ringfeed.sharding.building.bucketing import Bucketing
 from ringfeed.sharding.building.shard_plan import plan_assignment, plan_split_counts
 from ringfeed.sharding.common.checksums import PREFIX
 from ringfeed.sharding.compute.class_counts import ClassCounts
-from ringfeed.sharding.dataset.file_names import index_name, shard_name
+from ringfeed.sharding.dataset.file_names import NAMES
 from ringfeed.sharding.dataset.shard_table import seal
 from ringfeed.sharding.dataset.statistics import FeatureStatistics
 from ringfeed.sharding.schema import Feature, Schema
@@ -201,7 +201,7 @@ def _assignment() -> Assignment:
 
 
 def _shard(split: str, number: int, shards: int, counts: ClassCounts) -> ShardInfo:
-    path, records = shard_name(0, split, number, shards, "tfrecord"), sum(counts)
+    path, records = NAMES.shard(0, split, number, shards, "tfrecord"), sum(counts)
     digits = np.random.default_rng(number).bytes(32).hex()
     return ShardInfo(
         split=split,
@@ -210,7 +210,7 @@ def _shard(split: str, number: int, shards: int, counts: ClassCounts) -> ShardIn
         records=records,
         checksum=PREFIX + digits[:32],
         class_counts=counts,
-        index_path=index_name(path),
+        index_path=NAMES.index(path),
         index_bytes=records * 20,
         index_checksum=PREFIX + digits[32:],
     )

@@ -4,7 +4,7 @@ Only public names and the two commands are used, so modules can move without a c
 `golden/digests.json` and `golden/flags.txt`; ``python -m tests.test_golden`` writes both anew.
 
 Arrow encodes the same rows to other bytes in another version. So each dataset has two digests: `content` decodes what
-Arrow wrote (Parquet shards, indexes, `shards.parquet`) and leaves out the sizes, checksums and fingerprints of such
+Arrow wrote (Parquet shards, indexes, the shard table) and leaves out the sizes, checksums and fingerprints of such
 files; `bytes` is of every file as it is, and is checked only under the versions that the digests were made with.
 """
 
@@ -241,12 +241,12 @@ def _files(folder: str) -> list[Path]:
 
 def _content(path: Path, *, source: str, shard_format: str) -> bytes:
     """What a file of a dataset says, whichever version of Arrow wrote it."""
-    if path.suffix == ".arrow":
+    if path.suffix == ".index":
         with pa.ipc.open_file(path) as reader:  # its metadata has checksums of a Parquet shard's blocks
             return _json(reader.read_all().to_pylist())
-    if path.suffix == ".parquet":
+    if path.suffix in (".parquet", ".table"):
         of_arrow = {"index_bytes", "index_checksum"} | ({"bytes", "checksum"} if shard_format == "parquet" else set())
-        is_table = path.name.startswith("shards")
+        is_table = path.suffix == ".table"
         return _json(pq.ParquetFile(path).read().to_pylist(), frozenset(of_arrow if is_table else ()))
     if path.name == "dataset.json":
         value = json.loads(path.read_bytes())
@@ -267,10 +267,10 @@ def digest_datasets() -> Digests:
     """Both digests of each dataset."""
     found = {}
     for name in DATASETS:
-        about = json.loads(Path(name, "dataset.json").read_bytes())
+        about = json.loads(Path(name, "_ringfeed/dataset.json").read_bytes())
         kinds = {"source": str(BUILDS.get(name, {}).get("source", "")), "shard_format": about["shard_format"]}
         if name == "resharded":  # its source's fingerprint follows from the checksums of a table
-            kinds["source"] = "csv-tfrecord/shards.parquet"
+            kinds["source"] = "csv-tfrecord/_ringfeed/shards.table.parquet"
         names = [path.relative_to(name).as_posix().encode() for path in _files(name)]
         contents = [_content(path, **kinds) for path in _files(name)]
         raw = [path.read_bytes() for path in _files(name)]

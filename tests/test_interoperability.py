@@ -1,9 +1,11 @@
 """The lines of docs/interoperability.md open a dataset with the program that they name, and read what was built."""
 
 import gc
+import importlib
 import json
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import warnings
@@ -13,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.csv
 import pytest
 
-from ringfeed.sharding import open_dataset, read_records
+from ringfeed.sharding import AppendOptions, append, open_dataset, read_records
 from tests.servers.petastorm import run_with_petastorm
 
 PAGE = (Path(__file__).resolve().parent.parent / "docs" / "interoperability.md").read_text()
@@ -86,6 +89,7 @@ def in_webdataset(names: dict[str, Any]) -> Rows:
 READERS: dict[str, Callable[[dict[str, Any]], Rows]] = {
     "TensorFlow Datasets": in_tfds,
     "PyArrow": lambda names: in_table(names["train"].to_table()),
+    "pandas": lambda names: in_table(pa.Table.from_pandas(names["train"], preserve_index=False)),
     "DuckDB": lambda names: in_table(names["train"].to_arrow_table()),
     "Polars": lambda names: in_table(names["train"].collect().to_arrow()),
     "Hugging Face datasets": in_huggingface,
@@ -112,6 +116,55 @@ def test_it_reads_what_was_built(program: str, expected: Rows) -> None:
     names: dict[str, Any] = {}
     exec(SNIPPETS[program], names)
     assert READERS[program](names) == expected
+
+
+OPENED: dict[str, Callable[[str], Any]] = {  # how each program opens a folder; returns the ids of all records
+    "pyarrow.dataset": lambda url: importlib.import_module("pyarrow.dataset").dataset(url).to_table()["id"].to_pylist(),
+    "pandas": lambda url: importlib.import_module("pandas").read_parquet(url)["id"].tolist(),
+    "dask.dataframe": lambda url: importlib.import_module("dask.dataframe").read_parquet(url)["id"].compute().tolist(),
+    "duckdb": lambda url: [row[0] for row in importlib.import_module("duckdb").sql(f"SELECT id FROM '{url}/*.parquet'")
+                           .fetchall()],
+    "polars": lambda url: importlib.import_module("polars").read_parquet(f"{url}/*.parquet")["id"].to_list(),
+    "datasets": lambda url: [
+        id_ for part in importlib.import_module("datasets").load_dataset(url).values() for id_ in part["id"]
+    ],
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def appended(folder: Path) -> Path:
+    """Datasets of both formats with a second generation, whose ids follow those of the first."""
+    rows = pyarrow.csv.read_csv(folder / "flights.csv")
+    more = pa.compute.add(rows["id"], ROWS)
+    pyarrow.csv.write_csv(rows.set_column(0, "id", more), folder / "more.csv")
+    for name in ("shards", "tables"):
+        shutil.copytree(folder / name, folder / "appended" / name)
+        append(AppendOptions(source=str(folder / "more.csv"), destination=str(folder / "appended" / name)))
+    return folder / "appended"
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # of pandas, to Dask
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("program", OPENED)
+def test_it_opens_a_folder_with_all_that_was_appended(program: str, folder: Path, appended: Path) -> None:
+    pytest.importorskip(program)
+    assert sorted(OPENED[program](str(folder / "tables"))) == list(range(ROWS))
+    assert sorted(OPENED[program](str(appended / "tables"))) == list(range(2 * ROWS))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorflow_datasets.*")
+@pytest.mark.usefixtures("here")
+def test_tfds_opens_a_folder_with_all_that_was_appended(appended: Path) -> None:
+    builder = pytest.importorskip("tensorflow_datasets").builder_from_directory(appended / "shards")
+    found = builder.as_dataset(split="train_g00000+train_g00001+test_g00000+test_g00001").as_numpy_iterator()
+    assert sorted(int(record["id"]) for record in found) == list(range(2 * ROWS))
+
+
+@pytest.mark.usefixtures("here")
+def test_huggingface_takes_no_file_of_tfrecord_shards_for_data(appended: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    with pytest.raises(FileNotFoundError, match=r"No .*data files"):
+        datasets.load_dataset(str(appended / "shards"))
 
 
 @pytest.mark.usefixtures("here")

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 
+from ...sharding.formats.parquet_tensors import plain_lists
 from .where_expression import RowFilter
 
 __all__ = ["FilteredRows", "filter_parquet", "filter_records"]
@@ -74,7 +75,7 @@ def filter_parquet(file: IO[bytes] | pa.NativeFile, row_filter: RowFilter, *, ch
     first = np.cumsum([0, *(group.num_rows for group in groups)])
     rows, rows_in_groups, passed = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
     for number in chosen:
-        table = reader.read_row_group(number, columns=sorted(row_filter.columns), use_threads=False)
+        table = plain_lists(reader.read_row_group(number, columns=sorted(row_filter.columns), use_threads=False))
         found = row_filter.rows({name: _one(table.column(name)) for name in row_filter.columns})
         rows.append(first[number] + found)
         rows_in_groups.append(passed + found)

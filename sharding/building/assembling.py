@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ..assignment.assignment import Assignment
-from ..dataset.file_names import index_name, shard_name
+from ..dataset.file_names import FileNames
 from ..destination.journal import ShardResult, record_shards
 from ..destination.spill import Spill
 from ..errors import SourceError
@@ -40,11 +40,11 @@ class BucketInput:
     batches: Sequence[tuple[int, Sequence[int]]]
 
 
-def shard_names(assignment: Assignment, shard: int, shard_format: str) -> tuple[str, str]:
+def shard_names(names: FileNames, assignment: Assignment, shard: int, shard_format: str) -> tuple[str, str]:
     """File names of a shard and of its index."""
     split, number = assignment.shard(shard)
-    path = shard_name(assignment.generation, split.name, number, split.shards, shard_format)
-    return path, index_name(path)
+    path = names.shard(assignment.generation, split.name, number, split.shards, shard_format)
+    return path, names.index(path)
 
 
 def assemble_bucket(
@@ -74,7 +74,7 @@ def assemble_bucket(
         rows = np.empty_like(row_of_slot)
         rows[row_of_slot] = row_of_place[first : first + len(row_of_slot)]
         split, _ = assignment.shard(number)
-        path, index_path = shard_names(assignment, number, target.shard_format)
+        path, index_path = shard_names(target.names, assignment, number, target.shard_format)
         name = ShardName(number=number, split=split.name, path=path, index_path=index_path)
         blocks = _blocks(source, table, rows, target.block_rows)
         results.append(write_shard(blocks, source.schema, target, small, name, len(split.class_counts)))

@@ -8,7 +8,6 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 
 from ..dataset.earlier_shards import EarlierShards
-from ..dataset.file_names import rejected_name
 from ..dataset.manifest import Manifest, ShardInfo, file_info
 from ..dataset.shard_table import seal
 from ..dataset.tfds_files import tfds_files
@@ -180,6 +179,7 @@ def _write_shards(
         compression=options.codec,
         layout=common_layout(plan, options, parts),
         block_rows=plan.block_rows,
+        names=plan.names,
         dali_index=options.dali_index,
     )
     totals = BuildTotals(plan.assignment)
@@ -193,7 +193,7 @@ def _write_shards(
     manifest = _describe(plan, options, target, totals)
     companions = tfds_files(manifest, infos) if plan.base is None else {}
     if plan.rejected:
-        companions |= {rejected_name(plan.assignment.generation): encode_rejected(plan.rejected)}
+        companions |= {plan.names.rejected(plan.assignment.generation): encode_rejected(plan.rejected)}
     return _with_companions(draft, manifest, companions), infos
 
 
@@ -212,12 +212,13 @@ def _describe(plan: BuildPlan, options: BuildOptions, target: ShardTarget, total
         writer=program_version(),
         plan=target.plan,
         files=totals.files(),
+        shards_path=target.names.table(0),
     )
 
 
 def _with_companions(draft: DatasetDraft, manifest: Manifest, companions: Mapping[str, bytes]) -> Manifest:
     """Write companion files; returns the manifest with them listed."""
-    draft.write_all(companions)
+    draft.write_companions(companions)
     files = dict(manifest.files) | {path: file_info(data) for path, data in companions.items()}
     return replace(manifest, files=files)
 

@@ -17,6 +17,7 @@ from ..assignment.label_counts import StratumCounts, first_ordinals
 from ..assignment.placement import Placement
 from ..assignment.size_balance import SizeBalance
 from ..compute.keyed_random import derive_key
+from ..dataset.file_names import NAMES, FileNames
 from ..dataset.manifest import Manifest
 from ..engines.memory import BLOCK_BYTES, ClassBytes, RecordBytes
 from ..schema import class_array
@@ -60,6 +61,11 @@ class BuildPlan:
     dealt: SizeBalance | None = None
     digest: str = ""
     base: Manifest | None = None
+
+    @property
+    def names(self) -> FileNames:
+        """The names of the dataset's files."""
+        return NAMES if self.base is None else self.base.names
 
     @property
     def placements(self) -> Iterator[Placement]:

@@ -7,7 +7,6 @@ from dataclasses import replace
 
 from ..compute.class_counts import pad_counts
 from ..dataset.dataset import Dataset
-from ..dataset.file_names import table_name
 from ..dataset.manifest import Manifest, ShardInfo, SplitInfo
 from ..dataset.statistics import merge_statistics
 from ..dataset.tfds_files import is_tfds_file
@@ -34,7 +33,7 @@ def merge_generation(base: Dataset, added: Manifest, shards: Sequence[ShardInfo]
         classes=added.classes,
         splits=_merge_splits(manifest.splits, added.splits, classes),
         layout=manifest.layout if kept else None,
-        shards_path=table_name(len(generations) - 1),
+        shards_path=manifest.names.table(len(generations) - 1),
         files={path: info for path, info in manifest.files.items() if not is_tfds_file(path)} | dict(added.files),
         lost=tuple(
             replace(entry, class_counts=tuple(pad_counts(entry.class_counts, classes))) for entry in manifest.lost

@@ -18,6 +18,7 @@ import pyarrow as pa
 from ..common.checksums import Checksum, checksum
 from ..compute.class_counts import ClassCounts
 from ..dataset import dali_index
+from ..dataset.file_names import NAMES, FileNames
 from ..dataset.manifest import ShardInfo, file_info
 from ..dataset.statistics import FeatureStatistics, merge_statistics, summarise
 from ..destination.journal import ShardResult
@@ -47,6 +48,7 @@ class ShardTarget:
         compression: compression of the shards.
         layout: layout that all records share; None if they share none.
         block_rows: rows that are read, encoded and written at a time; one row group of Parquet.
+        names: names of the dataset's files.
         dali_index: whether each shard gets an index for NVIDIA DALI.
     """
 
@@ -56,11 +58,17 @@ class ShardTarget:
     compression: str
     layout: RecordLayout | None
     block_rows: int
+    names: FileNames
     dali_index: bool = False
 
     def encoding(self) -> dict[str, Any]:
         """Keyword arguments of the encoders."""
-        return {"shard_format": self.shard_format, "compression": self.compression, "layout": self.layout}
+        return {
+            "shard_format": self.shard_format,
+            "compression": self.compression,
+            "layout": self.layout,
+            "tensors": self.names == NAMES,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +139,7 @@ def write_shard(
     else:
         sink, index = _write_blocks(ready, counted, schema, target, name.path)
         data_bytes, data_checksum = sink.tell(), sink.checksum
-    dali_file = {dali_index.index_name(name.path): dali_index.index_text(index)} if target.dali_index else {}
+    dali_file = {target.names.dali(name.path): dali_index.index_text(index)} if target.dali_index else {}
     files |= {name.index_path: index, **dali_file}
     if is_small:
         small.add(files)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..errors import RingfeedError
 from ..storage.file_contents import FileInfo, open_decompressed
 from ..storage.storage import Storage
-from . import dali_index as dali
+from .dali_index import index_text
 from .damage import Damage, first_difference, kind_of_size
 from .dataset import read_checked
 from .manifest import Manifest, ShardInfo, file_info
@@ -22,7 +22,7 @@ __all__ = ["locate_in_companion", "rebuild_companion", "shard_of_index"]
 
 def shard_of_index(path: str, shards: Sequence[ShardInfo]) -> ShardInfo | None:
     """Return the shard whose DALI index is at `path`."""
-    return next((shard for shard in shards if dali.index_name(shard.path) == path), None)
+    return next((shard for shard in shards if shard.dali_path == path), None)
 
 
 def rebuild_companion(storage: Storage, manifest: Manifest, shards: Sequence[ShardInfo], path: str) -> bytes | None:
@@ -37,7 +37,7 @@ def rebuild_companion(storage: Storage, manifest: Manifest, shards: Sequence[Sha
     shard = shard_of_index(path, shards)
     if shard is None:
         return None
-    return dali.index_text(read_checked(storage, shard.index_path, shard.index_bytes, shard.index_checksum))
+    return index_text(read_checked(storage, shard.index_path, shard.index_bytes, shard.index_checksum))
 
 
 def locate_in_companion(

@@ -21,8 +21,8 @@ from ..formats.example_encode import RecordLayout, is_layout_of
 from ..formats.shard_encode import COMPRESSIONS
 from ..messages import brief
 from ..schema import class_array
-from .file_names import TABLE_NAMES
-from .manifest import MANIFEST_NAME, Manifest, ShardInfo
+from .file_names import MANIFEST_NAME, TABLE_NAMES
+from .manifest import Manifest, ShardInfo
 
 __all__ = ["check_manifest", "check_shards", "check_table", "contradiction_error", "corruption_errors"]
 
@@ -54,7 +54,7 @@ def check_table(manifest: Manifest, shards: Sequence[ShardInfo], where: str) -> 
     """
     if strange := set(map(attrgetter("split"), shards)).difference(manifest.splits):
         raise contradiction_error(where, f"it has shards of split {min(strange)!r}, unknown to {MANIFEST_NAME}")
-    others = (MANIFEST_NAME, manifest.shards_path, *manifest.files)
+    others = (manifest.names.manifest, manifest.shards_path, *manifest.files)
     names = {*others, *map(attrgetter("path"), shards), *map(attrgetter("index_path"), shards)}
     if len(names) < len(others) + 2 * len(shards):
         raise contradiction_error(where, "two of its files have one name")

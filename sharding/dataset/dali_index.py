@@ -8,16 +8,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["index_name", "index_text"]
-
-
-def index_name(shard_path: str) -> str:
-    """Return the name of a shard's DALI index.
-
-    >>> index_name("train-00000-of-00016.tfrecord")
-    'train-00000-of-00016.idx'
-    """
-    return shard_path.removesuffix(".tfrecord") + ".idx"
+__all__ = ["index_text"]
 
 
 def index_text(index: pa.Buffer) -> bytes:

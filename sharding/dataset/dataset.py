@@ -21,8 +21,9 @@ from ..storage.lease import LEASE_NAME
 from ..storage.storage import Storage, StorageLike, as_storage
 from .consistency import check_manifest, check_shards, corruption_errors
 from .damage import content_problem
-from .file_names import salvaged_name
-from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo
+from .file_names import ALL_NAMES, MANIFEST_NAME, OWN_FOLDER, FileNames, salvaged_name
+from .manifest import Manifest, ShardInfo
+from .own_folder import holds_dataset, read_manifest
 from .shard_table import decode_shards
 
 __all__ = ["Dataset", "no_dataset_error", "open_dataset", "read_checked", "read_records", "repair_hint"]
@@ -61,17 +62,17 @@ def open_dataset(location: StorageLike) -> Dataset:
     storage.check_reachable()
     now = _read_manifest(storage)
     while True:
-        data = now
+        names, data = now
         try:
-            manifest = _decoded(storage, data)
-            check_manifest(manifest, storage.locate(MANIFEST_NAME))
+            manifest = _decoded(storage, names, data)
+            check_manifest(manifest, storage.locate(names.manifest))
         except CorruptionError as error:
             raise CorruptionError(f"{error}; {repair_hint(storage)}") from error
         try:
             table = read_checked(storage, manifest.shards_path, manifest.shards_bytes, manifest.shards_checksum)
         except CorruptionError:
             now = _read_manifest(storage)
-            if now == data:
+            if now == (names, data):
                 raise
         else:
             where = storage.locate(manifest.shards_path)
@@ -80,23 +81,23 @@ def open_dataset(location: StorageLike) -> Dataset:
             return Dataset(storage=storage, manifest=manifest, shards=shards)
 
 
-def _read_manifest(storage: Storage) -> bytes:
+def _read_manifest(storage: Storage) -> tuple[FileNames, bytes]:
     try:
-        return storage.read(MANIFEST_NAME)
+        return read_manifest(storage)
     except FileNotFoundError as error:
-        names = SHARDS_NAME, salvaged_name(SHARDS_NAME)
-        table = next(filter(storage.exists, names), None)  # no listing: there may be millions of files
+        tables = {path: names for names in ALL_NAMES for path in (names.table(0), salvaged_name(names.table(0)))}
+        table = next(filter(storage.exists, tables), None)  # no listing: there may be millions of files
         if table and not storage.exists(LEASE_NAME):
-            raise DatasetError(
-                f"{storage.locate(MANIFEST_NAME)} is missing, but {table} is there; {repair_hint(storage)}"
-            ) from error
+            where = storage.locate(tables[table].manifest)
+            raise DatasetError(f"{where} is missing, but {table} is there; {repair_hint(storage)}") from error
         raise no_dataset_error(storage) from error
     except StorageError as error:
         path = Path(storage.locate())
         if not isinstance(error.__cause__, NotADirectoryError) or not path.is_file():
             raise
-        if (path.parent / MANIFEST_NAME).exists():
-            advice = f"name its folder, {path.parent}"
+        folder = path.parent.parent if path.parent.name == OWN_FOLDER else path.parent
+        if holds_dataset(Storage(str(folder))):
+            advice = f"name its folder, {folder}"
         else:
             advice = f"make one with: shard-dataset build {shlex.quote(str(path))} DST --label COL"
         raise DatasetError(f"{error}: {path} is a file, and a dataset is a folder; {advice}") from error
@@ -110,14 +111,14 @@ def no_dataset_error(storage: Storage) -> DatasetError:
     )
 
 
-def _decoded(storage: Storage, data: bytes) -> Manifest:
-    path = storage.locate(MANIFEST_NAME)
+def _decoded(storage: Storage, names: FileNames, data: bytes) -> Manifest:
+    path = storage.locate(names.manifest)
     try:
         return Manifest.decode(data, path)
     except CorruptionError:
         if storage.local_path is not None:
             raise
-        return Manifest.decode(storage.read(MANIFEST_NAME), path)  # the transfer may have damaged it
+        return Manifest.decode(storage.read(names.manifest), path)  # the transfer may have damaged it
 
 
 def read_checked(storage: Storage, path: str, expected_bytes: int, expected_checksum: str) -> pa.Buffer:

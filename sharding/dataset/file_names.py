@@ -1,6 +1,7 @@
 """Names of a dataset's files, by generation: a build writes generation 0, each append the next one.
 
-Pure. `manifest.Generation` describes a generation, `building/append.py` adds one.
+Pure. `manifest.Generation` describes a generation, `building/append.py` adds one. `own_folder.py` finds out which names
+a dataset has.
 
 Tested by its examples and in tests/sharding/building/test_append.py.
 """
@@ -8,73 +9,117 @@ Tested by its examples and in tests/sharding/building/test_append.py.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 from ..errors import ConfigError
 
 __all__ = [
-    "FOLDER_NAMES", "GENERATION_FILES", "INDEX_SUFFIX", "REJECTED_NAME", "SHARD_NAMES", "TABLE_NAMES",
-    "check_split_name", "folder_of", "generation_of", "index_name", "rejected_name", "repairs_of", "salvaged_name",
-    "shard_name", "table_name", "table_order",
+    "ALL_NAMES", "MANIFEST_NAME", "NAMES", "OLD_NAMES", "OWN_FOLDER", "REJECTED_NAMES", "SHARD_NAMES", "TABLE_NAMES",
+    "FileNames", "check_split_name", "generation_of", "is_later_file", "names_of", "repairs_of", "salvaged_name",
+    "table_order",
 ]  # fmt: skip
 
-INDEX_SUFFIX = ".index.arrow"
-_NUMBER = r"g(\d{5,})"
+OWN_FOLDER = "_ringfeed"
+MANIFEST_NAME = "dataset.json"
 _SALVAGED = r"\.salvaged(?:-(\d+))?"
-FOLDER_NAMES = re.compile(r"g\d{5,}")
-TABLE_NAMES = re.compile(rf"shards(?:-{_NUMBER})?(?:{_SALVAGED})?\.parquet")
+_INDEX = r"\.index(?:\.arrow)?"
+TABLE_NAMES = re.compile(rf"(?:{OWN_FOLDER}/)?shards(?:-g(\d{{5,}}))?(?:{_SALVAGED})?\.(?:table|parquet)")
 SHARD_NAMES = re.compile(  # shards, indexes and DALI indexes; groups: the split, the shard's number
-    rf"(?:{FOLDER_NAMES.pattern}/)?(\w+)-(\d{{5,}})-of-\d{{5,}}(?:{_SALVAGED})?\.(?:tfrecord|parquet|index\.arrow|idx)"
+    rf"(?:{OWN_FOLDER}/|g\d{{5,}}/)?(\w+)-(?:g\d{{5,}}-)?(\d{{5,}})-of-\d{{5,}}(?:{_SALVAGED})?"
+    rf"(?:\.tfrecord|\.parquet|{_INDEX}|\.idx)"
 )
-GENERATION_FILES = re.compile(rf"{_NUMBER}/.*|{TABLE_NAMES.pattern}")  # all but the first generation's
+REJECTED_NAMES = re.compile(rf"(?:{OWN_FOLDER}/)?rejected(?:-g\d{{5,}})?\.jsonl|g\d{{5,}}/rejected\.jsonl")
+_GENERATION = re.compile(r"g(\d{5,})/|.*-g(\d{5,})(?:-\d{5,}-of-|\.)")
 
 
-def folder_of(generation: int) -> str:
-    """Return the prefix of the names of a generation's shards.
+@dataclass(frozen=True, slots=True)
+class FileNames:
+    """Names of the files of one dataset.
 
-    >>> folder_of(0), folder_of(1)
-    ('', 'g00001/')
+    Attributes:
+        own: folder of the files that only ringfeed reads, with a slash at its end. Its name begins with an underscore,
+            and its files have suffixes of their own, so other programs that open the dataset's folder pass them over.
+            Empty for datasets of earlier versions: there they lie beside the shards, and each append has a folder.
+
+    >>> NAMES.shard(1, "train", 0, 4, "parquet"), OLD_NAMES.shard(1, "train", 0, 4, "parquet")
+    ('train-g00001-00000-of-00004.parquet', 'g00001/train-00000-of-00004.parquet')
+    >>> NAMES.index("train-00000-of-00004.parquet"), OLD_NAMES.index("g00001/train-00000-of-00004.parquet")
+    ('_ringfeed/train-00000-of-00004.index', 'g00001/train-00000-of-00004.index.arrow')
+    >>> NAMES.table(0), NAMES.table(1), OLD_NAMES.table(1)
+    ('_ringfeed/shards.table', '_ringfeed/shards-g00001.table', 'shards-g00001.parquet')
+    >>> NAMES.rejected(1), OLD_NAMES.rejected(1)
+    ('_ringfeed/rejected-g00001.jsonl', 'g00001/rejected.jsonl')
     """
-    return f"g{generation:05d}/" if generation else ""
+
+    own: str
+
+    @property
+    def manifest(self) -> str:
+        """The name of the manifest."""
+        return self.own + MANIFEST_NAME
+
+    def table(self, generation: int) -> str:
+        """The name of the table that lists the shards of a generation and of all before it."""
+        suffix = ".table" if self.own else ".parquet"
+        return f"{self.own}shards{f'-g{generation:05d}' if generation else ''}{suffix}"
+
+    def folder(self, generation: int) -> str:
+        """The folder of a generation's files, with a slash at its end; empty for the dataset's own folder."""
+        return f"g{generation:05d}/" if generation and not self.own else ""
+
+    def stem(self, generation: int, split: str) -> str:
+        """What the names of the shards of a generation and split begin with."""
+        return f"{self.folder(generation)}{split}-{f'g{generation:05d}-' if generation and self.own else ''}"
+
+    def shard(self, generation: int, split: str, number: int, shards: int, shard_format: str) -> str:
+        """The name of a shard.
+
+        Args:
+            generation: its generation.
+            split: its split.
+            number: its number within generation and split.
+            shards: number of shards of that generation and split.
+            shard_format: ``tfrecord`` or ``parquet``.
+        """
+        return f"{self.stem(generation, split)}{number:05d}-of-{shards:05d}.{shard_format}"
+
+    @property
+    def index_suffix(self) -> str:
+        """What the names of the shards' indexes end in."""
+        return ".index" if self.own else ".index.arrow"
+
+    def index(self, shard_path: str) -> str:
+        """The name of a shard's index."""
+        return self.own + shard_path.rpartition(".")[0] + self.index_suffix
+
+    def dali(self, shard_path: str) -> str:
+        """The name of a shard's index for NVIDIA DALI."""
+        return self.own + shard_path.rpartition(".")[0] + ".idx"
+
+    def rejected(self, generation: int) -> str:
+        """The name of the file that lists the bad records which a generation skipped."""
+        number = f"-g{generation:05d}" if generation and self.own else ""
+        return f"{self.own}{self.folder(generation)}rejected{number}.jsonl"
 
 
-def shard_name(generation: int, split: str, number: int, shards: int, shard_format: str) -> str:
-    """Return the name of a shard.
+NAMES = FileNames(f"{OWN_FOLDER}/")
+OLD_NAMES = FileNames("")
+ALL_NAMES = (NAMES, OLD_NAMES)
 
-    Args:
-        generation: its generation.
-        split: its split.
-        number: its number within generation and split.
-        shards: number of shards of that generation and split.
-        shard_format: ``tfrecord`` or ``parquet``.
 
-    >>> shard_name(1, "train", 0, 4, "tfrecord")
-    'g00001/train-00000-of-00004.tfrecord'
+def names_of(path: str) -> FileNames:
+    """The names in a dataset of which one of ringfeed's own files is at `path`.
+
+    >>> names_of("_ringfeed/shards.table") == NAMES, names_of("shards.parquet") == OLD_NAMES
+    (True, True)
     """
-    return f"{folder_of(generation)}{split}-{number:05d}-of-{shards:05d}.{shard_format}"
-
-
-def index_name(shard_path: str) -> str:
-    """Return the name of a shard's index.
-
-    >>> index_name("train-00000-of-00004.tfrecord")
-    'train-00000-of-00004.index.arrow'
-    """
-    return shard_path.rpartition(".")[0] + INDEX_SUFFIX
-
-
-def table_name(generation: int) -> str:
-    """Return the name of the table that lists the shards of a generation and of all before it.
-
-    >>> table_name(0), table_name(1)
-    ('shards.parquet', 'shards-g00001.parquet')
-    """
-    return f"shards-g{generation:05d}.parquet" if generation else "shards.parquet"
+    return NAMES if path.startswith(NAMES.own) else OLD_NAMES
 
 
 def table_order(name: str) -> tuple[int, int]:
     """Return a key that orders shard tables by age: the generation, and the number of repairs before it.
 
-    >>> table_order("shards.salvaged-2.parquet") < table_order("shards-g00001.parquet")
+    >>> table_order("_ringfeed/shards.salvaged-2.table") < table_order("_ringfeed/shards-g00001.table")
     True
     """
     match = TABLE_NAMES.fullmatch(name)
@@ -86,7 +131,7 @@ def table_order(name: str) -> tuple[int, int]:
 def repairs_of(name: str) -> int:
     """Return the number of repairs that a file's name counts.
 
-    >>> repairs_of("shards.parquet"), repairs_of("shards.salvaged.parquet"), repairs_of("shards.salvaged-2.parquet")
+    >>> repairs_of("shards.table"), repairs_of("shards.salvaged.table"), repairs_of("shards.salvaged-2.table")
     (0, 1, 2)
     """
     match = re.match(rf".*{_SALVAGED}", name)
@@ -96,10 +141,10 @@ def repairs_of(name: str) -> int:
 def salvaged_name(name: str) -> str:
     """Return the name of the file with which a repair replaces this one.
 
-    >>> salvaged_name("train-00000-of-00002.index.arrow"), salvaged_name("shards.salvaged.parquet")
-    ('train-00000-of-00002.salvaged.index.arrow', 'shards.salvaged-2.parquet')
+    >>> salvaged_name("train-00000-of-00002.index"), salvaged_name("shards.salvaged.table")
+    ('train-00000-of-00002.salvaged.index', 'shards.salvaged-2.table')
     """
-    match = re.fullmatch(rf"(.+?)(?:{_SALVAGED})?(\.index\.arrow|\.[a-z]+)", name)
+    match = re.fullmatch(rf"(.+?)(?:{_SALVAGED})?({_INDEX}|\.[a-z]+)", name)
     if match is None:
         raise ValueError(f"{name!r} is not a valid name of a file of a dataset")
     again = f"-{repairs_of(name) + 1}" if repairs_of(name) else ""
@@ -107,25 +152,20 @@ def salvaged_name(name: str) -> str:
 
 
 def generation_of(path: str) -> int:
-    """Return the generation of a shard from the path of either of its files.
+    """Return the generation that wrote a file.
 
-    >>> generation_of("train-00000-of-00002.tfrecord"), generation_of("g00012/train-00000-of-00002.index.arrow")
+    >>> generation_of("train-00000-of-00002.tfrecord"), generation_of("_ringfeed/train-g00012-00000-of-00002.index")
     (0, 12)
+    >>> generation_of("g00012/train-00000-of-00002.tfrecord"), generation_of("g00012-00000-of-00002.tfrecord")
+    (12, 0)
     """
-    match = re.match(rf"{_NUMBER}/", path)
-    return int(match.group(1)) if match else 0
+    match = _GENERATION.match(path)
+    return int(match.group(1) or match.group(2)) if match else 0
 
 
-REJECTED_NAME = "rejected.jsonl"
-
-
-def rejected_name(generation: int) -> str:
-    """Return the path of the file that lists the bad records which a generation skipped.
-
-    >>> rejected_name(0), rejected_name(1)
-    ('rejected.jsonl', 'g00001/rejected.jsonl')
-    """
-    return f"{folder_of(generation)}{REJECTED_NAME}"
+def is_later_file(path: str) -> bool:
+    """Whether a file of a dataset is a shard table, or belongs to another generation than the first."""
+    return generation_of(path) > 0 or TABLE_NAMES.fullmatch(path) is not None
 
 
 def check_split_name(name: str) -> None:

@@ -21,16 +21,14 @@ from ..errors import CorruptionError, DatasetError
 from ..formats.example_encode import RecordLayout
 from ..schema import Schema
 from ..storage.file_contents import FileInfo
-from .file_names import table_name
+from .file_names import MANIFEST_NAME, NAMES, OLD_NAMES, FileNames, names_of
 from .statistics import FeatureStatistics
 
 __all__ = [
-    "FORMAT_VERSION", "MANIFEST_NAME", "SHARDS_NAME", "FileInfo", "Generation", "LostRecords", "Manifest",
+    "FORMAT_VERSION", "MANIFEST_NAME", "FileInfo", "Generation", "LostRecords", "Manifest",
     "ShardInfo", "SplitInfo", "file_info",
 ]  # fmt: skip
 
-MANIFEST_NAME = "dataset.json"
-SHARDS_NAME = table_name(0)
 FORMAT_VERSION = (1, 0)
 
 
@@ -63,7 +61,7 @@ class ShardInfo:
 
     def __post_init__(self) -> None:
         for path in (self.path, self.index_path):
-            _check_inside(path, SHARDS_NAME)
+            _check_inside(path, "the shard table")
 
     @property
     def files(self) -> dict[str, FileInfo]:
@@ -72,6 +70,11 @@ class ShardInfo:
             self.path: FileInfo(bytes=self.bytes, checksum=self.checksum),
             self.index_path: FileInfo(bytes=self.index_bytes, checksum=self.index_checksum),
         }
+
+    @property
+    def dali_path(self) -> str:
+        """Path of its index for NVIDIA DALI, if it has one."""
+        return names_of(self.index_path).dali(self.path)
 
 
 def _check_inside(path: str, where: str) -> None:
@@ -203,7 +206,7 @@ class Manifest:
     shards_checksum: str = ""
     shards_bytes: int = 0
     shards_rows: str = ""
-    shards_path: str = SHARDS_NAME
+    shards_path: str = NAMES.table(0)
     files: Mapping[str, FileInfo] = field(default_factory=dict)
     lost: tuple[LostRecords, ...] = ()
     generations: tuple[Generation, ...] = ()
@@ -211,6 +214,16 @@ class Manifest:
     def __post_init__(self) -> None:
         for path in (self.shards_path, *self.files):
             _check_inside(path, MANIFEST_NAME)
+
+    @property
+    def names(self) -> FileNames:
+        """The names of the dataset's files."""
+        return names_of(self.shards_path)
+
+    @property
+    def declares_tensors(self) -> bool:
+        """Whether its Parquet shards declare the shapes of tensors; those of earlier versions do not."""
+        return self.names == NAMES
 
     @property
     def records(self) -> int:
@@ -361,7 +374,7 @@ class Manifest:
             shards_checksum=table["checksum"],
             shards_bytes=table["bytes"],
             shards_rows=table.get("rows", ""),
-            shards_path=table.get("path", SHARDS_NAME),
+            shards_path=table.get("path", OLD_NAMES.table(0)),
             files={path: FileInfo(**info) for path, info in value.get("files", {}).items()},
             lost=tuple(
                 LostRecords(**(dict(entry) | {"class_counts": tuple(entry["class_counts"])}))

@@ -25,16 +25,18 @@ from .consistency import check_manifest, check_table
 from .damage import Damage, first_difference, kind_of_size
 from .dataset import no_dataset_error
 from .file_names import (
-    INDEX_SUFFIX,
+    ALL_NAMES,
+    NAMES,
     SHARD_NAMES,
     TABLE_NAMES,
+    FileNames,
     generation_of,
-    index_name,
+    names_of,
     repairs_of,
-    shard_name,
     table_order,
 )
-from .manifest import MANIFEST_NAME, SHARDS_NAME, Manifest, ShardInfo
+from .manifest import Manifest, ShardInfo
+from .own_folder import read_manifest
 from .shard_index import read_index
 from .shard_table import decode_shards, recover_from_table, seal
 
@@ -71,6 +73,11 @@ class RecoveredDataset:
     measures: Mapping[str, FileInfo | None] = field(default_factory=dict)
     manifest_bytes: bytes | None = None
 
+    @property
+    def manifest_path(self) -> str:
+        """The path of `dataset.json`."""
+        return self.manifest.names.manifest
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Folder:
@@ -79,12 +86,14 @@ class _Folder:
     Attributes:
         storage: the folder.
         sizes: sizes of its files by name; None if it cannot be listed.
+        file_names: names that its files have, as far as its `dataset.json` shows.
         data: bytes of its `dataset.json`; None if it is missing.
         workers: threads that read files in parallel.
     """
 
     storage: Storage
     sizes: Mapping[str, int] | None
+    file_names: FileNames
     data: bytes | None
     workers: int
 
@@ -122,11 +131,15 @@ def recover_dataset(storage: Storage, workers: int) -> RecoveredDataset:
     except StorageError as error:  # some stores, and some accounts, cannot list
         if isinstance(error.__context__, RetriesExhaustedError) and not _responds(storage):
             raise
-    folder = _Folder(storage=storage, sizes=sizes, data=read_or_none(storage, MANIFEST_NAME), workers=workers)
-    if folder.data is None:
-        return _without_manifest(folder, None)
     try:
-        manifest = Manifest.decode(folder.data, storage.locate(MANIFEST_NAME))
+        file_names, data = read_manifest(storage)
+    except FileNotFoundError:
+        return _without_manifest(
+            _Folder(storage=storage, sizes=sizes, file_names=NAMES, data=None, workers=workers), None
+        )
+    folder = _Folder(storage=storage, sizes=sizes, file_names=file_names, data=data, workers=workers)
+    try:
+        manifest = Manifest.decode(data, storage.locate(file_names.manifest))
     except CorruptionError as error:
         return _without_manifest(folder, error)
     except DatasetError:
@@ -139,7 +152,7 @@ def recover_dataset(storage: Storage, workers: int) -> RecoveredDataset:
 def _responds(storage: Storage) -> bool:
     """Whether a store that used up all retries without listing answers a single request."""
     try:
-        replace(storage, retries=RetryPolicy(attempts=1)).read(MANIFEST_NAME)
+        replace(storage, retries=RetryPolicy(attempts=1)).read(NAMES.manifest)
     except FileNotFoundError:
         return True
     except StorageError:
@@ -150,12 +163,12 @@ def _responds(storage: Storage) -> bool:
 def _with_manifest(folder: _Folder, manifest: Manifest) -> RecoveredDataset:
     """Recover a dataset by its manifest, which `dataset.json` is or starts with."""
     storage = folder.storage
-    check_manifest(manifest, storage.locate(MANIFEST_NAME))
+    check_manifest(manifest, storage.locate(folder.file_names.manifest))
     dataset = folder.dataset(manifest)
     table = read_or_none(storage, manifest.shards_path)
     if table is not None and len(table) == manifest.shards_bytes and checksum(table) == manifest.shards_checksum:
         return replace(dataset, shards=decode_shards(table, manifest, storage.locate(manifest.shards_path)))
-    if read_or_none(storage, MANIFEST_NAME) != folder.data:  # rewritten meanwhile, with another table
+    if read_or_none(storage, folder.file_names.manifest) != folder.data:  # rewritten meanwhile, with another table
         return recover_dataset(storage, folder.workers)
     return _without_table(dataset, table, folder.workers)
 
@@ -196,9 +209,9 @@ def _without_extra_bytes(folder: _Folder) -> RecoveredDataset | None:
         return None
     kind, offset = kind_of_size(len(folder.data), len(original)), first_difference(folder.data, original)
     problem = f"it differs from what was written, from byte {len(original)} on; it can be rebuilt exactly"
-    damage = Damage(path=MANIFEST_NAME, kind=kind, offset=offset, problem=problem)
+    damage = Damage(path=folder.file_names.manifest, kind=kind, offset=offset, problem=problem)
     dataset = _with_manifest(folder, manifest)
-    restored = {MANIFEST_NAME: dataset.manifest.encode(), **dataset.restored}
+    restored = {folder.file_names.manifest: dataset.manifest.encode(), **dataset.restored}
     return replace(dataset, damages=(damage, *dataset.damages), restored=restored)
 
 
@@ -218,7 +231,9 @@ def _from_table(folder: _Folder, *, newer: bool = False) -> RecoveredDataset | N
         newer: whether `dataset.json` appears to have been written by a newer version.
     """
     storage, names, data = folder.storage, folder.names, folder.data
-    tables = {SHARDS_NAME} if names is None else {name for name in names if TABLE_NAMES.fullmatch(name)}
+    tables = (
+        (file_names.table(0) for file_names in ALL_NAMES) if names is None else filter(TABLE_NAMES.fullmatch, names)
+    )
     ordered = sorted(tables, key=table_order, reverse=True)
     for path in ordered:
         table = read_or_none(storage, path)
@@ -231,12 +246,13 @@ def _from_table(folder: _Folder, *, newer: bool = False) -> RecoveredDataset | N
         original = manifest.encode()
         if newer and data is not None and _changed_bits(data, original) > 8:
             return None  # no damaged version number: really the file of another version
-        damage = _file_damage(MANIFEST_NAME, data, original)
+        place = names_of(path).manifest
+        damage = _file_damage(place, data, original)
         problem = f"{damage.problem}; {path} holds an intact copy of it"
         if table_order(ordered[0])[0] > table_order(path)[0]:
             problem += f" from before the append that wrote {ordered[0]}, which is damaged too"
         damages = (replace(damage, problem=problem),)
-        return replace(folder.dataset(manifest, shards), damages=damages, restored={MANIFEST_NAME: original})
+        return replace(folder.dataset(manifest, shards), damages=damages, restored={place: original})
     return None
 
 
@@ -287,8 +303,8 @@ def _missing_rows(dataset: RecoveredDataset, shards: Sequence[ShardInfo]) -> Ite
     derived = {path for shard in shards for path in shard.files}
     for generation, written in enumerate(() if manifest.lost else manifest.all_generations):
         for split, number in ((split, number) for split, count in written.shards.items() for number in range(count)):
-            data = shard_name(generation, split, number, written.shards[split], manifest.shard_format)
-            index = index_name(data)
+            data = manifest.names.shard(generation, split, number, written.shards[split], manifest.shard_format)
+            index = manifest.names.index(data)
             for name in (data, index):
                 if name not in names:
                     yield Damage(path=name, split=split, kind="missing", problem="the file is missing")
@@ -310,7 +326,8 @@ def _with_rows(
         return _with_table(dataset, table, data, shards)
     if manifest.shards_rows and sealed.shards_rows == manifest.shards_rows:  # another version of Arrow encoded it
         rebuilt = _with_table(dataset, table, data, shards)
-        return replace(rebuilt, manifest=sealed, restored={manifest.shards_path: data, MANIFEST_NAME: sealed.encode()})
+        restored = {manifest.shards_path: data, rebuilt.manifest_path: sealed.encode()}
+        return replace(rebuilt, manifest=sealed, restored=restored)
     return None
 
 
@@ -357,14 +374,14 @@ def _shard_names(manifest: Manifest, names: frozenset[str], *, newest: bool) -> 
         newest: whether to take the newest or the oldest of a file and those salvaged from it.
     """
     pick = max if newest else min
-    endings = (f".{manifest.shard_format}", INDEX_SUFFIX)
+    endings = (f".{manifest.shard_format}", manifest.names.index_suffix)
     order = {split: number for number, split in enumerate(manifest.splits)}
     versions: dict[tuple[int, int, int], dict[bool, list[tuple[int, str]]]] = {}
     for name in names:
         match = SHARD_NAMES.fullmatch(name) if name.endswith(endings) else None
         if match and match.group(1) in order and generation_of(name) < len(manifest.all_generations):
             key = (generation_of(name), order[match.group(1)], int(match.group(2)))
-            is_index = name.endswith(INDEX_SUFFIX)
+            is_index = name.endswith(manifest.names.index_suffix)
             versions.setdefault(key, {True: [], False: []})[is_index].append((repairs_of(name), name))
     complete = sorted(key for key, files in versions.items() if all(files.values()))
     splits = list(manifest.splits)

@@ -1,4 +1,4 @@
-"""The shard table, `shards.parquet`: one row per shard. It and `dataset.json` can each be rebuilt from the other.
+"""The shard table, a Parquet file: one row per shard. It and `dataset.json` can each be rebuilt from the other.
 
 The table carries a checksum of its own and a copy of `dataset.json` without the description of the table;
 `dataset.json` carries the checksum of the table's rows, which can be derived from the shards.
@@ -26,7 +26,7 @@ from ..compute.class_counts import deferred_counts
 from ..formats.parquet import read_parquet, read_row_group, row_group_sizes
 from ..messages import brief
 from .consistency import check_table, contradiction_error
-from .manifest import FORMAT_VERSION, SHARDS_NAME, Manifest, ShardInfo
+from .manifest import FORMAT_VERSION, Manifest, ShardInfo
 
 __all__ = ["decode_shards", "encode_shards", "recover_from_table", "seal"]
 
@@ -145,7 +145,7 @@ def _rows_checksum(shards: Sequence[ShardInfo]) -> str:
 
 
 def decode_shards(
-    data: bytes | pa.Buffer, manifest: Manifest | None = None, where: str = SHARDS_NAME
+    data: bytes | pa.Buffer, manifest: Manifest | None = None, where: str = "the shard table"
 ) -> tuple[ShardInfo, ...]:
     """Invert `encode_shards` for bytes whose checksum was right.
 

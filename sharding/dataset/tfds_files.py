@@ -7,8 +7,8 @@ described exactly gets no metadata.
 
 A TFDS split has a single pattern of shard names with a single number of shards. So after an append, each generation has
 splits of its own, ``train_g00000``, ``train_g00001``, to combine with ``split="train_g00000+..."``; none is called
-``train``, which would pass for all of it. The metadata lie in the folder of the last generation, where they can be
-written before the commit that adds it.
+``train``, which would pass for all of it. An append replaces the metadata after its commit: until then TFDS sees the
+dataset as it was. In datasets of earlier versions of ringfeed they lie in the folder of the last generation.
 """
 
 from __future__ import annotations
@@ -19,14 +19,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ..schema import Feature
-from .file_names import FOLDER_NAMES, folder_of, generation_of, shard_name
+from .file_names import generation_of
 from .manifest import Manifest, ShardInfo
 
-__all__ = ["TFDS_NAMES", "is_tfds_file", "tfds_files", "tfds_obstacle", "tfds_paths"]
+__all__ = ["TFDS_NAMES", "TFDS_PATHS", "is_tfds_file", "tfds_files", "tfds_obstacle", "tfds_paths"]
 
 _INFO_NAME = "dataset_info.json"
 _FEATURES_NAME = "features.json"
 TFDS_NAMES = (_INFO_NAME, _FEATURES_NAME)
+TFDS_PATHS = re.compile(r"(?:g\d{5,}/)?(?:dataset_info|features)\.json")
 _FEATURES = "tensorflow_datasets.core.features"
 _MAX_SHARDS = 99_999  # of a split; with more, TFDS expects more digits in the first of a file name's two numbers
 _DECODED = {"jpeg", "png", "bmp"}  # formats that TFDS's Image feature decodes to [height, width, 3]
@@ -50,7 +51,7 @@ def tfds_obstacle(manifest: Manifest, shards: Sequence[ShardInfo]) -> str:
         if feature.elements is None and _nullable(manifest, feature):
             return f"feature {feature.name!r} holds lists of any length, and is missing from some records"
     pieces = ((generation, split, n, count) for generation, split, count in _pieces(manifest) for n in range(count))
-    if [shard.path for shard in shards] != [shard_name(*piece, "tfrecord") for piece in pieces]:
+    if [shard.path for shard in shards] != [manifest.names.shard(*piece, "tfrecord") for piece in pieces]:
         return "a repair left records out, and it does not expect the names of the shards with the others"
     return ""
 
@@ -68,19 +69,25 @@ def _split_name(manifest: Manifest, split: str, generation: int) -> str:
 def _template(manifest: Manifest, split: str, generation: int) -> str:
     if not manifest.generations:
         return "{SPLIT}-{SHARD_X_OF_Y}.{FILEFORMAT}"
-    last = generation == len(manifest.generations) - 1
-    return f"{'' if last else '../' + folder_of(generation)}{split}-{{SHARD_X_OF_Y}}.{{FILEFORMAT}}"
+    stem, folder = manifest.names.stem(generation, split), _folder(manifest)
+    stem = stem.removeprefix(folder) if stem.startswith(folder) else f"../{stem}"
+    return f"{stem}{{SHARD_X_OF_Y}}.{{FILEFORMAT}}"
+
+
+def _folder(manifest: Manifest) -> str:
+    """Where the metadata lie: in the dataset's folder, or that of its last generation."""
+    return manifest.names.folder(len(manifest.all_generations) - 1)
 
 
 def is_tfds_file(path: str) -> bool:
     """Whether a path is that of a TFDS metadata file."""
-    folder, _, name = path.rpartition("/")
-    return name in TFDS_NAMES and (not folder or FOLDER_NAMES.fullmatch(folder) is not None)
+    return TFDS_PATHS.fullmatch(path) is not None
 
 
 def tfds_paths(manifest: Manifest) -> list[str]:
     """Return all paths at which a dataset has, or had before an append, TFDS metadata."""
-    return [folder_of(number) + name for number in range(len(manifest.all_generations)) for name in TFDS_NAMES]
+    folders = {manifest.names.folder(number): None for number in range(len(manifest.all_generations))}
+    return [folder + name for folder in folders for name in TFDS_NAMES]
 
 
 def tfds_files(manifest: Manifest, shards: Sequence[ShardInfo]) -> dict[str, bytes]:
@@ -88,7 +95,7 @@ def tfds_files(manifest: Manifest, shards: Sequence[ShardInfo]) -> dict[str, byt
     if tfds_obstacle(manifest, shards):
         return {}
     features = {feature.name: _feature(manifest, feature) for feature in manifest.schema.features}
-    folder = folder_of(len(manifest.all_generations) - 1)
+    folder = _folder(manifest)
     return {
         folder + _INFO_NAME: _dump(_info(manifest, shards)),
         folder + _FEATURES_NAME: _dump(_typed("features_dict.FeaturesDict", {"featuresDict": {"features": features}})),

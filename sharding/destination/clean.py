@@ -7,8 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
 from ..dataset.dataset import open_dataset
-from ..dataset.file_names import GENERATION_FILES, TABLE_NAMES, folder_of, generation_of, table_order
-from ..dataset.manifest import MANIFEST_NAME, Manifest
+from ..dataset.file_names import OWN_FOLDER, TABLE_NAMES, generation_of, is_later_file
+from ..dataset.manifest import Manifest
+from ..dataset.own_folder import listed_names
 from ..errors import StorageError
 from ..storage.fenced_storage import fence_storage
 from ..storage.lease import (
@@ -77,7 +78,7 @@ def clean(destination: StorageLike, *, spill: str | os.PathLike[str] | None = No
         uploads = abort_uploads(own) if _was_built_in(names) else []
         spilled = _spilled(roots, dry_run=False)  # before the lease file, which names the spill folder
         remove_files(own, [name for name in debris if name != LEASE_NAME])
-    folders = [JOURNAL_FOLDER, STAGING, *parent_folders(debris), *begun]
+    folders = [JOURNAL_FOLDER, STAGING, OWN_FOLDER, *parent_folders(debris), *begun]
     remove_empty_folders(destination, [*folders, *([] if set(files) - {*debris, LEASE_NAME} else [""])])
     return _named(exported, destination, debris, uploads + spilled)
 
@@ -133,23 +134,22 @@ def _debris(destination: Storage, files: Sequence[str]) -> tuple[list[str], list
     check_undamaged(destination, files)
     known: set[str] = set()
     manifest = None
-    if MANIFEST_NAME in files:
+    if listed_names(files):
         dataset = open_dataset(destination)
         known, manifest = set(dataset_files(dataset)), dataset.manifest
     debris = [name for name in files if is_build_file(name) and name not in known] if _was_built_in(files) else []
-    begun = [] if manifest is None else [folder_of(len(manifest.all_generations))]
-    return debris + sorted(set(_of_other_generations(manifest, files)) - set(debris)), begun
+    begun = "" if manifest is None else manifest.names.folder(len(manifest.all_generations))
+    return debris + sorted(set(_of_other_generations(manifest, files)) - set(debris)), [begun] if begun else []
 
 
 def _of_other_generations(manifest: Manifest | None, files: Iterable[str]) -> Iterator[str]:
     """Files of an unfinished append, and old tables, which only readers that opened them before an append need."""
     last = len(manifest.all_generations) - 1 if manifest is not None else 0
     for name in files:
-        if manifest is None or not GENERATION_FILES.fullmatch(name) or not is_build_file(name):
+        if manifest is None or not is_later_file(name) or not is_build_file(name):
             continue
-        table = TABLE_NAMES.fullmatch(name) is not None
-        generation = table_order(name)[0] if table else generation_of(name)
-        if generation > last or (table and generation < last):
+        generation = generation_of(name)
+        if generation > last or (generation < last and TABLE_NAMES.fullmatch(name)):
             yield name
 
 

@@ -9,12 +9,24 @@ from posixpath import normpath
 from typing import Literal
 
 from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.file_names import GENERATION_FILES, TABLE_NAMES, folder_of, table_name
-from ..dataset.manifest import MANIFEST_NAME, Manifest
+from ..dataset.file_names import (
+    ALL_NAMES,
+    MANIFEST_NAME,
+    NAMES,
+    OWN_FOLDER,
+    TABLE_NAMES,
+    FileNames,
+    generation_of,
+    is_later_file,
+    names_of,
+)
+from ..dataset.manifest import Manifest, file_info
+from ..dataset.own_folder import holds_dataset, listed_names, sync_names
 from ..dataset.recovery import recover_dataset
-from ..dataset.tfds_files import tfds_paths
+from ..dataset.tfds_files import tfds_files, tfds_paths
 from ..errors import CorruptionError, DatasetError, DestinationError, RingfeedError, StorageError
 from ..messages import counted, some_of
+from ..storage.atomic_files import draft_target
 from ..storage.fenced_storage import fence_storage
 from ..storage.lease import LEASE_NAME, Lease, hold_lease, is_lease_draft
 from ..storage.retry import RetryPolicy
@@ -59,6 +71,7 @@ class DatasetDraft:
         self.total = 0
         self._begun = False
         self._committing = False
+        self._late_companions: dict[str, bytes] = {}
         self._own = fence_storage(storage, lease)
         self._there = fence_storage(destination, lease)
 
@@ -91,7 +104,7 @@ class DatasetDraft:
             names = self.storage.list()
         except RingfeedError:
             return True
-        return MANIFEST_NAME not in names and any(name.startswith(f"{JOURNAL_FOLDER}/") for name in names)
+        return listed_names(names) is None and any(name.startswith(f"{JOURNAL_FOLDER}/") for name in names)
 
     def find_committed(self, fingerprint: str) -> Manifest | None:
         """Return the manifest if a build of the same plan was killed after its commit.
@@ -100,7 +113,7 @@ class DatasetDraft:
             DestinationError: another dataset is there and must not be replaced.
         """
         replacing, previous = self.storage != self.destination, self.lease.previous
-        if (replacing and previous is None) or not self.destination.exists(MANIFEST_NAME):
+        if (replacing and previous is None) or not holds_dataset(self.destination):
             return None
         manifest = open_dataset(self.destination).manifest
         if previous is not None and previous.task == "build" and manifest.plan == fingerprint:
@@ -119,7 +132,10 @@ class DatasetDraft:
             Results by shard number.
         """
         self._fingerprint = fingerprint
-        finished = read_journal(self.storage, fingerprint, self.storage.sizes())
+        recorded = read_journal(self.storage, fingerprint, self.storage.sizes())
+        finished = {  # not those that another version of ringfeed wrote under other names
+            number: result for number, result in recorded.items() if names_of(result.info.index_path) == self.names
+        }
         self.finished = len(finished)
         return finished
 
@@ -160,9 +176,16 @@ class DatasetDraft:
             with suppress(RingfeedError):  # the store is gone: keep the last count
                 self.finished = max(self.finished, count_recorded(self.storage, plan))
 
-    def write_all(self, files: Mapping[str, bytes]) -> None:
-        """Write files beside the shards."""
-        self._own.write_all(files)
+    @property
+    def names(self) -> FileNames:
+        """The names of the dataset's files."""
+        return NAMES if self.base is None else self.base.manifest.names
+
+    def write_companions(self, files: Mapping[str, bytes]) -> None:
+        """Write companion files, but those that replace ones of the dataset appended to only after the commit."""
+        old = {} if self.base is None else self.base.manifest.files
+        self._late_companions |= {path: data for path, data in files.items() if path in old}
+        self._own.write_all({path: data for path, data in files.items() if path not in old})
 
     def commit(self, manifest: Manifest, shards: bytes) -> None:
         """Commit the dataset: it can be opened once the last write, of the manifest, is done.
@@ -181,20 +204,19 @@ class DatasetDraft:
             return
         if self.storage != self.destination:
             self._replace_dataset()
-        self.destination.sync()
+        sync_names(self.destination, self.names)
         try:
             self._committing = True
-            self._there.create(MANIFEST_NAME, manifest.encode())
+            self._there.create(self.names.manifest, manifest.encode())
         except FileExistsError as error:
             self._committing = False
             where = self.destination.locate()
             raise DestinationError(f"{where} was filled by another build in the meantime") from error
-        self.destination.sync()
+        sync_names(self.destination, self.names)
 
     def _replace_manifest(self, base: Dataset, manifest: Manifest) -> None:
         """Replace the manifest of the dataset that is appended to."""
-        self.destination.folder(folder_of(self._generation)).sync()
-        self.destination.sync()
+        sync_names(self.destination, self.names, self._generation)
         once = replace(self.destination, retries=RetryPolicy(attempts=1))
 
         def attempt() -> None:
@@ -203,13 +225,14 @@ class DatasetDraft:
                 where = self.destination.locate()
                 raise DestinationError(f"{where} was changed by another program in the meantime; append again")
             self._committing = True
-            once.write(MANIFEST_NAME, manifest.encode())
+            once.write(self.names.manifest, manifest.encode())
 
-        self.destination.run("write", MANIFEST_NAME, attempt)
-        self.destination.sync()
+        self.destination.run("write", self.names.manifest, attempt)
+        sync_names(self.destination, self.names)
 
     def _current_manifest(self) -> Manifest:
-        return Manifest.decode(self.destination.read(MANIFEST_NAME), self.destination.locate(MANIFEST_NAME))
+        path = self.names.manifest
+        return Manifest.decode(self.destination.read(path), self.destination.locate(path))
 
     @property
     def _generation(self) -> int:
@@ -219,20 +242,24 @@ class DatasetDraft:
         """Remove those of the files that this build, or an unfinished one before it, may have written."""
         own = list(names)
         if self.base is not None:
-            table = table_name(self._generation)
-            begins = (folder_of(self._generation), f"{JOURNAL_FOLDER}/", ".")
-            own = [name for name in own if is_build_file(name) and (name == table or name.startswith(begins))]
+            table = self.names.table(self._generation)
+            own = [name for name in own if is_build_file(name) and self._is_of_append(name)]
             remove_files(self._own, [name for name in own if name == table])  # before the shards that it lists
         remove_files(self._own, own)
+
+    def _is_of_append(self, name: str) -> bool:
+        """Whether a file is one of this append, or a draft of one that was killed."""
+        shared = (".", f"{OWN_FOLDER}/.", f"{JOURNAL_FOLDER}/")
+        return name.startswith(shared) or generation_of(draft_target(name) or name) == self._generation
 
     def _replace_dataset(self) -> None:
         self.lease.check()
         names = self.destination.list()
-        old = [n for n in names if GENERATION_FILES.fullmatch(n) and is_build_file(n)]
+        old = [name for name in names if is_later_file(name) and is_build_file(name)]
         old += [name for name in names if name.startswith(f"{JOURNAL_FOLDER}/")]  # of an unfinished append
         with suppress(RingfeedError):  # it may be damaged, and replaced for that reason
             old = [*{*old, *dataset_files(open_dataset(self.destination))}]
-        self._there.remove(MANIFEST_NAME)
+        remove_files(self._there, [names.manifest for names in ALL_NAMES])
         remove_files(self._there, old)
         remove_empty_folders(self._there, [JOURNAL_FOLDER, *parent_folders(old)])
         for name in self.storage.list():
@@ -243,6 +270,7 @@ class DatasetDraft:
         """Remove what only the build needed, and files that an append has made obsolete."""
         debris: tuple[str, ...] = (f"{JOURNAL_FOLDER}/",)
         if self.base is not None:
+            self._replace_companions(self.base)
             remove_files(self._there, self._obsolete(self.base.manifest))
         else:  # the resumed build may have been killed while it moved files out of there
             debris += (f"{STAGING}/",)
@@ -250,6 +278,17 @@ class DatasetDraft:
         remove_files(self._there, [name for name in names if name.startswith(debris) or is_build_draft(name)])
         remove_empty_folders(self._there, [JOURNAL_FOLDER, STAGING])
         abort_uploads(self._there)
+
+    def _replace_companions(self, base: Dataset) -> None:
+        """Write the companion files that replace those from before the append, also after a kill that followed it."""
+        if base.manifest == self._current_manifest():
+            files = tfds_files(base.manifest, base.shards)
+            recorded = base.manifest.files
+            self._late_companions = {
+                path: data for path, data in files.items() if recorded.get(path) == file_info(data)
+            }
+        for path in sorted(self._late_companions, reverse=True):  # the features, which older records have too, first
+            self._there.write(path, self._late_companions[path])
 
     def _obsolete(self, base: Manifest) -> Iterator[str]:
         """Files that describe the dataset before the append to other programs."""
@@ -267,15 +306,15 @@ class DatasetDraft:
                 return  # its write succeeded, although it reported a failure
             if self._begun:  # else what lies there is of another append, which may be resumed
                 self._remove_own(names)
-            remove_empty_folders(self._there, [JOURNAL_FOLDER, folder_of(self._generation)])
+            remove_empty_folders(self._there, filter(None, [JOURNAL_FOLDER, self.names.folder(self._generation)]))
             return
         if self._committing:
-            self._there.remove(MANIFEST_NAME)  # its write may have succeeded, although it reported a failure
-            names = [name for name in names if name != MANIFEST_NAME]
-        if MANIFEST_NAME in names:
+            self._there.remove(self.names.manifest)  # its write may have succeeded, although it reported a failure
+            names = [name for name in names if name != self.names.manifest]
+        if listed_names(names):
             names = [name for name in names if name.startswith(f"{STAGING}/")]
         remove_files(self._there, [name for name in names if is_build_file(name) and name != LEASE_NAME])
-        remove_empty_folders(self._there, [JOURNAL_FOLDER, STAGING])
+        remove_empty_folders(self._there, [JOURNAL_FOLDER, STAGING, OWN_FOLDER])
 
 
 @contextmanager
@@ -332,7 +371,7 @@ def _check(destination: Storage, purpose: Purpose) -> bool:
         return False
     destination.check_writable()
     files = [name for name in destination.list() if not is_lease_draft(name)]
-    if MANIFEST_NAME in files:
+    if listed_names(files):
         if purpose == "new" and LEASE_NAME not in files:
             raise DestinationError(_taken(destination))
         return purpose == "replace"
@@ -352,7 +391,7 @@ def check_undamaged(destination: Storage, files: Sequence[str]) -> None:
     Raises:
         DestinationError: it does.
     """
-    if MANIFEST_NAME in files or not any(map(TABLE_NAMES.fullmatch, files)):
+    if listed_names(files) or not any(map(TABLE_NAMES.fullmatch, files)):
         return
     with suppress(DatasetError, CorruptionError):
         recover_dataset(destination, 1)

@@ -15,7 +15,6 @@ from typing import Any
 
 from ..common.checksums import checksum
 from ..compute.class_counts import ClassCounts
-from ..dataset import dali_index as dali
 from ..dataset.manifest import FileInfo, ShardInfo
 from ..dataset.statistics import FeatureStatistics
 from ..errors import RingfeedError
@@ -46,7 +45,7 @@ class ShardResult:
     @property
     def files(self) -> dict[str, FileInfo]:
         """Files for other programs, by path."""
-        return {} if self.dali is None else {dali.index_name(self.info.path): self.dali}
+        return {} if self.dali is None else {self.info.dali_path: self.dali}
 
     @property
     def all_files(self) -> dict[str, FileInfo]:

@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from ..dataset.dataset import Dataset
-from ..dataset.file_names import FOLDER_NAMES, REJECTED_NAME, SHARD_NAMES, TABLE_NAMES
-from ..dataset.tfds_files import TFDS_NAMES
+from ..dataset.file_names import OWN_FOLDER, REJECTED_NAMES, SHARD_NAMES, TABLE_NAMES
+from ..dataset.tfds_files import TFDS_PATHS
 from ..errors import DestinationError, RingfeedError
 from ..storage.atomic_files import draft_target
 from ..storage.lease import LEASE_NAME, TAKEOVER_PREFIX
@@ -25,10 +25,10 @@ __all__ = [
 STAGING = "_replacing"
 _OURS = re.compile(
     rf"{SHARD_NAMES.pattern}|{TABLE_NAMES.pattern}"
-    rf"|({FOLDER_NAMES.pattern}/)?({'|'.join(map(re.escape, (REJECTED_NAME, *TFDS_NAMES)))})"
+    rf"|{REJECTED_NAMES.pattern}|{TFDS_PATHS.pattern}"
     rf"|{re.escape(LEASE_NAME)}|{re.escape(TAKEOVER_PREFIX)}.*\.json|{JOURNAL_FOLDER}/.*\.json|{STAGING}/.*"
 )
-_FOLDERS = re.compile(rf"({FOLDER_NAMES.pattern}|({JOURNAL_FOLDER}|{STAGING})(/.*)?)?")
+_FOLDERS = re.compile(rf"({OWN_FOLDER}|g\d{{5,}}|({JOURNAL_FOLDER}|{STAGING})(/.*)?)?")
 _REMOVERS = 16
 
 

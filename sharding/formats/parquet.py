@@ -17,6 +17,7 @@ from pyarrow.types import is_binary, is_fixed_size_list, is_large_list, is_list,
 
 from ..messages import brief
 from .parquet_pages import FileVectors, read_vectors
+from .parquet_tensors import plain_lists, plain_types
 
 __all__ = [
     "LENGTH_BYTES", "RowGroup", "batch_rows_within", "check_columns", "column_spans", "footer_bytes",
@@ -112,7 +113,7 @@ def write_parquet(batch: pa.RecordBatch, compression: str, group_rows: int) -> p
 
 def read_parquet(data: bytes | pa.Buffer, columns: Sequence[str] | None = None) -> pa.Table:
     """Read all rows of a Parquet file, all columns or some."""
-    return _open(data).read(columns=None if columns is None else list(columns), use_threads=False)
+    return plain_lists(_open(data).read(columns=None if columns is None else list(columns), use_threads=False))
 
 
 def read_columns(
@@ -138,7 +139,7 @@ def read_columns(
         ValueError: a column is missing or has another type than expected.
     """
     file = _open(data)
-    metadata, schema = file.metadata, file.schema_arrow
+    metadata, schema = file.metadata, plain_types(file.schema_arrow)
     if expected is not None:
         check_columns(schema, expected)
     chosen = range(metadata.num_row_groups) if groups is None else groups
@@ -152,7 +153,7 @@ def read_columns(
     rest = [name for name in (*vectors, *others) if name not in found]
     if not rest:
         return found, pa.table({})
-    return found, file.read_row_groups(list(chosen), columns=rest, use_threads=False)
+    return found, plain_lists(file.read_row_groups(list(chosen), columns=rest, use_threads=False))
 
 
 def check_columns(found: pa.Schema, expected: pa.Schema) -> None:
@@ -218,7 +219,7 @@ def iterate_parquet(
     names = file.schema_arrow.names if columns is None else list(columns)
     if batch_bytes is not None:
         batch_rows = batch_rows_within(file, range(file.metadata.num_row_groups), names, batch_rows, batch_bytes)
-    yield from file.iter_batches(batch_rows, columns=names, use_threads=False)
+    yield from map(plain_lists, file.iter_batches(batch_rows, columns=names, use_threads=False))
 
 
 def row_group_sizes(data: bytes | pa.Buffer) -> list[int]:
@@ -332,7 +333,7 @@ def _try_columns(data: pa.Buffer) -> None:
 
 def read_row_groups(data: pa.Buffer, numbers: Sequence[int]) -> pa.Table:
     """Read some row groups and verify each page's checksum."""
-    return _open(data, check_pages=True).read_row_groups(list(numbers), use_threads=False)
+    return plain_lists(_open(data, check_pages=True).read_row_groups(list(numbers), use_threads=False))
 
 
 def _extent(leaf: pq.ColumnChunkMetaData) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from ..schema import Schema
 from .block_checksums import block_sums
 from .example_encode import RecordLayout, encode_matrix, encode_pieces
 from .parquet import open_writer
+from .parquet_tensors import declare_tensors
 from .tfrecord import FOOTER_BYTES, HEADER_BYTES, compressor, frame_matrix
 from .tfrecord_write import Frames, frame_pieces
 
@@ -55,7 +56,13 @@ def default_compression(shard_format: str) -> str:
 
 
 def open_encoder(
-    sink: IO[bytes], schema: Schema, *, shard_format: str, compression: str, layout: RecordLayout | None
+    sink: IO[bytes],
+    schema: Schema,
+    *,
+    shard_format: str,
+    compression: str,
+    layout: RecordLayout | None,
+    tensors: bool = True,
 ) -> ShardEncoder:
     """Open an encoder of one shard.
 
@@ -66,9 +73,10 @@ def open_encoder(
             TFRecord file do not depend on the blocks.
         compression: one of the format's `COMPRESSIONS`.
         layout: layout of fixed-layout TFRecord datasets, else None.
+        tensors: whether Parquet shards declare the shapes of tensors; those of earlier versions do not.
     """
     if shard_format == "parquet":
-        return _ParquetEncoder(sink, schema, compression)
+        return _ParquetEncoder(sink, schema, compression, tensors=tensors)
     return _TFRecordEncoder(sink, schema, compression, layout)
 
 
@@ -80,10 +88,13 @@ def encode_shard(
     shard_format: str,
     compression: str,
     layout: RecordLayout | None,
+    tensors: bool = True,
 ) -> tuple[pa.Buffer, pa.Buffer]:
     """Encode a shard of one block of rows in memory; returns its file and its index."""
     sink = pa.BufferOutputStream()
-    encoder = open_encoder(sink, schema, shard_format=shard_format, compression=compression, layout=layout)
+    encoder = open_encoder(
+        sink, schema, shard_format=shard_format, compression=compression, layout=layout, tensors=tensors
+    )
     encoder.write(batch, class_ids)
     index = encoder.finish(lambda: block_sums(sink.getvalue()))
     return sink.getvalue(), index
@@ -119,16 +130,19 @@ class _TFRecordEncoder:
 
 
 class _ParquetEncoder:
-    def __init__(self, sink: IO[bytes], schema: Schema, compression: str) -> None:
+    def __init__(self, sink: IO[bytes], schema: Schema, compression: str, *, tensors: bool) -> None:
         self._sink = sink
-        self._schema = schema.arrow
+        self._schema = schema
+        self._tensors = tensors
         self._compression = compression
         self._writer: pq.ParquetWriter | None = None
         self._class_ids: list[ClassIds] = []
 
     def write(self, batch: pa.RecordBatch, class_ids: ClassIds) -> None:
+        batch = declare_tensors(batch, self._schema) if self._tensors else batch
         if self._writer is None:
-            self._writer = open_writer(self._sink, self._schema, batch, self._compression)
+            schema = batch.schema if self._tensors else self._schema.arrow
+            self._writer = open_writer(self._sink, schema, batch, self._compression)
         self._writer.write_batch(batch, row_group_size=max(batch.num_rows, 1))
         self._class_ids.append(class_ids)
 

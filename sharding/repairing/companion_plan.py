@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 
-from ..dataset import dali_index as dali
 from ..dataset.companion_files import shard_of_index
-from ..dataset.file_names import TABLE_NAMES, index_name, rejected_name, repairs_of, table_order
-from ..dataset.manifest import MANIFEST_NAME, Manifest
+from ..dataset.file_names import TABLE_NAMES, repairs_of, table_order
+from ..dataset.manifest import Manifest
 from ..dataset.recovery import RecoveredDataset
 from ..dataset.tfds_files import is_tfds_file, tfds_obstacle, tfds_paths
 from ..destination.leftovers import is_build_file
@@ -24,7 +23,7 @@ __all__ = ["plan_companions", "plan_leftovers", "rejected_paths"]
 
 def rejected_paths(manifest: Manifest) -> dict[str, int]:
     """Return the files that list skipped bad records, with their generations."""
-    names = {rejected_name(number): number for number in range(len(manifest.all_generations))}
+    names = {manifest.names.rejected(number): number for number in range(len(manifest.all_generations))}
     return {path: names[path] for path in manifest.files if path in names}
 
 
@@ -34,7 +33,7 @@ def plan_companions(
     """Yield a remedy for each companion file that is damaged, or derives from a lost file."""
     manifest, left = dataset.manifest, remaining_shards(dataset.shards, losses)
     no_tfds = tfds_obstacle(manifest, left)
-    replaced = {dali.index_name(loss.shard.path): loss for loss in losses}
+    replaced = {loss.shard.dali_path: loss for loss in losses}
     for path in manifest.files:
         loss = replaced.get(path)
         if is_tfds_file(path) and no_tfds:
@@ -42,7 +41,7 @@ def plan_companions(
         elif loss is not None and loss.replacement is None:
             yield Remedy(path=path, action="remove", how="no record of its shard is intact")
         elif loss is not None and loss.replacement is not None and loss.replacement.path != loss.shard.path:
-            how = f"an index of the remaining records goes to {dali.index_name(loss.replacement.path)}"
+            how = f"an index of the remaining records goes to {loss.replacement.dali_path}"
             yield Remedy(path=path, action="salvage", how=how)
         elif path in damaged and is_tfds_file(path):
             yield rewrite(path, "rebuilt from dataset.json")
@@ -63,12 +62,11 @@ def plan_leftovers(dataset: RecoveredDataset, moves: Mapping[str, Remedy]) -> It
     manifest = dataset.manifest
     in_use = {path for shard in dataset.shards for path in shard.files}
     in_use |= {manifest.shards_path, *manifest.files}
-    lost = {
-        path for entry in manifest.lost for path in (entry.path, index_name(entry.path), dali.index_name(entry.path))
-    }
+    files_of = (lambda path: path, manifest.names.index, manifest.names.dali)
+    lost = {name(entry.path) for entry in manifest.lost for name in files_of}
     lost |= set(tfds_paths(manifest)) if manifest.lost else set()
     origins = {move.origin for move in moves.values()}
-    own = in_use | {MANIFEST_NAME}
+    own = in_use | {dataset.manifest_path}
     generation, repairs = table_order(manifest.shards_path)
     for name in sorted((dataset.names or frozenset()) - in_use - origins):
         begun = draft_target(name)

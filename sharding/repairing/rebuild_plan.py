@@ -154,7 +154,10 @@ def plan_generation(
         raise SourceError(
             f"{public_url(original.url)} is not what {what} was built from: {difference}; nothing was changed; {remedy}"
         )
-    names = (shard_names(plan.assignment, number, manifest.shard_format) for number in range(plan.assignment.shards))
+    names = (
+        shard_names(manifest.names, plan.assignment, number, manifest.shard_format)
+        for number in range(plan.assignment.shards)
+    )
     return Rebuild(
         manifest=manifest,
         generation=number,

@@ -182,6 +182,7 @@ class Rebuilder:
             compression=manifest.compression,
             layout=manifest.layout_of(rebuild.generation),
             block_rows=plan.block_rows,
+            names=manifest.names,
         )
         results: list[ShardResult] = []
         context = BuildContext(options=options, pool=pool, report=self.report)

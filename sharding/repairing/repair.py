@@ -17,11 +17,11 @@ from typing import Any
 import pyarrow as pa
 
 from ..common.checksums import checksum
-from ..dataset import dali_index as dali
 from ..dataset.companion_files import rebuild_companion
 from ..dataset.damage import Damage
 from ..dataset.file_names import generation_of
-from ..dataset.manifest import MANIFEST_NAME, FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, file_info
+from ..dataset.manifest import FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, file_info
+from ..dataset.own_folder import sync_names
 from ..dataset.recovery import RecoveredDataset, read_or_none
 from ..dataset.shard_table import seal
 from ..destination.leftovers import abort_uploads, check_no_links
@@ -175,7 +175,10 @@ def _is_unchanged(dataset: RecoveredDataset) -> bool:
     """Whether `dataset.json` and the names of all files, leases aside, are as they were when the plan was made."""
     current = () if dataset.names is None else dataset.storage.list()
     changed = (dataset.names or frozenset()).symmetric_difference(current)
-    return all(map(is_lease_file, changed)) and read_or_none(dataset.storage, MANIFEST_NAME) == dataset.manifest_bytes
+    return (
+        all(map(is_lease_file, changed))
+        and read_or_none(dataset.storage, dataset.manifest_path) == dataset.manifest_bytes
+    )
 
 
 def _fenced(plan: RepairPlan, lease: Lease) -> RepairPlan:
@@ -200,7 +203,7 @@ def _checked(plan: RepairPlan, made: Sequence[ShardInfo]) -> dict[str, str]:
 def _apply(plan: RepairPlan, lease: Lease, rebuilt: Mapping[str, str], scratch: Storage) -> Manifest:
     dataset = plan.dataset
     storage = dataset.storage
-    for path in sorted(dataset.restored, key=lambda path: path == MANIFEST_NAME):  # `dataset.json` last
+    for path in sorted(dataset.restored, key=lambda path: path == dataset.manifest_path):  # `dataset.json` last
         storage.write(path, dataset.restored[path])
     _move([remedy for remedy in plan.remedies if remedy.origin], storage)
     rewritten = {remedy.path for remedy in plan.remedies if remedy.action == "rewrite"} - set(dataset.restored)
@@ -214,7 +217,7 @@ def _apply(plan: RepairPlan, lease: Lease, rebuilt: Mapping[str, str], scratch: 
     manifest = _commit(plan, files, lease) if plan.losses or files != dataset.manifest.files else dataset.manifest
     for path in _superseded(plan, manifest):
         storage.remove(path)
-    storage.sync()
+    sync_names(storage, manifest.names)
     return manifest
 
 
@@ -281,7 +284,8 @@ def _rewrite_companions(plan: RepairPlan) -> dict[str, FileInfo]:
     shards = remaining_shards(dataset.shards, plan.losses)
     remedies = {remedy.path: remedy for remedy in plan.remedies}
     renamed = {loss.shard.path: loss.replacement.path for loss in plan.losses if loss.replacement is not None}
-    new_paths = {dali.index_name(old): dali.index_name(new) for old, new in renamed.items()}
+    dali = dataset.manifest.names.dali
+    new_paths = {dali(old): dali(new) for old, new in renamed.items()}
     files: dict[str, FileInfo] = {}
     for path, info in dataset.manifest.files.items():
         action = remedies[path].action if path in remedies else ""
@@ -306,10 +310,10 @@ def _commit(plan: RepairPlan, files: Mapping[str, FileInfo], lease: Lease) -> Ma
     path = replacement_name(storage, manifest.shards_path, dataset.names or frozenset(), data)
     sealed, data = seal(replace(manifest, shards_path=path), shards)
     storage.write(path, data)
-    storage.sync()
+    sync_names(storage, manifest.names)
     lease.check()
-    storage.write(MANIFEST_NAME, sealed.encode())
-    storage.sync()
+    storage.write(dataset.manifest_path, sealed.encode())
+    sync_names(storage, manifest.names)
     return sealed
 
 

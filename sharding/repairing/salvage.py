@@ -18,6 +18,7 @@ from ..dataset.shard_index import Index, classes_of_messages, classes_of_table, 
 from ..formats.arrow_binary import data_of, offsets_of
 from ..formats.block_checksums import block_sums
 from ..formats.parquet import read_row_groups, row_group_sizes, scan_row_groups, write_parquet
+from ..formats.parquet_tensors import declare_tensors
 from ..formats.shard_encode import encode_index
 from ..formats.tfrecord import compress, frame_records
 from ..formats.tfrecord_scan import scan_frames
@@ -99,5 +100,6 @@ def _salvage_rows(data: pa.Buffer, index: Index | None, manifest: Manifest) -> S
         return None
     (whole,) = pa.Table.from_batches(tables).combine_chunks().to_batches()
     ids = np.concatenate(class_ids)
+    whole = declare_tensors(whole, manifest.schema) if manifest.declares_tensors else whole
     written = write_parquet(whole, manifest.compression, next(iter(row_group_sizes(data)), 1))
     return _salvaged(written, encode_index(ids, sums=block_sums(written)), ids, manifest)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from ..common.checksums import checksum
 from ..dataset.damage import Damage
 from ..dataset.file_names import salvaged_name
-from ..dataset.manifest import MANIFEST_NAME, ShardInfo
+from ..dataset.manifest import ShardInfo
 from ..dataset.recovery import RecoveredDataset
 from ..errors import DatasetError
 from ..messages import some_of
@@ -31,7 +31,7 @@ def plan_moves(dataset: RecoveredDataset, damaged: Mapping[str, Damage]) -> dict
     """Find damaged files whose bytes are in a file of another name; return their remedies by path."""
     wanted = {path: info for shard in dataset.shards for path, info in shard.files.items()}
     sizes = {info.bytes for path, info in wanted.items() if path in damaged}
-    unknown_files = (dataset.names or frozenset()) - set(wanted) - {MANIFEST_NAME, dataset.manifest.shards_path}
+    unknown_files = (dataset.names or frozenset()) - set(wanted) - {dataset.manifest_path, dataset.manifest.shards_path}
     holders: dict[str, str] = {}
     for path in [*sorted(unknown_files), *(path for path in damaged if path in wanted)]:
         if sizes and (found := _measure_if_sized(dataset.storage, path, sizes)):

@@ -11,7 +11,9 @@ import pyarrow as pa
 from ..compute.batches import BATCH_ROWS
 from ..compute.keyed_random import derive_key
 from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
+from ..dataset.file_names import MANIFEST_NAME
+from ..dataset.manifest import Manifest, ShardInfo
+from ..dataset.own_folder import find_names, holds_dataset
 from ..dataset.shard_records import read_index_rows, read_shard
 from ..errors import ConfigError, DatasetError, StorageError
 from ..schema import Feature, Schema
@@ -36,7 +38,7 @@ def find_dataset(url: str) -> tuple[str, str | None] | None:
 def _locate(url: str) -> tuple[str, str | None]:
     found = find_dataset(url)
     if found is None:
-        Storage(url).exists(MANIFEST_NAME)  # raises if the store is the problem
+        holds_dataset(Storage(url))  # raises if the store is the problem
         raise DatasetError(f"there is no dataset at {url}: it has no {MANIFEST_NAME}; name the folder of a dataset")
     return found
 
@@ -46,7 +48,8 @@ def _holds_dataset(url: str) -> bool:
         return False
     try:
         Storage(url).check_reachable()
-        return Storage(url).exists(MANIFEST_NAME) and not is_served_below(url, MANIFEST_NAME)
+        names = find_names(Storage(url))
+        return names is not None and not is_served_below(url, names.manifest)
     except StorageError as error:
         if is_transient(error):
             raise
@@ -101,7 +104,7 @@ class RingfeedSource(RecordSource):
 
     @classmethod
     def open(cls, url: str, label: str | None) -> RingfeedSource:
-        """Read `dataset.json` and `shards.parquet`; see `open_source`.
+        """Read `dataset.json` and the shard table; see `open_source`.
 
         The URL names the dataset's folder, for all splits in turn, or ``FOLDER#SPLIT``. The default label is the
         dataset's own; `SPLIT` adds a column of split names, unless there is one.

@@ -288,6 +288,8 @@ class Storage(Location):
 
         def move() -> None:
             try:
+                if "/" in target and not self.is_object_store:
+                    fs.makedirs(destination.rpartition("/")[0], exist_ok=True)
                 if self.protocol in S3_PROTOCOLS:  # its `mv` ignores the reply to a bulk removal
                     fs.cp_file(source, destination)
                     fs.rm_file(source)

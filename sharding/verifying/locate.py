@@ -17,6 +17,7 @@ from ..dataset.damage import Damage, content_problem, first_difference, kind_of_
 from ..dataset.manifest import Manifest, ShardInfo
 from ..dataset.shard_index import Index, frame_bounds, read_index, rebuild_index
 from ..formats.parquet import RowGroup, read_parquet, row_group_sizes, scan_row_groups, write_parquet
+from ..formats.parquet_tensors import declare_tensors
 from ..formats.tfrecord import compress
 from ..formats.tfrecord_scan import scan_frames
 from ..messages import counted, some_of
@@ -156,9 +157,9 @@ def reencode_shard(data: pa.Buffer | memoryview, manifest: Manifest, shard: Shar
     if manifest.shard_format == "parquet":
         try:
             (rows,) = read_parquet(data).combine_chunks().to_batches()
-            encoded_file = write_parquet(
-                manifest.schema.conform(rows), manifest.compression, next(iter(row_group_sizes(data)), 1)
-            )
+            rows = manifest.schema.conform(rows)
+            rows = declare_tensors(rows, manifest.schema) if manifest.declares_tensors else rows
+            encoded_file = write_parquet(rows, manifest.compression, next(iter(row_group_sizes(data)), 1))
             encoded = memoryview(encoded_file)
         except Exception:  # on a wrong footer, readers raise anything
             return None

@@ -11,14 +11,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..common.checksums import checksum
 from ..dataset.companion_files import locate_in_companion
 from ..dataset.damage import Damage, Note
 from ..dataset.file_names import TABLE_NAMES, generation_of, repairs_of, table_order
-from ..dataset.manifest import MANIFEST_NAME, FileInfo, Manifest, ShardInfo
+from ..dataset.manifest import FileInfo, Manifest, ShardInfo
 from ..dataset.recovery import RecoveredDataset, recover_dataset
 from ..dataset.shard_index import Index, read_index
 from ..dataset.tfds_files import is_tfds_file
@@ -28,7 +28,7 @@ from ..errors import RingfeedError
 from ..progress import ignore
 from ..storage.atomic_files import draft_target
 from ..storage.file_contents import digest_file, open_decompressed
-from ..storage.lease import LEASE_NAME
+from ..storage.lease import LEASE_NAME, read_holder
 from ..storage.storage import Storage, StorageLike, as_storage
 from .locate import locate_in_index, locate_in_shard
 from .record_checks import check_counts, check_meaning, check_totals
@@ -114,16 +114,28 @@ def check_dataset(
         dataset = recover_dataset(storage, threads)
         found = verify_files(dataset, report, workers=threads, deep=deep)
         if not found.damages or not _is_rewritten(dataset):
-            return found
+            return _excuse_outdated(dataset, found)
+
+
+def _excuse_outdated(dataset: RecoveredDataset, found: Verification) -> Verification:
+    """Turn damages into notes where an append, running or killed, has yet to replace files of TensorFlow Datasets."""
+    outdated = [damage for damage in found.damages if damage.kind != "missing" and is_tfds_file(damage.path)]
+    holder = read_holder(dataset.storage) if outdated else None
+    if holder is None or holder.task != "append":
+        return found
+    remark = "for TensorFlow Datasets, from before an append, which replaces it after its commit"
+    notes = [Note(path=damage.path, remark=remark) for damage in outdated]
+    damages = tuple(damage for damage in found.damages if damage not in outdated)
+    return replace(found, damages=damages, notes=(*found.notes, *notes))
 
 
 def _is_rewritten(dataset: RecoveredDataset) -> bool:
     """Whether the dataset was rewritten during the check, so that its files are others now."""
-    if MANIFEST_NAME in dataset.restored:
+    if dataset.manifest_path in dataset.restored:
         return False
     try:
-        data = dataset.storage.read(MANIFEST_NAME)
-        return Manifest.decode(data, dataset.storage.locate(MANIFEST_NAME)) != dataset.manifest
+        data = dataset.storage.read(dataset.manifest_path)
+        return Manifest.decode(data, dataset.storage.locate(dataset.manifest_path)) != dataset.manifest
     except FileNotFoundError:
         return True
     except RingfeedError:
@@ -242,14 +254,14 @@ def _notes(dataset: RecoveredDataset, files: set[str]) -> Iterator[Note]:
     if dataset.names is None:
         yield Note(path="", remark="the folder cannot be listed, so other files in it are not reported")
         return
-    for name in sorted(dataset.names - files - {MANIFEST_NAME, dataset.manifest.shards_path}):
+    for name in sorted(dataset.names - files - {dataset.manifest_path, dataset.manifest.shards_path}):
         yield Note(path=name, remark=_remark(name, dataset.manifest))
 
 
 def _remark(name: str, manifest: Manifest) -> str:
     last = name.rpartition("/")[2]
     lost = {shard.path for shard in manifest.lost}
-    generation = table_order(name)[0] if TABLE_NAMES.fullmatch(name) else generation_of(name)
+    generation = generation_of(draft_target(name) or name)
     if last == LEASE_NAME:
         return "lease of a build, an append or a repair that is running or was killed"
     if name.startswith(f"{STAGING}/"):

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ringfeed.sharding import Dataset, ShardInfo
+from tests.helpers.files import all_files
 
 KINDS = ("flip", "burst", "truncate", "extend", "delete", "swap", "stale")
 
@@ -42,33 +43,34 @@ def wound(root: Path, dataset: Dataset, other: Path, rng: random.Random, kind: s
         kind: of damage; by default any.
     """
     kind = kind or rng.choice(KINDS)
-    file = rng.choice(sorted(root.iterdir()))
+    file = rng.choice(all_files(root))
+    name = str(file.relative_to(root))
     data = file.read_bytes()
     if kind == "flip":
         offset = rng.randrange(len(data))
         changed = bytearray(data)
         changed[offset] ^= 1 << rng.randrange(8)
         file.write_bytes(changed)
-        record = record_at(dataset, file.name, offset)
-        return Wound(kind, (file.name,), ("altered", "stale"), offset=offset, record=record)
+        record = record_at(dataset, name, offset)
+        return Wound(kind, (name,), ("altered", "stale"), offset=offset, record=record)
     if kind == "burst":
         offset = rng.randrange(len(data))
         stop = min(len(data), offset + rng.randint(1, 200))
         inverted = bytes(byte ^ 255 for byte in data[offset:stop])
         file.write_bytes(data[:offset] + inverted + data[stop:])
-        record = record_at(dataset, file.name, offset)
-        return Wound(kind, (file.name,), ("altered", "stale"), offset=offset, record=record)
+        record = record_at(dataset, name, offset)
+        return Wound(kind, (name,), ("altered", "stale"), offset=offset, record=record)
     if kind == "truncate":
         size = rng.randrange(len(data))
         file.write_bytes(data[:size])
-        record = record_at(dataset, file.name, size)
-        return Wound(kind, (file.name,), ("truncated",), record=record)
+        record = record_at(dataset, name, size)
+        return Wound(kind, (name,), ("truncated",), record=record)
     if kind == "extend":
         file.write_bytes(data + rng.randbytes(rng.randint(1, 40)))
-        return Wound(kind, (file.name,), ("extended",))
+        return Wound(kind, (name,), ("extended",))
     if kind == "delete":
         file.unlink()
-        return Wound(kind, (file.name,), ("missing",))
+        return Wound(kind, (name,), ("missing",))
     shards = rng.sample(dataset.shards, 2)
     if kind == "swap":
         a, b = (root / shard.path for shard in shards)

@@ -39,7 +39,7 @@ def manifest_of(
 
 SHARD = ShardInfo(
     split="train", path="train-00000-of-00001.tfrecord", bytes=10, records=2, checksum="c", class_counts=(1, 1),
-    index_path="train-00000-of-00001.index.arrow", index_bytes=5, index_checksum="d",
+    index_path="_ringfeed/train-00000-of-00001.index", index_bytes=5, index_checksum="d",
 )  # fmt: skip
 MANIFEST = Manifest(
     shard_format="tfrecord",

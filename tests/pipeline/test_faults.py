@@ -22,6 +22,7 @@ from ringfeed.pipeline.metrics.stage_counters import Counters
 from ringfeed.sharding import CorruptionError, DatasetError, StorageError, open_dataset
 from ringfeed.sharding.storage.retry import RetryPolicy
 from ringfeed.sharding.storage.storage import Storage
+from tests.helpers.files import contents
 from tests.helpers.reading import batches
 from tests.servers.hdfs import hdfs
 from tests.servers.proxy import Fault, Proxy
@@ -73,8 +74,8 @@ def fastest(storage: Storage) -> Storage:
 
 
 def copy_dataset(local: str, store: Store) -> None:
-    for path in Path(local).iterdir():
-        store.write_bytes(path.name, path.read_bytes())
+    for path, data in contents(local).items():
+        store.write_bytes(path, data)
 
 
 def name(fault: Fault) -> str:
@@ -224,7 +225,7 @@ class TestHdfs:
     ) -> None:
         with hdfs(tmp_path) as processes:
             url = f"{processes.server.url}/data"
-            Storage(url).write_all({path.name: path.read_bytes() for path in Path(local).iterdir()})
+            Storage(url).write_all(contents(Path(local)))
             options = {"dfs.client.socket-timeout": "500"}
 
             brief = Loader(Storage(url, options, replace(QUICK, attempts=2)), **BATCH)

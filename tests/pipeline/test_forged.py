@@ -54,8 +54,8 @@ def forge(root: Path, field: str, data: bytes) -> str:
     (root / path).write_bytes(data)
     changes: dict[str, Any] = {f"{field}bytes": len(data), f"{field}checksum": checksum(data)}
     manifest, table = seal(dataset.manifest, [replace(dataset.shards[0], **changes)])
-    (root / "shards.parquet").write_bytes(table)
-    (root / "dataset.json").write_bytes(manifest.encode())
+    (root / "_ringfeed/shards.table").write_bytes(table)
+    (root / "_ringfeed/dataset.json").write_bytes(manifest.encode())
     return path
 
 

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from ringfeed.sharding import Dataset
 from tests.helpers.builds import SPLITS, built, make_table, newer_table
+from tests.helpers.files import contents
 
 settings.register_profile(  # the cores are shared, so that times mean nothing
     "ringfeed", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow]
@@ -50,11 +51,7 @@ def write_csv(tmp_path: Path) -> Callable[..., str]:
 @pytest.fixture
 def files_of() -> Callable[[Path], dict[str, bytes]]:
     """All files of a folder and their contents."""
-
-    def read(folder: Path) -> dict[str, bytes]:
-        return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
-
-    return read
+    return contents
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def test_a_signal_says_how_to_resume_and_clean_leaves_nothing(tmp_path: Path, si
         assert (event["event"], event["status"]) == ("interrupted", status)
         message = event["message"]
     assert "of 3,000 shards are finished: start the same command again to go on with the rest" in message
-    assert not (out / "dataset.json").exists()
+    assert not (out / "_ringfeed/dataset.json").exists()
     assert main(["clean", str(out)]) == 0
     assert not out.exists()
 

@@ -7,7 +7,6 @@ from dataclasses import asdict
 from typing import Any
 
 from ...sharding import Dataset, Feature, FeatureStatistics, ImageStatistics, Manifest, RingfeedError
-from ...sharding.dataset.file_names import folder_of, rejected_name
 from ...sharding.dataset.tfds_files import is_tfds_file, tfds_obstacle
 from ...sharding.messages import counted, one_line
 from ..console import align, human_bytes
@@ -105,7 +104,9 @@ def skipped_json(dataset: Dataset, generation: int | None = None) -> dict[str, i
     """
     generations = range(len(dataset.manifest.all_generations)) if generation is None else [generation]
     return {
-        path: _count_lines(dataset, path) for path in map(rejected_name, generations) if path in dataset.manifest.files
+        path: _count_lines(dataset, path)
+        for path in map(dataset.manifest.names.rejected, generations)
+        if path in dataset.manifest.files
     }
 
 
@@ -169,7 +170,8 @@ def reading_example(dataset: Dataset) -> str:
     if manifest.shard_format == "parquet":
         files = [f"{root}/{shard.path}" for shard in dataset.split_shards(split)][:1]
         return f"import pyarrow.parquet as pq\n\ntable = pq.read_table({files[0]!r})  # one shard of split {split!r}"
-    patterns = [f"{glob.escape(root)}/{folder_of(n)}{split}-*.tfrecord" for n in range(len(manifest.all_generations))]
+    folders = dict.fromkeys(map(manifest.names.folder, range(len(manifest.all_generations))))
+    patterns = [f"{glob.escape(root)}/{folder}{split}-*.tfrecord" for folder in folders]
     nullable = _nullable(manifest)
     compression = "" if manifest.compression == "none" else f", compression_type={manifest.compression.upper()!r}"
     lines = ["import tensorflow as tf", "", "spec = {"]
@@ -212,7 +214,8 @@ def _tfds_place(manifest: Manifest) -> str:
     split = next(iter(manifest.splits))
     names = [f"{split}_g{generation:05d}" for generation in range(last + 1)]
     whole = "+".join(names if last < _GENERATIONS_SHOWN else [*names[:2], "...", names[-1]])
-    return f": tfds.builder_from_directory of {folder_of(last)}; a whole split is {whole}"
+    folder = manifest.names.folder(last)
+    return f": tfds.builder_from_directory{f' of {folder}' if folder else ''}; a whole split is {whole}"
 
 
 def _tfds_obstacle(dataset: Dataset) -> str:

@@ -59,7 +59,7 @@ examples:
   shard-dataset verify s3://bucket/flights --json | jq '.damages[] | {path, kind, record, offset}'
 """
 _REPAIR_EPILOG = f"""\
-First, files are restored bit by bit where possible: dataset.json from its copy in shards.parquet, and shards.parquet
+First, files are restored bit by bit where possible: dataset.json from its copy in the shard table, and the table
 from the shards; shards that changed places; an index from its shard; a shard with appended bytes or single flipped
 bits. Each restored file is checked against its original checksum.
 

@@ -82,12 +82,11 @@ in their splits (read from the shards), and new groups are distributed by the sa
 
 New records are prepared as the dataset's were; if by functions (--map), only with --trust-code. The preparing flags
 below, if any is given, replace all of those steps; --as-is prepares nothing. With --dedup, records that the dataset
-already holds are not appended. Bad records that --on-bad-record skips are listed in the generation's own
-rejected.jsonl.
+already holds are not appended. Bad records that --on-bad-record skips are listed in a file of the
+generation, DST/_ringfeed/rejected-g00001.jsonl.
 
-TensorFlow Datasets opens the folder of the last generation (DST/g00001), where each generation has splits of its own:
-train_g00000+train_g00001. The command reshard writes all generations as one; clean removes the table that the append
-replaced.
+In TensorFlow Datasets, each generation has splits of its own: train_g00000+train_g00001. The command reshard writes
+all generations as one; clean removes the table that the append replaced.
 
 {PREPARE_EPILOG}
 examples:
@@ -233,7 +232,9 @@ def _add_output(
         help=f"compression of the shards ({codecs}) (default: {compression_default})",
     )  # fmt: skip
     command.add_argument(
-        "--dali-index", action="store_true", help="write an index for NVIDIA DALI (.idx) beside each TFRecord shard"
+        "--dali-index",
+        action="store_true",
+        help="write an index of each TFRecord shard for NVIDIA DALI (DST/_ringfeed/*.idx)",
     )
     add_prepare_flags(command)
     command.add_argument("--overwrite", action="store_true", help="replace the dataset at DST")
@@ -284,7 +285,7 @@ def _add_work(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--on-bad-record", default="fail", metavar="WHAT", type=checked_text(parse_budget),
         help="fail; or skip up to N records (skip:N), or P%% of the records of SRC before any filter (skip:P%%), that "
-        "cannot be read or have no label, and list them in rejected.jsonl (default: fail)",
+        "cannot be read or have no label, and list them in _ringfeed/rejected.jsonl (default: fail)",
     )  # fmt: skip
 
 

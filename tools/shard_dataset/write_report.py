@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ...sharding import BuildOptions, BuildPlan, Dataset
-from ...sharding.dataset.file_names import rejected_name
 from ...sharding.messages import counted, listed, one_line
 from ...sharding.url_secrets import public_url
 from ..console import align, human_bytes, human_seconds
@@ -31,7 +30,7 @@ def plan_json(options: BuildOptions, plan: BuildPlan) -> dict[str, Any]:
         "estimated_record_bytes": round(plan.record_bytes, 1),
         "splits": balance_json(balance, plan.classes),
         "groups": shares_json(balance, options.recorded(), plan.groups),
-        "skipped": {rejected_name(plan.assignment.generation): len(plan.rejected)} if plan.rejected else {},
+        "skipped": {plan.names.rejected(plan.assignment.generation): len(plan.rejected)} if plan.rejected else {},
     } | ({"new_classes": _new_classes(plan)} if plan.base else {})
 
 

@@ -23,6 +23,7 @@ from ringfeed.sharding.formats.block_checksums import BLOCK_BYTES
 from ringfeed.sharding.formats.parquet import groups_of_rows
 from ringfeed.sharding.formats.tfrecord import frame_records, frames_are_intact
 from ringfeed.sharding.storage.storage import Storage
+from tests.helpers.files import contents
 from tests.helpers.numbered_records import rewrite
 from tests.servers.proxy import Fault, proxied
 from tests.servers.seaweedfs import S3Server
@@ -254,8 +255,8 @@ def far(s3_server: S3Server, s3_bucket: str, make: Make) -> str:
     store = Store(
         name="s3", url=f"s3://{s3_bucket}/parted", env=s3_server.env, storage_options=s3_server.storage_options
     )
-    for path in Path(make("texts")).iterdir():
-        store.write_bytes(path.name, path.read_bytes())
+    for path, data in contents(make("texts")).items():
+        store.write_bytes(path, data)
     return store.url
 
 

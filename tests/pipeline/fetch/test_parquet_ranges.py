@@ -22,6 +22,7 @@ from ringfeed.sharding.formats.block_checksums import BLOCK_BYTES
 from ringfeed.sharding.formats.parquet import column_spans
 from ringfeed.sharding.formats.shard_encode import encode_index
 from ringfeed.sharding.storage.storage import Storage
+from tests.helpers.files import contents
 from tests.servers.proxy import Fault, proxied
 from tests.servers.seaweedfs import S3Server
 from tests.servers.store import Store
@@ -147,8 +148,8 @@ def test_datasets_of_older_versions_are_read_whole(
 @pytest.fixture(scope="module")
 def far(s3_server: S3Server, s3_bucket: str, wide: str) -> str:
     store = Store(name="s3", url=f"s3://{s3_bucket}/wide", env=s3_server.env, storage_options=s3_server.storage_options)
-    for path in Path(wide).iterdir():
-        store.write_bytes(path.name, path.read_bytes())
+    for path, data in contents(wide).items():
+        store.write_bytes(path, data)
     return store.url
 
 

@@ -73,10 +73,10 @@ class TestRaise:
 
     def test_the_error_names_an_index_and_a_shard_that_was_cut(self, copied: Callable[..., Path]) -> None:
         root = copied(fixed=False)
-        index = root / "train-00002-of-00007.index.arrow"
+        index = root / "_ringfeed/train-00002-of-00007.index"
         whole = index.read_bytes()
         damage(root, 2, suffix="index")
-        with pytest.raises(CorruptionError, match=r"train-00002-of-00007\.index\.arrow is damaged: its checksum"):
+        with pytest.raises(CorruptionError, match=r"train-00002-of-00007\.index is damaged: its checksum"):
             batches(Loader(str(root), batch_size=10))
         rewrite(index, whole)
         victim = root / "train-00002-of-00007.tfrecord"
@@ -181,7 +181,7 @@ class TestQuarantine:
         root = copied()
         paths = damage(root, *range(3), suffix="index")
         options: dict[str, Any] = {"batch_size": 15, "balance": "uniform"}
-        with pytest.raises(CorruptionError, match=r"\.index\.arrow is damaged: its checksum"):
+        with pytest.raises(CorruptionError, match=r"\.index is damaged: its checksum"):
             Loader(str(root), **options).plan()
         loader = Loader(str(root), on_bad_shard="quarantine", **options)
         plan = loader.plan()

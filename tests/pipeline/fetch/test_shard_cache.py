@@ -32,6 +32,7 @@ from ringfeed.pipeline.metrics.stage_counters import Counters
 from ringfeed.sharding import ConfigError, CorruptionError, StorageError
 from ringfeed.sharding.common.checksums import checksum
 from ringfeed.sharding.storage.storage import Storage
+from tests.helpers.files import contents
 from tests.servers.proxy import Fault, Proxy
 from tests.servers.seaweedfs import S3Server
 
@@ -109,8 +110,8 @@ def remote(
     proxy.begin()
     local = Path(make_dataset(1000, shards=SHARDS))
     storage = Storage(f"s3://{s3_bucket}/{tmp_path.name}", replace(s3_server, endpoint_url=proxy.url).storage_options)
-    for file in local.iterdir():
-        storage.write(file.name, file.read_bytes())
+    for path, data in contents(local).items():
+        storage.write(path, data)
     return storage
 
 

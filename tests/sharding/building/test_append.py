@@ -37,9 +37,8 @@ from ringfeed.sharding import (
     verify,
 )
 from ringfeed.sharding.dataset.file_names import generation_of
-from ringfeed.sharding.dataset.tfds_files import TFDS_NAMES
 from ringfeed.sharding.prepare import Filter, ImageOptions, MapBatches, PrepareOptions, Rename, Select, parse_size
-from ringfeed.sharding.storage.lease import LEASE_NAME, hold_lease
+from ringfeed.sharding.storage.lease import hold_lease
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.appending import Files, appended, assert_balanced, rows_of
 from tests.helpers.builds import NEW, OLD, SPLITS, built, interrupt_after, make_table, newer_table
@@ -59,11 +58,10 @@ def test_old_and_new_records_are_stored_once_and_no_old_file_changes(
     dataset = appended(newer, store.url)
     assert rows_of(dataset) == [*make_table(OLD).to_pylist(), *newer_table().to_pylist()]
     after = {name: store.read_bytes(name) for name in store.list()}
-    assert set(before) - set(after) == (set(TFDS_NAMES) if shard_format == "tfrecord" else set())
-    assert {name for name in before if after.get(name, before[name]) != before[name]} == {"dataset.json"}
-    shards = {path for s in dataset.shards for path in (s.path, s.index_path) if s.path.startswith("g00001/")}
-    moved = {f"g00001/{name}" for name in set(before) - set(after)}
-    assert set(after) - set(before) == {*shards, *moved, "shards-g00001.parquet"}
+    tfds = {"dataset_info.json"} if shard_format == "tfrecord" else set()
+    assert {name for name in before if after.get(name) != before[name]} == {"_ringfeed/dataset.json", *tfds}
+    shards = {path for s in dataset.shards for path in (s.path, s.index_path) if "-g00001-" in s.path}
+    assert set(after) - set(before) == {*shards, "_ringfeed/shards-g00001.table"}
     assert_balanced(dataset)
     assert check_dataset(store.url, deep=True).damages == ()
 
@@ -93,7 +91,7 @@ def test_totals_and_statistics_are_those_of_all_records(dataset: Path, newer: st
 
 def test_generations_are_recorded_and_add_up(dataset: Path, newer: str, tmp_path: Path) -> None:
     first = open_dataset(str(dataset)).manifest
-    assert (first.generations, b'"generations"' in (dataset / "dataset.json").read_bytes()) == ((), False)
+    assert (first.generations, b'"generations"' in (dataset / "_ringfeed/dataset.json").read_bytes()) == ((), False)
     appended(newer, dataset, shards=2)
     pq.write_table(newer_table(60, 5000), tmp_path / "third.parquet")
     manifest = appended(str(tmp_path / "third.parquet"), dataset, seed=7, splits={"held_out": Fraction(1)}).manifest
@@ -105,9 +103,9 @@ def test_generations_are_recorded_and_add_up(dataset: Path, newer: str, tmp_path
     assert {name: (s.records, s.shards) for name, s in manifest.splits.items()} == {
         "train": (990, 9), "test": (110, 2), "held_out": (60, 1),
     }  # fmt: skip
-    assert manifest.shards_path == "shards-g00002.parquet"
+    assert manifest.shards_path == "_ringfeed/shards-g00002.table"
     assert_balanced(open_dataset(str(dataset)))
-    assert Manifest.decode((dataset / "dataset.json").read_bytes(), "") == manifest
+    assert Manifest.decode((dataset / "_ringfeed/dataset.json").read_bytes(), "") == manifest
     assert check_dataset(str(dataset), deep=True).damages == ()
 
 
@@ -125,8 +123,8 @@ def test_the_same_records_lie_in_another_order_in_another_generation(dataset: Pa
     assert manifest.generations[1].seed == manifest.seed
     shards = {shard.path: shard for shard in open_dataset(str(dataset)).shards}
     name = "train-00000-of-00007.tfrecord"
-    assert shards[name].records == shards[f"g00001/{name}"].records
-    assert (dataset / name).read_bytes() != (dataset / "g00001" / name).read_bytes()
+    assert shards[name].records == shards[name.replace("-", "-g00001-", 1)].records
+    assert (dataset / name).read_bytes() != (dataset / name.replace("-", "-g00001-", 1)).read_bytes()
 
 
 @pytest.mark.parametrize("how", [{}, {"shards": 3}, {"shard_bytes": 4000}])
@@ -491,20 +489,11 @@ def test_the_old_table_stays_for_its_readers_until_clean(dataset: Path, newer: s
     appended(newer, dataset)
     assert rows_of(old) == make_table(OLD).to_pylist()
     (note,) = check_dataset(str(dataset)).notes
-    assert note.path == "shards.parquet"
+    assert note.path == "_ringfeed/shards.table"
     assert note.remark.startswith("shard table from before an append,")
-    assert clean(Storage(str(dataset))) == [f"{dataset}/shards.parquet"]
+    assert clean(Storage(str(dataset))) == [f"{dataset}/_ringfeed/shards.table"]
     assert check_dataset(str(dataset), deep=True).notes == ()
     assert rows_of(open_dataset(str(dataset))) == [*make_table(OLD).to_pylist(), *newer_table().to_pylist()]
-
-
-def test_clean_leaves_no_folder_of_an_append_that_was_killed_before_its_first_file(dataset: Path) -> None:
-    (dataset / "g00001").mkdir()
-    with hold_lease(Storage(str(dataset)), {"task": "append"}) as lease:
-        lease.release(keep=True)
-    assert clean(Storage(str(dataset))) == [f"{dataset}/{LEASE_NAME}"]
-    assert not (dataset / "g00001").exists()
-    assert verify(str(dataset)) == []
 
 
 @pytest.mark.parametrize("read", [open_dataset, verify])
@@ -557,11 +546,10 @@ def test_a_build_replaces_all_generations(dataset: Path, newer: str, tmp_path: P
             AppendOptions(source=str(tmp_path / "third.parquet"), destination=str(dataset), shards=5),
             report=interrupt_after(2, KeyboardInterrupt()),
         )
-    assert any((dataset / "g00002").iterdir())
+    assert list(dataset.glob("*-g00002-*"))
     built(newer, dataset, label="label", shards=3, overwrite=True)
     built(newer, tmp_path / "whole", label="label", shards=3)
     assert files_of(dataset) == files_of(tmp_path / "whole")
-    assert not list(dataset.glob("g*"))
     clean(Storage(str(dataset)))
 
 
@@ -600,7 +588,7 @@ def test_inspect_shows_generations_and_their_balance(
     assert ["0", "600", "8", "3", "0"] in [row[:5] for row in rows]
     assert ["1", "500", "4", "4", "0", newer] in rows
     assert "largest difference between two shards of a split and generation: 1 in records, 1 in any class" in out
-    assert f"glob(['{dataset}/train-*.tfrecord', '{dataset}/g00001/train-*.tfrecord'])" in out
+    assert f"glob('{dataset}/train-*.tfrecord')" in out
     assert main(["inspect", str(dataset), "--json"]) == 0
     generations = json.loads(capsys.readouterr().out)["generations"]
     assert [generation["records"] for generation in generations] == [

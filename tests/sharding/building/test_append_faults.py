@@ -33,7 +33,6 @@ from ringfeed.sharding import (
     repair,
     verify,
 )
-from ringfeed.sharding.dataset.tfds_files import TFDS_NAMES
 from ringfeed.sharding.storage.lease import LEASE_NAME
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.appending import Files, appended, rows_of
@@ -94,7 +93,6 @@ def test_an_append_that_fails_leaves_nothing(dataset: Path, newer: str, files_of
     with pytest.raises(SourceError, match=r"^planted$"):
         append(AppendOptions(source=newer, destination=str(dataset)), report=interrupt_after(3, SourceError("planted")))
     assert files_of(dataset) == before
-    assert not (dataset / "g00001").exists()
 
 
 class Deadly:
@@ -205,7 +203,7 @@ def test_an_append_killed_many_times_ends_byte_identical(tmp_path: Path, files_o
     appended(str(tmp_path / "new.parquet"), tmp_path / "whole", shards=24)
     argv = command(tmp_path / "new.parquet", str(tmp_path / "out"))
     killed = 0
-    for sign in ("_building.json", "_building/*/*", "g00001/*-0001?-*"):  # it began; wrote a shard; and some more
+    for sign in ("_building.json", "_building/*/*", "*-g00001-0001?-*"):  # it began; wrote a shard; and some more
         process = subprocess.Popen(argv, stdout=subprocess.DEVNULL, start_new_session=True)
         while process.poll() is None and not list((tmp_path / "out").glob(sign)):
             time.sleep(0.002)
@@ -233,7 +231,8 @@ def twice(dataset: Path, newer: str, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    "names", [["dataset.json"], ["shards-g00002.parquet"], ["g00001/train-00001-of-00003.index.arrow"]]
+    "names",
+    [["_ringfeed/dataset.json"], ["_ringfeed/shards-g00002.table"], ["_ringfeed/train-g00001-00001-of-00003.index"]],
 )
 def test_lost_files_are_rebuilt_byte_identical(twice: Path, files_of: Files, names: list[str]) -> None:
     before = files_of(twice)
@@ -252,57 +251,59 @@ def test_the_table_is_rebuilt_beside_an_unfinished_append(twice: Path, parquet: 
         )
     before = files_of(twice)
     before.pop(LEASE_NAME)  # a repair takes the lease, and gives it back
-    (twice / "shards-g00002.parquet").unlink()
-    (twice / "g00003" / "notes.txt").touch()
-    remarks = {n.path: n.remark for n in check_dataset(str(twice)).notes if n.path.startswith("g00003/")}
-    assert remarks.pop("g00003/notes.txt") == "not part of this dataset"
-    (twice / "g00003" / "notes.txt").unlink()
+    (twice / "_ringfeed/shards-g00002.table").unlink()
+    (twice / "notes-g00003.txt").touch()
+    remarks = {n.path: n.remark for n in check_dataset(str(twice)).notes if "-g00003" in n.path}
+    assert remarks.pop("notes-g00003.txt") == "not part of this dataset"
+    (twice / "notes-g00003.txt").unlink()
     assert set(remarks.values()) == {
         "left by an unfinished append; resume it, or remove its files with: shard-dataset clean"
     }
     assert repair(str(twice)).lost == ()
     assert files_of(twice) == before
     assert clean(Storage(str(twice)))
-    assert not (twice / "g00003").exists()
+    assert not list(twice.rglob("*-g00003-*"))
 
 
 def test_without_its_newest_table_dataset_json_is_rebuilt_from_the_one_before(twice: Path) -> None:
-    (twice / "dataset.json").unlink()
-    data = bytearray((twice / "shards-g00002.parquet").read_bytes())
+    (twice / "_ringfeed/dataset.json").unlink()
+    data = bytearray((twice / "_ringfeed/shards-g00002.table").read_bytes())
     data[100] ^= 1
-    (twice / "shards-g00002.parquet").write_bytes(data)
+    (twice / "_ringfeed/shards-g00002.table").write_bytes(data)
     damage, *moved = verify(str(twice))
-    assert "from before the append that wrote shards-g00002.parquet, which is damaged too" in damage.problem
-    # The files of TensorFlow Datasets lie in the folder of the last generation: the append had taken them on.
-    assert [other.path for other in moved] == [f"g00001/{name}" for name in sorted(TFDS_NAMES)]
+    assert "from before the append that wrote _ringfeed/shards-g00002.table, which is damaged too" in damage.problem
+    assert [other.path for other in moved] == ["dataset_info.json"]  # the append had replaced it
     repair(str(twice))
     assert verify(str(twice)) == []
     assert len(rows_of(open_dataset(str(twice)))) == OLD + NEW
-    assert (twice / "shards-g00002.parquet").exists()
+    assert (twice / "_ringfeed/shards-g00002.table").exists()
 
 
 def test_a_damaged_shard_of_a_generation_is_salvaged_and_appended_to(twice: Path, parquet: str) -> None:
-    path = next(twice.glob("g00001/train-00000-*.tfrecord"))
+    path = next(twice.glob("train-g00001-00000-*.tfrecord"))
     data = bytearray(path.read_bytes())
     data[1000:1200] = bytes(200)
     path.write_bytes(data)
     with pytest.raises(CorruptionError):
         rows_of(open_dataset(str(twice)))
     (lost,) = repair(str(twice)).lost
-    assert lost.path == f"g00001/{path.name}"
+    assert lost.path == path.name
     manifest = open_dataset(str(twice)).manifest
-    assert manifest.shards_path == "shards-g00002.salvaged.parquet"
-    assert {note.path for note in check_dataset(str(twice)).notes} == {"shards.parquet", "shards-g00001.parquet"}
+    assert manifest.shards_path == "_ringfeed/shards-g00002.salvaged.table"
+    assert {note.path for note in check_dataset(str(twice)).notes} == {
+        "_ringfeed/shards.table",
+        "_ringfeed/shards-g00001.table",
+    }
     assert repair(str(twice)).remedies == ()
     again = appended(parquet, twice, again=True)
-    assert again.manifest.shards_path == "shards-g00003.parquet"
+    assert again.manifest.shards_path == "_ringfeed/shards-g00003.table"
     assert len(rows_of(again)) == again.manifest.records == manifest.records + OLD
     assert verify(str(twice)) == []
 
 
 def test_a_dataset_without_its_table_is_not_appended_to(twice: Path, parquet: str, files_of: Files) -> None:
-    (twice / "shards-g00002.parquet").unlink()
+    (twice / "_ringfeed/shards-g00002.table").unlink()
     before = files_of(twice)
-    with pytest.raises(RingfeedError, match=r"shards-g00002\.parquet is missing; repair it with: shard-dataset repair"):
+    with pytest.raises(RingfeedError, match=r"shards-g00002\.table is missing; repair it with: shard-dataset repair"):
         append(AppendOptions(source=parquet, destination=str(twice), again=True))
     assert files_of(twice) == before

@@ -57,12 +57,10 @@ def rows_of(dataset: Dataset, split: str) -> list[dict[str, Any]]:
 def test_metadata_that_an_append_invalidates_are_removed(parquet: str, newer: str, tmp_path: Path) -> None:
     before = built(parquet, tmp_path / "out", label="label", shards=2).manifest
     assert set(TFDS_NAMES) <= set(before.files)
-    for generation in (1, 2):
+    for _ in (1, 2):
         dataset = appended(newer, tmp_path / "out", again=True)
         found = {name for name in dataset.manifest.files if name.endswith(TFDS_NAMES)}
-        assert found == {f"g{generation:05d}/{name}" for name in TFDS_NAMES}
-        there = {str(p.relative_to(tmp_path / "out")) for name in TFDS_NAMES for p in (tmp_path / "out").rglob(name)}
-        assert there == found
+        assert found == set(TFDS_NAMES)
     assert tfds_obstacle(dataset.manifest, dataset.shards) == ""
     name = min(found)
     data = (tmp_path / "out" / name).read_bytes()
@@ -76,10 +74,10 @@ def test_each_generation_has_indexes_for_dali(parquet: str, newer: str, tmp_path
     out = tmp_path / "out"
     built(parquet, out, label="label", shards=2, dali_index=True)
     dataset = appended(newer, out, shards=2)
-    names = {shard.path.replace(".tfrecord", ".idx") for shard in dataset.shards}
+    names = {shard.dali_path for shard in dataset.shards}
     assert {name for name in dataset.manifest.files if name.endswith(".idx")} == names
     assert len(names) == 4
-    name = next(name for name in sorted(names) if name.startswith("g00001/"))
+    name = next(name for name in sorted(names) if "-g00001-" in name)
     data = (out / name).read_bytes()
     (out / name).write_bytes(data[:-1])
     assert [damage.path for damage in verify(str(out))] == [name]
@@ -99,7 +97,7 @@ def test_each_generation_lists_the_records_that_it_skipped(tmp_path: Path, files
     for number in (1, 2):
         manifest = appended(str(tmp_path / f"{number}.jsonl"), out, on_bad_record="skip:1").manifest
     assert manifest.records == 120
-    names = ["rejected.jsonl", "g00001/rejected.jsonl", "g00002/rejected.jsonl"]
+    names = [f"_ringfeed/rejected{number}.jsonl" for number in ("", "-g00001", "-g00002")]
     assert [name for name in manifest.files if name.endswith(".jsonl")] == names
     assert [Path(json.loads((out / name).read_text())["source"]).name for name in names] == [
         "0.jsonl", "1.jsonl", "2.jsonl",
@@ -119,8 +117,8 @@ def test_clean_removes_replaced_tables_and_leaves_foreign_files(
     (out / "other-00000-of-00001.tfrecord").write_bytes(b"of another program")
     before = files_of(out)
     removed = clean(Storage(str(out)))
-    assert sorted(Path(url).name for url in removed) == ["shards-g00001.parquet", "shards.parquet"]
-    assert before.keys() - files_of(out).keys() == {"shards-g00001.parquet", "shards.parquet"}
+    assert sorted(Path(url).name for url in removed) == ["shards-g00001.table", "shards.table"]
+    assert before.keys() - files_of(out).keys() == {"_ringfeed/shards-g00001.table", "_ringfeed/shards.table"}
     assert check_dataset(str(out), deep=True).damages == ()
     assert clean(Storage(str(out))) == []
 
@@ -318,12 +316,12 @@ def three(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, list[st
 
 def test_the_draft_of_a_shard_of_a_generation_is_removed(three: tuple[Path, list[str]], files_of: Any) -> None:
     before = files_of(three[0])
-    name = next(name for name in before if name.startswith("g00001/train-00000"))
-    (three[0] / "g00001" / f".{Path(name).name}.0123abcd.part").write_bytes(b"cut short")
-    (three[0] / "g00001" / ".another program's.0123abcd.part").write_bytes(b"cut short")
+    name = next(name for name in before if name.startswith("train-g00001-00000"))
+    (three[0] / f".{name}.0123abcd.part").write_bytes(b"cut short")
+    (three[0] / ".another program's.0123abcd.part").write_bytes(b"cut short")
     repair(str(three[0]))
     left = files_of(three[0]).keys() - before.keys()
-    assert left == {"g00001/.another program's.0123abcd.part"}
+    assert left == {".another program's.0123abcd.part"}
 
 
 @pytest.mark.parametrize("number", [0, 1, 2])

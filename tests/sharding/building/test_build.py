@@ -258,16 +258,19 @@ class TestEveryStore:
         dataset = built(parquet, url, label="label", shards=2)
         assert by_id(all_records(dataset)) == table.to_pylist()
         assert verify(url) == []
-        others = ["set/dataset.json", "set/dataset_info.json", "set/features.json", "set/shards.parquet"]
-        names = [f"set/train-0000{i}-of-00002.{ending}" for i in (0, 1) for ending in ("index.arrow", "tfrecord")]
-        assert store.list() == [*others, *names]
+        tfds = ["set/dataset_info.json", "set/features.json"]
+        own = ["dataset.json", "shards.table", "train-00000-of-00002.index", "train-00001-of-00002.index"]
+        names = [*(f"set/_ringfeed/{name}" for name in own), *tfds]
+        names += [f"set/train-0000{i}-of-00002.tfrecord" for i in (0, 1)]
+        assert store.list() == names
         with pytest.raises(DestinationError, match=r"already holds a dataset; .* --overwrite"):
             built(parquet, url, label="label", shards=2)
-        assert store.list() == [*others, *names]
+        assert store.list() == names
         dataset = built(parquet, url, label="label", shards=1, seed=1, overwrite=True)
         assert by_id(all_records(dataset)) == table.to_pylist()
-        names = [f"set/train-00000-of-00001.{ending}" for ending in ("index.arrow", "tfrecord")]
-        assert store.list() == [*others, *names]
+        own = ["dataset.json", "shards.table", "train-00000-of-00001.index"]
+        names = [*(f"set/_ringfeed/{name}" for name in own), *tfds, "set/train-00000-of-00001.tfrecord"]
+        assert store.list() == names
 
     def test_a_flipped_and_a_missing_file_are_named(self, store: Store, parquet: str) -> None:
         built(parquet, store.url, label="label", shards=2)
@@ -275,9 +278,9 @@ class TestEveryStore:
         data = bytearray(store.read_bytes(name))
         data[len(data) // 2] ^= 1
         store.write_bytes(name, bytes(data))
-        store.delete("train-00000-of-00002.index.arrow")
+        store.delete("_ringfeed/train-00000-of-00002.index")
         damages = verify(store.url)
-        assert [damage.path for damage in damages] == ["train-00000-of-00002.index.arrow", name]
+        assert [damage.path for damage in damages] == ["_ringfeed/train-00000-of-00002.index", name]
         assert "is missing" in damages[0].problem
         assert "checksum does not match (record 150 at offset" in damages[1].problem
 
@@ -368,7 +371,7 @@ def test_a_dataset_written_before_the_lease_is_taken_is_not_overwritten(
 def test_a_dataset_committed_by_another_build_in_the_meantime_is_an_error(parquet: str, tmp_path: Path) -> None:
     def intrude(progress: Progress) -> None:
         if progress.stage == "write" and progress.done == 1:
-            (tmp_path / "out" / "dataset.json").write_text("{}")
+            (tmp_path / "out" / "_ringfeed/dataset.json").write_text("{}")
 
     options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), label="label", shards=2)
     with pytest.raises(DestinationError, match="was filled by another build in the meantime"):
@@ -547,7 +550,7 @@ def test_paths_are_accepted_as_urls(parquet: str, tmp_path: Path, files_of: Any)
     append(AppendOptions(source=source, destination=out, again=True))  # type: ignore[arg-type]
     export(ExportOptions(url=out, destination=tmp_path / "tars", to="webdataset"))  # type: ignore[arg-type]
     repair(out, originals=[Original(url=source)], spill=tmp_path / "spill")  # type: ignore[arg-type]
-    assert [Path(url).name for url in clean(out, spill=tmp_path / "spill")] == ["shards.parquet"]
+    assert [Path(url).name for url in clean(out, spill=tmp_path / "spill")] == ["shards.table"]
     for wrong in (3, None, b"x", ""):
         with pytest.raises(ConfigError, match="source must be a URL or a path, got"):
             BuildOptions(source=wrong, destination="x")  # type: ignore[arg-type]

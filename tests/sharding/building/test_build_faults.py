@@ -408,7 +408,7 @@ class TestCommand:
         assert all(proxy.happened[fault] == fault.times for fault in plan)
         assert contents(through).keys() == undisturbed.keys()
         for path, data in contents(through).items():
-            assert path == "dataset.json" or data == undisturbed[path]  # the command is part of dataset.json
+            assert path == "_ringfeed/dataset.json" or data == undisturbed[path]  # the command is part of dataset.json
 
     def test_credentials_that_expire_are_one_line_and_new_ones_end_the_build(
         self, cli: Cli, proxy: Proxy, through: Store, source: str, undisturbed: dict[str, bytes]
@@ -419,7 +419,7 @@ class TestCommand:
         assert done.returncode == 1
         assert "the credentials have expired (ExpiredToken); renew them and start the same" in done.stderr
         assert "Traceback" not in done.stderr
-        assert "dataset.json" not in through.list()
+        assert "_ringfeed/dataset.json" not in through.list()
         proxy.begin()
         done = cli(*command)
         assert done.returncode == 0, done.stderr
@@ -449,7 +449,7 @@ class TestFullDisk:
         done = cli("shard-dataset", "build", source, str(out), "--label", "label", "--shards", "3")
         assert done.returncode == 1
         assert FULL in done.stderr.splitlines()[-1]
-        assert not (out / "dataset.json").exists()
+        assert not (out / "_ringfeed/dataset.json").exists()
         assert [path for path in small_disk.rglob("*.part") if path.is_file()] == []
 
     def test_a_file_beyond_the_limit_of_the_process_says_so_and_leaves_nothing(self, tmp_path: Path) -> None:

@@ -69,13 +69,13 @@ def test_finished_shards_are_kept_and_not_written_again(
     assert told is None or (told[2] == "is") == (told[1] == "1")
     with pytest.raises(DatasetError, match="no dataset at"):
         open_dataset(str(tmp_path / "out"))
-    written = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("train-*.*")}
+    written = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("train-*.*")}
     seen: list[Progress] = []
     build(options, report=seen.append)
     writing = [progress for progress in seen if progress.stage == "write"]
     assert writing[0].done == writing[0].resumed >= 5
     assert told is None or int(told.group(1)) == writing[0].resumed
-    again = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").glob("train-*.*")}
+    again = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("train-*.*")}
     assert sum(again[name] == changed for name, changed in written.items()) >= 2 * 5
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
@@ -186,10 +186,10 @@ def test_clean_removes_a_build_killed_just_before_its_commit(
 ) -> None:
     out = tmp_path / "out"
     built(parquet, out, label="label", shards=3)
-    (out / "dataset.json").unlink()
+    (out / "_ringfeed/dataset.json").unlink()
     (out / "_building.json").write_text(json.dumps(HOLDER | {"released": True}))
     foreseen = clean(str(out), dry_run=True)
-    assert f"{out}/shards.parquet" in foreseen
+    assert f"{out}/_ringfeed/shards.table" in foreseen
     if killed_again:  # over its first removal, and so without a word
         with monkeypatch.context() as patched:
             patched.setattr(cleaning, "remove_spill", Mock(side_effect=SystemExit))
@@ -285,12 +285,12 @@ def test_a_build_that_lost_its_lease_does_not_overwrite_the_table_of_the_holder(
 
     def take_over() -> None:
         (out / "_building.json").write_text(json.dumps(HOLDER))
-        (out / "shards.parquet").write_bytes(b"theirs")
+        (out / "_ringfeed/shards.table").write_bytes(b"theirs")
 
     options = BuildOptions(source=parquet, destination=str(out), label="label", shards=SHARDS)
     with pytest.raises(DestinationError, match="was taken over by another process"):
         build(options, report=at_shard(5, take_over))
-    assert (out / "shards.parquet").read_bytes() == b"theirs"
+    assert (out / "_ringfeed/shards.table").read_bytes() == b"theirs"
 
 
 def test_a_spill_removed_during_a_build_costs_no_shard(parquet: str, tmp_path: Path, files_of: Any) -> None:
@@ -344,13 +344,13 @@ def test_clean_leaves_a_dataset_alone_that_is_committed_while_it_looks(
     out = tmp_path / "out"
     built(parquet, out, label="label", shards=3)
     whole = files_of(out)
-    (out / "dataset.json").rename(tmp_path / "dataset.json")
-    (out / "shards.parquet").rename(tmp_path / "shards.parquet")
+    (out / "_ringfeed/dataset.json").rename(tmp_path / "dataset.json")
+    (out / "_ringfeed/shards.table").rename(tmp_path / "shards.table")
     (out / "_building.json").write_text(json.dumps(HOLDER))
 
     def finish(seconds: float) -> None:  # as the builder elsewhere does, while its beat is waited for
-        (tmp_path / "shards.parquet").rename(out / "shards.parquet")
-        (tmp_path / "dataset.json").rename(out / "dataset.json")
+        (tmp_path / "shards.table").rename(out / "_ringfeed/shards.table")
+        (tmp_path / "dataset.json").rename(out / "_ringfeed/dataset.json")
         (out / "_building.json").unlink()
 
     clock = SimpleNamespace(monotonic=time.monotonic, sleep=finish)  # its own: other threads sleep, too
@@ -412,13 +412,13 @@ def test_a_replacement_leaves_nothing_of_earlier_killed_ones(parquet: str, tmp_p
     built(parquet, out, overwrite=True, **how)
     built(parquet, tmp_path / "whole", **how)
     assert files_of(out) == files_of(tmp_path / "whole")
-    for path in (out / "dataset.json", out / "shards.parquet"):  # of one that was killed over its renames
-        path.unlink()
+    for name in ("dataset.json", "shards.table"):  # of one that was killed over its renames
+        (out / "_ringfeed" / name).unlink()
     (out / "_building.json").write_text(json.dumps(HOLDER | {"released": True}))
     (out / "_replacing" / "_building" / "0123456789abcdef").mkdir(parents=True)
     built(parquet, out, overwrite=True, **how)
     assert files_of(out) == files_of(tmp_path / "whole")
-    assert [path for path in out.rglob("*") if path.is_dir()] == []
+    assert [path for path in out.rglob("*") if path.is_dir()] == [out / "_ringfeed"]
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -435,7 +435,7 @@ def test_the_same_build_tidies_up_after_one_killed_after_its_replacement(
     (out / "_building.json").write_text(json.dumps(HOLDER | {"released": True, "plan": plan}))
     built(parquet, out, label="label", shards=3, overwrite=overwrite)
     assert files_of(out) == whole
-    assert [path for path in out.rglob("*") if path.is_dir()] == []
+    assert [path for path in out.rglob("*") if path.is_dir()] == [out / "_ringfeed"]
 
 
 def test_a_killed_replacement_resumes(parquet: str, tmp_path: Path, files_of: Any) -> None:
@@ -490,8 +490,8 @@ def kill_until_done(argv: list[str], store: Store, kills: int, seconds: float, r
             if "no dataset at" not in str(error):
                 raise
         else:
-            assert "dataset.json" in store.list()  # a store may have got it from who was killed meanwhile
-    if "dataset.json" not in store.list() or "_building.json" in store.list():
+            assert "_ringfeed/dataset.json" in store.list()  # a store may have got it from who was killed meanwhile
+    if "_ringfeed/dataset.json" not in store.list() or "_building.json" in store.list():
         subprocess.run(argv, env=env, check=True, stdout=subprocess.DEVNULL)
     return killed
 

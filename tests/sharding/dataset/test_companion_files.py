@@ -24,6 +24,7 @@ from ringfeed.sharding import (
 from ringfeed.sharding.building import build_plan
 from ringfeed.sharding.dataset import tfds_files as tfds
 from tests.helpers.builds import built, interrupted, make_table
+from tests.helpers.files import all_files
 
 Files = Callable[[Path], dict[str, bytes]]
 BUILD = import_module("ringfeed.sharding.building.build")  # the package has a function of this name
@@ -39,7 +40,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def index_of(dataset: Dataset, number: int) -> str:
-    return dataset.shards[number].path.replace(".tfrecord", ".idx")
+    return dataset.shards[number].dali_path
 
 
 def change(path: Path, offset: int) -> None:
@@ -64,7 +65,7 @@ class TestBuild:
 
         options = BuildOptions(source=parquet, destination=str(tmp_path / "out"), **OPTIONS)
         interrupted(options, 2)
-        first, second = sorted((tmp_path / "out").glob("*.idx"))[:2]
+        first, second = sorted((tmp_path / "out").glob("_ringfeed/*.idx"))[:2]
         written = first.stat().st_mtime_ns, second.stat().st_mtime_ns
         if damaged:
             change(second, 3)
@@ -79,14 +80,14 @@ class TestBuild:
         built(parquet, tmp_path / "whole", **OPTIONS)
         monkeypatch.setattr(build_plan, "_BLOCK_ROWS", 7)
         built(parquet, tmp_path / "blocks", **OPTIONS)
-        for path in (tmp_path / "whole").glob("*.idx"):
-            assert (tmp_path / "blocks" / path.name).read_bytes() == path.read_bytes()
+        for path in (tmp_path / "whole").glob("_ringfeed/*.idx"):
+            assert (tmp_path / "blocks/_ringfeed" / path.name).read_bytes() == path.read_bytes()
         assert verify(str(tmp_path / "blocks")) == []
 
     def test_a_dataset_that_is_replaced_leaves_none(self, parquet: str, root: Path) -> None:
         built(parquet, root, label="label", shards=2, shard_format="parquet", overwrite=True)
-        assert {path.suffix for path in root.iterdir()} == {".json", ".parquet", ".arrow"}
-        assert [path.name for path in root.glob("*.json")] == ["dataset.json"]
+        assert {path.suffix for path in all_files(root)} == {".json", ".parquet", ".index", ".table"}
+        assert list(root.glob("*.json")) == []
 
     def test_a_failed_replacement_leaves_those_that_were_there(
         self, parquet: str, root: Path, files_of: Files, monkeypatch: pytest.MonkeyPatch
@@ -121,9 +122,9 @@ class TestDamages:
         assert found == {
             "dataset_info.json": ("altered", 40),
             "features.json": ("missing", None),
-            cut.name: ("truncated", cut.stat().st_size),
-            a.name: ("swapped", 0),
-            b.name: ("swapped", 0),
+            index_of(pristine, 1): ("truncated", cut.stat().st_size),
+            index_of(pristine, 2): ("swapped", 0),
+            index_of(pristine, 3): ("swapped", 0),
         }
 
     def test_all_are_rebuilt_bit_by_bit(self, root: Path, pristine: Dataset, files_of: Files) -> None:
@@ -131,7 +132,7 @@ class TestDamages:
             change(root / name, 10)
         (root / index_of(pristine, 0)).unlink()
         (root / pristine.shards[0].index_path).unlink()  # that it is made from
-        change(root / "dataset.json", 500)
+        change(root / "_ringfeed/dataset.json", 500)
         plan = plan_repair(str(root))
         assert {remedy.action for remedy in plan.remedies} == {"rewrite"}
         assert repair(str(root)).lost == ()

@@ -26,16 +26,16 @@ def dataset(tmp_path: Path) -> Path:
 
 
 def forge(root: Path, change: Change) -> None:
-    value = json.loads((root / "dataset.json").read_bytes())
+    value = json.loads((root / "_ringfeed/dataset.json").read_bytes())
     del value["checksum"]
     change(value)
     body = _dump(value)
-    (root / "dataset.json").write_bytes(_with_checksum(body, checksum(body)))
+    (root / "_ringfeed/dataset.json").write_bytes(_with_checksum(body, checksum(body)))
 
 
 def forge_table(root: Path, change: Callable[[pa.Table], pa.Table]) -> None:
-    pq.write_table(change(pq.read_table(root / "shards.parquet")), root / "shards.parquet")
-    data = (root / "shards.parquet").read_bytes()
+    pq.write_table(change(pq.read_table(root / "_ringfeed/shards.table")), root / "_ringfeed/shards.table")
+    data = (root / "_ringfeed/shards.table").read_bytes()
     forge(root, lambda value: value["shards"].update(bytes=len(data), checksum=checksum(data)))
 
 
@@ -80,7 +80,7 @@ MANIFESTS: list[tuple[Change, str]] = [
 @pytest.mark.parametrize(("change", "problem"), MANIFESTS, ids=[problem for _, problem in MANIFESTS])
 def test_a_contradictory_manifest_is_refused(dataset: Path, change: Change, problem: str) -> None:
     forge(dataset, change)
-    assert_refused(dataset, "dataset.json", problem)
+    assert_refused(dataset, "_ringfeed/dataset.json", problem)
 
 
 def test_duplicate_features_are_refused(dataset: Path) -> None:
@@ -100,7 +100,7 @@ TABLES: list[tuple[Callable[[pa.Table], pa.Table], str]] = [
     (lambda table: table.drop_columns(["class_counts"]), "no 'class_counts' of type list"),
     (lambda table: table.set_column(1, "path", pa.array([7] * len(table))), "no 'path' of type string"),
     (in_row(0, split="other"), "it has shards of split 'other', unknown to dataset.json"),
-    (in_row(0, path="dataset.json"), "two of its files have one name"),
+    (in_row(0, path="_ringfeed/dataset.json"), "two of its files have one name"),
     (in_row(0, records=-1), "a shard has a negative number of bytes or records"),
 ]
 
@@ -110,7 +110,7 @@ def test_a_table_of_other_shards_is_refused(
     dataset: Path, change: Callable[[pa.Table], pa.Table], problem: str
 ) -> None:
     forge_table(dataset, change)
-    assert_refused(dataset, "shards.parquet", problem)
+    assert_refused(dataset, "_ringfeed/shards.table", problem)
 
 
 def test_totals_that_are_not_those_of_the_table_are_refused(dataset: Path) -> None:
@@ -141,6 +141,5 @@ def test_a_table_whose_copy_is_no_manifest_recovers_nothing(dataset: Path) -> No
         with pq.ParquetWriter(sink, pa.schema([("x", pa.int8())])) as writer:
             writer.add_key_value_metadata({_COPY_KEY: copy, _CHECKSUM_KEY: _NO_CHECKSUM})
         data = sink.getvalue().to_pybytes()
-        assert (
-            recover_from_table(data.replace(_NO_CHECKSUM.encode(), checksum(data).encode()), "shards.parquet") is None
-        )
+        forged = data.replace(_NO_CHECKSUM.encode(), checksum(data).encode())
+        assert recover_from_table(forged, "_ringfeed/shards.table") is None

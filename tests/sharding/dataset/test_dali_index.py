@@ -11,6 +11,7 @@ import pytest
 
 from ringfeed.sharding import BuildOptions, ConfigError, verify
 from tests.helpers.builds import built
+from tests.helpers.files import all_files
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def test_an_index_equals_that_of_the_tool(dataset: Path, tmp_path: Path) -> None
     script = "import sys, tfrecord.tools.tfrecord2idx as tool; tool.create_indices(sys.argv[1])"
     ran(script, str(tmp_path / "copy"))
     expected = sorted((tmp_path / "copy").glob("*.tfindex"))
-    written = sorted(dataset.glob("*.idx"))
+    written = sorted(dataset.glob("_ringfeed/*.idx"))
     assert [path.stem for path in written] == [path.stem for path in expected]
     assert [path.read_bytes() for path in written] == [path.read_bytes() for path in expected]
 
@@ -41,7 +42,7 @@ import json, sys
 from tfrecord.reader import tfrecord_loader
 for shard in sys.argv[1:]:
     for piece in range(4):  # a piece starts at a record in the middle of the file
-        index = shard.replace(".tfrecord", ".idx")
+        index = shard.replace("train-", "_ringfeed/train-").replace(".tfrecord", ".idx")
         for record in tfrecord_loader(shard, index, {"id": "int", "vector": "float"}, shard=(piece, 4)):
             print(json.dumps([int(record["id"][0]), record["vector"].tolist()]))
 """
@@ -52,15 +53,15 @@ for shard in sys.argv[1:]:
 
 
 def test_an_index_is_covered_by_a_checksum(dataset: Path) -> None:
-    index = sorted(dataset.glob("*.idx"))[1]
+    index = sorted(dataset.glob("_ringfeed/*.idx"))[1]
     index.write_bytes(index.read_bytes()[:-1])
-    assert [damage.path for damage in verify(str(dataset))] == [index.name]
+    assert [damage.path for damage in verify(str(dataset))] == [f"_ringfeed/{index.name}"]
 
 
 def test_replacing_a_dataset_removes_its_indexes(dataset: Path, parquet: str) -> None:
     built(parquet, dataset, label="label", shards=2, shard_format="parquet", overwrite=True)
-    assert {path.suffix for path in dataset.iterdir()} == {".parquet", ".arrow", ".json"}
-    assert [path.name for path in dataset.glob("*.json")] == ["dataset.json"]
+    assert {path.suffix for path in all_files(dataset)} == {".parquet", ".index", ".json", ".table"}
+    assert list(dataset.glob("*.json")) == []
 
 
 @pytest.mark.parametrize("options", [{"shard_format": "parquet"}, {"compression": "gzip"}])

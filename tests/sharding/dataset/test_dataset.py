@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ringfeed.sharding import CorruptionError, DatasetError, RingfeedError, open_dataset, read_records, repair, verify
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.builds import built, make_table
+from tests.helpers.files import all_files, contents
 
 
 @pytest.fixture(scope="module", params=["tfrecord", "parquet"])
@@ -34,43 +35,43 @@ def found_damage(root: Path) -> set[str]:
     try:
         return {damage.path for damage in verify(str(root))}
     except RingfeedError as error:
-        return {name for name in ("dataset.json", "shards.parquet") if str(root / name) in str(error)}
+        return {name for name in ("_ringfeed/dataset.json", "_ringfeed/shards.table") if str(root / name) in str(error)}
 
 
 @given(data=st.data())
 def test_every_flipped_byte_is_found_and_its_file_named(
     pristine: Path, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    file = data.draw(st.sampled_from(sorted(pristine.iterdir())), label="file")
+    file = data.draw(st.sampled_from(all_files(pristine)), label="file")
     position = data.draw(st.integers(0, file.stat().st_size - 1), label="position")
     original = file.read_bytes()
     damaged = bytearray(original)
     damaged[position] ^= data.draw(st.integers(1, 255), label="flip")
     try:
         file.write_bytes(damaged)
-        assert found_damage(pristine) == {file.name}
+        assert found_damage(pristine) == {str(file.relative_to(pristine))}
     finally:
         file.write_bytes(original)
 
 
 @given(data=st.data())
 def test_every_truncation_and_addition_is_found(pristine: Path, data: st.DataObject) -> None:
-    file = data.draw(st.sampled_from(sorted(pristine.iterdir())), label="file")
+    file = data.draw(st.sampled_from(all_files(pristine)), label="file")
     original = file.read_bytes()
     change = data.draw(st.integers(-len(original), 3).filter(bool), label="change")
     try:
         file.write_bytes(original[:change] if change < 0 else original + bytes(change))
-        assert found_damage(pristine) == {file.name}
+        assert found_damage(pristine) == {str(file.relative_to(pristine))}
     finally:
         file.write_bytes(original)
 
 
 def test_every_missing_file_is_found(pristine: Path, tmp_path: Path) -> None:
-    for file in sorted(pristine.iterdir()):
-        root = tmp_path / file.name
+    for name in contents(pristine):
+        root = tmp_path / Path(name).name
         shutil.copytree(pristine, root)
-        (root / file.name).unlink()
-        assert found_damage(root) == {file.name}
+        (root / name).unlink()
+        assert found_damage(root) == {name}
 
 
 def test_swapped_files_are_found(pristine: Path, tmp_path: Path) -> None:
@@ -132,13 +133,13 @@ def test_a_file_is_no_dataset_but_may_become_or_belong_to_one(pristine: Path, tm
     ):
         open_dataset(str(table))
     with pytest.raises(DatasetError, match=rf"is a file, and a dataset is a folder; name its folder, {pristine}$"):
-        open_dataset(str(pristine / "dataset.json"))
+        open_dataset(str(pristine / "_ringfeed/dataset.json"))
 
 
 def test_an_unfinished_build_does_not_open(pristine: Path, tmp_path: Path) -> None:
     root: Any = tmp_path / "x"
     shutil.copytree(pristine, root)
-    (root / "dataset.json").unlink()
+    (root / "_ringfeed/dataset.json").unlink()
     (root / "_building.json").touch()
     with pytest.raises(DatasetError, match="a build did not finish"):
         open_dataset(str(root))
@@ -147,9 +148,9 @@ def test_an_unfinished_build_does_not_open(pristine: Path, tmp_path: Path) -> No
 def test_a_dataset_that_lost_its_manifest_names_the_command_that_brings_it_back(pristine: Path, tmp_path: Path) -> None:
     root: Any = tmp_path / "x"
     shutil.copytree(pristine, root)
-    (root / "dataset.json").unlink()
+    (root / "_ringfeed/dataset.json").unlink()
     with pytest.raises(
-        DatasetError, match=r"dataset\.json is missing, but shards\.parquet is there; repair it with: "
+        DatasetError, match=r"dataset\.json is missing, but _ringfeed/shards\.table is there; repair it with: "
     ) as no:
         open_dataset(str(root))
     assert str(no.value).endswith(f"shard-dataset repair {root}")
@@ -162,10 +163,10 @@ def test_a_repaired_dataset_that_lost_its_manifest_names_that_command_too(pristi
     shutil.copytree(pristine, root)
     (root / open_dataset(str(root)).shards[0].path).unlink()
     repair(str(root))
-    (root / "shards.parquet").unlink(missing_ok=True)
-    (root / "dataset.json").unlink()
+    (root / "_ringfeed/shards.table").unlink(missing_ok=True)
+    (root / "_ringfeed/dataset.json").unlink()
     with pytest.raises(
-        DatasetError, match=r"missing, but shards\.salvaged\.parquet is there; repair it with: .* repair "
+        DatasetError, match=r"missing, but _ringfeed/shards\.salvaged\.table is there; repair it with: .* repair "
     ):
         open_dataset(str(root))
     repair(str(root))

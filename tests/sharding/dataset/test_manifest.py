@@ -83,7 +83,7 @@ def test_a_newer_major_version_is_refused_and_says_so() -> None:
         {"files": {"features.json": {"bytes": 3, "checksum": "g", "kind": "of a version to come"}}},
         {"generations": [{"plan": "p"}]},
         {"shards": {"path": None, "bytes": 7, "checksum": "e"}},
-        {"shards": {"path": "shards.parquet", "bytes": "7", "checksum": "e"}},
+        {"shards": {"path": "_ringfeed/shards.table", "bytes": "7", "checksum": "e"}},
         {"compression": None},
         {"features": [{"name": None, "dtype": "int8", "shape": []}]},
         {"features": [{"name": "y", "dtype": "int8", "shape": ["3"]}]},

@@ -28,24 +28,24 @@ def test_both_files_come_back_from_the_table_byte_for_byte() -> None:
 def test_an_imitation_of_the_checksum_does_not_mislead() -> None:
     text = "ringfeed.checksum\x18)xxh3-128:" + 32 * "0"
     sealed, table = seal(replace(MANIFEST, writer=text, classes=(text,)), ROWS)
-    assert recover_from_table(table, "shards.parquet") == (sealed, ROWS)
+    assert recover_from_table(table, "_ringfeed/shards.table") == (sealed, ROWS)
 
 
 @given(position=st.integers(0, len(TABLE) - 1), bit=st.integers(0, 7))
 def test_nothing_is_recovered_from_a_table_with_a_flipped_bit(position: int, bit: int) -> None:
     data = bytearray(TABLE)
     data[position] ^= 1 << bit
-    assert recover_from_table(bytes(data), "shards.parquet") is None
+    assert recover_from_table(bytes(data), "_ringfeed/shards.table") is None
 
 
 @given(size=st.integers(0, len(TABLE) - 1))
 def test_nothing_is_recovered_from_a_truncated_table(size: int) -> None:
-    assert recover_from_table(TABLE[:size], "shards.parquet") is None
+    assert recover_from_table(TABLE[:size], "_ringfeed/shards.table") is None
 
 
 def test_a_table_without_a_copy_can_be_read() -> None:
     assert decode_shards(encode_shards(ROWS)) == ROWS == decode_shards(TABLE)
-    assert recover_from_table(encode_shards(ROWS), "shards.parquet") is None
+    assert recover_from_table(encode_shards(ROWS), "_ringfeed/shards.table") is None
 
 
 def test_the_checksum_of_the_rows_depends_on_them_alone() -> None:

@@ -132,7 +132,7 @@ def test_lists_that_may_be_missing_or_empty_get_no_metadata(tmp_path: Path) -> N
     dataset = built(str(tmp_path / "x.parquet"), tmp_path / "out", shards=1)
     assert "feature 'x' holds lists of any length, and is missing" in tfds_obstacle(dataset.manifest, dataset.shards)
     assert dataset.manifest.files == {}
-    assert [path.name for path in (tmp_path / "out").glob("*.json")] == ["dataset.json"]
+    assert list((tmp_path / "out").glob("*.json")) == []
 
 
 @pytest.mark.parametrize("formats", [("webp",), ("gif", "jpeg"), ("bmp", "bmp-palette"), ("",), None])
@@ -165,7 +165,7 @@ def test_each_appended_generation_has_splits_of_its_own(tmp_path: Path) -> None:
             built(source, out, label="label", shards=3, splits=shares)
         else:
             append(AppendOptions(source=source, destination=out, shards=1 + number))
-    builder = tfds.builder_from_directory(tmp_path / "out" / "g00002")
+    builder = tfds.builder_from_directory(tmp_path / "out")
     assert sorted(builder.info.splits) == sorted(f"{name}_g{n:05d}" for name in shares for n in range(3))
     found = {
         name: [

@@ -127,4 +127,4 @@ def test_a_folder_made_in_a_console_is_a_destination_and_stays(folder: str, parq
     assert clean(folder) == []
     fs.invalidate_cache()
     assert fs.find(path)[0] == f"{path}/"
-    assert "dataset.json" in storage.list()
+    assert "_ringfeed/dataset.json" in storage.list()

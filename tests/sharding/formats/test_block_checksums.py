@@ -16,6 +16,7 @@ from ringfeed.sharding.formats import block_checksums as blocks
 from ringfeed.sharding.formats import shard_encode as encode
 from ringfeed.sharding.formats.block_checksums import BlockSums, block_sums, blocks_match
 from ringfeed.sharding.formats.shard_encode import encode_index, sums_in_index
+from tests.helpers.files import contents
 
 SIZES = st.integers(0, 3 * blocks.BLOCK_BYTES)
 
@@ -75,9 +76,10 @@ def test_an_index_of_an_older_version_is_rebuilt_unchanged(source: Path, monkeyp
     with monkeypatch.context() as older:
         older.setattr(encode, "encode_index", lambda ids, offsets=None, sums=None: encode_index(ids, offsets))
         root = build_from(source)
-    before = {path.name: path.read_bytes() for path in root.iterdir()}
-    assert sums_in_index(pa.ipc.open_file(root / "train-00000-of-00002.index.arrow").read_all().to_batches()[0]) is None
-    (root / "train-00000-of-00002.index.arrow").unlink()
+    before = contents(root)
+    index = root / "_ringfeed/train-00000-of-00002.index"
+    assert sums_in_index(pa.ipc.open_file(index).read_all().to_batches()[0]) is None
+    index.unlink()
     repair(str(root))
     assert verify(str(root)) == []
-    assert {path.name: path.read_bytes() for path in root.iterdir()} == before
+    assert contents(root) == before

@@ -124,7 +124,7 @@ def read(source: Source) -> pa.Table:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """The shards and their indexes: dataset.json, and its copy in shards.parquet, tell of the source."""
+    """The shards and their indexes: dataset.json, and its copy in the shard table, tell of the source."""
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if "-of-" in p.name}
 
 
@@ -416,7 +416,7 @@ def test_a_function_that_changes_folder_leaves_relative_paths_alone(
     monkeypatch.chdir(tmp_path)
     prepare = PrepareOptions(steps=(mapped(functions, "wanders"),))
     build(BuildOptions(source=parquet, destination="out", prepare=prepare, shards=1))
-    assert (tmp_path / "out" / "dataset.json").exists()
+    assert (tmp_path / "out" / "_ringfeed/dataset.json").exists()
 
 
 def test_times_from_a_function_are_stored_as_integers(parquet: str, functions: str) -> None:

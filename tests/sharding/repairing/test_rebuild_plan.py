@@ -46,6 +46,7 @@ from ringfeed.sharding.storage.lease import LEASE_NAME, hold_lease
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.builds import built, ends_in_writes, make_table
 from tests.helpers.damages import wound
+from tests.helpers.files import contents
 from tests.servers.store import Store
 
 Files = Callable[[Path], dict[str, bytes]]
@@ -106,7 +107,7 @@ class TestEveryByte:
                     wounds.append(wound(root, dataset, tmp_path / "other", rng))
                 except (FileNotFoundError, ValueError):  # of a file that is gone, or empty, since the last one
                     continue
-            if {"dataset.json", "shards.parquet"} <= {path for w in wounds for path in w.paths}:
+            if {"_ringfeed/dataset.json", "_ringfeed/shards.table"} <= {path for w in wounds for path in w.paths}:
                 continue  # nothing tells any more what the dataset was
             report = repair(str(root), originals=[Original(url=str(tmp_path / "x.parquet"))])
             assert files_of(root) == whole, wounds
@@ -115,7 +116,7 @@ class TestEveryByte:
 
     def test_restores_on_every_store(self, store: Store, pristine: Dataset, original: Original) -> None:
         folder = Path(pristine.storage.locate())
-        whole = {path.name: path.read_bytes() for path in folder.iterdir()}
+        whole = contents(folder)
         for name, data in whole.items():
             store.write_bytes(name, data)
         a, b, c, *_ = pristine.shards
@@ -123,7 +124,7 @@ class TestEveryByte:
         store.delete(b.path)
         store.delete(b.index_path)
         store.write_bytes(c.path, whole[c.path][:1000])
-        store.delete("dataset.json")
+        store.delete("_ringfeed/dataset.json")
         seen: list[Progress] = []
         repair(store.url, originals=[original], rebuilding=seen.append)
         assert {name: store.read_bytes(name) for name in store.list()} == whole
@@ -152,7 +153,7 @@ class TestEveryByte:
     def test_a_table_lost_together_with_shards_is_rebuilt(
         self, root: Path, pristine: Dataset, original: Original, files_of: Files
     ) -> None:
-        (root / "shards.parquet").unlink()
+        (root / "_ringfeed/shards.table").unlink()
         blank(root / pristine.shards[0].path)
         (root / pristine.shards[4].index_path).unlink()
         with pytest.raises(CorruptionError, match=r"repair it with --source .*x\.parquet"):
@@ -191,7 +192,7 @@ class TestEverySource:
 
     def check(self, out: Path, files_of: Files, original: Original) -> None:
         whole = files_of(out)
-        for path in [next(out.glob("*-00001-of-*.tfrecord")), next(out.glob("*-00000-of-*.index.arrow"))]:
+        for path in [next(out.glob("*-00001-of-*.tfrecord")), next(out.glob("_ringfeed/*-00000-of-*.index"))]:
             path.unlink()
         next(out.glob("*-00000-of-*.tfrecord")).write_bytes(b"")
         repair(str(out), originals=[original])
@@ -314,7 +315,7 @@ class TestAnotherSource:
         pq.write_table(change(table), tmp_path / "y.parquet", row_group_size=100)
         blank(root / pristine.shards[0].path)
         (root / pristine.shards[4].path).unlink()
-        (root / "dataset.json").unlink()
+        (root / "_ringfeed/dataset.json").unlink()
         before = files_of(root)
         with pytest.raises(SourceError) as raised:
             repair(str(root), originals=[Original(url=str(tmp_path / "y.parquet"))])
@@ -373,7 +374,7 @@ class TestInterrupted:
             root = Path(shutil.copytree(pristine.storage.locate(), tmp_path / f"{last}"))
             for shard in pristine.shards[1:4]:
                 blank(root / shard.path)
-            (root / "dataset.json").unlink()
+            (root / "_ringfeed/dataset.json").unlink()
             done = ends_in_writes(partial(repair, str(root), originals=[original]), root, last)
             repair(str(root), originals=[original])
             assert files_of(root) == whole
@@ -392,7 +393,7 @@ class TestInterrupted:
         env, rng = os.environ | store.env, random.Random(0)
         for shard in dataset.shards[2:6]:
             store.write_bytes(shard.path, bytes(shard.bytes))
-        store.delete("dataset.json")
+        store.delete("_ringfeed/dataset.json")
         killed = 0
         while killed < 2:
             process = subprocess.Popen(argv, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -405,7 +406,7 @@ class TestInterrupted:
                 process.wait()
             elif process.returncode == 0:
                 break
-        if LEASE_NAME in store.list() and "dataset.json" not in store.list():
+        if LEASE_NAME in store.list() and "_ringfeed/dataset.json" not in store.list():
             with pytest.raises(DestinationError, match="repair it first"):
                 clean(Storage(store.url))
         subprocess.run(argv, env=env, check=True, stdout=subprocess.DEVNULL)
@@ -477,7 +478,7 @@ class TestOneWriter:
         with pytest.raises(DestinationError, match="already holds a dataset"):
             build(options)
         (root / LEASE_NAME).write_text(mark)
-        (root / "dataset.json").unlink()
+        (root / "_ringfeed/dataset.json").unlink()
         for act in (lambda: build(options), lambda: clean(Storage(str(root)))):
             with pytest.raises(DestinationError, match=r"whose dataset\.json is missing; repair it first"):
                 act()
@@ -485,7 +486,7 @@ class TestOneWriter:
         assert files_of(root) == whole
 
     def test_without_a_lease_a_lost_manifest_is_no_reason_to_clean_up(self, root: Path, files_of: Files) -> None:
-        (root / "dataset.json").unlink()
+        (root / "_ringfeed/dataset.json").unlink()
         before = files_of(root)
         with pytest.raises(DestinationError, match="repair it first: shard-dataset repair"):
             clean(Storage(str(root)))

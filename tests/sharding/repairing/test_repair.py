@@ -29,6 +29,7 @@ from ringfeed.sharding import (
 from ringfeed.sharding.storage.lease import LEASE_NAME, TAKEOVER_PREFIX
 from ringfeed.sharding.storage.storage import Storage
 from tests.helpers.builds import built, make_table
+from tests.helpers.files import contents
 
 Files = Callable[[Path], dict[str, bytes]]
 
@@ -97,7 +98,7 @@ class TestBitByBit:
         assert files_of(tmp_path / "out") == before
 
     def test_added_bytes_are_cut_off(self, root: Path, pristine: Dataset, files_of: Files) -> None:
-        for name in (pristine.shards[0].path, pristine.shards[1].index_path, "dataset.json"):
+        for name in (pristine.shards[0].path, pristine.shards[1].index_path, "_ringfeed/dataset.json"):
             (root / name).write_bytes((root / name).read_bytes() + b"more")
         assert repair(str(root)).lost == ()
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
@@ -105,10 +106,10 @@ class TestBitByBit:
     def test_bytes_added_to_manifest_and_table_are_cut_off(
         self, root: Path, pristine: Dataset, files_of: Files
     ) -> None:
-        for name, more in (("dataset.json", b"\xff{}"), ("shards.parquet", b"more")):
+        for name, more in (("_ringfeed/dataset.json", b"\xff{}"), ("_ringfeed/shards.table", b"more")):
             (root / name).write_bytes((root / name).read_bytes() + more)
         assert [(damage.path, damage.kind) for damage in verify(str(root))] == [
-            ("dataset.json", "extended"), ("shards.parquet", "extended"),
+            ("_ringfeed/dataset.json", "extended"), ("_ringfeed/shards.table", "extended"),
         ]  # fmt: skip
         assert repair(str(root)).lost == ()
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
@@ -138,12 +139,12 @@ class TestBitByBit:
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
 
     def test_dataset_json_and_the_table_are_rebuilt(self, root: Path, pristine: Dataset, files_of: Files) -> None:
-        (root / "dataset.json").unlink()
+        (root / "_ringfeed/dataset.json").unlink()
         for shard in pristine.shards:  # what else was lost is told by the table
             (root / shard.index_path).unlink()
         repair(str(root))
-        invert(root / "shards.parquet", 200, 300)
-        assert [damage.path for damage in verify(str(root))] == ["shards.parquet"]
+        invert(root / "_ringfeed/shards.table", 200, 300)
+        assert [damage.path for damage in verify(str(root))] == ["_ringfeed/shards.table"]
         repair(str(root))
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
 
@@ -152,7 +153,7 @@ class TestBitByBit:
     ) -> None:
         from ringfeed.sharding.dataset import shard_table as table
 
-        (root / "shards.parquet").unlink()
+        (root / "_ringfeed/shards.table").unlink()
         monkeypatch.setattr(table, "_COPY_KEY", "ringfeed.other")  # other bytes, the same rows
         assert repair(str(root)).lost == ()
         dataset = open_dataset(str(root))
@@ -161,7 +162,7 @@ class TestBitByBit:
         assert verify(str(root)) == []
 
     def test_a_table_is_not_rebuilt_from_shards_that_were_changed(self, root: Path, pristine: Dataset) -> None:
-        (root / "shards.parquet").unlink()
+        (root / "_ringfeed/shards.table").unlink()
         invert(root / pristine.shards[0].path, 500, 502)
         with pytest.raises(CorruptionError, match=r"repair it with --source .*x\.parquet"):
             repair(str(root))
@@ -204,9 +205,9 @@ class TestSalvage:
         gone = [str(row["label"]) for row in table.to_pylist() if row["id"] not in left]
         assert report.lost_by_class == {"train": {value: gone.count(value) for value in "abc"}}
         assert {shard.path for shard in dataset.shards} == {a.path, b.path.replace(".tf", ".salvaged.tf")}
-        assert dataset.manifest.shards_path == "shards.salvaged.parquet"
-        names = {path.name for path in root.iterdir()}
-        assert names == {"dataset.json", "shards.salvaged.parquet"} | {
+        assert dataset.manifest.shards_path == "_ringfeed/shards.salvaged.table"
+        names = set(contents(root))
+        assert names == {"_ringfeed/dataset.json", "_ringfeed/shards.salvaged.table"} | {
             name for shard in dataset.shards for name in (shard.path, shard.index_path)
         }
 
@@ -216,7 +217,7 @@ class TestSalvage:
         (root / pristine.shards[0].path).unlink()
         repair(str(root))
         manifest = open_dataset(str(root)).manifest
-        (root / "dataset.json").unlink()
+        (root / "_ringfeed/dataset.json").unlink()
         repair(str(root))
         assert open_dataset(str(root)).manifest == manifest
         (root / manifest.shards_path).unlink()
@@ -226,7 +227,7 @@ class TestSalvage:
         repair(str(root))
         dataset = open_dataset(str(root))
         assert [entry.path for entry in dataset.manifest.lost] == [shard.path for shard in pristine.shards[:2]]
-        assert dataset.manifest.shards_path == "shards.salvaged-2.parquet"
+        assert dataset.manifest.shards_path == "_ringfeed/shards.salvaged-2.table"
         invert(root / dataset.shards[0].path, 20_000, 20_900)
         repair(str(root))
         assert open_dataset(str(root)).shards[0].path == "train-00001-of-00003.salvaged-2.tfrecord"
@@ -235,7 +236,7 @@ class TestSalvage:
         pq.write_table(make_table(60), tmp_path / "y.parquet")
         options = BuildOptions(source=str(tmp_path / "y.parquet"), destination=str(root), label="label", shards=1)
         build(replace(options, overwrite=True, min_class_records=1))
-        assert len(list(root.iterdir())) == 6
+        assert len(contents(root)) == 6
 
     def test_a_split_without_records_is_no_split(self, pristine: Dataset, tmp_path: Path) -> None:
         from fractions import Fraction
@@ -256,7 +257,7 @@ class TestSalvage:
 
     def test_nothing_is_overwritten(self, root: Path, pristine: Dataset) -> None:
         invert(root / pristine.shards[0].path, 30_000, 30_900)
-        names = [pristine.shards[0].path.replace(".tf", ".salvaged.tf"), "shards.salvaged.parquet"]
+        names = [pristine.shards[0].path.replace(".tf", ".salvaged.tf"), "_ringfeed/shards.salvaged.table"]
         for name in names:
             (root / name).write_text("mine")
         repair(str(root))
@@ -284,7 +285,7 @@ class TestInterrupted:
         (root / c.path).rename(root / b.path)
         (root / "aside").rename(root / c.path)
         (root / b.index_path).unlink()
-        (root / "dataset.json").unlink()
+        (root / "_ringfeed/dataset.json").unlink()
 
     @pytest.mark.parametrize("torn", [False, True])
     def test_a_repair_killed_at_any_step_ends_the_same_when_run_again(

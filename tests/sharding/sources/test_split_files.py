@@ -147,7 +147,7 @@ def test_bad_records_are_listed_with_their_places(tmp_path: Path) -> None:
         str(tmp_path / "in"), tmp_path / "out", label="y", split_files=FILES, on_bad_record="skip:1", shards=1
     )
     assert values(dataset, "a") == {"train": [1, 1, 2, 5], "test": [1, 3, 6, 7]}
-    assert '"position": "line 3"' in (tmp_path / "out" / "rejected.jsonl").read_text()
+    assert '"position": "line 3"' in (tmp_path / "out" / "_ringfeed/rejected.jsonl").read_text()
 
 
 def test_an_append_keeps_to_the_splits_of_the_build(tmp_path: Path) -> None:

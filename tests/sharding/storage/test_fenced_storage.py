@@ -114,10 +114,10 @@ def test_a_repair_leaves_a_dataset_that_was_replaced_since_its_plan(
 ) -> None:
     out = tmp_path / "out"
     built(parquet, out, label="label", shards=3)
-    damaged = bytearray((out / "dataset.json").read_bytes())
+    damaged = bytearray((out / "_ringfeed/dataset.json").read_bytes())
     damaged[200] ^= 4
     damaged[300] ^= 8
-    (out / "dataset.json").write_bytes(damaged)
+    (out / "_ringfeed/dataset.json").write_bytes(damaged)
     plan = plan_repair(str(out))
     assert plan.remedies
     built(parquet, out, label="label", shards=3, seed=5, overwrite=True)

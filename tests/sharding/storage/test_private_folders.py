@@ -1,6 +1,7 @@
 """Names that another user can predict: what they plant there is refused, and no file behind it is touched."""
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,10 +114,11 @@ def test_a_link_planted_beside_an_export_is_refused(out: Path, victim: Path, tmp
     assert contents(victim) == before
 
 
-@pytest.mark.parametrize("name", ["_building", "_replacing", "g00001"])
+@pytest.mark.parametrize("name", ["_building", "_replacing", "_ringfeed"])
 def test_a_link_planted_in_a_destination_is_refused(
     parquet: str, out: Path, victim: Path, name: str, tmp_path: Path
 ) -> None:
+    shutil.rmtree(out / name, ignore_errors=True)
     (out / name).symlink_to(victim)
     before = contents(victim)
     calls: list[Callable[[], object]] = [

@@ -41,6 +41,7 @@ from ringfeed.sharding.formats.shard_encode import encode_index
 from ringfeed.sharding.storage.retry import RetryPolicy
 from tests.helpers.builds import built, make_table
 from tests.helpers.damages import Wound, offsets, wound
+from tests.helpers.files import contents
 from tests.servers.store import Store
 
 RECORDS = 240
@@ -119,7 +120,7 @@ CASES = [("tfrecord", None, False), ("tfrecord", None, True), ("tfrecord", "gzip
 class TestRandomDamage:
     def check(self, dataset: Dataset, other: Dataset, root: Path, rng: random.Random) -> Wound:
         """Damage a copy at random; then it must be found, named, placed, and be gone after a repair."""
-        files = {path.name: path.read_bytes() for path in root.iterdir()}
+        files = contents(root)
         done = wound(root, dataset, root_of(other), rng)
         found = verify(str(root))
         assert {damage.path for damage in found} == set(done.paths), done
@@ -137,7 +138,7 @@ class TestRandomDamage:
             assert done.kind in ("burst", "truncate", "delete"), done
             assert_salvaged(root, dataset, lost)
         else:
-            assert {path.name: path.read_bytes() for path in root.iterdir()} == files, (done, report)
+            assert contents(root) == files, (done, report)
         return done
 
     def check_place(self, dataset: Dataset, done: Wound, damage: Damage) -> None:
@@ -313,8 +314,8 @@ class TestDeep:
         """Make the dataset say of its first shard what a writer with a fault would have said."""
         first = replace(dataset.shards[0], **changes)
         manifest, table = seal(dataset.manifest, [first, *dataset.shards[1:]])
-        (root / "shards.parquet").write_bytes(table)
-        (root / "dataset.json").write_bytes(manifest.encode())
+        (root / "_ringfeed/shards.table").write_bytes(table)
+        (root / "_ringfeed/dataset.json").write_bytes(manifest.encode())
 
     def rewrite(self, root: Path, dataset: Dataset, field: str, data: bytes) -> None:
         (root / getattr(dataset.shards[0], f"{field}path")).write_bytes(data)
@@ -384,7 +385,7 @@ class TestDeep:
         found = verify(str(root), deep=True)
         assert [(d.path, d.kind) for d in found] == [
             (dataset.shards[0].path, "miscounted"),
-            ("shards.parquet", "miscounted"),
+            ("_ringfeed/shards.table", "miscounted"),
         ]
         assert "the table says" in found[0].problem
         assert "dataset.json says" in found[1].problem
@@ -395,17 +396,17 @@ class TestManifest:
         self, make: Make, copy: Callable[[Dataset], Path]
     ) -> None:
         root = copy(make("tfrecord"))
-        path = root / "dataset.json"
+        path = root / "_ringfeed/dataset.json"
         text = path.read_text().replace('"format_version": "1.0"', '"format_version": "2.0"')
         path.write_text(text)
-        assert only(verify(str(root))).path == "dataset.json"  # one byte: no newer version writes that
+        assert only(verify(str(root))).path == "_ringfeed/dataset.json"  # one byte: no newer version writes that
         path.write_text(text.replace('"seed": 0', '"seeds": [0, 1, 2]'))
         with pytest.raises(DatasetError, match=r"format version 2\.0.*upgrade"):
             verify(str(root))
 
     def test_an_unfinished_build_is_no_lost_manifest(self, make: Make, copy: Callable[[Dataset], Path]) -> None:
         root = copy(make("tfrecord"))
-        (root / "dataset.json").unlink()
+        (root / "_ringfeed/dataset.json").unlink()
         assert only(verify(str(root))).kind == "missing"
         (root / "_building.json").write_text("{}")
         with pytest.raises(DatasetError, match="a build did not finish"):
@@ -415,8 +416,8 @@ class TestManifest:
         self, make: Make, copy: Callable[[Dataset], Path]
     ) -> None:
         root = copy(make("tfrecord"))
-        overwrite(root / "dataset.json", 100, 140)
-        overwrite(root / "shards.parquet", 100, 140)
+        overwrite(root / "_ringfeed/dataset.json", 100, 140)
+        overwrite(root / "_ringfeed/shards.table", 100, 140)
         with pytest.raises(CorruptionError, match=r"dataset\.json is damaged.*build the dataset again"):
             verify(str(root))
 
@@ -426,7 +427,7 @@ class TestManifest:
     ) -> None:
         dataset = make("tfrecord", text=text)
         root = copy(dataset)
-        (root / "shards.parquet").unlink()
+        (root / "_ringfeed/shards.table").unlink()
         overwrite(root / dataset.shards[0].path, 500, 520)
         (root / dataset.shards[1].path).unlink()
         overwrite(root / dataset.shards[2].index_path, 400, 1200)
@@ -434,7 +435,7 @@ class TestManifest:
         assert found[dataset.shards[0].path] == "unparsable"
         assert found[dataset.shards[1].path] == "missing"
         assert found[dataset.shards[2].index_path] == "altered"
-        assert found["shards.parquet"] in ("missing", "miscounted")
+        assert found["_ringfeed/shards.table"] in ("missing", "miscounted")
         with pytest.raises(CorruptionError, match=r"repair it with --source .*x\.parquet"):
             repair(str(root))
 
@@ -488,8 +489,8 @@ class TestEveryStore:
         a, b = (shard.path for shard in dataset.shards)
         store.write_bytes(a, files[b])
         store.write_bytes(b, files[a])
-        store.delete("dataset.json")
-        assert {damage.path for damage in verify(store.url)} == {a, b, "dataset.json"}
+        store.delete("_ringfeed/dataset.json")
+        assert {damage.path for damage in verify(store.url)} == {a, b, "_ringfeed/dataset.json"}
         repair(store.url)
         assert {name: store.read_bytes(name) for name in store.list()} == files
         half = len(files[a]) // 2

@@ -19,6 +19,7 @@ from ringfeed.tools import cli as cli_of_ringfeed
 from ringfeed.tools.shard_dataset import commands
 from ringfeed.tools.shard_dataset.program import main
 from tests.helpers.commands import Cli, assert_one_line
+from tests.helpers.files import contents
 from tests.servers.hdfs import HdfsServer
 from tests.servers.proxy import Fault, Proxy
 from tests.servers.seaweedfs import S3Server
@@ -161,16 +162,16 @@ class TestDestinations:
         assert os.listdir(tmp_path / "full") == ["thesis.txt"]
 
     def test_an_existing_dataset_is_kept_without_overwrite(self, cli: Cli, source: str, dataset: Path) -> None:
-        before = {path.name: path.read_bytes() for path in dataset.iterdir()}
+        before = contents(dataset)
         done = cli("shard-dataset", "build", source, str(dataset), "--label", "status", "--workers", "1")
         assert_one_line(done, "already holds a dataset", "--overwrite")
-        assert {path.name: path.read_bytes() for path in dataset.iterdir()} == before
+        assert contents(dataset) == before
         done = cli("shard-dataset", "build", source, str(dataset), "--label", "status", "--shards", "1", "--overwrite")
         assert done.returncode == 0
-        assert len(list(dataset.iterdir())) == 6
+        assert len(contents(dataset)) == 6
 
     def test_a_newer_dataset(self, cli: Cli, dataset: Path) -> None:
-        manifest = dataset / "dataset.json"
+        manifest = dataset / "_ringfeed/dataset.json"
         text = manifest.read_text().replace('"format_version": "1.0"', '"format_version": "2.0",\n "new": 1')
         manifest.write_text(text)
         for command in ("inspect", "verify", "repair", "cat"):

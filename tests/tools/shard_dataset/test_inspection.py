@@ -66,7 +66,7 @@ def test_the_splits_that_tfds_needs_for_all_generations_are_named(
     for number in range(1, appended + 1):
         cli("shard-dataset", "append", str(tmp_path / f"{number}.csv"), out, check=True)
     shown = cli("shard-dataset", "inspect", out, check=True).stdout
-    assert f"of g{appended:05d}/; a whole split is {told}" in " ".join(shown.split())
+    assert f"tfds.builder_from_directory; a whole split is {told}" in " ".join(shown.split())
 
 
 def test_rejected_records_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -85,18 +85,23 @@ def test_rejected_records_are_reported(tmp_path: Path, capsys: pytest.CaptureFix
         f"would skip 2 bad records; the first is file://{tmp_path}/a.jsonl: line 9: no JSON object: "
     )
     assert line[-1] != ";"
-    assert told(*build) == [f"skipped 2 bad records, listed in {out}/rejected.jsonl"]
-    assert told("inspect", out) == ["skipped  2 bad records, listed in rejected.jsonl"]
+    assert told(*build) == [f"skipped 2 bad records, listed in {out}/_ringfeed/rejected.jsonl"]
+    assert told("inspect", out) == ["skipped  2 bad records, listed in _ringfeed/rejected.jsonl"]
     assert told("append", str(tmp_path / "b.jsonl"), out, *lenient) == [
-        f"skipped 1 bad record, listed in {out}/g00001/rejected.jsonl"
+        f"skipped 1 bad record, listed in {out}/_ringfeed/rejected-g00001.jsonl"
     ]
     assert told("append", str(tmp_path / "c.jsonl"), out, *lenient) == []
-    assert told("inspect", out) == ["skipped  3 bad records, listed in 2 files from rejected.jsonl on"]
+    assert told("inspect", out) == ["skipped  3 bad records, listed in 2 files from _ringfeed/rejected.jsonl on"]
     assert main(["inspect", out, "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["skipped"] == {"rejected.jsonl": 2, "g00001/rejected.jsonl": 1}
-    (tmp_path / "out" / "rejected.jsonl").unlink()
+    assert json.loads(capsys.readouterr().out)["skipped"] == {
+        "_ringfeed/rejected.jsonl": 2,
+        "_ringfeed/rejected-g00001.jsonl": 1,
+    }
+    (tmp_path / "out" / "_ringfeed/rejected.jsonl").unlink()
     (line,) = told("inspect", out)
-    assert line.endswith("listed in 2 files from rejected.jsonl on, which cannot be read; see: shard-dataset verify")
+    assert line.endswith(
+        "listed in 2 files from _ringfeed/rejected.jsonl on, which cannot be read; see: shard-dataset verify"
+    )
 
 
 @pytest.mark.parametrize("flags", [[], ["--dry-run"]])
@@ -108,4 +113,4 @@ def test_rejected_records_are_in_the_json_document(
         (tmp_path / f"{name}.jsonl").write_text("\n".join([*lines, end]))
         build = ["build", str(tmp_path / f"{name}.jsonl"), str(tmp_path / name), "--on-bad-record", "skip:2", "--json"]
         assert main([*build, "--workers", "1", *flags]) == 0
-        assert json.loads(capsys.readouterr().out)["skipped"] == ({"rejected.jsonl": 1} if end else {})
+        assert json.loads(capsys.readouterr().out)["skipped"] == ({"_ringfeed/rejected.jsonl": 1} if end else {})

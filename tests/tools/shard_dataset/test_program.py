@@ -20,6 +20,7 @@ from ringfeed.tools.shard_dataset.common_arguments import cores, workers_for
 from ringfeed.tools.shard_dataset.parser import build_parser
 from ringfeed.tools.shard_dataset.program import main
 from tests.helpers.commands import ROWS, Cli, assert_one_line
+from tests.helpers.files import contents
 
 
 class TestBuild:
@@ -341,12 +342,12 @@ class TestVerify:
         data = bytearray(shard.read_bytes())
         data[100] ^= 1
         shard.write_bytes(data)
-        (dataset / "test-00000-of-00001.index.arrow").unlink()
+        (dataset / "_ringfeed/test-00000-of-00001.index").unlink()
         done = cli("shard-dataset", "verify", str(dataset))
         assert done.returncode == 1
         assert [line.partition(":")[0] for line in done.stdout.splitlines()] == [
             "train-00001-of-00003.tfrecord",
-            "test-00000-of-00001.index.arrow",
+            "_ringfeed/test-00000-of-00001.index",
         ]
         assert done.stderr.splitlines()[-1] == (
             "shard-dataset: error: 2 files are damaged or missing; "
@@ -365,22 +366,22 @@ class TestVerify:
         assert re.fullmatch(r"check files: 10 of 10, [\d.,]+ [KMG]iB/s", done.stderr.splitlines()[-1])
 
     def test_the_table_counts_among_the_damaged_files(self, cli: Cli, dataset: Path) -> None:
-        for path in [*dataset.glob("*.tfrecord"), *dataset.glob("*.arrow"), dataset / "shards.parquet"]:
+        for path in [*dataset.glob("*.tfrecord"), *dataset.glob("*.arrow"), dataset / "_ringfeed/shards.table"]:
             path.write_bytes(b"")
         done = cli("shard-dataset", "verify", str(dataset))
         assert done.returncode == 1
         named = {line.partition(":")[0] for line in done.stdout.splitlines()} - {"note"}
-        assert "shards.parquet" in named
+        assert "_ringfeed/shards.table" in named
         assert f"error: {len(named)} files are damaged or missing; " in done.stderr
 
     def test_a_damaged_manifest_is_named(self, cli: Cli, dataset: Path) -> None:
-        manifest = dataset / "dataset.json"
+        manifest = dataset / "_ringfeed/dataset.json"
         manifest.write_bytes(manifest.read_bytes().replace(b"late", b"lame"))
         done = cli("shard-dataset", "verify", str(dataset), "--json")
         assert done.returncode == 1
         document = json.loads(done.stdout)
-        assert (document["ok"], document["damages"][0]["path"]) == (False, "dataset.json")
-        (dataset / "shards.parquet").unlink()
+        assert (document["ok"], document["damages"][0]["path"]) == (False, "_ringfeed/dataset.json")
+        (dataset / "_ringfeed/shards.table").unlink()
         done = cli("shard-dataset", "verify", str(dataset), "--json")
         assert json.loads(done.stdout)["ok"] is False
         assert "dataset.json is damaged" in events_of(done)[-1]["message"]
@@ -388,15 +389,15 @@ class TestVerify:
 
 class TestRepair:
     def test_a_dry_run_reports_what_a_repair_does(self, cli: Cli, source: str, dataset: Path) -> None:
-        before = {path.name: path.read_bytes() for path in dataset.iterdir()}
+        before = contents(dataset)
         (dataset / "train-00002-of-00003.tfrecord").rename(dataset / "train-00001-of-00003.tfrecord")
-        (dataset / "dataset.json").unlink()
-        wounded = {path.name: path.read_bytes() for path in dataset.iterdir()}
+        (dataset / "_ringfeed/dataset.json").unlink()
+        wounded = contents(dataset)
         done = cli("shard-dataset", "repair", str(dataset), "--dry-run")
         assert done.returncode == 0, done.stderr
-        assert {path.name: path.read_bytes() for path in dataset.iterdir()} == wounded
+        assert contents(dataset) == wounded
         lines = done.stdout.splitlines()
-        assert lines[0] == "dataset.json: rewrite: rebuilt from the other files of the dataset"
+        assert lines[0] == "_ringfeed/dataset.json: rewrite: rebuilt from the other files of the dataset"
         assert "train-00002-of-00003.tfrecord: move: its bytes are in train-00001-of-00003.tfrecord" in lines
         assert lines[-2] == "lost: train: 120 records (on time 108, late 12)"
         assert lines[-1] == (
@@ -417,7 +418,7 @@ class TestRepair:
         assert done.returncode == 0, done.stdout
 
     def test_restores_everything_from_the_source(self, cli: Cli, source: str, dataset: Path) -> None:
-        before = {path.name: path.read_bytes() for path in dataset.iterdir()}
+        before = contents(dataset)
         (dataset / "train-00001-of-00003.tfrecord").unlink()
         (dataset / "test-00000-of-00001.tfrecord").write_bytes(b"")
         done = cli("shard-dataset", "repair", str(dataset), "--source", source, "--dry-run", "--json")
@@ -432,18 +433,18 @@ class TestRepair:
             "repaired 2 damaged files; no record is lost",
         ]
         assert "write shards: 2 of 2" in done.stderr
-        assert {path.name: path.read_bytes() for path in dataset.iterdir()} == before
+        assert contents(dataset) == before
 
     def test_another_source_is_one_line(self, cli: Cli, source: str, dataset: Path) -> None:
         (dataset / "train-00001-of-00003.tfrecord").unlink()
-        before = {path.name: path.read_bytes() for path in dataset.iterdir()}
+        before = contents(dataset)
         Path(source).write_text(Path(source).read_text().replace("AA", "BB"))
         done = cli("shard-dataset", "repair", str(dataset), "--source", source, "--workers", "1")
         errors = [line for line in done.stderr.splitlines() if line.startswith("shard-dataset: error: ")]
         assert (done.returncode, len(errors)) == (1, 1)
         assert "differs from what was written: it is another source, or was changed since" in errors[0]
         assert "Traceback" not in done.stderr
-        assert {path.name: path.read_bytes() for path in dataset.iterdir()} == before
+        assert contents(dataset) == before
 
     def test_reports_that_nothing_is_damaged(self, capsys: pytest.CaptureFixture[str], dataset: Path) -> None:
         capsys.readouterr()

@@ -29,7 +29,7 @@ from ringfeed.sharding import (
     repair,
     verify,
 )
-from ringfeed.sharding.dataset.file_names import rejected_name
+from ringfeed.sharding.dataset.file_names import NAMES
 from ringfeed.sharding.prepare import Drop, DropNulls, Filter, ImageOptions, MapBatches, PrepareOptions, Size, Step
 from ringfeed.sharding.prepare.screening.bad_records import LenientSource, parse_budget
 from ringfeed.sharding.sources import open_source
@@ -37,7 +37,7 @@ from tests.helpers.builds import built
 
 
 def rejected(folder: Path) -> list[dict[str, Any]]:
-    path = folder / "rejected.jsonl"
+    path = folder / "_ringfeed/rejected.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -130,8 +130,8 @@ def test_shards_are_alike_in_bytes_beside_damaged_images(tmp_path: Path) -> None
 
 def test_the_list_of_skipped_records_has_a_checksum(tmp_path: Path) -> None:
     built(write_images(tmp_path / "images", {3}), tmp_path / "out", shards=2, on_bad_record="skip:1")
-    (tmp_path / "out" / "rejected.jsonl").write_text("{}\n")
-    assert [damage.path for damage in verify(str(tmp_path / "out"))] == ["rejected.jsonl"]
+    (tmp_path / "out" / "_ringfeed/rejected.jsonl").write_text("{}\n")
+    assert [damage.path for damage in verify(str(tmp_path / "out"))] == ["_ringfeed/rejected.jsonl"]
 
 
 @pytest.mark.parametrize("number", [0, 1])
@@ -143,7 +143,7 @@ def test_a_damaged_list_of_skipped_records_is_rebuilt_from_the_source(
     built(sources[0], out, shards=2, on_bad_record="skip:2")
     append(AppendOptions(source=sources[1], destination=str(out), on_bad_record="skip:2"))
     whole = files_of(out)
-    name = rejected_name(number)
+    name = NAMES.rejected(number)
     (out / name).write_text("{}\n")
     repair(str(out), originals=[Original(url=sources[number])])
     assert files_of(out) == whole
@@ -262,7 +262,7 @@ def test_behind_a_function_no_record_of_the_source_is_named(tmp_path: Path) -> N
 
 def test_without_bad_records_the_policy_writes_no_list(parquet: str, tmp_path: Path) -> None:
     built(parquet, tmp_path / "out", label="label", shards=2, on_bad_record="skip:1")
-    assert not (tmp_path / "out" / "rejected.jsonl").exists()
+    assert not (tmp_path / "out" / "_ringfeed/rejected.jsonl").exists()
 
 
 def test_parse_budget() -> None:

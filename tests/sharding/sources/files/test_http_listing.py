@@ -275,7 +275,7 @@ def test_large_text_from_a_server_without_ranges_is_one_part(folder: Path, monke
 @pytest.mark.parametrize("ranges", [True, False], ids=["with ranges", "without"])
 @pytest.mark.parametrize("name", ["rows.csv", "rows.tar", "images"])
 def test_a_server_that_fails_now_and_then(folder: Path, tmp_path: Path, name: str, ranges: bool) -> None:
-    ends = ("rows.csv", "rows.tar", "images/", "50%25/", "0.png", "dataset.json")
+    ends = ("rows.csv", "rows.tar", "images/", "50%25/", "0.png", "_ringfeed/dataset.json")
     behaviour = Behaviour(
         ranges=ranges,
         refusals={end: [503, 429] * 3 for end in ends},

@@ -249,4 +249,4 @@ def test_a_record_without_a_path_is_named_or_skipped(
     with pytest.raises(SourceError, match=rf"list\.{ending}: {place}.*: a record names no image"):
         built(str(tmp_path / f"list.{ending}"), tmp_path / "out", **how)
     built(str(tmp_path / f"list.{ending}"), tmp_path / "out", on_bad_record="skip:1", **how)
-    assert f'"position": "{place}"' in (tmp_path / "out" / "rejected.jsonl").read_text()
+    assert f'"position": "{place}"' in (tmp_path / "out" / "_ringfeed/rejected.jsonl").read_text()

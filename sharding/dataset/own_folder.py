@@ -1,0 +1,54 @@
+"""Finds where a dataset keeps ringfeed's own files: in `_ringfeed/` or, as earlier versions did, beside the shards.
+
+The manifest decides: the names of all other files follow from where it lies (`file_names.py`).
+
+Tested in tests/sharding/dataset/test_own_folder.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ..storage.storage import Storage
+from .file_names import ALL_NAMES, FileNames
+
+__all__ = ["find_names", "holds_dataset", "listed_names", "read_manifest", "sync_names"]
+
+
+def read_manifest(storage: Storage) -> tuple[FileNames, bytes]:
+    """Read the manifest of a dataset; also return the names that its files have.
+
+    Raises:
+        FileNotFoundError: there is none.
+        StorageError: the store refuses.
+    """
+    error: FileNotFoundError | None = None
+    for names in ALL_NAMES:
+        try:
+            return names, storage.read(names.manifest)
+        except FileNotFoundError as missing:
+            error = error or missing
+    assert error is not None
+    raise error
+
+
+def find_names(storage: Storage) -> FileNames | None:
+    """Return the names that the files of a dataset have; None if there is no manifest."""
+    return next((names for names in ALL_NAMES if storage.exists(names.manifest)), None)
+
+
+def holds_dataset(storage: Storage) -> bool:
+    """Whether a folder holds a manifest."""
+    return find_names(storage) is not None
+
+
+def listed_names(files: Collection[str]) -> FileNames | None:
+    """Return the names that the files of a dataset have, from a listing of its folder; None if it has no manifest."""
+    return next((names for names in ALL_NAMES if names.manifest in files), None)
+
+
+def sync_names(storage: Storage, names: FileNames, generation: int = 0) -> None:
+    """Make the names of all files written to a dataset survive a power cut, as their contents already do."""
+    for folder in {names.own, names.folder(generation)} - {""}:
+        storage.folder(folder.rstrip("/")).sync()
+    storage.sync()
