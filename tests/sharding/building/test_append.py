@@ -351,7 +351,7 @@ def test_code_that_the_dataset_names_is_called_only_if_trusted(parquet: str, new
         (tmp_path / path).write_text(module)
     steps = (MapBatches("append_ours:same", str(tmp_path)), Filter("price > 0"))
     built(parquet, tmp_path / "out", label="label", shards=2, prepare=PrepareOptions(steps=steps))
-    path = tmp_path / "out" / "dataset.json"
+    path = tmp_path / "out" / "_ringfeed/dataset.json"
     manifest = open_dataset(str(tmp_path / "out")).manifest
     options = json.loads(json.dumps(manifest.options).replace("append_ours", "append_theirs"))
     path.write_bytes(replace(manifest, options=options).encode())  # as an attacker would

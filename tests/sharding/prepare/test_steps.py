@@ -32,6 +32,7 @@ from ringfeed.sharding.prepare import (
 from ringfeed.sharding.sources import Source, open_source
 from tests.helpers.builds import built
 from tests.helpers.contents import completed
+from tests.helpers.files import all_files
 
 FUNCTIONS = """
 import pyarrow as pa
@@ -125,7 +126,7 @@ def read(source: Source) -> pa.Table:
 
 def files(folder: Path) -> dict[str, bytes]:
     """The shards and their indexes: dataset.json, and its copy in the shard table, tell of the source."""
-    return {p.name: p.read_bytes() for p in sorted(folder.iterdir()) if "-of-" in p.name}
+    return {p.name: p.read_bytes() for p in all_files(folder) if "-of-" in p.name}
 
 
 # --- a prepared build is the build of what was prepared ----------------------------------------------------------

@@ -379,7 +379,7 @@ class TestDeep:
         quick = verify(str(root))
         assert [(damage.path, damage.kind) for damage in quick] == [
             (dataset.shards[0].index_path, "miscounted"),
-            ("shards.parquet", "miscounted"),
+            ("_ringfeed/shards.table", "miscounted"),
         ]
         assert quick[0].problem == f"it holds {a} records of class 'a', the table says {a - 1}"
         found = verify(str(root), deep=True)
