@@ -4,6 +4,7 @@ from .building.append import AppendOptions, append, plan_append
 from .building.build import build, plan_build
 from .building.build_plan import BuildPlan
 from .building.options import BuildOptions
+from .building.writer import Writer
 from .dataset.damage import Damage, Note
 from .dataset.dataset import Dataset, open_dataset, read_records
 from .dataset.manifest import FileInfo, Generation, LostRecords, Manifest, ShardInfo, SplitInfo
@@ -67,6 +68,7 @@ __all__ = [
     "Verification",
     "VerifyProgress",
     "WorkerError",
+    "Writer",
     "append",
     "apply_repair",
     "build",

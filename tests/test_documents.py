@@ -178,13 +178,18 @@ def check_nested_lists(code: str) -> None:
 
 
 def test_record_streams(here: Path) -> None:
-    (module,) = python_of("record-streams.md")
+    module, in_memory = python_of("record-streams.md")
     reader = "from types import SimpleNamespace\n\n\ndef read_my_format(name):\n    return [SimpleNamespace("
     reader += 'delay=i, airline="AA", path=i / 3) for i in range(60)]\n\n\n'
     Path("flights.py").write_text(reader + module)
     (command,) = (line for line in commands(PAGES["record-streams.md"]) if "--source" in line)
     assert shard_dataset.main([word.replace("shards/", "streamed") for word in command[1:]]) == 0
     assert open_dataset("streamed").manifest.classes == (False, True)
+    exec(in_memory, {})
+    assert (open_dataset("late-flights").manifest.records, open_dataset("flights-by-record").manifest.records) == (
+        650,
+        600,
+    )
 
 
 @pytest.mark.usefixtures("s3_env")

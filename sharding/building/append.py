@@ -18,7 +18,7 @@ from ..common.validation import fit_fields
 from ..dataset.dataset import Dataset, open_dataset
 from ..dataset.earlier_shards import EarlierShards
 from ..dataset.manifest import Manifest
-from ..destination.dataset_draft import draft_dataset
+from ..destination.dataset_draft import check_destination, draft_dataset
 from ..errors import ConfigError, DestinationError, SourceError
 from ..messages import listed
 from ..prepare import PrepareOptions, Select, check_trusted, restore_options
@@ -26,12 +26,13 @@ from ..progress import Report, ignore
 from ..schema import Feature, Schema
 from ..sources import Source
 from ..sources.files.snapshot import record_listings
+from ..sources.records.in_memory import is_in_memory
 from ..storage.lease import Holder
 from ..storage.storage import Storage
-from ..storage.urls import normalize_url_fields
 from .build import describe_build, write_dataset
 from .build_plan import BuildPlan
-from .options import ONE_SPLIT, BuildOptions
+from .memory_sources import options_of, spilled_source
+from .options import ONE_SPLIT, BuildOptions, normalize_places
 from .planning import open_build_source, open_plan
 from .rare_classes import settle_rare_classes
 
@@ -43,7 +44,7 @@ class AppendOptions:
     """Options of an append. Label, schema, format and compression are those of the dataset.
 
     Attributes:
-        source: URL or path of the data.
+        source: see `BuildOptions`.
         destination: URL or path of the dataset.
         source_kind: see `sources.open_source`.
         shards: number of new shards in the largest split, or None.
@@ -65,7 +66,7 @@ class AppendOptions:
         ConfigError: a value violates its rule.
     """
 
-    source: str
+    source: Any
     destination: str
     source_kind: str = "auto"
     shards: int | None = None
@@ -87,7 +88,7 @@ class AppendOptions:
     folder: str = field(default_factory=os.getcwd)
 
     def __post_init__(self) -> None:
-        normalize_url_fields(self, "source", "destination", optional="spill")
+        normalize_places(self)
         fit_fields(self)
         self._as_build()  # checks the rules of a build
 
@@ -154,23 +155,32 @@ class AppendOptions:
         return BuildOptions(**{name: getattr(self, name) for name in shared}, splits=splits)
 
 
-def plan_append(options: AppendOptions, *, executor: Executor | None = None, report: Report = ignore) -> BuildPlan:
+def plan_append(
+    options: AppendOptions | None = None, *, executor: Executor | None = None, report: Report = ignore, **given: Any
+) -> BuildPlan:
     """Read the labels and plan an append; writes nothing.
+
+    Args:
+        options, executor, report, given: see `append`.
 
     Raises:
         RingfeedError: as in `append`.
     """
+    options = options_of(AppendOptions, options, given)
     dataset = open_dataset(options.destination)
     earlier = EarlierShards.of(dataset)
-    with _kind_hint(dataset.manifest, options):
-        decided = _settle(options.for_dataset(dataset), dataset, earlier, executor, report)
-        source = open_matching_source(dataset.manifest.schema, decided)
-    with open_plan(source, decided, dataset.manifest, earlier, executor=executor, report=report) as plan:
-        _check_new(dataset.manifest, plan, options)
-        return plan
+    with spilled_source(options) as options:
+        with _kind_hint(dataset.manifest, options):
+            decided = _settle(options.for_dataset(dataset), dataset, earlier, executor, report)
+            source = open_matching_source(dataset.manifest.schema, decided)
+        with open_plan(source, decided, dataset.manifest, earlier, executor=executor, report=report) as plan:
+            _check_new(dataset.manifest, plan, options)
+            return plan
 
 
-def append(options: AppendOptions, *, executor: Executor | None = None, report: Report = ignore) -> Manifest:
+def append(
+    options: AppendOptions | None = None, *, executor: Executor | None = None, report: Report = ignore, **given: Any
+) -> Manifest:
     """Add the records of a source to a dataset, as balanced shards of their own.
 
     Readers see the old dataset until the last write, and all new records after it. The same call resumes a killed
@@ -180,6 +190,7 @@ def append(options: AppendOptions, *, executor: Executor | None = None, report: 
         options: options of the append.
         executor: executor of the tasks; by default, the engine of the options.
         report: called after every task.
+        given: fields of the options by name, in place of `options` or of their values.
 
     Returns:
         The manifest of the dataset with its new generation.
@@ -190,6 +201,14 @@ def append(options: AppendOptions, *, executor: Executor | None = None, report: 
         RingfeedError: the options or the destination are at fault. The dataset is unchanged, and nothing is left
             behind, unless another attempt may succeed (`RingfeedError.may_pass`).
     """
+    options = options_of(AppendOptions, options, given)
+    if is_in_memory(options.source):
+        check_destination(Storage(options.destination), "append")  # before the records are read, perhaps for hours
+    with spilled_source(options) as options:
+        return _append(options, executor, report)
+
+
+def _append(options: AppendOptions, executor: Executor | None, report: Report) -> Manifest:
     about = describe_build(options.source, options.spill, "append")
     with draft_dataset(Storage(options.destination), "append", about) as draft:
         base = draft.base

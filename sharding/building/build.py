@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from contextlib import ExitStack, closing
 from dataclasses import replace
+from typing import Any
 
 from ..dataset.earlier_shards import EarlierShards
 from ..dataset.manifest import Manifest, ShardInfo, file_info
 from ..dataset.shard_table import seal
 from ..dataset.tfds_files import tfds_files
-from ..destination.dataset_draft import DatasetDraft, Purpose, draft_dataset
+from ..destination.dataset_draft import DatasetDraft, Purpose, check_destination, draft_dataset
 from ..destination.spill import (
     open_scratch,
     open_spill,
@@ -30,10 +31,13 @@ from ..sources.base import unwrap
 from ..sources.files.find import check_unchanged
 from ..sources.files.snapshot import Listing, record_listings
 from ..sources.images.class_folders import ImageFolderSource
+from ..sources.records.in_memory import is_in_memory
+from ..sources.tables.memory import MemorySource
 from ..storage.fenced_storage import fence_for_workers
 from ..storage.storage import Storage, public_url
 from .build_context import BuildContext, build_engine
 from .build_plan import BuildPlan, program_version
+from .memory_sources import options_of, spilled_source
 from .merge_generation import merge_generation
 from .options import BuildOptions
 from .planning import make_plan, open_build_source, open_plan
@@ -46,21 +50,29 @@ from .totals import BuildTotals
 __all__ = ["build", "describe_build", "plan_build", "write_dataset"]
 
 
-def plan_build(options: BuildOptions, *, executor: Executor | None = None, report: Report = ignore) -> BuildPlan:
+def plan_build(
+    options: BuildOptions | None = None, *, executor: Executor | None = None, report: Report = ignore, **given: Any
+) -> BuildPlan:
     """Read the labels and plan a build; writes nothing.
+
+    Args:
+        options, executor, report, given: see `build`.
 
     Raises:
         SourceError: the source cannot be read, or its classes cannot be balanced and split as asked.
         ConfigError: the options do not fit the data.
     """
-    options = settle_rare_classes(options, executor=executor, report=report)
-    source = open_build_source(options)
-    survey(source, options)
-    with open_plan(source, options, executor=executor, report=report) as plan:
-        return plan
+    with spilled_source(options_of(BuildOptions, options, given)) as options:
+        options = settle_rare_classes(options, executor=executor, report=report)
+        source = open_build_source(options)
+        survey(source, options)
+        with open_plan(source, options, executor=executor, report=report) as plan:
+            return plan
 
 
-def build(options: BuildOptions, *, executor: Executor | None = None, report: Report = ignore) -> Manifest:
+def build(
+    options: BuildOptions | None = None, *, executor: Executor | None = None, report: Report = ignore, **given: Any
+) -> Manifest:
     """Write a source as balanced shards.
 
     Resumes a build that was killed, interrupted, or cut off from its store: keeps the shards that it finished, and
@@ -70,6 +82,8 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
         options: options of the build.
         executor: executor of the tasks; by default, the engine of the options.
         report: called after every task.
+        given: fields of the options by name, in place of `options` or of their values:
+            ``build(source=frame, destination="shards", label="late")``.
 
     Returns:
         The manifest of the new dataset.
@@ -79,8 +93,16 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
             attempt may succeed (`RingfeedError.may_pass`). A dataset to be replaced is untouched, unless the final
             replacement itself fails.
     """
+    options = options_of(BuildOptions, options, given)
+    if is_in_memory(options.source):  # checked before the records are read, perhaps for hours
+        check_destination(Storage(options.destination), "replace" if options.overwrite else "new")
+    with spilled_source(options) as options:
+        return _build(options, executor, report)
+
+
+def _build(options: BuildOptions, executor: Executor | None, report: Report) -> Manifest:
     if executor is None and options.engine == "local" and options.workers > 1:
-        preload_workers(options.source, options.destination)
+        preload_workers(str(options.source), options.destination)
     options = settle_rare_classes(options, executor=executor, report=report)
     with record_listings() as listings:
         source = open_build_source(options)
@@ -95,9 +117,9 @@ def build(options: BuildOptions, *, executor: Executor | None = None, report: Re
         return write_dataset(source, listings, options, draft, find_committed, executor=executor, report=report)
 
 
-def describe_build(source: str, spill: str | None, task: str = "build") -> dict[str, str]:
+def describe_build(source: object, spill: str | None, task: str = "build") -> dict[str, str]:
     """What a running build, or another `task`, records in its lease, for whoever finds it."""
-    return {"task": task, "source": public_url(source), "writer": program_version(), **spill_lease_entry(spill)}
+    return {"task": task, "source": public_url(str(source)), "writer": program_version(), **spill_lease_entry(spill)}
 
 
 def write_dataset(
@@ -166,10 +188,12 @@ def _write_shards(
     draft.total = plan.assignment.shards
     bucketing = plan_buckets(plan, context)  # refuses what exceeds the memory before anything is spilled
     scratch = None if plan.census is None else plan.census.folder
-    spill = open_spill(root, f"{fingerprint}-{bucketing.shards_per_bucket}", scratch)
+    base = unwrap(plan.source)
+    cuts = base.cuts if isinstance(base, MemorySource) else ""
+    spill = open_spill(root, f"{fingerprint}-{bucketing.shards_per_bucket}{cuts}", scratch)
     stages = WriteStages(plan=plan, context=context, bucketing=bucketing, finished=finished, spill=spill)
     parts = stages.partition()
-    if not isinstance(unwrap(plan.source), ImageFolderSource):  # whose files `assemble` is yet to read
+    if not isinstance(base, ImageFolderSource):  # whose files `assemble` is yet to read
         check_unchanged(listings.values())
     draft.begin(finished)
     target = ShardTarget(
@@ -207,7 +231,7 @@ def _describe(plan: BuildPlan, options: BuildOptions, target: ShardTarget, total
         splits=totals.splits(),
         layout=target.layout,
         seed=options.seed,
-        source={"url": public_url(options.source), "fingerprint": plan.source.fingerprint},
+        source={"url": public_url(str(options.source)), "fingerprint": plan.source.fingerprint},
         options=options.recorded(),
         writer=program_version(),
         plan=target.plan,

@@ -17,9 +17,10 @@ from ..prepare import PrepareOptions, restore_options
 from ..prepare.rare_classes import parse_rare_classes
 from ..prepare.screening.bad_records import Budget, parse_budget
 from ..sources import KINDS
+from ..sources.records.in_memory import is_in_memory
 from ..storage.urls import normalize_url_fields
 
-__all__ = ["ONE_SPLIT", "BuildOptions"]
+__all__ = ["ONE_SPLIT", "BuildOptions", "normalize_places"]
 
 _BALANCES = ("records", "bytes")
 ONE_SPLIT = {"train": Fraction(1)}  # the default
@@ -34,7 +35,8 @@ class BuildOptions:
     """Options of a build.
 
     Attributes:
-        source: URL or path of the data.
+        source: URL or path of the data; or records in memory: a DataFrame of pandas or Polars, an Arrow table or
+            reader or whatever exports an Arrow stream, or an iterable of dicts, or of Arrow batches of one schema.
         destination: URL or path of the folder to write.
         label: label column, or None.
         source_kind: see `sources.open_source`.
@@ -66,7 +68,7 @@ class BuildOptions:
         ConfigError: a value violates its rule.
     """
 
-    source: str
+    source: Any
     destination: str
     label: str | None = None
     source_kind: str = "auto"
@@ -92,7 +94,7 @@ class BuildOptions:
     prepare: PrepareOptions = field(default_factory=PrepareOptions)
 
     def __post_init__(self) -> None:
-        normalize_url_fields(self, "source", "destination", optional="spill")
+        normalize_places(self)
         fit_fields(self)
         if self.source_kind not in ("auto", *KINDS):
             raise ConfigError(f"source_kind must be one of auto, {', '.join(KINDS)}, got {self.source_kind!r}")
@@ -142,6 +144,8 @@ class BuildOptions:
                 "--split-column": self.split_column,
                 "--group-by": self.group_by,
             }
+            if is_in_memory(self.source):
+                raise ConfigError("split_files names files, and the source is in memory; give split_column or splits")
             if other := next((flag for flag, value in given.items() if value), ""):
                 raise ConfigError(f"give --split-files or {other}, not both: the files are in their splits already")
         if self.group_by is not None and len(self.splits) < 2:
@@ -228,3 +232,17 @@ class BuildOptions:
             prepare=restore_options(recorded.get("prepare", {}), folder),
             **{name: value for name, value in recorded.items() if name not in ("splits", "prepare")},
         )
+
+
+def normalize_places(options: Any) -> None:
+    """Check and normalize the source, destination and spill folder of a build or an append.
+
+    Raises:
+        ConfigError: one is no URL or path; a source may be records in memory, too.
+    """
+    if isinstance(options.source, Mapping):
+        raise ConfigError(
+            "source must be a URL, a path or records, got a dict; make a table of its columns with pyarrow.table(...)"
+        )
+    urls = ["destination"] if is_in_memory(options.source) else ["source", "destination"]
+    normalize_url_fields(options, *urls, optional="spill")

@@ -35,6 +35,7 @@ from ..schema import Feature, class_array
 from ..sources import Source, select_part
 from ..sources.base import NO_FEATURES, BadRecord
 from ..sources.dropping_source import DroppingSource
+from ..sources.records.in_memory import is_in_memory
 from ..sources.split_files import SplitPart
 from ..storage.storage import Storage
 from .build_context import BuildContext, build_engine
@@ -89,7 +90,9 @@ def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_F
         ConfigError: the options do not fit the source.
         DestinationError: source and destination overlap, or the spill folder lies in the destination.
     """
-    check_disjoint(options.source, options.destination)
+    in_memory = is_in_memory(options.source)
+    if not in_memory:
+        check_disjoint(options.source, options.destination)
     check_spill_outside(options.spill, options.destination)
     reject = open_policy(options.bad_records)
     source = open_with_carried_column(
@@ -102,7 +105,8 @@ def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_F
         types,
         options.split_files,
     )
-    check_disjoint(source.url, options.destination)  # the folder itself, where the options name a split in it
+    if not in_memory:
+        check_disjoint(source.url, options.destination)  # the folder itself, where the options name a split in it
     check_label(source.schema)
     return source
 

@@ -44,7 +44,10 @@ from .leftovers import (
     remove_files,
 )
 
-__all__ = ["DatasetDraft", "Purpose", "check_disjoint", "check_spill_outside", "check_undamaged", "draft_dataset"]
+__all__ = [
+    "DatasetDraft", "Purpose", "check_destination", "check_disjoint", "check_spill_outside", "check_undamaged",
+    "draft_dataset",
+]  # fmt: skip
 
 Purpose = Literal["new", "replace", "append"]
 
@@ -335,7 +338,7 @@ def draft_dataset(destination: Storage, purpose: Purpose, about: Mapping[str, st
         DatasetError: there is no dataset to append to.
         StorageError: the store refuses.
     """
-    replacing = _check(destination, purpose)
+    replacing = check_destination(destination, purpose)
     absent = destination.absent_folders()
     storage = destination.folder(STAGING) if replacing else destination
     with hold_lease(destination, about) as lease:
@@ -357,8 +360,8 @@ def draft_dataset(destination: Storage, purpose: Purpose, about: Mapping[str, st
         lease.release(keep=False)
 
 
-def _check(destination: Storage, purpose: Purpose) -> bool:
-    """Check the destination, and return whether there is a dataset to replace.
+def check_destination(destination: Storage, purpose: Purpose) -> bool:
+    """Check a destination, and return whether there is a dataset to replace; see `draft_dataset`.
 
     Raises:
         DestinationError: something is in the way.

@@ -25,6 +25,7 @@ from .records.tfrecord import TFRecordSource
 from .records.webdataset import WebDatasetSource, expand_braces
 from .ringfeed import RingfeedSource, find_dataset
 from .tables.ipc import IpcSource
+from .tables.memory import MemoryRecords, MemorySource
 from .tables.orc import OrcSource
 from .tables.parquet import ParquetSource
 from .tables.table_files import TableSource
@@ -59,7 +60,7 @@ def known_suffixes() -> tuple[str, ...]:
 
 
 def open_source(
-    url: str | os.PathLike[str],
+    url: str | os.PathLike[str] | MemoryRecords,
     label: str | None,
     kind: str = "auto",
     features: Mapping[str, Feature] = NO_FEATURES,
@@ -75,7 +76,7 @@ def open_source(
 
     Args:
         url: URL or path of a file, a folder or a glob, on any file system of fsspec; ``module:function`` for kind
-            ``python``.
+            ``python``; or records that were in memory.
         label: column of the classes, or None. Image folders and IDX files always have labels; this names their column
             (default ``label``).
         kind: one of `KINDS`, or ``auto`` to go by the files' names.
@@ -92,15 +93,20 @@ def open_source(
         SourceError: there is nothing at the URL, its kind is unknown, or it cannot be read.
         ConfigError: a type is declared for a missing column, or the kind takes no `null_values`.
     """
-    url, files = normalize_url(url, "source"), None
-    if "?versionId=" in url and not is_web(url):
-        raise SourceError(
-            f"{public_url(url)} names a version of an object, and only the current one can be read; copy that version "
-            "to a key of its own (aws s3api get-object --version-id ...), or name it by an https link"
-        )
-    if kind == "auto":
-        kind, files = _detect(url)
-    kind_of_source = _SOURCES[kind]
+    files: Sequence[SourceFile] | None = None
+    kind_of_source: Any
+    if isinstance(url, MemoryRecords):
+        kind, kind_of_source = "table", MemorySource
+    else:
+        url = normalize_url(url, "source")
+        if "?versionId=" in url and not is_web(url):
+            raise SourceError(
+                f"{public_url(url)} names a version of an object, and only the current one can be read; copy that "
+                "version to a key of its own (aws s3api get-object --version-id ...), or name it by an https link"
+            )
+        if kind == "auto":
+            kind, files = _detect(url)
+        kind_of_source = _SOURCES[kind]
     if issubclass(kind_of_source, TableSource):
         features = {**casts, **features}
     if null_values and kind_of_source not in (CsvSource, ImageListSource):
@@ -114,8 +120,9 @@ def open_source(
         "null_values": null_values,
         "images_from": images_from,
     }
-    supported = inspect.signature(kind_of_source.open).parameters
-    source: Source = kind_of_source.open(url, label, **{name: options[name] for name in supported if name in options})
+    opened = kind_of_source.open_records if isinstance(url, MemoryRecords) else kind_of_source.open
+    supported = inspect.signature(opened).parameters
+    source: Source = opened(url, label, **{name: options[name] for name in supported if name in options})
     if not source.schema.features:
         raise SourceError(f"{url} holds records without columns; give them at least one")
     if zero := next((name for name in source.schema.names if "\0" in name and wanted(name)), ""):

@@ -23,9 +23,9 @@ from ...messages import brief, closest
 from ...schema import Feature, Schema
 from ..base import Part, RecordSource, Reject, fail_on_bad
 from ..user_code import code_hash, describe_error
-from .python_values import ColumnType, column_of_values, copy_value, flatten
+from .python_values import RecordTypes, column_of_values, copy_value, entries_of
 
-__all__ = ["IterableSource"]
+__all__ = ["IterableSource", "batched"]
 
 _BATCH_DICTS = 4096  # Python objects take many times their size in Arrow
 _SIZED = (str, bytes, bytearray, list, tuple, np.ndarray)  # types that take more memory than a number
@@ -60,28 +60,21 @@ class IterableSource(RecordSource):
             ConfigError: no wanted column is left.
         """
         module, _ = _load(url)
-        columns: dict[str, ColumnType] = {}
-        dicts: set[str] = set()
+        found = RecordTypes(url)
         types: pa.Schema | None = None
         count = 0
         for item in _items(url):
             if isinstance(item, Mapping):
-                for name, value in _entries(url, item, count, dicts):
-                    try:
-                        columns.setdefault(name, ColumnType()).add_one(value, count)
-                    except TypeError as error:
-                        raise SourceError(f"{url}: record {count}: the column {name!r} {error}") from error
-                count += 1
+                found.add(item)
                 continue
             types = types or item.schema.remove_metadata()
             _check_schema(url, item.schema, types, count)
             count += item.num_rows
-        if not count:
+        if not count + found.records:
             raise SourceError(f"{url} returned no records")
         if types is None:
-            found = {name: column for name, column in columns.items() if column.seen or name not in dicts}
-            types = pa.schema([_field(url, name, column) for name, column in found.items()])
-        elif columns:
+            types, count = found.schema(), found.records
+        elif found.records:
             raise SourceError(f"{url} returned both dicts and Arrow batches; return records of one kind")
         left_out = tuple(field.name for field in types if not (wanted(field.name) or _has_feature(field)))
         if left_out and len(left_out) == len(types):
@@ -110,13 +103,13 @@ class IterableSource(RecordSource):
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """Call the function, and take its first records."""
         with closing(_items(self.url)) as items:
-            for batch in _batched(self.url, islice(items, records), self.types, self.schema.names):
+            for batch in batched(self.url, islice(items, records), self.types, self.schema.names):
                 return self.schema.conform(batch.slice(0, records))
         return self.schema.empty
 
     def _batches(self, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
         count = 0
-        for batch in _batched(self.url, _items(self.url), self.types, names):
+        for batch in batched(self.url, _items(self.url), self.types, names):
             count += batch.num_rows
             yield batch
         if count != self.records:
@@ -126,8 +119,8 @@ class IterableSource(RecordSource):
             )
 
 
-def _batched(url: str, items: Iterable[Any], types: pa.Schema, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Convert items to batches of bounded size with the named columns."""
+def batched(url: str, items: Iterable[Any], types: pa.Schema, names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Convert dicts, or Arrow batches or tables, to batches of bounded size with the named columns."""
     rows: list[dict[str, Any]] = []
     size = count = 0
     for item in items:
@@ -139,7 +132,8 @@ def _batched(url: str, items: Iterable[Any], types: pa.Schema, names: Sequence[s
             most = max(1, min(BATCH_ROWS, item.num_rows * BATCH_BYTES // max(1, item.nbytes)))
             yield from map(copy_batch, _with_rows(table, names).to_batches(max_chunksize=most))
             continue
-        rows.append({name: copy_value(value) for name, value in _entries(url, item, count)})
+        entries = entries_of(f"{url}: record {count}", item)
+        rows.append({name: copy_value(value) for name, value in entries.items()})
         count += 1
         size += sum(map(_weigh, rows[-1].values()))
         if len(rows) == _BATCH_DICTS or size >= BATCH_BYTES:
@@ -180,18 +174,6 @@ def _with_rows(table: pa.Table, names: Sequence[str]) -> pa.Table:
     return table.select(list(names)) if names else pa.table({"": pa.nulls(table.num_rows)})
 
 
-def _entries(
-    url: str, record: Mapping[str, Any], number: int, dicts: set[str] | None = None
-) -> Iterator[tuple[str, Any]]:
-    try:
-        entries = list(flatten(record, dicts=dicts))
-    except TypeError as error:
-        raise SourceError(f"{url}: record {number}: {error}") from error
-    if len({name for name, _ in entries}) < len(entries):
-        raise SourceError(f"{url}: record {number}: two of its values would be columns of the same name")
-    return iter(entries)
-
-
 def _weigh(value: Any) -> int:
     """Estimate the bytes of a value, assuming that the elements of a list are alike."""
     if isinstance(value, (str, bytes, bytearray)):
@@ -211,13 +193,6 @@ def _has_feature(field: pa.Field) -> bool:
     except SourceError:
         return False
     return True
-
-
-def _field(url: str, name: str, column: ColumnType) -> pa.Field:
-    try:
-        return column.field(name)
-    except TypeError as error:
-        raise SourceError(f"{url}: the column {name!r} {error}") from error
 
 
 def _check_sound(url: str, batch: pa.RecordBatch | pa.Table, count: int) -> None:

@@ -14,9 +14,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ...compute.arrow_casts import is_list, is_number
+from ...errors import SourceError
 from ...schema import insert_nulls, to_lists
 
-__all__ = ["ColumnType", "column_of_values", "copy_value", "flatten"]
+__all__ = ["ColumnType", "RecordTypes", "column_of_values", "copy_value", "entries_of", "flatten"]
 
 _PYTHON = {bool: pa.bool_(), float: pa.float64(), str: pa.string(), bytes: pa.binary(), bytearray: pa.binary()}
 _ARRAYS = (list, tuple, np.ndarray)
@@ -191,6 +192,69 @@ class ColumnType:
                 f"has {a} values in record {first} and {b} values in record {second}; convert them to one type"
             )
         return types[0] if types else pa.string()
+
+
+class RecordTypes:
+    """The columns of dicts, and the types that hold the values of all of them.
+
+    Attributes:
+        records: number of dicts so far.
+    """
+
+    def __init__(self, source: str) -> None:
+        self.records = 0
+        self._source = source
+        self._columns: dict[str, ColumnType] = {}
+        self._dicts: set[str] = set()
+
+    def add(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        """Widen the types by a record; returns its columns.
+
+        Raises:
+            SourceError: the record is no dict, or a value fits no column.
+        """
+        where = f"{self._source}: record {self.records}"
+        if not isinstance(record, Mapping):
+            raise SourceError(f"{where} is of type {type(record).__name__}; give dicts, or Arrow batches or tables")
+        found = entries_of(where, record, self._dicts)
+        for name, value in found.items():
+            try:
+                self._columns.setdefault(name, ColumnType()).add_one(value, self.records)
+            except TypeError as error:
+                raise SourceError(f"{where}: the column {name!r} {error}") from error
+        self.records += 1
+        return found
+
+    def schema(self) -> pa.Schema:
+        """The columns as fields that `Schema.from_arrow` understands.
+
+        Raises:
+            SourceError: no type holds all values of a column.
+        """
+        fields = []
+        for name, column in self._columns.items():
+            if column.seen or name not in self._dicts:
+                try:
+                    fields.append(column.field(name))
+                except TypeError as error:
+                    raise SourceError(f"{self._source}: the column {name!r} {error}") from error
+        return pa.schema(fields)
+
+
+def entries_of(where: str, record: Mapping[str, Any], dicts: set[str] | None = None) -> dict[str, Any]:
+    """Return the columns of a record with their values, as `flatten` does.
+
+    Raises:
+        SourceError: a name is no string, or two values have one; `where` says in which record.
+    """
+    try:
+        entries = list(flatten(record, dicts=dicts))
+    except TypeError as error:
+        raise SourceError(f"{where}: {error}") from error
+    found = dict(entries)
+    if len(found) < len(entries):
+        raise SourceError(f"{where}: two of its values would be columns of the same name")
+    return found
 
 
 def column_of_values(values: Sequence[Any], field: pa.Field) -> pa.Array:

@@ -362,7 +362,7 @@ def test_a_dataset_written_before_the_lease_is_taken_is_not_overwritten(
 ) -> None:
     built(parquet, tmp_path / "out", label="label", shards=2)
     before = files_of(tmp_path / "out")
-    monkeypatch.setattr(destination_module, "_check", lambda *_: False)  # as it looked while the other was at work
+    monkeypatch.setattr(destination_module, "check_destination", lambda *_: False)  # as it was seen
     with pytest.raises(DestinationError, match="already holds a dataset"):
         built(parquet, tmp_path / "out", label="label", shards=3)
     assert files_of(tmp_path / "out") == before

@@ -1,0 +1,196 @@
+"""Sources in memory (also `in_memory.py`, `content_hash.py` and `tables/memory.py` of `sharding/sources`)."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.sharding import (
+    ConfigError,
+    DestinationError,
+    Progress,
+    SourceError,
+    append,
+    build,
+    open_dataset,
+    plan_append,
+    plan_build,
+    read_records,
+    verify,
+)
+from ringfeed.sharding.sources.tables import ipc
+from tests.helpers.pictures import noise_image
+
+FilesOf = Callable[[Path], dict[str, bytes]]
+HOW: dict[str, Any] = {"label": "label", "splits": {"train": 0.9, "test": 0.1}, "shards": 5}
+
+
+def rows_of(table: pa.Table) -> list[dict[str, Any]]:
+    """As a program would yield them: NumPy values of the table's types."""
+    columns = {name: table.column(name).to_pandas().to_numpy() for name in table.column_names}
+    return [{name: values[i] for name, values in columns.items()} for i in range(table.num_rows)]
+
+
+SOURCES: dict[str, Callable[[pa.Table], Any]] = {
+    "a table": lambda table: table,
+    "a table in pieces": lambda table: pa.concat_tables([table.slice(0, 123), table.slice(123)]),
+    "a reader": lambda table: table.to_reader(77),
+    "a batch": lambda table: table.combine_chunks().to_batches()[0],
+    "batches": lambda table: iter(table.to_batches(max_chunksize=50)),
+    "dicts": rows_of,
+    "a generator": lambda table: (row for row in rows_of(table)),
+    "pandas": lambda table: table.drop_columns(["vector"]).to_pandas(),
+    "polars": lambda table: pl.from_arrow(table),
+}
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_equal_records_give_equal_bytes_whatever_holds_them(
+    kind: str, table: pa.Table, tmp_path: Path, files_of: FilesOf, spill_folder: Path
+) -> None:
+    expected = table.drop_columns(["vector"]) if kind == "pandas" else table
+    manifest = build(source=SOURCES[kind](table), destination=tmp_path / "out", **HOW)
+    assert manifest.source["url"] == "data in memory"
+    dataset = open_dataset(str(tmp_path / "out"))
+    found = [row for split in ("train", "test") for row in read_records(dataset, split, 1000)]
+    assert sorted(found, key=lambda row: row["id"]) == expected.to_pylist()
+    assert verify(str(tmp_path / "out")) == []
+    build(source=expected, destination=tmp_path / "again", **HOW)
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "again")
+    assert list(spill_folder.iterdir()) == []
+
+
+def test_a_build_of_several_processes_gives_the_shards_of_a_file(
+    parquet: str, table: pa.Table, tmp_path: Path, files_of: FilesOf
+) -> None:
+    build(source=table, destination=tmp_path / "memory", workers=2, **HOW)
+    build(source=parquet, destination=tmp_path / "file", **HOW)
+    memory, file = (
+        {name: data for name, data in files_of(tmp_path / place).items() if name.endswith(".tfrecord")}
+        for place in ("memory", "file")
+    )
+    assert memory == file
+    assert memory
+
+
+def test_values_of_any_shape_and_nesting_are_read(tmp_path: Path) -> None:
+    buffer = np.zeros((2, 3), np.float32)
+
+    def records() -> Iterator[dict[str, Any]]:
+        for i in range(20):
+            buffer[:] = i  # used again, as loops over files do
+            yield {"id": i, "x": buffer, "list": [i] * (i % 3), "in": {"text": "ü" * i}, "none": None if i else 1.5}
+
+    build(source=records(), destination=tmp_path / "dicts", shards=1)
+    dataset = open_dataset(str(tmp_path / "dicts"))
+    assert dataset.manifest.schema["x"].shape == (2, 3)
+    assert sorted(read_records(dataset, "train", 20), key=lambda row: row["id"]) == [
+        {"id": i, "x": [[i] * 3] * 2, "list": [i] * (i % 3), "in.text": "ü" * i, "none": None if i else 1.5}
+        for i in range(20)
+    ]
+    frame = pd.DataFrame(
+        {"kind": pd.Categorical(["a", "b"] * 9), "boxes": [[{"x": i}] * (i % 3) for i in range(18)]},
+        index=pd.Index(range(100, 118), name="key"),
+    )
+    build(source=frame, destination=tmp_path / "frame", label="kind", shards=1)
+    assert sorted(read_records(open_dataset(str(tmp_path / "frame")), "train", 20), key=lambda row: row["key"]) == [
+        {"key": 100 + i, "kind": "ab"[i % 2], "boxes.x": [i] * (i % 3)} for i in range(18)
+    ]
+    unnamed = frame.rename_axis(index=None)
+    assert plan_build(source=unnamed, destination="x").source.schema.names == ("kind", "boxes.x")
+
+
+def test_a_killed_build_resumes_with_the_same_records_however_they_are_cut(
+    table: pa.Table, tmp_path: Path, files_of: FilesOf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ipc, "PART_BYTES", 4000)  # many parts, whose ends follow from those of the batches
+    build(source=table, destination=tmp_path / "whole", **HOW)
+
+    def interrupt(progress: Progress) -> None:
+        if progress.stage == "write" and progress.done >= 2:
+            raise KeyboardInterrupt
+
+    seen: list[Progress] = []
+    for pieces in (30, 41):
+        with pytest.raises(KeyboardInterrupt, match="start the same command again"):
+            build(source=table.to_reader(pieces), destination=tmp_path / "out", report=interrupt, **HOW)
+    build(source=table.to_reader(77), destination=tmp_path / "out", report=seen.append, **HOW)
+    assert next(progress for progress in seen if progress.stage == "write").resumed >= 2
+    assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
+
+
+def test_records_are_not_appended_twice(table: pa.Table, tmp_path: Path) -> None:
+    build(source=rows_of(table), destination=tmp_path / "out", **HOW)
+    for same in (table, pl.from_arrow(table), table.to_reader(10)):
+        with pytest.raises(DestinationError, match="out holds the records of data in memory already"):
+            append(source=same, destination=tmp_path / "out")
+    changed = table.set_column(0, "id", pa.array(np.arange(len(table)) + 1))
+    assert plan_append(source=changed, destination=tmp_path / "out").assignment.generation == 1
+    assert append(source=changed, destination=tmp_path / "out").records == 2 * len(table)
+    assert append(source=(row for row in rows_of(table)), destination=tmp_path / "out", again=True).records == 1800
+
+
+@pytest.mark.parametrize(
+    ("source", "error", "match"),
+    [
+        ([], SourceError, "data in memory holds no records; a generator can be read only once, so make a new one"),
+        (pa.table({"x": pa.array([], pa.int64())}), SourceError, "data in memory holds no records"),
+        ({"x": [1]}, ConfigError, r"source must be a URL, a path or records, got a dict; .* pyarrow\.table"),
+        ([{"x": 1}, [2]], SourceError, "data in memory: record 1 is of type list; give dicts, or Arrow batches"),
+        ([{"x": 1}, {"x": {1}}], SourceError, "data in memory: record 1: the column 'x' has a value of type set"),
+        ([{"x": "a"}, {"x": 1}], SourceError, "data in memory: the column 'x' has string values in record 0 and int64"),
+        (pd.DataFrame({"x": [1, "a"]}), SourceError, "data in memory: .*; fix it"),
+        (pd.DataFrame([[1, 2]], columns=["x", "x"]), SourceError, "data in memory: .*x.*; fix it"),
+        (pa.table([[1], [2]], ["x", "x"]), SourceError, "data in memory: column names must differ, got 'x' more than"),
+    ],
+)
+def test_what_is_no_records_is_refused(
+    source: Any, error: type[Exception], match: str, nothing_left: Path, spill_folder: Path
+) -> None:
+    with pytest.raises(error, match=match):
+        build(source=source, destination=nothing_left)
+    assert list(spill_folder.iterdir()) == []
+
+
+def test_options_are_checked_before_records_are_read(parquet: str, tmp_path: Path) -> None:
+    def records() -> Iterator[dict[str, Any]]:
+        raise AssertionError("the records were read")
+        yield {}
+
+    build(source=parquet, destination=tmp_path / "out", shards=1)
+    with pytest.raises(DestinationError, match="already holds a dataset"):
+        build(source=records(), destination=tmp_path / "out")
+    with pytest.raises(ConfigError, match="split_files names files, and the source is in memory"):
+        build(source=records(), destination=tmp_path / "new", split_files={"train": "a"})
+    with pytest.raises(ConfigError, match="there is no option 'lable'; did you mean 'label'"):
+        build(source=records(), destination=tmp_path / "new", lable="x")
+    with pytest.raises(RuntimeError, match="of the user"):
+        build(source=(_fail() for _ in range(3)), destination=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def _fail() -> dict[str, Any]:
+    raise RuntimeError("of the user")
+
+
+def test_bad_records_are_named_by_their_numbers(tmp_path: Path) -> None:
+    records = [{"id": i, "label": None if i == 7 else "ab"[i % 2]} for i in range(20)]
+    manifest = build(source=records, destination=tmp_path / "out", label="label", on_bad_record="skip:1", shards=1)
+    assert manifest.records == 19
+    assert '"data in memory", "position": "record 7"' in (tmp_path / "out" / "rejected.jsonl").read_text()
+
+
+def test_an_image_of_hugging_face_is_an_image(tmp_path: Path) -> None:
+    images = pa.array([{"bytes": noise_image(0), "path": None}] * 4)
+    metadata = {"huggingface": '{"info": {"features": {"img": {"_type": "Image"}}}}'}
+    table = pa.table({"img": images}).replace_schema_metadata(metadata)
+    pq.write_table(table, tmp_path / "x.parquet")
+    ours, files = (plan_build(source=each, destination="x").source for each in (table, str(tmp_path / "x.parquet")))
+    assert ours.schema == files.schema
+    assert ours.schema["img"].is_image
