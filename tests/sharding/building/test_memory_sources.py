@@ -183,7 +183,7 @@ def test_bad_records_are_named_by_their_numbers(tmp_path: Path) -> None:
     records = [{"id": i, "label": None if i == 7 else "ab"[i % 2]} for i in range(20)]
     manifest = build(source=records, destination=tmp_path / "out", label="label", on_bad_record="skip:1", shards=1)
     assert manifest.records == 19
-    assert '"data in memory", "position": "record 7"' in (tmp_path / "out" / "rejected.jsonl").read_text()
+    assert '"data in memory", "position": "record 7"' in (tmp_path / "out" / "_ringfeed" / "rejected.jsonl").read_text()
 
 
 def test_an_image_of_hugging_face_is_an_image(tmp_path: Path) -> None:
