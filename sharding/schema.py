@@ -86,6 +86,11 @@ class Feature:
         return None if self.fixed_shape is None else prod(self.fixed_shape)
 
     @property
+    def fixed_bytes(self) -> int:
+        """Bytes of each record's value, as far as dtype and shape show: 0 for text and lists."""
+        return (self.elements or 0) * np.dtype(self.dtype).itemsize if self.numeric else 0
+
+    @property
     def numeric(self) -> bool:
         """Whether mean and standard deviation make sense."""
         return self.dtype not in ("string", "binary")

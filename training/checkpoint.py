@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,6 +22,7 @@ from safetensors import deserialize
 from safetensors.numpy import save
 
 from ..sharding.errors import CorruptionError
+from ..sharding.messages import brief
 from ..sharding.storage.storage import Storage
 
 __all__ = ["Checkpoint", "CheckpointStore", "decode", "encode"]
@@ -29,6 +30,7 @@ __all__ = ["Checkpoint", "CheckpointStore", "decode", "encode"]
 _NAME = re.compile(r"step-(\d{10})-([0-9a-f]{32})\.safetensors")
 _TRIAL = "trial"
 _HISTORY = "history"
+_REMEDY = "remove it, or set checkpoint.on_damage=previous, to resume from the one before"
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +69,10 @@ def encode(checkpoint: Checkpoint) -> bytes:
 
 
 def decode(data: bytes) -> Checkpoint:
-    """Decode the bytes of a file that `encode` made; the caller has verified them.
+    """Decode the bytes of a file that `encode` made.
+
+    Raises:
+        Exception: of any kind, if another program made it.
 
     >>> decoded = decode(encode(Checkpoint(step=3, arrays={"w": np.arange(4.0)}, state={"epoch": 1})))
     >>> decoded.step, decoded.arrays["w"].tolist(), decoded.state
@@ -80,6 +85,8 @@ def decode(data: bytes) -> Checkpoint:
     }
     arrays = {name: found[name] for name in json.loads(metadata["order"])}
     state = json.loads(metadata["state"])
+    if not isinstance(state, dict):
+        raise TypeError(f"its state is {state!r:.80}")
     if _HISTORY not in state and _HISTORY in found:  # older files have it in their header
         state[_HISTORY] = json.loads(found[_HISTORY].tobytes())
     return Checkpoint(step=int(metadata["step"]), arrays=arrays, state=state)
@@ -103,15 +110,24 @@ class CheckpointStore:
         url: path or URL of the folder.
         keep: number of the newest checkpoints that a save keeps.
         on_damage: what `newest` does about a damaged file: "error" raises; "previous" warns and reads the one before.
+        check: raises an error for a checkpoint that the run cannot use, which then counts as damaged.
 
     Raises:
         StorageError: from any method, if the storage fails.
     """
 
-    def __init__(self, url: str, *, keep: int = 3, on_damage: str = "error") -> None:
+    def __init__(
+        self,
+        url: str,
+        *,
+        keep: int = 3,
+        on_damage: str = "error",
+        check: Callable[[Checkpoint], object] = lambda _: None,
+    ) -> None:
         self._storage = Storage(url)
         self._keep = keep
         self._on_damage = on_damage
+        self._check = check
 
     def names(self) -> list[str]:
         """Return the file names of all checkpoints, oldest first."""
@@ -141,7 +157,7 @@ class CheckpointStore:
         """Return the newest checkpoint, with its bytes verified, or None if there is none.
 
         Raises:
-            CorruptionError: it is damaged; if `on_damage` is "previous": all of them are.
+            CorruptionError: it is damaged or forged; if `on_damage` is "previous": all of them are.
         """
         names = self.names()
         return self._newest_of(names) if names else None
@@ -162,7 +178,16 @@ class CheckpointStore:
         found = xxhash.xxh3_128_hexdigest(data)
         if found != match.group(2):
             raise CorruptionError(
-                f"checkpoint {self._storage.locate(name)} is damaged: its {len(data)} bytes hash to {found}; "
-                "remove it, or set checkpoint.on_damage=previous, to resume from the one before"
+                f"checkpoint {self._storage.locate(name)} is damaged: its {len(data)} bytes hash to {found}; {_REMEDY}"
             )
-        return decode(data)
+        try:
+            checkpoint = decode(data)
+            if checkpoint.step != int(match.group(1)):
+                raise ValueError(f"it is of step {checkpoint.step}")
+            self._check(checkpoint)
+        except Exception as error:  # on a file that another program made, the libraries raise anything
+            raise CorruptionError(
+                f"checkpoint {self._storage.locate(name)} has the hash in its name, but ringfeed did not write it "
+                f"({type(error).__name__}: {brief(error)}); {_REMEDY}"
+            ) from error
+        return checkpoint

@@ -18,6 +18,7 @@ from ..sharding.common.strict_yaml import YAML_SCALARS, load_yaml
 from ..sharding.common.validation import fit, is_required
 from ..sharding.errors import ConfigError
 from ..sharding.messages import closest
+from ..sharding.storage.special_files import check_regular
 from ..sharding.url_secrets import public_url
 from .config import TrainConfig
 
@@ -35,9 +36,10 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> TrainConfig:
         ConfigError: the file cannot be read, or a key or value is wrong.
     """
     try:
+        check_regular(path)
         text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
     try:

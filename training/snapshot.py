@@ -7,20 +7,30 @@ JSON: the loader's position (seed, epoch, step), the configuration, the dataset'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from ..pipeline.order.epoch_order import ORDER_VERSION
-from ..sharding.errors import TrainingError
+from ..sharding.common.validation import fit, integer
+from ..sharding.errors import ConfigError, TrainingError
 from .checkpoint import Checkpoint
 from .config import TrainConfig
-from .config_file import changed_keys, to_tree
+from .config_file import all_keys, changed_keys, to_tree
 from .precision import LossScale
 
-__all__ = ["Parts", "Position", "capture", "check_resumable", "restore", "seed_variables", "set_rank_seeds"]
+__all__ = [
+    "Parts",
+    "Position",
+    "capture",
+    "check_resumable",
+    "check_state",
+    "restore",
+    "seed_variables",
+    "set_rank_seeds",
+]
 
 _RANK_STRIDE = 0x9E3779B1  # odd, so that all ranks below 2**31 get different seeds (2**32 / golden ratio)
 
@@ -112,6 +122,40 @@ def capture(
         "history": dict(history),
     }
     return Checkpoint(step=position.step, arrays=arrays, state=state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _History:
+    steps: tuple[Mapping[str, Any], ...]
+    evaluations: tuple[Mapping[str, Any], ...]
+    skipped_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    position: Position
+    loader: Mapping[str, Any]
+    config: Mapping[str, Any]
+    dataset: str
+    history: _History
+
+
+def check_state(checkpoint: Checkpoint) -> None:
+    """Check that a checkpoint holds what `capture` puts in one, apart from the arrays, which `restore` checks.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    known = {spec.name for spec in fields(_State)}
+    state: _State = fit("state", {name: value for name, value in checkpoint.state.items() if name in known}, _State)
+    integer("state.position.epoch", state.position.epoch, 0)
+    integer("state.position.epoch_step", state.position.epoch_step, 0)
+    if state.position.step != checkpoint.step:
+        raise ConfigError(f"state.position.step must be {checkpoint.step}, got {state.position.step}")
+    for group in {name.rpartition(".")[0] for name, _ in all_keys()} - {""}:
+        fit(f"state.config.{group}", state.config.get(group, {}), Mapping[str, Any])
+    for entry in state.history.evaluations:
+        integer("state.history.evaluations.step", entry.get("step"))  # type: ignore[arg-type]  # is checked here
 
 
 def check_resumable(state: Mapping[str, Any], config: TrainConfig, dataset: str) -> None:

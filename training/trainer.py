@@ -31,7 +31,7 @@ from .outputs import METRICS_FORMAT, encode_metrics, write_file
 from .precision import LossScale, ScaleRule, all_finite
 from .reporting import Reporter
 from .schedules import WarmUpDecay
-from .snapshot import Parts, Position, capture, check_resumable, restore, set_rank_seeds
+from .snapshot import Parts, Position, capture, check_resumable, check_state, restore, set_rank_seeds
 from .step import StepMetrics, make_predict_step, make_train_step
 
 __all__ = ["Trainer", "train"]
@@ -132,9 +132,14 @@ class Trainer:
                 f"the newest checkpoint in {self.config.checkpoint.url} is of step {self.position.step}, and this run "
                 f"ends at step {self.total_steps}: raise epochs or max_steps, or set another checkpoint.url"
             )
+        if (self.position.epoch, self.position.epoch_step) != divmod(self.position.step, self.steps_per_epoch):
+            raise TrainingError(
+                f"the newest checkpoint in {self.config.checkpoint.url} contradicts itself: {self.position} with "
+                f"{self.steps_per_epoch} steps per epoch; remove it, or set another checkpoint.url"
+            )
         self.resumed_from = self.position.step
         self.skipped_steps = state["history"].get("skipped_steps", 0)
-        if state["config"]["data"]["eval_split"] == self.config.data.eval_split:
+        if state["config"].get("data", {}).get("eval_split") == self.config.data.eval_split:
             self._evaluated_step = max((entry["step"] for entry in state["history"]["evaluations"]), default=None)
         if self.ring.rank == 0:
             self._log_resumed()
@@ -173,7 +178,7 @@ class Trainer:
         options = self.config.checkpoint
         if options.url is None:
             return None
-        return CheckpointStore(options.url, keep=options.keep, on_damage=options.on_damage)
+        return CheckpointStore(options.url, keep=options.keep, on_damage=options.on_damage, check=check_state)
 
     def _check_store(self) -> None:
         """Check before the first step that checkpoints can be written; a run that has ended needs none."""

@@ -55,9 +55,13 @@ class BuildContext:
         """How many tasks to keep submitted if `fitting` of them fit into the memory of this machine."""
         return self.task_limit if isinstance(self.pool, ClusterExecutor) else fitting
 
-    def memory_share(self, plan: BuildPlan) -> MemoryShare:
+    @property
+    def memory(self) -> MemoryShare:
         """The memory of this machine's processes; of each task on a cluster, which places tasks as it likes."""
-        share = self.options.memory
         if isinstance(self.pool, ClusterExecutor):
-            share = MemoryShare(budget=self.options.memory_bytes or _CLUSTER_TASK_BYTES, workers=1, per_task=True)
-        return replace(share, classes=plan.class_bytes)
+            return MemoryShare(budget=self.options.memory_bytes or _CLUSTER_TASK_BYTES, workers=1, per_task=True)
+        return self.options.memory
+
+    def memory_share(self, plan: BuildPlan) -> MemoryShare:
+        """`memory`, with that for the classes of a plan."""
+        return replace(self.memory, classes=plan.class_bytes)

@@ -17,6 +17,7 @@ from ..assignment.existing_groups import read_existing_groups
 from ..assignment.label_counts import LabelCounts, StratumCounts, ValueCounts, count_classes
 from ..assignment.size_balance import deal_records
 from ..assignment.split_by_column import RecordSplits, open_census, split_by_column
+from ..compute.batches import BATCH_BYTES
 from ..compute.class_counts import ClassCounts
 from ..dataset.earlier_shards import EarlierShards
 from ..dataset.manifest import Manifest
@@ -37,7 +38,7 @@ from ..sources.base import NO_FEATURES, BadRecord
 from ..sources.dropping_source import DroppingSource
 from ..sources.records.in_memory import is_in_memory
 from ..sources.split_files import SplitPart
-from ..storage.storage import Storage
+from ..storage.storage import Storage, public_url
 from .build_context import BuildContext, build_engine
 from .build_plan import BuildPlan
 from .options import BuildOptions
@@ -121,6 +122,7 @@ def make_plan(source: Source, context: BuildContext, root: Storage, scratch: Sto
         scratch: folder for the census, which must outlive the plan; None if no census is needed.
     """
     options, base = context.options, context.base
+    _check_fixed_bytes(source, context)
     source, rejected = _screen(source, context, root)
     census = None if scratch is None else _open_census(source, options, scratch)
     counted = _count_parts(source, census, context)
@@ -157,6 +159,16 @@ def make_plan(source: Source, context: BuildContext, root: Storage, scratch: Sto
         rejected=tuple(rejected),
         base=base,
     )
+
+
+def _check_fixed_bytes(source: Source, context: BuildContext) -> None:
+    """Refuse records that cannot fit into memory, by the shapes of their columns, before one is read."""
+    sizes = {feature.name: feature.fixed_bytes for feature in source.schema.features}
+    if sum(sizes.values()) < BATCH_BYTES:  # less than reading takes
+        return
+    largest = max(sizes, key=lambda name: sizes[name])
+    what = f"a record of {public_url(source.url)}, with {sizes[largest] >> 20:,} MiB in the column {largest!r},"
+    context.memory.check_record(sum(sizes.values()), what)
 
 
 def count_labels(source: Source, context: BuildContext, root: Storage) -> ValueCounts:

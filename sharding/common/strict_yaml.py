@@ -15,6 +15,7 @@ from .validation import SCALARS, Scalar
 
 __all__ = ["YAML_SCALARS", "load_yaml"]
 
+_MOST_LEVELS, _MOST_VALUES = 100, 100_000
 _EXPONENT_WITHOUT_DOT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
@@ -42,19 +43,37 @@ def load_yaml(text: str | bytes) -> Any:
     """Parse a document of YAML's plain types.
 
     Raises:
-        ValueError: it is not YAML, repeats a key, or holds a date that does not exist.
+        ValueError: it is not YAML, repeats a key, holds a date that does not exist, is nested too deep, or refers to
+            itself or so often to its parts that it stands for 100,000 values.
 
     >>> load_yaml("{a: 1, b: [x]}")
     {'a': 1, 'b': ['x']}
     """
     try:
-        return yaml.load(text, _StrictLoader)
+        tree = yaml.load(text, _StrictLoader)
+        _count(tree, 0)
+        return tree
+    except RecursionError as error:
+        raise ValueError("it is nested too deep") from error
     except yaml.MarkedYAMLError as error:
         place = error.problem_mark or error.context_mark
         where = f" in line {place.line + 1}, column {place.column + 1}" if place else ""
         raise ValueError(f"{error.problem or error.context}{where}") from error
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
+
+
+def _count(tree: Any, depth: int) -> int:
+    """Return the number of values in a tree, each as often as an alias repeats it."""
+    if depth > _MOST_LEVELS:
+        raise ValueError(f"it is nested more than {_MOST_LEVELS} deep, or an alias (*name) refers to what contains it")
+    inner = [*tree, *tree.values()] if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple, set)) else ()
+    count = 1
+    for value in inner:
+        count += _count(value, depth + 1)
+        if count > _MOST_VALUES:
+            raise ValueError(f"its aliases (*name) stand for more than {_MOST_VALUES} values")
+    return count
 
 
 class _StrictLoader(yaml.SafeLoader):

@@ -151,6 +151,19 @@ class MemoryShare:
         need = bucket_records * record.in_bucket + block
         return self._tasks(need, "assembling a shard", "smaller shards")
 
+    def check_record(self, record_bytes: int, what: str) -> None:
+        """Check that there is memory for one record.
+
+        Args:
+            record_bytes: its bytes, or some of them.
+            what: its name, for the error.
+
+        Raises:
+            ConfigError: it does not fit into the budget.
+        """
+        record = RecordBytes(stored=record_bytes, draft=record_bytes, whole=record_bytes)
+        self._tasks(record.in_bucket + _block_need(record, 1), what)
+
     def _tasks(self, data: float, what: str, *remedies: str) -> int:
         need = data + self.classes.task
         fitting = int((self.budget - self._processes_bytes) / need)

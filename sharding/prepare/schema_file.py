@@ -17,6 +17,9 @@ from ..storage.urls import validate_url
 __all__ = ["parse_features", "read_features"]
 
 
+_MOST_BYTES = 16 << 20
+
+
 @dataclass(frozen=True, kw_only=True)
 class _FeatureKeys:
     dtype: str
@@ -42,9 +45,11 @@ def read_features(url: str | os.PathLike[str]) -> dict[str, Feature]:
     url = validate_url(url, "--schema")
     try:
         with open_file(url) as file:
-            data = file.read()
+            data = file.read(_MOST_BYTES + 1)
     except MissingFileError as error:
         raise ConfigError(f"--schema: there is no file {url}; check the path") from error
+    if len(data) > _MOST_BYTES:
+        raise ConfigError(f"{url} has more than {_MOST_BYTES >> 20} MiB, so it is no file for --schema; check the path")
     try:
         tree = load_yaml(data)
     except ValueError as error:

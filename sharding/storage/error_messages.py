@@ -8,6 +8,7 @@ import re
 from ..url_secrets import without_secrets
 from .retry import cause_chain, error_code, error_number, is_redirect_loop, is_tls_failure, is_unknown_host, s3_response
 from .s3.timeouts import NotS3Error
+from .special_files import SpecialFileError
 from .urls import S3_PROTOCOLS, WEB_PROTOCOLS
 
 __all__ = ["PROCESS_LIMIT_REACHED", "explain", "is_process_limit"]
@@ -64,6 +65,8 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
     'the disk is full; free space or choose another folder'
     """
     name, text = type(error).__name__, without_secrets(str(error))
+    if isinstance(error, SpecialFileError):
+        return text
     if writing and isinstance(error, NotImplementedError):  # of read-only file systems of fsspec
         return "nothing can be written to such a store; name a folder on a local disk, S3, HDFS, GCS or Azure"
     if "Protocol not known" in text:  # from fsspec's registry

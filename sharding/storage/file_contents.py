@@ -55,13 +55,14 @@ def iterate_blocks(storage: Storage, path: str, size: int | None = None) -> Iter
             yield memoryview(block)
 
 
-def digest_file(storage: Storage, path: str, size: int | None = None) -> FileInfo | None:
+def digest_file(storage: Storage, path: str, size: int | None = None, *, most: int | None = None) -> FileInfo | None:
     """Return size and checksum of a file, or None if it does not exist.
 
     Args:
         storage: folder of the file.
         path: path of the file.
         size: bytes of the file, if known.
+        most: stop after the block in which more than so many bytes are read; None: read to the end.
 
     Raises:
         StorageError: the store refuses.
@@ -71,6 +72,8 @@ def digest_file(storage: Storage, path: str, size: int | None = None) -> FileInf
         for block in iterate_blocks(storage, path, size):
             digest.update(block)
             read += len(block)
+            if most is not None and read > most:
+                break
     except FileNotFoundError:
         return None
     return FileInfo(bytes=read, checksum=digest.text)

@@ -23,6 +23,7 @@ from fsspec.utils import glob_translate
 
 from ..errors import PageError, RangesError, StorageError
 from .retry import IncompleteError, RetryPolicy, retry
+from .special_files import SpecialFileError
 from .timeouts import request_limit_seconds
 from .urls import public_url
 
@@ -35,6 +36,8 @@ _PAGE = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _PAGE_BYTES = 1024  # enough to recognize a page
+_LISTING_BYTES = 64 << 20  # longest page that is read for its links
+_UNSIZED_BYTES = 1 << 30  # longest file that is held in memory although its server does not tell its size
 # Servers may declare these as encoded, although they are stored so.
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zstd")
 
@@ -164,7 +167,8 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         session = await self.set_session()
         async with session.get(self.encode_url(url), **self.kwargs) as reply:
             self._raise_not_found_for_status(reply, url)
-            data: bytes = await reply.read()
+            is_sized = "Content-Length" in reply.headers
+            data: bytes = await reply.read() if is_sized else await _read_up_to(reply, _UNSIZED_BYTES)
         if _mimetype(reply.headers) == "text/html" and _PAGE.match(data):
             raise PageError.of(public_url(url))
         return data
@@ -193,7 +197,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
             first, _ = _content_range(reply.headers)
             if reply.status == 206 and first not in (None, start):
                 raise OSError(f"bytes from {first} on arrived where those from {start} on were requested")
-            data: bytes = await reply.read()
+            data = await _read_up_to(reply, end - start)
         if not data:
             raise IncompleteError(f"none of the {end - start} bytes from byte {start} on arrived")
         return data
@@ -210,7 +214,8 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         async with session.get(self.encode_url(url), **self.kwargs) as reply:
             self._raise_not_found_for_status(reply, url)
             is_page = reply.headers.get("Content-Type", "").startswith("text/html")
-            links = page_links(await reply.text(errors="replace"), str(reply.url)) if is_page else []
+            page = await _read_up_to(reply, _LISTING_BYTES) if is_page else b""
+            links = page_links(page.decode(reply.charset or "utf-8", "replace"), str(reply.url))
         folder = url.partition("?")[0].rstrip("/")
         names = [f"{folder}/{link}" for link in links]
         if not detail:
@@ -232,6 +237,25 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
                 f"cannot read {public_url(url)}: the server sends it compressed (Content-Encoding: {encoding}), though "
                 "asked not to; have the server send it uncompressed, or copy the file to a local disk"
             )
+
+
+async def _read_up_to(reply: aiohttp.ClientResponse, most: int) -> bytes:
+    """Return the body of a reply, which may never end.
+
+    Raises:
+        SpecialFileError: it is longer than `most`.
+    """
+    pieces: list[bytes] = []
+    size = 0
+    while piece := await reply.content.readany():
+        pieces.append(piece)
+        size += len(piece)
+        if size > most:
+            raise SpecialFileError(
+                f"the server sends more than {most} bytes, and perhaps without an end; check the URL, or copy the file "
+                "to a local disk"
+            )
+    return b"".join(pieces)
 
 
 def _content_range(headers: Mapping[str, str]) -> tuple[int | None, int | None]:

@@ -23,6 +23,7 @@ from .location import Location
 from .retry import IncompleteError
 from .s3.fast_reads import copy_object, read_object
 from .s3.writes import SINGLE_BYTES, S3Draft, abort_upload, create_object, list_uploads, put_object
+from .special_files import check_regular
 from .streams import ForwardReader, RangeReader, Sink
 from .urls import S3_PROTOCOLS, WEB_PROTOCOLS, public_url, validate_url
 
@@ -48,6 +49,8 @@ class Storage(Location):
         """Return the content of a file."""
         if self.local_path is not None:
             local = self.local_path / path
+            with self.errors("read", path):
+                check_regular(local)
             return self.run("read", path, local.read_bytes)
         fs, root = self.filesystem()
         data: bytes = self.run("read", path, lambda: fs.cat_file(f"{root}/{path}"))
@@ -64,6 +67,7 @@ class Storage(Location):
             return pa.py_buffer(self.read(path))
         with self.errors("read", path):
             file = os.path.join(folder, path)
+            check_regular(file)
             return pa.memory_map(file).read_buffer() if os.path.getsize(file) else pa.py_buffer(b"")
 
     def copy_out(self, path: str, take: Callable[[Any], None]) -> bool:
@@ -155,6 +159,7 @@ class Storage(Location):
         """
         if self.local_path is not None:
             with self.errors("read", path):
+                check_regular(self.local_path / path)
                 # Not mapped: an I/O error of a mapped file, or its truncation, kills the process.
                 file = pa.OSFile(str(self.local_path / path))
             with file:

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Any
 
 from .retry import IncompleteError
+from .special_files import SpecialFileError
 
 __all__ = ["ForwardReader", "RangeReader", "Sink"]
 
 _SKIP_BYTES = 1 << 20  # the longest forward seek, which reads the bytes between
+_UNSIZED_BYTES = 64 << 30  # the longest file of unknown size: its server may send it without end
 
 
 class _Reader(io.RawIOBase):
@@ -146,6 +148,11 @@ class ForwardReader(_Reader):
                 while missing and (data := self._file.read(min(missing, _SKIP_BYTES))):
                     missing -= len(data)
             data = self._file.read(count)
+            if self._size is None and self._position > _UNSIZED_BYTES:
+                raise SpecialFileError(
+                    f"the server does not tell the file's size, and has sent {_UNSIZED_BYTES >> 30} GiB without an "
+                    "end; check the URL, or copy the file to a local disk"
+                )
             if not data and self._size not in (None, self._position):
                 raise IncompleteError(f"only {self._position} of {self._size} bytes arrived")
         except BaseException:

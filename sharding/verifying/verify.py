@@ -37,6 +37,7 @@ __all__ = [
     "Verification", "VerifyProgress", "VerifyReport", "check_dataset", "default_workers", "verify", "verify_files",
 ]  # fmt: skip
 
+_EXTRA_BYTES = 8 << 20  # read beyond the end of a file whose size its store does not tell
 _REMOTE_WORKERS = 8  # requests wait for their server, so more threads than cores pay off
 
 
@@ -198,10 +199,17 @@ def _measure(dataset: RecoveredDataset, file: _File, counts: bool) -> tuple[str,
             data = storage.map(file.path)
             if FileInfo(bytes=data.size, checksum=checksum(data)) == file.info:
                 return file.path, file.info, check_counts(data, dataset.manifest, shard)
-    found = digest_file(storage, file.path, dataset.sizes.get(file.path))
+    size, most = dataset.sizes.get(file.path), _most_bytes(dataset, file)
+    found = digest_file(storage, file.path, size, most=most)
     if storage.local_path is None and found is not None and found != file.info:
-        found = digest_file(storage, file.path)  # the transfer may have damaged it
+        found = digest_file(storage, file.path, most=most)  # the transfer may have damaged it
     return file.path, found, ()
+
+
+def _most_bytes(dataset: RecoveredDataset, file: _File) -> int | None:
+    """Return how much of a file to read at most; None: all, as its size is known, and a web server may never end."""
+    is_known = dataset.storage.local_path is not None or dataset.sizes.get(file.path) is not None
+    return None if is_known else file.info.bytes + _EXTRA_BYTES
 
 
 def _holders(files: Sequence[_File]) -> Mapping[str, list[_File]]:
@@ -223,6 +231,9 @@ def _locate(
     split = None if shard is None else shard.split
     if found is None:
         return Damage(path=file.path, split=split, kind="missing", problem="the file is missing")
+    if (most := _most_bytes(dataset, file)) is not None and found.bytes > most:
+        problem = f"it has more than {most} bytes, {file.info.bytes} were written; the rest was not read"
+        return Damage(path=file.path, split=split, kind="extended", problem=problem, offset=file.info.bytes)
     if others := holders.get(found.checksum):
         other = next((o for o in others if _holds(measures[o.path], file)), others[0])
         mutual = _holds(measures[other.path], file)

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import partial
@@ -35,6 +35,7 @@ class Behaviour:
         encoding: that it says its files have.
         refusals: by the end of a path, the statuses of the first requests for it; None after the last: of all.
         cut: bodies that end half-way, by the end of the path.
+        endless: ends of the paths whose bodies go on, chunk after chunk, until the client leaves.
         page: sent instead of every file, as by servers that ask for a login.
         bytes_per_second: rate of all bodies together.
         latency_seconds: before each answer.
@@ -53,6 +54,7 @@ class Behaviour:
     encoding: str = ""
     refusals: dict[str, list[int | None]] = field(default_factory=dict)
     cut: dict[str, int] = field(default_factory=dict)
+    endless: tuple[str, ...] = ()
     page: str = ""
     bytes_per_second: float | None = None
     latency_seconds: float = 0.0
@@ -127,6 +129,9 @@ class _Handler(SimpleHTTPRequestHandler):
             headers["Last-Modified"] = formatdate(path.stat().st_mtime, usegmt=True)
         if does.encoding:
             headers["Content-Encoding"] = does.encoding
+        if name.endswith(does.endless or ("\0",)):
+            self._send_endlessly(data)
+            return
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", "")) if does.ranges else None
         status = HTTPStatus.OK
         if asked:
@@ -144,6 +149,17 @@ class _Handler(SimpleHTTPRequestHandler):
         if end:
             does.cut[end] -= 1
         self._reply(status, data, headers, sent=len(data) // 2 if end else None)
+
+    def _send_endlessly(self, data: bytes) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        data = data or bytes(1)
+        data *= -(-(1 << 20) // len(data))
+        with suppress(OSError):
+            while self.command == "GET":
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+        self.close_connection = True
 
     def _reply(self, status: int, data: bytes, headers: dict[str, str] | None = None, sent: int | None = None) -> None:
         self.send_response(status)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import xxhash
 
-from ringfeed.sharding.errors import TrainingError
-from ringfeed.training.checkpoint import decode, encode
+from ringfeed.sharding.errors import CorruptionError, TrainingError
+from ringfeed.training.checkpoint import CheckpointStore, decode, encode
 from ringfeed.training.config import TrainConfig
 from ringfeed.training.config_file import parse_config
 from ringfeed.training.distributed import SoloRing
@@ -22,6 +27,7 @@ from ringfeed.training.snapshot import (
     Position,
     capture,
     check_resumable,
+    check_state,
     restore,
     seed_variables,
     set_rank_seeds,
@@ -93,6 +99,78 @@ def test_a_checkpoint_of_another_run_is_refused_with_the_keys_that_differ() -> N
         TrainingError, match=r"different order of samples \(that of another version of ringfeed\): undo"
     ):
         check_resumable(state, _config(seed=1), "abc")
+
+
+def _forged(data: bytes) -> Iterator[bytes]:
+    """Files of other programs, made of one of ours: other bytes, headers, metadata and state."""
+    size = int.from_bytes(data[:8], "little")
+    header, body = json.loads(data[8 : 8 + size]), data[8 + size :]
+
+    def of(header: object, body: bytes = body) -> bytes:
+        text = json.dumps(header).encode()
+        return len(text).to_bytes(8, "little") + text + body
+
+    values: tuple[Any, ...] = (None, True, -1, 2**70, 1e300, "", "x", [], [[]], {}, {"a": 1}, "[" * 9000)
+    yield from (
+        b"",
+        b"\0" * 8,
+        b"\xff" * 99,
+        data[:20],
+        data[: 8 + size],
+        data[:-1],
+        data + b"x",
+        b"PK\3\4" + data,
+        data[8:],
+    )
+    yield from (of(value) for value in values)
+    for key, value in itertools.product(("__metadata__", next(name for name in header if "/" in name)), values):
+        yield of({**header, key: value})
+    for key, value in itertools.product(
+        ("dtype", "shape", "data_offsets"), (*values, "F8_E4M3", "I3", [2, 2**62], [-1, 1])
+    ):
+        name = next(name for name in header if "/" in name)
+        yield of({**header, name: {**header[name], key: value}})
+    metadata = header["__metadata__"]
+    for key, value in itertools.product(
+        ("step", "state", "order"), ("", "x", "-1", "[" * 9000, "null", "[[1]]", '["x"]', "{}", "7")
+    ):
+        yield of({**header, "__metadata__": {**metadata, key: value}})
+        yield of({**header, "__metadata__": {name: text for name, text in metadata.items() if name != key}})
+    state = json.loads(metadata["state"])
+    for key, value in itertools.product(state, values):
+        yield of({**header, "__metadata__": {**metadata, "state": json.dumps({**state, key: value})}})
+    for inner, value in itertools.product(("step", "epoch", "epoch_step"), values):
+        position = {**state["position"], inner: value}
+        yield of({**header, "__metadata__": {**metadata, "state": json.dumps({**state, "position": position})}})
+
+
+def test_forged_checkpoints_are_refused_in_one_line(tmp_path: Path) -> None:
+    parts, config = _parts(seed=1), _config()
+    history = {"steps": [], "evaluations": [{"step": 5}]}
+    saved = capture(parts, Position(step=5, epoch=1), config, "abc", history)
+    refused, tried = 0, 0
+    for number, data in enumerate(_forged(encode(saved))):
+        store = CheckpointStore(str(tmp_path / f"{number}"), check=check_state, on_damage="previous")
+        previous = store.save(capture(parts, Position(step=4), config, "abc", history))
+        (tmp_path / f"{number}" / f"step-{5:010}-{xxhash.xxh3_128_hexdigest(data)}.safetensors").write_bytes(data)
+        tried += 1
+        newest = store.newest()
+        assert newest is not None
+        if newest.step == 4:  # the one before, as on_damage says
+            refused += 1
+            Path(previous).unlink()
+            with pytest.raises(
+                CorruptionError, match="has the hash in its name, but ringfeed did not write it"
+            ) as told:
+                store.newest()
+            assert "\n" not in str(told.value)
+            assert len(str(told.value)) < 700
+            continue
+        with suppress(TrainingError):  # of another run or model
+            check_resumable(newest.state, config, "abc")
+            restore(parts, newest.arrays)
+    assert tried > 200
+    assert refused > tried * 0.85
 
 
 def test_each_rank_gets_its_own_dropout_and_rank_0_keeps_its_own() -> None:

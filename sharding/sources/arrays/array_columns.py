@@ -21,6 +21,7 @@ __all__ = [
     "select_arrays", "to_arrow", "unsupported_array",
 ]  # fmt: skip
 
+_MOST_VALUES = (1 << 31) - 1
 _PART_ROWS = 1 << 18
 _PART_BYTES = 256 << 20
 _NAMES_SHOWN = 12
@@ -212,6 +213,11 @@ def fixed_feature(leaf: Leaf, path: str) -> Feature:
         raise SourceError(
             f"{path}: the array {leaf.name!r} has records of shape {leaf.shape}, which are empty; choose others "
             f"with ::NAME,...{_leave_out_hint(leaf.name)}"
+        )
+    if prod(leaf.shape) > _MOST_VALUES:
+        raise SourceError(
+            f"{path}: the array {leaf.name!r} has {prod(leaf.shape):,} values in each record, and a list of Arrow "
+            f"holds {_MOST_VALUES:,}; its first dimension counts the records: save it with more of them"
         )
     return Feature(name=leaf.name, dtype=name, shape=leaf.shape, logical=logical)
 

@@ -16,6 +16,7 @@ from ...compute.keyed_random import derive_key
 from ...errors import RangesError, SourceError, StorageError
 from ...messages import closest
 from ...storage.retry import RetryPolicy, retry
+from ...storage.special_files import SpecialFileError, check_regular
 from ...storage.storage import Storage
 from ...storage.urls import WEB_PROTOCOLS, public_url
 from .http_listing import fill_sizes, is_page, is_web, lacks_ranges, plain_url, without_query
@@ -113,6 +114,8 @@ def _list(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
 def _listed(fs: fsspec.AbstractFileSystem, path: str, url: str, suffixes: tuple[str, ...]) -> list[SourceFile]:
     chain = split_chain(url)[1]
     root = path.rstrip("/")
+    if isinstance(fs, LocalFileSystem) and os.path.exists(path):
+        check_regular(path)
     if has_pattern(path) and not fs.exists(path):
         found = _matching(fs, path)
         if not found:
@@ -147,7 +150,7 @@ def _matching(fs: fsspec.AbstractFileSystem, pattern: str) -> list[dict[str, Any
         if not _is_hidden(base_name(info["name"].rstrip("/")))
         and (names_hidden or not info["name"].startswith(root) or not _is_hidden(info["name"][len(root) :]))
     ]
-    _check_links(fs, found)
+    _check_local(fs, found)
     files = [info for info in found if info["type"] == "file"]
     return files or [info for folder in found for info in _below(fs, folder["name"].rstrip("/"))]
 
@@ -155,7 +158,7 @@ def _matching(fs: fsspec.AbstractFileSystem, pattern: str) -> list[dict[str, Any
 def _below(fs: fsspec.AbstractFileSystem, root: str) -> list[dict[str, Any]]:
     """Return fsspec's `info` of the files below a folder."""
     found = [info for info in fs.find(root, detail=True).values() if not _is_hidden(info["name"][len(root) :])]
-    _check_links(fs, found)
+    _check_local(fs, found)
     return [info for info in found if info["type"] == "file"]
 
 
@@ -209,23 +212,27 @@ def _find_local(root: str, suffixes: tuple[str, ...]) -> Iterator[SourceFile]:
                         folders.append((entry.path, (*trees, target)))
                 elif plain_name(entry.name).endswith(suffixes):
                     if not entry.is_file():
-                        _check_link(entry.path)
+                        _check_file(entry.path)
                         continue
                     info = entry.stat()
                     _check_name(entry.path)
                     yield SourceFile(f"file://{entry.path}", info.st_size, str(info.st_mtime or ""))
 
 
-def _check_links(fs: fsspec.AbstractFileSystem, infos: Sequence[dict[str, Any]]) -> None:
+def _check_local(fs: fsspec.AbstractFileSystem, infos: Sequence[dict[str, Any]]) -> None:
     if isinstance(fs, LocalFileSystem):
         for info in infos:
-            _check_link(info["name"])
+            _check_file(info["name"])
 
 
-def _check_link(path: str) -> None:
-    """Refuse a broken link, whose file would otherwise be missing silently."""
+def _check_file(path: str) -> None:
+    """Refuse a broken link or a special file, which would otherwise be left out silently."""
     if os.path.islink(path) and not os.path.exists(path):
         raise SourceError(f"{path} is a broken link to {os.readlink(path)}; restore its target, or remove the link")
+    try:
+        check_regular(path)
+    except SpecialFileError as error:
+        raise SourceError(f"{path}: {error}") from error
 
 
 def _check_name(path: str) -> None:

@@ -18,6 +18,7 @@ from fsspec.compression import compr
 from ...errors import RangesError, RingfeedError, SourceError
 from ...messages import brief
 from ...storage.retry import RetryPolicy, retry
+from ...storage.special_files import check_regular
 from ...storage.storage import Storage
 from ...storage.urls import OBJECT_STORE_PROTOCOLS, WEB_PROTOCOLS
 from .find import compression_of, split_chain, storage_error
@@ -99,6 +100,7 @@ def _open_plain(path: str, *, read_ahead: bool) -> AbstractContextManager[IO[byt
     if storage.protocol in _RANGED:
         return storage.open_input(name, read_ahead=read_ahead)
     if (local := Storage(path).local_path) is not None:  # fsspec would take :: in a name for a chained URL
+        check_regular(local)
         return local.open("rb")
     return cast(AbstractContextManager[IO[bytes]], fsspec.open(path, "rb"))
 
@@ -143,6 +145,8 @@ def read_files(paths: Sequence[str]) -> list[bytes]:
     local = [place for path in paths if (place := Storage(path).local_path)]
     if len(local) == len(paths):
         with _file_errors(paths):
+            for place in local:
+                check_regular(place)
             return [place.read_bytes() for place in local]
     found: dict[str, bytes] = {}
     for some in _by_store(paths):

@@ -17,7 +17,7 @@ from ..files.open import open_file
 
 __all__ = ["LineSource"]
 
-_BLOCK_BYTES = 4 << 20
+_BLOCK_BYTES, _LINE_BYTES = 4 << 20, 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +51,10 @@ class LineSource(RecordSource):
         number, mark = 1, BOM_UTF8
         with open_file(part.path) as file:
             while block := file.read(_BLOCK_BYTES):
-                lines = (block + file.readline()).removeprefix(mark).split(b"\n")
+                rest = file.readline(_LINE_BYTES)
+                if len(rest) == _LINE_BYTES and not rest.endswith(b"\n"):
+                    raise SourceError(f"{part.path}: a line is longer than {_LINE_BYTES} bytes; write a path a line")
+                lines = (block + rest).removeprefix(mark).split(b"\n")
                 mark = b""
                 texts = [_decode(part.path, number + i, line) for i, line in enumerate(lines)]
                 number += len(lines) - 1

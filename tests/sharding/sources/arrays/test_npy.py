@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ringfeed.sharding import SourceError
+from ringfeed.sharding import BuildOptions, ConfigError, SourceError, build
 from ringfeed.sharding.prepare import PrepareOptions
 from ringfeed.sharding.prepare.open import open_prepared
 from ringfeed.sharding.prepare.steps import Drop, Rename, Select, Step
 from ringfeed.sharding.sources import Source, open_source
 from ringfeed.sharding.sources.arrays import array_columns as arrays
+from ringfeed.sharding.sources.arrays.npy import NpySource
 from tests.helpers.builds import built
 from tests.helpers.contents import labels
 from tests.servers.store import Store
@@ -277,3 +278,24 @@ def test_a_dataset_is_built_from_an_archive(tmp_path: Path) -> None:
     dataset = built(str(tmp_path / "a.npz"), tmp_path / "out", label="y", shards=2)
     assert dataset.manifest.classes == ("c0é", "c1é", "c2é")
     assert [shard.class_counts for shard in dataset.shards] == [(10, 8, 7), (10, 7, 8)]
+
+
+def test_a_row_beyond_the_memory_is_refused_by_its_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.savez_compressed(tmp_path / "a.npz", big=np.zeros((2, 8 << 20)), y=np.array([0, 1]))
+    monkeypatch.setattr(NpySource, "_read", None)
+    how: dict[str, Any] = {"label": "y", "memory_bytes": 512 << 20, "min_class_records": 1}
+    with pytest.raises(
+        ConfigError, match=r"a record of .*/a\.npz, with 64 MiB in the column 'big', needs about 622 MiB"
+    ):
+        build(BuildOptions(source=str(tmp_path / "a.npz"), destination=str(tmp_path / "out"), **how))
+    assert not (tmp_path / "out").exists()
+
+
+def test_more_values_than_a_list_of_arrow_holds(tmp_path: Path) -> None:
+    with open(tmp_path / "a.npy", "wb") as file:
+        np.lib.format.write_array_header_2_0(
+            file, {"descr": "|u1", "fortran_order": False, "shape": (1, 3_000_000_000)}
+        )
+        file.truncate(file.tell() + 3_000_000_000)
+    with pytest.raises(SourceError, match=r"'data' has 3,000,000,000 values in each record, and a list of Arrow holds"):
+        open_source(str(tmp_path / "a.npy"), None)

@@ -1,0 +1,38 @@
+"""Strict YAML: documents that would exhaust the stack or the memory."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ringfeed.sharding import ConfigError
+from ringfeed.sharding.common.strict_yaml import load_yaml
+from ringfeed.sharding.prepare import read_features
+from ringfeed.training.config_file import load_config
+
+LEVELS = "\n".join([f"a{i}: &a{i} [{', '.join([f'*a{i - 1}' if i else 'x'] * 10)}]" for i in range(11)])
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "problem"),
+    [
+        (read_features, "features: " + "[" * 20_000 + "]" * 20_000, "it is nested too deep"),
+        (load_config, "{a: " * 200 + "}" * 200, "it is nested more than 100 deep"),
+        (read_features, "features: &a {x: *a}", "it is nested more than 100 deep, or an alias"),
+        (load_config, "data: &a [*a]", "it is nested more than 100 deep, or an alias"),
+        (load_config, LEVELS, "its aliases .* stand for more than 100000 values"),
+    ],
+)
+def test_deep_and_circular_documents_are_refused_in_one_line(
+    tmp_path: Path, read: Callable[[str], object], text: str, problem: str
+) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=rf"{path} is not (valid )?YAML: {problem}") as told:
+        read(str(path))
+    assert "\n" not in str(told.value)
+
+
+def test_aliases_and_merges_are_allowed() -> None:
+    tree = load_yaml("base: &b {x: 1}\none: *b\ntwo: {<<: *b, y: 2}")
+    assert tree == {"base": {"x": 1}, "one": {"x": 1}, "two": {"x": 1, "y": 2}}
