@@ -74,7 +74,12 @@ def one_line(text: object) -> str:
 def brief(error: BaseException, limit: int = 200) -> str:
     """The text of an error on one line, without the secrets of URLs, cut to a length.
 
+    Raises:
+        MemoryError: the error is one, as Arrow's is: it says nothing about the data that was to be read.
+
     >>> brief(ValueError("no\\n  good"), 4)
     'no g'
     """
+    if isinstance(error, MemoryError):
+        raise error
     return " ".join(without_secrets(str(error)).split())[:limit]

@@ -14,7 +14,7 @@ from typing import Protocol, cast
 
 from .argument_types import CommandParser, EventParser, HelpFormatter
 from .probe import version_of
-from .process_start import INTERRUPTED, exit_on_interrupt, guarded_stdout, prepare_streams
+from .process_start import INTERRUPTED, exit_on_interrupt, exit_without_memory, guarded_stdout, prepare_streams
 from .signals import Terminated
 
 __all__ = ["main"]
@@ -109,23 +109,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     events = "--json" in arguments
-    with exit_on_interrupt("ringfeed"):
+    with exit_without_memory("ringfeed"), exit_on_interrupt("ringfeed"):
         from ..sharding.errors import RingfeedError
         from ..sharding.url_secrets import without_secrets
     try:
         with guarded_stdout():
-            with exit_on_interrupt("ringfeed"):
+            with exit_without_memory("ringfeed"), exit_on_interrupt("ringfeed"):
                 args = build_parser(chosen_command(arguments), events=events).parse_args(arguments)
             status = load(args.command).run(args)
             sys.stdout.flush()
             return status
-    except (RingfeedError, OSError) as error:
-        return _report("error", without_secrets(str(error)), 1, events=events)
     except ModuleNotFoundError as error:
         extra = EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
         return _report("error", f"this needs {error.name}: pip install 'ringfeed[{extra}]'", 1, events=events)
+    except Exception as error:
+        from ..sharding.storage.error_messages import limit_problem
+
+        problem = limit_problem(error)
+        if not problem and not isinstance(error, RingfeedError | OSError):
+            raise
+        return _report("error", problem or without_secrets(str(error)), 1, events=events)
     except KeyboardInterrupt as error:
         status = error.status if isinstance(error, Terminated) else INTERRUPTED
         return _report("interrupted", "", status, events=events)

@@ -9,16 +9,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import TextIOWrapper
-from threading import current_thread, main_thread
 from types import FrameType, TracebackType
 from typing import IO, Any, cast
 
-__all__ = ["INTERRUPTED", "exit_on_interrupt", "guarded_stdout", "prepare_streams", "reader_left", "redirect_to_null"]
+__all__ = [
+    "INTERRUPTED", "exit_on_interrupt", "exit_without_memory", "guarded_stdout", "prepare_streams", "reader_left",
+    "redirect_to_null",
+]  # fmt: skip
 
 INTERRUPTED = 130  # exit status
+_NO_MEMORY = ("failed to map segment", "cannot allocate memory")  # of the loader of shared libraries
 
 
 def prepare_streams() -> None:
@@ -35,6 +39,7 @@ def prepare_streams() -> None:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     sys.excepthook = _print_traceback
+    threading.excepthook = _print_thread_traceback
 
 
 def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
@@ -44,6 +49,14 @@ def _print_traceback(kind: type[BaseException], error: BaseException, trace: Tra
     from ..sharding.url_secrets import without_secrets
 
     sys.stderr.write(without_secrets("".join(format_exception(kind, error, trace))))
+
+
+def _print_thread_traceback(raised: threading.ExceptHookArgs) -> None:
+    """Print the traceback of a thread, but for one that met a limit: the main thread reports that in one line."""
+    from ..sharding.storage.error_messages import limit_problem
+
+    if raised.exc_value is None or not limit_problem(raised.exc_value):
+        threading.__excepthook__(raised)
 
 
 def redirect_to_null(stream: IO[str]) -> None:
@@ -107,6 +120,24 @@ def reader_left() -> bool:
 
 
 @contextmanager
+def exit_without_memory(program: str) -> Iterator[None]:
+    """End the process with one line if there is no memory for the modules that the body imports.
+
+    Args:
+        program: name of the command, which begins the line.
+    """
+    try:
+        yield
+    except (MemoryError, ImportError) as error:
+        if not isinstance(error, MemoryError) and not any(mark in str(error).lower() for mark in _NO_MEMORY):
+            raise
+        message = "out of memory as it starts; raise the limit (ulimit -v), or end other programs"
+        event = f'{{"event": "error", "message": "{message}", "status": 1}}'
+        os.write(2, f"{event if '--json' in sys.argv else f'{program}: error: {message}'}\n".encode())
+        os._exit(1)
+
+
+@contextmanager
 def exit_on_interrupt(program: str) -> Iterator[None]:
     """End the process at once, with one line, on Ctrl-C in the body.
 
@@ -123,7 +154,10 @@ def exit_on_interrupt(program: str) -> Iterator[None]:
         os.write(2, f"{line}\n".encode())
         os._exit(INTERRUPTED)
 
-    if current_thread() is not main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    ):
         yield  # only the main thread may set handlers; a handler that the caller has set, or SIG_IGN, stays
         return
     signal.signal(signal.SIGINT, end)

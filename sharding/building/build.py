@@ -102,7 +102,7 @@ def build(
 
 def _build(options: BuildOptions, executor: Executor | None, report: Report) -> Manifest:
     if executor is None and options.engine == "local" and options.workers > 1:
-        preload_workers(str(options.source), options.destination)
+        preload_workers(str(options.source), options.destination, workers=options.workers)
     options = settle_rare_classes(options, executor=executor, report=report)
     with record_listings() as listings:
         source = open_build_source(options)

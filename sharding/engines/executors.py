@@ -7,6 +7,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import pickle
+import resource
 import shutil
 import signal
 import sys
@@ -25,7 +26,7 @@ from concurrent.futures import (
 )
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, nullcontext
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from multiprocessing import resource_tracker
 from multiprocessing.util import get_temp_dir
@@ -40,6 +41,7 @@ from ..storage.error_messages import PROCESS_LIMIT_REACHED
 __all__ = ["ClusterExecutor", "Job", "local_executor", "portable_error", "preload_workers", "run_tasks", "stream_tasks"]
 
 _SOCKET_PATH_BYTES = 107  # the longest path of a socket on Linux
+_OWN_FILES, _WORKER_FILES = 12, 3  # that a build opens besides those that are open when it starts, and per worker
 _HELD_SECONDS = 0.1  # for which interrupts are held back at most, and between checks of a pool that finishes nothing
 
 T = TypeVar("T")
@@ -80,7 +82,7 @@ def local_executor(workers: int) -> Iterator[Executor]:
         with ThreadPoolExecutor(2) as threads:
             yield threads
         return
-    preload_workers()
+    preload_workers(workers=workers)
     pool = _Processes(workers)
     begun: dict[int, Any] = getattr(pool, "_processes", {})
     try:
@@ -97,24 +99,46 @@ def local_executor(workers: int) -> Iterator[Executor]:
             process.terminate()
 
 
-def preload_workers(*places: str) -> None:
+def preload_workers(*places: str, workers: int) -> None:
     """Start the imports that the first processes of `local_executor` would have to wait for.
 
     Args:
         places: URLs that they will read and write.
+        workers: number of the processes.
+
+    Raises:
+        WorkerError: this process may not open as many files as it needs for them.
     """
+    _check_open_files(workers)
     with _interrupts_held():  # separately, because starting the tracker unblocks interrupts
         resource_tracker.ensure_running()
     if _start_method() != "forkserver":
         return
     from multiprocessing import forkserver  # not on every system
 
-    modules = ["ringfeed.sharding", "pandas"]  # Arrow imports pandas with the first array that it makes of a list
+    # Arrow imports pandas with the first array that it makes of a list.
+    modules = ["ringfeed.sharding.engines.fork_server", "ringfeed.sharding", "pandas"]
     if any(place.startswith("s3") for place in places):
         modules.append("s3fs")
     multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
     with _interrupts_held():
         forkserver.ensure_running()
+
+
+def _check_open_files(workers: int) -> None:
+    """Refuse to start processes that the limit of open files is too low for: they would end in tracebacks."""
+    needed, most = _open_files() + _OWN_FILES + _WORKER_FILES * workers, resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if needed > most:
+        raise WorkerError(
+            f"too many open files: this process needs {needed} for {workers} workers, and may have {most}; raise the "
+            "limit (ulimit -n), or use fewer --workers"
+        )
+
+
+@cache
+def _open_files() -> int:
+    """Return how many files were open before the first worker."""
+    return len(os.listdir("/dev/fd")) if os.path.isdir("/dev/fd") else 3
 
 
 def _start_method() -> str:
@@ -267,6 +291,8 @@ def _stream(
                     future.cancel()
             while _wait(running, ALL_COMPLETED)[1]:
                 pass
+        if isinstance(error, EOFError) and isinstance(pool, _Processes):  # from the fork server
+            raise WorkerError(PROCESS_LIMIT_REACHED) from error
         if isinstance(error, BrokenProcessPool):
             raise WorkerError(
                 "a worker process was killed, most likely for want of memory, or could not start, for want of "

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
+import resource
+from pathlib import Path
 
 from ..url_secrets import without_secrets
 from .retry import cause_chain, error_code, error_number, is_redirect_loop, is_tls_failure, is_unknown_host, s3_response
@@ -11,7 +14,7 @@ from .s3.timeouts import NotS3Error
 from .special_files import SpecialFileError
 from .urls import S3_PROTOCOLS, WEB_PROTOCOLS
 
-__all__ = ["PROCESS_LIMIT_REACHED", "explain", "is_process_limit"]
+__all__ = ["PROCESS_LIMIT_REACHED", "explain", "is_process_limit", "limit_problem"]
 
 _DENIALS = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessControlException")
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
@@ -31,8 +34,12 @@ _DISK = {
     errno.ENAMETOOLONG: "its name is longer than the file system takes; check the path",
     errno.ENOTDIR: "a name in its path is that of a file, or of a link that leads nowhere, where a folder must be; "
     "check the path",
-    errno.EMFILE: "too many open files; raise the limit (ulimit -n)",
+    errno.ENFILE: "this machine has too many open files; end other programs, or raise its limit (fs.file-max)",
 }
+_NO_INODES = (
+    "the file system has free space, but no inodes, so it takes no more files; remove small files, choose another "
+    "folder, or ask for fewer --shards"
+)
 PROCESS_LIMIT_REACHED = (
     "this machine starts no more processes or threads; use fewer --workers, or raise the limit (ulimit -u, or that of "
     "processes in the container)"
@@ -53,13 +60,14 @@ _HDFS = {
 }
 
 
-def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
+def explain(error: BaseException, protocol: str, *, writing: bool, place: Path | None = None) -> str:
     """Say what is wrong and what to do about it, in one line.
 
     Args:
         error: error raised by the client.
         protocol: protocol of the store.
         writing: whether the operation was a write, for which "not found" means the bucket or folder.
+        place: folder on this machine that was read or written, if it was.
 
     >>> explain(OSError(28, "No space left on device"), "file", writing=True)
     'the disk is full; free space or choose another folder'
@@ -67,6 +75,8 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
     name, text = type(error).__name__, without_secrets(str(error))
     if isinstance(error, SpecialFileError):
         return text
+    if problem := _process_problem(error):
+        return problem
     if writing and isinstance(error, NotImplementedError):  # of read-only file systems of fsspec
         return "nothing can be written to such a store; name a folder on a local disk, S3, HDFS, GCS or Azure"
     if "Protocol not known" in text:  # from fsspec's registry
@@ -101,6 +111,8 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
     ):
         return f"permission denied; {_remedy(protocol)}"
     number = error_number(error)
+    if number == errno.ENOSPC and place is not None and _lacks_inodes(place):
+        return _NO_INODES
     if number in _DISK:
         return _DISK[number]
     if protocol == "hdfs":
@@ -115,6 +127,39 @@ def explain(error: BaseException, protocol: str, *, writing: bool) -> str:
         name, text = code, re.sub(r"^\[Errno \d+\] ", "", text)
     line = " ".join(re.split(r"\n|\\n", text)[0].split())  # HDFS clients append a Java stack trace
     return f"{name}: {line[:300]}" if line else name
+
+
+def _lacks_inodes(place: Path) -> bool:
+    """Whether a file system has free space, but room for no more files."""
+    try:
+        found = os.statvfs(next(folder for folder in (place, *place.parents) if folder.exists()))
+    except OSError:
+        return False
+    return found.f_files > 0 and not found.f_favail and found.f_bavail > 0
+
+
+def _process_problem(error: BaseException) -> str:
+    """Explain an error by the memory or the open files that this process may have; empty for other errors."""
+    number = error.errno if isinstance(error, OSError) else None
+    unloaded = isinstance(error, ImportError) and "failed to map segment" in str(error)
+    if isinstance(error, MemoryError) or number == errno.ENOMEM or unloaded:
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        limited = f"this process may have {most >> 20:,} MiB: raise the limit (ulimit -v), or"
+        limit = "end other programs, or" if most == resource.RLIM_INFINITY else limited
+        return f"out of memory; {limit} use less at a time (fewer --workers, a smaller --memory or batch size)"
+    if number == errno.EMFILE:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        return f"too many open files, of which this process may have {most}; raise the limit (ulimit -n)"
+    return ""
+
+
+def limit_problem(error: BaseException) -> str:
+    """Explain an error by a limit of this process or machine, wherever it arose; empty for other errors.
+
+    >>> limit_problem(RuntimeError("can't start new thread")) == PROCESS_LIMIT_REACHED, limit_problem(ValueError("x"))
+    (True, '')
+    """
+    return PROCESS_LIMIT_REACHED if is_process_limit(error) else _process_problem(error)
 
 
 def is_process_limit(error: BaseException) -> bool:

@@ -144,7 +144,7 @@ class Location:
 
     def _error(self, verb: str, where: str, error: BaseException) -> StorageError:
         verb = "write" if verb == "create" else verb
-        reason = explain(error, self.protocol, writing=verb in ("write", "move"))
+        reason = explain(error, self.protocol, writing=verb in ("write", "move"), place=self.local_path)
         return StorageError(f"cannot {verb} {where}: {reason}")
 
     def run(self, verb: str, path: str, operation: Callable[[], T]) -> T:

@@ -7,7 +7,6 @@ test_errors.py.
 from __future__ import annotations
 
 import argparse
-import errno
 import json
 import math
 import shlex
@@ -47,7 +46,7 @@ from ...sharding.building.options import ONE_SPLIT
 from ...sharding.messages import counted, one_line, some_of
 from ...sharding.sources.ringfeed import SPLIT, open_named_dataset, resolve_split
 from ...sharding.sources.split_names import find_split_folders
-from ...sharding.storage.error_messages import PROCESS_LIMIT_REACHED, explain, is_process_limit
+from ...sharding.storage.error_messages import limit_problem
 from ...sharding.url_secrets import public_url
 from ..argument_types import refuse_unknown
 from ..console import (
@@ -409,7 +408,7 @@ def execute(args: argparse.Namespace) -> int:
             print_stderr(f"shard-dataset: interrupted{f'; {error}' if str(error) else ''}")
         return status
     except Exception as error:
-        if not isinstance(error, RingfeedError | OSError | MemoryError) and not is_process_limit(error):
+        if not isinstance(error, RingfeedError | OSError) and not limit_problem(error):
             raise
         if args.json or not args.debug:
             _fail(args, _message_of(error))
@@ -419,11 +418,8 @@ def execute(args: argparse.Namespace) -> int:
 
 
 def _message_of(error: BaseException) -> str:
-    if is_process_limit(error):
-        return PROCESS_LIMIT_REACHED
-    if isinstance(error, OSError) and error.errno == errno.EMFILE:  # may occur outside of the stores, which explain it
-        return explain(error, "file", writing=False)
-    return one_line(error) or type(error).__name__
+    """Return the line for an error; limits may be met outside of the stores, which explain them."""
+    return limit_problem(error) or one_line(error) or type(error).__name__
 
 
 def _fail(args: argparse.Namespace, message: str) -> int:

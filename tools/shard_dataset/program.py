@@ -13,14 +13,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from ..process_start import exit_on_interrupt, guarded_stdout, prepare_streams
+from ..process_start import exit_on_interrupt, exit_without_memory, guarded_stdout, prepare_streams
 
 __all__ = ["main", "run"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `shard-dataset` and return its exit status; an expected error is one line on standard error."""
-    with exit_on_interrupt("shard-dataset"):
+    with exit_without_memory("shard-dataset"), exit_on_interrupt("shard-dataset"):
         from ...sharding.common.stderr_filter import silence_pillow
         from .commands import execute, parse
 

@@ -4,13 +4,18 @@ import asyncio
 import errno
 import http.client
 import logging
+import os
 import random
+import resource
 import socket
 from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
 
 import aiohttp
 import botocore.exceptions
 import fsspec.exceptions
+import pyarrow as pa
 import pytest
 import urllib3.exceptions
 from hypothesis import given
@@ -245,6 +250,37 @@ def test_the_cause_decides_and_the_context_does_not() -> None:
     wrapped.__cause__ = unrelated.__context__ = ConnectionResetError()
     assert is_transient(wrapped)
     assert not is_transient(unrelated)
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (MemoryError(), "out of memory; this process may have 300 MiB: raise the limit (ulimit -v), or use less"),
+        (
+            pa.ArrowMemoryError("malloc"),
+            "out of memory; this process may have 300 MiB: raise the limit (ulimit -v), or",
+        ),
+        (
+            OSError(errno.ENOMEM, "mmap"),
+            "out of memory; this process may have 300 MiB: raise the limit (ulimit -v), or",
+        ),
+        (OSError(errno.EMFILE, "x"), "too many open files, of which this process may have 314572800; raise the limit"),
+        (OSError(errno.ENFILE, "x"), "this machine has too many open files; end other programs, or raise its limit"),
+        (
+            OSError(errno.ENOSPC, "x"),
+            "the file system has free space, but no inodes, so it takes no more files; remove",
+        ),
+    ],
+)
+def test_limits_of_the_process_and_of_inodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, expected: str
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (300 << 20, 300 << 20))
+    found = os.statvfs(tmp_path)
+    full = SimpleNamespace(f_files=max(found.f_files, 1), f_favail=0, f_bavail=max(found.f_bavail, 1))
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    text = explain(error, "file", writing=True, place=tmp_path / "not" / "yet")
+    assert text.startswith(expected)
 
 
 @pytest.mark.parametrize(

@@ -215,8 +215,17 @@ def test_too_few_open_files_name_the_limit(source: str, tmp_path: Path) -> None:
         ["sh", "-c", 'ulimit -n 12; exec "$@"', "sh", *command, "status", "--workers", "2"],
         capture_output=True, text=True,
     )  # fmt: skip
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1] == "shard-dataset: error: too many open files; raise the limit (ulimit -n)"
+    assert_one_line(done, "too many open files: this process needs", "and may have 12; raise the limit (ulimit -n)")
+
+
+@pytest.mark.parametrize("kib", [200_000, 300_000])  # at an import, and at work
+def test_too_little_memory_names_the_limit(source: str, tmp_path: Path, kib: int) -> None:
+    command = [str(Path(sys.executable).with_name("shard-dataset")), "build", source, f"{tmp_path}/o", "--label"]
+    done = subprocess.run(
+        ["sh", "-c", f'ulimit -v {kib}; exec "$@"', "sh", *command, "status", "--workers", "1"],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert_one_line(done, "out of memory", "(ulimit -v)")
 
 
 @pytest.mark.parametrize("limit", [6, 12])  # at the first thread, and at the first worker or the process before it
@@ -233,9 +242,7 @@ def test_too_few_processes_name_the_limit(source: str, tmp_path: Path, limit: in
         capture_output=True, text=True, timeout=120,
     )  # fmt: skip
     assert done.returncode == 1
-    error = next(line for line in done.stderr.splitlines() if line.startswith("shard-dataset: error: "))
-    assert "use fewer --workers" in error
-    assert "ulimit -u" in error
+    assert_one_line(done, "use fewer --workers", "ulimit -u")
 
 
 def test_a_build_continues_when_the_reader_of_its_progress_leaves(source: str, tmp_path: Path) -> None:

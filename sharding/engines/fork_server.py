@@ -1,0 +1,22 @@
+"""Imported by the fork server, from which `local_executor` starts workers: keeps its traceback of a limit to itself.
+
+The parent reports in one line that a process could not be started.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+
+from ..storage.error_messages import limit_problem
+
+__all__: list[str] = []
+
+
+def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    if not limit_problem(error):
+        sys.__excepthook__(kind, error, trace)
+
+
+if any("multiprocessing.forkserver" in word for word in sys.orig_argv):
+    sys.excepthook = _print_traceback
