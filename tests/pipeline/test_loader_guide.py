@@ -1,4 +1,7 @@
-"""The snippets of docs/loader.md run one after the other, as a reader would run them."""
+"""The snippets of docs/loader.md run one after the other, as a reader would run them.
+
+That of PyTorch runs in tests/helpers/torch_checks.py.
+"""
 
 import re
 import subprocess
@@ -23,8 +26,3 @@ def test_every_snippet_runs(make_dataset: Callable[..., str], tmp_path: Path) ->
     done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stderr[-2000:]
     assert 'ringfeed_loader_items_total{stage="deliver",rank="0"}' in done.stdout
-
-
-def test_the_snippet_for_pytorch_is_python() -> None:
-    (text,) = [text for text in snippets() if "import torch" in text]
-    compile(text, str(GUIDE), "exec")
