@@ -10,7 +10,6 @@ import pytest
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import ConfigError, RingfeedError, SourceError, StorageError, open_dataset, verify
-from ringfeed.sharding.dataset.manifest import MANIFEST_NAME
 from ringfeed.sharding.prepare import read_features
 from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.storage import http as web
@@ -81,7 +80,7 @@ def test_special_files_are_refused_wherever_a_file_is_read(copied: Path, tmp_pat
     assert f"{shard.path}: it is {what}" in told(StorageError, lambda: verify(str(copied)))
     loader = Loader(str(copied), split="train", batch_size=4)
     assert f"{shard.path}: it is {what}" in told(StorageError, lambda: list(loader.numpy_epoch(0)))
-    plant(copied / MANIFEST_NAME, kind)
+    plant(copied / "_ringfeed" / "dataset.json", kind)
     for read in (open_dataset, verify):
         assert f"dataset.json: it is {what}" in told(StorageError, lambda read=read: read(str(copied)))
     store = CheckpointStore(str(tmp_path / "run"))
