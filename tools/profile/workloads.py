@@ -71,4 +71,4 @@ def configured_workload(config: str, overrides: Sequence[str]) -> Workload:
 
 def _name(function: Callable[[Any], Any] | None) -> str:
     module, name = getattr(function, "__module__", ""), getattr(function, "__name__", type(function).__name__)
-    return f"{module}:{name}" if module else name
+    return name if module in ("", "__main__") else f"{module}:{name}"

@@ -1,0 +1,78 @@
+"""Plots of profiles: well-formed SVG, whose titles say what was measured."""
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.pipeline import Loader
+from ringfeed.sharding import BuildOptions, ConfigError, build
+from ringfeed.tools.profile import plots, profile
+from ringfeed.tools.profile.measure import Profile
+from tests.servers.web import Behaviour, served
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder: Path = tmp_path_factory.mktemp("plots")
+    rows = range(1200)
+    labels = [f"class {i % 12}" if i % 3 else "often & <again>" for i in rows]
+    pq.write_table(pa.table({"x": [float(i) for i in rows], "y": labels}), folder / "s.parquet")
+    build(BuildOptions(source=str(folder / "s.parquet"), destination=str(folder / "d"), label="y", shards=4))
+    return str(folder / "d")
+
+
+@pytest.fixture(scope="module")
+def result(dataset: str) -> Profile:
+    """Of a store with few fetches at once, with a step."""
+    with served(Path(dataset), behaviour=Behaviour(latency_seconds=0.02)) as url:
+        return profile(
+            url, batch_size=40, fetch_threads=1, step=lambda _: None, transform=lambda batch: batch, seconds=3.0,
+            try_knob=True,
+        )  # fmt: skip
+
+
+def texts(plot: plots.Plot) -> str:
+    """The texts of a plot, in one line."""
+    root = ET.fromstring(plot._repr_svg_())
+    return " ".join("".join(node.itertext()).strip() for node in root.iter("{http://www.w3.org/2000/svg}text"))
+
+
+def test_of_a_dataset(dataset: str) -> None:
+    shards = texts(plots.plot_shards(dataset))
+    assert "Balance: 4 shards differ by at most 0 records, and by 0 in any class" in shards
+    assert "2 other classes" in shards  # of nine
+    assert "often & <again>" in shards
+    loaders = {name: Loader(dataset, batch_size=90, balance=name) for name in ("natural", "uniform")}
+    assert "uniform" in texts(plots.plot_class_shares(loaders, batches=5))
+    assert "11.1% uniform" in plots.plot_class_shares(loaders, batches=5).title
+    assert "a batch mixes 4.0 shards, a full shuffle 4.0" in texts(plots.plot_shuffle(loaders["natural"]))
+    assert "Ranks share the reading: 8 ranks together read " in texts(plots.plot_ranks(dataset, 40))
+    assert "Waits for a batch: half take" in texts(plots.plot_waits(loaders["natural"], batches=10))
+
+
+def test_of_a_profile(result: Profile) -> None:
+    assert f"An epoch takes {result.epoch_seconds:.2f} s" in texts(plots.plot_epoch(result))
+    assert f"{result.bottleneck} limits it" in texts(plots.plot_stages(result))
+    training = texts(plots.plot_training(result))
+    assert all(part in training for part in ("loader alone", "transform alone", "step alone", "samples a second"))
+    assert "The store gives" in texts(plots.plot_store(result))
+    assert f"{result.tried.gain:.2f} x the rate" in texts(plots.plot_tried(result))  # type: ignore[union-attr]
+    rates = plots.plot_rates({1: result, 2: result}, "streams")
+    assert rates.title == "By streams: 1 is the fastest, 1.00 x the slowest"
+    assert repr(rates) == f"Plot: {rates.title}"
+
+
+def test_what_was_not_measured_is_said(dataset: str) -> None:
+    alone = profile(dataset, batch_size=40, seconds=0.5)
+    cases: list[tuple[Any, str]] = [
+        (plots.plot_training, "needs a profile with a step"),
+        (plots.plot_tried, "nothing was tried"),
+        (plots.plot_store, "the store of a local dataset is not measured"),
+    ]
+    for plot, message in cases:
+        with pytest.raises(ConfigError, match=message):
+            plot(alone)
