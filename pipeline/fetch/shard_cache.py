@@ -23,8 +23,8 @@ from ...sharding.common.fork_safe_locks import renew_lock_in_forks
 from ...sharding.common.validation import integer
 from ...sharding.errors import ConfigError, StorageError
 from ...sharding.storage.atomic_files import write_pieces
+from ...sharding.storage.client_errors import IncompleteError
 from ...sharding.storage.location import Location
-from ...sharding.storage.retry import IncompleteError
 from ..metrics.stage_counters import Counters
 from .disk_cache import DISK_FULL, CacheFolder, CacheKey
 

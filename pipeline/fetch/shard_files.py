@@ -24,8 +24,8 @@ from ...sharding.dataset.shard_index import Index, read_index
 from ...sharding.errors import CorruptionError, DatasetError, RangesError, RingfeedError, StorageError
 from ...sharding.formats.block_checksums import BLOCK_BYTES, blocks_match
 from ...sharding.formats.tfrecord import frames_are_intact
+from ...sharding.storage.client_errors import is_transient
 from ...sharding.storage.file_contents import FileInfo, iterate_blocks
-from ...sharding.storage.retry import is_transient
 from ...sharding.storage.storage import Storage
 from ...sharding.verifying.locate import locate_in_index, locate_in_shard
 from ..metrics.stage_counters import Counters

@@ -17,9 +17,10 @@ import xxhash
 
 from ..common.checksums import checksum
 from ..errors import CorruptionError, DatasetError, RingfeedError, StorageError
+from ..storage.client_errors import RetriesExhaustedError
 from ..storage.file_contents import FileInfo, digest_file, open_decompressed
 from ..storage.lease import LEASE_NAME, read_holder
-from ..storage.retry import RetriesExhaustedError, RetryPolicy
+from ..storage.retry import RetryPolicy
 from ..storage.storage import Storage
 from .consistency import check_manifest, check_table
 from .damage import Damage, first_difference, kind_of_size

@@ -20,8 +20,8 @@ from typing import Any
 
 from ..compute.keyed_random import derive_key
 from ..errors import ConfigError, RingfeedError, WorkerError
+from ..storage.client_errors import cause_chain
 from ..storage.lease import LEASE_NAME, boot_id
-from ..storage.retry import cause_chain
 from ..storage.storage import Storage
 from .executors import ClusterExecutor, portable_error
 

@@ -17,7 +17,7 @@ from ..dataset.own_folder import find_names, holds_dataset
 from ..dataset.shard_records import read_index_rows, read_shard
 from ..errors import ConfigError, DatasetError, StorageError
 from ..schema import Feature, Schema
-from ..storage.retry import is_transient
+from ..storage.client_errors import is_transient
 from ..storage.storage import Storage
 from .base import Part, RecordSource, Reject, fail_on_bad
 from .files.http_listing import is_served_below, without_query

@@ -17,7 +17,8 @@ from typing import IO, Any, Protocol, TypeAlias
 
 import fsspec
 
-from .retry import IncompleteError, RetryPolicy, retry
+from .client_errors import IncompleteError
+from .retry import RetryPolicy, retry
 
 __all__ = [
     "Bytes", "Draft", "LocalDraft", "RemoteDraft", "SpooledDraft", "draft_name", "draft_target", "make_folder",

@@ -9,7 +9,15 @@ import resource
 from pathlib import Path
 
 from ..url_secrets import without_secrets
-from .retry import cause_chain, error_code, error_number, is_redirect_loop, is_tls_failure, is_unknown_host, s3_response
+from .client_errors import (
+    cause_chain,
+    error_code,
+    error_number,
+    is_redirect_loop,
+    is_tls_failure,
+    is_unknown_host,
+    s3_response,
+)
 from .s3.timeouts import NotS3Error
 from .special_files import SpecialFileError
 from .urls import S3_PROTOCOLS, WEB_PROTOCOLS
@@ -22,6 +30,7 @@ _ELSEWHERE = ("301", "307", "PermanentRedirect", "TemporaryRedirect", "IllegalLo
 _OTHER_REGION = ("AuthorizationHeaderMalformed", "AuthorizationQueryParametersError")
 _NO_HTTP = ("Bad status line", "Bad HTTP", "Invalid header", "Got more than", "Expected HTTP/")  # aiohttp's parser
 _BUSY = ("SlowDown", "ServiceUnavailable", "503", "429", "TooManyRequests")
+_NO_REPOSITORY = ("RepositoryNotFoundError", "RevisionNotFoundError", "GatedRepoError")  # of the Hugging Face Hub
 _ARCHIVES = ("zip", "tar", "libarchive", "rar")
 _PROTOCOLS = "name a path of this machine, s3://, hdfs://, gs://, az://, https://, or another that fsspec opens"
 _DISK = {
@@ -110,6 +119,8 @@ def explain(error: BaseException, protocol: str, *, writing: bool, place: Path |
         or any(w in f"{name} {text}" for w in _DENIALS)
     ):
         return f"permission denied; {_remedy(protocol)}"
+    if name in _NO_REPOSITORY:
+        return "there is no such repository or revision, or it is private: check its name, or set HF_TOKEN"
     number = error_number(error)
     if number == errno.ENOSPC and place is not None and _lacks_inodes(place):
         return _NO_INODES

@@ -22,7 +22,8 @@ from fsspec.implementations.http import HTTPFileSystem, HTTPStreamFile
 from fsspec.utils import glob_translate
 
 from ..errors import PageError, RangesError, StorageError
-from .retry import IncompleteError, RetryPolicy, retry
+from .client_errors import HTTPError, IncompleteError, is_busy
+from .retry import RetryPolicy, retry
 from .special_files import SpecialFileError
 from .timeouts import request_limit_seconds
 from .urls import public_url
@@ -40,14 +41,6 @@ _LISTING_BYTES = 64 << 20  # longest page that is read for its links
 _UNSIZED_BYTES = 1 << 30  # longest file that is held in memory although its server does not tell its size
 # Servers may declare these as encoded, although they are stored so.
 _COMPRESSED = (".gz", ".tgz", ".bz2", ".xz", ".zst", ".zstd")
-
-
-class HTTPError(OSError):
-    """A refusal by a server."""
-
-    def __init__(self, status: int, reason: str) -> None:
-        super().__init__(f"{status} {reason}")
-        self.status = status
 
 
 _REFUSALS = (FileNotFoundError, PermissionError, HTTPError)
@@ -108,7 +101,9 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
     async def _info(self, url: str, **_: Any) -> dict[str, Any]:
         try:
             found = await self._look("HEAD", url)
-        except (*_REFUSALS, aiohttp.ClientResponseError, aiohttp.ServerDisconnectedError):
+        except (*_REFUSALS, aiohttp.ClientResponseError, aiohttp.ServerDisconnectedError) as error:
+            if is_busy(error):
+                raise
             found = {}  # some servers, and signed links, allow only GET
         if not found.get("size"):
             try:
@@ -230,7 +225,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         if status in (401, 403):
             raise PermissionError(f"{status} {reason}")
         if status >= 300:  # redirects to another place were followed already
-            raise HTTPError(status, reason)
+            raise HTTPError(status, reason, response.headers)
         encoding = response.headers.get("Content-Encoding", "identity")
         if encoding not in ("", "identity") and not urlsplit(url).path.lower().endswith(_COMPRESSED):
             raise StorageError(

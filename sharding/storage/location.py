@@ -15,9 +15,10 @@ from urllib.parse import urlsplit
 import fsspec
 
 from ..errors import ConfigError, DestinationError, RingfeedError, StorageError
+from .client_errors import RetriesExhaustedError
 from .error_messages import explain
 from .filesystems import filesystem
-from .retry import RetriesExhaustedError, RetryPolicy, retry
+from .retry import RetryPolicy, retry
 from .s3.timeouts import NotS3Error
 from .urls import OBJECT_STORE_PROTOCOLS, S3_PROTOCOLS, normalize_url, public_url
 
@@ -25,7 +26,9 @@ __all__ = ["Location"]
 
 T = TypeVar("T")
 
-_INSTALL_HINTS = {"hdfs": "ringfeed[hdfs]", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
+_INSTALL_HINTS = {
+    "hdfs": "ringfeed[hdfs]", "hf": "ringfeed[hf]", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs",
+}  # fmt: skip
 _CONNECT_SECONDS = 10.0
 
 

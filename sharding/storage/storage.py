@@ -19,9 +19,10 @@ import pyarrow as pa
 
 from ..errors import PageError, RangesError, StorageError
 from .atomic_files import Bytes, Draft, LocalDraft, RemoteDraft, SpooledDraft
+from .client_errors import IncompleteError
 from .location import Location
-from .retry import IncompleteError
 from .s3.fast_reads import copy_object, read_object
+from .s3.listing import list_objects
 from .s3.writes import SINGLE_BYTES, S3Draft, abort_upload, create_object, list_uploads, put_object
 from .special_files import check_regular
 from .streams import ForwardReader, RangeReader, Sink
@@ -261,16 +262,18 @@ class Storage(Location):
         """
         fs, root = self.filesystem()
 
-        def find() -> dict[str, Any]:
+        def find() -> dict[str, int]:
             fs.invalidate_cache()
             try:
-                found: dict[str, Any] = fs.find(root, detail=True)
+                found: dict[str, dict[str, Any]] = fs.find(root, detail=True)
             except FileNotFoundError:
                 return {}
-            return found
+            return {name: info["size"] for name, info in found.items() if info["type"] == "file"}
 
-        found = sorted(self.run("list", "", find).items())
-        files = ((name, info["size"]) for name, info in found if info["type"] == "file")  # S3 stores may list folders
+        if self.protocol in S3_PROTOCOLS:
+            files = sorted(list_objects(fs, root, partial(self.run, "list", "")))
+        else:
+            files = sorted(self.run("list", "", find).items())
         sizes = {name[len(root) + 1 :]: size for name, size in files if name.startswith(root + "/")}
         return {name: size for name, size in sizes.items() if size or not f"/{name}".endswith("/")}
 

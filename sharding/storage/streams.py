@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Any
 
-from .retry import IncompleteError
+from .client_errors import IncompleteError
 from .special_files import SpecialFileError
 
 __all__ = ["ForwardReader", "RangeReader", "Sink"]

@@ -164,7 +164,7 @@ class TestS3:
     def test_a_permanent_failure_is_reported_in_bounded_time(
         self, proxy: Proxy, storage: Storage, fault: Fault, reason: str
     ) -> None:
-        brief = replace(storage, retries=replace(QUICK, attempts=2))
+        brief = replace(storage, retries=replace(QUICK, attempts=2, busy_attempts=2))
         loader = Loader(brief, on_bad_shard="quarantine", **BATCH)  # which is for damage alone
         proxy.begin(fault)
         begun = time.monotonic()
@@ -174,7 +174,9 @@ class TestS3:
         assert loader.quarantined == ()
 
     def test_a_part_that_failed_is_not_waited_for_again_with_the_whole(self, proxy: Proxy, storage: Storage) -> None:
-        dataset = replace(open_dataset(storage), storage=replace(storage, retries=replace(QUICK, attempts=4)))
+        dataset = replace(
+            open_dataset(storage), storage=replace(storage, retries=replace(QUICK, attempts=4, busy_attempts=4))
+        )
         shard = next(shard for shard in dataset.shards if shard.path == VICTIM)
         lengths = pa.ipc.open_file(storage.read(shard.index_path)).read_all()["length"].to_numpy()
         reader = SourceReader(dataset, Counters(), mapped=True, hedging=False)
@@ -228,7 +230,7 @@ class TestHdfs:
             Storage(url).write_all(contents(Path(local)))
             options = {"dfs.client.socket-timeout": "500"}
 
-            brief = Loader(Storage(url, options, replace(QUICK, attempts=2)), **BATCH)
+            brief = Loader(Storage(url, options, replace(QUICK, attempts=2, busy_attempts=2)), **BATCH)
             processes.signal_datanode(signal.SIGSTOP)
             fails_in_bounded_time(brief, url)
             processes.signal_datanode(signal.SIGCONT)

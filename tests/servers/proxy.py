@@ -5,6 +5,7 @@ since clients sign the address of the proxy. It listens on 127.0.0.1 alone and l
 """
 
 import asyncio
+import random
 import re
 import socket
 import struct
@@ -46,6 +47,8 @@ class Fault:
         status: of a reply.
         code: of a reply.
         seconds: of a stall.
+        share: of these requests that it happens to, chosen at random by a fixed seed.
+        retry_after: the header of that name in a reply, if any.
     """
 
     kind: Kind
@@ -57,6 +60,8 @@ class Fault:
     status: int = 503
     code: str = "SlowDown"
     seconds: float = 0.0
+    share: float = 1.0
+    retry_after: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,12 +79,14 @@ class Proxy:
     happened: Counter[Fault] = field(default_factory=Counter)
     _matched: Counter[Fault] = field(default_factory=Counter)
     _plan: tuple[Fault, ...] = ()
+    _random: random.Random = field(default_factory=random.Random)
 
     def begin(self, *plan: Fault) -> None:
         """From now on these faults, and no others; all counts begin anew."""
         self._plan = plan
         self.happened.clear()
         self._matched.clear()
+        self._random = random.Random(0)
 
     async def serve(self, client_in: asyncio.StreamReader, client_out: asyncio.StreamWriter) -> None:
         """Serve one connection of a client, request after request."""
@@ -98,7 +105,8 @@ class Proxy:
         for fault in self._plan:
             if re.fullmatch(fault.method, method) and re.search(fault.path, path):
                 self._matched[fault] += 1
-                if chosen is None and fault.first <= self._matched[fault] < fault.first + fault.times:
+                in_turn = fault.first <= self._matched[fault] < fault.first + fault.times
+                if chosen is None and in_turn and (fault.share == 1 or self._random.random() < fault.share):
                     chosen = fault
                     self.happened[fault] += 1
         return chosen
@@ -251,5 +259,7 @@ def _reset(writer: asyncio.StreamWriter) -> bool:
 
 def _error(fault: Fault, without_body: bool) -> bytes:
     body = f"<?xml version='1.0'?><Error><Code>{fault.code}</Code><Message>as planned</Message></Error>".encode()
-    head = f"HTTP/1.1 {fault.status} Planned\r\nContent-Type: application/xml\r\nContent-Length: "
+    head = f"HTTP/1.1 {fault.status} Planned\r\n"
+    head += f"Retry-After: {fault.retry_after}\r\n" if fault.retry_after else ""
+    head += "Content-Type: application/xml\r\nContent-Length: "
     return f"{head}{0 if without_body else len(body)}\r\n\r\n".encode() + (b"" if without_body else body)

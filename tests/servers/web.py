@@ -14,6 +14,7 @@ from functools import partial
 from http import HTTPStatus
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from random import Random
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -34,6 +35,8 @@ class Behaviour:
         validators: whether it tells when files changed.
         encoding: that it says its files have.
         refusals: by the end of a path, the statuses of the first requests for it; None after the last: of all.
+        busy: this share of all requests is refused with 429, chosen at random by a fixed seed.
+        retry_after: the header of that name in every refusal, if any.
         cut: bodies that end half-way, by the end of the path.
         endless: ends of the paths whose bodies go on, chunk after chunk, until the client leaves.
         page: sent instead of every file, as by servers that ask for a login.
@@ -42,6 +45,7 @@ class Behaviour:
         links: how a page links to a name.
         asked: the requests that came: method, path and headers.
         link: which one body passes at a time, if there is a rate.
+        random: chooses what is refused as `busy`.
     """
 
     ranges: bool = True
@@ -53,6 +57,8 @@ class Behaviour:
     validators: bool = True
     encoding: str = ""
     refusals: dict[str, list[int | None]] = field(default_factory=dict)
+    busy: float = 0
+    retry_after: str = ""
     cut: dict[str, int] = field(default_factory=dict)
     endless: tuple[str, ...] = ()
     page: str = ""
@@ -61,6 +67,7 @@ class Behaviour:
     links: Callable[[str], str] = quote
     asked: list[tuple[str, str, dict[str, str]]] = field(default_factory=list)
     link: threading.Lock = field(default_factory=threading.Lock)
+    random: Random = field(default_factory=lambda: Random(0))
 
 
 @contextmanager
@@ -96,7 +103,7 @@ class _Handler(SimpleHTTPRequestHandler):
         does.asked.append((self.command, self.path, dict(self.headers)))
         time.sleep(does.latency_seconds)
         if (status := self._refusal(name)) is not None:
-            self._reply(status, b"no")
+            self._reply(status, b"no", {"Retry-After": does.retry_after} if does.retry_after else {})
             return
         path = Path(self.translate_path(self.path))
         if not does.heads and self.command == "HEAD":
@@ -116,7 +123,7 @@ class _Handler(SimpleHTTPRequestHandler):
         for end, statuses in self._does.refusals.items():
             if name.endswith(end) and statuses:
                 return statuses[0] if statuses[1:] == [None] else statuses.pop(0)
-        return None
+        return HTTPStatus.TOO_MANY_REQUESTS if self._does.random.random() < self._does.busy else None
 
     def _send_file(self, name: str, path: Path) -> None:
         does, data = self._does, self._does.page.encode() or path.read_bytes()

@@ -6,6 +6,7 @@ import lzma
 import re
 import zlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from gzip import BadGzipFile
@@ -27,6 +28,7 @@ from .http_listing import lacks_ranges
 __all__ = ["MissingFileError", "open_file", "read_files", "size_if_seekable", "source_error", "stat_files"]
 
 _RANGED = {*OBJECT_STORE_PROTOCOLS, *WEB_PROTOCOLS, "hdfs"} - {"memory"}  # protocols that can send a byte range
+_REQUESTS = 16  # at the same time
 _HOST = re.compile(r".*?://[^/]*", re.DOTALL)
 
 
@@ -177,11 +179,18 @@ def stat_files(paths: Sequence[str]) -> list[int]:
     for some in _by_store(paths):
         with _file_errors(some):
             fs, names = _names_of(some)
-            sizes = retry(partial(fs.sizes, names), RetryPolicy())
-            if None in sizes:
-                raise RangesError.of(some[sizes.index(None)])
-            found |= zip(some, sizes, strict=True)
+            with ThreadPoolExecutor(_REQUESTS) as threads:
+                sizes = threads.map(partial(_size, fs), names)
+                for path, size in zip(some, sizes, strict=True):
+                    if size is None:
+                        raise RangesError.of(path)
+                    found[path] = size
     return [found[path] for path in paths]
+
+
+def _size(fs: fsspec.AbstractFileSystem, name: str) -> int | None:
+    size: int | None = retry(partial(fs.size, name), RetryPolicy())
+    return size
 
 
 def _by_store(paths: Sequence[str]) -> list[list[str]]:

@@ -24,7 +24,7 @@ from ...formats.images.file_types import unreadable_format
 from ...formats.images.jpeg_headers import plain_jpeg_sizes
 from ...formats.images.sizes import check_image, error_text
 from ...schema import Feature
-from ...storage.retry import cause_chain
+from ...storage.client_errors import cause_chain
 from ...storage.storage import Storage
 from ..base import SKIP_REMEDY, BadRecord, Reject, fail_on_bad
 from ..files.open import MissingFileError, read_files, stat_files

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from functools import partial
@@ -33,6 +34,7 @@ _CLIENT_OPTIONS = {"endpoint_url", "region_name"}
 _CONFIG_OPTIONS = {"retries", "max_pool_connections", "signature_version"}
 _REFRESH = timedelta(minutes=5)  # s3fs renews its credentials itself; asking it costs nothing
 _FAILURES = 3  # in a row for a bucket, after which it is left to s3fs
+_BUSY = re.compile(r"\b(?:429|503)\b|SlowDown")  # what obstore says of a refusal by a busy store, without its headers
 _PIECE_BYTES = 1 << 20
 _STORES = "_ringfeed_obstore"  # by bucket; kept in the s3fs instance, to live as long as it does
 _TIMEOUTS = {"connect_timeout": "10s", "read_timeout": "15s", "timeout": "6h"}  # as in s3fs, which lacks the third
@@ -143,7 +145,8 @@ def _read(
     except FileNotFoundError:
         return False
     except Exception as error:
-        stores[bucket][1] += 1
+        if not _BUSY.search(str(error)):
+            stores[bucket][1] += 1
         _logger.info("obstore could not read %s, s3fs will: %s", path, brief(error))
         return False
     stores[bucket][1] = 0

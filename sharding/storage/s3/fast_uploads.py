@@ -16,7 +16,7 @@ from urllib.request import getproxies
 import fsspec
 from fsspec.asyn import sync
 
-from ..retry import IncompleteError
+from ..client_errors import HTTPError, IncompleteError, is_busy
 from .fast_reads import is_supported
 
 __all__ = ["send_part"]
@@ -42,6 +42,7 @@ def send_part(fs: fsspec.AbstractFileSystem, target: str, upload: Mapping[str, A
         The part's ETag, or None if s3fs has to send it.
 
     Raises:
+        HTTPError: the store is busy, and has to be asked again.
         IncompleteError: sending failed; s3fs has to send it.
     """
     bucket = target.partition("/")[0]
@@ -81,9 +82,13 @@ class _Sender:
             blocks = (body[start : start + _BLOCK_BYTES] for start in range(0, len(body), _BLOCK_BYTES))
             reply = self._pool.request("PUT", url, body=blocks, headers=headers)  # type: ignore[arg-type]  # sockets send it
             etag = reply.headers.get("etag")
-            if reply.status != 200 or not etag:
-                raise OSError(f"HTTP {reply.status} {reply.data[:200]!r}")
+            if reply.status != 200:
+                raise HTTPError(reply.status, str(reply.data[:200]), reply.headers)
+            if not etag:
+                raise OSError("no ETag")
         except Exception as error:
+            if is_busy(error):
+                raise
             self._failures += 1
             raise IncompleteError(f"urllib3 could not send a part ({type(error).__name__})") from error
         self._failures = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -13,7 +14,8 @@ import fsspec
 import pyarrow as pa
 
 from ..atomic_files import Bytes
-from ..retry import IncompleteError, RetryPolicy, is_transient, retry
+from ..client_errors import IncompleteError, is_transient
+from ..retry import RetryPolicy, retry
 from .fast_uploads import send_part
 
 __all__ = ["SINGLE_BYTES", "S3Draft", "abort_upload", "create_object", "list_uploads", "put_object"]
@@ -95,7 +97,7 @@ class S3Draft:
         self._part, self._filled = memoryview(b""), 0  # the current part, and the bytes in it
         self._bytes = 0
         self._parts: list[Future[str]] = []
-        self._discarded = False
+        self._discarded = threading.Event()
         self._pool = ThreadPoolExecutor(_PARTS_AT_ONCE, thread_name_prefix="ringfeed-upload")
 
     def write(self, *pieces: Bytes) -> None:
@@ -127,7 +129,7 @@ class S3Draft:
         self._pool.shutdown()
 
     def discard(self) -> None:
-        self._discarded = True
+        self._discarded.set()
         self._pool.shutdown(cancel_futures=True)  # a part that arrives after the abort would stay forever
         if self._upload:
             with suppress(Exception):  # the original error matters
@@ -166,7 +168,10 @@ class S3Draft:
         return self._fs.call_s3(method, Bucket=self._bucket, Key=self._key, **arguments)
 
     def _retry(self, operation: Callable[[], T]) -> T:
-        return retry(operation, self._policy, transient=lambda error: not self._discarded and is_transient(error))
+        def transient(error: Exception) -> bool:
+            return not self._discarded.is_set() and is_transient(error)
+
+        return retry(operation, self._policy, transient=transient, sleep=self._discarded.wait)
 
 
 def _new_part(size: int) -> memoryview:

@@ -37,7 +37,7 @@ from tests.servers.proxy import Fault, Proxy
 from tests.servers.seaweedfs import S3Server
 from tests.servers.store import Store
 
-QUICK = RetryPolicy(attempts=4, base_seconds=0.02, cap_seconds=0.1)
+QUICK = RetryPolicy(attempts=4, busy_attempts=4, base_seconds=0.02, cap_seconds=0.1)
 BIG = bytes(range(256)) * 4096 * 2  # 2 MiB: more than one read of the proxy, and than what is hashed
 
 
@@ -213,7 +213,7 @@ class TestStorage:
             proxy.begin(down)
             with pytest.raises(StorageError, match=r"\(SlowDown\).* \(4 attempts in \d+ s failed; once the store"):
                 attempt()
-            assert proxy.happened[down] == QUICK.attempts
+            assert proxy.happened[down] == QUICK.busy_attempts
 
     def test_expired_credentials_are_not_tried_again(self, proxy: Proxy, storage: Storage) -> None:
         expired = Fault(kind="reply", status=403, code="ExpiredToken", times=10_000)
@@ -286,6 +286,18 @@ class TestS3Build:
         build(options(source, through.url))
         assert proxy.happened[fault] == fault.times
         assert contents(through) == undisturbed
+
+    def test_of_a_store_that_refuses_a_third_of_all_requests(
+        self, proxy: Proxy, through: Store, source: str, tmp_path: Path
+    ) -> None:
+        third = Fault(kind="reply", share=1 / 3, times=10**9)
+        proxy.begin(third)
+        build(replace(options(source, through.url), shards=40))
+        assert proxy.happened[third] > 50
+        proxy.begin()
+        build(replace(options(source, str(tmp_path / "out")), shards=40))
+        here = {path.relative_to(tmp_path / "out"): path.read_bytes() for path in (tmp_path / "out").rglob("*.*")}
+        assert contents(through) == {str(path): data for path, data in here.items()}
 
     @pytest.mark.parametrize(
         ("fault", "message"),

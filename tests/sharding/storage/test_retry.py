@@ -22,15 +22,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from s3fs.errors import translate_boto_error
 
-from ringfeed.sharding.storage.error_messages import explain
-from ringfeed.sharding.storage.retry import (
+from ringfeed.sharding.storage.client_errors import (
+    HTTPError,
     IncompleteError,
     RetriesExhaustedError,
-    RetryPolicy,
     error_code,
+    is_busy,
     is_transient,
-    retry,
+    retry_after_seconds,
 )
+from ringfeed.sharding.storage.error_messages import explain
+from ringfeed.sharding.storage.retry import RetryPolicy, retry
 
 
 class Time:
@@ -67,6 +69,17 @@ def refused(status: int, code: str, region: str = "") -> botocore.exceptions.Cli
     return botocore.exceptions.ClientError(
         {"Error": {"Code": code, "Message": "no"}, "ResponseMetadata": about}, "PutObject"
     )
+
+
+RETRY_AFTER_S3 = translate_boto_error(
+    botocore.exceptions.ClientError(
+        {
+            "Error": {"Code": "SlowDown", "Message": "no"},
+            "ResponseMetadata": {"HTTPStatusCode": 503, "HTTPHeaders": {"retry-after": "7"}},
+        },
+        "PutObject",
+    )
+)
 
 
 class TestRetry:
@@ -120,6 +133,34 @@ class TestRetry:
         with pytest.raises(RetriesExhaustedError):
             retry(inner, RetryPolicy(attempts=5), sleep=time.sleep)
         assert len(time.pauses) == 1
+
+    def test_refusals_of_a_busy_store_have_their_own_bounds(self) -> None:
+        """They do not count among the attempts, nor do other failures among theirs."""
+        time, busy, left = Time(), HTTPError(429, "Too Many Requests", {}), [*"bbbtbbtbb"]
+        policy = RetryPolicy(attempts=3, base_seconds=0.1, busy_attempts=8, budget_seconds=0.15, busy_seconds=9)
+
+        def operation() -> str:
+            if left:
+                raise busy if left.pop(0) == "b" else TimeoutError
+            return "done"
+
+        assert retry(operation, policy, sleep=time.sleep, clock=time.clock, draw=lambda: 0.01) == "done"
+        with pytest.raises(RetriesExhaustedError, match=r"^8 attempts in 0 s failed$"):
+            retry(failing(99, busy, time), policy, sleep=time.sleep, clock=time.clock, draw=lambda: 0)
+
+    @pytest.mark.parametrize("error", [HTTPError(429, "", {"Retry-After": "7"}), RETRY_AFTER_S3], ids=["http", "s3"])
+    def test_a_store_is_left_alone_for_as_long_as_it_asks(self, error: Exception) -> None:
+        time, policy = Time(), RetryPolicy(base_seconds=1, busy_seconds=20)
+        assert retry(failing(1, error, time), policy, sleep=time.sleep, clock=time.clock, draw=lambda: 0.5) == "done"
+        assert time.pauses == [7.5]
+        with pytest.raises(RetriesExhaustedError, match=r"^3 attempts in .* the store asks to wait for 7 s$"):
+            retry(failing(99, error, time), policy, sleep=time.sleep, clock=time.clock)
+
+    def test_a_pause_beyond_the_budget_is_not_made(self) -> None:
+        time, error = Time(), HTTPError(503, "", {"Retry-After": "3600"})
+        with pytest.raises(RetriesExhaustedError, match=r"^1 attempt in .* the store asks to wait for 3,600 s"):
+            retry(failing(1, error, time), RetryPolicy(), sleep=time.sleep, clock=time.clock)
+        assert time.pauses == []
 
     @given(
         attempts=st.integers(1, 40),
@@ -231,6 +272,40 @@ PERMANENT = [
 @pytest.mark.parametrize("error", TRANSIENT, ids=repr)
 def test_transient_errors_are_recognized(error: Exception) -> None:
     assert is_transient(error)
+
+
+@pytest.mark.parametrize(
+    ("error", "busy"),
+    [
+        (translate_boto_error(refused(503, "SlowDown")), True),
+        (translate_boto_error(refused(503, "")), True),
+        (translate_boto_error(refused(400, "Throttling")), True),
+        (HTTPError(429, "Too Many Requests", {}), True),
+        (translate_boto_error(refused(500, "InternalError")), False),
+        (translate_boto_error(refused(403, "AccessDenied")), False),
+        (ConnectionResetError(), False),
+    ],
+    ids=repr,
+)
+def test_a_busy_store_is_told_from_a_broken_one(error: Exception, busy: bool) -> None:
+    assert is_busy(error) == busy
+    assert is_transient(error) or not busy
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "0"}, 0),
+        ({"Retry-After": " 12 "}, 12),
+        ({"Retry-After": "Wed, 25 Nov 2026 12:00:30 GMT", "Date": "Wed, 25 Nov 2026 12:00:00 GMT"}, 30),
+        ({"Retry-After": "Wed, 25 Nov 2015 12:00:00 GMT"}, 0),  # has passed
+        *(({"Retry-After": value}, 0) for value in ("soon", "-1", "nan", "1e9", "Wed, 99 Nov 2026 12:00:00 GMT", "")),
+    ],
+)
+def test_the_pause_that_a_reply_asks_for(headers: dict[str, str], seconds: float) -> None:
+    error = OSError("wrapped")
+    error.__cause__ = HTTPError(429, "", headers)
+    assert retry_after_seconds(error) == seconds
 
 
 @pytest.mark.parametrize("error", PERMANENT, ids=repr)

@@ -286,6 +286,12 @@ def test_a_server_that_fails_now_and_then(folder: Path, tmp_path: Path, name: st
 
 
 @pytest.mark.usefixtures("at_once")
+def test_a_server_that_refuses_a_third_of_all_requests(folder: Path, tmp_path: Path) -> None:
+    with misbehaving(folder, busy=1 / 3) as url:
+        assert built(f"{url}/images", tmp_path / "there") == built(str(folder / "images"), tmp_path / "here")
+
+
+@pytest.mark.usefixtures("at_once")
 def test_a_request_that_failed_leaves_nothing_of_hdf5_to_the_garbage_collector(folder: Path) -> None:
     """If the thread that makes the requests ran it, it would wait for h5py's lock, and h5py for that thread."""
     gc.collect()
@@ -303,10 +309,11 @@ def test_a_request_that_failed_leaves_nothing_of_hdf5_to_the_garbage_collector(f
 @pytest.mark.parametrize(
     ("source", "path", "status", "told"),
     [
-        ("rows.csv", "rows.csv", 503, r"rows.csv: HTTPError: 503 Service Unavailable \(8 attempts"),
+        ("rows.csv", "rows.csv", 503, r"rows.csv: HTTPError: 503 Service Unavailable \(40 attempts"),
+        ("rows.csv", "rows.csv", 500, r"rows.csv: HTTPError: 500 Internal Server Error \(8 attempts"),
         ("rows.csv", "rows.csv", 403, r"rows.csv: permission denied; a signed link may have expired"),
         ("rows.csv?Signature=old", "rows.csv", 403, r"rows.csv: permission denied; a signed link may have expired"),
-        ("images", "1.png", 503, r"images: HTTPError: 503 Service Unavailable \(8 attempts"),
+        ("images", "1.png", 503, r"images: HTTPError: 503 Service Unavailable \(40 attempts"),
         ("images", "50%25/", 403, "images: permission denied"),
         ("images", "1.png", 404, "there is nothing at .*/1.png; "),
         ("images", "images/dataset.json", 503, "dataset.json: HTTPError: 503"),

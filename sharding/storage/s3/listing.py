@@ -1,0 +1,45 @@
+"""Lists a folder of a bucket page by page, each with retries of its own: a folder of 10^5 files has 100 pages.
+
+Tested in tests/sharding/storage/test_busy_stores.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import fsspec
+
+__all__ = ["list_objects"]
+
+_Page = dict[str, Any]
+
+_PAGE_KEYS = 1000  # the most that S3 gives
+
+
+def list_objects(
+    fs: fsspec.AbstractFileSystem, root: str, run: Callable[[Callable[[], _Page]], _Page]
+) -> Iterator[tuple[str, int]]:
+    """Yield the path and the size in bytes of each object below a folder; none if there is no such bucket.
+
+    Args:
+        fs: file system of s3fs.
+        root: bucket and folder.
+        run: runs an idempotent function with retries.
+    """
+    bucket, _, prefix = root.partition("/")
+    options = {"Bucket": bucket, "Prefix": f"{prefix}/" if prefix else "", "MaxKeys": _PAGE_KEYS}
+
+    def ask() -> _Page:
+        try:
+            page: _Page = fs.call_s3("list_objects_v2", **options)
+        except FileNotFoundError:
+            return {}
+        return page
+
+    while True:
+        page = run(ask)
+        yield from ((f"{bucket}/{found['Key']}", found["Size"]) for found in page.get("Contents", ()))
+        if not page.get("IsTruncated"):
+            return
+        options["ContinuationToken"] = page["NextContinuationToken"]
