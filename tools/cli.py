@@ -13,9 +13,8 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from .argument_types import CommandParser, EventParser, HelpFormatter
-from .probe import version_of
-from .process_start import INTERRUPTED, exit_on_interrupt, exit_without_memory, guarded_stdout, prepare_streams
-from .signals import Terminated
+from .process_start import exit_without_memory, guarded_stdout, prepare_streams
+from .signals import INTERRUPTED, SignalWatch, Terminated, ending_on_signals, ignore_signals
 
 __all__ = ["main"]
 
@@ -33,6 +32,8 @@ COMMANDS = {
     ),
 }
 
+_ENDED_BY_SIGNALS = ("train", "profile")  # they keep what they write whole, even if they are killed
+
 # Missing top-level module -> the extra that installs it.
 EXTRAS = {
     "tensorflow": "cpu", "keras": "cpu", "yaml": "cpu", "psutil": "cpu", "cloudpickle": "cpu",
@@ -47,7 +48,7 @@ examples:
   horovodrun -np 2 --gloo ringfeed train --config flights.yaml --set epochs=3
 
 Exit status: 0 success, 1 an error (one line on standard error, with --json one JSON object), 2 invalid arguments,
-130 interrupted (profile: 143 by SIGTERM, 129 by SIGHUP).
+130 interrupted (train and profile: 143 by SIGTERM, 129 by SIGHUP).
 
 Datasets are built, inspected and verified by `shard-dataset`.
 """
@@ -75,6 +76,8 @@ def build_parser(chosen: str | None, *, events: bool = False) -> argparse.Argume
         chosen: the subcommand.
         events: whether to report mistakes as events, for machines.
     """
+    from .probe import version_of  # half of the time until Ctrl-C is handled
+
     parser: argparse.ArgumentParser = (EventParser if events else CommandParser)(
         prog="ringfeed",
         description="Balanced shards in, batches out, models trained on a ring.",
@@ -108,14 +111,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `ringfeed` and return its exit status; an expected error is one line on standard error."""
     prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    command = chosen_command(arguments)
+    if command in _ENDED_BY_SIGNALS:
+        with ending_on_signals(f"ringfeed {command}") as watch:
+            status = _run(command, arguments, watch)
+    else:
+        status = _run(command, arguments, None)
+    if argv is None:
+        ignore_signals()  # Python's own end takes a moment
+    return status
+
+
+def _run(chosen: str | None, arguments: Sequence[str], watch: SignalWatch | None) -> int:
     events = "--json" in arguments
-    with exit_without_memory("ringfeed"), exit_on_interrupt("ringfeed"):
+    with exit_without_memory("ringfeed"), ending_on_signals("ringfeed"):
         from ..sharding.errors import RingfeedError
         from ..sharding.url_secrets import without_secrets
     try:
         with guarded_stdout():
-            with exit_without_memory("ringfeed"), exit_on_interrupt("ringfeed"):
-                args = build_parser(chosen_command(arguments), events=events).parse_args(arguments)
+            with exit_without_memory("ringfeed"), ending_on_signals("ringfeed"):
+                args = build_parser(chosen, events=events).parse_args(arguments)
+            args.watch = watch
             status = load(args.command).run(args)
             sys.stdout.flush()
             return status
@@ -132,6 +148,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _report("error", problem or without_secrets(str(error)), 1, events=events)
     except KeyboardInterrupt as error:
+        if watch is not None:  # which reports it
+            raise
         status = error.status if isinstance(error, Terminated) else INTERRUPTED
         return _report("interrupted", "", status, events=events)
 

@@ -1,27 +1,21 @@
-"""How both commands start: with usable standard streams, and with Ctrl-C that ends the process at once.
+"""How both commands start: with usable standard streams. Imports only cheap modules, as `signals.py` does.
 
-Imports only cheap modules, so that Ctrl-C during the half second in which the others are imported also prints one line.
-Tested in tests/tools/test_signals.py and tests/tools/shard_dataset/test_errors.py.
+Tested in tests/tools/shard_dataset/test_errors.py.
 """
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import TextIOWrapper
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import IO, Any, cast
 
-__all__ = [
-    "INTERRUPTED", "exit_on_interrupt", "exit_without_memory", "guarded_stdout", "prepare_streams", "reader_left",
-    "redirect_to_null",
-]  # fmt: skip
+__all__ = ["exit_without_memory", "guarded_stdout", "prepare_streams", "reader_left", "redirect_to_null"]
 
-INTERRUPTED = 130  # exit status
 _NO_MEMORY = ("failed to map segment", "cannot allocate memory")  # of the loader of shared libraries
 
 
@@ -135,33 +129,3 @@ def exit_without_memory(program: str) -> Iterator[None]:
         event = f'{{"event": "error", "message": "{message}", "status": 1}}'
         os.write(2, f"{event if '--json' in sys.argv else f'{program}: error: {message}'}\n".encode())
         os._exit(1)
-
-
-@contextmanager
-def exit_on_interrupt(program: str) -> Iterator[None]:
-    """End the process at once, with one line, on Ctrl-C in the body.
-
-    For bodies that import modules: there is nothing to clean up, and an exception in the middle of an import may be
-    replaced by another or lost.
-
-    Args:
-        program: name of the command, which begins the line.
-    """
-
-    def end(signum: int, frame: FrameType | None) -> None:
-        event = f'{{"event": "interrupted", "message": "", "status": {INTERRUPTED}}}'
-        line = event if "--json" in sys.argv else f"{program}: interrupted"
-        os.write(2, f"{line}\n".encode())
-        os._exit(INTERRUPTED)
-
-    if (
-        threading.current_thread() is not threading.main_thread()
-        or signal.getsignal(signal.SIGINT) is not signal.default_int_handler
-    ):
-        yield  # only the main thread may set handlers; a handler that the caller has set, or SIG_IGN, stays
-        return
-    signal.signal(signal.SIGINT, end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,15 +1,32 @@
-"""Termination signals: SIGTERM and a closed terminal end a program as Ctrl-C does, with exit statuses of their own."""
+"""Signals that end a program: Ctrl-C, SIGTERM and a closed terminal, each with an exit status of its own.
+
+`raise_on_termination` and `deferred_signals` make them exceptions, so that a build cleans up. `ending_on_signals` is
+for programs that have nothing to clean up, or run code that loses exceptions. Imports only cheap modules, so that a
+signal while the others are imported also prints one line.
+"""
 
 from __future__ import annotations
 
+import os
+import select
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import current_thread, main_thread
+from threading import Lock, Thread, current_thread, main_thread
 from types import FrameType
 from typing import Any, NoReturn
 
-__all__ = ["Terminated", "deferred_signals", "raise_on_termination"]
+__all__ = [
+    "INTERRUPTED", "SignalWatch", "Terminated", "deferred_signals", "ending_on_signals", "ignore_signals",
+    "raise_on_termination",
+]  # fmt: skip
+
+INTERRUPTED = 130  # exit status
+_STATUSES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: 143, signal.SIGHUP: 129}
+_STOPPED = 0  # the number of no signal
+_GRACE_SECONDS = 2.0
+_SHOW_CURSOR = b"\x1b[?25h\n"  # a progress bar hides it, and is left without a newline
 
 
 class Terminated(KeyboardInterrupt):
@@ -79,3 +96,125 @@ def deferred_signals() -> Iterator[Callable[[], None]]:
         for number, handler in handlers.items():
             signal.signal(number, handler)
         deliver()
+
+
+class SignalWatch:
+    """What `ending_on_signals` yields: watches for signals in a thread of its own, and ends the process.
+
+    An exception of a signal handler is lost where C++ code calls Python: while TensorFlow is imported, which then fails
+    with an error of its own, or in the callback that JAX runs at each garbage collection. A handler runs only once the
+    main thread executes Python again. So handlers do nothing here: Python's C code writes each signal to a pipe.
+
+    Args:
+        program: name of the command, which begins the line to print at the end.
+        events: whether to print an event for machines instead.
+
+    Attributes:
+        is_silent: whether to print nothing, because another rank does.
+    """
+
+    def __init__(self, program: str, *, events: bool) -> None:
+        self._program, self._events = program, events
+        self.is_silent = False
+        self._stderr = os.dup(2)  # while TensorFlow is imported, that of the process is held back
+        self._received: int | None = None
+        self._checked = False
+        self._last = Lock()
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._thread = Thread(target=self._watch, name="ringfeed-signals", daemon=True)
+
+    def check(self) -> None:
+        """Raise an exception if a signal has come; from the first call on, a signal leaves two seconds to the next one.
+
+        Raises:
+            KeyboardInterrupt: a signal has come.
+        """
+        self._checked = True
+        if self._received is not None:
+            raise KeyboardInterrupt
+
+    def start(self) -> bool:
+        """Start watching; return whether there is a thread left for it."""
+        try:
+            self._thread.start()
+        except RuntimeError:  # a limit of the process
+            self._close()
+            return False
+        self._before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        return True
+
+    def stop(self) -> None:
+        """Stop watching; if a signal has come, end the process."""
+        signal.set_wakeup_fd(self._before)
+        os.write(self._writer, bytes([_STOPPED]))
+        self._thread.join()
+        self._close()
+
+    def _close(self) -> None:
+        for descriptor in (self._stderr, self._reader, self._writer):
+            os.close(descriptor)
+
+    def end_if_asked(self) -> None:
+        """End the process if a signal has come."""
+        if self._received is not None:
+            self._end(self._received)
+
+    def _watch(self) -> None:
+        while (number := os.read(self._reader, 1)[0]) not in _STATUSES:  # a signal of somebody else's
+            if number == _STOPPED:
+                return
+        self._received = number
+        if self._checked:
+            select.select([self._reader], [], [], _GRACE_SECONDS)  # or until a second signal
+        self._end(number)
+
+    def _end(self, number: int) -> NoReturn:
+        self._last.acquire()  # never released: the other thread may be here, too
+        status = _STATUSES[signal.Signals(number)]
+        event = f'{{"event": "interrupted", "message": "", "status": {status}}}'
+        line = event if self._events else f"{self._program}: interrupted"
+        if not self.is_silent:
+            os.write(self._stderr, _SHOW_CURSOR * os.isatty(self._stderr) + f"{line}\n".encode())
+        os._exit(status)
+
+
+@contextmanager
+def ending_on_signals(program: str) -> Iterator[SignalWatch | None]:
+    """End the process with one line on Ctrl-C, SIGTERM or SIGHUP in the body, whatever it does then.
+
+    For bodies that import modules, or that keep what they write whole even if they are killed.
+
+    Args:
+        program: name of the command, which begins the line.
+
+    Yields:
+        The watch; None where another handler for Ctrl-C is set, which stays, or where no thread can be started.
+    """
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if current_thread() is not main_thread() or not usual:  # only the main thread may set handlers
+        yield None
+        return
+    watch = SignalWatch(program, events="--json" in sys.argv)
+    previous = {number: signal.getsignal(number) for number in _STATUSES}
+    if not watch.start():
+        yield None
+        return
+    for number, handler in previous.items():
+        if handler is not signal.SIG_IGN:  # as nohup sets for SIGHUP
+            signal.signal(number, lambda *_: None)
+    try:
+        yield watch
+    except BaseException:
+        watch.end_if_asked()
+        raise
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        watch.stop()
+
+
+def ignore_signals() -> None:
+    """Ignore signals from now on: the outcome has been printed, and they must not change the exit status."""
+    for number in _STATUSES:
+        signal.signal(number, signal.SIG_IGN)

@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from typing import Protocol
 
 from ..pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ..sharding.errors import RingfeedError
@@ -52,6 +53,15 @@ _OTHER_RANK_FAILED = "Horovod has been shut down"
 _YIELD_SECONDS = 5.0  # horovodrun ended the other ranks within 0.1 s of the first exit; ranks share most errors
 
 
+class SignalWatch(Protocol):
+    """What ends the process on a signal: `ringfeed` sets it as ``args.watch``."""
+
+    is_silent: bool
+
+    def check(self) -> None:
+        """Raise a KeyboardInterrupt if a signal has come."""
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and the help of `ringfeed train`, with all keys of the configuration."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -83,9 +93,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> int:
     """Train and return the exit status; one of several ranks ends the process at an error: see `_leave`."""
     leave = functools.partial(_leave, as_json=args.json)
+    watch: SignalWatch | None = getattr(args, "watch", None)
     try:
-        _train(args)
+        _train(args, watch)
     except KeyboardInterrupt:
+        if watch is not None:  # which reports it
+            raise
         return leave("interrupted", _INTERRUPTED)
     except RingfeedError as error:
         return leave(str(error), 1)
@@ -104,9 +117,11 @@ def _brief(error: Exception) -> str:
     return " ".join(text.split())[:300]
 
 
-def _train(args: argparse.Namespace) -> None:
+def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
     config = load_config(args.config, args.overrides)
     world = world_from_environment(os.environ)
+    if watch is not None:
+        watch.is_silent = world is not None and world.rank > 0
     if world is None or world.rank == 0:  # the rank that writes outputs
         for output in filter(None, (config.output.model, config.output.metrics)):
             check_writable(output)
@@ -118,7 +133,7 @@ def _train(args: argparse.Namespace) -> None:
 
         ring = connect()
     configure_logging(ring.rank)
-    metrics = train(config, ring)
+    metrics = train(config, ring, *(() if watch is None else (watch.check,)))
     if args.json and ring.rank == 0:
         sys.stdout.write(encode_metrics(metrics).decode())
         sys.stdout.flush()

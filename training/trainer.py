@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -65,13 +65,14 @@ class Trainer:
     Args:
         config: configuration of the run.
         ring: the ranks; all of them construct a trainer with the same configuration.
+        check: called before each step; what it raises ends the run.
 
     Raises:
         RingfeedError: the dataset, the model or a checkpoint does not fit the configuration.
     """
 
-    def __init__(self, config: TrainConfig, ring: Ring) -> None:
-        self.config, self.ring = config, ring
+    def __init__(self, config: TrainConfig, ring: Ring, check: Callable[[], None] = lambda: None) -> None:
+        self.config, self.ring, self._check = config, ring, check
         prepare_process(config)
         self.loader = open_loader(config, ring, split=config.data.train_split, training=True)
         self.steps_per_epoch: int = self.loader.steps_per_epoch
@@ -231,7 +232,9 @@ class Trainer:
     def _batches(self, loader: Any, epoch: int, start_step: int) -> Iterator[Any]:
         functions = self._augment if loader is self.loader else self._preprocess
         with loader.own_errors():
-            yield from preprocessed(loader, epoch, start_step, *functions, deterministic=self.config.deterministic)
+            for batch in preprocessed(loader, epoch, start_step, *functions, deterministic=self.config.deterministic):
+                self._check()
+                yield batch
 
     def _one_step(self, batches: Iterator[Any]) -> None:
         window, epoch = self._window, self.position.epoch
@@ -374,10 +377,12 @@ class Trainer:
                 write_file(output.metrics, encode_metrics(metrics))
 
 
-def train(config: TrainConfig, ring: Ring) -> dict[str, Any]:
+def train(config: TrainConfig, ring: Ring, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Train according to a configuration, on this rank of a ring; return the metrics (docs/training.md).
+
+    `check` is called before each step; what it raises ends the run.
 
     Raises:
         RingfeedError: training failed; the message is one line.
     """
-    return Trainer(config, ring).run()
+    return Trainer(config, ring, check).run()

@@ -1,4 +1,4 @@
-"""Interrupted and terminated programs (process_start.py, signals.py): one line, an exit status, resumable work."""
+"""Interrupted and terminated programs (signals.py): one line, an exit status, resumable work."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 
 import psutil
 import pyarrow as pa
@@ -240,5 +241,90 @@ class TestDeferredSignals:
             process.send_signal(signal.SIGINT)
             stderr = process.communicate(timeout=280)[1]
         assert process.returncode == 130
-        assert stderr.endswith("ringfeed: interrupted\n")
+        assert stderr.endswith("ringfeed profile: interrupted\n")
         assert "Traceback" not in stderr
+
+
+MARK = """
+import sys
+
+class Mark:
+    def find_spec(self, name, *_):
+        if name == sys.argv[1]:
+            print('importing', flush=True)
+
+sys.meta_path.insert(0, Mark())
+from ringfeed.tools import cli
+sys.argv.pop(1)
+sys.exit(cli.main())
+"""
+ENDINGS = {signal.SIGINT: 130, signal.SIGTERM: 143}
+SOON_SECONDS = 5
+
+
+class TestEndingOnSignals:
+    """`ringfeed profile` and `ringfeed train`, which end at once, whatever is being imported or computed."""
+
+    @pytest.fixture
+    def words(self, source: str, tmp_path: Path) -> dict[str, list[str]]:
+        """The arguments of both commands, which then run for hours."""
+        assert main(["build", source, str(tmp_path / "d"), "--label", "status", "--shards", "2"]) == 0
+        lines = [
+            f"data: {{url: {tmp_path / 'd'}, batch_size: 32, eval_split: null}}",
+            "model: {name: tabular, hidden: [4]}",
+            "epochs: 1000000",
+            f"checkpoint: {{url: {tmp_path / 'run'}, every_steps: 20}}",
+        ]
+        (tmp_path / "c.yaml").write_text("\n".join(lines))
+        return {
+            "profile": ["profile", str(tmp_path / "d"), "--batch-size", "8", "--steps", "1000000000"],
+            "train": ["train", "--config", str(tmp_path / "c.yaml")],
+        }
+
+    @pytest.mark.parametrize(
+        ("command", "module", "sig"),
+        [
+            ("profile", "pyarrow", signal.SIGINT),
+            ("profile", "jax", signal.SIGINT),  # imported by TensorFlow
+            ("train", "pyarrow", signal.SIGTERM),
+            ("train", "tensorflow.python.keras", signal.SIGTERM),
+        ],
+    )
+    def test_a_signal_while_a_module_is_imported(
+        self, words: dict[str, list[str]], command: str, module: str, sig: signal.Signals
+    ) -> None:
+        with subprocess.Popen(
+            [sys.executable, "-c", MARK, module, *words[command]],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "importing\n"
+            sent = time.monotonic()
+            process.send_signal(sig)
+            stderr = process.communicate(timeout=280)[1]
+        assert time.monotonic() - sent < SOON_SECONDS
+        assert (process.returncode, stderr) == (ENDINGS[sig], f"ringfeed {command}: interrupted\n")
+
+    @pytest.mark.campaign
+    @pytest.mark.parametrize("command", ["profile", "train"])
+    def test_fifty_signals_at_random_moments(self, words: dict[str, list[str]], command: str) -> None:
+        """From a fifth of a second on, when Python has started, until batches are read."""
+        random = Random(command)
+        for number in range(50):
+            sig = random.choice(list(ENDINGS))
+            program = str(Path(sys.executable).with_name("ringfeed"))
+            with subprocess.Popen([program, *words[command]], stderr=subprocess.PIPE, text=True) as process:
+                after = 0.2 * 60 ** random.random()
+                time.sleep(after)
+                sent = time.monotonic()
+                process.send_signal(sig)
+                stderr = process.communicate(timeout=280)[1]
+            told = number, sig, after, stderr
+            assert time.monotonic() - sent < SOON_SECONDS, told
+            assert process.returncode == ENDINGS[sig], told
+            assert stderr.endswith(f"ringfeed {command}: interrupted\n"), told
+            assert stderr.count("interrupted") == 1, told
+            assert "Traceback" not in stderr, told
+            assert "ignored" not in stderr, told

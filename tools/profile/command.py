@@ -17,7 +17,6 @@ from ...sharding.errors import ConfigError
 from ...sharding.prepare.comma_lists import split_names
 from ...sharding.schema import Schema
 from ..argument_types import checked_type, parse_bytes
-from ..signals import raise_on_termination
 from .measure import Profile, profile, profile_run
 from .workloads import import_function
 
@@ -112,11 +111,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `ringfeed profile`."""
-    with raise_on_termination():
-        return _run(args)
-
-
-def _run(args: argparse.Namespace) -> int:
     result = _profile_url(args) if args.config is None else _profile_config(args)
     print(json.dumps(asdict(result), indent=2) if args.json else result)
     return 0

@@ -61,8 +61,8 @@ from ..console import (
     stage_progress,
     stdout_to_stderr,
 )
-from ..process_start import INTERRUPTED, reader_left
-from ..signals import Terminated, raise_on_termination
+from ..process_start import reader_left
+from ..signals import INTERRUPTED, Terminated, raise_on_termination
 from .common_arguments import cores, workers_for
 from .inspection import inspection_json, inspection_text
 from .parser import build_parser

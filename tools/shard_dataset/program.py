@@ -13,14 +13,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from ..process_start import exit_on_interrupt, exit_without_memory, guarded_stdout, prepare_streams
+from ..process_start import exit_without_memory, guarded_stdout, prepare_streams
+from ..signals import ending_on_signals, ignore_signals
 
 __all__ = ["main", "run"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `shard-dataset` and return its exit status; an expected error is one line on standard error."""
-    with exit_without_memory("shard-dataset"), exit_on_interrupt("shard-dataset"):
+    with exit_without_memory("shard-dataset"), ending_on_signals("shard-dataset"):
         from ...sharding.common.stderr_filter import silence_pillow
         from .commands import execute, parse
 
@@ -45,8 +46,7 @@ def run() -> NoReturn:
     with guarded_stdout():
         try:
             status = main()
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                signal.signal(number, signal.SIG_IGN)
+            ignore_signals()
         except SystemExit as stop:  # from argparse: usage, help, version
             status = stop.code if isinstance(stop.code, int) else 0
     from multiprocessing import util
