@@ -18,6 +18,7 @@ __all__ = [
     "CommandParser",
     "EventParser",
     "HelpFormatter",
+    "add_verbosity",
     "at_least",
     "check_persistent",
     "checked_text",
@@ -120,6 +121,13 @@ def _without_secrets(text: str) -> str:
     from ..sharding.url_secrets import without_secrets  # its package takes half a second to import
 
     return without_secrets(text)
+
+
+def add_verbosity(parser: argparse.ArgumentParser) -> None:
+    """Add `--quiet` and `--verbose`, of which one may be given."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("-q", "--quiet", action="store_true", help="print no progress and no notes; warnings remain")
+    group.add_argument("-v", "--verbose", action="store_true", help="print details, such as each request tried again")
 
 
 def checked_type(parse: Callable[[str], T]) -> Callable[[str], T]:

@@ -6,7 +6,6 @@ import argparse
 import json
 import math
 import re
-import sys
 import time
 from collections.abc import Sequence
 from datetime import datetime
@@ -18,7 +17,7 @@ from ..sharding.errors import ConfigError
 from ..sharding.messages import listed, one_line
 from ..sharding.storage.location import Location
 from ..sharding.storage.storage import Storage
-from .console import align, human_bytes, human_seconds
+from .console import align, human_bytes, human_seconds, print_event, print_stderr
 
 __all__ = ["add_arguments", "parse_age", "run"]
 
@@ -59,7 +58,11 @@ def run(args: argparse.Namespace) -> int:
     if dataset is not None and not _choose(entries, None, dataset):
         others = sorted({one_line(entry.dataset) for entry in entries})
         held = f"it holds {listed(others)}" if others else "it is empty"
-        print(f"ringfeed: the cache holds nothing of {one_line(dataset)}; {held}", file=sys.stderr)
+        note = f"the cache holds nothing of {one_line(dataset)}; {held}"
+        if args.json:
+            print_event("note", message=note)
+        else:
+            print_stderr(f"ringfeed: {note}")
     in_use = {entry.file for entry in chosen if entry.in_use()}
     if args.clear:
         _report_cleared(args, chosen, folder.remove(chosen))

@@ -13,6 +13,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from .argument_types import CommandParser, EventParser, HelpFormatter
+from .completion import add_print_completion, answer_shell, words_so_far
 from .process_start import exit_without_memory, guarded_stdout, prepare_streams
 from .signals import INTERRUPTED, SignalWatch, Terminated, ending_on_signals, ignore_signals
 
@@ -87,6 +88,7 @@ def build_parser(chosen: str | None, *, events: bool = False) -> argparse.Argume
     parser.add_argument(
         "--version", action="version", version=f"ringfeed {version_of('ringfeed') or '(not installed)'}"
     )
+    add_print_completion(parser)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (_, help_line) in COMMANDS.items():
         command = subparsers.add_parser(name, help=help_line, formatter_class=HelpFormatter)
@@ -111,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `ringfeed` and return its exit status; an expected error is one line on standard error."""
     prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    command = chosen_command(arguments)
+    command = chosen_command(arguments if (words := words_so_far()) is None else words)
     if command in _ENDED_BY_SIGNALS:
         with ending_on_signals(f"ringfeed {command}") as watch:
             status = _run(command, arguments, watch)
@@ -130,7 +132,9 @@ def _run(chosen: str | None, arguments: Sequence[str], watch: SignalWatch | None
     try:
         with guarded_stdout():
             with exit_without_memory("ringfeed"), ending_on_signals("ringfeed"):
-                args = build_parser(chosen, events=events).parse_args(arguments)
+                parser = build_parser(chosen, events=events)
+                answer_shell(parser)
+                args = parser.parse_args(arguments)
             args.watch = watch
             status = load(args.command).run(args)
             sys.stdout.flush()

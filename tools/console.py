@@ -127,19 +127,25 @@ def print_warning(program: str, text: str, *, events: bool = False) -> None:
 
 
 @contextmanager
-def print_warnings(program: str, *, events: bool = False) -> Iterator[None]:
+def print_warnings(program: str, *, events: bool = False, verbose: bool = False) -> Iterator[None]:
     """Print the warnings that ringfeed logs in the body, each once.
 
     Args:
         program: name of the program, which begins each line.
-        events: whether to print ``warning`` events, for machines.
+        events: whether to print ``warning`` and ``info`` events, for machines.
+        verbose: whether to print what is logged at level INFO, too, such as each request that is tried again.
     """
     logger, handler = logging.getLogger("ringfeed"), _WarningPrinter(program, events)
+    level = logger.level
+    if verbose:
+        logger.setLevel(logging.INFO)
+        handler.setLevel(logging.INFO)
     logger.addHandler(handler)
     try:
         yield
     finally:
         logger.removeHandler(handler)
+        logger.setLevel(level)
 
 
 class _WarningPrinter(logging.Handler):
@@ -153,7 +159,12 @@ class _WarningPrinter(logging.Handler):
         if text in self._printed:  # a source that is opened twice
             return
         self._printed.add(text)
-        print_warning(self._program, text, events=self._events)
+        if record.levelno >= logging.WARNING:
+            print_warning(self._program, text, events=self._events)
+        elif self._events:
+            print_event("info", message=text)
+        else:
+            print_stderr(f"{self._program}: {text}")
 
 
 @contextmanager
@@ -249,8 +260,9 @@ def _bar_report(progress: Progress, labels: Mapping[str, str], rate: _Rate) -> S
 
 def _line_report(labels: Mapping[str, str], rate: _Rate) -> StageReport:
     def show(stage: str, done: int, total: int, amount: int, seconds: float) -> None:
-        counts = f"{done} of {total}"
-        print_stderr(f"{labels.get(stage, stage)}: {', '.join(filter(None, [counts, rate(stage, amount, seconds)]))}")
+        left = f"about {human_seconds(seconds / done * (total - done))} left" if 0 < done < total else ""
+        facts = filter(None, [f"{done} of {total}", rate(stage, amount, seconds), left])
+        print_stderr(f"{labels.get(stage, stage)}: {', '.join(facts)}")
 
     return _throttled(show, _LINE_SECONDS)
 

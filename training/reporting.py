@@ -9,6 +9,7 @@ import logging
 import sys
 import time
 from collections.abc import Mapping
+from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
@@ -21,13 +22,19 @@ log = logging.getLogger(__name__)
 QUIET_SECONDS = 15.0  # after this long without a line, one shows that a run of slow steps still works
 
 
-def configure_logging(rank: int) -> None:
-    """Log to standard error: everything of rank 0, and warnings and errors of other ranks, with the rank."""
+def configure_logging(rank: int, *, quiet: bool = False, verbose: bool = False) -> None:
+    """Log to standard error: everything of rank 0, and warnings and errors of other ranks, with the rank.
+
+    Args:
+        rank: number of this process.
+        quiet: whether rank 0 logs only warnings and errors, and shows no progress bar.
+        verbose: whether every rank logs everything.
+    """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
     logger = logging.getLogger("ringfeed")
     logger.handlers = [handler]
-    logger.setLevel(logging.INFO if rank == 0 else logging.WARNING)
+    logger.setLevel(logging.DEBUG if verbose else logging.INFO if rank == 0 and not quiet else logging.WARNING)
     logger.propagate = False
 
 
@@ -47,7 +54,9 @@ class Reporter:
         self.evaluations: list[dict[str, Any]] = []
         self._bar: Progress | None = None
         self._last_line = time.monotonic()
-        if is_chief and sys.stderr.isatty():
+        self._begun: tuple[int, float] | None = None  # step and time after the first step, which compiles
+        is_quiet = logging.getLogger("ringfeed").level > logging.INFO
+        if is_chief and not is_quiet and sys.stderr.isatty():
             columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
             self._bar = Progress(*columns, console=Console(stderr=True))
             self._task = self._bar.add_task("", total=total_steps, completed=done_steps)
@@ -70,10 +79,19 @@ class Reporter:
 
     def advance(self, epoch: int, step: int) -> None:
         """Move the bar to a step; without a bar, log the step if nothing was logged for `QUIET_SECONDS`."""
+        self._begun = self._begun or (step, time.monotonic())
         if self._bar:
             self._bar.update(self._task, completed=step)
         elif self._is_chief and time.monotonic() - self._last_line >= QUIET_SECONDS:
-            self._log(f"epoch {epoch}  step {step}/{self._total}")
+            self._log(f"epoch {epoch}  step {step}/{self._total}{self._time_left(step)}")
+
+    def _time_left(self, step: int) -> str:
+        """The time that the rest of the run takes at the present rate, as text; empty if there is no rate yet."""
+        first, begun = self._begun or (step, 0.0)
+        if not first < step < self._total:
+            return ""
+        seconds = (time.monotonic() - begun) / (step - first) * (self._total - step)
+        return f"  {timedelta(seconds=round(seconds))} left"
 
     def _log(self, text: str) -> None:
         log.info(text)
@@ -93,7 +111,7 @@ class Reporter:
         if self._bar:
             self._bar.update(self._task, description=text)
         else:
-            self._log(text)
+            self._log(text + self._time_left(entry["step"]))
 
     def add_evaluation(self, entry: dict[str, Any]) -> None:
         """Record and show an evaluation."""

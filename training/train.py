@@ -81,6 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the metrics as JSON on standard output (rank 0), and an error as JSON",
     )
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("-q", "--quiet", action="store_true", help="print no progress; warnings remain")
+    group.add_argument("-v", "--verbose", action="store_true", help="print details, and those of all ranks")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -132,7 +135,7 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
         from .trainer import train
 
         ring = connect()
-    configure_logging(ring.rank)
+    configure_logging(ring.rank, quiet=args.quiet, verbose=args.verbose)
     metrics = train(config, ring, *(() if watch is None else (watch.check,)))
     if args.json and ring.rank == 0:
         sys.stdout.write(encode_metrics(metrics).decode())

@@ -73,6 +73,10 @@ def test_a_dataset_without_entries_is_reported_with_the_cached_ones(
     for words in ([], ["--clear"], ["--clear", "--json"]):
         assert main(["cache", str(folder), "--dataset", "s3://bucket/flight", *words]) == 0
         [line] = capsys.readouterr().err.splitlines()
+        if "--json" in words:
+            event = json.loads(line)
+            line = f"ringfeed: {event.pop('message')}"
+            assert event == {"event": "note"}
         told = (
             "ringfeed: the cache holds nothing of s3://bucket/flight; it holds s3://bucket/flights, s3://bucket/long/"
         )

@@ -248,14 +248,15 @@ class TestDeferredSignals:
 MARK = """
 import sys
 
+module = sys.argv.pop(1)
+
 class Mark:
     def find_spec(self, name, *_):
-        if name == sys.argv[1]:
+        if name == module:
             print('importing', flush=True)
 
 sys.meta_path.insert(0, Mark())
 from ringfeed.tools import cli
-sys.argv.pop(1)
 sys.exit(cli.main())
 """
 ENDINGS = {signal.SIGINT: 130, signal.SIGTERM: 143}

@@ -29,8 +29,8 @@ def test_slow_steps_are_logged_between_entries_and_fast_ones_are_not(
         reporter.advance(0, step)
     assert [line.partition(";")[0] for line in caplog.messages] == [
         "epoch 0  step 0/9  starts with 256 samples per step over 2 ranks",
-        "epoch 0  step 2/9",
-        "epoch 0  step 4/9",
+        "epoch 0  step 2/9  0:01:03 left",
+        "epoch 0  step 4/9  0:00:45 left",
     ]
 
 

@@ -16,7 +16,8 @@ from ...sharding.dataset.dataset import open_dataset
 from ...sharding.errors import ConfigError
 from ...sharding.prepare.comma_lists import split_names
 from ...sharding.schema import Schema
-from ..argument_types import checked_type, parse_bytes
+from ..argument_types import add_verbosity, checked_type, parse_bytes
+from ..console import print_warnings
 from .measure import Profile, profile, profile_run
 from .workloads import import_function
 
@@ -107,20 +108,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add("--cache-bytes", type=checked_type(parse_bytes), metavar="SIZE", help="size limit of the cache, such as 200GB")
     add("--json", action="store_true", help="print one JSON document on standard output, and errors as JSON")
+    add_verbosity(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `ringfeed profile`."""
-    result = _profile_url(args) if args.config is None else _profile_config(args)
+    with print_warnings("ringfeed profile", events=args.json, verbose=args.verbose):
+        result = _profile_url(args) if args.config is None else _profile_config(args)
     print(json.dumps(asdict(result), indent=2) if args.json else result)
     return 0
+
+
+def _shows_progress(args: argparse.Namespace) -> bool:
+    return not (args.json or args.quiet)
 
 
 def _profile_config(args: argparse.Namespace) -> Profile:
     """Profile a configured run, whose configuration has all other options."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    taken = {"config", "overrides", "seconds", "try_knob", "json"}
+    taken = {"config", "overrides", "seconds", "try_knob", "json", "quiet", "verbose"}
     given = [
         name
         for name, value in vars(parser.parse_args([])).items()
@@ -133,7 +140,7 @@ def _profile_config(args: argparse.Namespace) -> Profile:
         import tensorflow  # noqa: F401
 
         return profile_run(
-            args.config, args.overrides, seconds=args.seconds, try_knob=args.try_knob, progress=not args.json
+            args.config, args.overrides, seconds=args.seconds, try_knob=args.try_knob, progress=_shows_progress(args)
         )
 
 
@@ -155,7 +162,7 @@ def _profile_url(args: argparse.Namespace) -> Profile:
     functions = {
         name: import_function(f"--{name}", getattr(args, name)) for name in ("step", "transform") if getattr(args, name)
     }
-    return profile(**given | functions | {"balance": balance, "fill": fill, "progress": not args.json})
+    return profile(**given | functions | {"balance": balance, "fill": fill, "progress": _shows_progress(args)})
 
 
 def _parse_balance(text: str, classes: Sequence[Any]) -> str | dict[Any, float]:

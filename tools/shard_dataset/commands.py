@@ -49,6 +49,7 @@ from ...sharding.sources.split_names import find_split_folders
 from ...sharding.storage.error_messages import limit_problem
 from ...sharding.url_secrets import public_url
 from ..argument_types import refuse_unknown
+from ..completion import answer_shell
 from ..console import (
     StageReport,
     human_bytes,
@@ -136,7 +137,7 @@ def _split_folders(args: argparse.Namespace) -> dict[str, str]:
         names = ", ".join(folders)
         if args.json:
             print_event("split_folders", splits=folders)
-        else:
+        elif not args.quiet:
             print_stderr(f"shard-dataset: the folders of {args.src} are kept as splits: {names}; else give --split")
     return folders
 
@@ -213,7 +214,7 @@ def _write(
 def _report_resumed(args: argparse.Namespace, progress: Progress) -> None:
     if args.json:
         print_event("resumed", done=progress.resumed, total=progress.total)
-    else:
+    elif not args.quiet:
         print_stderr(f"resuming: {some_of(progress.resumed, progress.total, 'shard', 'is/are')} finished")
 
 
@@ -357,7 +358,7 @@ def _at_work(args: argparse.Namespace) -> Iterator[StageReport]:
 
 
 def _progress(args: argparse.Namespace) -> AbstractContextManager[StageReport]:
-    return stage_progress(_STAGES, in_bytes=["verify"], events=args.json)
+    return stage_progress(_STAGES, in_bytes=["verify"], silent=args.quiet, events=args.json)
 
 
 def _stage_report(show: StageReport) -> Report:
@@ -375,6 +376,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """Parse a command line; ends the program if it is wrong or asks for help."""
     has_source = any(word.partition("=")[0] == "--source" for word in argv)
     parser = build_parser(python_source=has_source, events="--json" in argv)
+    answer_shell(parser)
     args, more = parser.parse_known_args(argv)
     if has_source and args.command == "build":
         if more and not more[0].startswith("-"):
@@ -396,7 +398,7 @@ def execute(args: argparse.Namespace) -> int:
     """Run a command and return its exit status; an expected error is one line on standard error."""
     pa.enable_signal_handlers(False)  # Arrow installs its own while it reads CSV, and may lose a signal at the end
     try:
-        with raise_on_termination(), print_warnings("shard-dataset", events=args.json):
+        with raise_on_termination(), print_warnings("shard-dataset", events=args.json, verbose=args.verbose):
             status = _COMMANDS[args.command](args)
             sys.stdout.flush()
         return status

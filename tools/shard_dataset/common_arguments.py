@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from ...sharding.sources.arrays.url_selection import split_selection
 from ...sharding.storage.location import Location
-from ..argument_types import HelpFormatter, at_least, checked_type, parse_bytes
+from ..argument_types import HelpFormatter, add_verbosity, at_least, checked_type, parse_bytes
 
 __all__ = [
     "EXIT_CODES", "add_command", "add_images_from", "add_json", "add_memory", "add_trust_code", "add_workers", "cores",
@@ -34,6 +34,7 @@ def add_command(
     tail = "" if EXIT_CODES in epilog else "\n" + EXIT_CODES
     command = make_parser(commands.add_parser, name, help=summary, description=description, epilog=epilog + tail)
     command.add_argument("--debug", action="store_true", help="show the traceback of an error")
+    add_verbosity(command)
     return command
 
 
