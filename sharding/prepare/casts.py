@@ -1,4 +1,4 @@
-"""Steps that change types: `--cast`, and the types that a `--schema` file gives to the columns of a typed source."""
+"""Steps that change types: `--cast`, `--float32`, and the types that a `--schema` file gives to a typed source."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pyarrow.compute as pc
 from ..compute.arrow_casts import cast_column
 from ..errors import ConfigError
 from ..schema import Feature, Schema
-from .column_names import check_columns, check_distinct
+from .column_names import check_columns, check_distinct, is_hidden
 from .comma_lists import join_items
 from .steps import ColumnStep
 
-__all__ = ["Cast", "SetTypes"]
+__all__ = ["Cast", "Float32", "SetTypes"]
 
 _TIME_CASTS = ("int64", "uint64", "float64", "int32")  # targets for times, which are stored as integers
 
@@ -78,6 +78,37 @@ class SetTypes(ColumnStep):
                 column = cast_column(column, feature.arrow_type, f"--schema: column {feature.name!r}")
                 batch = batch.set_column(i, feature.name, column)
         return batch
+
+
+@dataclass(frozen=True, slots=True)
+class Float32(ColumnStep):
+    """Round floats of 64 bits to the nearest of 32 bits; one beyond their range is an error. The label stays."""
+
+    label: str | None
+
+    @property
+    def spec(self) -> str:
+        """The step as on the command line."""
+        return "--float32"
+
+    def schema(self, schema: Schema) -> Schema:
+        """The features, those of float64 now of float32."""
+        return _changed(schema, {f.name: _retyped(f, "float32") for f in schema.features if self._rounds(f)})
+
+    def _rounds(self, feature: Feature) -> bool:
+        return feature.dtype == "float64" and feature.name != self.label
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Cast the columns that the batch has."""
+        for i, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
+            if name != self.label and not is_hidden(name) and _element(column.type) == pa.float64():
+                kind = _with_element(column.type, pa.float32())
+                batch = batch.set_column(i, name, cast_column(column, kind, f"--float32: column {name!r}"))
+        return batch
+
+
+def _element(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind) else kind
 
 
 def _changed(schema: Schema, features: dict[str, Feature]) -> Schema:

@@ -21,7 +21,7 @@ from ..sources.base import (
     fail_on_bad,
 )
 from ..sources.split_files import open_splits
-from .casts import Cast, SetTypes
+from .casts import Cast, Float32, SetTypes
 from .class_label import class_steps
 from .column_names import is_in_group
 from .image_source import ImageSource
@@ -73,6 +73,8 @@ def open_prepared(
     )
     if not any(isinstance(step, MapBatches) for step in options.steps):
         expected = {key: feature for key, feature in types.items() if key != label or feature.dtype != "int64"}
+        if options.float32:  # read as 64 bits, to be rounded once
+            expected = {key: _of_64_bits(feature) for key, feature in expected.items()}
         source = _open_expected(opened, name, options.features, _types_before(options.steps, expected))
     else:
         source = opened(None, features=options.features)  # a function may make the label column
@@ -82,6 +84,10 @@ def open_prepared(
     has_numbers = label is not None and label in types and types[label].dtype != "string"
     names = source.class_names if isinstance(source, NamedClassesSource) and not has_numbers else ()
     return prepare(source, replace(options, steps=_without(options.steps, left_out)), label, names)
+
+
+def _of_64_bits(feature: Feature) -> Feature:
+    return replace(feature, dtype="float64") if feature.dtype == "float32" else feature
 
 
 def _open_split_files(
@@ -154,10 +160,12 @@ def prepare(
         label: name of the label column after all steps; None: the source's own label, if the steps keep it.
         class_names: names of the label's numbers, or none.
     """
-    steps = [*([SetTypes(tuple(options.features.values()))] if options.features else []), *options.steps]
+    steps: list[Step] = [SetTypes(tuple(options.features.values()))] if options.features else []
+    steps += options.steps
+    own = None if source.schema.label is None else _after(steps, source.schema.label)
+    steps += [Float32(own if label is None else label)] if options.float32 else []
     result = source
     if steps or options.rare_classes or class_steps(source.schema, label, class_names):
-        own = None if source.schema.label is None else _after(steps, source.schema.label)
         prepared = PreparedSource.over(source, steps, label, class_names, options.rare_classes)
         result = prepared.with_label(own) if label is None and own in prepared.schema.names else prepared
     if options.images is None:

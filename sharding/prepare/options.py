@@ -24,6 +24,7 @@ class PrepareOptions:
         null_values: texts of CSV that mean a missing value, in columns of every type.
         images_from: folders besides its own in which a list of images may name files; not recorded.
         steps: steps on columns and rows, in order.
+        float32: whether floats of 64 bits, except for the label, are rounded to 32 bits, after the steps.
         dedup: columns to compare; of records with equal values, the first is kept. Empty: all columns. None: duplicates
             are kept. Applied after the steps.
         rare_classes: classes to drop or to merge, after the steps.
@@ -34,6 +35,7 @@ class PrepareOptions:
     null_values: tuple[str, ...] = ()
     images_from: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()
+    float32: bool = False
     dedup: tuple[str, ...] | None = None
     rare_classes: tuple[RareClasses, ...] = ()
     images: ImageOptions | None = None
@@ -44,6 +46,7 @@ class PrepareOptions:
             "schema": [feature.to_json() for feature in self.features.values()],
             "null_values": list(self.null_values),
             "steps": [step.spec for step in self.steps],
+            "float32": self.float32,
             "dedup": None if self.dedup is None else list(self.dedup) or [ALL],
             "rare_classes": [rare.to_json() for rare in self.rare_classes],
             "images": "" if self.images is None else self.images.spec,
@@ -56,6 +59,6 @@ class PrepareOptions:
         >>> PrepareOptions(dedup=()).described("a.csv")
         'a.csv (after --dedup)'
         """
-        flags = [step.spec for step in self.steps]
+        flags = [step.spec for step in self.steps] + ["--float32"] * self.float32
         flags += [] if self.dedup is None else [f"--dedup {','.join(self.dedup)}".strip()]
         return f"{source} (after {' '.join(flags)})" if flags else source

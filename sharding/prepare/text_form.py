@@ -63,7 +63,7 @@ def restore_options(recorded: Mapping[str, Any], folder: str) -> PrepareOptions:
     >>> restore_options({"steps": ["--filter 'x > 1'"], "dedup": ["*"]}, "").recorded()
     {'steps': ["--filter 'x > 1'"], 'dedup': ['*']}
     """
-    unknown = sorted(set(recorded) - {"schema", "null_values", "steps", "dedup", "rare_classes", "images"})
+    unknown = sorted(set(recorded) - {"schema", "null_values", "steps", "float32", "dedup", "rare_classes", "images"})
     if unknown:
         raise ConfigError(f"the records were prepared in a way that this version does not know: {', '.join(unknown)}")
     features = [Feature.from_json(value) for value in recorded.get("schema", ())]
@@ -72,6 +72,7 @@ def restore_options(recorded: Mapping[str, Any], folder: str) -> PrepareOptions:
         features={feature.name: feature for feature in features},
         null_values=tuple(recorded.get("null_values", ())),
         steps=tuple(_restored_step(spec, folder) for spec in recorded.get("steps", ())),
+        float32=bool(recorded.get("float32", False)),
         dedup=None if dedup is None else tuple(() if dedup == [ALL] else dedup),
         rare_classes=tuple(map(RareClasses.from_json, recorded.get("rare_classes", ()))),
         images=_images(recorded["images"]) if "images" in recorded else None,

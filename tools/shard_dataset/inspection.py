@@ -15,8 +15,8 @@ from .repair_report import lost_json, lost_lines
 from .split_shares import shares_json, shares_text
 
 __all__ = [
-    "FEATURE_HEADER", "feature_cells", "feature_spec", "inspection_json", "inspection_text", "reading_example",
-    "skipped_json",
+    "FEATURE_HEADER", "feature_cells", "feature_spec", "float64_as_bytes", "inspection_json", "inspection_text",
+    "reading_example", "skipped_json",
 ]  # fmt: skip
 
 FEATURE_HEADER = ("feature", "dtype", "shape", "role")
@@ -168,8 +168,7 @@ def reading_example(dataset: Dataset) -> str:
     split = next(iter(manifest.splits))
     root = dataset.storage.locate()
     if manifest.shard_format == "parquet":
-        files = [f"{root}/{shard.path}" for shard in dataset.split_shards(split)][:1]
-        return f"import pyarrow.parquet as pq\n\ntable = pq.read_table({files[0]!r})  # one shard of split {split!r}"
+        return "\n".join(_parquet_lines(dataset, split))
     folders = dict.fromkeys(map(manifest.names.folder, range(len(manifest.all_generations))))
     patterns = [f"{glob.escape(root)}/{folder}{split}-*.tfrecord" for folder in folders]
     nullable = _nullable(manifest)
@@ -180,31 +179,54 @@ def reading_example(dataset: Dataset) -> str:
         "}",
         f"files = tf.io.gfile.glob({(patterns[0] if len(patterns) == 1 else patterns)!r})",
         f"records = tf.data.TFRecordDataset(files{compression}).batch(1024)",
-        "dataset = records.map(lambda batch: tf.io.parse_example(batch, spec))",
     ]
-    lines += [
-        note
-        for feature in manifest.schema.features
-        if (note := _decoding_note(feature, nullable=feature.name in nullable))
-    ]
-    return "\n".join(lines)
+    decoding = [_decoding_line(feature, nullable=feature.name in nullable) for feature in manifest.schema.features]
+    if not any(decoding):
+        return "\n".join([*lines, "dataset = records.map(lambda batch: tf.io.parse_example(batch, spec))"])
+    lines += ["", "", "def parse(batch):", "    columns = tf.io.parse_example(batch, spec)"]
+    lines += [f"    {line}" for line in decoding if line]
+    return "\n".join([*lines, "    return columns", "", "", "dataset = records.map(parse)"])
 
 
-def _decoding_note(feature: Feature, *, nullable: bool) -> str:
-    """A comment on how to decode a parsed feature; empty if it needs no decoding."""
+def _parquet_lines(dataset: Dataset, split: str) -> list[str]:
+    root = dataset.storage.locate()
+    if dataset.storage.local_path is None:
+        file = f"{root}/{dataset.split_shards(split)[0].path}"
+        return ["import pyarrow.parquet as pq", "", f"table = pq.read_table({file!r})  # one shard of split {split!r}"]
+    folders = dict.fromkeys(map(dataset.manifest.names.folder, range(len(dataset.manifest.all_generations))))
+    files = " + ".join(f"glob({f'{glob.escape(root)}/{folder}{split}-*.parquet'!r})" for folder in folders)
+    lines = ["from glob import glob", "", "import pyarrow.dataset", ""]
+    lines.append(f"table = pyarrow.dataset.dataset(sorted({files})).to_table()")
+    for feature in dataset.manifest.schema.features if dataset.manifest.declares_tensors else ():
+        if feature.fixed_shape and len(feature.shape) > 1:
+            shape = ["records", *feature.fixed_shape]
+            array = f"table[{feature.name!r}].combine_chunks().to_numpy_ndarray()"
+            lines.append(f"# [{', '.join(map(str, shape))}]: {array}")
+    return lines
+
+
+def float64_as_bytes(manifest: Manifest) -> list[str]:
+    """The features of float64 that TFRecord shards hold as raw bytes, since `tf.train.Example` has only float32."""
+    if manifest.shard_format != "tfrecord":
+        return []
+    return [feature.name for feature in manifest.schema.features if feature.dtype == "float64"]
+
+
+def _decoding_line(feature: Feature, *, nullable: bool) -> str:
+    """The line that decodes a parsed feature, or a comment that says how; empty if it needs no decoding."""
+    column = f"columns[{feature.name!r}]"
     if feature.encoding == "image":
-        return f"# {feature.name!r} holds image files: tf.io.decode_image(value)"
+        return f"# {column} holds image files, to decode one at a time: tf.io.decode_image(value)"
     if feature.example_kind == "raw":
-        decode = f"tf.io.decode_raw(value, tf.{feature.dtype})"
         if feature.fixed_shape is None or nullable:
-            return f"# {feature.name!r}: {decode}, one record at a time, since lengths differ"
-        return f"# {feature.name!r}: tf.reshape({decode}, {[-1, *feature.fixed_shape]})"
+            decode = f"tf.io.decode_raw(value, tf.{feature.dtype})"
+            return f"# {column} holds raw bytes of several lengths, to decode one at a time: {decode}"
+        decode = f"tf.io.decode_raw({column}, tf.{feature.dtype})"
+        return f"{column} = tf.reshape({decode}, {[-1, *feature.fixed_shape]})"
     if feature.logical:
-        return f"# {feature.name!r} is a {feature.logical} stored as {feature.dtype}"
+        return f"# {column} is a {feature.logical} stored as {feature.dtype}"
     stored = {"int64": "int64", "float": "float32", "bytes": feature.dtype}[feature.example_kind]
-    return (
-        "" if feature.dtype == stored else f"# {feature.name!r} was {feature.dtype}: tf.cast(value, tf.{feature.dtype})"
-    )
+    return "" if feature.dtype == stored else f"{column} = tf.cast({column}, tf.{feature.dtype})"
 
 
 def _tfds_place(manifest: Manifest) -> str:

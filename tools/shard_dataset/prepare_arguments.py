@@ -66,6 +66,11 @@ def add_prepare_flags(command: argparse.ArgumentParser) -> None:
     step("--drop-nulls", "COL,...",
          "drop records with a missing value in these columns (default: in any; write '*' before SRC)", "*")  # fmt: skip
     group.add_argument(
+        "--float32", action="store_true",
+        help="round numbers of 64 bits with a fraction to 32 bits, about 7 digits, which tf.train.Example stores as "
+        "they are; not the label",
+    )  # fmt: skip
+    group.add_argument(
         "--dedup", metavar="COL,...", nargs="?", const=(), type=checked_type(split_columns),
         help="keep the first of the records that are equal in these columns (default: in all; write '*' before SRC)",
     )  # fmt: skip
@@ -93,6 +98,7 @@ def prepare_options(args: argparse.Namespace) -> PrepareOptions:
         null_values=args.null_values,
         images_from=tuple(args.images_from or ()),
         steps=tuple(args.steps or ()),
+        float32=args.float32,
         dedup=args.dedup,
         images=images,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,7 +12,7 @@ from ...sharding.messages import counted, listed, one_line
 from ...sharding.url_secrets import public_url
 from ..console import align, human_bytes, human_seconds
 from .balance_report import SplitBalance, balance_json, balance_of_dataset, balance_of_plan, balance_text
-from .inspection import FEATURE_HEADER, feature_cells, skipped_json
+from .inspection import FEATURE_HEADER, feature_cells, float64_as_bytes, skipped_json
 from .split_shares import shares_json, shares_text
 
 __all__ = ["plan_json", "plan_text", "summary_json", "summary_text"]
@@ -127,7 +128,21 @@ def summary_json(dataset: Dataset, seconds: float) -> dict[str, Any]:
         "splits": balance_json(written.balance, manifest.classes),
         "groups": shares_json(written.balance, manifest.options, {}),
         "skipped": written.skipped,
+        "float64_as_bytes": float64_as_bytes(manifest),
     } | (appended if written.generation else {})
+
+
+def _float64_text(dataset: Dataset) -> list[str]:
+    """One line on the columns that tutorials can't parse; no line if there are none."""
+    names = float64_as_bytes(dataset.manifest)
+    if not names:
+        return []
+    where = shlex.quote(dataset.storage.locate())
+    return [
+        f"columns of float64 are raw bytes, since tf.train.Example holds only float32: "
+        f"{listed([one_line(name) for name in names])}; shard-dataset inspect {where} prints code that decodes them, "
+        "and --float32 stores float32 instead"
+    ]
 
 
 def summary_text(dataset: Dataset, seconds: float) -> str:
@@ -145,6 +160,7 @@ def summary_text(dataset: Dataset, seconds: float) -> str:
             for path, number in written.skipped.items()
         ),
         *_new_classes_text(written.new_classes),
+        *([] if written.generation else _float64_text(dataset)),
     ]
     if written.generation:
         total = f"{counted(manifest.records, 'record')} in {counted(len(dataset.shards), 'shard')}"

@@ -13,7 +13,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfeed.sharding import BuildOptions, ConfigError, Feature, SourceError, build, open_dataset, plan_build
+from ringfeed.sharding import (
+    AppendOptions,
+    BuildOptions,
+    ConfigError,
+    Feature,
+    SourceError,
+    append,
+    build,
+    open_dataset,
+    plan_build,
+    read_records,
+)
 from ringfeed.sharding.compute import batches as batch_limits
 from ringfeed.sharding.prepare import (
     Cast,
@@ -127,6 +138,31 @@ def read(source: Source) -> pa.Table:
 def files(folder: Path) -> dict[str, bytes]:
     """The shards and their indexes: dataset.json, and its copy in the shard table, tell of the source."""
     return {p.name: p.read_bytes() for p in all_files(folder) if "-of-" in p.name}
+
+
+def test_floats_of_64_bits_are_rounded_to_32_also_in_an_append(tmp_path: Path) -> None:
+    """The first text is 1 as float64 rounded to float32, but not as float32; the label, of whole floats, is exact."""
+    texts = ("1.00000005960464483", "0.1", "3", "-2.5")
+    rows = [f"{i},{texts[i % 4]},{16777216 + i % 2}.0" for i in range(8)]
+    (tmp_path / "x.csv").write_text("\n".join(["id,x,y", *rows, ""]))
+    (tmp_path / "more.csv").write_text("\n".join(["id,x,y", *rows[:2], ""]))
+    (tmp_path / "whole.csv").write_text("id,x,y\n10,1,16777216.0\n11,2,16777217.0\n")
+    out = str(tmp_path / "out")
+    dataset = built(str(tmp_path / "x.csv"), out, label="y", shards=1, prepare=PrepareOptions(float32=True))
+    rounded = {i: (float(np.float32(float(texts[i % 4]))), 16777216 + i % 2) for i in range(8)}
+    assert dataset.manifest.schema["x"].dtype == "float32"
+    assert {row["id"]: (row["x"], row["y"]) for row in read_records(dataset, "train", 10)} == rounded
+    for name in ("more", "whole"):
+        append(AppendOptions(source=str(tmp_path / f"{name}.csv"), destination=out, min_class_records=1))
+    found = [(row["id"], row["x"]) for row in read_records(open_dataset(out), "train", 20)]
+    expected = [*((i, x) for i, (x, _) in rounded.items()), *((i, rounded[i][0]) for i in (0, 1)), (10, 1.0), (11, 2.0)]
+    assert sorted(found) == sorted(expected)
+
+
+def test_a_float_beyond_32_bits_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "big.csv").write_text("x\n1e300\n")
+    with pytest.raises(SourceError, match=r"--float32: column 'x': .*1e\+300"):
+        built(str(tmp_path / "big.csv"), tmp_path / "big", min_class_records=1, prepare=PrepareOptions(float32=True))
 
 
 # --- a prepared build is the build of what was prepared ----------------------------------------------------------

@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -325,13 +326,68 @@ class TestInspect:
         main(["inspect", shutil.copytree(dataset, tmp_path / "copies" / name).as_posix(), "--json"])
         names: dict[str, Any] = {}
         exec(json.loads(capsys.readouterr().out)["reading"], names)
-        import tensorflow as tf
-
-        batches = list(names["dataset"])
+        batches = list(names["dataset"].as_numpy_iterator())
         ids = [int(i) for batch in batches for i in batch["id"]]
-        hours = [float(tf.io.decode_raw(h, tf.float64)[0]) for batch in batches for h in batch["hours"]]
         assert len(ids) == 360
-        assert hours == [i / 8 for i in ids]
+        assert [hours for batch in batches for hours in batch["hours"].tolist()] == [i / 8 for i in ids]
+
+    def test_a_build_names_the_columns_that_are_raw_bytes(
+        self, capsys: pytest.CaptureFixture[str], source: str, tmp_path: Path
+    ) -> None:
+        def told(*flags: str) -> list[str]:
+            main(["build", source, str(tmp_path / "out"), "--label", "status", "--overwrite", *flags])
+            return [line for line in capsys.readouterr().out.splitlines() if "--float32" in line]
+
+        (line,) = told()
+        assert line == (
+            "columns of float64 are raw bytes, since tf.train.Example holds only float32: 'hours'; shard-dataset "
+            f"inspect {tmp_path}/out prints code that decodes them, and --float32 stores float32 instead"
+        )
+        assert told("--float32") == told("--format", "parquet") == []
+
+    @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+    def test_the_code_it_shows_decodes_every_type(
+        self, capsys: pytest.CaptureFixture[str], tmp_path: Path, shard_format: str
+    ) -> None:
+        pytest.importorskip("tensorflow")
+        pixels = np.arange(6 * 4, dtype=np.uint8).reshape(6, 4)
+        table = pa.table(
+            {
+                "id": pa.array(range(6), pa.uint16()),
+                "ratio": [i / 7 for i in range(6)],
+                "half": pa.array(np.arange(6, dtype=np.float16) / 2),
+                "on": [i % 2 == 0 for i in range(6)],
+                "pixels": pa.FixedSizeListArray.from_arrays(
+                    pa.FixedSizeListArray.from_arrays(pa.array(pixels.reshape(-1)), 2), 2
+                ),
+                "sometimes": pa.array([None, 1.5, None, 2.5, 3.5, 4.5], pa.float32()),
+            }
+        )
+        pq.write_table(table, tmp_path / "x.parquet")
+        out = str(tmp_path / "out")
+        main(["build", str(tmp_path / "x.parquet"), out, "--shards", "2", "--format", shard_format, "--json"])
+        main(["append", str(tmp_path / "x.parquet"), out, "--again", "--json"])
+        capsys.readouterr()
+        main(["inspect", out, "--json"])
+        names: dict[str, Any] = {}
+        exec(json.loads(capsys.readouterr().out)["reading"], names)
+        if shard_format == "parquet":
+            found = {name: names["table"][name].to_pylist() for name in table.column_names}
+            found["pixels"] = names["table"]["pixels"].combine_chunks().to_numpy_ndarray().reshape(-1, 4).tolist()
+        else:
+            (batch,) = names["dataset"].as_numpy_iterator()
+            assert {n: batch[n].dtype.name for n in ("id", "half", "on")} == {
+                "id": "uint16",
+                "half": "float16",
+                "on": "bool",
+            }
+            assert batch["pixels"].shape == (12, 2, 2)
+            found = {name: batch[name].tolist() for name in ("id", "ratio", "half", "on")}
+            found["pixels"] = batch["pixels"].reshape(-1, 4).tolist()
+        order = np.argsort(found["id"], kind="stable")
+        for name in ("ratio", "half", "on"):
+            assert [found[name][i] for i in order] == np.repeat(table[name].to_pylist(), 2).tolist()
+        assert [found["pixels"][i] for i in order] == np.repeat(pixels, 2, axis=0).tolist()
 
 
 class TestVerify:
