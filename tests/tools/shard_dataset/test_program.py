@@ -340,7 +340,7 @@ class TestInspect:
 
         (line,) = told()
         assert line == (
-            "columns of float64 are raw bytes, since tf.train.Example holds only float32: 'hours'; shard-dataset "
+            "columns of float64 are raw bytes, since tf.train.Example holds only float32: hours; shard-dataset "
             f"inspect {tmp_path}/out prints code that decodes them, and --float32 stores float32 instead"
         )
         assert told("--float32") == told("--format", "parquet") == []
