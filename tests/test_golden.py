@@ -477,7 +477,7 @@ def _helps(program: str, *names: str) -> list[str]:
 def _flags(text: str) -> list[str]:
     """The flags that a help text declares; those in its examples begin no line."""
     declared = re.findall(r"^  (-.*?)(?:  |$)", text, re.MULTILINE)
-    return sorted({flag for line in declared for flag in re.findall(r"(?<!\S)--?[a-z][a-z-]*", line)})
+    return sorted({flag for line in declared for flag in re.findall(r"(?<!\S)--?[a-z][a-z0-9-]*", line)})
 
 
 # --- the tests --------------------------------------------------------------------------------------------------
