@@ -32,6 +32,7 @@ from ..messages import counted
 from ..prepare import MapBatches, check_trusted
 from ..progress import Report
 from ..schema import Schema
+from ..sources import Source
 from ..storage.storage import public_url
 from ..storage.urls import normalize_url_fields
 
@@ -135,12 +136,9 @@ def plan_generation(
         prepare=replace(recorded.prepare, images_from=original.images_from),
     )
     base = _before(dataset, number)
-    if base is None:
-        label = manifest.schema.label
-        types = {} if label is None or manifest.schema[label].dtype == "string" else {label: manifest.schema[label]}
-        source = open_build_source(options, types)
-    else:
-        source = open_matching_source(manifest.schema, options)
+    source = (
+        _open_original(manifest.schema, options) if base is None else open_matching_source(manifest.schema, options)
+    )
     with open_plan(source, options, base, earlier, report=report) as plan:
         difference = _difference(plan, manifest, number)
     if difference:
@@ -165,6 +163,13 @@ def plan_generation(
         plan=plan,
         numbers={pair: shard for shard, pair in enumerate(names)},
     )
+
+
+def _open_original(schema: Schema, options: BuildOptions) -> Source:
+    """Open the source of the first generation; a label of numbers stays one, whatever names it has by now."""
+    label = schema.label
+    types = {} if label is None or schema[label].dtype == "string" else {label: schema[label]}
+    return open_build_source(options, types)
 
 
 def _before(dataset: RecoveredDataset, number: int) -> Manifest | None:

@@ -99,11 +99,7 @@ def open_source(
         kind, kind_of_source = "table", MemorySource
     else:
         url = normalize_url(url, "source")
-        if "?versionId=" in url and not is_web(url):
-            raise SourceError(
-                f"{public_url(url)} names a version of an object, and only the current one can be read; copy that "
-                "version to a key of its own (aws s3api get-object --version-id ...), or name it by an https link"
-            )
+        _refuse_version(url)
         if kind == "auto":
             kind, files = _detect(url)
         kind_of_source = _SOURCES[kind]
@@ -130,6 +126,14 @@ def open_source(
             f"{url}: the column name {zero!r} holds a zero byte, which is reserved for internal columns; rename it"
         )
     return source
+
+
+def _refuse_version(url: str) -> None:
+    if "?versionId=" in url and not is_web(url):
+        raise SourceError(
+            f"{public_url(url)} names a version of an object, and only the current one can be read; copy that "
+            "version to a key of its own (aws s3api get-object --version-id ...), or name it by an https link"
+        )
 
 
 def _detect(url: str) -> tuple[str, Sequence[SourceFile] | None]:

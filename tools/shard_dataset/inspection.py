@@ -293,6 +293,8 @@ def _image_words(image: ImageStatistics) -> str:
     if image.images:
         heights, widths = _bounds(image.min_height, image.max_height), _bounds(image.min_width, image.max_width)
         words.append(f"{heights} high, {widths} wide")
+    if image.rotated:
+        words.append(f"{image.rotated:,} turned by EXIF")
     if image.mean is not None and image.std is not None:
         mean, std = ("/".join(f"{value:.1f}" for value in values) for values in (image.mean, image.std))
         words.append(f"RGB mean {mean}, std {std} (of {image.sampled:,} images)")

@@ -6,27 +6,34 @@ import struct
 
 __all__ = ["is_rotated"]
 
-_HEAD_BYTES = 4096  # cameras write EXIF first; PNG's writers put it before the pixels
+_START_BYTES = 64  # where EXIF begins in a JPEG: first, or after JFIF's 18 bytes
+_EXIF_BYTES = 4096  # of which the first directory takes a part; and of a PNG, before its pixels
 _ORIENTATION = 0x0112
 
 
 def is_rotated(data: bytes | memoryview) -> bool:
     """Whether a JPEG, PNG or WebP file has an EXIF orientation other than upright.
 
-    Looks for EXIF in the first 4 KiB, and for that of WebP at the end of the file.
+    EXIF is sought where the standards and Pillow put it: at the start of a JPEG, before the pixels of a PNG, and at the
+    end of a WebP.
     """
-    head = bytes(data[:_HEAD_BYTES])
+    head = bytes(data[:_START_BYTES])
     if head.startswith(b"\xff\xd8"):
-        place, size = head.find(b"Exif\0\0"), 6
-    elif head.startswith(b"\x89PNG"):
-        place, size = head.find(b"eXIf"), 4
-    elif head[12:16] == b"VP8X" and head[20] & 8:
-        head = bytes(data[-_HEAD_BYTES:])
-        place, size = head.rfind(b"EXIF"), 8
-        size += 6 * head.startswith(b"Exif\0\0", place + size)
-    else:
-        return False
-    return place >= 0 and 1 < _orientation(head[place + size :]) <= 8
+        place = head.find(b"Exif\0\0") + 6
+        return place > 5 and _turns(bytes(data[place : place + _EXIF_BYTES]))
+    if head.startswith(b"\x89PNG"):
+        head = bytes(data[:_EXIF_BYTES])
+        place = head.find(b"eXIf") + 4
+        return place > 3 and _turns(head[place:])
+    if head[12:16] == b"VP8X" and head[20] & 8:
+        tail = bytes(data[-_EXIF_BYTES:])
+        place = tail.rfind(b"EXIF") + 8
+        return place > 7 and _turns(tail[place:].removeprefix(b"Exif\0\0"))
+    return False
+
+
+def _turns(tiff: bytes) -> bool:
+    return 1 < _orientation(tiff) <= 8
 
 
 def _orientation(tiff: bytes) -> int:

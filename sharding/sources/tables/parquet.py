@@ -149,7 +149,9 @@ def _open(path: str, *, ahead: bool = True, int96_unit: str | None = None) -> It
         except (pa.ArrowException, OSError) as error:
             if "crypt" not in str(error):
                 raise
+            whole = "encrypted metadata" in str(error)
+            others = "" if whole else ", or leave encrypted columns out with --drop-columns"
             raise SourceError(
                 f"{path} is encrypted (Parquet's modular encryption), and ringfeed takes no keys; read it with pyarrow "
-                "and its keys, and write it unencrypted, or leave encrypted columns out with --drop-columns"
+                f"and its keys, and write it unencrypted{others}"
             ) from error

@@ -117,6 +117,10 @@ class TableSource(RecordSource):
             schema, found = cls.inspect(file)
             schemas.append((file.url, schema))
             parts += found
+        declared = None if label is None else features.get(label)
+        names_of_numbers = class_names(schemas, label) if declared is None or not declared.numeric else ()
+        if names_of_numbers:
+            features = {name: feature for name, feature in features.items() if name != label}
         union = unite_schemas(schemas, wanted, features)
         names = [field.name for field in union.fields]
         texts = [name for name, feature in features.items() if feature.dtype == "string"]
@@ -147,7 +151,7 @@ class TableSource(RecordSource):
             promoted=union.promoted,
             missing=union.missing,
             paths=union.paths,
-            class_names=() if label in features else class_names(schemas, label),
+            class_names=names_of_numbers,
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:

@@ -119,6 +119,17 @@ def test_numbers_without_names_and_names_that_differ_are_refused(tmp_path: Path)
             open_prepared(str(tmp_path / "in"), "y", "auto", PrepareOptions(), split_files=split_files)
 
 
+def test_an_append_names_the_same_classes(tmp_path: Path) -> None:
+    write_named(tmp_path / "a.parquet", [0, 1] * 4, ["dog", "cat"])
+    write_named(tmp_path / "b.parquet", [2, 2, 0, 0], ["cat", "dog", "cow"])
+    destination = str(tmp_path / "o")
+    built(str(tmp_path / "a.parquet"), destination, label="y", shards=1)
+    append(AppendOptions(source=str(tmp_path / "b.parquet"), destination=destination))
+    dataset = open_dataset(destination)
+    assert dataset.manifest.classes == ("cat", "dog", "cow")
+    assert sorted(row["y"] for row in read_records(dataset, "train", 100)) == ["cat"] * 6 + ["cow"] * 2 + ["dog"] * 4
+
+
 def test_a_dataset_of_numbers_is_appended_to_and_repaired_as_numbers(tmp_path: Path) -> None:
     source, destination = tmp_path / "a.parquet", str(tmp_path / "o")
     write_named(source, [0, 1] * 4, ["dog", "cat"])

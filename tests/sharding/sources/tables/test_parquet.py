@@ -223,5 +223,8 @@ def test_an_encrypted_file_is_called_that(tmp_path: Path, plaintext_footer: bool
     path = tmp_path / "x.parquet"
     with pq.ParquetWriter(path, table.schema, encryption_properties=properties) as writer:
         writer.write_table(table)
-    with pytest.raises(SourceError, match=r"x\.parquet is encrypted \(Parquet's .*; read it with pyarrow and its keys"):
+    with pytest.raises(SourceError, match=r"x\.parquet is encrypted \(.*; read it with pyarrow and its keys") as error:
         completed(open_source(str(path), None))
+    assert ("--drop-columns" in str(error.value)) == plaintext_footer
+    if plaintext_footer:
+        assert completed(open_source(str(path), None).narrow(["y"])) == [{"y": 3}, {"y": 4}]
