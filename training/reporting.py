@@ -21,6 +21,11 @@ log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 15.0  # after this long without a line, one shows that a run of slow steps still works
 
+WAIT_FRACTION = (
+    0.2  # of the time spent waiting for input, from which on TensorFlow's profiler says "highly input-bound"
+)
+LEAST_SECONDS = 5.0  # of steps; the waits of shorter runs are those of their start
+
 
 def configure_logging(rank: int, *, quiet: bool = False, verbose: bool = False) -> None:
     """Log to standard error: everything of rank 0, and warnings and errors of other ranks, with the rank.
@@ -127,6 +132,16 @@ class Reporter:
             self._bar.console.print(text, highlight=False)
         else:
             self._log(text)
+
+    def warn_of_waits(self) -> None:
+        """Warn if the steps spent much of their time waiting for input, and name the command that finds out why."""
+        seconds = sum(entry["seconds"] for entry in self.steps)
+        waited = sum(entry["input_wait_seconds"] for entry in self.steps)
+        if seconds >= LEAST_SECONDS and waited >= WAIT_FRACTION * seconds:
+            log.warning(
+                "training waited for its input for %.0f%% of the time; to learn why: ringfeed profile --config FILE",
+                100 * waited / seconds,
+            )
 
     def history(self) -> dict[str, Any]:
         """Return all entries so far, in JSON's types."""

@@ -335,6 +335,7 @@ class Trainer:
     def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
         digest = assert_same_weights(self.ring, self.parts.network.weights)
         self._check_weights()
+        self.reporter.warn_of_waits()
         if self.ring.rank == 0 and self.skipped_steps == self.position.step:
             log.warning(
                 "the gradients of all %d steps overflowed in %s, so the weights are still the initial ones: lower "

@@ -50,3 +50,14 @@ def test_steps_without_a_throughput_show_none(caplog: pytest.LogCaptureFixture) 
         "epoch 0  step 1/1  loss 0.5000  lr 0.1",
         "epoch 0  step 1/1  loss 0.5000  lr 0.1  1,500 samples/s  input wait 0%",
     ]
+
+
+@pytest.mark.parametrize(("waited", "seconds", "warned"), [(3.0, 10.0, True), (1.0, 10.0, False), (2.0, 4.0, False)])
+def test_a_run_that_waited_for_its_input_names_the_profiler(
+    caplog: pytest.LogCaptureFixture, waited: float, seconds: float, warned: bool
+) -> None:
+    reporter = Reporter(is_chief=True, total_steps=1, done_steps=0)
+    reporter.add_steps(ENTRY | {"samples_per_second": 0.0, "seconds": seconds, "input_wait_seconds": waited})
+    reporter.warn_of_waits()
+    message = "training waited for its input for 30% of the time; to learn why: ringfeed profile --config FILE"
+    assert (caplog.messages[-1] == message) is warned

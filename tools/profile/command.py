@@ -16,6 +16,7 @@ from ...sharding.dataset.dataset import open_dataset
 from ...sharding.errors import ConfigError
 from ...sharding.prepare.comma_lists import split_names
 from ...sharding.schema import Schema
+from ...training.outputs import check_writable
 from ..argument_types import add_verbosity, checked_type, parse_bytes
 from ..console import print_warnings
 from .measure import Profile, profile, profile_run
@@ -107,14 +108,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to keep copies of shards: none, memory, or a folder on a local disk (default: none)",
     )  # fmt: skip
     add("--cache-bytes", type=checked_type(parse_bytes), metavar="SIZE", help="size limit of the cache, such as 200GB")
+    add("--html", metavar="FILE", help="also write the profile with plots as one HTML page (needs ringfeed[report])")
     add("--json", action="store_true", help="print one JSON document on standard output, and errors as JSON")
     add_verbosity(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run `ringfeed profile`."""
+    if args.html is not None:
+        from .page import write_page  # now, for an error if matplotlib is not installed
+
+        check_writable(args.html)
     with print_warnings("ringfeed profile", events=args.json, verbose=args.verbose):
         result = _profile_url(args) if args.config is None else _profile_config(args)
+    if args.html is not None:
+        write_page(result, args.html)
     print(json.dumps(asdict(result), indent=2) if args.json else result)
     return 0
 
@@ -127,7 +135,7 @@ def _profile_config(args: argparse.Namespace) -> Profile:
     """Profile a configured run, whose configuration has all other options."""
     parser = argparse.ArgumentParser()
     add_arguments(parser)
-    taken = {"config", "overrides", "seconds", "try_knob", "json", "quiet", "verbose"}
+    taken = {"config", "overrides", "seconds", "try_knob", "html", "json", "quiet", "verbose"}
     given = [
         name
         for name, value in vars(parser.parse_args([])).items()

@@ -256,7 +256,7 @@ def test_a_terminated_profile_says_so(dataset: str, tmp_path: Path, sig: int, st
         assert process.stdout.readline() == "reading\n"
         process.send_signal(sig)
         _, stderr = process.communicate(timeout=280)
-    assert (process.returncode, stderr) == (status, "ringfeed: interrupted\n")
+    assert (process.returncode, stderr) == (status, "ringfeed profile: interrupted\n")
 
 
 def test_a_profile_of_one_step_is_refused(dataset: str) -> None:

@@ -1,5 +1,7 @@
 """Plots of profiles: well-formed SVG, whose titles say what was measured."""
 
+import html
+import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -10,8 +12,10 @@ import pytest
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, ConfigError, build
+from ringfeed.tools.cli import main
 from ringfeed.tools.profile import plots, profile
 from ringfeed.tools.profile.measure import Profile
+from ringfeed.tools.profile.page import write_page
 from tests.servers.web import Behaviour, served
 
 
@@ -76,3 +80,23 @@ def test_what_was_not_measured_is_said(dataset: str) -> None:
     for plot, message in cases:
         with pytest.raises(ConfigError, match=message):
             plot(alone)
+
+
+def test_a_page_needs_no_other_file(result: Profile, tmp_path: Path) -> None:
+    write_page(result, str(tmp_path / "page.html"))
+    text = (tmp_path / "page.html").read_text()
+    assert text.count("<svg") == 5
+    assert html.escape(result.knob) in text or result.verdict.bottleneck != "loader"  # type: ignore[union-attr]
+    assert not re.search(r'(src|href)="(?!#)', text)
+    assert "<script" not in text
+
+
+def test_the_command_writes_the_page_and_checks_its_place_first(
+    dataset: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    command = ["profile", dataset, "--batch-size", "40", "--seconds", "0.5", "--html"]
+    assert main([*command, str(tmp_path / "new" / "page.html")]) == 0
+    assert "The loader alone: " in (tmp_path / "new" / "page.html").read_text()
+    capfd.readouterr()
+    assert main([*command, str(tmp_path / "new")]) == 1
+    assert capfd.readouterr().err == f"ringfeed: error: cannot write {tmp_path}/new: it is a folder; name a file\n"
