@@ -23,7 +23,7 @@ from .consistency import check_manifest, check_shards, corruption_errors
 from .damage import content_problem
 from .file_names import ALL_NAMES, MANIFEST_NAME, OWN_FOLDER, FileNames, salvaged_name
 from .manifest import Manifest, ShardInfo
-from .own_folder import holds_dataset, read_manifest
+from .own_folder import holds_dataset, is_own_folder, read_manifest
 from .shard_table import decode_shards
 
 __all__ = ["Dataset", "no_dataset_error", "open_dataset", "read_checked", "read_records", "repair_hint"]
@@ -105,6 +105,10 @@ def _read_manifest(storage: Storage) -> tuple[FileNames, bytes]:
 
 def no_dataset_error(storage: Storage) -> DatasetError:
     """Return the error for a folder with neither `dataset.json` nor anything to rebuild it from."""
+    if is_own_folder(storage):
+        where = storage.locate()
+        parent = where.rstrip("/").rpartition("/")[0]
+        return DatasetError(f"{where} holds files of the dataset at {parent}, and is none itself; name that folder")
     return DatasetError(
         f"there is no dataset at {storage.locate()}: it has no {MANIFEST_NAME}. Either the path is wrong, or a "
         "build did not finish; make one with: shard-dataset build SRC DST --label COL"

@@ -10,9 +10,18 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from ..storage.storage import Storage
-from .file_names import ALL_NAMES, FileNames
+from .file_names import ALL_NAMES, NAMES, OWN_FOLDER, FileNames
 
-__all__ = ["find_names", "holds_dataset", "listed_names", "read_manifest", "sync_names"]
+__all__ = ["find_names", "holds_dataset", "is_own_folder", "listed_names", "read_manifest", "sync_names"]
+
+
+def is_own_folder(storage: Storage) -> bool:
+    """Whether a folder is the `_ringfeed` of a dataset, which is no dataset, though its manifest lies there."""
+    return storage.address().rstrip("/").rpartition("/")[2] == OWN_FOLDER
+
+
+def _names_in(storage: Storage) -> tuple[FileNames, ...]:
+    return (NAMES,) if is_own_folder(storage) else ALL_NAMES
 
 
 def read_manifest(storage: Storage) -> tuple[FileNames, bytes]:
@@ -23,7 +32,7 @@ def read_manifest(storage: Storage) -> tuple[FileNames, bytes]:
         StorageError: the store refuses.
     """
     error: FileNotFoundError | None = None
-    for names in ALL_NAMES:
+    for names in _names_in(storage):
         try:
             return names, storage.read(names.manifest)
         except FileNotFoundError as missing:
@@ -34,7 +43,7 @@ def read_manifest(storage: Storage) -> tuple[FileNames, bytes]:
 
 def find_names(storage: Storage) -> FileNames | None:
     """Return the names that the files of a dataset have; None if there is no manifest."""
-    return next((names for names in ALL_NAMES if storage.exists(names.manifest)), None)
+    return next((names for names in _names_in(storage) if storage.exists(names.manifest)), None)
 
 
 def holds_dataset(storage: Storage) -> bool:

@@ -37,7 +37,7 @@ from .file_names import (
     table_order,
 )
 from .manifest import Manifest, ShardInfo
-from .own_folder import read_manifest
+from .own_folder import is_own_folder, read_manifest
 from .shard_index import read_index
 from .shard_table import decode_shards, recover_from_table, seal
 
@@ -126,6 +126,8 @@ def recover_dataset(storage: Storage, workers: int) -> RecoveredDataset:
         StorageError: the store refuses.
     """
     storage.check_reachable()
+    if is_own_folder(storage):
+        raise no_dataset_error(storage)
     sizes: Mapping[str, int] | None = None
     try:
         sizes = storage.sizes()

@@ -21,7 +21,7 @@ from ..dataset.file_names import (
     names_of,
 )
 from ..dataset.manifest import Manifest, file_info
-from ..dataset.own_folder import holds_dataset, listed_names, sync_names
+from ..dataset.own_folder import holds_dataset, is_own_folder, listed_names, sync_names
 from ..dataset.recovery import recover_dataset
 from ..dataset.tfds_files import tfds_files, tfds_paths
 from ..errors import CorruptionError, DatasetError, DestinationError, RingfeedError, StorageError
@@ -368,6 +368,10 @@ def check_destination(destination: Storage, purpose: Purpose) -> bool:
         DatasetError: there is no dataset to append to.
     """
     check_no_links(destination)
+    if is_own_folder(destination):
+        raise DestinationError(
+            f"{destination.locate()} is a folder for ringfeed's own files of a dataset; choose another name"
+        )
     if purpose == "append":
         open_dataset(destination)
         destination.check_writable()

@@ -17,7 +17,9 @@ from ringfeed.pipeline import Loader
 from ringfeed.sharding import (
     AppendOptions,
     BuildOptions,
+    DestinationError,
     Original,
+    RingfeedError,
     append,
     build,
     clean,
@@ -56,6 +58,20 @@ def test_the_manifest_says_which_names_a_dataset_has(old: Path, tmp_path: Path) 
     (tmp_path / "new" / "dataset.json").touch()
     (tmp_path / "new" / "_ringfeed" / "dataset.json").touch()
     assert find_names(Storage(str(tmp_path / "new"))) == NAMES
+
+
+def test_the_folder_of_own_files_is_no_dataset(old: Path) -> None:
+    source, out = str(old / "rows.parquet"), old / "out"
+    build(BuildOptions(source=source, destination=str(out), label="y", shards=1))
+    before = contents(out)
+    inside = str(out / "_ringfeed")
+    for use in (open_dataset, verify, repair, clean):
+        with pytest.raises(RingfeedError, match=f"{inside} holds files of the dataset at {out}, and is none itself"):
+            use(inside)
+    for options in ({}, {"overwrite": True}):
+        with pytest.raises(DestinationError, match="ringfeed's own files of a dataset; choose another name"):
+            build(BuildOptions(source=source, destination=inside, label="y", **options))
+    assert contents(out) == before
 
 
 def test_it_opens_and_is_whole(old: Path) -> None:
