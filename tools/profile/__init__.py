@@ -1,5 +1,7 @@
-"""The profiler: measures the loader stage by stage, and names its bottleneck and the knob that helps."""
+"""The profiler: measures loader and training part by part, names the bottleneck, and what helps."""
 
-from .measure import Profile, StageProfile, profile, profile_run
+from .bottleneck import StageProfile
+from .measure import profile, profile_run
+from .result import Profile
 
 __all__ = ["Profile", "StageProfile", "profile", "profile_run"]

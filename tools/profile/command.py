@@ -19,7 +19,8 @@ from ...sharding.schema import Schema
 from ...training.outputs import check_writable
 from ..argument_types import add_verbosity, checked_type, parse_bytes
 from ..console import print_warnings
-from .measure import Profile, profile, profile_run
+from .measure import profile, profile_run
+from .result import Profile
 from .workloads import import_function
 
 __all__ = ["add_arguments", "run"]

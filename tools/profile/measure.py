@@ -1,18 +1,16 @@
-"""`profile`: measures the loader stage by stage, and training with it, each for a bounded time.
+"""`profile`: measures store, loader and training in turn, each for a bounded time, and puts the result together.
 
-A notebook shows a `Profile` as a table. `command` is `ringfeed profile`; `bottleneck` judges the loader, `verdict` the
-training.
+Each trial is a module of its own; `bottleneck` judges the loader, `verdict` the training; `command` is `ringfeed
+profile`.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import resource
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from ...pipeline import Loader, StageStats
@@ -21,175 +19,23 @@ from ...pipeline.metrics.stage_counters import CACHE_STAGES, FAULT_STAGES
 from ...sharding.dataset.dataset import open_dataset
 from ...sharding.errors import ConfigError, RangesError
 from ...sharding.url_secrets import public_url
-from ..console import align, human_bytes, human_seconds, print_stderr, stage_progress
-from ..signals import deferred_signals
+from ..console import print_stderr
 from .bottleneck import StageProfile, name_bottleneck, name_knob
+from .loader_trial import LoaderTrial, try_loader
 from .other_load import LoadClock
+from .result import Profile, TriedKnob
 from .store_trial import StoreTrial, try_store
-from .training_trials import TrainingTrials, Workload, try_training
-from .verdict import FirstBatchTrial, LoaderEpoch, Verdict, judge
+from .training_trials import Workload, try_training
+from .verdict import FirstBatchTrial, LoaderEpoch, judge
 from .workloads import configured_workload, function_workload
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 
-__all__ = ["Profile", "StageProfile", "profile", "profile_run"]
+__all__ = ["profile", "profile_run"]
 
-_BLOCK_BYTES = 512  # of a block as getrusage counts them
-_SHORT_SECONDS = 0.2  # a loader read for less is hardly judged
 _LONG_WAIT = 0.2  # of an epoch of the loader: from here on fewer streams are tried
 _FEW_STREAMS = 4
-_OTHER_LOAD = 0.25  # other programs' share of the cores from which figures are said to be too low
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TriedKnob:
-    """An epoch of the loader with other options: its rate, and the gain over the rate without them."""
-
-    options: Mapping[str, Any]
-    epoch_samples_per_second: float
-    gain: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
-    """A measurement of the loader, and of training with it.
-
-    Attributes:
-        world_size: number of ranks; samples and rates are those of the measured `rank` alone.
-        first_batch_seconds: seconds from the request of an epoch to its first batch.
-        seconds: seconds from the first to the last batch, which are read at full speed and discarded.
-        samples_per_second: rate in `seconds`.
-        epoch_seconds: seconds that an epoch takes at these rates, from its request to its last batch.
-        epoch_samples_per_second: rate of such an epoch.
-        bytes_per_second: decoded bytes per second in `seconds`; strings count as those of the first batch.
-        bottleneck: stage that holds the loader back.
-        knob: what to do about the bottleneck.
-        knob_options: the arguments of `Loader` in `knob` that can be tried at once.
-        tried: what `knob_options` brought, if they were tried.
-        store: what a remote store gives without the loader; None for a local one.
-        options: other arguments of `Loader` that differ from their defaults, and ``cache_bytes``, by name.
-        other_load: share of the cores that other programs took meanwhile, in [0, 1].
-        training: what was measured of a step and its input; None without a step.
-        verdict: what limits training; None without a step.
-    """
-
-    url: str
-    split: str
-    batch_size: int
-    balance: Any
-    rank: int
-    world_size: int
-    steps: int
-    samples: int
-    seconds: float
-    first_batch_seconds: float
-    samples_per_second: float
-    epoch_seconds: float
-    epoch_samples_per_second: float
-    bytes_per_second: float
-    stages: tuple[StageProfile, ...]
-    bottleneck: str
-    knob: str
-    options: dict[str, Any]
-    knob_options: dict[str, Any]
-    tried: TriedKnob | None = None
-    store: StoreTrial | None = None
-    other_load: float = 0.0
-    training: TrainingTrials | None = None
-    verdict: Verdict | None = None
-
-    def __str__(self) -> str:
-        tables = [line for header, rows in self._tables() for line in (*align(header, rows), "")]
-        return "\n".join([*self._headlines(), "", *tables, *self._conclusions()])
-
-    def _repr_html_(self) -> str:
-        return "".join(
-            [
-                *(f"<p>{escape(line)}</p>" for line in self._headlines()),
-                *(_html_table(header, rows) for header, rows in self._tables()),
-                *(f"<p><b>{escape(line)}</b></p>" for line in self._conclusions()),
-            ]
-        )
-
-    def _headlines(self) -> list[str]:
-        of_rank = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
-        options = "".join(f", {name}={value!r}" for name, value in self.options.items())
-        loader = (
-            f"{self.url}: an epoch of the loader takes {human_seconds(self.epoch_seconds)}, "
-            f"{self.epoch_samples_per_second:,.0f} samples/s: the first batch comes after "
-            f"{self.first_batch_seconds:.2f} s, then {self.samples_per_second:,.0f} samples/s, "
-            f"{human_bytes(self.bytes_per_second)}/s decoded ({self.steps} batches of {self.batch_size}{of_rank}, "
-            f"split {self.split}, balance {self.balance}{options})"
-        )
-        return [loader] if self.verdict is None else [self.verdict.headline, loader]
-
-    def _tables(self) -> list[tuple[Sequence[str], list[list[str]]]]:
-        stages = [
-            [
-                stage.name,
-                f"{stage.items:,}",
-                human_bytes(stage.bytes) if stage.bytes else "",
-                f"{stage.busy_seconds:.3f}",
-                f"{stage.wait_seconds:.3f}",
-                f"{stage.share:.0%}",
-            ]
-            for stage in self.stages
-        ]
-        tables: list[tuple[Sequence[str], list[list[str]]]] = [(_STAGE_HEADER, stages)]
-        if self.store is not None:
-            rates = [[f"{n}", f"{human_bytes(rate)}/s"] for n, rate in self.store.bytes_per_second.items()]
-            tables.append(
-                (("reads of the store at once", f"latency {self.store.latency_seconds * 1000:,.1f} ms"), rates)
-            )
-        if self.training is not None:
-            tables.insert(0, (_PART_HEADER, self._parts(self.training)))
-        return tables
-
-    def _parts(self, trials: TrainingTrials) -> list[list[str]]:
-        rates = [("loader alone", self.samples_per_second, "")]
-        if trials.transform is not None:
-            rates += [
-                (f"{trials.transform_name} alone", trials.transform.samples_per_second, ""),
-                ("loader and transform", trials.input.samples_per_second, ""),
-            ]
-        rates += [
-            (f"{trials.step_name} alone", trials.step.samples_per_second, ""),
-            ("training", trials.together.samples_per_second, f"{trials.utilisation:.0%}"),
-        ]
-        return [[name, f"{rate:,.0f}", utilisation] for name, rate, utilisation in rates]
-
-    def _conclusions(self) -> list[str]:
-        lines = []
-        if self.other_load > _OTHER_LOAD:
-            lines.append(f"other programs took {self.other_load:.0%} of the cores meanwhile: expect more without them")
-        if self.verdict is None:
-            seconds = self.first_batch_seconds + self.seconds
-            short = f"; read for {seconds:.2f} s only, too short to be sure" if seconds < _SHORT_SECONDS else ""
-            lines.append(f"bottleneck: {self.bottleneck}: {self.knob}{short}")
-        else:
-            name = f"loader ({self.bottleneck})" if self.verdict.bottleneck == "loader" else self.verdict.bottleneck
-            gain = "" if self.verdict.gain is None else f" (up to {self.verdict.gain:.2f} x the epoch's rate)"
-            lines.append(f"bottleneck: {name}: {self.verdict.advice}{gain}")
-        if self.tried is not None:
-            options = ", ".join(f"{name}={value!r}" for name, value in self.tried.options.items())
-            lines.append(
-                f"tried Loader({options}): an epoch of the loader has {self.tried.epoch_samples_per_second:,.0f} "
-                f"samples/s, {self.tried.gain:.2f} x as many"
-            )
-        if self.verdict is None:
-            lines.append("whether training would wait for this input: profile it with --step or --config")
-        return lines
-
-
-_STAGE_HEADER = ("stage of the loader", "items", "bytes", "busy s", "wait s", "busy")
-_PART_HEADER = ("part of training", "samples/s", "utilisation")
-
-
-def _html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def profile(
@@ -286,6 +132,10 @@ class _How:
     progress: bool
     cache_bytes: int | None
 
+    def read(self, loader: Loader, seconds: float) -> LoaderTrial:
+        """Read the loader alone."""
+        return try_loader(loader, seconds, steps=self.steps, progress=self.progress)
+
     def report(self, part: str) -> None:
         """Say what is measured next."""
         if self.progress:
@@ -302,14 +152,14 @@ def _measure(loader: Loader, workload: Workload | None, url: str, how: _How) -> 
     }
     seconds = {part: how.seconds * weight / sum(weights.values()) for part, weight in weights.items()}
     store = _try_store(loader, seconds["store"], how) if weights["store"] else None
-    result = _evaluate(loader, url, _read(loader, seconds["loader"], how), how, store)
+    result = _evaluate(loader, url, how.read(loader, seconds["loader"]), how, store)
     if how.try_knob and result.knob_options:
         result = replace(result, tried=_try_knob(loader, result, seconds["tried"], how))
     if workload is None:
         return replace(result, other_load=clock.other_load())
     trials = try_training(workload, seconds["training"], how.report)
     epoch = LoaderEpoch(
-        samples=loader.steps_per_epoch * loader.local_batch_size,
+        samples=_epoch_samples(loader),
         first_batch_seconds=result.first_batch_seconds,
         samples_per_second=result.samples_per_second,
         streams=loader.streams,
@@ -332,8 +182,7 @@ def _try_store(loader: Loader, seconds: float, how: _How) -> StoreTrial | None:
 
 def _try_knob(loader: Loader, result: Profile, seconds: float, how: _How) -> TriedKnob:
     other = Loader(**dict(loader.arguments) | result.knob_options)
-    reading = _read(other, seconds, how)
-    _, rate = _epoch(other, reading)
+    rate = _epoch_samples(other) / how.read(other, seconds).epoch_seconds(other)
     return TriedKnob(
         options=result.knob_options, epoch_samples_per_second=rate, gain=rate / result.epoch_samples_per_second
     )
@@ -379,21 +228,18 @@ def _check_training(step: object, transform: object, seconds: float) -> None:
         raise ConfigError(f"seconds must be positive, got {seconds!r}")
 
 
-def _epoch(loader: Loader, reading: _Reading) -> tuple[float, float]:
-    """Seconds of an epoch that goes on as it was read, and its samples a second."""
-    samples = loader.steps_per_epoch * loader.local_batch_size
-    seconds = reading.first_batch_seconds + reading.seconds / (reading.steps - 1) * (loader.steps_per_epoch - 1)
-    return seconds, samples / seconds
+def _epoch_samples(loader: Loader) -> int:
+    return loader.steps_per_epoch * loader.local_batch_size
 
 
-def _evaluate(loader: Loader, url: str, reading: _Reading, how: _How, store: StoreTrial | None) -> Profile:
+def _evaluate(loader: Loader, url: str, trial: LoaderTrial, how: _How, store: StoreTrial | None) -> Profile:
     """The profile of a loader that has been read."""
     options = loader.arguments
-    stages = _stages(loader.stats(), reading.first_batch_seconds + reading.seconds)
+    stages = _stages(loader.stats(), trial.first_batch_seconds + trial.seconds)
     bottleneck = name_bottleneck(stages, parses=loader.undecoded and not loader.locates_features)
-    knob = name_knob(bottleneck, stages, loader, reading.disk_bytes, store)
-    samples = reading.steps * loader.local_batch_size
-    epoch_seconds, epoch_rate = _epoch(loader, reading)
+    knob = name_knob(bottleneck, stages, loader, trial.disk_bytes, store)
+    samples = trial.steps * loader.local_batch_size
+    epoch_seconds = trial.epoch_seconds(loader)
     return Profile(
         url=public_url(url),
         split=options["split"],
@@ -401,14 +247,14 @@ def _evaluate(loader: Loader, url: str, reading: _Reading, how: _How, store: Sto
         balance=options["balance"],
         rank=options["rank"],
         world_size=options["world_size"],
-        steps=reading.steps,
+        steps=trial.steps,
         samples=samples,
-        seconds=reading.seconds,
-        first_batch_seconds=reading.first_batch_seconds,
-        samples_per_second=(samples - loader.local_batch_size) / reading.seconds,
+        seconds=trial.seconds,
+        first_batch_seconds=trial.first_batch_seconds,
+        samples_per_second=(samples - loader.local_batch_size) / trial.seconds,
         epoch_seconds=epoch_seconds,
-        epoch_samples_per_second=epoch_rate,
-        bytes_per_second=reading.decoded_bytes / reading.seconds,
+        epoch_samples_per_second=_epoch_samples(loader) / epoch_seconds,
+        bytes_per_second=trial.decoded_bytes / trial.seconds,
         stages=stages,
         bottleneck=bottleneck,
         knob=knob.text,
@@ -434,75 +280,6 @@ def _name_cache(cache: ShardCache) -> str:
     if isinstance(cache, MemoryCache):
         return "memory"
     return str(cache.path) if isinstance(cache, Cache) else type(cache).__name__
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reading:
-    """Steps, seconds until the first batch and after it, decoded bytes after it, and bytes read from local disks."""
-
-    steps: int
-    first_batch_seconds: float
-    seconds: float
-    decoded_bytes: int
-    disk_bytes: int
-
-
-def _read(loader: Loader, seconds: float, how: _How) -> _Reading:
-    """Read an epoch, or the given number of steps, and discard it; an epoch ends early once its time is up."""
-    with deferred_signals() as deliver_signals:
-        return _read_batches(loader, seconds, how, deliver_signals)
-
-
-def _read_batches(loader: Loader, seconds: float, how: _How, deliver_signals: Callable[[], None]) -> _Reading:
-    total = max(how.steps or loader.steps_per_epoch, 2)
-    dataset = loader.epoch(0).take(total)  # TensorFlow is imported here, before the clock starts
-    done = epoch = decoded_bytes = 0
-    first_batch: Mapping[str, Any] = {}
-    disk_bytes = _disk_bytes()
-    start = first = now = time.perf_counter()
-    end = math.inf if how.steps else start + seconds
-    with loader.own_errors(), stage_progress({"read": "read"}, silent=not how.progress) as report:
-        report("read", 0, total, 0)  # starts its clock
-        while done < total and (now < end or done < 2):
-            for batch in dataset:
-                deliver_signals()
-                done, now = done + 1, time.perf_counter()
-                if done == 1:
-                    first, first_batch = now, batch
-                    continue
-                decoded_bytes += sum(map(_tensor_bytes, batch.values()))
-                if done % 64 == 0 or done == total:
-                    report("read", done, total, done * loader.local_batch_size)
-                if now >= end:
-                    break
-            epoch += 1
-            dataset = loader.epoch(epoch).take(total - done)
-    return _Reading(
-        steps=done,
-        first_batch_seconds=first - start,
-        seconds=now - first,
-        decoded_bytes=decoded_bytes + (done - 1) * sum(map(_string_bytes, first_batch.values())),
-        disk_bytes=_disk_bytes() - disk_bytes,
-    )
-
-
-def _tensor_bytes(values: Any) -> int:
-    """Bytes of a tensor's elements of fixed size."""
-    flat = getattr(values, "flat_values", values)
-    return int(flat.shape.num_elements() or 0) * int(flat.dtype.size)
-
-
-def _string_bytes(values: Any) -> int:
-    """Bytes of a tensor's strings. Counting them in every batch would take as long as reading small batches."""
-    import tensorflow as tf
-
-    flat = getattr(values, "flat_values", values)
-    return int(tf.reduce_sum(tf.cast(tf.strings.length(flat), tf.int64))) if flat.dtype == tf.string else 0
-
-
-def _disk_bytes() -> int:
-    """Bytes that this process has read from local disks, mapped files included."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_inblock * _BLOCK_BYTES
 
 
 def _stages(stats: Mapping[str, StageStats], seconds: float) -> tuple[StageProfile, ...]:

@@ -6,7 +6,7 @@ from html import escape
 
 from ...training.outputs import write_file
 from . import plots
-from .measure import Profile
+from .result import Profile
 
 __all__ = ["write_page"]
 

@@ -16,7 +16,7 @@ import numpy as np
 from ...pipeline import Loader
 from ...sharding.dataset.dataset import open_dataset
 from ...sharding.errors import ConfigError
-from .measure import Profile
+from .result import Profile
 
 try:
     from matplotlib import rc_context

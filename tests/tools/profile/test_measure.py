@@ -21,9 +21,11 @@ from ringfeed.pipeline.fetch.disk_cache import CacheFolder
 from ringfeed.pipeline.streams.shard_fetcher import ShardFetcher
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from ringfeed.tools.cli import main
+from ringfeed.tools.profile import loader_trial
 from ringfeed.tools.profile import measure as profile_module
-from ringfeed.tools.profile.bottleneck import name_bottleneck
-from ringfeed.tools.profile.measure import Profile, StageProfile, profile
+from ringfeed.tools.profile.bottleneck import StageProfile, name_bottleneck
+from ringfeed.tools.profile.measure import profile
+from ringfeed.tools.profile.result import Profile
 
 STAGES = ("fetch", "verify", "open", "plan", "gather", "deliver")
 
@@ -90,7 +92,7 @@ def test_mapped_shards_read_from_a_slow_disk_are_blamed_on_the_disk(
     dataset: str, monkeypatch: pytest.MonkeyPatch, read_share: float, told: str
 ) -> None:
     read = iter([0, int(read_share * 1_000_000)])
-    monkeypatch.setattr(profile_module, "_disk_bytes", lambda: next(read))
+    monkeypatch.setattr(loader_trial, "_disk_bytes", lambda: next(read))
     monkeypatch.setattr(profile_module, "name_bottleneck", lambda stages, parses: "verify")
     assert told in profile(dataset, batch_size=20).knob
 
@@ -121,7 +123,7 @@ def test_bytes_include_strings(tmp_path: Path) -> None:
 def test_progress_counts_seconds_from_the_start(dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int, int, int]] = []
     monkeypatch.setattr(
-        profile_module, "stage_progress", lambda *_, **__: nullcontext(lambda *report: told.append(report))
+        loader_trial, "stage_progress", lambda *_, **__: nullcontext(lambda *report: told.append(report))
     )
     profile(dataset, batch_size=20, progress=True)
     assert told == [("read", 0, 10, 0), ("read", 10, 10, 200)]

@@ -14,8 +14,8 @@ from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from ringfeed.tools.cli import main
 from ringfeed.tools.profile import plots, profile
-from ringfeed.tools.profile.measure import Profile
 from ringfeed.tools.profile.page import write_page
+from ringfeed.tools.profile.result import Profile
 from tests.servers.web import Behaviour, served
 
 
