@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -130,8 +131,11 @@ class CheckpointStore:
         self._check = check
 
     def names(self) -> list[str]:
-        """Return the file names of all checkpoints, oldest first."""
-        return sorted(name for name in self._storage.list() if _NAME.fullmatch(name))
+        """Return the file names of all checkpoints, oldest first; on this machine also links and special files."""
+        local = self._storage.local_path
+        with self._storage.errors("list", ""):
+            names = os.listdir(local) if local is not None and local.exists() else self._storage.list()
+        return sorted(name for name in names if _NAME.fullmatch(name))
 
     def check_writable(self) -> None:
         """Check before a run that files can be written to the folder, and removed from it."""

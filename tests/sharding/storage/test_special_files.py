@@ -85,8 +85,9 @@ def test_special_files_are_refused_wherever_a_file_is_read(copied: Path, tmp_pat
         assert f"dataset.json: it is {what}" in told(StorageError, lambda read=read: read(str(copied)))
     store = CheckpointStore(str(tmp_path / "run"))
     store.save(Checkpoint(step=1, arrays={}))
-    plant(tmp_path / "run" / store.names()[0], kind)
-    assert store.newest() is None
+    name = store.names()[0]
+    plant(tmp_path / "run" / name, kind)
+    assert f"{name}: it is {what}" in told(StorageError, store.newest)
 
 
 def test_bodies_without_an_end_are_refused(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
