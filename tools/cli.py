@@ -1,21 +1,22 @@
 """The command `ringfeed`, whose subcommands live in the modules listed in `COMMANDS`.
 
-Only the chosen subcommand's module is imported, so that no subcommand pays for another's imports.
+Only the chosen subcommand's module is imported, so that no subcommand pays for another's imports; and nothing but cheap
+modules before signals are handled.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, Protocol, cast
 
-from .argument_types import CommandParser, EventParser, HelpFormatter
-from .completion import add_print_completion, answer_shell, words_so_far
 from .process_start import exit_without_memory, guarded_stdout, prepare_streams
 from .signals import INTERRUPTED, SignalWatch, Terminated, ending_on_signals, ignore_signals
+
+if TYPE_CHECKING:
+    import argparse
 
 __all__ = ["main"]
 
@@ -77,7 +78,9 @@ def build_parser(chosen: str | None, *, events: bool = False) -> argparse.Argume
         chosen: the subcommand.
         events: whether to report mistakes as events, for machines.
     """
-    from .probe import version_of  # half of the time until Ctrl-C is handled
+    from .argument_types import CommandParser, EventParser, HelpFormatter
+    from .completion import add_print_completion
+    from .probe import version_of
 
     parser: argparse.ArgumentParser = (EventParser if events else CommandParser)(
         prog="ringfeed",
@@ -113,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `ringfeed` and return its exit status; an expected error is one line on standard error."""
     prepare_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    command = chosen_command(arguments if (words := words_so_far()) is None else words)
+    command = chosen_command(_words_to_complete() if "_ARGCOMPLETE" in os.environ else arguments)
     if command in _ENDED_BY_SIGNALS:
         with ending_on_signals(f"ringfeed {command}") as watch:
             status = _run(command, arguments, watch)
@@ -124,6 +127,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return status
 
 
+def _words_to_complete() -> list[str]:
+    from .completion import words_so_far
+
+    return words_so_far() or []
+
+
 def _run(chosen: str | None, arguments: Sequence[str], watch: SignalWatch | None) -> int:
     events = "--json" in arguments
     with exit_without_memory("ringfeed"), ending_on_signals("ringfeed"):
@@ -132,6 +141,8 @@ def _run(chosen: str | None, arguments: Sequence[str], watch: SignalWatch | None
     try:
         with guarded_stdout():
             with exit_without_memory("ringfeed"), ending_on_signals("ringfeed"):
+                from .completion import answer_shell
+
                 parser = build_parser(chosen, events=events)
                 answer_shell(parser)
                 args = parser.parse_args(arguments)
@@ -160,6 +171,8 @@ def _run(chosen: str | None, arguments: Sequence[str], watch: SignalWatch | None
 
 def _report(event: str, message: str, status: int, *, events: bool) -> int:
     """Print how the command ended, as an event or as a line of text, and return its exit status."""
+    import json
+
     text = json.dumps({"event": event, "message": message, "status": status})
     print(text if events else f"ringfeed: {event}{message and ': '}{message}", file=sys.stderr)
     return status

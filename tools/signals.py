@@ -134,24 +134,27 @@ class SignalWatch:
         if self._received is not None:
             raise KeyboardInterrupt
 
-    def start(self) -> bool:
-        """Start watching; return whether there is a thread left for it."""
-        try:
-            self._thread.start()
-        except RuntimeError:  # a limit of the process
-            self._close()
-            return False
+    def start(self) -> None:
+        """Start watching; signals that came before are in the pipe.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
         self._before = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
-        return True
+        self._previous = {number: signal.getsignal(number) for number in _STATUSES}
+        for number, handler in self._previous.items():
+            if handler is not signal.SIG_IGN:  # as nohup sets for SIGHUP
+                signal.signal(number, lambda *_: None)
+        self._thread.start()
 
     def stop(self) -> None:
         """Stop watching; if a signal has come, end the process."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
         signal.set_wakeup_fd(self._before)
-        os.write(self._writer, bytes([_STOPPED]))
-        self._thread.join()
-        self._close()
-
-    def _close(self) -> None:
+        if self._thread.ident is not None:
+            os.write(self._writer, bytes([_STOPPED]))
+            self._thread.join()
         for descriptor in (self._stderr, self._reader, self._writer):
             os.close(descriptor)
 
@@ -196,21 +199,18 @@ def ending_on_signals(program: str) -> Iterator[SignalWatch | None]:
         yield None
         return
     watch = SignalWatch(program, events="--json" in sys.argv)
-    previous = {number: signal.getsignal(number) for number in _STATUSES}
-    if not watch.start():
+    try:
+        watch.start()
+    except RuntimeError:  # a limit of the process
+        watch.stop()
         yield None
         return
-    for number, handler in previous.items():
-        if handler is not signal.SIG_IGN:  # as nohup sets for SIGHUP
-            signal.signal(number, lambda *_: None)
     try:
         yield watch
     except BaseException:
         watch.end_if_asked()
         raise
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
         watch.stop()
 
 

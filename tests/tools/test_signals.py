@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -263,6 +264,12 @@ ENDINGS = {signal.SIGINT: 130, signal.SIGTERM: 143}
 SOON_SECONDS = 5
 
 
+def handles_signals(pid: int) -> bool:
+    """Whether a process has a handler for SIGTERM."""
+    found = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return found is not None and bool(int(found[1], 16) >> (signal.SIGTERM - 1) & 1)
+
+
 class TestEndingOnSignals:
     """`ringfeed profile` and `ringfeed train`, which end at once, whatever is being imported or computed."""
 
@@ -311,13 +318,16 @@ class TestEndingOnSignals:
     @pytest.mark.campaign
     @pytest.mark.parametrize("command", ["profile", "train"])
     def test_fifty_signals_at_random_moments(self, words: dict[str, list[str]], command: str) -> None:
-        """From a fifth of a second on, when Python has started, until batches are read."""
+        """From the moment at which Python has started and the command handles signals, until batches are read."""
         random = Random(command)
         for number in range(50):
             sig = random.choice(list(ENDINGS))
             program = str(Path(sys.executable).with_name("ringfeed"))
             with subprocess.Popen([program, *words[command]], stderr=subprocess.PIPE, text=True) as process:
-                after = 0.2 * 60 ** random.random()
+                while not handles_signals(process.pid):
+                    assert process.poll() is None
+                    time.sleep(0.001)
+                after = 0.01 * 1000 ** random.random()
                 time.sleep(after)
                 sent = time.monotonic()
                 process.send_signal(sig)
