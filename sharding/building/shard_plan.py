@@ -19,9 +19,10 @@ from ..messages import counted
 from ..schema import Schema
 from .options import BuildOptions
 
-__all__ = ["DEFAULT_SHARDS", "check_label", "plan_assignment", "plan_split_counts", "sort_classes"]
+__all__ = ["check_label", "default_shards", "plan_assignment", "plan_split_counts", "sort_classes"]
 
-DEFAULT_SHARDS = 16  # least number by default: enough for ranks to share and to read in parallel
+_FEWEST_SHARDS = (16, 8, 4)  # by default: 16 for as many streams of a loader, 4 for the ranks of a machine
+_LEAST_SHARD_BYTES = 1 << 20  # with more than 4 shards: a store takes longer to answer than to send less
 _DEFAULT_SHARD_BYTES = 256 << 20
 _MAX_SHARD_BYTES = 1 << 30  # below the 2 GiB of an Arrow string column, with a margin for wrong estimates
 _RARE_REMEDY = "leave such classes out with --rare-classes drop, or merge them with --rare-classes merge:NAME"
@@ -113,6 +114,17 @@ def plan_split_counts(
     return per_split
 
 
+def default_shards(split_bytes: float) -> int:
+    """The number of shards of a split: of about 256 MiB, but at least 16, or 8 or 4 if those have less than 1 MiB.
+
+    >>> [default_shards(mebibytes << 20) for mebibytes in (0, 7, 8, 16, 4096, 4097)]
+    [4, 4, 8, 16, 16, 17]
+    """
+    *most, least = _FEWEST_SHARDS
+    fewest = next((shards for shards in most if split_bytes >= shards * _LEAST_SHARD_BYTES), least)
+    return max(fewest, ceil(split_bytes / _DEFAULT_SHARD_BYTES))
+
+
 def plan_assignment(
     options: BuildOptions,
     per_split: Mapping[str, Sequence[int]],
@@ -137,8 +149,9 @@ def plan_assignment(
     largest = max(records.values())
     shards = options.shards
     if shards is None:
-        wanted = max(1, ceil(largest * record_bytes / (options.shard_bytes or _DEFAULT_SHARD_BYTES)))
-        shards = min(wanted if options.shard_bytes else max(wanted, DEFAULT_SHARDS), largest)
+        size = largest * record_bytes
+        wanted = default_shards(size) if options.shard_bytes is None else max(1, ceil(size / options.shard_bytes))
+        shards = min(wanted, largest)
     if largest * record_bytes / shards > _MAX_SHARD_BYTES:
         raise ConfigError(
             f"a shard may have at most {_MAX_SHARD_BYTES >> 20} MiB, because it is assembled in memory; {shards} "

@@ -34,7 +34,7 @@ the same command resumes it and gives the same bytes; a build that fails because
 
 {PREPARE_EPILOG}
 examples:
-  # a table with a label, 16 shards or more, split 9 to 1, stratified by class
+  # a table with a label, split 9 to 1, stratified by class; as many shards as fit its size
   shard-dataset build flights.parquet s3://bucket/flights --label late --split train=0.9,test=0.1
 
   # show what would be written: schema, classes, splits, shards, sizes
@@ -202,7 +202,7 @@ def _add_output(
         "--format", dest="shard_format", choices=tuple(COMPRESSIONS), default="tfrecord",
         help=f"format of the shards (default: {format_default})",
     )  # fmt: skip
-    _add_size(command, "256MiB, but at least 16 shards")
+    _add_size(command, "256MiB, but at least 16 shards, or 8 or 4 where these would be below 1MiB")
     splits = command.add_mutually_exclusive_group()
     splits.add_argument(
         "--split", dest="splits", type=checked_type(parse_splits), metavar="NAME=SHARE,...",

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from ringfeed.sharding import BuildOptions, ConfigError, Feature, Schema, SourceError
 from ringfeed.sharding.assignment.label_counts import ValueCounts
 from ringfeed.sharding.building.shard_plan import (
-    DEFAULT_SHARDS,
     check_label,
+    default_shards,
     plan_assignment,
     plan_split_counts,
     sort_classes,
@@ -79,14 +79,31 @@ def test_labels_that_make_classes_pass(dtype: str) -> None:
     check_label(Schema(features=(Feature(name="y", dtype=dtype),), label="y"))
 
 
-def test_by_default_there_are_at_least_sixteen_shards_and_no_more_than_records() -> None:
-    assert plan_assignment(options(), {"train": (1000,)}, 10).shards == DEFAULT_SHARDS
-    assert plan_assignment(options(), {"train": (3,)}, 10).shards == 3
+@pytest.mark.parametrize(
+    ("records", "record_bytes", "shards"),
+    [
+        (3, 10, 3),
+        (344, 210, 4),
+        (9000, 1000, 8),
+        (1 << 14, 1 << 10, 16),
+        (1 << 20, 1 << 10, 16),
+        (1 << 23, 1 << 10, 32),
+    ],
+)
+def test_the_default_number_of_shards_follows_from_the_size(records: int, record_bytes: int, shards: int) -> None:
+    """From 16 MiB on there are 16, and from 4 GiB on more; small data has few, but no fewer than 4."""
+    assert plan_assignment(options(), {"train": (records,)}, record_bytes).shards == shards
+
+
+@given(st.integers(0, 1 << 45), st.integers(0, 1 << 45))
+def test_more_data_never_has_fewer_shards_by_default(one: int, other: int) -> None:
+    small, large = sorted((one, other))
+    assert 4 <= default_shards(small) <= default_shards(large)
 
 
 def test_a_small_split_does_not_take_shards_from_a_large_one() -> None:
-    plan = plan_assignment(options(), {"train": (999,), "test": (1,)}, 10)
-    assert [split.shards for split in plan.splits] == [DEFAULT_SHARDS, 1]
+    plan = plan_assignment(options(), {"train": (999,), "test": (1,)}, 1 << 15)
+    assert [split.shards for split in plan.splits] == [16, 1]
 
 
 def test_the_shard_size_decides_the_number() -> None:

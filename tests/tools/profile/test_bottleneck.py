@@ -171,7 +171,7 @@ def test_larger_shards_are_suggested_for_many_small_ones(datasets: dict[str, str
         words = command.replace("SRC", str(tmp_path / "d")).replace("DST", destination).split()
         assert shard_dataset.main(words) == 0
         fewer = Loader(destination, batch_size=8)
-        assert fewer.manifest.split("train").shards == 16
+        assert fewer.manifest.split("train").shards == 4
         assert "larger shards" not in knob_text(bottleneck, stages(), fewer, 0)
     picked = Loader(str(tmp_path / "d"), batch_size=8, where="A < 20")  # whose plan reads a part of the shards
     assert "larger shards" not in knob_text("open", stages(), picked, 0)
