@@ -252,10 +252,10 @@ def cause_chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _status(error: BaseException) -> int | None:
-    """The HTTP status in an error of botocore, aiohttp, gcsfs or Azure's client; None if it has none."""
+    """The HTTP status in an error of botocore, aiohttp, gcsfs, or a client with a response; None if it has none."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
         return status if isinstance(status, int) else None
-    numbers = (getattr(error, name, None) for name in ("status_code", "status", "code"))
+    numbers = (getattr(owner, name, None) for owner in (error, response) for name in ("status_code", "status", "code"))
     return next((number for number in numbers if isinstance(number, int) and 100 <= number < 600), None)

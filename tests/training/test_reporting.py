@@ -61,3 +61,21 @@ def test_a_run_that_waited_for_its_input_names_the_profiler(
     reporter.warn_of_waits()
     message = "training waited for its input for 30% of the time; to learn why: ringfeed profile --config FILE"
     assert (caplog.messages[-1] == message) is warned
+
+
+@pytest.mark.parametrize(
+    ("quiet", "verbose", "levels"), [(False, False, (20, 30)), (True, False, (30, 30)), (False, True, (10, 10))]
+)
+def test_what_each_rank_logs(
+    monkeypatch: pytest.MonkeyPatch, quiet: bool, verbose: bool, levels: tuple[int, int]
+) -> None:
+    logger = logging.getLogger("ringfeed")
+    for name in ("handlers", "level"):
+        monkeypatch.setattr(logger, name, getattr(logger, name))
+    for rank in (1, 0):
+        reporting.configure_logging(rank, quiet=quiet, verbose=verbose)
+        assert logger.level == levels[rank]
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    reporter = Reporter(is_chief=True, total_steps=9, done_steps=0)
+    assert (reporter._bar is None) == quiet
+    reporter.close()

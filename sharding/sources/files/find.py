@@ -15,6 +15,7 @@ from fsspec.utils import infer_compression
 from ...compute.keyed_random import derive_key
 from ...errors import RangesError, SourceError, StorageError
 from ...messages import closest
+from ...storage.client_errors import is_busy, is_transient
 from ...storage.retry import RetryPolicy, retry
 from ...storage.special_files import SpecialFileError, check_regular
 from ...storage.storage import Storage
@@ -94,10 +95,10 @@ def check_unchanged(listings: Iterable[Listing]) -> None:
 
 
 def _list(url: str, suffixes: Sequence[str]) -> list[SourceFile]:
-    policy = RetryPolicy() if is_web(url) else RetryPolicy(attempts=1)  # other clients retry by themselves
+    transient = is_transient if is_web(url) else is_busy  # other clients retry by themselves, not for long
     try:
         fs, path = _filesystem(url)
-        return retry(lambda: _listed(fs, path, url, tuple(suffixes)), policy)
+        return retry(lambda: _listed(fs, path, url, tuple(suffixes)), RetryPolicy(), transient=transient)
     except SourceError:
         raise
     except FileNotFoundError as error:

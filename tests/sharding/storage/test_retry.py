@@ -82,6 +82,13 @@ RETRY_AFTER_S3 = translate_boto_error(
 )
 
 
+def responded(status: int) -> Exception:
+    """An error as of requests, httpx and the Hugging Face Hub, which keeps the response."""
+    error = OSError(f"{status} Client Error")
+    error.response = SimpleNamespace(status_code=status, headers={"Retry-After": "7"})  # type: ignore[attr-defined]
+    return error
+
+
 class TestRetry:
     def test_an_operation_is_repeated_until_it_succeeds(self) -> None:
         time = Time()
@@ -148,7 +155,9 @@ class TestRetry:
         with pytest.raises(RetriesExhaustedError, match=r"^8 attempts in 0 s failed$"):
             retry(failing(99, busy, time), policy, sleep=time.sleep, clock=time.clock, draw=lambda: 0)
 
-    @pytest.mark.parametrize("error", [HTTPError(429, "", {"Retry-After": "7"}), RETRY_AFTER_S3], ids=["http", "s3"])
+    @pytest.mark.parametrize(
+        "error", [HTTPError(429, "", {"Retry-After": "7"}), RETRY_AFTER_S3, responded(429)], ids=["http", "s3", "hub"]
+    )
     def test_a_store_is_left_alone_for_as_long_as_it_asks(self, error: Exception) -> None:
         time, policy = Time(), RetryPolicy(base_seconds=1, busy_seconds=20)
         assert retry(failing(1, error, time), policy, sleep=time.sleep, clock=time.clock, draw=lambda: 0.5) == "done"
@@ -281,6 +290,8 @@ def test_transient_errors_are_recognized(error: Exception) -> None:
         (translate_boto_error(refused(503, "")), True),
         (translate_boto_error(refused(400, "Throttling")), True),
         (HTTPError(429, "Too Many Requests", {}), True),
+        (responded(429), True),
+        (responded(404), False),
         (translate_boto_error(refused(500, "InternalError")), False),
         (translate_boto_error(refused(403, "AccessDenied")), False),
         (ConnectionResetError(), False),

@@ -1,6 +1,5 @@
 """Sources on the Hugging Face Hub (`hf://`), through its own client, from a stand-in for the Hub."""
 
-import json
 import sys
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.registry import _registry as loaded_clients
 
-from ringfeed.sharding import StorageError
+from ringfeed.sharding import StorageError, open_dataset
 from ringfeed.sharding.sources.files.find import list_files
 from tests.helpers.commands import Cli
 from tests.servers.hub import hub
@@ -27,7 +26,7 @@ def test_a_repository_is_built_and_what_is_not_there_said(cli: Cli, tmp_path: Pa
         flags = ["--label", "label", "--shards", "1"]
         cli("shard-dataset", "build", "hf://datasets/me/flights/data/*.parquet", str(out), *flags, env=env, check=True)
         missing = cli("shard-dataset", "build", "hf://datasets/me/other", str(tmp_path / "b"), *flags, env=env)
-    assert json.loads((out / "dataset.json").read_text())["splits"]["train"]["records"] == 100
+    assert open_dataset(str(out)).manifest.split("train").records == 100
     expected = "cannot read hf://datasets/me/other: there is no such repository or revision, or it is private: check"
     assert expected in missing.stderr
 
