@@ -119,22 +119,7 @@ def plan_generation(
     """
     manifest, where = dataset.manifest, dataset.storage.locate()
     written = manifest.all_generations[number]
-    recorded = BuildOptions.restored(written.options, original.url, where, original.folder)
-    if not original.trust_code:
-        try:
-            check_trusted(recorded.prepare.steps, where)
-        except ConfigError as error:  # no other source would help
-            raise DatasetError(str(error)) from error
-    options = replace(
-        recorded,
-        source_kind=recorded.source_kind if original.kind is None else original.kind,
-        shard_format=manifest.shard_format,
-        compression=manifest.compression,
-        seed=written.seed,
-        workers=original.workers,
-        memory_bytes=original.memory_bytes,
-        prepare=replace(recorded.prepare, images_from=original.images_from),
-    )
+    options = _original_options(manifest, number, original, where)
     base = _before(dataset, number)
     source = (
         _open_original(manifest.schema, options) if base is None else open_matching_source(manifest.schema, options)
@@ -162,6 +147,27 @@ def plan_generation(
         options=options,
         plan=plan,
         numbers={pair: shard for shard, pair in enumerate(names)},
+    )
+
+
+def _original_options(manifest: Manifest, number: int, original: Original, where: str) -> BuildOptions:
+    """The options of the build that wrote a generation, for a source that may be its own."""
+    written = manifest.all_generations[number]
+    recorded = BuildOptions.restored(written.options, original.url, where, original.folder)
+    if not original.trust_code:
+        try:
+            check_trusted(recorded.prepare.steps, where)
+        except ConfigError as error:  # no other source would help
+            raise DatasetError(str(error)) from error
+    return replace(
+        recorded,
+        source_kind=recorded.source_kind if original.kind is None else original.kind,
+        shard_format=manifest.shard_format,
+        compression=manifest.compression,
+        seed=written.seed,
+        workers=original.workers,
+        memory_bytes=original.memory_bytes,
+        prepare=replace(recorded.prepare, images_from=original.images_from),
     )
 
 

@@ -119,13 +119,17 @@ def open_source(
     opened = kind_of_source.open_records if isinstance(url, MemoryRecords) else kind_of_source.open
     supported = inspect.signature(opened).parameters
     source: Source = opened(url, label, **{name: options[name] for name in supported if name in options})
-    if not source.schema.features:
+    _check_names(source.schema.names, wanted, url)
+    return source
+
+
+def _check_names(names: Sequence[str], wanted: Callable[[str], bool], url: str | MemoryRecords) -> None:
+    if not names:
         raise SourceError(f"{url} holds records without columns; give them at least one")
-    if zero := next((name for name in source.schema.names if "\0" in name and wanted(name)), ""):
+    if zero := next((name for name in names if "\0" in name and wanted(name)), ""):
         raise SourceError(
             f"{url}: the column name {zero!r} holds a zero byte, which is reserved for internal columns; rename it"
         )
-    return source
 
 
 def _refuse_version(url: str) -> None:

@@ -86,41 +86,13 @@ def explain(error: BaseException, protocol: str, *, writing: bool, place: Path |
         return text
     if problem := _process_problem(error):
         return problem
-    if writing and isinstance(error, NotImplementedError):  # of read-only file systems of fsspec
-        return "nothing can be written to such a store; name a folder on a local disk, S3, HDFS, GCS or Azure"
-    if "Protocol not known" in text:  # from fsspec's registry
-        return f"no file system is called {text.rpartition(' ')[2]!r}; {_PROTOCOLS}"
-    if protocol in _ARCHIVES and isinstance(error, IsADirectoryError):  # fsspec opened the current folder
-        return f"no archive is named; name one after ::, as in {protocol}://PATH::ARCHIVE"
-    if "multiple values for keyword argument 'host'" in text:  # fsspec fails on chains to such stores
-        return "a chained URL cannot open a file on a store whose URL has a host, such as HDFS; copy it to a local disk"
-    if of_the_server := _of_the_server(error, protocol):
-        return of_the_server
-    if protocol in S3_PROTOCOLS and (invalid := re.search(r"Invalid bucket name \"(.*?)\":", text)):
-        return f"no bucket can be called {invalid[1]!r}; check the URL"
     code = error_code(error)
-    if code in _EXPIRED:
-        resumes = ": it goes on where it stopped" if writing else ""
-        return f"the credentials have expired ({code}); renew them and start the same command again{resumes}"
-    if code == "RequestTimeTooSkewed":
-        return "the clock of this machine is wrong; set it"
-    if protocol in S3_PROTOCOLS and (refused := _refused(error, code)):
-        return refused
-    if isinstance(error, FileNotFoundError):
-        return _missing(protocol)
-    if "NoCredentials" in f"{name} {text}":
-        return (
-            "permission denied: no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
-            "AWS_PROFILE, or FSSPEC_S3_ANON=true for a public bucket"
-        )
-    if (
-        isinstance(error, PermissionError)
-        or "Permission denied" in text
-        or any(w in f"{name} {text}" for w in _DENIALS)
+    if problem := (
+        _of_the_url(error, protocol, text, writing=writing)
+        or _of_the_server(error, protocol)
+        or _of_the_access(error, protocol, text, code, writing=writing)
     ):
-        return f"permission denied; {_remedy(protocol)}"
-    if name in _NO_REPOSITORY:
-        return "there is no such repository or revision, or it is private: check its name, or set HF_TOKEN"
+        return problem
     number = error_number(error)
     if number == errno.ENOSPC and place is not None and _lacks_inodes(place):
         return _NO_INODES
@@ -138,6 +110,46 @@ def explain(error: BaseException, protocol: str, *, writing: bool, place: Path |
         name, text = code, re.sub(r"^\[Errno \d+\] ", "", text)
     line = " ".join(re.split(r"\n|\\n", text)[0].split())  # HDFS clients append a Java stack trace
     return f"{name}: {line[:300]}" if line else name
+
+
+def _of_the_url(error: BaseException, protocol: str, text: str, *, writing: bool) -> str:
+    """What is wrong with a URL, apart from what it names; empty if nothing is."""
+    if writing and isinstance(error, NotImplementedError):  # of read-only file systems of fsspec
+        return "nothing can be written to such a store; name a folder on a local disk, S3, HDFS, GCS or Azure"
+    if "Protocol not known" in text:  # from fsspec's registry
+        return f"no file system is called {text.rpartition(' ')[2]!r}; {_PROTOCOLS}"
+    if protocol in _ARCHIVES and isinstance(error, IsADirectoryError):  # fsspec opened the current folder
+        return f"no archive is named; name one after ::, as in {protocol}://PATH::ARCHIVE"
+    if "multiple values for keyword argument 'host'" in text:  # fsspec fails on chains to such stores
+        return "a chained URL cannot open a file on a store whose URL has a host, such as HDFS; copy it to a local disk"
+    return ""
+
+
+def _of_the_access(error: BaseException, protocol: str, text: str, code: str, *, writing: bool) -> str:
+    """Why a store refuses access to what a URL names, or does not find it; empty if it does neither."""
+    name = type(error).__name__
+    if protocol in S3_PROTOCOLS and (invalid := re.search(r"Invalid bucket name \"(.*?)\":", text)):
+        return f"no bucket can be called {invalid[1]!r}; check the URL"
+    if code in _EXPIRED:
+        resumes = ": it goes on where it stopped" if writing else ""
+        return f"the credentials have expired ({code}); renew them and start the same command again{resumes}"
+    if code == "RequestTimeTooSkewed":
+        return "the clock of this machine is wrong; set it"
+    if protocol in S3_PROTOCOLS and (refused := _refused(error, code)):
+        return refused
+    if isinstance(error, FileNotFoundError):
+        return _missing(protocol)
+    if "NoCredentials" in f"{name} {text}":
+        return (
+            "permission denied: no credentials were found; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or "
+            "AWS_PROFILE, or FSSPEC_S3_ANON=true for a public bucket"
+        )
+    denied = "Permission denied" in text or any(word in f"{name} {text}" for word in _DENIALS)
+    if denied or isinstance(error, PermissionError):
+        return f"permission denied; {_remedy(protocol)}"
+    if name in _NO_REPOSITORY:
+        return "there is no such repository or revision, or it is private: check its name, or set HF_TOKEN"
+    return ""
 
 
 def _lacks_inodes(place: Path) -> bool:

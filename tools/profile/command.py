@@ -72,6 +72,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--try", action="store_true", dest="try_knob",
         help="read again with the option that the bottleneck suggests, and say what it brings",
     )  # fmt: skip
+    add("--html", metavar="FILE", help="also write the profile with plots as one HTML page (needs ringfeed[report])")
+    add("--json", action="store_true", help="print one JSON document on standard output, and errors as JSON")
+    add_verbosity(parser)
+    _add_loader_arguments(parser.add_argument_group("loader"))
+
+
+def _add_loader_arguments(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add("--split", default="train", help="split to read (default: train)")
     add("--batch-size", type=int, default=1024, metavar="N", help="GLOBAL batch size (default: 1024)")
     add(
@@ -109,9 +117,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where to keep copies of shards: none, memory, or a folder on a local disk (default: none)",
     )  # fmt: skip
     add("--cache-bytes", type=checked_type(parse_bytes), metavar="SIZE", help="size limit of the cache, such as 200GB")
-    add("--html", metavar="FILE", help="also write the profile with plots as one HTML page (needs ringfeed[report])")
-    add("--json", action="store_true", help="print one JSON document on standard output, and errors as JSON")
-    add_verbosity(parser)
 
 
 def run(args: argparse.Namespace) -> int:
