@@ -1,6 +1,7 @@
 """Sources, datasets and folders for tests of sharding."""
 
 import csv
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from multiprocessing.util import get_temp_dir
@@ -69,14 +70,20 @@ def spill_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def temporary_folder(spill_folder: Path) -> Iterator[Path]:
     """The spill folder, in which no file may be left."""
     yield spill_folder
-    assert not [path for path in spill_folder.rglob("*") if path.is_file()]
+    assert not [path for path in spill_folder.rglob("*") if path.is_file() and not is_trial(path)]
 
 
 @pytest.fixture
 def empty_folder(temporary_folder: Path) -> Iterator[None]:
     """Checks that not even a folder is left in the spill folder, where repairs rebuild shards."""
     yield
-    assert list(temporary_folder.iterdir()) == []
+    assert [path for path in temporary_folder.iterdir() if not is_trial(path)] == []
+
+
+def is_trial(path: Path) -> bool:
+    """Whether Python wrote a file to try the folder (`tempfile.gettempdir`): a kill at that moment leaves it."""
+    is_named_at_random = re.fullmatch("[a-z0-9_]{8}", path.name) is not None
+    return is_named_at_random and path.is_file() and path.read_bytes() in (b"", b"blat")
 
 
 @pytest.fixture
