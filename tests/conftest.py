@@ -1,6 +1,7 @@
 """Fixtures for all tests: the stores, the real servers behind them, the command line as a user runs it."""
 
 import gc
+import logging
 import os
 import signal
 import subprocess
@@ -80,6 +81,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     left_out = [item for item in items if item.get_closest_marker("campaign")]
     config.hook.pytest_deselected(items=left_out)
     items[:] = [item for item in items if item not in left_out]
+
+
+@pytest.fixture(autouse=True)
+def _logging_restored() -> Iterator[None]:
+    """Take back how a test has `ringfeed train` log: its handler would write to a captured stream that is closed."""
+    logger = logging.getLogger("ringfeed")
+    handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    yield
+    logger.handlers, logger.propagate = handlers, propagate
+    logger.setLevel(level)
 
 
 @pytest.fixture(scope="module", params=["compiled", "python"])

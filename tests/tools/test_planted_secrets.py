@@ -1,7 +1,6 @@
 """Secrets in URLs: no command prints one or writes one to a file, whether it succeeds or fails."""
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -91,8 +90,6 @@ def run(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.M
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "none")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    for name in (None, "ringfeed"):  # handlers that libraries left behind, such as Ray's, whose stream is closed
-        monkeypatch.setattr(logging.getLogger(name), "handlers", [])
     return Commands(tmp_path, capfd)
 
 

@@ -41,8 +41,8 @@ def test_a_build_without_kernels_writes_the_same_bytes(cli: Cli, tmp_path: Path,
         cli(
             "shard-dataset", "build", str(tmp_path / "rows.csv"), *options, env={"RINGFEED_KERNELS": switch}, check=True
         )
-        written.append({path.name: path.read_bytes() for path in target.glob("train-*")})
-    assert len(written[0]) == 6
+        written.append({path.name: path.read_bytes() for path in target.rglob("train-*")})
+    assert len(written[0]) == 6  # shards and their indexes
     assert written[0] == written[1]
 
 

@@ -22,7 +22,7 @@ def test_a_repository_is_built_and_what_is_not_there_said(cli: Cli, tmp_path: Pa
         pq.write_table(table, repository / "data" / f"{number}.parquet")
     (repository / "README.md").write_text("x")
     with hub(repository, "me/flights", refusals=[429, 503]) as url:
-        env = {"HF_ENDPOINT": url}
+        env = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0"}  # which other tests set
         flags = ["--label", "label", "--shards", "1"]
         cli("shard-dataset", "build", "hf://datasets/me/flights/data/*.parquet", str(out), *flags, env=env, check=True)
         missing = cli("shard-dataset", "build", "hf://datasets/me/other", str(tmp_path / "b"), *flags, env=env)
