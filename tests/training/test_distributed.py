@@ -21,6 +21,7 @@ import tensorflow as tf
 from ringfeed.sharding.errors import TrainingError
 from ringfeed.training.distributed import SoloRing, assert_same_weights, connect
 from ringfeed.training.launch import World, world_from_environment
+from tests.helpers.checkpoints import saved_steps
 from tests.helpers.lean import lean_environment
 
 pytest.importorskip("horovod", reason="Horovod is built by: make setup")
@@ -171,7 +172,7 @@ def test_the_death_of_a_rank_ends_all_and_the_run_resumes_bit_identical_or_on_an
     config = write_config(precision="float16", checkpoint={"url": str(checkpoints), "every_steps": 5, "keep": 50})
     process = start(config, ranks=2)
     deadline = time.monotonic() + 280
-    while not list(checkpoints.glob("step-0000000010-*")):
+    while 10 not in saved_steps(checkpoints):
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.01)

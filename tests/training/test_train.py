@@ -20,6 +20,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from ringfeed.training import Checkpoint, CheckpointStore, trainer
 from ringfeed.training.train import main
+from tests.helpers.checkpoints import saved_steps
 
 Train = Callable[..., tuple[int, str]]
 WriteConfig = Callable[..., Path]
@@ -29,7 +30,7 @@ Metrics = Callable[[], dict[str, Any]]
 def _wait_for(checkpoints: Path, step: int, process: subprocess.Popen[str]) -> None:
     """Wait for a checkpoint of this step or a later one; old ones are removed."""
     deadline = time.monotonic() + 280
-    while not any(int(path.name.split("-")[1]) >= step for path in checkpoints.glob("step-*")):
+    while max(saved_steps(checkpoints), default=-1) < step:
         assert process.poll() is None, process.communicate()[0]
         assert time.monotonic() < deadline
         time.sleep(0.005)
