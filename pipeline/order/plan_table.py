@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["PlanTable", "mix_rows"]
+__all__ = ["PlanTable", "html_table", "mix_rows"]
 
 _ROWS = 20  # a plan of many classes shows the first ones
 
@@ -43,15 +43,18 @@ class PlanTable:
         text = "<br>".join(map(escape, self.lines))
         if not self.rows:
             return f"<p>{text}</p>"
-        head = "".join(f"<th>{escape(name)}</th>" for name in self.header)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in self.rows[:_ROWS]
-        )
         more = "".join(f"<p>{line}</p>" for line in self._more())
-        return f"<p>{text}</p><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{more}"
+        return f"<p>{text}</p>{html_table(self.header, self.rows[:_ROWS])}{more}"
 
     def _more(self) -> list[str]:
         return [f"and {len(self.rows) - _ROWS:,} more"] if len(self.rows) > _ROWS else []
+
+
+def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells under a header as an HTML table."""
+    head = "".join(f"<th>{escape(name)}</th>" for name in header)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def mix_rows(mix: Sequence[tuple[str, int, float, tuple[float, float], float]]) -> list[list[str]]:

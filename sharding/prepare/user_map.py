@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -16,7 +14,7 @@ from ..compute.batches import copy_batch
 from ..errors import ConfigError, SourceError
 from ..messages import brief
 from ..schema import Feature, Schema
-from ..sources.user_code import code_hash, describe_error
+from ..sources.user_code import code_hash, describe_error, import_function
 
 __all__ = ["MapBatches", "check_trusted"]
 
@@ -145,30 +143,7 @@ def check_trusted(steps: Iterable[object], dataset: str, otherwise: str = "") ->
 
 @lru_cache(maxsize=64)
 def _load(folder: str, name: str) -> Callable[[pa.RecordBatch], Any]:
-    """Import a function.
-
-    Raises:
-        ConfigError: the module or the function does not exist, or the module fails.
-    """
-    module_name, colon, function_name = name.partition(":")
-    if not (module_name and colon and function_name):
-        raise ConfigError(f"--map takes module:function, such as prepare_flights:add_hour, got {name!r}")
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise ConfigError(f"--map {name}: {describe_error(error, name)}; install it") from error
-        raise ConfigError(
-            f"--map {name}: there is no module {error.name!r} in {folder} or among the installed packages"
-        ) from error
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"--map {name}: {describe_error(error, name)}; fix the module") from error
-    function: Callable[[pa.RecordBatch], Any] | None = getattr(module, function_name, None)
-    if function is None or not callable(function):
-        raise ConfigError(f"--map {name}: {module.__file__} has no function {function_name!r}")
-    return function
+    return import_function("--map", name, folder, example="prepare_flights:add_hour")
 
 
 def _is_untyped(kind: pa.DataType) -> bool:

@@ -7,18 +7,21 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib import import_module
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import resolve_name
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
+from ..errors import ConfigError
 from ..messages import brief
 
-__all__ = ["code_hash", "describe_error"]
+__all__ = ["code_hash", "describe_error", "import_function"]
 
 _OURS = str(Path(__file__).parents[1])
 _STANDARD = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
@@ -86,6 +89,39 @@ def _imported(code: bytes, package: str) -> Iterator[str]:
 def _with_packages(name: str) -> list[str]:
     """Return the packages that contain a module, which are imported before it, and the module."""
     return [*accumulate(name.split("."), "{}.{}".format)]
+
+
+def import_function(flag: str, name: str, folder: str, *, example: str) -> Callable[..., Any]:
+    """Import a function by ``module:function``; modules are searched in a folder first.
+
+    Args:
+        flag: the flag that names it, for errors.
+        name: module and function.
+        folder: path of the folder.
+        example: a name, for errors.
+
+    Raises:
+        ConfigError: the module or the function does not exist, or the module fails.
+    """
+    module_name, colon, function_name = name.partition(":")
+    if not (module_name and colon and function_name):
+        raise ConfigError(f"{flag} takes module:function, such as {example}, got {name!r}")
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise ConfigError(f"{flag} {name}: {describe_error(error, name)}; install it") from error
+        raise ConfigError(
+            f"{flag} {name}: there is no module {error.name!r} in {folder} or among the installed packages"
+        ) from error
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"{flag} {name}: {describe_error(error, name)}; fix the module") from error
+    function: Callable[..., Any] | None = getattr(module, function_name, None)
+    if function is None or not callable(function):
+        raise ConfigError(f"{flag} {name}: {module.__file__} has no function {function_name!r}")
+    return function
 
 
 def describe_error(error: BaseException, name: str, file: str | None = None) -> str:

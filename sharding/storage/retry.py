@@ -111,9 +111,9 @@ def retry(
             if policy.attempts == 1 or retried or not (transient or is_transient)(error):
                 raise
             busy, asked = is_busy(error), retry_after_seconds(error)
-            most, budget = (policy.attempts, policy.budget_seconds)
+            most, budget = policy.attempts, policy.budget_seconds
             if busy:
-                most, budget = (policy.busy_attempts, policy.busy_seconds)
+                most, budget = policy.busy_attempts, policy.busy_seconds
             pause = asked + policy.pause_seconds(attempt, draw())
             failures[busy] += 1
             seconds[busy] += clock() - began + pause

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
+
+from .web import serving
 
 __all__ = ["hub"]
 
@@ -27,13 +28,8 @@ def hub(folder: Path, repository: str, refusals: list[int] | None = None) -> Ite
         repository: namespace and name.
         refusals: statuses of the first requests.
     """
-    handler = partial(_Handler, folder=folder, repository=repository, refusals=refusals or [])
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        try:
-            yield f"http://127.0.0.1:{server.server_address[1]}"
-        finally:
-            server.shutdown()
+    with serving(partial(_Handler, folder=folder, repository=repository, refusals=refusals or [])) as url:
+        yield url
 
 
 class _Handler(BaseHTTPRequestHandler):

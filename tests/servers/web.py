@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from email.utils import formatdate
 from functools import partial
 from http import HTTPStatus
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from random import Random
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-__all__ = ["Behaviour", "served"]
+__all__ = ["Behaviour", "served", "serving"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,13 @@ class Behaviour:
 def served(folder: Path, *, ranges: bool = True, behaviour: Behaviour | None = None) -> Iterator[str]:
     """The URL of a folder, while it is served."""
     behaviour = behaviour or Behaviour(ranges=ranges)
-    handler = partial(_Handler, behaviour=behaviour, directory=str(folder))
+    with serving(partial(_Handler, behaviour=behaviour, directory=str(folder))) as url:
+        yield url
+
+
+@contextmanager
+def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The URL of a server with such handlers, while it runs."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients leave when they have seen enough
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -16,12 +17,12 @@ from ...sharding.dataset.dataset import open_dataset
 from ...sharding.errors import ConfigError
 from ...sharding.prepare.comma_lists import split_names
 from ...sharding.schema import Schema
+from ...sharding.sources.user_code import import_function
 from ...training.outputs import check_writable
 from ..argument_types import add_verbosity, checked_type, parse_bytes
 from ..console import print_warnings
 from .measure import profile, profile_run
 from .result import Profile
-from .workloads import import_function
 
 __all__ = ["add_arguments", "run"]
 
@@ -174,7 +175,9 @@ def _profile_url(args: argparse.Namespace) -> Profile:
         import tensorflow  # noqa: F401
     given = {name: value for name, value in vars(args).items() if name in signature(profile).parameters}
     functions = {
-        name: import_function(f"--{name}", getattr(args, name)) for name in ("step", "transform") if getattr(args, name)
+        name: import_function(f"--{name}", getattr(args, name), os.getcwd(), example="model:train_step")
+        for name in ("step", "transform")
+        if getattr(args, name)
     }
     return profile(**given | functions | {"balance": balance, "fill": fill, "progress": _shows_progress(args)})
 

@@ -92,8 +92,8 @@ def profile(
         fetch_threads=fetch_threads, prefetch_bytes=prefetch_bytes, cache=open_cache(cache, cache_bytes),
     )  # fmt: skip
     workload = None if step is None else function_workload(loader, step, transform)
-    how = _How(seconds=seconds, steps=steps, try_knob=try_knob, progress=progress, cache_bytes=cache_bytes)
-    return _measure(loader, workload, url, how)
+    request = _Request(seconds=seconds, steps=steps, try_knob=try_knob, progress=progress, cache_bytes=cache_bytes)
+    return _measure(loader, workload, url, request)
 
 
 def profile_run(
@@ -118,13 +118,13 @@ def profile_run(
     """
     _check_training(None, None, seconds)
     workload = configured_workload(config, overrides)
-    how = _How(seconds=seconds, steps=None, try_knob=try_knob, progress=progress, cache_bytes=None)
-    return _measure(workload.loader, workload, workload.loader.arguments["url"].locate(), how)
+    request = _Request(seconds=seconds, steps=None, try_knob=try_knob, progress=progress, cache_bytes=None)
+    return _measure(workload.loader, workload, workload.loader.arguments["url"].locate(), request)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _How:
-    """How to measure; see `profile`."""
+class _Request:
+    """What the caller asked for; see `profile`."""
 
     seconds: float
     steps: int | None
@@ -142,37 +142,37 @@ class _How:
             print_stderr(f"measuring {part}")
 
 
-def _measure(loader: Loader, workload: Workload | None, url: str, how: _How) -> Profile:
+def _measure(loader: Loader, workload: Workload | None, url: str, request: _Request) -> Profile:
     clock = LoadClock()
     weights = {
         "store": 0 if loader.arguments["url"].local_path is not None else 1,
         "loader": 3,
-        "tried": 3 if how.try_knob else 0,
+        "tried": 3 if request.try_knob else 0,
         "training": 0 if workload is None else 5,
     }
-    seconds = {part: how.seconds * weight / sum(weights.values()) for part, weight in weights.items()}
-    store = _try_store(loader, seconds["store"], how) if weights["store"] else None
-    result = _evaluate(loader, url, how.read(loader, seconds["loader"]), how, store)
-    if how.try_knob and result.knob_options:
-        result = replace(result, tried=_try_knob(loader, result, seconds["tried"], how))
+    seconds = {part: request.seconds * weight / sum(weights.values()) for part, weight in weights.items()}
+    store = _try_store(loader, seconds["store"], request) if weights["store"] else None
+    result = _evaluate(loader, url, request.read(loader, seconds["loader"]), request, store)
+    if request.try_knob and result.knob_options:
+        result = replace(result, tried=_try_knob(loader, result, seconds["tried"], request))
     if workload is None:
         return replace(result, other_load=clock.other_load())
-    trials = try_training(workload, seconds["training"], how.report)
+    trials = try_training(workload, seconds["training"], request.report)
     epoch = LoaderEpoch(
         samples=_epoch_samples(loader),
         first_batch_seconds=result.first_batch_seconds,
         samples_per_second=result.samples_per_second,
         streams=loader.streams,
     )
-    fewer = _try_fewer_streams(loader, how) if epoch.first_batch_seconds > _LONG_WAIT * epoch.seconds else None
+    fewer = _try_fewer_streams(loader, request) if epoch.first_batch_seconds > _LONG_WAIT * epoch.seconds else None
     other_load = clock.other_load()
     verdict = judge(trials, epoch, result.knob, fewer=fewer, other_load=other_load)
     return replace(result, training=trials, verdict=verdict, other_load=other_load)
 
 
-def _try_store(loader: Loader, seconds: float, how: _How) -> StoreTrial | None:
+def _try_store(loader: Loader, seconds: float, request: _Request) -> StoreTrial | None:
     """Measure the store alone; None if it does not read parts of files."""
-    how.report("the store")
+    request.report("the store")
     dataset = open_dataset(loader.arguments["url"])
     try:
         return try_store(dataset.storage, dataset.split_shards(loader.arguments["split"]), seconds)
@@ -180,20 +180,20 @@ def _try_store(loader: Loader, seconds: float, how: _How) -> StoreTrial | None:
         return None
 
 
-def _try_knob(loader: Loader, result: Profile, seconds: float, how: _How) -> TriedKnob:
+def _try_knob(loader: Loader, result: Profile, seconds: float, request: _Request) -> TriedKnob:
     other = Loader(**dict(loader.arguments) | result.knob_options)
-    rate = _epoch_samples(other) / how.read(other, seconds).epoch_seconds(other)
+    rate = _epoch_samples(other) / request.read(other, seconds).epoch_seconds(other)
     return TriedKnob(
         options=result.knob_options, epoch_samples_per_second=rate, gain=rate / result.epoch_samples_per_second
     )
 
 
-def _try_fewer_streams(loader: Loader, how: _How) -> FirstBatchTrial | None:
+def _try_fewer_streams(loader: Loader, request: _Request) -> FirstBatchTrial | None:
     """Measure the wait for the first batch with a few streams; None if there are as few."""
     streams = max(n for n in range(1, _FEW_STREAMS + 1) if loader.streams % n == 0)
     if streams == loader.streams:
         return None
-    how.report(f"the first batch of {streams} streams")
+    request.report(f"the first batch of {streams} streams")
     other = Loader(**dict(loader.arguments) | {"streams": streams})
     batches = other.epoch(0)
     start = time.perf_counter()
@@ -232,7 +232,7 @@ def _epoch_samples(loader: Loader) -> int:
     return loader.steps_per_epoch * loader.local_batch_size
 
 
-def _evaluate(loader: Loader, url: str, trial: LoaderTrial, how: _How, store: StoreTrial | None) -> Profile:
+def _evaluate(loader: Loader, url: str, trial: LoaderTrial, request: _Request, store: StoreTrial | None) -> Profile:
     """The profile of a loader that has been read."""
     options = loader.arguments
     stages = _stages(loader.stats(), trial.first_batch_seconds + trial.seconds)
@@ -258,7 +258,7 @@ def _evaluate(loader: Loader, url: str, trial: LoaderTrial, how: _How, store: St
         stages=stages,
         bottleneck=bottleneck,
         knob=knob.text,
-        options=_options(loader, how.cache_bytes),
+        options=_options(loader, request.cache_bytes),
         knob_options=dict(knob.options),
         store=store,
     )

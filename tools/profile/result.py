@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from ...pipeline.order.plan_table import html_table
 from ..console import align, human_bytes, human_seconds
 from .bottleneck import StageProfile
 from .store_trial import StoreTrial
@@ -84,7 +85,7 @@ class Profile:
         return "".join(
             [
                 *(f"<p>{escape(line)}</p>" for line in self._headlines()),
-                *(_html_table(header, rows) for header, rows in self._tables()),
+                *(html_table(header, rows) for header, rows in self._tables()),
                 *(f"<p><b>{escape(line)}</b></p>" for line in self._conclusions()),
             ]
         )
@@ -161,9 +162,3 @@ class Profile:
 
 _STAGE_HEADER = ("stage of the loader", "items", "bytes", "busy s", "wait s", "busy")
 _PART_HEADER = ("part of training", "samples/s", "utilisation")
-
-
-def _html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in header)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"

@@ -2,41 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ...pipeline import Loader
-from ...sharding.errors import ConfigError
-from ...sharding.sources.user_code import describe_error
 from .training_trials import Workload
 
-__all__ = ["configured_workload", "function_workload", "import_function"]
-
-
-def import_function(flag: str, name: str) -> Callable[[Any], Any]:
-    """Import a function by ``module:function``; modules are searched in the working folder first.
-
-    Raises:
-        ConfigError: there is no such function, or its module fails.
-    """
-    module_name, _, function_name = name.partition(":")
-    if not module_name or not function_name:
-        raise ConfigError(f"{flag} takes module:function, such as model:train_step, got {name!r}")
-    folder = str(Path.cwd())
-    if folder not in sys.path:
-        sys.path.insert(0, folder)
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        raise ConfigError(f"{flag} {name}: {describe_error(error, name)}") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise ConfigError(f"{flag} {name}: {module.__file__} has no function {function_name!r}")
-    return function  # type: ignore[no-any-return]
+__all__ = ["configured_workload", "function_workload"]
 
 
 def function_workload(loader: Loader, step: Callable[[Any], Any], transform: Callable[[Any], Any] | None) -> Workload:

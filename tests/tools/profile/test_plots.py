@@ -86,7 +86,8 @@ def test_a_page_needs_no_other_file(result: Profile, tmp_path: Path) -> None:
     write_page(result, str(tmp_path / "page.html"))
     text = (tmp_path / "page.html").read_text()
     assert text.count("<svg") == 5
-    assert html.escape(result.knob) in text or result.verdict.bottleneck != "loader"  # type: ignore[union-attr]
+    assert html.escape(result.verdict.headline) in text  # type: ignore[union-attr]
+    assert html.escape(result.verdict.advice) in text  # type: ignore[union-attr]
     assert not re.search(r'(src|href)="(?!#)', text)
     assert "<script" not in text
 
