@@ -21,9 +21,7 @@ log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 15.0  # after this long without a line, one shows that a run of slow steps still works
 
-WAIT_FRACTION = (
-    0.2  # of the time spent waiting for input, from which on TensorFlow's profiler says "highly input-bound"
-)
+WAIT_FRACTION = 0.2  # of the time: from here on TensorFlow's profiler says "highly input-bound"
 LEAST_SECONDS = 5.0  # of steps; the waits of shorter runs are those of their start
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -321,6 +322,23 @@ def test_throughput_does_not_count_checkpoints(
     seconds = {entry["step"]: entry["seconds"] for entry in metrics()["history"]["steps"]}
     assert list(seconds) == [20, 25, 40, 50]
     assert (set(seconds.values()), len(seconds_saved)) == ({0.0}, 2)
+
+
+def test_a_checkpoint_whose_position_contradicts_the_dataset_is_refused(
+    tmp_path: Path, write_config: WriteConfig, capfd: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(checkpoint={"url": str(tmp_path / "run")}, data={"eval_split": None}, max_steps=3)
+    assert train_here(config) == 0
+    store = CheckpointStore(str(tmp_path / "run"))
+    newest = store.newest()
+    assert newest is not None
+    assert newest.state["position"] == {"step": 3, "epoch": 0, "epoch_step": 3}
+    (path,) = (tmp_path / "run").iterdir()
+    path.unlink()
+    store.save(replace(newest, state={**newest.state, "position": {"step": 3, "epoch": 1, "epoch_step": 3}}))
+    assert train_here(write_config(checkpoint={"url": str(tmp_path / "run")}, max_steps=4)) == 1
+    last = capfd.readouterr().err.splitlines()[-1]
+    assert "contradicts itself: Position(step=3, epoch=1, epoch_step=3) with 50 steps per epoch; remove it" in last
 
 
 def test_gradients_that_are_not_finite_are_an_error(
