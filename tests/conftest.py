@@ -36,7 +36,7 @@ _LONGEST = (
     "training/test_train.py",
     "tools/demo/test_run.py",
     "tools/shard_dataset/test_program.py",
-    "training/test_distributed.py",
+    "training/ring/test_ring.py",
     "tools/shard_dataset/test_errors.py",
     "sharding/building/test_build_faults.py",
     "sharding/engines/test_engine.py",

@@ -27,7 +27,7 @@ from ringfeed.tools import cli
 from ringfeed.tools.shard_dataset import program as shard_dataset
 from ringfeed.tools.shard_dataset.parser import build_parser
 from ringfeed.training import load_config
-from ringfeed.training.models import build_model
+from ringfeed.training.models.build import build_model
 from tests.helpers.commands import Cli
 from tests.helpers.lean import lean_environment
 from tests.helpers.pictures import write_pictures

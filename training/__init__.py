@@ -9,16 +9,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .checkpoint import Checkpoint, CheckpointStore
-    from .config import TrainConfig
-    from .config_file import load_config
-    from .distributed import HorovodRing, Ring, SoloRing, connect
-    from .evaluate import Evaluation
-    from .lars import LARS
-    from .multi_worker import MultiWorkerStrategy
-    from .precision import LossScale, ScaleRule
-    from .schedules import WarmUpDecay, scaled_learning_rate
-    from .trainer import Trainer
+    from .backends.multi_worker import MultiWorkerStrategy
+    from .checkpoint.store import Checkpoint, CheckpointStore
+    from .config.config_file import load_config
+    from .config.train_config import TrainConfig
+    from .loop.trainer import Trainer
+    from .metrics.evaluate import Evaluation
+    from .optimizers.lars import LARS
+    from .optimizers.precision import LossScale, ScaleRule
+    from .ring.connect import connect
+    from .ring.horovod import HorovodRing
+    from .ring.ring import Ring, SoloRing
+    from .schedules.learning_rate import WarmUpDecay, scaled_learning_rate
 
 __all__ = [
     "LARS",
@@ -40,22 +42,22 @@ __all__ = [
 ]
 
 _MODULES = {
-    "LARS": "lars",
-    "Checkpoint": "checkpoint",
-    "CheckpointStore": "checkpoint",
-    "Evaluation": "evaluate",
-    "HorovodRing": "distributed",
-    "LossScale": "precision",
-    "MultiWorkerStrategy": "multi_worker",
-    "Ring": "distributed",
-    "ScaleRule": "precision",
-    "SoloRing": "distributed",
-    "TrainConfig": "config",
-    "Trainer": "trainer",
-    "WarmUpDecay": "schedules",
-    "connect": "distributed",
-    "load_config": "config_file",
-    "scaled_learning_rate": "schedules",
+    "LARS": "optimizers.lars",
+    "Checkpoint": "checkpoint.store",
+    "CheckpointStore": "checkpoint.store",
+    "Evaluation": "metrics.evaluate",
+    "HorovodRing": "ring.horovod",
+    "LossScale": "optimizers.precision",
+    "MultiWorkerStrategy": "backends.multi_worker",
+    "Ring": "ring.ring",
+    "ScaleRule": "optimizers.precision",
+    "SoloRing": "ring.ring",
+    "TrainConfig": "config.train_config",
+    "Trainer": "loop.trainer",
+    "WarmUpDecay": "schedules.learning_rate",
+    "connect": "ring.connect",
+    "load_config": "config.config_file",
+    "scaled_learning_rate": "schedules.learning_rate",
 }
 
 

@@ -19,10 +19,10 @@ from typing import Protocol
 from ..pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ..sharding.errors import RingfeedError
 from ..sharding.url_secrets import without_secrets
-from .config_file import describe_keys, load_config
-from .launch import world_from_environment
-from .outputs import check_writable, encode_metrics
-from .reporting import configure_logging
+from .config.config_file import describe_keys, load_config
+from .loop.outputs import check_writable, encode_metrics
+from .loop.reporting import configure_logging
+from .ring.world import world_from_environment
 
 __all__ = ["add_arguments", "main", "run"]
 
@@ -131,8 +131,8 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
         if config.checkpoint.url:  # the trainer checks stores itself, unless the run has ended
             check_writable(f"{config.checkpoint.url.rstrip('/')}/checkpoint", in_stores=False)
     with quiet_tensorflow():
-        from .distributed import connect
-        from .trainer import train
+        from .loop.trainer import train
+        from .ring.connect import connect
 
         ring = connect()
     configure_logging(ring.rank, quiet=args.quiet, verbose=args.verbose)

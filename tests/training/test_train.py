@@ -19,7 +19,8 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from ringfeed.training import Checkpoint, CheckpointStore, trainer
+from ringfeed.training import Checkpoint, CheckpointStore
+from ringfeed.training.loop import trainer
 from ringfeed.training.train import main
 from tests.helpers.checkpoints import saved_steps
 
@@ -152,7 +153,7 @@ def test_images_are_augmented_in_training_and_not_in_evaluation(
         ),
         ("data.batch_size=100000", "data.batch_size=100000 is more than the 3000 records of 'train'; use at most 3000"),
         ("data.balance={late: 0.5, never: 0.5}", "never"),
-        ("model.name=no_module:f", "cannot import no_module:f"),
+        ("model.name=no_module:f", "model.name no_module:f: there is no module 'no_module'"),
     ],
 )
 def test_a_mistake_is_one_line(

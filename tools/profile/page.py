@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from html import escape
 
-from ...training.outputs import write_file
+from ...training.loop.outputs import write_file
 from . import plots
 from .result import Profile
 

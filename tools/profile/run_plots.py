@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...sharding.errors import ConfigError
-from ...training.outputs import METRICS_FORMAT
+from ...training.loop.outputs import METRICS_FORMAT
 from .drawing import Plot, curves, named_bars
 
 __all__ = ["plot_learning_rate", "plot_loss", "plot_rate", "plot_recall", "plot_run_waits", "read_metrics"]

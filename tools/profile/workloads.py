@@ -25,10 +25,10 @@ def configured_workload(config: str, overrides: Sequence[str]) -> Workload:
     Raises:
         RingfeedError: the configuration, its dataset or its model is wrong.
     """
-    from ...training.config import CheckpointConfig, OutputConfig
-    from ...training.config_file import load_config
-    from ...training.distributed import SoloRing
-    from ...training.trainer import Trainer
+    from ...training.config.config_file import load_config
+    from ...training.config.outputs import CheckpointConfig, OutputConfig
+    from ...training.loop.trainer import Trainer
+    from ...training.ring.ring import SoloRing
 
     options = replace(load_config(config, overrides), checkpoint=CheckpointConfig(), output=OutputConfig())
     trainer = Trainer(options, SoloRing())

@@ -8,7 +8,7 @@ import pytest
 from ringfeed.sharding import ConfigError
 from ringfeed.sharding.common.strict_yaml import load_yaml
 from ringfeed.sharding.prepare import read_features
-from ringfeed.training.config_file import load_config
+from ringfeed.training.config.config_file import load_config
 
 LEVELS = "\n".join([f"a{i}: &a{i} [{', '.join([f'*a{i - 1}' if i else 'x'] * 10)}]" for i in range(11)])
 

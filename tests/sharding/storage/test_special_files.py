@@ -15,8 +15,8 @@ from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.storage import http as web
 from ringfeed.sharding.storage import streams
 from ringfeed.sharding.storage.storage import Storage
-from ringfeed.training.checkpoint import Checkpoint, CheckpointStore
-from ringfeed.training.config_file import load_config
+from ringfeed.training.checkpoint.store import Checkpoint, CheckpointStore
+from ringfeed.training.config.config_file import load_config
 from tests.helpers.builds import built
 from tests.servers.web import Behaviour, served
 

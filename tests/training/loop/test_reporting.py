@@ -1,0 +1,81 @@
+"""The reports of a run without a terminal."""
+
+import logging
+
+import pytest
+
+from ringfeed.training.loop import reporting
+from ringfeed.training.loop.reporting import Reporter
+
+ENTRY = {"epoch": 0, "step": 1, "loss": 0.5, "learning_rate": 0.1, "input_wait_fraction": 0.0}
+
+
+@pytest.fixture(autouse=True)
+def _plain(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logging.getLogger("ringfeed"), "propagate", True)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
+    caplog.set_level(logging.INFO, logger="ringfeed")
+
+
+def test_slow_steps_are_logged_between_entries_and_fast_ones_are_not(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = 100.0
+    monkeypatch.setattr(reporting.time, "monotonic", lambda: clock)
+    reporter = Reporter(is_chief=True, total_steps=9, done_steps=0)
+    reporter.begin(0, 0, 256, 2)
+    for step in range(1, 5):
+        clock += reporting.QUIET_SECONDS * 0.6
+        reporter.advance(0, step)
+    assert [line.partition(";")[0] for line in caplog.messages] == [
+        "epoch 0  step 0/9  starts with 256 samples per step over 2 ranks",
+        "epoch 0  step 2/9  0:01:03 left",
+        "epoch 0  step 4/9  0:00:45 left",
+    ]
+
+
+def test_other_ranks_report_nothing(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reporting, "QUIET_SECONDS", 0.0)
+    reporter = Reporter(is_chief=False, total_steps=9, done_steps=0)
+    reporter.begin(0, 0, 256, 2)
+    reporter.advance(0, 1)
+    assert caplog.messages == []
+
+
+def test_steps_without_a_throughput_show_none(caplog: pytest.LogCaptureFixture) -> None:
+    reporter = Reporter(is_chief=True, total_steps=1, done_steps=0)
+    reporter.add_steps(ENTRY | {"samples_per_second": 0.0})
+    reporter.add_steps(ENTRY | {"samples_per_second": 1500.0})
+    assert caplog.messages == [
+        "epoch 0  step 1/1  loss 0.5000  lr 0.1",
+        "epoch 0  step 1/1  loss 0.5000  lr 0.1  1,500 samples/s  input wait 0%",
+    ]
+
+
+@pytest.mark.parametrize(("waited", "seconds", "warned"), [(3.0, 10.0, True), (1.0, 10.0, False), (2.0, 4.0, False)])
+def test_a_run_that_waited_for_its_input_names_the_profiler(
+    caplog: pytest.LogCaptureFixture, waited: float, seconds: float, warned: bool
+) -> None:
+    reporter = Reporter(is_chief=True, total_steps=1, done_steps=0)
+    reporter.add_steps(ENTRY | {"samples_per_second": 0.0, "seconds": seconds, "input_wait_seconds": waited})
+    reporter.warn_of_waits()
+    message = "training waited for its input for 30% of the time; to learn why: ringfeed profile --config FILE"
+    assert (caplog.messages[-1] == message) is warned
+
+
+@pytest.mark.parametrize(
+    ("quiet", "verbose", "levels"), [(False, False, (20, 30)), (True, False, (30, 30)), (False, True, (10, 10))]
+)
+def test_what_each_rank_logs(
+    monkeypatch: pytest.MonkeyPatch, quiet: bool, verbose: bool, levels: tuple[int, int]
+) -> None:
+    logger = logging.getLogger("ringfeed")
+    for name in ("handlers", "level"):
+        monkeypatch.setattr(logger, name, getattr(logger, name))
+    for rank in (1, 0):
+        reporting.configure_logging(rank, quiet=quiet, verbose=verbose)
+        assert logger.level == levels[rank]
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    reporter = Reporter(is_chief=True, total_steps=9, done_steps=0)
+    assert (reporter._bar is None) == quiet
+    reporter.close()

@@ -1,0 +1,175 @@
+"""One training step: the order of its parts, and that an overflow on any rank skips the step on all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ringfeed.training.loop.step import batch_loss, clip_by_global_norm, make_predict_step, make_train_step
+from ringfeed.training.optimizers.precision import LossScale, ScaleRule, compute_dtype
+from ringfeed.training.ring.ring import SoloRing
+
+INPUTS = tf.constant(np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32))
+CLASSES = tf.constant([0, 1, 1, 0, 1, 0])
+WEIGHT = tf.ones(6)
+
+
+def _network(precision: str = "float32") -> Any:
+    keras.utils.set_random_seed(1)
+    with compute_dtype(precision):
+        inputs = keras.Input((3,))
+        hidden = keras.layers.Dense(4, activation="relu")(inputs)
+        return keras.Model(inputs, keras.layers.Dense(2, dtype="float32")(hidden))
+
+
+def _step(network: Any, ring: Any, scale: LossScale, clip_norm: float | None = None) -> tuple[Any, Any]:
+    optimizer = keras.optimizers.SGD(0.5)
+    optimizer.build(network.trainable_variables)
+    return make_train_step(network, optimizer, ring, scale, clip_norm), optimizer
+
+
+class _Recording(SoloRing):
+    """A ring that records the tensors to reduce, and may report another rank's overflow."""
+
+    def __init__(self, other_is_finite: bool = True) -> None:
+        self.largest = tf.Variable(0.0)
+        self._other = 0.0 if other_is_finite else 1.0
+
+    def allreduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
+        loss, overflowed, *gradients = tensors
+        self.largest.assign(tf.reduce_max([tf.reduce_max(tf.abs(g)) for g in gradients]))
+        return [loss, (overflowed + self._other) / 2, *gradients]
+
+
+def test_equals_plain_gradient_descent() -> None:
+    network, reference = _network(), _network()
+    step, _ = _step(network, SoloRing(), LossScale(None))
+    before = [v.numpy().copy() for v in reference.trainable_variables]
+    with tf.GradientTape() as tape:
+        losses = keras.losses.sparse_categorical_crossentropy(CLASSES, reference(INPUTS), from_logits=True)
+        loss = tf.reduce_mean(losses)
+    gradients = tape.gradient(loss, [v.value for v in reference.trainable_variables])
+    metrics = step(INPUTS, CLASSES, WEIGHT)
+    assert float(metrics.loss) == pytest.approx(float(loss), rel=1e-6)
+    assert float(metrics.gradient_norm) == pytest.approx(float(tf.linalg.global_norm(gradients)), rel=1e-5)
+    for variable, start, gradient in zip(network.trainable_variables, before, gradients, strict=True):
+        np.testing.assert_allclose(variable.numpy(), start - 0.5 * gradient, rtol=1e-5, atol=1e-7)
+
+
+def test_reduces_scaled_gradients_and_unscales_before_clipping() -> None:
+    """With clipping before the unscaling, the update would be 1024 times too small; before the reduction, too."""
+    plain, scaled = _network(), _network()
+    start = [v.numpy().copy() for v in plain.trainable_variables]
+    _step(plain, _Recording(), LossScale(None), clip_norm=0.01)[0](INPUTS, CLASSES, WEIGHT)
+    ring = _Recording()
+    _step(scaled, ring, LossScale(ScaleRule(initial=1024.0)), clip_norm=0.01)[0](INPUTS, CLASSES, WEIGHT)
+    assert float(ring.largest) > 10
+    moves = [a.numpy() - b for a, b in zip(plain.trainable_variables, start, strict=True)]
+    assert float(tf.linalg.global_norm([m.astype(np.float32) for m in moves])) == pytest.approx(0.5 * 0.01, rel=1e-3)
+    for a, b in zip(plain.trainable_variables, scaled.trainable_variables, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-6, atol=1e-8)
+
+
+def test_an_overflow_of_another_rank_skips_the_step_here() -> None:
+    network, scale = _network(), LossScale(ScaleRule(initial=1024.0))
+    step, optimizer = _step(network, _Recording(other_is_finite=False), scale)
+    before = [v.numpy().copy() for v in network.trainable_variables]
+    metrics = step(INPUTS, CLASSES, WEIGHT)
+    assert not bool(metrics.is_finite)
+    assert float(scale.scale) == 512.0
+    assert int(optimizer.iterations.numpy()) == 0
+    for variable, value in zip(network.trainable_variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+class _Averaging(SoloRing):
+    """Many ranks with equal values, averaged as by Horovod: a sum, times a float32."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+
+    def allreduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
+        return [tensor * np.float32(self._ranks) * np.float32(1 / self._ranks) for tensor in tensors]
+
+
+@pytest.mark.parametrize("ranks", [3, 41, 1023])
+def test_any_number_of_ranks_agrees(ranks: int) -> None:
+    """In float32, 41 times 1/41 is not 1."""
+    step, _ = _step(_network(), _Averaging(ranks), LossScale(None))
+    assert bool(step(INPUTS, CLASSES, WEIGHT).is_finite)
+    assert not bool(step(INPUTS * float("inf"), CLASSES, WEIGHT).is_finite)
+
+
+def test_a_skipped_step_changes_no_statistics() -> None:
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((3,))
+    network = keras.Model(inputs, keras.layers.Dense(2)(keras.layers.BatchNormalization(momentum=0.9)(inputs)))
+    step, _ = _step(network, SoloRing(), LossScale(ScaleRule(initial=1024.0)))
+    assert bool(step(INPUTS, CLASSES, WEIGHT).is_finite)
+    before = [v.numpy().copy() for v in network.weights]
+    assert not bool(step(INPUTS * 1e30, CLASSES, WEIGHT).is_finite)  # their variance is infinite
+    for variable, value in zip(network.weights, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_gradients_whose_norm_overflows_are_not_clipped_to_nan() -> None:
+    network = _network()
+    step, _ = _step(network, SoloRing(), LossScale(None), clip_norm=1.0)
+    before = [v.numpy().copy() for v in network.weights]
+    assert not bool(step(INPUTS * 1e30, CLASSES, WEIGHT).is_finite)
+    for variable, value in zip(network.weights, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_an_overflow_in_float16_lowers_the_scale() -> None:
+    network = _network("float16")
+    scale = LossScale(ScaleRule(initial=2.0**24))
+    step, optimizer = _step(network, SoloRing(), scale)
+    outcomes = [bool(step(INPUTS, CLASSES, WEIGHT).is_finite) for _ in range(20)]
+    assert not outcomes[0]
+    assert outcomes[-1]
+    assert int(optimizer.iterations.numpy()) == sum(outcomes)
+    assert all(np.isfinite(v.numpy()).all() for v in network.trainable_variables)
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16", "bfloat16"])
+def test_learns_in_every_precision(precision: str) -> None:
+    network = _network(precision)
+    step, _ = _step(network, SoloRing(), LossScale.for_precision(precision, ScaleRule()))
+    losses = [float(step(INPUTS, CLASSES, WEIGHT).loss) for _ in range(40)]
+    assert losses[-1] < 0.6 * losses[0]
+    assert all(v.dtype == "float32" for v in network.trainable_variables)
+    assert make_predict_step(network)(INPUTS).dtype == tf.float32
+
+
+def test_weights_and_the_networks_own_losses_count() -> None:
+    network = _network()
+    half = tf.constant([1.0, 1.0, 1.0, 0.0, 0.0, 0.0])
+    expected = float(batch_loss(network, INPUTS[:3], CLASSES[:3], tf.ones(3))) / 2
+    assert float(batch_loss(network, INPUTS, CLASSES, half)) == pytest.approx(expected, rel=1e-6)
+    inputs = keras.Input((3,))
+    penalised = keras.Model(inputs, keras.layers.Dense(2, kernel_regularizer="l2")(inputs))
+    bare = float(batch_loss(penalised, INPUTS, CLASSES, tf.zeros(6)))
+    assert bare == pytest.approx(0.01 * float(np.sum(penalised.weights[0].numpy() ** 2)), rel=1e-5)
+
+
+def test_clipping_scales_all_gradients_together() -> None:
+    clipped, norm = clip_by_global_norm([tf.constant([3.0]), tf.constant([[4.0]])], 1.0)
+    assert float(norm) == 5.0
+    np.testing.assert_allclose([float(g[0] if g.shape == (1,) else g[0, 0]) for g in clipped], [0.6, 0.8], rtol=1e-6)
+    same, _ = clip_by_global_norm([tf.constant([3.0])], None)
+    assert same[0].numpy().tolist() == [3.0]
+
+
+def test_layers_of_other_dtypes_are_clipped_with_all_others() -> None:
+    gradients = [tf.constant([300.0], tf.float16), tf.constant([400.0]), tf.constant([0.0], tf.bfloat16)]
+    clipped, norm = clip_by_global_norm(gradients, 5.0)
+    assert float(norm) == 500.0  # whose square is beyond float16
+    assert [g.dtype for g in clipped] == [g.dtype for g in gradients]
+    np.testing.assert_allclose([float(g[0]) for g in clipped], [3.0, 4.0, 0.0], rtol=1e-3)
+    assert float(clip_by_global_norm(gradients, None)[1]) == 500.0

@@ -1,0 +1,3 @@
+"""Averages over ranks."""
+
+__all__: list[str] = []

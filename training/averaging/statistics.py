@@ -1,0 +1,40 @@
+"""The average over ranks of what each rank estimates from its own samples: the statistics of batch normalisation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from ..ring.ring import Ring
+
+__all__ = ["StatisticsAverage"]
+
+
+class StatisticsAverage:
+    """Averages the non-trainable floating-point weights of a network over ranks.
+
+    Averaged is what changed since the last time: ``w = base + mean(w - base)``. So weights that no step updates, such
+    as those of frozen layers, keep their bits, however often they are averaged; a mean of equal numbers need not be
+    equal to them.
+
+    Args:
+        ring: the ranks, which hold the same weights now.
+        network: the network.
+    """
+
+    def __init__(self, ring: Ring, network: Any) -> None:
+        trainable = {id(variable) for variable in network.trainable_weights}
+        self._ring = ring
+        self._moving = [v for v in network.weights if id(v) not in trainable and "float" in str(v.dtype)]
+        self._base = [tf.identity(v.value) for v in self._moving]
+
+    def update(self) -> None:
+        """Give all ranks the average (a collective)."""
+        if not self._moving or self._ring.size == 1:
+            return
+        changes = [v.value - base for v, base in zip(self._moving, self._base, strict=True)]
+        means = self._ring.allreduce_mean(changes)
+        self._base = [base + mean for base, mean in zip(self._base, means, strict=True)]
+        for variable, value in zip(self._moving, self._base, strict=True):
+            variable.assign(value)

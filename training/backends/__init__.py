@@ -1,0 +1,3 @@
+"""TensorFlow's own distribution strategies."""
+
+__all__: list[str] = []

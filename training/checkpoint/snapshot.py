@@ -1,0 +1,201 @@
+"""Snapshots: capture a run's state in a checkpoint, and restore it on any number of ranks.
+
+Tensors: the network's weights and the states of its random generators, the optimizer's variables, the loss scale.
+JSON: the loader's position (seed, epoch, step), the configuration, the dataset's checksum, and the history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...pipeline.order.epoch_order import ORDER_VERSION
+from ...sharding.common.validation import fit, integer
+from ...sharding.errors import ConfigError, TrainingError
+from ..config.config_file import all_keys, changed_keys, to_tree
+from ..config.train_config import TrainConfig
+from ..optimizers.precision import LossScale
+from .store import Checkpoint
+
+__all__ = [
+    "Parts",
+    "Position",
+    "capture",
+    "check_resumable",
+    "check_state",
+    "restore",
+    "seed_variables",
+    "set_rank_seeds",
+]
+
+_RANK_STRIDE = 0x9E3779B1  # odd, so that all ranks below 2**31 get different seeds (2**32 / golden ratio)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """The position of a run.
+
+    Attributes:
+        step: number of steps done since the run began.
+        epoch: the current epoch, or the next one if an epoch has just ended.
+        epoch_step: number of steps done in `epoch`.
+    """
+
+    step: int = 0
+    epoch: int = 0
+    epoch_step: int = 0
+
+    def advanced(self, steps_per_epoch: int) -> Position:
+        """Return the position one step later.
+
+        >>> Position(step=9, epoch=1, epoch_step=4).advanced(5)
+        Position(step=10, epoch=2, epoch_step=0)
+        """
+        inner = self.epoch_step + 1
+        if inner == steps_per_epoch:
+            return Position(step=self.step + 1, epoch=self.epoch + 1)
+        return Position(step=self.step + 1, epoch=self.epoch, epoch_step=inner)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The parts of a run that training changes."""
+
+    network: Any
+    optimizer: Any
+    scale: LossScale
+
+    def variables(self) -> dict[str, Any]:
+        """Return all variables by name: kind, place, path; kind and place are the same in every process."""
+        groups = {
+            "model": list(self.network.weights),
+            "random": seed_variables(self.network),
+            "optimizer": list(self.optimizer.variables),
+            "loss_scale": self.scale.variables,
+        }
+        return {
+            f"{kind}/{index:04d}/{getattr(variable, 'path', variable.name)}": variable
+            for kind, variables in groups.items()
+            for index, variable in enumerate(variables)
+        }
+
+
+def seed_variables(network: Any) -> list[Any]:
+    """Return the states of the network's random generators (dropout): integer [2], a key and a counter."""
+    weights = {id(variable) for variable in network.weights}
+    return [v for v in network.variables if id(v) not in weights and v.shape == (2,) and "int" in str(v.dtype)]
+
+
+def set_rank_seeds(network: Any, rank: int) -> None:
+    """Derive this rank's random generators from those of rank 0, which all ranks hold after a broadcast.
+
+    Otherwise all ranks would drop the same units. Rank 0 keeps its own, which a checkpoint holds.
+    """
+    for variable in seed_variables(network):
+        key, counter = np.asarray(tf.convert_to_tensor(variable)).astype(np.int64)
+        own = (int(key) + rank * _RANK_STRIDE) % 2**31 if rank else int(key)
+        variable.assign(np.array([own, counter]))
+
+
+def capture(
+    parts: Parts, position: Position, config: TrainConfig, dataset: str, history: Mapping[str, Any]
+) -> Checkpoint:
+    """Return the checkpoint of a run.
+
+    Args:
+        parts: parts of the run, on rank 0.
+        position: position of the run.
+        config: configuration of the run.
+        dataset: checksum of the dataset's shards.
+        history: reports so far, in JSON's types.
+    """
+    arrays = {name: np.asarray(tf.convert_to_tensor(v)) for name, v in parts.variables().items()}
+    state = {
+        "position": asdict(position),
+        "loader": {"seed": config.seed, "epoch": position.epoch, "step": position.epoch_step, "order": ORDER_VERSION},
+        "config": to_tree(config),
+        "dataset": dataset,
+        "history": dict(history),
+    }
+    return Checkpoint(step=position.step, arrays=arrays, state=state)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _History:
+    steps: tuple[Mapping[str, Any], ...]
+    evaluations: tuple[Mapping[str, Any], ...]
+    skipped_steps: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _State:
+    position: Position
+    loader: Mapping[str, Any]
+    config: Mapping[str, Any]
+    dataset: str
+    history: _History
+
+
+def check_state(checkpoint: Checkpoint) -> None:
+    """Check that a checkpoint holds what `capture` puts in one, apart from the arrays, which `restore` checks.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    known = {spec.name for spec in fields(_State)}
+    state: _State = fit("state", {name: value for name, value in checkpoint.state.items() if name in known}, _State)
+    integer("state.position.epoch", state.position.epoch, 0)
+    integer("state.position.epoch_step", state.position.epoch_step, 0)
+    if state.position.step != checkpoint.step:
+        raise ConfigError(f"state.position.step must be {checkpoint.step}, got {state.position.step}")
+    for group in {name.rpartition(".")[0] for name, _ in all_keys()} - {""}:
+        fit(f"state.config.{group}", state.config.get(group, {}), Mapping[str, Any])
+    for entry in state.history.evaluations:
+        integer("state.history.evaluations.step", entry.get("step"))  # type: ignore[arg-type]  # is checked here
+
+
+def check_resumable(state: Mapping[str, Any], config: TrainConfig, dataset: str) -> None:
+    """Refuse to resume from a checkpoint of a different run.
+
+    Raises:
+        TrainingError: a key that affects the weights, the dataset, or the order of samples differs.
+    """
+    changed = changed_keys(config, state["config"])
+    if state["dataset"] != dataset:
+        changed.append("the dataset's shards")
+    if state["loader"].get("order", 1) != ORDER_VERSION:
+        changed.append("order of samples (that of another version of ringfeed)")
+    if changed:
+        raise TrainingError(
+            f"the checkpoints in {config.checkpoint.url} are of a run with different {', '.join(changed)}: "
+            "undo the change, or set another checkpoint.url"
+        )
+
+
+def restore(parts: Parts, arrays: Mapping[str, Any]) -> None:
+    """Assign a checkpoint's arrays to the run's variables.
+
+    Variables are matched by kind and place, since Keras numbers its layers anew in each process.
+
+    Raises:
+        TrainingError: number, shapes or dtypes differ.
+    """
+    mine = list(parts.variables().items())
+    if [_slot(name) for name, _ in mine] != [_slot(name) for name in arrays]:
+        raise TrainingError(f"the checkpoint holds {len(arrays)} variables, this model and optimizer have {len(mine)}")
+    for (name, variable), array in zip(mine, arrays.values(), strict=True):
+        if tuple(variable.shape) != array.shape or tf.as_dtype(variable.dtype) != tf.as_dtype(array.dtype):
+            raise TrainingError(
+                f"the checkpoint's {name} is {array.dtype} of shape {array.shape}, the model's is "
+                f"{tf.as_dtype(variable.dtype).name} of shape {tuple(variable.shape)}"
+            )
+    for (_, variable), array in zip(mine, arrays.values(), strict=True):
+        variable.assign(array)
+
+
+def _slot(name: str) -> Sequence[str]:
+    return name.split("/", 2)[:2]

@@ -1,0 +1,197 @@
+"""Checkpoints: one file each, committed by one atomic write, on any storage that fsspec opens.
+
+A checkpoint is a safetensors file (8 bytes of header length, a JSON header, raw little-endian tensors): other tools
+open it, and reading it executes nothing. Its name is `step-<step>-<xxh3-128 of its bytes>.safetensors`: the name
+appears only with the whole file, and gives the hash of its bytes. `snapshot` chooses what goes in.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import numpy.typing as npt
+import xxhash
+from safetensors import deserialize
+from safetensors.numpy import save
+
+from ...sharding.errors import CorruptionError
+from ...sharding.messages import brief
+from ...sharding.storage.storage import Storage
+
+__all__ = ["Checkpoint", "CheckpointStore", "decode", "encode"]
+
+_NAME = re.compile(r"step-(\d{10})-([0-9a-f]{32})\.safetensors")
+_TRIAL = "trial"
+_HISTORY = "history"
+_REMEDY = "remove it, or set checkpoint.on_damage=previous, to resume from the one before"
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """The state of a run after a step.
+
+    Args:
+        step: number of steps since the run began.
+        arrays: tensors by name.
+        state: the rest of the state, in JSON's types.
+    """
+
+    step: int
+    arrays: Mapping[str, npt.NDArray[Any]]
+    state: Mapping[str, Any] = field(default_factory=dict)
+
+
+def encode(checkpoint: Checkpoint) -> bytes:
+    """Encode a checkpoint as a safetensors file, which also records the order of the arrays.
+
+    The history grows with the run, and a header must stay below 100 MB: the history is a tensor, of the bytes of JSON.
+    """
+    state = {key: value for key, value in checkpoint.state.items() if key != _HISTORY}
+    metadata = {
+        "step": str(checkpoint.step),
+        "state": json.dumps(state, sort_keys=True),
+        "order": json.dumps(list(checkpoint.arrays)),
+    }
+    arrays = {name: np.asarray(array, order="C") for name, array in checkpoint.arrays.items()}
+    if _HISTORY in checkpoint.state:
+        text = json.dumps(checkpoint.state[_HISTORY], sort_keys=True)
+        arrays[_HISTORY] = np.frombuffer(text.encode(), np.uint8)
+    return bytes(save(arrays, metadata))
+
+
+def decode(data: bytes) -> Checkpoint:
+    """Decode the bytes of a file that `encode` made.
+
+    Raises:
+        Exception: of any kind, if another program made it.
+
+    >>> decoded = decode(encode(Checkpoint(step=3, arrays={"w": np.arange(4.0)}, state={"epoch": 1})))
+    >>> decoded.step, decoded.arrays["w"].tolist(), decoded.state
+    (3, [0.0, 1.0, 2.0, 3.0], {'epoch': 1})
+    """
+    metadata = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    found = {
+        name: np.frombuffer(tensor["data"], _dtype(tensor["dtype"])).reshape(tensor["shape"])
+        for name, tensor in deserialize(data)  # type: ignore[no-untyped-call]
+    }
+    arrays = {name: found[name] for name in json.loads(metadata["order"])}
+    state = json.loads(metadata["state"])
+    if not isinstance(state, dict):
+        raise TypeError(f"its state is {state!r:.80}")
+    if _HISTORY not in state and _HISTORY in found:  # older files have it in their header
+        state[_HISTORY] = json.loads(found[_HISTORY].tobytes())
+    return Checkpoint(step=int(metadata["step"]), arrays=arrays, state=state)
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    """Return the dtype of a safetensors name; `safetensors.numpy` writes bfloat16 but does not read it.
+
+    >>> [_dtype(name).name for name in ("F32", "I64", "U8", "BOOL", "BF16")]
+    ['float32', 'int64', 'uint8', 'bool', 'bfloat16']
+    """
+    if name in ("BOOL", "BF16"):
+        return np.dtype(bool if name == "BOOL" else ml_dtypes.bfloat16)
+    return np.dtype(f"{name[0].lower()}{int(name[1:]) // 8}")
+
+
+class CheckpointStore:
+    """The checkpoints of one run in one folder. Only one process, rank 0, may use it.
+
+    Args:
+        url: path or URL of the folder.
+        keep: number of the newest checkpoints that a save keeps.
+        on_damage: what `newest` does about a damaged file: "error" raises; "previous" warns and reads the one before.
+        check: raises an error for a checkpoint that the run cannot use, which then counts as damaged.
+
+    Raises:
+        StorageError: from any method, if the storage fails.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        keep: int = 3,
+        on_damage: str = "error",
+        check: Callable[[Checkpoint], object] = lambda _: None,
+    ) -> None:
+        self._storage = Storage(url)
+        self._keep = keep
+        self._on_damage = on_damage
+        self._check = check
+
+    def names(self) -> list[str]:
+        """Return the file names of all checkpoints, oldest first; on this machine also links and special files."""
+        local = self._storage.local_path
+        with self._storage.errors("list", ""):
+            names = os.listdir(local) if local is not None and local.exists() else self._storage.list()
+        return sorted(name for name in names if _NAME.fullmatch(name))
+
+    def check_writable(self) -> None:
+        """Check before a run that files can be written to the folder, and removed from it."""
+        self._storage.write(_TRIAL, b"")
+        self._storage.remove(_TRIAL)
+
+    def save(self, checkpoint: Checkpoint) -> str:
+        """Commit a checkpoint, then remove all but the newest `keep`; return the URL of its file.
+
+        Other checkpoints of this step or later ones are removed, too: `newest` skipped them as damaged.
+        """
+        data = encode(checkpoint)
+        step = f"step-{checkpoint.step:010d}"
+        name = f"{step}-{xxhash.xxh3_128_hexdigest(data)}.safetensors"
+        self._storage.write(name, data)
+        others = [other for other in self.names() if other != name]
+        earlier = [other for other in others if other < step]
+        for old in [*others[len(earlier) :], *earlier[: -self._keep + 1 or None]]:
+            self._storage.remove(old)
+        return self._storage.locate(name)
+
+    def newest(self) -> Checkpoint | None:
+        """Return the newest checkpoint, with its bytes verified, or None if there is none.
+
+        Raises:
+            CorruptionError: it is damaged or forged; if `on_damage` is "previous": all of them are.
+        """
+        names = self.names()
+        return self._newest_of(names) if names else None
+
+    def _newest_of(self, names: list[str]) -> Checkpoint:
+        try:
+            return self._read(names[-1])
+        except CorruptionError as error:
+            if self._on_damage == "error" or len(names) == 1:
+                raise
+            log.warning("%s; trying the one before", error)
+        return self._newest_of(names[:-1])
+
+    def _read(self, name: str) -> Checkpoint:
+        data = self._storage.read(name)
+        match = _NAME.fullmatch(name)
+        assert match is not None
+        found = xxhash.xxh3_128_hexdigest(data)
+        if found != match.group(2):
+            raise CorruptionError(
+                f"checkpoint {self._storage.locate(name)} is damaged: its {len(data)} bytes hash to {found}; {_REMEDY}"
+            )
+        try:
+            checkpoint = decode(data)
+            if checkpoint.step != int(match.group(1)):
+                raise ValueError(f"it is of step {checkpoint.step}")
+            self._check(checkpoint)
+        except Exception as error:  # on a file that another program made, the libraries raise anything
+            raise CorruptionError(
+                f"checkpoint {self._storage.locate(name)} has the hash in its name, but ringfeed did not write it "
+                f"({type(error).__name__}: {brief(error)}); {_REMEDY}"
+            ) from error
+        return checkpoint

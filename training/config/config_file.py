@@ -1,0 +1,215 @@
+"""Reads a `TrainConfig` from a YAML file and `--set key=value`; an unknown key or a wrong type is an error.
+
+The values of `--set` are YAML, too. Tested in tests/training/config/test_config.py.
+"""
+
+from __future__ import annotations
+
+import json
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...sharding.common.strict_yaml import YAML_SCALARS, load_yaml
+from ...sharding.common.validation import fit, is_required
+from ...sharding.errors import ConfigError
+from ...sharding.messages import closest
+from ...sharding.storage.special_files import check_regular
+from ...sharding.url_secrets import public_url
+from .train_config import TrainConfig
+
+__all__ = ["all_keys", "changed_keys", "describe_keys", "load_config", "parse_config", "to_tree"]
+
+
+def load_config(path: str, overrides: Sequence[str] = ()) -> TrainConfig:
+    """Read a configuration.
+
+    Args:
+        path: path of the YAML file.
+        overrides: `key.key=value` items, which override the file in order.
+
+    Raises:
+        ConfigError: the file cannot be read, or a key or value is wrong.
+    """
+    try:
+        check_regular(path)
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
+    try:
+        tree = load_yaml(text)
+    except ValueError as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
+    tree = {} if tree is None else tree
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} must hold keys and values, got a {type(tree).__name__}")
+    return parse_config(apply_overrides(tree, overrides), path)
+
+
+def apply_overrides(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
+    """Return the tree, overridden by `key.key=value` items, whose values are parsed as YAML.
+
+    Raises:
+        ConfigError: an item is not `key=value`, its value is not YAML, or a key treats a value as a group.
+
+    >>> apply_overrides({"data": {"url": "x", "batch_size": 8}}, ["data.batch_size=16", "model.hidden=[4, 2]"])
+    {'data': {'url': 'x', 'batch_size': 16}, 'model': {'hidden': [4, 2]}}
+    """
+    result = _copied(tree)
+    for item in overrides:
+        key, separator, text = item.partition("=")
+        if not separator or not key:
+            raise ConfigError(f"--set takes key=value, got {item!r}")
+        try:
+            value = load_yaml(text)
+        except ValueError as error:
+            raise ConfigError(f"--set {key}: {text!r} is not valid YAML") from error
+        branch = result
+        *parents, last = key.split(".")
+        for parent in parents:
+            if not isinstance(branch.setdefault(parent, {}), dict):
+                raise ConfigError(f"--set {key}: {parent} is a value, not a group of keys")
+            branch = branch[parent]
+        branch[last] = value
+    return result
+
+
+def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _copied(value) if isinstance(value, Mapping) else value for key, value in tree.items()}
+
+
+def parse_config(tree: Mapping[str, Any], source: str) -> TrainConfig:
+    """Make a configuration of nested mappings.
+
+    Args:
+        tree: keys and values.
+        source: name of the tree for errors, such as that of its file.
+
+    Raises:
+        ConfigError: a key or value is wrong, or a value has no form in JSON, as checkpoints and metrics need.
+
+    >>> parse_config({"data": {"url": "x"}, "optimiser": {}}, "a.yaml")
+    Traceback (most recent call last):
+    ringfeed.sharding.errors.ConfigError: a.yaml: unknown key 'optimiser'; did you mean 'optimizer'?
+    """
+    try:
+        _check_keys(tree)
+        config: TrainConfig = fit("", tree, TrainConfig, YAML_SCALARS)
+        json.dumps(to_tree(config))  # checkpoints and metrics hold the configuration as JSON
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from error
+    except TypeError as error:
+        raise ConfigError(
+            f"{source}: model.options or data.balance has a value that JSON cannot hold ({error}); quote it"
+        ) from error
+    return config
+
+
+def _check_keys(tree: Mapping[str, Any]) -> None:
+    """Refuse an unknown key, with a hint at the most similar key of any group."""
+    keys = {name for name, _ in all_keys()}
+    groups = {name.rpartition(".")[0] for name in keys}
+    for key, value in tree.items():
+        if key not in keys | groups:
+            raise ConfigError(_unknown_key("", str(key)))
+        for inner in value if key in groups and isinstance(value, Mapping) else ():
+            if f"{key}.{inner}" not in keys:
+                raise ConfigError(_unknown_key(f"{key}.", str(inner)))
+
+
+def _unknown_key(prefix: str, key: str) -> str:
+    every = [name for name, _ in all_keys()] + [f.name for f in fields(TrainConfig)]
+    local = [name for name in every if name.rpartition(".")[0] == prefix.rstrip(".")]
+    guess = next(
+        (found for tried in (_same_name, _like_name) for names in (local, every) if (found := tried(key, names))), None
+    )
+    if guess:
+        hint = f"did you mean {guess!r}?"
+    elif prefix:
+        hint = f"this group has the keys: {', '.join(map(_leaf, local))}"
+    else:
+        hint = "the keys are listed by: ringfeed train --help"
+    return f"unknown key {prefix + key!r}; {hint}"
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+def _same_name(key: str, names: list[str]) -> str | None:
+    """Return the first of `names` that ends in a key, or whose end has it as initials: `learning_rate` is `lr`."""
+    spellings = ((name, _leaf(name)) for name in names)
+    return next((n for n, leaf in spellings if key in (leaf, "".join(w[:1] for w in leaf.split("_")))), None)
+
+
+def _like_name(key: str, names: list[str]) -> str | None:
+    """Return the name whose end is most similar to a key; whole names of a group would all be similar."""
+    leaves = {_leaf(name): name for name in names}
+    close = closest(key, leaves)
+    return None if close is None else leaves[close]
+
+
+def all_keys() -> list[tuple[str, Field[Any]]]:
+    """Return all keys in order: dotted name and field."""
+    result: list[tuple[str, Field[Any]]] = []
+    hints = typing.get_type_hints(TrainConfig)
+    for spec in fields(TrainConfig):
+        if is_dataclass(hints[spec.name]):
+            result += [(f"{spec.name}.{inner.name}", inner) for inner in fields(hints[spec.name])]
+        else:
+            result.append((spec.name, spec))
+    return result
+
+
+def describe_keys() -> str:
+    """Return the help of all keys, with their defaults, for `--help`."""
+    lines = []
+    for name, spec in all_keys():
+        default = "required" if is_required(spec) else _shown(spec)
+        lines.append(f"  {name:<28} {spec.metadata['help']} [{default}]")
+    return "\n".join(lines)
+
+
+def _shown(spec: Field[Any]) -> str:
+    value = spec.default_factory() if spec.default is MISSING and spec.default_factory is not MISSING else spec.default
+    value = list(value) if isinstance(value, tuple) else value
+    text: str = yaml.safe_dump(value, default_flow_style=True, explicit_end=False).strip()
+    return text.removesuffix("...").strip()
+
+
+def to_tree(config: TrainConfig) -> dict[str, Any]:
+    """Return the configuration in JSON's types, without the secrets of URLs; `parse_config` reads it back."""
+    return typing.cast("dict[str, Any]", _plain(asdict(config)))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _plain(entry) for key, entry in value.items()}
+    if isinstance(value, str):
+        return public_url(value)
+    return [_plain(entry) for entry in value] if isinstance(value, (tuple, list)) else value
+
+
+def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
+    """Return the dotted keys that affect the weights and differ between a run and the tree of an earlier one.
+
+    Locations (`data.url`, `data.cache`, `checkpoint`, `output`), length and evaluation of a run do not count.
+    """
+    neutral = {"data.url", "data.eval_split", "eval_every_epochs", "deterministic", "max_steps", "epochs"}
+    neutral |= {"data.cache", "data.cache_bytes"}
+    current = json.loads(json.dumps(to_tree(now)))  # like the earlier tree, which was read from a file
+    differing = []
+    for name, spec in all_keys():
+        group, _, leaf = name.rpartition(".")
+        if group in ("checkpoint", "output") or name in neutral:
+            continue
+        mine, theirs = (tree.get(group, {}) if group else tree for tree in (current, before))
+        if mine.get(leaf) != theirs.get(leaf, _plain(spec.default)):  # older runs, without the key, had its default
+            differing.append(name)
+    return differing

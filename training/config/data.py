@@ -1,0 +1,37 @@
+"""Options of the data of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .checks import key, require, require_size
+
+__all__ = ["DataConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataConfig:
+    """Options of the data: samples, batches and features."""
+
+    url: str = field(metadata={"help": "dataset that shard-dataset wrote: a path, s3://..., hdfs://..."})
+    train_split: str = key("train", "split to train on")
+    eval_split: str | None = key("test", "split to evaluate on; null: no evaluation")
+    batch_size: int = key(1024, "samples per step over all ranks together (the global batch)")
+    balance: str | Mapping[Any, float] = key("natural", "natural, uniform, power:A, X->Y:EPOCHS, or {class: weight}")
+    include: tuple[str, ...] | None = key(None, "columns to use as features; null: all but the label")
+    exclude: tuple[str, ...] = key((), "columns to leave out of the features")
+    categorical: tuple[str, ...] = key((), "integer columns that are codes: embedded, not standardised")
+    cache: str = key("none", "where to keep copies of shards: none, memory, or a folder on a local disk")
+    cache_bytes: int | None = key(
+        None, "size limit of the cache; null: 1 GiB of memory, or 0.8 of the free space of the disk"
+    )
+
+    def __post_init__(self) -> None:
+        require(bool(self.url), "data.url", "a path or URL", self.url)
+        require_size("data.batch_size", self.batch_size)
+        require(bool(self.cache), "data.cache", "none, memory or a path", self.cache)
+        if self.cache_bytes is not None:
+            require(self.cache_bytes >= 1, "data.cache_bytes", "at least 1", self.cache_bytes)
+            require(self.cache != "none", "data.cache_bytes", "null without data.cache", self.cache_bytes)

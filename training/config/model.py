@@ -1,0 +1,88 @@
+"""Options of the network, and of the augmentation of its images."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...pipeline.transforms.image_options import ColourJitter, RandomCrop
+from ...sharding.errors import ConfigError
+from .checks import are_sizes, key, one_of, require, require_size
+
+__all__ = ["AugmentConfig", "ModelConfig"]
+
+NORMS = ("batch", "layer", "none")
+_FUNCTION = re.compile(r"\w+(\.\w+)*:\w+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """Options of the network."""
+
+    name: str = key("tabular", "tabular, convnet, or module:function, called with (manifest, config)")
+    hidden: tuple[int, ...] = key((256, 128), "units of the hidden layers (tabular: all; convnet: before the output)")
+    norm: str = key("batch", f"normalisation: {', '.join(NORMS)}")
+    dropout: float = key(0.0, "fraction of hidden units dropped in training, in [0, 1)")
+    embedding_dim: int | None = key(None, "width of embeddings; null: 1.6 * categories ** 0.56, at most 32")
+    filters: tuple[int, ...] = key((32, 64), "convnet: filters of each block; each block halves the image")
+    image_shape: tuple[int, ...] | None = key(None, "convnet: [height, width, channels] to decode images to")
+    options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "any keys, for module:function"})
+
+    def __post_init__(self) -> None:
+        known = self.name in ("tabular", "convnet") or bool(_FUNCTION.fullmatch(self.name))
+        require(known, "model.name", "tabular, convnet, or module:function", self.name)
+        one_of("model.norm", self.norm, NORMS)
+        require(0 <= self.dropout < 1, "model.dropout", "in [0, 1)", self.dropout)
+        require(are_sizes(self.hidden), "model.hidden", "a list of integers in [1, 2**31)", self.hidden)
+        filters_hold = bool(self.filters) and are_sizes(self.filters)
+        require(filters_hold, "model.filters", "a non-empty list of integers in [1, 2**31)", self.filters)
+        if self.embedding_dim is not None:
+            require_size("model.embedding_dim", self.embedding_dim)
+        if self.image_shape is not None:
+            shape_holds = len(self.image_shape) == 3 and are_sizes(self.image_shape) and self.image_shape[2] in (1, 3)
+            rule = "[height, width, 1 or 3], below 2**31"
+            require(shape_holds, "model.image_shape", rule, list(self.image_shape))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AugmentConfig:
+    """Random augmentation of each training image: see `ImageTransform`."""
+
+    flip_left_right: bool = key(False, "convnet: mirror half of the training images")
+    flip_up_down: bool = key(False, "turn half of the training images upside down")
+    crop_area: tuple[float, ...] | None = key(
+        None, "least and greatest share of the area that a crop keeps; null: no crop"
+    )
+    crop_ratio: tuple[float, ...] = key((3 / 4, 4 / 3), "least and greatest width / height of a crop")
+    brightness: float = key(0.0, "random factor in [1 - x, 1 + x]")
+    contrast: float = key(0.0, "the same for contrast")
+    saturation: float = key(0.0, "the same for saturation")
+    hue: float = key(0.0, "random rotation in [-x, x] full turns")
+
+    def __post_init__(self) -> None:
+        try:
+            _ = self.crop, self.jitter  # their constructors check the values
+        except ConfigError as error:
+            raise ConfigError(f"augment: {error}") from error
+
+    @property
+    def crop(self) -> RandomCrop | None:
+        """The random crop of images; None: no crop."""
+        area: Any = self.crop_area
+        ratio: Any = self.crop_ratio
+        return None if area is None else RandomCrop(area=area, ratio=ratio)
+
+    @property
+    def jitter(self) -> ColourJitter | None:
+        """The random change of colours; None: no change."""
+        jitter = ColourJitter(
+            brightness=self.brightness, contrast=self.contrast, saturation=self.saturation, hue=self.hue
+        )
+        return None if jitter == ColourJitter() else jitter
+
+    @property
+    def random(self) -> bool:
+        """Whether any augmentation is on."""
+        return self.flip_left_right or self.flip_up_down or self.crop is not None or self.jitter is not None

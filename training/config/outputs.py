@@ -1,0 +1,46 @@
+"""Options of what a run writes: checkpoints, metrics and the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .checks import key, one_of, require
+
+__all__ = ["CheckpointConfig", "OutputConfig"]
+
+DAMAGE_POLICIES = ("error", "previous")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointConfig:
+    """Options of the checkpoints that a killed run resumes from."""
+
+    url: str | None = key(None, "folder of the run's checkpoints: a path, s3://..., hdfs://...; null: none")
+    every_steps: int | None = key(None, "steps between checkpoints, in addition to one at the end of each epoch")
+    keep: int = key(3, "number of the newest checkpoints to keep")
+    resume: bool = key(True, "resume from the newest checkpoint; false: the folder must hold none")
+    on_damage: str = key("error", "if the newest checkpoint is damaged: error, or previous (with a warning)")
+
+    def __post_init__(self) -> None:
+        require(self.url != "", "checkpoint.url", "a path or URL, or null", self.url)
+        require(self.keep >= 1, "checkpoint.keep", "at least 1", self.keep)
+        one_of("checkpoint.on_damage", self.on_damage, DAMAGE_POLICIES)
+        if self.every_steps is not None:
+            require(self.every_steps >= 1, "checkpoint.every_steps", "at least 1", self.every_steps)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutputConfig:
+    """Options of the files that a run writes."""
+
+    metrics: str | None = key(None, "JSON file of losses, rates, throughput and evaluations (path or URL)")
+    model: str | None = key(None, "file of the trained model, ending in .keras (path or URL)")
+    log_every: int = key(50, "steps between entries of the log and of the metrics")
+
+    def __post_init__(self) -> None:
+        require(self.log_every >= 1, "output.log_every", "at least 1", self.log_every)
+        require(self.metrics != "", "output.metrics", "a path or URL, or null", self.metrics)
+        apart = self.metrics is None or self.metrics != self.model
+        require(apart, "output.metrics", "another file than output.model", self.metrics)
+        named = self.model is None or self.model.endswith(".keras")
+        require(named, "output.model", "a path that ends in .keras", self.model)

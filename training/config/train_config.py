@@ -1,0 +1,54 @@
+"""The configuration of a training run: a frozen tree of options, checked when it is made.
+
+`config_file` reads it from YAML and the command line; nothing here opens a file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .checks import key, one_of, require, require_size
+from .data import DataConfig
+from .model import AugmentConfig, ModelConfig
+from .optimizer import LossScaleConfig, OptimizerConfig, ScheduleConfig
+from .outputs import CheckpointConfig, OutputConfig
+
+__all__ = ["TrainConfig"]
+
+PRECISIONS = ("float32", "float16", "bfloat16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainConfig:
+    """The configuration of a run: see `ringfeed train --help` for its keys, and `load_config`.
+
+    Raises:
+        ConfigError: a value breaks its rule; the message names key, rule and value.
+    """
+
+    data: DataConfig
+    model: ModelConfig = field(default_factory=ModelConfig)
+    augment: AugmentConfig = field(default_factory=AugmentConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+    precision: str = key("float32", f"dtype of computation in layers: one of {', '.join(PRECISIONS)}")
+    epochs: int = key(1, "passes over the training split")
+    max_steps: int | None = key(None, "stop after this many steps; null: after all epochs")
+    eval_every_epochs: int = key(1, "epochs between evaluations; the last epoch is always evaluated")
+    seed: int = key(0, "seed of the weights, the order of samples and dropout")
+    deterministic: bool = key(True, "make the same run on the same machine give the same weights, bit for bit")
+
+    def __post_init__(self) -> None:
+        one_of("precision", self.precision, PRECISIONS)
+        require_size("epochs", self.epochs)
+        require(self.eval_every_epochs >= 1, "eval_every_epochs", "at least 1", self.eval_every_epochs)
+        require(0 <= self.seed < 2**31, "seed", "in [0, 2**31)", self.seed)
+        if self.max_steps is not None:
+            require(self.max_steps >= 1, "max_steps", "at least 1", self.max_steps)
+        augmentable = self.model.name == "convnet" or not self.augment.random
+        require(augmentable, "model.name", "convnet for augment", self.model.name)
+        too_long = self.schedule.warmup_epochs >= self.epochs
+        require(not too_long, "schedule.warmup_epochs", f"below epochs ({self.epochs})", self.schedule.warmup_epochs)

@@ -1,0 +1,80 @@
+"""The files that a run writes: its model and its metrics, on any storage that fsspec opens."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from contextlib import suppress
+from tempfile import TemporaryFile
+from typing import Any
+
+from ...sharding.errors import StorageError
+from ...sharding.storage.atomic_files import make_folder
+from ...sharding.storage.storage import Storage
+
+__all__ = ["METRICS_FORMAT", "check_writable", "encode_metrics", "write_file"]
+
+METRICS_FORMAT = "ringfeed-metrics-1"
+
+
+def write_file(url: str, data: bytes) -> None:
+    """Write a file at a path or URL, whole or not at all.
+
+    Raises:
+        ConfigError: the URL names a bucket, but no file in it.
+        StorageError: the storage fails.
+    """
+    storage, name = _place(url)
+    storage.write(name, data)
+
+
+def check_writable(url: str, *, in_stores: bool = True) -> None:
+    """Check before a run that a file can be written, and leave nothing behind.
+
+    An empty file `NAME.trial` is left in a store that does not let files be removed.
+
+    Args:
+        url: path or URL of the file.
+        in_stores: whether to check remote stores, too, which takes time, or only local disks.
+
+    Raises:
+        ConfigError: the URL names a bucket, but no file in it.
+        StorageError: the file cannot be written.
+    """
+    storage, name = _place(url)
+    if storage.local_path is None and not in_stores:
+        return
+    if not name or (storage.local_path is not None and (storage.local_path / name).is_dir()):
+        raise StorageError(f"cannot write {url}: it is a folder; name a file")
+    absent = storage.absent_folders()
+    if storage.local_path is None:
+        storage.write(f"{name}.trial", b"")
+        with suppress(StorageError):
+            storage.remove(f"{name}.trial")
+    else:
+        with storage.errors("write", name):
+            make_folder(storage.local_path)
+            with TemporaryFile(dir=storage.local_path):
+                pass
+    storage.remove_folders(absent)
+
+
+def _place(url: str) -> tuple[Storage, str]:
+    folder, separator, name = url.rpartition("/")
+    if not folder or folder.rstrip("/").endswith(":"):  # the slash belongs to the root or to the scheme
+        folder += separator
+    return Storage(folder or "."), name
+
+
+def encode_metrics(metrics: Mapping[str, Any]) -> bytes:
+    """Encode the metrics file: JSON, with null for numbers that are not finite."""
+    return (json.dumps(_finite(metrics), indent=1) + "\n").encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(entry) for key, entry in value.items()}
+    return [_finite(entry) for entry in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,127 @@
+"""The compiled training step, as small functions over a plain `tf.GradientTape`.
+
+The order is fixed: scale the loss -> backward -> all-reduce -> unscale -> finite check -> clip -> apply. Clipping
+before the reduction or the unscaling would clip different numbers on each rank (horovod#1692, #1347).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from ..models.losses import batch_loss
+from ..optimizers.precision import LossScale, all_finite
+from ..ring.ring import Ring
+
+__all__ = ["StepMetrics", "clip_by_global_norm", "make_predict_step", "make_train_step"]
+
+Tensor = Any
+TrainStep = Callable[[Any, Tensor, Tensor], "StepMetrics"]
+
+
+class StepMetrics(NamedTuple):
+    """Scalars of one step, the same on all ranks.
+
+    Attributes:
+        loss: float32, the mean over the global batch, before the update.
+        is_finite: bool; False if the step was skipped.
+        gradient_norm: float32, global norm before clipping.
+    """
+
+    loss: Tensor
+    is_finite: Tensor
+    gradient_norm: Tensor
+
+
+def backward(
+    network: Any, variables: Sequence[Any], scale: LossScale, inputs: Any, class_id: Tensor, weight: Tensor
+) -> tuple[Tensor, list[Tensor]]:
+    """Return the local loss, and the gradients of the scaled loss (zeros for variables that it does not depend on)."""
+    with tf.GradientTape() as tape:
+        loss = batch_loss(network, inputs, class_id, weight)
+        scaled = scale.scaled(loss)
+    return loss, tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+
+def reduce_gradients(
+    ring: Ring, loss: Tensor, gradients: Sequence[Tensor], state: Sequence[Tensor] = ()
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Return the means over ranks of loss and gradients, and whether all ranks had finite gradients.
+
+    The agreement needs no collective of its own: each rank's flag, 0 or 1 for an overflow, travels with the gradients,
+    and their mean is exactly 0 only if all are 0. (A mean of ones need not be exactly 1: 41 times the 1/41 of float32
+    is less. A sum of finite numbers may still overflow; the caller also checks the result, which all ranks share.)
+
+    Args:
+        ring: the ranks.
+        loss: loss of the local batch.
+        gradients: gradients of that loss.
+        state: tensors that the forward pass changed, which must be finite, too.
+
+    Returns:
+        `(loss, agreed, gradients)`.
+    """
+    overflowed = 1.0 - tf.cast(all_finite([*gradients, *state]), tf.float32)
+    mean_loss, mean_overflowed, *reduced = ring.allreduce_mean([loss, overflowed, *gradients])
+    return mean_loss, tf.equal(mean_overflowed, 0.0), reduced
+
+
+def clip_by_global_norm(gradients: Sequence[Tensor], clip_norm: float | None) -> tuple[list[Tensor], Tensor]:
+    """Scale gradients down together to a global norm of at most `clip_norm`; also return their norm before, float32.
+
+    Gradients may differ in dtype, as layers' variables may. Pascanu et al., arXiv 1211.5063, Algorithm 1.
+    """
+    wide = [tf.cast(gradient, tf.float32) for gradient in gradients]
+    norm = tf.linalg.global_norm(wide)
+    if clip_norm is None:
+        return list(gradients), norm
+    clipped, _ = tf.clip_by_global_norm(wide, clip_norm, use_norm=norm)
+    return [tf.cast(new, old.dtype) for new, old in zip(clipped, gradients, strict=True)], norm
+
+
+def make_train_step(network: Any, optimizer: Any, ring: Ring, scale: LossScale, clip_norm: float | None) -> TrainStep:
+    """Compile the training step of a network whose optimizer is built.
+
+    Returns:
+        A function of `(inputs, class_id, weight)` of the local batch; every rank must call it equally often.
+    """
+    variables = [variable.value for variable in network.trainable_variables]
+    state = [
+        v.value for v in network.non_trainable_variables if "float" in str(v.dtype)
+    ]  # such as that of batch normalisation
+
+    def apply(gradients: Sequence[Tensor]) -> Tensor:
+        optimizer.apply(gradients)
+        return tf.constant(True)
+
+    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    def train_step(inputs: Any, class_id: Tensor, weight: Tensor) -> StepMetrics:
+        before = [tf.identity(variable) for variable in state]
+        local_loss, scaled = backward(network, variables, scale, inputs, class_id, weight)
+        loss, agreed, reduced = reduce_gradients(ring, local_loss, scaled, state)
+        gradients = scale.unscaled(reduced)
+        is_finite = tf.logical_and(agreed, all_finite(gradients))
+        gradients, norm = clip_by_global_norm(gradients, clip_norm)
+        if clip_norm is not None:
+            is_finite = tf.logical_and(is_finite, tf.math.is_finite(norm))
+        tf.cond(is_finite, lambda: apply(gradients), lambda: tf.constant(False))
+        for variable, old in zip(state, before, strict=True):
+            variable.assign(tf.where(is_finite, variable, old))
+        scale.update(is_finite)
+        return StepMetrics(loss, is_finite, norm)
+
+    step: TrainStep = train_step
+    return step
+
+
+def make_predict_step(network: Any) -> Callable[[Any], Tensor]:
+    """Compile the inference step: from the inputs of a batch to logits, float32 [batch, classes]."""
+
+    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    def predict(inputs: Any) -> Tensor:
+        return tf.cast(network(inputs, training=False), tf.float32)
+
+    step: Callable[[Any], Tensor] = predict
+    return step

@@ -1,0 +1,393 @@
+"""The training loop: from a configuration to a trained model, checkpoints and metrics, on all ranks of a ring.
+
+Tested in tests/training/test_train.py.
+
+connect -> loaders -> model -> broadcast or resume -> steps and evaluations -> check that all ranks agree -> outputs
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...sharding.errors import ConfigError, TrainingError
+from ..averaging.statistics import StatisticsAverage
+from ..checkpoint.snapshot import Parts, Position, capture, check_resumable, check_state, restore, set_rank_seeds
+from ..checkpoint.store import CheckpointStore
+from ..config.config_file import to_tree
+from ..config.train_config import TrainConfig
+from ..metrics.evaluate import evaluate
+from ..models.build import build_model
+from ..models.built_model import BuiltModel
+from ..optimizers.build import build_optimizer, build_schedule, schedule_warnings
+from ..optimizers.precision import LossScale, ScaleRule, all_finite
+from ..ring.ring import Ring
+from ..ring.same_weights import assert_same_weights
+from ..schedules.learning_rate import WarmUpDecay
+from .inputs import open_loader, preprocessed
+from .outputs import METRICS_FORMAT, encode_metrics, write_file
+from .reporting import Reporter
+from .step import StepMetrics, make_predict_step, make_train_step
+
+__all__ = ["Trainer", "train"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True, kw_only=True)
+class _Window:
+    """The steps since the last report; their metrics stay on the device until they are read together."""
+
+    metrics: list[StepMetrics] = field(default_factory=list)
+    wait_seconds: float = 0.0
+    started: float = field(default_factory=lambda: time.perf_counter())
+    timed_steps: int = 0
+
+
+def prepare_process(config: TrainConfig) -> None:
+    """Seed Keras and make TensorFlow deterministic. Call it before anything is built.
+
+    The global generators only draw initial weights and the keys of dropout, not the order of samples.
+    """
+    keras.utils.set_random_seed(config.seed)
+    if config.deterministic:
+        tf.config.experimental.enable_op_determinism()
+
+
+class Trainer:
+    """One run on one rank.
+
+    Args:
+        config: configuration of the run.
+        ring: the ranks; all of them construct a trainer with the same configuration.
+        check: called before each step; what it raises ends the run.
+
+    Raises:
+        RingfeedError: the dataset, the model or a checkpoint does not fit the configuration.
+    """
+
+    def __init__(self, config: TrainConfig, ring: Ring, check: Callable[[], None] = lambda: None) -> None:
+        self.config, self.ring, self._check = config, ring, check
+        prepare_process(config)
+        self.loader = open_loader(config, ring, split=config.data.train_split, training=True)
+        self.steps_per_epoch: int = self.loader.steps_per_epoch
+        self.eval_loader = None
+        if config.data.eval_split is not None:
+            self.eval_loader = open_loader(config, ring, split=config.data.eval_split, training=False)
+        self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or 2**62)
+        self.model: BuiltModel = build_model(self.loader.manifest, config)
+        plain, augmented = self.model.preprocess, self.model.augmented
+        self._preprocess = plain, tf.function(plain)  # traced once, not in each epoch
+        self._augment = self._preprocess if augmented is None else (augmented, tf.function(augmented))
+        self.schedule: WarmUpDecay = build_schedule(config, self.steps_per_epoch)
+        if ring.rank == 0:
+            for remark in schedule_warnings(config):
+                log.warning(remark)
+        self.parts = self._parts()
+        self.train_step = make_train_step(
+            self.parts.network, self.parts.optimizer, ring, self.parts.scale, config.optimizer.clip_norm
+        )
+        self.predict = make_predict_step(self.parts.network)
+        self.position = Position()
+        self.resumed_from: int | None = None
+        self.skipped_steps = 0
+        self._evaluated_step: int | None = None
+        history = self._resume()
+        self._statistics = StatisticsAverage(ring, self.parts.network)
+        self.reporter = Reporter(is_chief=ring.rank == 0, total_steps=self.total_steps, done_steps=self.position.step)
+        if history:
+            self.reporter.restore(history)
+        self._window = _Window()
+
+    @property
+    def traced_preprocess(self) -> Any:
+        """The `tf.function` from an element of `loader` to ``(inputs, class_id, weight)``, augmentation included."""
+        return self._augment[1]
+
+    def _parts(self) -> Parts:
+        network, config = self.model.network, self.config
+        rule = ScaleRule(initial=config.loss_scale.initial, growth_interval=config.loss_scale.growth_interval)
+        return Parts(
+            network=network,
+            optimizer=build_optimizer(config.optimizer, self.schedule, network.trainable_variables),
+            scale=LossScale.for_precision(config.precision, rule),
+        )
+
+    # -- start ---------------------------------------------------------------------------------------------------
+
+    def _resume(self) -> dict[str, Any] | None:
+        """Restore the newest checkpoint, read by rank 0, or share the initial weights of rank 0; return the history."""
+        state = self._read_newest() if self.ring.rank == 0 else None
+        state = self.ring.allgather_object(state)[0]
+        self.ring.broadcast(list(self.parts.variables().values()))
+        set_rank_seeds(self.parts.network, self.ring.rank)
+        if state is None:
+            return None
+        self.position = Position(**state["position"])
+        if self.position.step > self.total_steps:
+            raise TrainingError(
+                f"the newest checkpoint in {self.config.checkpoint.url} is of step {self.position.step}, and this run "
+                f"ends at step {self.total_steps}: raise epochs or max_steps, or set another checkpoint.url"
+            )
+        if (self.position.epoch, self.position.epoch_step) != divmod(self.position.step, self.steps_per_epoch):
+            raise TrainingError(
+                f"the newest checkpoint in {self.config.checkpoint.url} contradicts itself: {self.position} with "
+                f"{self.steps_per_epoch} steps per epoch; remove it, or set another checkpoint.url"
+            )
+        self.resumed_from = self.position.step
+        self.skipped_steps = state["history"].get("skipped_steps", 0)
+        if state["config"].get("data", {}).get("eval_split") == self.config.data.eval_split:
+            self._evaluated_step = max((entry["step"] for entry in state["history"]["evaluations"]), default=None)
+        if self.ring.rank == 0:
+            self._log_resumed()
+        history: dict[str, Any] = state["history"]
+        return history
+
+    def _log_resumed(self) -> None:
+        if self.position.step == self.total_steps:
+            log.info(
+                "the checkpoint of step %d is that of the last step: nothing is left to train. To train on, raise "
+                "epochs or max_steps; for another run, set another checkpoint.url",
+                self.position.step,
+            )
+        else:
+            log.info("resuming from the checkpoint of step %d", self.position.step)
+
+    def _read_newest(self) -> dict[str, Any] | None:
+        store = self._store()
+        if store is None:
+            return None
+        if not self.config.checkpoint.resume:
+            if store.names():
+                raise ConfigError(
+                    f"checkpoint.resume is false, but {self.config.checkpoint.url} holds checkpoints; "
+                    "remove them, or set another checkpoint.url"
+                )
+            return None
+        newest = store.newest()
+        if newest is None:
+            return None
+        check_resumable(newest.state, self.config, self.loader.manifest.shards_checksum)
+        restore(self.parts, newest.arrays)
+        return dict(newest.state)
+
+    def _store(self) -> CheckpointStore | None:
+        options = self.config.checkpoint
+        if options.url is None:
+            return None
+        return CheckpointStore(options.url, keep=options.keep, on_damage=options.on_damage, check=check_state)
+
+    def _check_store(self) -> None:
+        """Check before the first step that checkpoints can be written; a run that has ended needs none."""
+        store = self._store() if self.ring.rank == 0 else None
+        if store is not None and self.position.step < self.total_steps:
+            store.check_writable()
+
+    # -- loop ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end and return the metrics, with the same keys on every rank (histories on rank 0 only)."""
+        started = time.perf_counter()
+        first_step = self.position.step
+        try:
+            self._check_store()
+            if self.position.step < self.total_steps:
+                self.reporter.begin(
+                    self.position.epoch, self.position.step, self.config.data.batch_size, self.ring.size
+                )
+            while self.position.step < self.total_steps:
+                self._run_epoch()
+            if self._evaluated_step != self.position.step:  # the run had ended, and only its evaluation is missing
+                self._evaluate(self.position.epoch - (self.position.epoch_step == 0))
+        finally:
+            self.reporter.close()
+        return self._finish(time.perf_counter() - started, self.position.step - first_step)
+
+    def _run_epoch(self) -> None:
+        epoch = self.position.epoch
+        batches = self._batches(self.loader, epoch, self.position.epoch_step)
+        self._window = _Window()
+        while self.position.epoch == epoch and self.position.step < self.total_steps:
+            self._one_step(batches)
+            if self.position.epoch != epoch or self.position.step == self.total_steps:
+                break
+            if self.position.step % self.config.output.log_every == 0:
+                self._report(epoch)
+            every = self.config.checkpoint.every_steps
+            if every and self.position.step % every == 0:
+                self._report(epoch)
+                self._save()
+                self._window = _Window()  # its clock starts after the checkpoint
+        if self.position.epoch != epoch and next(batches, None) is not None:
+            raise TrainingError(f"the loader continues after step {self.steps_per_epoch}, the last of the epoch")
+        self._report(epoch)
+        self._statistics.update()
+        self._evaluate(epoch)
+        self._save()
+
+    def _batches(self, loader: Any, epoch: int, start_step: int) -> Iterator[Any]:
+        functions = self._augment if loader is self.loader else self._preprocess
+        with loader.own_errors():
+            for batch in preprocessed(loader, epoch, start_step, *functions, deterministic=self.config.deterministic):
+                self._check()
+                yield batch
+
+    def _one_step(self, batches: Iterator[Any]) -> None:
+        window, epoch = self._window, self.position.epoch
+        asked = time.perf_counter()
+        try:
+            inputs, class_id, weight = next(batches)
+        except StopIteration:
+            raise TrainingError(
+                f"the loader ended at step {self.position.epoch_step} of epoch {self.position.epoch}, which has "
+                f"{self.steps_per_epoch} steps"
+            ) from None
+        window.wait_seconds += time.perf_counter() - asked
+        window.metrics.append(self.train_step(inputs, class_id, weight))
+        window.timed_steps += 1
+        if self.position.step == (self.resumed_from or 0):  # this step compiled: it says nothing about throughput
+            window.metrics[-1].loss.numpy()
+            window.started, window.wait_seconds, window.timed_steps = time.perf_counter(), 0.0, 0
+        self.position = self.position.advanced(self.steps_per_epoch)
+        self.reporter.advance(epoch, self.position.step)
+
+    def _report(self, epoch: int) -> None:
+        """Read the window's metrics, check for overflows, and report them."""
+        window, self._window = self._window, _Window()
+        if not window.metrics:
+            return
+        losses = [float(m.loss) for m in window.metrics]
+        finite = [bool(m.is_finite) for m in window.metrics]
+        seconds = time.perf_counter() - window.started
+        self._window.started = time.perf_counter()
+        self._check_overflow(finite)
+        counted = [loss for loss, ok in zip(losses, finite, strict=True) if ok]
+        rate_step = int(self.parts.optimizer.iterations.numpy()) - 1
+        self.reporter.add_steps(
+            {
+                "step": self.position.step,
+                "epoch": epoch,
+                "steps": len(losses),
+                "loss": sum(counted) / len(counted) if counted else float("nan"),
+                "learning_rate": float(self.schedule(max(rate_step, 0))),
+                "gradient_norm": float(window.metrics[-1].gradient_norm),
+                "loss_scale": float(self.parts.scale.scale),
+                "skipped_steps": self.skipped_steps,
+                "seconds": seconds,
+                "samples_per_second": window.timed_steps * self.config.data.batch_size / max(seconds, 1e-9),
+                "input_wait_seconds": window.wait_seconds,
+                "input_wait_fraction": min(1.0, window.wait_seconds / max(seconds, 1e-9)),
+            }
+        )
+
+    def _check_overflow(self, finite: list[bool]) -> None:
+        """Count skipped steps; raise an error if no smaller loss scale can prevent them."""
+        skipped = finite.count(False)
+        if not skipped:
+            return
+        self.skipped_steps += skipped
+        scale = self.parts.scale
+        if scale.rule is None or float(scale.scale) <= scale.rule.smallest:
+            first = self.position.step - len(finite) + finite.index(False)
+            raise TrainingError(
+                f"the gradients of step {first} are not finite in {self.config.precision}: "
+                "lower optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
+            )
+
+    # -- evaluation, checkpoints, end ------------------------------------------------------------------------------
+
+    def _evaluate(self, epoch: int) -> None:
+        ended = self.position.step == self.total_steps
+        due = self.position.epoch != epoch and self.position.epoch % self.config.eval_every_epochs == 0
+        if self.eval_loader is None or not (ended or due):
+            return
+        names = [str(name) for name in self.loader.manifest.classes]
+        result = evaluate(self.ring, self.predict, self._batches(self.eval_loader, 0, 0), names)
+        self.reporter.add_evaluation({"epoch": epoch, "step": self.position.step, **result.to_json()})
+        self._evaluated_step = self.position.step
+
+    def _save(self) -> None:
+        """Commit a checkpoint, after a check that all ranks hold the same weights."""
+        store = self._store()
+        if store is None:
+            return
+        self._statistics.update()
+        assert_same_weights(self.ring, self.parts.network.weights)
+        self._check_weights()
+        if self.ring.rank == 0:
+            history = self.reporter.history() | {"skipped_steps": self.skipped_steps}
+            store.save(capture(self.parts, self.position, self.config, self.loader.manifest.shards_checksum, history))
+        self.ring.barrier()
+
+    def _check_weights(self) -> None:
+        """Refuse to save weights that are not finite over those that are."""
+        floats = [v.value for v in self.parts.network.weights if "float" in str(v.dtype)]
+        if not bool(all_finite(floats)):
+            raise TrainingError(
+                f"after step {self.position.step} weights are not finite, and are not saved: lower "
+                "optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
+            )
+
+    def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
+        digest = assert_same_weights(self.ring, self.parts.network.weights)
+        self._check_weights()
+        self.reporter.warn_of_waits()
+        if self.ring.rank == 0 and self.skipped_steps == self.position.step:
+            log.warning(
+                "the gradients of all %d steps overflowed in %s, so the weights are still the initial ones: lower "
+                "loss_scale.initial, or train for longer",
+                self.skipped_steps,
+                self.config.precision,
+            )
+        is_evaluated = self.ring.rank == 0 and self._evaluated_step == self.position.step
+        metrics = {
+            "format": METRICS_FORMAT,
+            "config": to_tree(self.config),
+            "ranks": self.ring.size,
+            "classes": [str(name) for name in self.loader.manifest.classes],
+            "parameters": self.parts.network.count_params(),
+            "steps_per_epoch": self.steps_per_epoch,
+            "total_steps": self.total_steps,
+            "resumed_from_step": self.resumed_from,
+            "skipped_steps": self.skipped_steps,
+            "train_seconds": seconds,
+            "train_samples": steps * self.config.data.batch_size,
+            "weights_digest": digest,
+            "history": self.reporter.history(),
+            "final": self.reporter.evaluations[-1] if is_evaluated else None,
+        }
+        if self.ring.rank == 0:
+            self._write_outputs(metrics)
+        self.ring.barrier()
+        return metrics
+
+    def _write_outputs(self, metrics: dict[str, Any]) -> None:
+        output = self.config.output
+        try:
+            if output.model is not None:
+                with tempfile.TemporaryDirectory() as folder:
+                    path = Path(folder) / "model.keras"
+                    self.parts.network.save(path)
+                    write_file(output.model, path.read_bytes())
+        finally:  # a store that refuses the model may accept the metrics
+            if output.metrics is not None:
+                write_file(output.metrics, encode_metrics(metrics))
+
+
+def train(config: TrainConfig, ring: Ring, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Train according to a configuration, on this rank of a ring; return the metrics (docs/training.md).
+
+    `check` is called before each step; what it raises ends the run.
+
+    Raises:
+        RingfeedError: training failed; the message is one line.
+    """
+    return Trainer(config, ring, check).run()

@@ -1,0 +1,3 @@
+"""Evaluation, exact over all ranks."""
+
+__all__: list[str] = []

@@ -1,0 +1,32 @@
+"""Builds the network that a configuration names: a built-in one, or a user's own by `module:function`.
+
+A network ends in one float32 logit per class, whatever dtype it computes in. Losses and metrics are elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...sharding.dataset.manifest import Manifest
+from ...sharding.errors import ConfigError
+from ..config.train_config import TrainConfig
+from ..optimizers.precision import compute_dtype
+from .built_model import BuiltModel
+from .convnet import convnet
+from .tabular import tabular
+from .user_model import user_model
+
+__all__ = ["build_model"]
+
+
+def build_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
+    """Build the network that a configuration names, for a dataset.
+
+    Raises:
+        ConfigError: the dataset has no classes, or the network cannot be built for its columns.
+    """
+    if manifest.schema.label is None or len(manifest.classes) < 2:
+        raise ConfigError(f"{config.data.url}: training needs a label with at least two classes; build with --label")
+    builders: dict[str, Callable[[Manifest, TrainConfig], BuiltModel]] = {"tabular": tabular, "convnet": convnet}
+    with compute_dtype(config.precision):
+        return builders.get(config.model.name, user_model)(manifest, config)

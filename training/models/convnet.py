@@ -1,0 +1,32 @@
+"""The built-in network for images: blocks of convolutions, each of which halves the image."""
+
+from __future__ import annotations
+
+import keras
+
+from ...sharding.dataset.manifest import Manifest
+from ..config.model import AugmentConfig
+from ..config.train_config import TrainConfig
+from .built_model import BuiltModel
+from .images import image_column, image_preprocess, image_shape
+from .layers import head, normalised
+
+__all__ = ["convnet"]
+
+
+def convnet(manifest: Manifest, config: TrainConfig) -> BuiltModel:
+    feature = image_column(manifest, config.data)
+    shape = image_shape(feature, config.model.image_shape)
+    inputs = keras.Input(shape, dtype="float32", name="image")
+    features = inputs
+    for filters in config.model.filters:
+        convolution = keras.layers.Conv2D(filters, 3, padding="same", use_bias=config.model.norm == "none")
+        features = keras.layers.ReLU()(normalised(convolution(features), config.model.norm))
+        if min(features.shape[1:3]) > 1:
+            features = keras.layers.MaxPooling2D()(features)
+    logits = head(keras.layers.Flatten()(features), config.model, len(manifest.classes))
+    return BuiltModel(
+        network=keras.Model(inputs, logits, name="convnet"),
+        preprocess=image_preprocess(feature, shape, AugmentConfig()),
+        augmented=image_preprocess(feature, shape, config.augment) if config.augment.random else None,
+    )

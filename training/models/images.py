@@ -1,0 +1,106 @@
+"""Image columns as model inputs: encoded PNG or JPEG bytes, or uint8 tensors, to float32 in [0, 1].
+
+Decoding and augmentation are part of the tf.data pipeline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from ...pipeline.transforms.images import ImageTransform
+from ...sharding.dataset.manifest import Manifest
+from ...sharding.errors import ConfigError
+from ...sharding.schema import Feature
+from ..config.data import DataConfig
+from ..config.model import AugmentConfig
+from .preprocess import Element, Inputs, Preprocess, feature_columns, label_and_weight
+
+__all__ = ["image_column", "image_preprocess", "image_shape"]
+
+Shape = tuple[int, int, int]
+
+
+def image_column(manifest: Manifest, data: DataConfig) -> Feature:
+    """Return the one column that holds images.
+
+    Raises:
+        ConfigError: there is none, or more than one.
+    """
+    found = [f for f in feature_columns(manifest, data) if _is_encoded(f) or _is_tensor(f)]
+    if len(found) != 1:
+        listed = ", ".join(repr(f.name) for f in found) or "none"
+        raise ConfigError(f"the convnet takes one image column, the dataset has {listed}; choose with data.include")
+    return found[0]
+
+
+def _is_encoded(feature: Feature) -> bool:
+    return feature.dtype == "binary" and feature.shape == ()
+
+
+def _is_tensor(feature: Feature) -> bool:
+    return feature.dtype == "uint8" and feature.elements is not None and len(feature.shape) in (2, 3)
+
+
+def image_shape(feature: Feature, wanted: tuple[int, ...] | None) -> Shape:
+    """Return the height, width and channels of the model's images.
+
+    Args:
+        feature: the image column.
+        wanted: `model.image_shape`; None: the shape of a tensor column.
+
+    Raises:
+        ConfigError: images are encoded, and `wanted` is None.
+    """
+    if wanted is not None:
+        return wanted[0], wanted[1], wanted[2]
+    if feature.fixed_shape is None or not feature.fixed_shape:
+        raise ConfigError(
+            f"images of column {feature.name!r} are encoded and may differ in size: give model.image_shape, "
+            "such as [32, 32, 3]"
+        )
+    height, width, *channels = feature.fixed_shape
+    return height, width, channels[0] if channels else 1
+
+
+def image_preprocess(feature: Feature, shape: Shape, augment: AugmentConfig) -> Preprocess:
+    """Make a function from a loader's element to `(images, class_id, weight)`.
+
+    Images are float32 [batch, *shape] in [0, 1]. Augmentation is drawn for each image from the element's
+    ``sample_key``. Encoded images of another size are resized with antialiased bilinear filtering.
+
+    Raises:
+        ConfigError: a tensor column has another shape.
+    """
+    if _is_tensor(feature) and image_shape(feature, None) != shape:
+        raise ConfigError(f"column {feature.name!r} holds tensors of shape {feature.shape}, not {list(shape)}")
+    is_plain = _is_tensor(feature) and not augment.random
+    images_of = _tensors_of(feature, shape) if is_plain else _transformed(feature, shape, augment)
+
+    def preprocess(element: Element) -> tuple[Inputs, Any, Any]:
+        return images_of(element), *label_and_weight(element)
+
+    return preprocess
+
+
+def _tensors_of(feature: Feature, shape: Shape) -> Callable[[Element], Any]:
+    """Make a function that scales the images of a whole batch, of any number of channels."""
+    return lambda element: tf.cast(tf.reshape(element[feature.name], [-1, *shape]), tf.float32) / 255.0
+
+
+def _transformed(feature: Feature, shape: Shape, augment: AugmentConfig) -> Callable[[Element], Any]:
+    """Make a function that transforms each image by an `ImageTransform`."""
+    transform = ImageTransform(
+        feature=feature.name,
+        size=shape[:2],
+        channels=shape[2],
+        crop=augment.crop,
+        flip_left_right=augment.flip_left_right,
+        flip_up_down=augment.flip_up_down,
+        jitter=augment.jitter,
+        shape=feature.fixed_shape or None,
+    )
+    transformed = tf.autograph.experimental.do_not_convert(transform)
+    return lambda element: transformed(element)[feature.name]

@@ -1,0 +1,102 @@
+"""Preprocessing: from a loader's element to a model's `(inputs, class_id, weight)`.
+
+The configuration decides here which columns a model sees, and what becomes of each; `pipeline.transforms.tabular` does
+it. Images are in `images`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from ...pipeline.transforms.tabular import missing_codes, plan_columns
+from ...pipeline.transforms.tabular_ops import tabular_inputs
+from ...pipeline.transforms.tabular_plan import TabularPlan
+from ...sharding.dataset.manifest import Manifest
+from ...sharding.errors import ConfigError
+from ...sharding.messages import did_you_mean, listed
+from ...sharding.schema import Feature
+from ..config.data import DataConfig
+
+__all__ = [
+    "Element",
+    "Inputs",
+    "Preprocess",
+    "feature_columns",
+    "fill_values",
+    "label_and_weight",
+    "plan_tabular",
+    "tabular_preprocess",
+]
+
+Element = Mapping[str, Any]
+Inputs = Any
+Preprocess = Callable[[Element], tuple[Inputs, Any, Any]]
+
+_LEAVE_OUT = "leave it out with data.exclude=[{}]"
+
+
+def feature_columns(manifest: Manifest, data: DataConfig) -> list[Feature]:
+    """Return the columns that a model may see: those included and not excluded, never the label.
+
+    Raises:
+        ConfigError: a column is unknown, the label is included, or no column is left.
+    """
+    label = manifest.schema.label
+    for key in ("include", "exclude", "categorical"):
+        for name in getattr(data, key) or ():
+            if name not in manifest.schema.names:
+                names = manifest.schema.names
+                hint = did_you_mean(name, names, f"the columns are: {listed(names)}")
+                raise ConfigError(f"data.{key}: the dataset has no column {name!r}; {hint}")
+    if data.include is not None and label in data.include:
+        raise ConfigError(f"data.include: {label!r} is the label; a model must not see it")
+    wanted = set(manifest.schema.names if data.include is None else data.include) - set(data.exclude) - {label}
+    columns = [feature for feature in manifest.schema.features if feature.name in wanted]
+    if not columns:
+        raise ConfigError("data.include and data.exclude leave no column to learn from")
+    return columns
+
+
+def plan_tabular(manifest: Manifest, data: DataConfig) -> TabularPlan:
+    """Plan what becomes of each column, from the statistics of the training split alone.
+
+    Raises:
+        ConfigError: a column cannot be an input of a tabular model; the message says what to do about it.
+    """
+    return plan_columns(
+        manifest,
+        feature_columns(manifest, data),
+        split=data.train_split,
+        categorical=data.categorical,
+        fill=fill_values(manifest, data),
+        leave_out=_LEAVE_OUT,
+    )
+
+
+def fill_values(manifest: Manifest, data: DataConfig) -> dict[str, Any]:
+    """Return the values that the loader puts in place of missing ones, by column: see `missing_codes`.
+
+    Raises:
+        ConfigError: a column has missing values, and no value can take their place.
+    """
+    used = {feature.name for feature in feature_columns(manifest, data)}
+    return missing_codes(manifest, used, leave_out=_LEAVE_OUT)
+
+
+def label_and_weight(element: Element) -> tuple[Any, Any]:
+    """Return `class_id`, int32 [batch], and the sample weights, float32 [batch]; 1 if the loader gives none."""
+    class_id = element["class_id"]
+    weight = element.get("sample_weight")
+    return class_id, tf.ones_like(class_id, tf.float32) if weight is None else weight
+
+
+def tabular_preprocess(plan: TabularPlan) -> Preprocess:
+    """Make a function from a loader's element to the inputs of the tabular model: those of `TabularTransform`."""
+
+    def preprocess(element: Element) -> tuple[Inputs, Any, Any]:
+        return tabular_inputs(element, plan), *label_and_weight(element)
+
+    return preprocess

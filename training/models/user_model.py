@@ -1,0 +1,85 @@
+"""A user's own network, by `module:function`, and the columns that its inputs take."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from ...sharding.dataset.manifest import Manifest
+from ...sharding.errors import ConfigError
+from ...sharding.sources.user_code import import_function
+from ..config.train_config import TrainConfig
+from .built_model import BuiltModel
+from .preprocess import Element, feature_columns, label_and_weight
+
+__all__ = ["user_model"]
+
+
+def user_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
+    function = import_function("model.name", config.model.name, str(Path.cwd()), example="my_networks:build")
+    network = function(manifest, config)
+    if not isinstance(network, keras.Model):
+        raise ConfigError(f"model.name: {config.model.name} must return a keras.Model, got {type(network).__name__}")
+    classes, shape = len(manifest.classes), getattr(network, "output_shape", None)
+    if shape is None:
+        raise ConfigError(
+            f"model.name: {config.model.name} must return a model built from keras.Input, got one without a "
+            f"shape ({type(network).__name__})"
+        )
+    if not isinstance(shape, tuple) or shape[-1] != classes:
+        raise ConfigError(
+            f"model.name: {config.model.name} must return a model of {classes} logits, one per class, got an output of "
+            f"shape {shape}"
+        )
+    if (activation := _last_activation(network)) in ("softmax", "sigmoid"):
+        raise ConfigError(
+            f"model.name: {config.model.name} must return a model of logits, but its last layer applies {activation}, "
+            "as the loss does: remove it"
+        )
+    names = [feature.name for feature in feature_columns(manifest, config.data)]
+    taken = _inputs_of(network, names, config.model.name)
+
+    def preprocess(element: Element) -> tuple[Any, Any, Any]:
+        inputs = element[taken] if isinstance(taken, str) else {name: element[name] for name in taken}
+        return inputs, *label_and_weight(element)
+
+    return BuiltModel(network=network, preprocess=preprocess)
+
+
+def _last_activation(network: Any) -> str:
+    """Return the name of the activation that the last layer applies, or of the last layer if it has none."""
+    outputs = getattr(network, "outputs", None)
+    last = outputs[0]._keras_history.operation if outputs else network
+    if last is not network and isinstance(last, keras.Model):
+        return _last_activation(last)
+    return getattr(getattr(last, "activation", None), "__name__", type(last).__name__.lower())
+
+
+def _inputs_of(network: Any, names: Sequence[str], function: str) -> str | list[str]:
+    """Return the columns that a user's network takes: one for a single input, or those that its inputs are named after.
+
+    No others are passed: Keras 3.15 pairs a dict that has more entries than inputs in alphabetical order, with only a
+    warning, so that an input would get the wrong column.
+
+    Raises:
+        ConfigError: an input is named after no column.
+    """
+    inputs = network.inputs[0] if isinstance(network, keras.Sequential) else getattr(network, "input", None)
+    if isinstance(inputs, keras.KerasTensor):
+        if len(names) == 1:
+            return names[0]
+        wanted = [inputs.name]
+    elif isinstance(inputs, (dict, list, tuple)):
+        wanted = list(inputs) if isinstance(inputs, dict) else [tensor.name for tensor in inputs]
+    else:
+        return list(names)
+    for name in wanted:
+        if name not in names:
+            raise ConfigError(
+                f"model.name: {function} returned a model with an input {name!r}, but there is no such column; "
+                f"name inputs after columns, as in keras.Input(..., name=...). The columns are: {', '.join(names)}"
+            )
+    return wanted[0] if isinstance(inputs, keras.KerasTensor) else wanted

@@ -1,0 +1,3 @@
+"""Optimizers, and the precision of their steps."""
+
+__all__: list[str] = []

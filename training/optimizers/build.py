@@ -1,0 +1,94 @@
+"""The optimizer and the learning-rate schedule of a configuration.
+
+Tested in tests/training/config/test_config.py, test_schedules.py and test_train.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from ...sharding.errors import ConfigError
+from ..config.optimizer import OptimizerConfig
+from ..config.train_config import TrainConfig
+from ..schedules.learning_rate import WarmUpDecay, scaled_learning_rate
+from .lars import LARS, is_adapted
+
+__all__ = ["build_optimizer", "build_schedule", "schedule_warnings"]
+
+
+def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay:
+    """Build the learning rate over all epochs of a run; `max_steps` ends the run, but does not shorten the schedule.
+
+    Raises:
+        ConfigError: no step is left after the warm-up.
+    """
+    optimizer, schedule = config.optimizer, config.schedule
+    base = optimizer.base_batch_size or config.data.batch_size
+    peak = scaled_learning_rate(optimizer.learning_rate, config.data.batch_size, base)
+    try:
+        return WarmUpDecay(
+            peak_value=peak,
+            warmup_steps=round(schedule.warmup_epochs * steps_per_epoch),
+            total_steps=config.epochs * steps_per_epoch,
+            decay=schedule.decay,
+            init_value=peak * schedule.init_factor,
+            end_value=peak * schedule.end_factor,
+            power=schedule.power,
+            scales=[(round(epoch * steps_per_epoch), schedule.factor) for epoch in schedule.boundaries],
+        )
+    except ValueError as error:
+        raise ConfigError(f"schedule: {error} ({steps_per_epoch} steps per epoch)") from error
+
+
+def schedule_warnings(config: TrainConfig) -> list[str]:
+    """Return warnings about valid but useless boundaries: those within the warm-up, or after the end."""
+    schedule = config.schedule
+    if schedule.decay != "step":
+        return []
+    remarks = []
+    if early := [boundary for boundary in schedule.boundaries if boundary < schedule.warmup_epochs]:
+        remarks.append(
+            f"schedule.boundaries: {early} lie within the warm-up of {schedule.warmup_epochs} epochs; they "
+            "take effect when it ends"
+        )
+    if late := [boundary for boundary in schedule.boundaries if boundary >= config.epochs]:
+        remarks.append(f"schedule.boundaries: {late} are not reached in a run of {config.epochs} epochs")
+    return remarks
+
+
+def build_optimizer(config: OptimizerConfig, schedule: WarmUpDecay, variables: Sequence[Any]) -> Any:
+    """Build a Keras optimizer for variables.
+
+    Variables that match `optimizer.exclude` (by default: biases and normalisation parameters) get no weight decay, and
+    no trust ratio under LARS.
+    """
+    optimizer = _new(config, schedule)
+    if not isinstance(optimizer, LARS):
+        optimizer.exclude_from_weight_decay(
+            var_list=[v for v in variables if not is_adapted(v.path, v.shape, config.exclude)]
+        )
+    optimizer.build(variables)
+    return optimizer
+
+
+def _new(config: OptimizerConfig, schedule: WarmUpDecay) -> Any:
+    if config.name == "lars":
+        return LARS(
+            learning_rate=schedule,
+            weight_decay=config.weight_decay,
+            trust_coefficient=config.trust_coefficient,
+            eps=config.eps or 0.0,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            exclude=config.exclude,
+        )
+    decay = config.weight_decay or None
+    if config.name == "sgd":
+        return keras.optimizers.SGD(schedule, config.momentum, config.nesterov, weight_decay=decay)
+    eps = 1e-7 if config.eps is None else config.eps
+    if config.name == "adam":
+        return keras.optimizers.Adam(schedule, config.beta_1, config.beta_2, eps)
+    return keras.optimizers.AdamW(schedule, config.weight_decay, config.beta_1, config.beta_2, eps)

@@ -1,0 +1,3 @@
+"""The ranks of a run and their collectives."""
+
+__all__: list[str] = []

@@ -1,0 +1,70 @@
+"""Joins the ring that this process belongs to, and gives each rank its share of the host.
+
+Tested in tests/training/ring/test_ring.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from ...sharding.errors import TrainingError
+from .horovod import HorovodRing, require_horovod
+from .ring import Ring, SoloRing
+from .world import world_from_environment
+
+__all__ = ["connect", "share_cores"]
+
+
+def connect(environ: Mapping[str, str] = os.environ) -> Ring:
+    """Join the ring that this process belongs to.
+
+    A process that no launcher started is a `SoloRing`, whether or not Horovod is installed. Each rank of a host uses
+    its own GPU and its share of the cores. Call it before TensorFlow runs anything.
+
+    Raises:
+        TrainingError: the process was started as a rank, and Horovod is missing, broken, or sees a different number of
+            ranks; or the host has fewer GPUs than ranks.
+    """
+    world = world_from_environment(environ)
+    if world is None:
+        return SoloRing()
+    size = world.size
+    hvd = require_horovod(size)
+    share_cores(world.local_size)
+    try:
+        hvd.init()
+    except Exception as error:
+        raise TrainingError(f"Horovod could not connect the {size} ranks: {error}") from error
+    if hvd.size() != size:
+        raise TrainingError(
+            f"the launcher started {size} ranks, but Horovod sees {hvd.size()}: it was built without the "
+            "protocol of this launcher (horovodrun --gloo needs Gloo, mpirun and srun need MPI). See `ringfeed doctor`"
+        )
+    ring = HorovodRing(hvd)
+    _pin_gpu(ring)
+    return ring
+
+
+def share_cores(local_size: int) -> int:
+    """Limit TensorFlow to this rank's share of the host's cores, and return the share.
+
+    With more threads than cores, ranks wait for each other inside collectives. Call it before TensorFlow's first
+    operation.
+    """
+    threads = max(1, len(os.sched_getaffinity(0)) // local_size)
+    tf.config.threading.set_intra_op_parallelism_threads(threads)
+    tf.config.threading.set_inter_op_parallelism_threads(max(2, threads))  # a blocked collective needs a second one
+    return threads
+
+
+def _pin_gpu(ring: Ring) -> None:
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        return
+    if ring.local_size > len(gpus):
+        raise TrainingError(f"{ring.local_size} ranks on this host, but {len(gpus)} GPUs: start one rank per GPU")
+    tf.config.set_visible_devices(gpus[ring.local_rank], "GPU")
+    tf.config.experimental.set_memory_growth(gpus[ring.local_rank], True)

@@ -1,0 +1,101 @@
+"""The ring of Horovod: the only module that knows it.
+
+Tested in tests/training/ring/test_ring.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...sharding.errors import TrainingError
+from .ring import dense
+
+__all__ = ["HorovodRing", "require_horovod"]
+
+Tensor = Any
+Variable = Any
+
+_CARRIERS = {
+    tf.bfloat16: tf.uint16,
+    tf.uint32: tf.int32,
+    tf.uint64: tf.int64,
+}  # Horovod does not broadcast these dtypes
+
+
+class HorovodRing:
+    """The ring of an initialised `horovod.tensorflow`.
+
+    Args:
+        hvd: the module `horovod.tensorflow`, after `hvd.init()`.
+    """
+
+    def __init__(self, hvd: Any) -> None:
+        self._hvd = hvd
+        self.rank: int = hvd.rank()
+        self.size: int = hvd.size()
+        self.local_rank: int = hvd.local_rank()
+        self.local_size: int = hvd.local_size()
+
+    def _grouped(self, tensors: Sequence[Tensor], op: Any) -> list[Tensor]:
+        """Run one grouped allreduce per dtype (Horovod groups one dtype only); bfloat16 travels as float32."""
+        sent = [dense(t) for t in tensors]
+        sent = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in sent]
+        received: list[Tensor] = [None] * len(sent)
+        for dtype in sorted({t.dtype.name for t in sent}):
+            places = [i for i, t in enumerate(sent) if t.dtype.name == dtype]
+            for place, tensor in zip(
+                places, self._hvd.grouped_allreduce([sent[i] for i in places], op=op), strict=True
+            ):
+                tensor.set_shape(sent[place].shape)
+                received[place] = tensor
+        return [tf.cast(r, t.dtype) for r, t in zip(received, tensors, strict=True)]
+
+    def allreduce_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The mean over ranks of each tensor."""
+        return self._grouped(tensors, self._hvd.Average)
+
+    def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The sum over ranks of each tensor."""
+        return self._grouped(tensors, self._hvd.Sum)
+
+    def broadcast(self, variables: Sequence[Variable]) -> None:
+        """Give each variable, on every rank, the value it has on rank 0."""
+        for index, variable in enumerate(variables):
+            value = tf.convert_to_tensor(variable)
+            carrier = _CARRIERS.get(value.dtype)
+            sent = value if carrier is None else tf.bitcast(value, carrier)
+            received = self._hvd.broadcast(sent, root_rank=0, name=f"ringfeed.broadcast.{index}")
+            variable.assign(received if carrier is None else tf.bitcast(received, value.dtype))
+
+    def allgather(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The ranks' arrays one after another along the first dimension."""
+        return np.asarray(self._hvd.allgather(tf.constant(array)).numpy())
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order."""
+        data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        sizes = self.allgather(np.array([data.size], np.int64))
+        joined = self.allgather(data)
+        return [json.loads(part.tobytes()) for part in np.split(joined, np.cumsum(sizes)[:-1])]
+
+    def barrier(self) -> None:
+        """Wait for all ranks by a sum, which needs every rank: Horovod has no barrier for TensorFlow."""
+        self._hvd.allreduce(tf.zeros(1), op=self._hvd.Sum)
+
+
+def require_horovod(size: int) -> Any:
+    try:
+        return importlib.import_module("horovod.tensorflow")
+    except Exception as error:  # a broken build raises more than ImportError
+        reason = (str(error).splitlines() or ["no message"])[0]
+        raise TrainingError(
+            f"this process was started as one of {size} ranks, but Horovod does not work here "
+            f"({type(error).__name__}: {reason}); training is refused, "
+            "since the ranks would never synchronise. See `ringfeed doctor`, or run one process without a launcher"
+        ) from error

@@ -1,0 +1,98 @@
+"""The ranks of a run: what they can do together, and the ring of a single process."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+__all__ = ["Ring", "SoloRing", "dense"]
+
+Tensor = Any
+Variable = Any
+
+
+class Ring(Protocol):
+    """The ranks of one run. Every method is a collective: all ranks call it, in the same order."""
+
+    @property
+    def rank(self) -> int:
+        """The number of this process, in [0, size)."""
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+
+    @property
+    def local_rank(self) -> int:
+        """The number of this process among those of its host."""
+
+    @property
+    def local_size(self) -> int:
+        """Number of ranks on this host."""
+
+    def allreduce_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the mean over ranks of each tensor, by one grouped operation; works inside `tf.function`."""
+
+    def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Return the sum over ranks of each tensor."""
+
+    def broadcast(self, variables: Sequence[Variable]) -> None:
+        """Assign to each variable, on every rank, its value on rank 0."""
+
+    def allgather(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """Concatenate the ranks' arrays along the first dimension, in rank order; lengths may differ."""
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Return every rank's value, in rank order. Values are of JSON's types."""
+
+    def barrier(self) -> None:
+        """Wait until all ranks have called it."""
+
+
+class SoloRing:
+    """A ring of one process: each collective is the identity.
+
+    >>> ring = SoloRing()
+    >>> ring.rank, ring.size, ring.allgather_object({"a": 1})
+    (0, 1, [{'a': 1}])
+    """
+
+    rank = 0
+    size = 1
+    local_rank = 0
+    local_size = 1
+
+    def allreduce_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors themselves, dense."""
+        return [dense(t) for t in tensors]
+
+    def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors themselves, dense."""
+        return [dense(t) for t in tensors]
+
+    def broadcast(self, variables: Sequence[Variable]) -> None:
+        """Nothing to do."""
+
+    def allgather(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The array itself."""
+        return array
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """The value alone."""
+        return [value]
+
+    def barrier(self) -> None:
+        """Nothing to do."""
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """Return a plain tensor: `tf.IndexedSlices` would become two allgathers, whose memory grows with the ranks (#554).
+
+    >>> slices = tf.IndexedSlices(tf.constant([[1.0], [2.0]]), tf.constant([0, 0]), tf.constant([2, 1]))
+    >>> dense(slices).numpy().ravel().tolist()
+    [3.0, 0.0]
+    """
+    return tf.convert_to_tensor(tensor)

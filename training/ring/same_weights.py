@@ -1,0 +1,50 @@
+"""The check that all ranks hold the same weights, bit for bit.
+
+Tested in tests/training/ring/test_ring.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import xxhash
+
+from ...sharding.errors import TrainingError
+from .ring import Ring
+
+__all__ = ["assert_same_weights", "weights_digest"]
+
+Variable = Any
+
+
+def weights_digest(variables: Sequence[Variable]) -> list[str]:
+    """Return the xxh3-128 of each variable's dtype, shape and bytes, as hexadecimal text."""
+    digests = []
+    for variable in variables:
+        array = np.asarray(tf.convert_to_tensor(variable))
+        digests.append(xxhash.xxh3_128_hexdigest(f"{array.dtype}{array.shape}".encode() + array.tobytes()))
+    return digests
+
+
+def assert_same_weights(ring: Ring, variables: Sequence[Variable]) -> str:
+    """Check that all ranks hold the same weights, bit for bit.
+
+    Returns:
+        One digest of all weights.
+
+    Raises:
+        TrainingError: they differ; the message names the ranks that differ from rank 0, and the first variable.
+    """
+    gathered = ring.allgather_object(weights_digest(variables))
+    others = [rank for rank, digests in enumerate(gathered) if digests != gathered[0]]
+    if others:
+        pairs = zip(variables, gathered[0], gathered[others[0]], strict=True)
+        name = next(getattr(v, "path", v.name) for v, mine, other in pairs if mine != other)
+        raise TrainingError(
+            f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} of {ring.size} ended with different "
+            f"weights than rank 0 (first difference: {name}): the ranks did not train the same model"
+        )
+    return xxhash.xxh3_128_hexdigest("".join(gathered[0]).encode())

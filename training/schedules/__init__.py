@@ -1,0 +1,3 @@
+"""Learning rates as functions of the step."""
+
+__all__: list[str] = []

@@ -1,0 +1,229 @@
+"""Learning rates as pure functions of the step: warm-up, then cosine, polynomial, step or no decay.
+
+Each function equals the optax schedule that its docstring names. For a step that is a Python number or NumPy array, the
+result is NumPy float64; for a TensorFlow tensor it is float32, also inside `tf.function`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from ..config.optimizer import DECAYS
+
+__all__ = ["WarmUpDecay", "scaled_learning_rate"]
+
+Schedule = Callable[[Any], Any]
+
+
+def _as_float(step: Any) -> tuple[Any, Any]:
+    """Return the array namespace of a step, and the step as a float in it."""
+    if isinstance(step, (int, float, np.ndarray, np.generic)):
+        return np, np.asarray(step, np.float64)
+    return keras.ops, keras.ops.cast(step, "float32")
+
+
+def scaled_learning_rate(base_learning_rate: float, batch_size: int, base_batch_size: int) -> float:
+    """The linear scaling rule: `base_learning_rate * batch_size / base_batch_size`.
+
+    Goyal et al., "Accurate, Large Minibatch SGD", arXiv 1706.02677, section 2.1. The batches are global ones.
+
+    Raises:
+        ValueError: a batch size is below 1.
+
+    >>> scaled_learning_rate(0.1, batch_size=8192, base_batch_size=256)
+    3.2
+    """
+    if batch_size < 1 or base_batch_size < 1:
+        raise ValueError(f"batch sizes must be at least 1, got {batch_size} and {base_batch_size}")
+    return base_learning_rate * batch_size / base_batch_size
+
+
+def constant(value: float) -> Schedule:
+    """`value` at every step (`optax.constant_schedule`)."""
+
+    def schedule(step: Any) -> Any:
+        xp, count = _as_float(step)
+        return xp.ones_like(count) * value
+
+    return schedule
+
+
+def polynomial(init_value: float, end_value: float, power: float, steps: int) -> Schedule:
+    """`(init - end) * (1 - min(t, T) / T) ** power + end` (`optax.polynomial_schedule`); T = 0 holds `init_value`.
+
+    Raises:
+        ValueError: `steps` is negative.
+
+    >>> ramp = polynomial(0.0, 1.0, power=1.0, steps=4)
+    >>> [float(ramp(t)) for t in (0, 1, 4, 9)]
+    [0.0, 0.25, 1.0, 1.0]
+    """
+    if steps < 0:
+        raise ValueError(f"steps must be at least 0, got {steps}")
+    if steps == 0:
+        return constant(init_value)
+
+    def schedule(step: Any) -> Any:
+        xp, count = _as_float(step)
+        left = 1 - xp.clip(count, 0.0, float(steps)) / steps
+        return (init_value - end_value) * left**power + end_value
+
+    return schedule
+
+
+def cosine(init_value: float, steps: int, alpha: float = 0.0) -> Schedule:
+    """`init * ((1 - alpha) * (1 + cos(pi * min(t, T) / T)) / 2 + alpha)` (`optax.cosine_decay_schedule`).
+
+    Loshchilov and Hutter, "SGDR", arXiv 1608.03983, equation 5, without restarts.
+
+    Raises:
+        ValueError: `steps` is below 1.
+
+    >>> fall = cosine(2.0, steps=10, alpha=0.5)
+    >>> [round(float(fall(t)), 6) for t in (0, 5, 10, 99)]
+    [2.0, 1.5, 1.0, 1.0]
+    """
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+
+    def schedule(step: Any) -> Any:
+        xp, count = _as_float(step)
+        swing = 0.5 * (1 + xp.cos(math.pi * xp.minimum(count, float(steps)) / steps))
+        return init_value * ((1 - alpha) * swing + alpha)
+
+    return schedule
+
+
+def piecewise(init_value: float, scales: Mapping[int, float]) -> Schedule:
+    """`init_value` times every scale whose boundary is at or before the step (`optax.piecewise_constant_schedule`).
+
+    >>> stairs = piecewise(1.0, {3: 0.1})
+    >>> [float(stairs(t)) for t in (2, 3)]
+    [1.0, 0.1]
+    """
+
+    def schedule(step: Any) -> Any:
+        xp, count = _as_float(step)
+        value = xp.ones_like(count) * init_value
+        for boundary, scale in sorted(scales.items()):
+            value = xp.where(count >= boundary, value * scale, value)
+        return value
+
+    return schedule
+
+
+def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
+    """Schedule `i + 1` from boundary `i` on, with steps counted from there (`optax.join_schedules`).
+
+    Raises:
+        ValueError: the number of boundaries is not one less than that of the schedules.
+
+    >>> both = join([polynomial(0.0, 1.0, 1.0, 2), constant(5.0)], [2])
+    >>> [float(both(t)) for t in (1, 2)]
+    [0.5, 5.0]
+    """
+    if len(boundaries) != len(schedules) - 1:
+        raise ValueError(f"{len(schedules)} schedules need {len(schedules) - 1} boundaries, got {len(boundaries)}")
+
+    def schedule(step: Any) -> Any:
+        xp, count = _as_float(step)
+        value = schedules[0](count)
+        for boundary, piece in zip(boundaries, schedules[1:], strict=True):
+            value = xp.where(count < boundary, value, piece(count - boundary))
+        return value
+
+    return schedule
+
+
+@keras.saving.register_keras_serializable(package="ringfeed", name="WarmUpDecay")
+class WarmUpDecay(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras ships no types
+    """Linear warm-up from `init_value` to `peak_value`, then a decay to `end_value` at `total_steps`.
+
+    With decay "cosine" this is `optax.warmup_cosine_decay_schedule`. The gradual warm-up is Goyal et al.,
+    arXiv 1706.02677, section 2.2.
+
+    Args:
+        peak_value: learning rate at the end of the warm-up.
+        warmup_steps: steps of the warm-up; 0 starts at the peak.
+        total_steps: steps of the whole run, warm-up included.
+        decay: one of `DECAYS`.
+        init_value: learning rate at step 0, if there is a warm-up.
+        end_value: learning rate at `total_steps` (cosine and polynomial).
+        power: exponent of the polynomial.
+        scales: for "step": pairs of (step, factor), with steps counted from the start of the run.
+
+    Raises:
+        ValueError: the decay is unknown, or no step is left after the warm-up.
+
+    >>> rate = WarmUpDecay(peak_value=1.0, warmup_steps=2, total_steps=12)
+    >>> [round(float(rate(t)), 6) for t in (0, 1, 2, 7, 12)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
+
+    def __init__(
+        self,
+        peak_value: float,
+        warmup_steps: int,
+        total_steps: int,
+        decay: str = "cosine",
+        init_value: float = 0.0,
+        end_value: float = 0.0,
+        power: float = 2.0,
+        scales: Sequence[tuple[int, float]] = (),
+    ) -> None:
+        if decay not in DECAYS:
+            raise ValueError(f"decay must be one of {', '.join(DECAYS)}, got {decay!r}")
+        if not 0 <= warmup_steps < total_steps:
+            raise ValueError(
+                f"warmup_steps must be at least 0 and below total_steps ({total_steps}), got {warmup_steps}"
+            )
+        self.peak_value = float(peak_value)
+        self.warmup_steps = int(warmup_steps)
+        self.total_steps = int(total_steps)
+        self.decay = decay
+        self.init_value = float(init_value)
+        self.end_value = float(end_value)
+        self.power = float(power)
+        self.scales = [(int(step), float(factor)) for step, factor in scales]
+        self._schedule = self._with_warmup()
+
+    def _with_warmup(self) -> Schedule:
+        if self.warmup_steps == 0:
+            return self._after_warmup()
+        ramp = polynomial(self.init_value, self.peak_value, 1.0, self.warmup_steps)
+        return join([ramp, self._after_warmup()], [self.warmup_steps])
+
+    def _after_warmup(self) -> Schedule:
+        steps = self.total_steps - self.warmup_steps
+        if self.decay == "cosine":
+            return cosine(self.peak_value, steps, self.end_value / self.peak_value if self.peak_value else 0.0)
+        if self.decay == "polynomial":
+            return polynomial(self.peak_value, self.end_value, self.power, steps)
+        if self.decay == "step":
+            factors: dict[int, float] = {}
+            for step, factor in self.scales:  # boundaries may fall on the same step
+                factors[step - self.warmup_steps] = factors.get(step - self.warmup_steps, 1.0) * factor
+            return piecewise(self.peak_value, factors)
+        return constant(self.peak_value)
+
+    def __call__(self, step: Any) -> Any:
+        """The learning rate at a step, or at an array of steps."""
+        return self._schedule(step)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments, for Keras to save and restore."""
+        return {
+            "peak_value": self.peak_value,
+            "warmup_steps": self.warmup_steps,
+            "total_steps": self.total_steps,
+            "decay": self.decay,
+            "init_value": self.init_value,
+            "end_value": self.end_value,
+            "power": self.power,
+            "scales": self.scales,
+        }
