@@ -1,6 +1,6 @@
 """The compiled training step, as small functions over a plain `tf.GradientTape`.
 
-The order is fixed: scale the loss -> backward -> all-reduce -> unscale -> finite check -> clip -> apply. Clipping
+The order is fixed: scale the loss -> backward -> unscale -> synchronise -> finite check -> clip -> apply. Clipping
 before the reduction or the unscaling would clip different numbers on each rank (horovod#1692, #1347).
 """
 
@@ -13,7 +13,8 @@ import tensorflow as tf
 
 from ..models.losses import batch_loss
 from ..optimizers.precision import LossScale, all_finite
-from ..ring.ring import Ring
+from ..ring.ring import dense
+from ..ring.synchronizer import Synchronizer
 
 __all__ = ["StepMetrics", "clip_by_global_norm", "make_predict_step", "make_train_step"]
 
@@ -37,35 +38,20 @@ class StepMetrics(NamedTuple):
 
 def backward(
     network: Any, variables: Sequence[Any], scale: LossScale, inputs: Any, class_id: Tensor, weight: Tensor
-) -> tuple[Tensor, list[Tensor]]:
-    """Return the local loss, and the gradients of the scaled loss (zeros for variables that it does not depend on)."""
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Return the local loss, and the gradients of the scaled loss; None for variables that it does not depend on."""
     with tf.GradientTape() as tape:
         loss = batch_loss(network, inputs, class_id, weight)
         scaled = scale.scaled(loss)
-    return loss, tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+    return loss, tape.gradient(scaled, variables)
 
 
-def reduce_gradients(
-    ring: Ring, loss: Tensor, gradients: Sequence[Tensor], state: Sequence[Tensor] = ()
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Return the means over ranks of loss and gradients, and whether all ranks had finite gradients.
-
-    The agreement needs no collective of its own: each rank's flag, 0 or 1 for an overflow, travels with the gradients,
-    and their mean is exactly 0 only if all are 0. (A mean of ones need not be exactly 1: 41 times the 1/41 of float32
-    is less. A sum of finite numbers may still overflow; the caller also checks the result, which all ranks share.)
-
-    Args:
-        ring: the ranks.
-        loss: loss of the local batch.
-        gradients: gradients of that loss.
-        state: tensors that the forward pass changed, which must be finite, too.
-
-    Returns:
-        `(loss, agreed, gradients)`.
-    """
-    overflowed = 1.0 - tf.cast(all_finite([*gradients, *state]), tf.float32)
-    mean_loss, mean_overflowed, *reduced = ring.allreduce_mean([loss, overflowed, *gradients])
-    return mean_loss, tf.equal(mean_overflowed, 0.0), reduced
+def filled(gradients: Sequence[Tensor | None], variables: Sequence[Any]) -> list[Tensor]:
+    """Return dense gradients, zeros in place of None: ranks exchange one for each variable."""
+    return [
+        tf.zeros(variable.shape, variable.dtype) if gradient is None else dense(gradient)
+        for gradient, variable in zip(gradients, variables, strict=True)
+    ]
 
 
 def clip_by_global_norm(gradients: Sequence[Tensor], clip_norm: float | None) -> tuple[list[Tensor], Tensor]:
@@ -81,32 +67,44 @@ def clip_by_global_norm(gradients: Sequence[Tensor], clip_norm: float | None) ->
     return [tf.cast(new, old.dtype) for new, old in zip(clipped, gradients, strict=True)], norm
 
 
-def make_train_step(network: Any, optimizer: Any, ring: Ring, scale: LossScale, clip_norm: float | None) -> TrainStep:
-    """Compile the training step of a network whose optimizer is built.
+def make_train_step(
+    network: Any, optimizer: Any, synchronizer: Synchronizer, scale: LossScale, clip_norm: float | None
+) -> TrainStep:
+    """Compile the training step of a network whose optimizer and synchronizer are built.
+
+    All ranks agree on whether a step counts without a collective of its own: each rank's flag, 0 or 1 for an overflow,
+    travels with the gradients, and their mean is exactly 0 only if all are 0. (A mean of ones need not be exactly 1:
+    41 times the 1/41 of float32 is less. A sum of finite numbers may still overflow; the result is checked, too.)
+    A step that does not count changes nothing but the loss scale.
 
     Returns:
         A function of `(inputs, class_id, weight)` of the local batch; every rank must call it equally often.
     """
-    variables = [variable.value for variable in network.trainable_variables]
-    state = [
-        v.value for v in network.non_trainable_variables if "float" in str(v.dtype)
-    ]  # such as that of batch normalisation
+    trained = network.trainable_variables
+    variables = [variable.value for variable in trained]
+    state = [v.value for v in network.non_trainable_variables if "float" in str(v.dtype)]  # as of batch normalisation
+    state += synchronizer.rank_variables
 
-    def apply(gradients: Sequence[Tensor]) -> Tensor:
-        optimizer.apply(gradients)
+    def apply(gradients: Sequence[Tensor], is_connected: Sequence[bool]) -> Tensor:
+        pairs = [pair for pair, used in zip(zip(gradients, trained, strict=True), is_connected, strict=True) if used]
+        optimizer.apply(*zip(*pairs, strict=True))
         return tf.constant(True)
 
     @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def train_step(inputs: Any, class_id: Tensor, weight: Tensor) -> StepMetrics:
         before = [tf.identity(variable) for variable in state]
         local_loss, scaled = backward(network, variables, scale, inputs, class_id, weight)
-        loss, agreed, reduced = reduce_gradients(ring, local_loss, scaled, state)
-        gradients = scale.unscaled(reduced)
-        is_finite = tf.logical_and(agreed, all_finite(gradients))
+        gradients = scale.unscaled(filled(scaled, variables))
+        overflowed = 1.0 - tf.cast(all_finite([*gradients, *state]), tf.float32)
+        gradients, (loss, any_overflowed) = synchronizer.reduce(
+            gradients, [local_loss, overflowed], optimizer.iterations.value
+        )
+        is_finite = tf.logical_and(tf.equal(any_overflowed, 0.0), all_finite(gradients))
         gradients, norm = clip_by_global_norm(gradients, clip_norm)
         if clip_norm is not None:
             is_finite = tf.logical_and(is_finite, tf.math.is_finite(norm))
-        tf.cond(is_finite, lambda: apply(gradients), lambda: tf.constant(False))
+        is_connected = [gradient is not None for gradient in scaled]
+        tf.cond(is_finite, lambda: apply(gradients, is_connected), lambda: tf.constant(False))
         for variable, old in zip(state, before, strict=True):
             variable.assign(tf.where(is_finite, variable, old))
         scale.update(is_finite)

@@ -18,10 +18,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...sharding.errors import ConfigError, TrainingError
+from ...sharding.errors import TrainingError
 from ..averaging.statistics import StatisticsAverage
-from ..checkpoint.snapshot import Parts, Position, capture, check_resumable, check_state, restore, set_rank_seeds
-from ..checkpoint.store import CheckpointStore
+from ..checkpoint.snapshot import Parts, capture
 from ..config.config_file import to_tree
 from ..config.train_config import TrainConfig
 from ..metrics.evaluate import evaluate
@@ -31,10 +30,12 @@ from ..optimizers.build import build_optimizer, build_schedule, schedule_warning
 from ..optimizers.precision import LossScale, ScaleRule, all_finite
 from ..ring.ring import Ring
 from ..ring.same_weights import assert_same_weights
+from ..ring.synchronizer import EveryStep, Synchronizer
 from ..schedules.learning_rate import WarmUpDecay
 from .inputs import open_loader, preprocessed
 from .outputs import METRICS_FORMAT, encode_metrics, write_file
 from .reporting import Reporter
+from .resume import open_store, resume
 from .step import StepMetrics, make_predict_step, make_train_step
 
 __all__ = ["Trainer", "train"]
@@ -92,19 +93,26 @@ class Trainer:
             for remark in schedule_warnings(config):
                 log.warning(remark)
         self.parts = self._parts()
+        self.synchronizer: Synchronizer = EveryStep(ring)
+        self.synchronizer.build(self.parts.network.trainable_variables)
         self.train_step = make_train_step(
-            self.parts.network, self.parts.optimizer, ring, self.parts.scale, config.optimizer.clip_norm
+            self.parts.network, self.parts.optimizer, self.synchronizer, self.parts.scale, config.optimizer.clip_norm
         )
         self.predict = make_predict_step(self.parts.network)
-        self.position = Position()
-        self.resumed_from: int | None = None
-        self.skipped_steps = 0
-        self._evaluated_step: int | None = None
-        history = self._resume()
+        start = resume(
+            config,
+            ring,
+            self.parts,
+            dataset=self.loader.manifest.shards_checksum,
+            steps_per_epoch=self.steps_per_epoch,
+            total_steps=self.total_steps,
+        )
+        self.position, self.resumed_from = start.position, start.resumed_from
+        self.skipped_steps, self._evaluated_step = start.skipped_steps, start.evaluated_step
         self._statistics = StatisticsAverage(ring, self.parts.network)
         self.reporter = Reporter(is_chief=ring.rank == 0, total_steps=self.total_steps, done_steps=self.position.step)
-        if history:
-            self.reporter.restore(history)
+        if start.history:
+            self.reporter.restore(start.history)
         self._window = _Window()
 
     @property
@@ -121,73 +129,9 @@ class Trainer:
             scale=LossScale.for_precision(config.precision, rule),
         )
 
-    # -- start ---------------------------------------------------------------------------------------------------
-
-    def _resume(self) -> dict[str, Any] | None:
-        """Restore the newest checkpoint, read by rank 0, or share the initial weights of rank 0; return the history."""
-        state = self._read_newest() if self.ring.rank == 0 else None
-        state = self.ring.allgather_object(state)[0]
-        self.ring.broadcast(list(self.parts.variables().values()))
-        set_rank_seeds(self.parts.network, self.ring.rank)
-        if state is None:
-            return None
-        self.position = Position(**state["position"])
-        if self.position.step > self.total_steps:
-            raise TrainingError(
-                f"the newest checkpoint in {self.config.checkpoint.url} is of step {self.position.step}, and this run "
-                f"ends at step {self.total_steps}: raise epochs or max_steps, or set another checkpoint.url"
-            )
-        if (self.position.epoch, self.position.epoch_step) != divmod(self.position.step, self.steps_per_epoch):
-            raise TrainingError(
-                f"the newest checkpoint in {self.config.checkpoint.url} contradicts itself: {self.position} with "
-                f"{self.steps_per_epoch} steps per epoch; remove it, or set another checkpoint.url"
-            )
-        self.resumed_from = self.position.step
-        self.skipped_steps = state["history"].get("skipped_steps", 0)
-        if state["config"].get("data", {}).get("eval_split") == self.config.data.eval_split:
-            self._evaluated_step = max((entry["step"] for entry in state["history"]["evaluations"]), default=None)
-        if self.ring.rank == 0:
-            self._log_resumed()
-        history: dict[str, Any] = state["history"]
-        return history
-
-    def _log_resumed(self) -> None:
-        if self.position.step == self.total_steps:
-            log.info(
-                "the checkpoint of step %d is that of the last step: nothing is left to train. To train on, raise "
-                "epochs or max_steps; for another run, set another checkpoint.url",
-                self.position.step,
-            )
-        else:
-            log.info("resuming from the checkpoint of step %d", self.position.step)
-
-    def _read_newest(self) -> dict[str, Any] | None:
-        store = self._store()
-        if store is None:
-            return None
-        if not self.config.checkpoint.resume:
-            if store.names():
-                raise ConfigError(
-                    f"checkpoint.resume is false, but {self.config.checkpoint.url} holds checkpoints; "
-                    "remove them, or set another checkpoint.url"
-                )
-            return None
-        newest = store.newest()
-        if newest is None:
-            return None
-        check_resumable(newest.state, self.config, self.loader.manifest.shards_checksum)
-        restore(self.parts, newest.arrays)
-        return dict(newest.state)
-
-    def _store(self) -> CheckpointStore | None:
-        options = self.config.checkpoint
-        if options.url is None:
-            return None
-        return CheckpointStore(options.url, keep=options.keep, on_damage=options.on_damage, check=check_state)
-
     def _check_store(self) -> None:
         """Check before the first step that checkpoints can be written; a run that has ended needs none."""
-        store = self._store() if self.ring.rank == 0 else None
+        store = open_store(self.config) if self.ring.rank == 0 else None
         if store is not None and self.position.step < self.total_steps:
             store.check_writable()
 
@@ -229,7 +173,7 @@ class Trainer:
         if self.position.epoch != epoch and next(batches, None) is not None:
             raise TrainingError(f"the loader continues after step {self.steps_per_epoch}, the last of the epoch")
         self._report(epoch)
-        self._statistics.update()
+        self._settle()
         self._evaluate(epoch)
         self._save()
 
@@ -257,6 +201,7 @@ class Trainer:
             window.metrics[-1].loss.numpy()
             window.started, window.wait_seconds, window.timed_steps = time.perf_counter(), 0.0, 0
         self.position = self.position.advanced(self.steps_per_epoch)
+        self.synchronizer.after_step(self.position.step)
         self.reporter.advance(epoch, self.position.step)
 
     def _report(self, epoch: int) -> None:
@@ -314,12 +259,17 @@ class Trainer:
         self.reporter.add_evaluation({"epoch": epoch, "step": self.position.step, **result.to_json()})
         self._evaluated_step = self.position.step
 
+    def _settle(self) -> None:
+        """Give all ranks the same weights and statistics."""
+        self.synchronizer.settle()
+        self._statistics.update()
+
     def _save(self) -> None:
         """Commit a checkpoint, after a check that all ranks hold the same weights."""
-        store = self._store()
+        store = open_store(self.config)
         if store is None:
             return
-        self._statistics.update()
+        self._settle()
         assert_same_weights(self.ring, self.parts.network.weights)
         self._check_weights()
         if self.ring.rank == 0:

@@ -33,6 +33,7 @@ from ringfeed.training.loop.step import make_train_step
 from ringfeed.training.optimizers.build import build_optimizer, build_schedule
 from ringfeed.training.optimizers.precision import LossScale, ScaleRule
 from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.ring.synchronizer import EveryStep
 
 
 def _config(**groups: Any) -> TrainConfig:
@@ -56,7 +57,7 @@ def _parts(seed: int, units: int = 4, optimizer: str = "lars") -> Parts:
 
 def _train(parts: Parts, steps: int) -> None:
     rng = np.random.default_rng(2)
-    step = make_train_step(parts.network, parts.optimizer, SoloRing(), parts.scale, None)
+    step = make_train_step(parts.network, parts.optimizer, EveryStep(SoloRing()), parts.scale, None)
     for _ in range(steps):
         step(tf.constant(rng.normal(size=(8, 3)).astype(np.float32)), tf.constant(rng.integers(0, 2, 8)), tf.ones(8))
 

@@ -1,0 +1,122 @@
+"""Starts a run where it stands: at its newest checkpoint, or with the initial weights of rank 0."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...sharding.errors import ConfigError, TrainingError
+from ..checkpoint.snapshot import Parts, Position, check_resumable, check_state, restore, set_rank_seeds
+from ..checkpoint.store import CheckpointStore
+from ..config.train_config import TrainConfig
+from ..ring.ring import Ring
+
+__all__ = ["Start", "open_store", "resume"]
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a run starts.
+
+    Attributes:
+        position: the position of its first step.
+        resumed_from: the step of the checkpoint; None if the run is new.
+        history: what the run has reported so far.
+        evaluated_step: the step of the last evaluation, if it was of the same split.
+    """
+
+    position: Position = field(default_factory=Position)
+    resumed_from: int | None = None
+    history: Mapping[str, Any] = field(default_factory=dict)
+    evaluated_step: int | None = None
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps so far whose gradients were not finite."""
+        return int(self.history.get("skipped_steps", 0))
+
+
+def open_store(config: TrainConfig) -> CheckpointStore | None:
+    """Open the store of a run's checkpoints; None if it has none."""
+    options = config.checkpoint
+    if options.url is None:
+        return None
+    return CheckpointStore(options.url, keep=options.keep, on_damage=options.on_damage, check=check_state)
+
+
+def resume(
+    config: TrainConfig, ring: Ring, parts: Parts, *, dataset: str, steps_per_epoch: int, total_steps: int
+) -> Start:
+    """Restore the newest checkpoint, which rank 0 reads, or share the initial weights of rank 0 (a collective).
+
+    Args:
+        config: configuration of the run.
+        ring: the ranks.
+        parts: what a checkpoint restores.
+        dataset: checksum of the dataset's shards.
+        steps_per_epoch, total_steps: length of the run.
+
+    Raises:
+        RingfeedError: the checkpoint is of another run, is damaged, or lies beyond the end of this run.
+    """
+    state = _read_newest(config, parts, dataset) if ring.rank == 0 else None
+    state = ring.allgather_object(state)[0]
+    ring.broadcast(list(parts.variables().values()))
+    set_rank_seeds(parts.network, ring.rank)
+    if state is None:
+        return Start()
+    position = Position(**state["position"])
+    _check_position(position, config, steps_per_epoch, total_steps)
+    history, evaluated = state["history"], None
+    if state["config"].get("data", {}).get("eval_split") == config.data.eval_split:
+        evaluated = max((entry["step"] for entry in history["evaluations"]), default=None)
+    if ring.rank == 0:
+        _log_resumed(position.step, total_steps)
+    return Start(position=position, resumed_from=position.step, history=history, evaluated_step=evaluated)
+
+
+def _read_newest(config: TrainConfig, parts: Parts, dataset: str) -> dict[str, Any] | None:
+    store = open_store(config)
+    if store is None:
+        return None
+    if not config.checkpoint.resume:
+        if store.names():
+            raise ConfigError(
+                f"checkpoint.resume is false, but {config.checkpoint.url} holds checkpoints; "
+                "remove them, or set another checkpoint.url"
+            )
+        return None
+    newest = store.newest()
+    if newest is None:
+        return None
+    check_resumable(newest.state, config, dataset)
+    restore(parts, newest.arrays)
+    return dict(newest.state)
+
+
+def _check_position(position: Position, config: TrainConfig, steps_per_epoch: int, total_steps: int) -> None:
+    if position.step > total_steps:
+        raise TrainingError(
+            f"the newest checkpoint in {config.checkpoint.url} is of step {position.step}, and this run "
+            f"ends at step {total_steps}: raise epochs or max_steps, or set another checkpoint.url"
+        )
+    if (position.epoch, position.epoch_step) != divmod(position.step, steps_per_epoch):
+        raise TrainingError(
+            f"the newest checkpoint in {config.checkpoint.url} contradicts itself: {position} with "
+            f"{steps_per_epoch} steps per epoch; remove it, or set another checkpoint.url"
+        )
+
+
+def _log_resumed(step: int, total_steps: int) -> None:
+    if step == total_steps:
+        log.info(
+            "the checkpoint of step %d is that of the last step: nothing is left to train. To train on, raise "
+            "epochs or max_steps; for another run, set another checkpoint.url",
+            step,
+        )
+    else:
+        log.info("resuming from the checkpoint of step %d", step)

@@ -1,0 +1,76 @@
+"""How the ranks of a run are kept in step: what the training loop asks for, and the answer of synchronous SGD.
+
+The loop knows no other method than this interface. Compressed and periodic synchronisation are objects of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from .ring import Ring
+
+__all__ = ["EveryStep", "Synchronizer"]
+
+Tensor = Any
+Variable = Any
+
+
+class Synchronizer(Protocol):
+    """A method of keeping ranks in step. All ranks call every method, in the same order."""
+
+    @property
+    def rank_variables(self) -> Sequence[Variable]:
+        """State of this rank alone, such as what compression has held back; checkpoints hold that of every rank."""
+
+    def build(self, variables: Sequence[Variable]) -> None:
+        """Create the state for the network's trainable variables. Called once, before the first step."""
+
+    def reduce(
+        self, gradients: Sequence[Tensor], scalars: Sequence[Tensor], step: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return what this rank applies, inside `tf.function`.
+
+        Args:
+            gradients: this rank's gradients, dense, not scaled.
+            scalars: float32 scalars of this rank, such as its loss, to be averaged over ranks.
+            step: the step's number, int64 scalar, the same on all ranks.
+
+        Returns:
+            The gradients to apply, and the scalars' means.
+        """
+
+    def after_step(self, step: int) -> None:
+        """Do what is due after a step, outside `tf.function`; `step` counts from 1."""
+
+    def settle(self) -> None:
+        """Give all ranks the same weights: called before an evaluation, a checkpoint and the end."""
+
+
+class EveryStep:
+    """Synchronous SGD: the mean of gradients and scalars in each step, by one grouped all-reduce.
+
+    One group of all tensors gives the same bits whenever the ranks arrive; with several, their order of arrival
+    decides how tensors are fused, and so the order of additions on three ranks and more.
+    """
+
+    rank_variables: Sequence[Variable] = ()
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+
+    def build(self, variables: Sequence[Variable]) -> None:
+        """Nothing to do."""
+
+    def reduce(
+        self, gradients: Sequence[Tensor], scalars: Sequence[Tensor], step: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The means over ranks."""
+        reduced = self._ring.allreduce_mean([*scalars, *gradients])
+        return reduced[len(scalars) :], reduced[: len(scalars)]
+
+    def after_step(self, step: int) -> None:
+        """Nothing to do."""
+
+    def settle(self) -> None:
+        """Nothing to do: the ranks never differ."""
