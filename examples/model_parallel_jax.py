@@ -35,7 +35,9 @@ def main() -> None:
     from ringfeed.pipeline import Loader
 
     loader = Loader(options.url, split=options.split, batch_size=options.batch_size, remainder="drop")
-    features = [f.name for f in loader.manifest.schema.features if f.dtype.startswith(("float", "int")) and not f.shape]
+    schema = loader.manifest.schema
+    numbers = [f.name for f in schema.features if f.dtype.startswith(("float", "int")) and not f.shape]
+    features = [name for name in numbers if name != schema.label]
     mesh = keras.distribution.DeviceMesh(
         shape=(1, options.devices), axis_names=("batch", "model"), devices=keras.distribution.list_devices()
     )
