@@ -52,7 +52,7 @@ def main() -> None:
         keras.layers.BatchNormalization()(inputs)
     )
     network = keras.Model(inputs, keras.layers.Dense(len(loader.manifest.classes), name="logits")(hidden))
-    network.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    network.compile(keras.optimizers.Adam(0.01), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
 
     for epoch in range(options.epochs):
         losses = []
