@@ -43,7 +43,7 @@ ROOMS = (
     *(f"ringfeed.training.{name}" for name in TRAINING),
     "ringfeed.training",
     "ringfeed.tools",
-    *(f"ringfeed.tools.{name}" for name in ("shard_dataset", "profile", "demo", "environment")),
+    *(f"ringfeed.tools.{name}" for name in ("shard_dataset", "profile", "simulation", "tune", "demo", "environment")),
 )
 """The folders in the order of their imports: the modules of each import from it and from those before it."""
 FACES = {"ringfeed.sharding", "ringfeed.pipeline", "ringfeed.training"}

@@ -23,6 +23,8 @@ __all__ = ["main"]
 COMMANDS = {
     "train": ("..training.train", "train a model, alone or as one rank of horovodrun"),
     "profile": (".profile.command", "measure the loader stage by stage and name its bottleneck"),
+    "simulate": (".simulation.command", "predict epochs on other ranks, stores, shards and options"),
+    "tune": (".tune.command", "search for better options of the loader, and confirm them by measurement"),
     "cache": (".cache", "list or clear a loader's cache"),
     "doctor": (
         ".environment.doctor",
@@ -34,7 +36,7 @@ COMMANDS = {
     ),
 }
 
-_ENDED_BY_SIGNALS = ("train", "profile")  # they keep what they write whole, even if they are killed
+_ENDED_BY_SIGNALS = ("train", "profile", "simulate", "tune")  # they keep what they write whole, even if they are killed
 
 # Missing top-level module -> the extra that installs it.
 EXTRAS = {
@@ -47,6 +49,7 @@ examples:
   ringfeed doctor
   ringfeed install-horovod
   ringfeed profile s3://bucket/flights --split train --batch-size 1024
+  ringfeed tune s3://bucket/flights --step model:train_step
   horovodrun -np 2 --gloo ringfeed train --config flights.yaml --set epochs=3
 
 Exit status: 0 success, 1 an error (one line on standard error, with --json one JSON object), 2 invalid arguments,

@@ -1,0 +1,263 @@
+"""`ringfeed simulate`: predict epochs on other ranks, hosts, stores, shards and options from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
+from ...sharding.errors import ConfigError
+from ...sharding.sources.user_code import import_function
+from ...training.outputs import check_writable, write_file
+from ..argument_types import add_verbosity, checked_type, parse_bytes
+from ..console import align, print_stderr, print_warnings
+
+if TYPE_CHECKING:
+    from .costs import Costs
+    from .measure import MeasuredDataset
+    from .result import Simulation
+    from .setup import DatasetShape, Prices, Setup
+
+__all__ = ["add_arguments", "run"]
+
+_EPILOG = """\
+examples:
+  ringfeed simulate s3://bucket/flights                                 # one rank, as it is
+  ringfeed simulate s3://bucket/flights --ranks 1,2,4,8,64 --ranks-per-host 8 --local-batch 256
+  ringfeed simulate s3://bucket/flights --step model:train_step --streams 4 --prefetch 256MiB
+  ringfeed simulate data/flights --latency 30ms --bandwidth 1GB          # as if it were on such a store
+  ringfeed simulate data/flights --step-seconds 0.1 --records 100000000 --shard-size 64MiB
+  ringfeed simulate s3://bucket/flights --cache 500GB --epochs 3         # cold, then warm
+  ringfeed simulate s3://bucket/flights --save-costs costs.json          # measured once,
+  ringfeed simulate s3://bucket/flights --costs costs.json --ranks 1024  # simulated as often as you like
+
+It reads some shards and batches first, to measure what they cost on this machine (--seconds), and then simulates shard
+by shard what the loader, the store, the cores and the ring of ranks would do: docs/simulation.md. Whatever an option
+does not change is as measured. `ringfeed tune` searches with it for better options.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments and the help of `ringfeed simulate`."""
+    parser.description = (
+        "Predict rate, waits for input, memory, bytes and cost of an epoch: for other numbers of ranks and hosts, "
+        "another store, other shards, other options of the loader."
+    )
+    parser.epilog = _EPILOG
+    add = parser.add_argument
+    add("url", help="dataset: a path, s3://, hdfs://, whatever fsspec opens")
+    add("--split", default="train", help="split to read (default: train)")
+    add("--seconds", type=float, default=10.0, metavar="S", help="time to measure costs for (default: 10)")
+    add("--costs", metavar="FILE", help="use the costs in this file, and measure nothing")
+    add("--save-costs", metavar="FILE", help="write the measured costs, as JSON")
+    add("--html", metavar="FILE", help="also write tables and plots as one HTML page (needs ringfeed[report])")
+    add("--json", action="store_true", help="print one JSON document on standard output, and errors as JSON")
+    add_verbosity(parser)
+    _add_machines(parser.add_argument_group("machines"))
+    _add_reading(parser.add_argument_group("dataset and loader"))
+    _add_training(parser.add_argument_group("training"))
+
+
+def _add_machines(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--ranks", type=checked_type(_parse_counts), default=(1,), metavar="N,N", help="numbers of ranks (default: 1)")
+    add("--ranks-per-host", type=int, default=8, metavar="N", help="most ranks of one host (default: 8)")
+    add("--cores", type=int, metavar="N", help="cores of a host (default: those of this machine)")
+    add("--latency", type=checked_type(_parse_seconds), metavar="TIME", help="of the store for a file, such as 30ms")
+    add("--bandwidth", type=checked_type(parse_bytes), metavar="SIZE", help="of a host's link, a second, such as 1GB")
+    add(
+        "--connection-bandwidth", type=checked_type(parse_bytes), metavar="SIZE",
+        help="of one fetch, a second, such as 80MB",
+    )  # fmt: skip
+    add("--price-per-gb", type=float, default=0.0, metavar="P", help="price of 10^9 bytes fetched")
+    add("--price-per-1000-requests", type=float, default=0.0, metavar="P", help="price of 1,000 requests to the store")
+    add("--price-per-host-hour", type=float, default=0.0, metavar="P", help="price of a host for an hour")
+
+
+def _add_reading(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--batch-size", type=int, default=1024, metavar="N", help="GLOBAL batch size (default: 1024)")
+    add("--local-batch", type=int, metavar="N", help="samples of each rank instead: the batch grows with the ranks")
+    add("--streams", type=int, metavar="N", help="streams of all ranks together (default: up to 16)")
+    add("--window-shards", type=int, default=1, metavar="N", help="shards that a stream shuffles together (default: 1)")
+    add("--fetch-threads", type=int, metavar="N", help="threads that fetch and open shards (default: 4; remote: 4 to 24)")
+    add("--prefetch", type=checked_type(_parse_size), metavar="SIZE", help="bytes of shards to fetch ahead of need")
+    add("--cache", type=checked_type(parse_bytes), metavar="SIZE", help="size of a cache on the disk of each host")
+    add("--warm", action="store_true", help="the cache holds the dataset at first, as far as it fits")
+    add("--shard-size", type=checked_type(parse_bytes), metavar="SIZE", help="as if shards had this size")
+    add("--records", type=int, metavar="N", help="as if the split had so many records, in shards like its own")
+    add("--epochs", type=int, default=1, metavar="N", help="epochs to simulate (default: 1)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the order and of all draws (default: 0)")
+
+
+def _add_training(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--step", metavar="MODULE:FUNCTION", help="the model's training step, called with a batch; it is measured")
+    add("--transform", metavar="MODULE:FUNCTION", help="function of a batch between the loader and --step")
+    add("--step-seconds", type=float, metavar="S", help="seconds of a step on a device, for a rank's batch, instead")
+    add("--gradients", type=checked_type(parse_bytes), metavar="SIZE", help="bytes that an all-reduce sums")
+    add(
+        "--ring-latency", type=checked_type(_parse_seconds), default=5e-5, metavar="TIME",
+        help="of one exchange between neighbours in the ring (default: 50us)",
+    )  # fmt: skip
+    add(
+        "--ring-bandwidth", type=checked_type(parse_bytes), default=1_250_000_000, metavar="SIZE",
+        help="between neighbours in the ring, a second (default: 1.25GB)",
+    )  # fmt: skip
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `ringfeed simulate`."""
+    for path in (args.html, args.save_costs):
+        if path is not None:
+            check_writable(path)
+    with print_warnings("ringfeed simulate", events=args.json, verbose=args.verbose):
+        from .simulator import simulate_ranks
+
+        measured = _measured(args)
+        if args.save_costs:
+            write_file(args.save_costs, json.dumps(measured.costs.to_json(), indent=2).encode())
+        simulations = simulate_ranks(
+            _shape(measured.shape, args), _costs(measured.costs, args), _setup(args), args.ranks,
+            ranks_per_host=args.ranks_per_host, local_batch=args.local_batch, prices=_prices(args),
+        )  # fmt: skip
+    if args.html is not None:
+        from .page import write_page
+
+        write_page(simulations, args.url, args.html)
+    if args.json:
+        document = {"costs": measured.costs.to_json(), "simulations": [each.to_json() for each in simulations]}
+        print(json.dumps(document, indent=2))
+    else:
+        _print(simulations)
+    return 0
+
+
+def _print(simulations: Sequence[Simulation]) -> None:
+    from .result import advice_on, table_of
+
+    print("\n".join([*align(*table_of(simulations)), *advice_on(simulations)]))
+
+
+def _measured(args: argparse.Namespace) -> MeasuredDataset:
+    """Measure, or take the costs that were measured before."""
+    with quiet_tensorflow():
+        import tensorflow  # noqa: F401
+    from ...pipeline import Loader
+    from ..profile.workloads import function_workload
+    from .costs import Costs
+    from .measure import MeasuredDataset, measure_costs, shape_of
+
+    if args.transform and not args.step:
+        raise ConfigError("--transform is measured with a step; give --step, too")
+    if args.step and args.step_seconds is not None:
+        raise ConfigError("--step measures a step, and --step-seconds gives its time; leave one out")
+    loader = Loader(args.url, split=args.split, batch_size=args.local_batch or args.batch_size, seed=args.seed)
+    if args.costs:
+        try:
+            costs = Costs.from_json(json.loads(Path(args.costs).read_text(encoding="utf-8")))
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--costs {args.costs}: {error}") from error
+        return MeasuredDataset(shape=shape_of(loader), costs=costs)
+    functions = {
+        name: import_function(f"--{name}", getattr(args, name), os.getcwd(), example="model:train_step")
+        if getattr(args, name)
+        else None
+        for name in ("step", "transform")
+    }
+    step = functions["step"]
+    workload = None if step is None else function_workload(loader, step, functions["transform"])
+    report = (lambda part: None) if args.json or args.quiet else (lambda part: print_stderr(f"measuring {part}"))
+    return measure_costs(loader, args.seconds, workload=workload, report=report)
+
+
+def _shape(shape: DatasetShape, args: argparse.Namespace) -> DatasetShape:
+    if args.shard_size is not None:
+        shape = shape.resharded(max(round(shape.bytes / args.shard_size), 1))
+    return shape if args.records is None else shape.repeated(args.records)
+
+
+def _costs(costs: Costs, args: argparse.Namespace) -> Costs:
+    """The measured costs, with what the command line says instead."""
+    from .costs import RingCosts, StepCosts
+
+    store = costs.store
+    if args.latency is not None:
+        store = replace(store, latency_seconds=(args.latency,), is_local=False)
+    if args.bandwidth is not None:
+        each = min(store.connection_bytes_per_second, args.bandwidth)
+        store = replace(store, bytes_per_second=args.bandwidth, connection_bytes_per_second=each, is_local=False)
+    if args.connection_bandwidth is not None:
+        store = replace(store, connection_bytes_per_second=args.connection_bandwidth, is_local=False)
+    step = costs.step
+    if args.step_seconds is not None:
+        samples = args.local_batch or args.batch_size
+        step = StepCosts(seconds=(args.step_seconds,), core_seconds=0.0, samples=samples)
+    ring = RingCosts(
+        latency_seconds=args.ring_latency, bytes_per_second=args.ring_bandwidth, gradient_bytes=args.gradients or 0
+    )
+    return replace(costs, store=store, step=step, ring=ring)
+
+
+def _setup(args: argparse.Namespace) -> Setup:
+    from .setup import Setup
+
+    names = ("batch_size", "streams", "window_shards", "fetch_threads", "epochs", "seed")
+    cores = {} if args.cores is None else {"cores": args.cores}
+    return Setup(
+        **{name: getattr(args, name) for name in names}, **cores,
+        prefetch_bytes=args.prefetch, cache_bytes=args.cache, is_warm=args.warm,
+    )  # fmt: skip
+
+
+def _prices(args: argparse.Namespace) -> Prices:
+    from .setup import Prices
+
+    return Prices(
+        per_gb=args.price_per_gb,
+        per_thousand_requests=args.price_per_1000_requests,
+        per_host_hour=args.price_per_host_hour,
+    )
+
+
+def _parse_counts(text: str) -> tuple[int, ...]:
+    """Parse numbers of ranks.
+
+    >>> _parse_counts("1,2,64")
+    (1, 2, 64)
+    """
+    counts = tuple(int(word) for word in text.split(",") if word.strip().isdigit())
+    if not counts or len(counts) != len(text.split(",")) or min(counts) < 1:
+        raise ConfigError(f"--ranks takes numbers such as 1,2,4,8, got {text!r}")
+    return counts
+
+
+_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6}
+
+
+def _parse_seconds(text: str) -> float:
+    """Parse a short time.
+
+    >>> _parse_seconds("30ms"), _parse_seconds("0.5")
+    (0.03, 0.5)
+    """
+    found = re.fullmatch(r"([0-9.]+(?:e-?\d+)?)\s*(s|ms|us)?", text.strip())
+    try:
+        seconds = float(found[1]) * _UNITS[found[2] or "s"] if found else math.nan
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ConfigError(f"a time such as 30ms, 50us or 0.2s is needed, got {text!r}")
+    return seconds
+
+
+def _parse_size(text: str) -> int:
+    """Parse a size, or 0."""
+    return 0 if text == "0" else parse_bytes(text)

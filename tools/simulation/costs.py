@@ -1,0 +1,183 @@
+"""What a simulation is fed with: measured costs of the store, of each stage, of the step and of the collective.
+
+Where a cost varies, its samples are kept, and the model draws from them: a mean hides the late request and the slow
+step that all ranks wait for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ...sharding.errors import ConfigError
+
+__all__ = ["Costs", "RingCosts", "StepCosts", "StoreCosts", "draw", "fit_ring"]
+
+Samples = tuple[float, ...]
+
+
+def _check(name: str, values: Samples, *, least: int = 1) -> None:
+    if len(values) < least or not all(0 <= value < math.inf for value in values):
+        raise ConfigError(f"{name} must be at least {least} finite numbers, none below 0, got {values!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreCosts:
+    """What a store gives to one host.
+
+    Attributes:
+        latency_seconds: samples of what a file takes without its bytes: all requests for it, one after the other.
+        connection_bytes_per_second: rate of one fetch.
+        bytes_per_second: rate of all fetches of a host together.
+        is_local: whether it is a local disk, of which loaders map files.
+    """
+
+    latency_seconds: Samples = (0.0,)
+    connection_bytes_per_second: float = math.inf
+    bytes_per_second: float = math.inf
+    is_local: bool = False
+
+    def __post_init__(self) -> None:
+        _check("latency_seconds", self.latency_seconds)
+        for name in ("connection_bytes_per_second", "bytes_per_second"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepCosts:
+    """A step of the model, on one rank's share of a batch.
+
+    Attributes:
+        seconds: samples of its time, with the machine to itself.
+        core_seconds: processor time in that; the rest is a device's.
+        samples: size of the share that was measured; other shares take time in proportion.
+    """
+
+    seconds: Samples
+    core_seconds: float
+    samples: int
+
+    def __post_init__(self) -> None:
+        _check("step.seconds", self.seconds)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RingCosts:
+    """A ring all-reduce: ``t = 2 (n - 1) (alpha + S / (n B))`` seconds for n ranks and S bytes.
+
+    (Patarasu and Yuan, JPDC 2009; Thakur et al. 2005, section 4.5.)
+
+    Attributes:
+        latency_seconds: alpha, of one of the 2 (n - 1) exchanges between neighbours.
+        bytes_per_second: B, between two neighbours.
+        gradient_bytes: S.
+    """
+
+    latency_seconds: float = 0.0
+    bytes_per_second: float = math.inf
+    gradient_bytes: int = 0
+
+    def seconds(self, ranks: int) -> float:
+        """Return the seconds of an all-reduce.
+
+        >>> RingCosts(latency_seconds=1e-3, bytes_per_second=1e6, gradient_bytes=4_000_000).seconds(4)
+        6.006
+        """
+        chunk = self.gradient_bytes / (ranks * self.bytes_per_second)
+        return 2 * (ranks - 1) * (self.latency_seconds + chunk)
+
+
+def fit_ring(seconds: Mapping[tuple[int, int], float], gradient_bytes: int) -> RingCosts:
+    """Fit alpha and B to measured all-reduces, by least squares of the relative error.
+
+    Args:
+        seconds: measured seconds by ranks and bytes, of at least two sizes.
+        gradient_bytes: bytes of the model's gradients.
+
+    Raises:
+        ConfigError: fewer than two sizes, or a single rank.
+    """
+    if len({size for _, size in seconds}) < 2 or min(ranks for ranks, _ in seconds) < 2:
+        raise ConfigError(f"a ring is fitted to two sizes or more on 2 ranks or more, got {sorted(seconds)}")
+    rows = np.array([[2 * (n - 1) / t, 2 * (n - 1) * size / n / t] for (n, size), t in seconds.items()])
+    scale = rows.max(axis=0)
+    alpha, per_byte = np.linalg.lstsq(rows / scale, np.ones(len(rows)), rcond=None)[0] / scale
+    rate = 1 / per_byte if per_byte > 0 else math.inf
+    return RingCosts(latency_seconds=max(float(alpha), 0.0), bytes_per_second=rate, gradient_bytes=gradient_bytes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Measured costs of one rank. Processor times are of one core, with nothing beside it.
+
+    Attributes:
+        store: latency and rates.
+        file_seconds: processor time to fetch and open a file, apart from its bytes.
+        byte_seconds: samples, one a shard, of the processor time to fetch, check and decode a byte of it.
+        hit_byte_seconds: the same for a byte from the cache.
+        fill_byte_seconds: processor time to put a byte into the cache.
+        plan_seconds: processor time to plan, for each record.
+        gather_seconds: processor time to gather and encode a sample, in the loader's thread.
+        handover_seconds: processor time to take a batch, in the program's thread.
+        start_seconds: from the request of an epoch to the first fetch, and from the first chunk to the first batch.
+        transform_seconds: processor time to transform a sample.
+        step: the model's step; None for the loader alone.
+        ring: the collective.
+        memory_per_byte: bytes in memory for each byte of a shard's file.
+    """
+
+    store: StoreCosts = field(default_factory=StoreCosts)
+    file_seconds: float = 0.0
+    byte_seconds: Samples = (0.0,)
+    hit_byte_seconds: float = 0.0
+    fill_byte_seconds: float = 0.0
+    plan_seconds: float = 0.0
+    gather_seconds: float = 0.0
+    handover_seconds: float = 0.0
+    start_seconds: float = 0.0
+    transform_seconds: float = 0.0
+    step: StepCosts | None = None
+    ring: RingCosts = field(default_factory=RingCosts)
+    memory_per_byte: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check("byte_seconds", self.byte_seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the costs as JSON has them; `from_json` reads them back. Infinite rates become null."""
+        document = asdict(self)
+        for rates in (document["store"], document["ring"]):
+            rates.update({name: None for name, value in rates.items() if value == math.inf})
+        return document
+
+    @classmethod
+    def from_json(cls, document: Mapping[str, Any]) -> Costs:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ConfigError: a key is unknown or missing.
+        """
+        try:
+            values = {key: _from_json(value) for key, value in document.items()}
+            step = values.get("step")
+            parts = {"store": StoreCosts(**values["store"]), "ring": RingCosts(**values["ring"])}
+            return cls(**values | parts | {"step": None if step is None else StepCosts(**step)})
+        except (TypeError, KeyError) as error:
+            raise ConfigError(f"these are no costs as `ringfeed simulate --save-costs` writes them: {error}") from error
+
+
+def _from_json(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: math.inf if each is None else _from_json(each) for key, each in value.items()}
+    return tuple(value) if isinstance(value, list) else value
+
+
+def draw(samples: Samples, random: np.random.Generator, size: int | tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """Draw from measured samples, with replacement."""
+    return np.asarray(samples, np.float64)[random.integers(0, len(samples), size)]

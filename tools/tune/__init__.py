@@ -1,0 +1,6 @@
+"""The tuner: searches a loader's options with the simulator, and confirms the best of them by measurement."""
+
+from .result import Tuning
+from .tune import tune
+
+__all__ = ["Tuning", "tune"]

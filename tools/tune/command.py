@@ -1,0 +1,128 @@
+"""`ringfeed tune`: search for better options of a loader or a run from the command line."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
+from ...sharding.common.strict_yaml import load_yaml
+from ...sharding.errors import ConfigError
+from ...sharding.sources.user_code import import_function
+from ...training.outputs import check_writable, write_file
+from ..argument_types import add_verbosity, checked_type, parse_bytes
+from ..console import print_warnings, stage_progress
+
+if TYPE_CHECKING:
+    from .result import Tuning
+
+__all__ = ["add_arguments", "run"]
+
+_EPILOG = """\
+examples:
+  ringfeed tune s3://bucket/flights                                  # the loader alone
+  ringfeed tune s3://bucket/flights --step model:train_step --out tuned.yaml
+  ringfeed tune --config train.yaml --out tuned.yaml                 # a run of ringfeed train
+  ringfeed tune s3://bucket/flights --cache /mnt/nvme/cache --epochs 20
+  ringfeed tune s3://bucket/flights --keep-order --memory 2GiB
+
+It measures what the store, the cores and the step give (about a third of --seconds), simulates some sixty combinations
+of streams, windows, fetch threads, prefetched bytes, cache and shard size, and measures the best three beside the
+defaults, in turn. It proposes only what was faster in every round, and else the defaults: docs/simulation.md.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments and the help of `ringfeed tune`."""
+    parser.description = (
+        "Search for options of the loader with which an epoch takes less time, and confirm the best by measurement."
+    )
+    parser.epilog = _EPILOG
+    add = parser.add_argument
+    add("url", nargs="?", help="dataset: a path, s3://, hdfs://, whatever fsspec opens; or give --config")
+    add("--split", default="train", help="split to read (default: train)")
+    add("--batch-size", type=int, default=1024, metavar="N", help="GLOBAL batch size (default: 1024)")
+    add("--world-size", type=int, default=1, metavar="N", help="number of ranks, of which the first is measured")
+    add("--step", metavar="MODULE:FUNCTION", help="the model's training step, called with a batch")
+    add("--transform", metavar="MODULE:FUNCTION", help="function of a batch between the loader and --step")
+    add("--config", metavar="FILE.yaml", help="tune this run of ringfeed train, on one rank, instead of URL")
+    add(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+        help="with --config: override a key of the configuration; may be repeated",
+    )  # fmt: skip
+    add("--seconds", type=float, default=60.0, metavar="S", help="time for measurements (default: 60)")
+    add(
+        "--cache", metavar="FOLDER",
+        help="where a cache may be: a folder on a local disk, or memory; it is tried beside that (default: no cache)",
+    )  # fmt: skip
+    add("--epochs", type=int, default=3, metavar="N", help="epochs of the run: a cache pays from the second on (default: 3)")
+    add("--memory", type=checked_type(parse_bytes), metavar="SIZE", help="most of shards and batches in each rank")
+    add("--keep-order", action="store_true", help="search only options that leave every batch as it is")
+    add("--out", metavar="FILE.yaml", help="write the options as a configuration for ringfeed train")
+    add("--json", action="store_true", help="print one JSON document on standard output, and errors as JSON")
+    add_verbosity(parser)
+
+
+_STAGES = {"measure": "measure", "simulate": "simulate", "confirm": "confirm"}
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run `ringfeed tune`."""
+    if args.out is not None:
+        check_writable(args.out)
+    with (
+        print_warnings("ringfeed tune", events=args.json, verbose=args.verbose),
+        stage_progress(_STAGES, silent=args.json or args.quiet) as report,
+    ):
+        result = _tuned(args, report)
+    if args.out is not None:
+        write_file(args.out, _configuration(args, result).encode())
+    print(json.dumps(result.to_json(), indent=2) if args.json else result)
+    return 0
+
+
+def _tuned(args: argparse.Namespace, report: Any) -> Tuning:
+    with quiet_tensorflow():
+        import tensorflow  # noqa: F401
+    from .tune import tune, tune_run
+
+    options = {
+        "cache": args.cache, "epochs": args.epochs, "keep_order": args.keep_order, "memory_bytes": args.memory,
+        "seconds": args.seconds, "report": report,
+    }  # fmt: skip
+    if args.config is not None:
+        if args.url is not None or args.step or args.transform:
+            raise ConfigError("URL, --step and --transform are not for --config, whose file names dataset and model")
+        return tune_run(args.config, args.overrides, **options)
+    if args.url is None:
+        raise ConfigError("name a dataset by its URL, or a run by --config FILE.yaml")
+    if args.overrides:
+        raise ConfigError("--set overrides keys of a configuration; give --config, too")
+    functions = {
+        name: import_function(f"--{name}", getattr(args, name), os.getcwd(), example="model:train_step")
+        for name in ("step", "transform")
+        if getattr(args, name)
+    }
+    return tune(
+        args.url, split=args.split, batch_size=args.batch_size, world_size=args.world_size, **functions, **options
+    )
+
+
+def _configuration(args: argparse.Namespace, result: Tuning) -> str:
+    """The configuration of a run with the options that were chosen: that of --config, or the keys of the dataset."""
+    if args.config is None:
+        tree: dict[str, Any] = {"data": {"url": args.url, "batch_size": args.batch_size}}
+    else:
+        from ...training.config_file import apply_overrides
+
+        tree = apply_overrides(load_yaml(Path(args.config).read_text(encoding="utf-8")) or {}, args.overrides)
+    tree["data"] = {**tree.get("data", {}), **result.options}
+    if args.config is None and args.split != "train":
+        tree["data"]["train_split"] = args.split
+    note = f"ringfeed tune: {result.gain:.2f} x the rate of the defaults" if result.chosen else "ringfeed tune: the defaults"
+    return f"# {note}\n" + yaml.safe_dump(tree, sort_keys=False)

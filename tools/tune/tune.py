@@ -1,0 +1,208 @@
+"""`tune`: measures what the simulator needs, searches with it, and measures the best options beside the defaults."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ...pipeline import Loader
+from ...sharding.errors import ConfigError
+from ...sharding.url_secrets import public_url
+from ..profile.training_trials import Workload
+from ..profile.workloads import configured_workload, function_workload
+from ..simulation import DatasetShape, Setup
+from ..simulation.measure import MeasuredDataset, measure_costs
+from .confirm import Confirmed, confirm, is_better
+from .result import TriedOptions, Tuning
+from .search import Candidate, Space, choose, search, try_shard_sizes
+
+__all__ = ["tune", "tune_run"]
+
+_MEASURE_SHARE = 0.3  # of the seconds; the rest confirms
+_ROUNDS = 3
+_MEMORY_SHARE, _DISK_SHARE = 0.25, 0.8  # of what is free, that a cache may take
+Report = Callable[[str, int, int, int], None]
+
+
+def tune(
+    url: str,
+    *,
+    split: str = "train",
+    batch_size: int = 1024,
+    step: Callable[[Any], Any] | None = None,
+    transform: Callable[[Any], Any] | None = None,
+    cache: str | None = None,
+    epochs: int = 3,
+    keep_order: bool = False,
+    memory_bytes: int | None = None,
+    rank: int = 0,
+    world_size: int = 1,
+    seconds: float = 60.0,
+    report: Report = lambda stage, done, total, amount: None,
+) -> Tuning:
+    """Search for options with which an epoch takes less time, and confirm them by measurement.
+
+    Args:
+        url: the dataset's URL.
+        split, batch_size, rank, world_size: arguments of `Loader`.
+        step: the model's training step: a function of one batch, or of what `transform` returns; without one the
+            loader runs alone.
+        transform: function of a batch for `tf.data`'s ``map``, between loader and step.
+        cache: a folder on a local disk, or ``memory``: where a cache may be; None searches without one.
+        epochs: epochs of the run, over which the time to fill a cache is spread.
+        keep_order: whether to search only options that leave every batch as it is.
+        memory_bytes: most bytes of shards and batches in each rank.
+        seconds: time for measurements, in seconds; the search and what compiles come on top.
+        report: called with a stage (``measure``, ``simulate``, ``confirm``), what is done of it, all of it, and 0.
+
+    Raises:
+        RingfeedError: the dataset cannot be read with these arguments.
+    """
+    if transform is not None and step is None:
+        raise ConfigError("transform is measured with a step; give step, too")
+    loader = Loader(url, split=split, batch_size=batch_size, rank=rank, world_size=world_size)
+    workload = None if step is None else function_workload(loader, step, transform)
+    return _tune(loader, workload, url, cache, epochs, keep_order, memory_bytes, seconds, report)
+
+
+def tune_run(
+    config: str,
+    overrides: Sequence[str] = (),
+    *,
+    cache: str | None = None,
+    epochs: int = 3,
+    keep_order: bool = False,
+    memory_bytes: int | None = None,
+    seconds: float = 60.0,
+    report: Report = lambda stage, done, total, amount: None,
+) -> Tuning:
+    """Tune the input of a run of `ringfeed train`, on one rank; the run neither resumes nor writes anything.
+
+    Args:
+        config: path of the run's configuration.
+        overrides: ``KEY=VALUE`` of keys to override.
+        cache, epochs, keep_order, memory_bytes, seconds, report: see `tune`.
+
+    Raises:
+        RingfeedError: the configuration is wrong, or the dataset cannot be read.
+    """
+    workload = configured_workload(config, overrides)
+    url = workload.loader.arguments["url"].locate()
+    return _tune(workload.loader, workload, url, cache, epochs, keep_order, memory_bytes, seconds, report)
+
+
+def _tune(
+    loader: Loader,
+    workload: Workload | None,
+    url: str,
+    cache: str | None,
+    epochs: int,
+    keep_order: bool,
+    memory_bytes: int | None,
+    seconds: float,
+    report: Report,
+) -> Tuning:
+    if not 0 < seconds < math.inf or epochs < 1:
+        raise ConfigError(f"seconds must be positive and epochs at least 1, got {seconds!r} and {epochs!r}")
+    parts = {"done": 0}
+
+    def measuring(part: str) -> None:
+        report("measure", parts["done"], 5, 0)
+        parts["done"] += 1
+
+    measured = measure_costs(
+        loader, seconds * _MEASURE_SHARE, workload=workload, cache_folder=cache, report=measuring
+    )
+    report("measure", 5, 5, 0)
+    base = _base(loader, measured)
+    space = Space(
+        epochs=epochs,
+        cache_bytes=_cache_bytes(cache, measured.shape),
+        cache_in_memory=cache == "memory",
+        keeps_order=keep_order,
+        memory_bytes=memory_bytes,
+    )
+    candidates = search(
+        measured.shape, measured.costs, base, space, lambda count: report("simulate", count, max(count, 60), 0)
+    )
+    report("simulate", len(candidates), len(candidates), 0)
+    chosen = choose(candidates)
+    confirmed = confirm(
+        loader,
+        workload,
+        [_options(one) for one in chosen],
+        seconds=seconds * (1 - _MEASURE_SHARE),
+        rounds=_ROUNDS,
+        epochs=epochs,
+        cache=cache,
+        report=lambda done, total: report("confirm", done, total, 0),
+    )
+    everyone = [candidates[0], *chosen]
+    best = _best(confirmed)
+    return Tuning(
+        url=public_url(url),
+        batch_size=loader.arguments["batch_size"],
+        epochs=epochs,
+        tried=tuple(_tried(one, result) for one, result in zip(everyone, confirmed, strict=True)),
+        chosen=best,
+        simulated=len(candidates),
+        reshard=try_shard_sizes(measured.shape, measured.costs, everyone[best], base, epochs),
+        cache=cache,
+    )
+
+
+def _best(confirmed: Sequence[Confirmed]) -> int:
+    """The fastest of those that are better than the defaults beyond doubt; 0, the defaults, if none is."""
+    better = [place for place, one in enumerate(confirmed) if place and is_better(one)]
+    return max(better, key=lambda place: confirmed[place].gain, default=0)
+
+
+def _base(loader: Loader, measured: MeasuredDataset) -> Setup:
+    """The loader's options as a setup; ranks are those of one host."""
+    options = loader.arguments
+    return Setup(
+        batch_size=options["batch_size"],
+        ranks=options["world_size"],
+        streams=options["streams"],
+        window_shards=options["window_shards"],
+        fetch_threads=options["fetch_threads"],
+        prefetch_bytes=options["prefetch_bytes"],
+        seed=options["seed"],
+    )
+
+
+def _cache_bytes(cache: str | None, shape: DatasetShape) -> int | None:
+    """The size of a cache that holds the dataset; None if there is no room for it."""
+    if cache is None:
+        return None
+    if cache == "memory":
+        room = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * _MEMORY_SHARE
+    else:
+        folder = Path(cache).absolute()
+        existing = next(path for path in (folder, *folder.parents) if path.exists())
+        room = shutil.disk_usage(existing).free * _DISK_SHARE
+    needed = int(1.05 * shape.bytes) + (4096 << 1) * len(shape.records)  # files take whole blocks
+    return needed if needed <= room else None
+
+
+def _options(candidate: Candidate) -> dict[str, Any]:
+    """The arguments of `Loader` that differ, and the limit of a cache."""
+    return {name: getattr(candidate.setup, name) for name in candidate.changed}
+
+
+def _tried(candidate: Candidate, result: Confirmed) -> TriedOptions:
+    options: Mapping[str, Any] = _options(candidate)
+    return TriedOptions(
+        options=options,
+        predicted_seconds=candidate.seconds,
+        measured_seconds=median(result.seconds),
+        gains=result.gains,
+        memory_bytes=candidate.simulation.memory_bytes,
+        shards_in_batch=candidate.simulation.streams * candidate.setup.window_shards,
+        keeps_order=candidate.keeps_order,
+    )
