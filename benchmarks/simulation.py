@@ -39,7 +39,8 @@ import sys, time
 from pathlib import Path
 from tests.servers.web import Behaviour, served
 rate = float(sys.argv[3])
-with served(Path(sys.argv[1]), behaviour=Behaviour(latency_seconds=float(sys.argv[2]), bytes_per_second=rate or None)) as url:
+behaviour = Behaviour(latency_seconds=float(sys.argv[2]), bytes_per_second=rate or None)
+with served(Path(sys.argv[1]), behaviour=behaviour) as url:
     print(url, flush=True)
     time.sleep(1e6)
 """
@@ -64,10 +65,15 @@ CONFIGURATIONS = [
     Configuration(name="local, step on the cores", store="local", ranks=4, step="cores"),
     Configuration(name="50 ms latency, no step", store="late"),
     Configuration(name="50 ms latency, 4 streams", store="late", loader={"streams": 4}, step="device:0.01"),
-    Configuration(name="50 ms latency, window of 2 shards", store="late", loader={"window_shards": 2}, step="device:0.02"),
+    Configuration(
+        name="50 ms latency, window of 2 shards", store="late", loader={"window_shards": 2}, step="device:0.02"
+    ),
     Configuration(name="50 ms latency, 1 fetch thread", store="late", loader={"fetch_threads": 1}, step="device:0.01"),
     Configuration(
-        name="50 ms latency, nothing ahead", store="late", loader={"prefetch_bytes": 0, "streams": 4}, step="device:0.01"
+        name="50 ms latency, nothing ahead",
+        store="late",
+        loader={"prefetch_bytes": 0, "streams": 4},
+        step="device:0.01",
     ),
     Configuration(name="50 ms latency", store="late", ranks=2, step="device:0.01"),
     Configuration(name="20 MB/s, no step", store="narrow"),
@@ -103,7 +109,8 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
         middle = statistics.median(seconds)
         errors.append(abs(predicted / middle - 1) * 100)
         print(
-            f"  {one.name:38} {one.ranks:5}  {predicted:8.2f}s  {middle:7.2f}s ({min(seconds):.2f} - {max(seconds):.2f})"
+            f"  {one.name:38} {one.ranks:5}  {predicted:8.2f}s  {middle:7.2f}s "
+            f"({min(seconds):.2f} - {max(seconds):.2f})"
             f"  {(predicted / middle - 1) * 100:+8.0f} %"
         )
     return [(f"error of {len(errors)} predicted epochs, in %: median and range", errors, 15.0)]
@@ -201,6 +208,7 @@ def _web(data: Path, latency: float, rate: float) -> Iterator[str]:
 @contextmanager
 def _s3(folder: Path, data: Path) -> Iterator[str]:
     import s3fs
+
     from tests.servers.seaweedfs import seaweedfs
 
     with seaweedfs(folder / "s3") as server, link(server.endpoint_url, 2 * SLOW_LINK) as far:

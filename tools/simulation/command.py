@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ...sharding.errors import ConfigError
 from ...sharding.sources.user_code import import_function
-from ...training.outputs import check_writable, write_file
+from ...training.loop.outputs import check_writable, write_file
 from ..argument_types import add_verbosity, checked_type, parse_bytes
 from ..console import align, print_stderr, print_warnings
 
@@ -87,7 +87,12 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
     add("--local-batch", type=int, metavar="N", help="samples of each rank instead: the batch grows with the ranks")
     add("--streams", type=int, metavar="N", help="streams of all ranks together (default: up to 16)")
     add("--window-shards", type=int, default=1, metavar="N", help="shards that a stream shuffles together (default: 1)")
-    add("--fetch-threads", type=int, metavar="N", help="threads that fetch and open shards (default: 4; remote: 4 to 24)")
+    add(
+        "--fetch-threads",
+        type=int,
+        metavar="N",
+        help="threads that fetch and open shards (default: 4; remote: 4 to 24)",
+    )
     add("--prefetch", type=checked_type(_parse_size), metavar="SIZE", help="bytes of shards to fetch ahead of need")
     add("--cache", type=checked_type(parse_bytes), metavar="SIZE", help="size of a cache on the disk of each host")
     add("--warm", action="store_true", help="the cache holds the dataset at first, as far as it fits")

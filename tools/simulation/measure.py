@@ -135,9 +135,7 @@ def _open_shards(loader: Loader, shards: Sequence[ShardInfo], seconds: float) ->
     with loader.open_streams() as streams:
         _open(loader, streams, shards, next(order))
         start = time.perf_counter()
-        while len(results) < _LEAST_SHARDS or (
-            len(results) < _MOST_SHARDS and time.perf_counter() - start < seconds
-        ):
+        while len(results) < _LEAST_SHARDS or (len(results) < _MOST_SHARDS and time.perf_counter() - start < seconds):
             results.append(_open(loader, streams, shards, next(order)))
     return results
 
@@ -270,9 +268,7 @@ def _with_cache(loader: Loader, shards: Sequence[ShardInfo], costs: Costs, folde
             cold, warm = _cache_trials(loader, Cache(beside), shards, seconds)
         finally:
             shutil.rmtree(beside, ignore_errors=True)
-    return replace(
-        costs, fill_byte_seconds=max(cold - median(costs.byte_seconds), 0.0), hit_byte_seconds=warm
-    )
+    return replace(costs, fill_byte_seconds=max(cold - median(costs.byte_seconds), 0.0), hit_byte_seconds=warm)
 
 
 def _cache_trials(
@@ -280,7 +276,8 @@ def _cache_trials(
 ) -> tuple[float, float]:
     """Processor time for a byte, cold and warm."""
     cached = Loader(**dict(loader.arguments) | {"cache": cache})
-    cold, warm = [], []
+    cold: list[float] = []
+    warm: list[float] = []
     start = time.perf_counter()
     with cached.open_streams() as streams:
         for number in range(min(len(shards), _MOST_SHARDS)):
@@ -328,7 +325,9 @@ def _repeat(call: Callable[[], Any], seconds: float) -> tuple[Samples, Samples]:
     """Seconds of each call, and processor time in them; the first two, which compile, are not counted."""
     call()
     call()
-    start, walls, cpus = time.perf_counter(), [], []
+    walls: list[float] = []
+    cpus: list[float] = []
+    start = time.perf_counter()
     while len(walls) < _LEAST_BATCHES or time.perf_counter() - start < seconds:
         begun, cpu = time.perf_counter(), time.process_time()
         call()

@@ -174,12 +174,13 @@ def advice_on(simulations: Sequence[Simulation]) -> list[str]:
         times = epoch.fetched_bytes / max(each.dataset_bytes, 1)
         if times > _MUCH_MORE:
             lines.append(
-                f"{ranks:,} ranks read the dataset {times:.1f} times: with --streams {ranks:,}, or a multiple, each reads "
-                "its own records"
+                f"{ranks:,} ranks read the dataset {times:.1f} times: with --streams {ranks:,}, or a multiple, each "
+                "reads its own records"
             )
         if epoch.input_share > _BOUND and each.is_training:
             lines.append(
                 f"{ranks:,} ranks wait for input for {epoch.input_share:.0%} of an epoch, of that "
-                f"{human_seconds(epoch.first_batch_seconds)} for the first batch: ringfeed tune searches for better options"
+                f"{human_seconds(epoch.first_batch_seconds)} for the first batch: ringfeed tune searches for better "
+                "options"
             )
     return lines

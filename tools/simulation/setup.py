@@ -37,7 +37,9 @@ class DatasetShape:
     record_bytes: int = 64
 
     @classmethod
-    def of(cls, shards: Sequence[ShardInfo], *, in_parts: bool, record_bytes: int, read_fraction: float) -> DatasetShape:
+    def of(
+        cls, shards: Sequence[ShardInfo], *, in_parts: bool, record_bytes: int, read_fraction: float
+    ) -> DatasetShape:
         """Return the shape of a split's shards, of whose files a fraction is read."""
         sizes = np.array([(shard.records, shard.bytes, shard.index_bytes) for shard in shards], np.int64).T
         return cls(
@@ -136,6 +138,4 @@ class Setup:
             ConfigError: the streams do not divide the batch, or there are fewer records than a batch has.
         """
         streams = default_streams(self.batch_size, records) if self.streams is None else self.streams
-        return Geometry(
-            records=records, batch_size=self.batch_size, streams=streams, window_shards=self.window_shards
-        )
+        return Geometry(records=records, batch_size=self.batch_size, streams=streams, window_shards=self.window_shards)

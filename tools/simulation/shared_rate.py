@@ -1,4 +1,4 @@
-"""Resources of the model: a rate that jobs share evenly, a thread pool's queue, a buffer, and a barrier of ranks; on SimPy."""
+"""Resources of the model, on SimPy: a rate that jobs share, a thread pool's queue, a buffer, and a barrier of ranks."""
 
 from __future__ import annotations
 

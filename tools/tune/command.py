@@ -14,7 +14,7 @@ from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ...sharding.common.strict_yaml import load_yaml
 from ...sharding.errors import ConfigError
 from ...sharding.sources.user_code import import_function
-from ...training.outputs import check_writable, write_file
+from ...training.loop.outputs import check_writable, write_file
 from ..argument_types import add_verbosity, checked_type, parse_bytes
 from ..console import print_warnings, stage_progress
 
@@ -60,7 +60,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--cache", metavar="FOLDER",
         help="where a cache may be: a folder on a local disk, or memory; it is tried beside that (default: no cache)",
     )  # fmt: skip
-    add("--epochs", type=int, default=3, metavar="N", help="epochs of the run: a cache pays from the second on (default: 3)")
+    add(
+        "--epochs",
+        type=int,
+        default=3,
+        metavar="N",
+        help="epochs of the run: a cache pays from the second on (default: 3)",
+    )
     add("--memory", type=checked_type(parse_bytes), metavar="SIZE", help="most of shards and batches in each rank")
     add("--keep-order", action="store_true", help="search only options that leave every batch as it is")
     add("--out", metavar="FILE.yaml", help="write the options as a configuration for ringfeed train")
@@ -91,7 +97,7 @@ def _tuned(args: argparse.Namespace, report: Any) -> Tuning:
         import tensorflow  # noqa: F401
     from .tune import tune, tune_run
 
-    options = {
+    options: dict[str, Any] = {
         "cache": args.cache, "epochs": args.epochs, "keep_order": args.keep_order, "memory_bytes": args.memory,
         "seconds": args.seconds, "report": report,
     }  # fmt: skip
@@ -103,7 +109,7 @@ def _tuned(args: argparse.Namespace, report: Any) -> Tuning:
         raise ConfigError("name a dataset by its URL, or a run by --config FILE.yaml")
     if args.overrides:
         raise ConfigError("--set overrides keys of a configuration; give --config, too")
-    functions = {
+    functions: dict[str, Any] = {
         name: import_function(f"--{name}", getattr(args, name), os.getcwd(), example="model:train_step")
         for name in ("step", "transform")
         if getattr(args, name)
@@ -118,11 +124,15 @@ def _configuration(args: argparse.Namespace, result: Tuning) -> str:
     if args.config is None:
         tree: dict[str, Any] = {"data": {"url": args.url, "batch_size": args.batch_size}}
     else:
-        from ...training.config_file import apply_overrides
+        from ...training.config.config_file import apply_overrides
 
         tree = apply_overrides(load_yaml(Path(args.config).read_text(encoding="utf-8")) or {}, args.overrides)
     tree["data"] = {**tree.get("data", {}), **result.options}
     if args.config is None and args.split != "train":
         tree["data"]["train_split"] = args.split
-    note = f"ringfeed tune: {result.gain:.2f} x the rate of the defaults" if result.chosen else "ringfeed tune: the defaults"
+    note = (
+        f"ringfeed tune: {result.gain:.2f} x the rate of the defaults"
+        if result.chosen
+        else "ringfeed tune: the defaults"
+    )
     return f"# {note}\n" + yaml.safe_dump(tree, sort_keys=False)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -133,10 +131,7 @@ def _read(loader: Loader, workload: Workload | None, arguments: Mapping[str, Any
     first = now = 0.0
     total = own.steps_per_epoch
     with own.own_errors():
-        for done in itertools.count(1):
-            batch = next(iterator, None) if done > 1 else next(iterator := iter(batches), None)
-            if batch is None:
-                break
+        for done, batch in enumerate(batches, start=1):
             step(batch)
             now = time.perf_counter() - start
             first = first or now

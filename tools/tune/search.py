@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ..simulation import Costs, DatasetShape, Setup, Simulation, simulate
 
@@ -109,9 +110,14 @@ def search(
     streams = known[base].simulation.streams
     for _ in range(_ROUNDS):
         for name, values in _variations(shape, base, space, streams, is_local=costs.store.is_local):
-            options = [replace(best, **{name: value}) for value in values]
+            options = [_with(best, name, value) for value in values]
             best = min([best, *(one for one in options if _mixes(one, base, streams))], key=rated)
     return list(known.values())
+
+
+def _with(setup: Setup, name: str, value: int | None) -> Setup:
+    change: dict[str, Any] = {name: value}
+    return replace(setup, **change)
 
 
 def _variations(

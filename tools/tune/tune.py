@@ -115,9 +115,7 @@ def _tune(
         report("measure", parts["done"], 5, 0)
         parts["done"] += 1
 
-    measured = measure_costs(
-        loader, seconds * _MEASURE_SHARE, workload=workload, cache_folder=cache, report=measuring
-    )
+    measured = measure_costs(loader, seconds * _MEASURE_SHARE, workload=workload, cache_folder=cache, report=measuring)
     report("measure", 5, 5, 0)
     base = _base(loader, measured)
     space = Space(

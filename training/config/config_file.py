@@ -22,7 +22,7 @@ from ...sharding.storage.special_files import check_regular
 from ...sharding.url_secrets import public_url
 from .train_config import TrainConfig
 
-__all__ = ["all_keys", "changed_keys", "describe_keys", "load_config", "parse_config", "to_tree"]
+__all__ = ["all_keys", "apply_overrides", "changed_keys", "describe_keys", "load_config", "parse_config", "to_tree"]
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -199,10 +199,11 @@ def _plain(value: Any) -> Any:
 def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys that affect the weights and differ between a run and the tree of an earlier one.
 
-    Locations (`data.url`, `data.cache`, `checkpoint`, `output`), length and evaluation of a run do not count.
+    Locations (`data.url`, `data.cache`, `checkpoint`, `output`), what is fetched ahead, length and evaluation of a run
+    do not count.
     """
     neutral = {"data.url", "data.eval_split", "eval_every_epochs", "deterministic", "max_steps", "epochs"}
-    neutral |= {"data.cache", "data.cache_bytes"}
+    neutral |= {"data.cache", "data.cache_bytes", "data.fetch_threads", "data.prefetch_bytes"}
     current = json.loads(json.dumps(to_tree(now)))  # like the earlier tree, which was read from a file
     differing = []
     for name, spec in all_keys():

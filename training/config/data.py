@@ -27,6 +27,10 @@ class DataConfig:
     cache_bytes: int | None = key(
         None, "size limit of the cache; null: 1 GiB of memory, or 0.8 of the free space of the disk"
     )
+    streams: int | None = key(None, "streams that a training batch is drawn from, of all ranks; null: up to 16")
+    window_shards: int = key(1, "shards that a stream of training batches shuffles together")
+    fetch_threads: int | None = key(None, "threads that fetch and open shards; null: 4, from a remote store up to 24")
+    prefetch_bytes: int | None = key(None, "bytes of shards fetched ahead of need; null: 1.25 of the open windows")
 
     def __post_init__(self) -> None:
         require(bool(self.url), "data.url", "a path or URL", self.url)
@@ -35,3 +39,8 @@ class DataConfig:
         if self.cache_bytes is not None:
             require(self.cache_bytes >= 1, "data.cache_bytes", "at least 1", self.cache_bytes)
             require(self.cache != "none", "data.cache_bytes", "null without data.cache", self.cache_bytes)
+        for name in ("streams", "window_shards", "fetch_threads"):
+            if (value := getattr(self, name)) is not None:
+                require_size(f"data.{name}", value)
+        if self.prefetch_bytes is not None:
+            require(self.prefetch_bytes >= 0, "data.prefetch_bytes", "at least 0", self.prefetch_bytes)

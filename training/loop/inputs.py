@@ -57,6 +57,10 @@ def open_loader(config: TrainConfig, ring: Ring, *, split: str, training: bool) 
         fill=fill_values(manifest, config.data),
         cache=open_cache(config.data.cache, config.data.cache_bytes),
         sample_keys=training and config.augment.random,
+        streams=config.data.streams if training else None,
+        window_shards=config.data.window_shards if training else 1,
+        fetch_threads=config.data.fetch_threads,
+        prefetch_bytes=config.data.prefetch_bytes,
     )
 
 

@@ -1,4 +1,4 @@
-"""The simulator against what arithmetic says where one resource is the limit, and against the loader's own decisions."""
+"""The simulator against arithmetic, where one resource is the limit, and against the loader's own decisions."""
 
 import math
 from collections.abc import Sequence
@@ -17,7 +17,16 @@ from ringfeed.pipeline import Loader
 from ringfeed.pipeline.streams.shard_fetcher import ShardFetcher
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from ringfeed.tools.simulation import (
-    Costs, DatasetShape, Prices, RingCosts, Setup, StepCosts, StoreCosts, fit_ring, simulate, simulate_ranks,
+    Costs,
+    DatasetShape,
+    Prices,
+    RingCosts,
+    Setup,
+    StepCosts,
+    StoreCosts,
+    fit_ring,
+    simulate,
+    simulate_ranks,
 )  # fmt: skip
 from ringfeed.tools.simulation.loader_model import LoaderModel
 from ringfeed.tools.simulation.measure import shape_of
@@ -63,7 +72,7 @@ def test_where_one_resource_is_the_limit_the_rate_is_its_own(costs: Costs, secon
 
 
 def test_the_cores_are_shared_by_all_that_computes() -> None:
-    """A gathering thread and the program's own take 3.2 s and 32 s of work: two cores run both at once, one does not."""
+    """The gathering thread and the program's own have 16 s of work each: two cores run both at once, one does not."""
     costs = Costs(gather_seconds=0.005, handover_seconds=0.5)
     one, two = (simulate(equal_shards(), costs, setup(cores=cores)).epochs[0] for cores in (1, 2))
     assert one.seconds == pytest.approx(32.0, rel=0.01)
@@ -79,7 +88,9 @@ def test_the_first_batch_waits_for_a_window_of_every_stream() -> None:
         streams: simulate(equal_shards(), costs, setup(streams=streams, fetch_threads=1, prefetch_bytes=0))
         for streams in (1, 2, 4)
     }
-    assert {n: each.epochs[0].first_batch_seconds for n, each in first.items()} == pytest.approx({1: 1.0, 2: 2.0, 4: 4.0})
+    assert {n: each.epochs[0].first_batch_seconds for n, each in first.items()} == pytest.approx(
+        {1: 1.0, 2: 2.0, 4: 4.0}
+    )
     wide = simulate(equal_shards(), costs, setup(window_shards=3, fetch_threads=1, prefetch_bytes=0))
     assert wide.epochs[0].first_batch_seconds == pytest.approx(12.0, rel=0.1)
 
@@ -101,7 +112,7 @@ def test_bytes_are_conserved_and_all_batches_come(
     window: int,
     prefetch: int,
     threads: int | None,
-    is_cached: bool,  # noqa: FBT001  # Hypothesis passes it by name
+    is_cached: bool,  # Hypothesis passes it by name
 ) -> None:
     """Ranks that divide the streams read each record that is served once; a cache makes it once for all epochs."""
     sizes = np.array(records)
