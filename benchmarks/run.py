@@ -32,6 +32,7 @@ import reading
 import remote
 import resuming
 import rivals
+import simulation
 import writing
 from tables import write_source
 
@@ -50,8 +51,9 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "first-batch": resuming.run,
     "projection": projection.run,
     "rivals": rivals.run,
+    "simulation": simulation.run,
 }
-OPTIONAL = {"rivals"}  # downloads gigabytes: runs only when named
+OPTIONAL = {"rivals", "simulation"}  # one downloads gigabytes, one needs Horovod: they run only when named
 
 
 def main() -> int:

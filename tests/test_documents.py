@@ -303,9 +303,15 @@ def test_profiling(here: Path) -> None:
     assert names["result"].training is not None
 
 
+def test_simulation(here: Path) -> None:
+    names = run_page("simulation.md", {}, ("s3://bucket/flights", "flights"), ("seconds=10", "seconds=0.5"))
+    assert "<svg" in names["simulation"]._repr_html_()
+    assert names["simulation"].epochs[0].samples_per_second > 0
+
+
 def test_every_block_is_run() -> None:
     run = {"README.md", "order.md", "cache.md", "faults.md", "images-and-augmentation.md", "preparing.md"}
-    run |= {"record-streams.md", "stores.md", "training.md", "moving.md", "profiling.md"}
+    run |= {"record-streams.md", "stores.md", "training.md", "moving.md", "profiling.md", "simulation.md"}
     assert {page for page in PAGES if python_of(page)} == {*run, *ELSEWHERE}
 
 
