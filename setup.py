@@ -10,5 +10,6 @@ setup(
         Extension(
             "ringfeed.pipeline.deliver._string_views", ["pipeline/deliver/string_views.c"], libraries=["dl"], **OPTIONS
         ),
+        Extension("ringfeed.training.records._clock", ["training/records/clock.c"], libraries=["dl"], **OPTIONS),
     ]
 )

@@ -32,6 +32,7 @@ TRAINING = (
     "checkpoint",
     "models",
     "metrics",
+    "records",
     "loop",
     "backends",
 )

@@ -130,6 +130,8 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
             check_writable(output)
         if config.checkpoint.url:  # the trainer checks stores itself, unless the run has ended
             check_writable(f"{config.checkpoint.url.rstrip('/')}/checkpoint", in_stores=False)
+        if config.output.records:
+            check_writable(f"{config.output.records.rstrip('/')}/rank")
     with quiet_tensorflow():
         from .loop.trainer import train
         from .ring.connect import connect

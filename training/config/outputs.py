@@ -36,9 +36,18 @@ class OutputConfig:
     metrics: str | None = key(None, "JSON file of losses, rates, throughput and evaluations (path or URL)")
     model: str | None = key(None, "file of the trained model, ending in .keras (path or URL)")
     log_every: int = key(50, "steps between entries of the log and of the metrics")
+    records: str | None = key(
+        None,
+        "folder for each rank's records of its steps, which ringfeed profile reads; on a disk that all ranks share",
+    )
+    prometheus_port: int | None = key(None, "port of rank 0's Prometheus metrics; rank r takes the port + r")
 
     def __post_init__(self) -> None:
         require(self.log_every >= 1, "output.log_every", "at least 1", self.log_every)
+        is_local = self.records is None or (self.records != "" and "://" not in self.records)
+        require(is_local, "output.records", "a path of a folder, or null", self.records)
+        if self.prometheus_port is not None:
+            require(0 < self.prometheus_port < 2**16, "output.prometheus_port", "in [1, 65535]", self.prometheus_port)
         require(self.metrics != "", "output.metrics", "a path or URL, or null", self.metrics)
         apart = self.metrics is None or self.metrics != self.model
         require(apart, "output.metrics", "another file than output.model", self.metrics)

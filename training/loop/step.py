@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ..models.losses import batch_loss
 from ..optimizers.precision import LossScale, all_finite
+from ..records.clock import Clock, timed
 from ..ring.ring import dense
 from ..ring.synchronizer import Synchronizer
 
@@ -29,11 +30,14 @@ class StepMetrics(NamedTuple):
         loss: float32, the mean over the global batch, before the update.
         is_finite: bool; False if the step was skipped.
         gradient_norm: float32, global norm before clipping.
+        stamps: float64, the Unix times at which the gradients of this rank were ready, and were reduced; empty without
+            a clock.
     """
 
     loss: Tensor
     is_finite: Tensor
     gradient_norm: Tensor
+    stamps: Tensor
 
 
 def backward(
@@ -68,9 +72,16 @@ def clip_by_global_norm(gradients: Sequence[Tensor], clip_norm: float | None) ->
 
 
 def make_train_step(
-    network: Any, optimizer: Any, synchronizer: Synchronizer, scale: LossScale, clip_norm: float | None
+    network: Any,
+    optimizer: Any,
+    synchronizer: Synchronizer,
+    scale: LossScale,
+    clip_norm: float | None,
+    read_clock: Clock | None = None,
 ) -> TrainStep:
     """Compile the training step of a network whose optimizer and synchronizer are built.
+
+    With `read_clock`, the metrics of a step have time stamps.
 
     All ranks agree on whether a step counts without a collective of its own: each rank's flag, 0 or 1 for an overflow,
     travels with the gradients, and their mean is exactly 0 only if all are 0. (A mean of ones need not be exactly 1:
@@ -90,15 +101,18 @@ def make_train_step(
         optimizer.apply(*zip(*pairs, strict=True))
         return tf.constant(True)
 
+    def reduce(tensors: Sequence[Tensor]) -> list[Tensor]:
+        loss, overflowed, *gradients = tensors
+        reduced, scalars = synchronizer.reduce(gradients, [loss, overflowed], optimizer.iterations.value)
+        return [*scalars, *reduced]
+
     @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def train_step(inputs: Any, class_id: Tensor, weight: Tensor) -> StepMetrics:
         before = [tf.identity(variable) for variable in state]
         local_loss, scaled = backward(network, variables, scale, inputs, class_id, weight)
         gradients = scale.unscaled(filled(scaled, variables))
         overflowed = 1.0 - tf.cast(all_finite([*gradients, *state]), tf.float32)
-        gradients, (loss, any_overflowed) = synchronizer.reduce(
-            gradients, [local_loss, overflowed], optimizer.iterations.value
-        )
+        (loss, any_overflowed, *gradients), stamps = timed(reduce, [local_loss, overflowed, *gradients], read_clock)
         is_finite = tf.logical_and(tf.equal(any_overflowed, 0.0), all_finite(gradients))
         gradients, norm = clip_by_global_norm(gradients, clip_norm)
         if clip_norm is not None:
@@ -108,7 +122,7 @@ def make_train_step(
         for variable, old in zip(state, before, strict=True):
             variable.assign(tf.where(is_finite, variable, old))
         scale.update(is_finite)
-        return StepMetrics(loss, is_finite, norm)
+        return StepMetrics(loss, is_finite, norm, stamps)
 
     step: TrainStep = train_step
     return step

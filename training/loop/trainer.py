@@ -11,6 +11,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,9 @@ from ..models.build import build_model
 from ..models.built_model import BuiltModel
 from ..optimizers.build import build_optimizer, build_schedule, schedule_warnings
 from ..optimizers.precision import LossScale, ScaleRule, all_finite
+from ..records.clock import clock
+from ..records.record_format import CHECKPOINT, EVALUATION
+from ..records.recorder import Recorder, open_recorder
 from ..ring.ring import Ring
 from ..ring.same_weights import assert_same_weights
 from ..ring.synchronizer import EveryStep, Synchronizer
@@ -95,9 +99,16 @@ class Trainer:
         self.parts = self._parts()
         self.synchronizer: Synchronizer = EveryStep(ring)
         self.synchronizer.build(self.parts.network.trainable_variables)
+        is_recorded = config.output.records is not None or config.output.prometheus_port is not None
         self.train_step = make_train_step(
-            self.parts.network, self.parts.optimizer, self.synchronizer, self.parts.scale, config.optimizer.clip_norm
+            self.parts.network,
+            self.parts.optimizer,
+            self.synchronizer,
+            self.parts.scale,
+            config.optimizer.clip_norm,
+            clock(deterministic=config.deterministic) if is_recorded else None,
         )
+        self._recorder: Recorder | None = None  # of `run`
         self.predict = make_predict_step(self.parts.network)
         start = resume(
             config,
@@ -144,6 +155,7 @@ class Trainer:
         try:
             self._check_store()
             if self.position.step < self.total_steps:
+                self._recorder = self._open_recorder()
                 self.reporter.begin(
                     self.position.epoch, self.position.step, self.config.data.batch_size, self.ring.size
                 )
@@ -153,7 +165,26 @@ class Trainer:
                 self._evaluate(self.position.epoch - (self.position.epoch_step == 0))
         finally:
             self.reporter.close()
+            if self._recorder is not None:
+                self._recorder.close(self.position.step, self.position.epoch)
         return self._finish(time.perf_counter() - started, self.position.step - first_step)
+
+    def _open_recorder(self) -> Recorder | None:
+        output = self.config.output
+        return open_recorder(
+            output.records,
+            output.prometheus_port,
+            rank=self.ring.rank,
+            ranks=self.ring.size,
+            first_step=self.position.step,
+            batch_size=self.config.data.batch_size,
+            total_steps=self.total_steps,
+        )
+
+    def _activity(self, name: str) -> AbstractContextManager[None]:
+        if self._recorder is None:
+            return nullcontext()
+        return self._recorder.activity(name, self.position.step, self.position.epoch)
 
     def _run_epoch(self) -> None:
         epoch = self.position.epoch
@@ -186,7 +217,7 @@ class Trainer:
 
     def _one_step(self, batches: Iterator[Any]) -> None:
         window, epoch = self._window, self.position.epoch
-        asked = time.perf_counter()
+        asked = time.time()
         try:
             inputs, class_id, weight = next(batches)
         except StopIteration:
@@ -194,8 +225,11 @@ class Trainer:
                 f"the loader ended at step {self.position.epoch_step} of epoch {self.position.epoch}, which has "
                 f"{self.steps_per_epoch} steps"
             ) from None
-        window.wait_seconds += time.perf_counter() - asked
+        got = time.time()
+        window.wait_seconds += got - asked
         window.metrics.append(self.train_step(inputs, class_id, weight))
+        if self._recorder is not None:
+            self._recorder.add_step(self.position.step, epoch, asked, got, time.time(), window.metrics[-1].stamps)
         window.timed_steps += 1
         if self.position.step == (self.resumed_from or 0):  # this step compiled: it says nothing about throughput
             window.metrics[-1].loss.numpy()
@@ -216,22 +250,23 @@ class Trainer:
         self._check_overflow(finite)
         counted = [loss for loss, ok in zip(losses, finite, strict=True) if ok]
         rate_step = int(self.parts.optimizer.iterations.numpy()) - 1
-        self.reporter.add_steps(
-            {
-                "step": self.position.step,
-                "epoch": epoch,
-                "steps": len(losses),
-                "loss": sum(counted) / len(counted) if counted else float("nan"),
-                "learning_rate": float(self.schedule(max(rate_step, 0))),
-                "gradient_norm": float(window.metrics[-1].gradient_norm),
-                "loss_scale": float(self.parts.scale.scale),
-                "skipped_steps": self.skipped_steps,
-                "seconds": seconds,
-                "samples_per_second": window.timed_steps * self.config.data.batch_size / max(seconds, 1e-9),
-                "input_wait_seconds": window.wait_seconds,
-                "input_wait_fraction": min(1.0, window.wait_seconds / max(seconds, 1e-9)),
-            }
-        )
+        entry = {
+            "step": self.position.step,
+            "epoch": epoch,
+            "steps": len(losses),
+            "loss": sum(counted) / len(counted) if counted else float("nan"),
+            "learning_rate": float(self.schedule(max(rate_step, 0))),
+            "gradient_norm": float(window.metrics[-1].gradient_norm),
+            "loss_scale": float(self.parts.scale.scale),
+            "skipped_steps": self.skipped_steps,
+            "seconds": seconds,
+            "samples_per_second": window.timed_steps * self.config.data.batch_size / max(seconds, 1e-9),
+            "input_wait_seconds": window.wait_seconds,
+            "input_wait_fraction": min(1.0, window.wait_seconds / max(seconds, 1e-9)),
+        }
+        self.reporter.add_steps(entry)
+        if self._recorder is not None:
+            self._recorder.report(entry)
 
     def _check_overflow(self, finite: list[bool]) -> None:
         """Count skipped steps; raise an error if no smaller loss scale can prevent them."""
@@ -255,7 +290,8 @@ class Trainer:
         if self.eval_loader is None or not (ended or due):
             return
         names = [str(name) for name in self.loader.manifest.classes]
-        result = evaluate(self.ring, self.predict, self._batches(self.eval_loader, 0, 0), names)
+        with self._activity(EVALUATION):
+            result = evaluate(self.ring, self.predict, self._batches(self.eval_loader, 0, 0), names)
         self.reporter.add_evaluation({"epoch": epoch, "step": self.position.step, **result.to_json()})
         self._evaluated_step = self.position.step
 
@@ -269,13 +305,15 @@ class Trainer:
         store = open_store(self.config)
         if store is None:
             return
-        self._settle()
-        assert_same_weights(self.ring, self.parts.network.weights)
-        self._check_weights()
-        if self.ring.rank == 0:
-            history = self.reporter.history() | {"skipped_steps": self.skipped_steps}
-            store.save(capture(self.parts, self.position, self.config, self.loader.manifest.shards_checksum, history))
-        self.ring.barrier()
+        with self._activity(CHECKPOINT):
+            self._settle()
+            assert_same_weights(self.ring, self.parts.network.weights)
+            self._check_weights()
+            if self.ring.rank == 0:
+                history = self.reporter.history() | {"skipped_steps": self.skipped_steps}
+                checksum = self.loader.manifest.shards_checksum
+                store.save(capture(self.parts, self.position, self.config, checksum, history))
+            self.ring.barrier()
 
     def _check_weights(self) -> None:
         """Refuse to save weights that are not finite over those that are."""

@@ -1,0 +1,76 @@
+"""Time stamps inside a compiled step, from an operation compiled from clock.c."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import tensorflow as tf
+
+from ...sharding.errors import ConfigError
+
+__all__ = ["Clock", "clock", "timed"]
+
+_MODULE = "._clock"
+
+Tensor = Any
+Clock = Callable[[], Tensor]
+
+
+@functools.cache
+def clock(*, deterministic: bool) -> Clock:
+    """Return the operation that reads the Unix time, float64 [], to the microsecond.
+
+    Args:
+        deterministic: whether TensorFlow's op determinism is on, under which its own clock refuses to run.
+
+    Raises:
+        ConfigError: there is no clock: the package was installed without a C compiler.
+    """
+    library_spec = find_spec(_MODULE, __package__)
+    if library_spec is not None and library_spec.origin is not None:
+        try:
+            compiled: Clock = tf.load_op_library(library_spec.origin).ringfeed_clock
+            return compiled
+        except (OSError, AttributeError, tf.errors.OpError):  # built for another machine's C library
+            pass
+    if deterministic:
+        raise ConfigError(
+            "output.records and output.prometheus_port need a clock in the compiled step, and ringfeed was installed "
+            "without a C compiler: install one and reinstall ringfeed, or set deterministic: false"
+        )
+    own: Clock = tf.timestamp
+    return own
+
+
+def timed(
+    collective: Callable[[Sequence[Tensor]], list[Tensor]], tensors: Sequence[Tensor], read_clock: Clock | None
+) -> tuple[list[Tensor], Tensor]:
+    """Call a collective; return its result, and when its input was computed and when it had ended.
+
+    Returns:
+        The result, and Unix times, float64 [2]; without a clock, float64 [0].
+    """
+    if read_clock is None:
+        return collective(tensors), tf.zeros(0, tf.float64)
+    ready, sent = _stamped(tensors, read_clock)
+    done, received = _stamped(collective(sent), read_clock)
+    return received, tf.stack([ready, done])
+
+
+def _stamped(tensors: Sequence[Tensor], read_clock: Clock) -> tuple[Tensor, list[Tensor]]:
+    """Return the time at which all tensors are computed, and the tensors, held back until then.
+
+    A copy of the first tensor, which waits for the others, is brought to the host before the clock is read: a GPU's
+    computation has then ended, and not only been started.
+    """
+    with tf.control_dependencies(tensors):
+        last = tf.identity(tensors[0])
+    with tf.device("CPU:0"):
+        last = tf.identity(last)
+        with tf.control_dependencies([last]):
+            now = tf.ensure_shape(read_clock(), [])
+    with tf.control_dependencies([now]):
+        return now, [tf.identity(tensor) for tensor in tensors]

@@ -1,0 +1,97 @@
+"""The records of a rank as Prometheus metrics, served at a port of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...sharding.errors import ConfigError, TrainingError
+from .record_format import END, STEP, Launch, Row
+
+__all__ = ["Exporter"]
+
+_PREFIX = "ringfeed_train_"
+_SECONDS = {
+    "input_wait": "Seconds that the rank waited for its input.",
+    "compute": "Seconds of forward and backward pass and optimizer.",
+    "collective": "Seconds in the all-reduce, with the wait for the slowest rank.",
+    "host": "Seconds of the training loop between steps.",
+}
+_GAUGES = {
+    "loss": "Mean training loss since the report before, over all ranks.",
+    "learning_rate": "Learning rate.",
+    "gradient_norm": "Global norm of the gradients, before clipping.",
+}
+
+
+class Exporter:
+    """Counts the rows of one rank, and serves the counts at ``http://HOST:PORT/metrics``.
+
+    Args:
+        port: port of rank 0; rank r has port + r.
+        launch: the rank.
+
+    Raises:
+        ConfigError: `prometheus_client` is not installed.
+        TrainingError: the port is taken.
+    """
+
+    def __init__(self, port: int, launch: Launch) -> None:
+        try:
+            from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+        except ImportError as error:
+            raise ConfigError(
+                "output.prometheus_port needs prometheus_client; install it with: pip install 'ringfeed[prometheus]'"
+            ) from error
+        registry, rank = CollectorRegistry(), str(launch.rank)
+
+        def metric(kind: Any, name: str, text: str) -> Any:
+            return kind(_PREFIX + name, text, ["rank"], registry=registry).labels(rank)
+
+        self._samples_per_step = launch.batch_size // launch.ranks
+        self._steps = metric(Counter, "steps", "Training steps.")
+        self._samples = metric(Counter, "samples", "Samples that the rank trained on.")
+        self._seconds = {name: metric(Counter, f"{name}_seconds", text) for name, text in _SECONDS.items()}
+        self._activities = Counter(
+            f"{_PREFIX}activity_seconds", "Seconds of evaluations and checkpoints.", ["rank", "activity"],
+            registry=registry,
+        )  # fmt: skip
+        self._rank = rank
+        self._epoch = metric(Gauge, "epoch", "Number of the epoch, from 0.")
+        self._gauges = {name: metric(Gauge, name, text) for name, text in _GAUGES.items()}
+        metric(Gauge, "total_steps", "Steps of the whole run.").set(launch.total_steps)
+        try:
+            self._server, self._thread = start_http_server(port + launch.rank, registry=registry)
+        except OSError as error:
+            raise TrainingError(
+                f"rank {rank} cannot serve its metrics at port {port + launch.rank} ({error.strerror or error}); set "
+                "another output.prometheus_port: rank r takes port + r"
+            ) from error
+
+    def append(self, rows: Sequence[Row]) -> None:
+        """Count rows."""
+        for row in rows:
+            if row.activity == STEP:
+                self._count_step(row)
+            elif row.activity != END:
+                self._activities.labels(self._rank, row.activity).inc(row.host_seconds)
+
+    def _count_step(self, row: Row) -> None:
+        self._steps.inc(row.steps)
+        self._samples.inc(row.steps * self._samples_per_step)
+        self._epoch.set(row.epoch)
+        computed = row.gradient_seconds + row.update_seconds
+        seconds = (row.input_seconds, computed, row.collective_seconds, row.host_seconds)
+        for counter, value in zip(self._seconds.values(), seconds, strict=True):
+            counter.inc(row.steps * max(value, 0.0))  # below 0 where the clock was set back
+
+    def report(self, entry: Mapping[str, Any]) -> None:
+        """Show an entry of the log: loss, learning rate and norm of the gradients."""
+        for name, gauge in self._gauges.items():
+            gauge.set(entry[name])
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()

@@ -1,0 +1,134 @@
+"""The files of a run's records: names, columns, and which steps are kept. No TensorFlow here: readers need none.
+
+A rank writes ``rank-RANK.from-STEP.arrow``, an Arrow IPC stream, each time that it starts; STEP is its first step. A
+stream can be read while it is written, and up to the last whole batch if its writer was killed. Times are of the
+rank's own clock; only durations can be compared between hosts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from ...sharding.errors import ConfigError
+
+__all__ = ["CHECKPOINT", "END", "EVALUATION", "SCHEMA", "STEP", "Launch", "Row", "file_name", "first_step_of", "stride"]
+
+FORMAT = "ringfeed-records-1"
+STEP, EVALUATION, CHECKPOINT, END = "step", "evaluation", "checkpoint", "end"
+_NAME = re.compile(r"rank-(\d+)\.from-(\d+)\.arrow")
+_WHOLE_STEPS = 1 << 15  # recorded one by one; about 2 MB
+
+
+class Row(NamedTuple):
+    """One step, or another activity, of one rank.
+
+    Attributes:
+        activity: ``step``, ``evaluation``, ``checkpoint``, or ``end``, which is the last row of a process that ended by
+            itself.
+        step: number of the step, from 0; of another activity: steps done before it.
+        epoch: number of the epoch.
+        steps: steps that this row stands for: see `stride`.
+        started: Unix time when the step asked for its input, or the activity began.
+        input_seconds: waited for the batch.
+        gradient_seconds: forward and backward pass, until all gradients of this rank were ready.
+        collective_seconds: all-reduce, with the wait for the slowest rank.
+        update_seconds: optimizer, until the step returned.
+        host_seconds: of the training loop itself since the step or activity before; the duration of another activity.
+    """
+
+    activity: str
+    step: int
+    epoch: int
+    steps: int
+    started: float
+    input_seconds: float
+    gradient_seconds: float
+    collective_seconds: float
+    update_seconds: float
+    host_seconds: float
+
+
+_TYPES = (pa.string(), pa.int64(), pa.int32(), pa.int32(), pa.float64(), *[pa.float32()] * 5)
+SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in zip(Row._fields, _TYPES, strict=True)])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """What is the same for all rows of a file: the rank that wrote it, and since when.
+
+    Attributes:
+        rank, ranks: number of the rank, and of all ranks.
+        host: name of the rank's host.
+        first_step: step with which the process began.
+        batch_size: samples of a step, of all ranks together.
+        total_steps: steps of the whole run.
+    """
+
+    rank: int
+    ranks: int
+    host: str
+    first_step: int
+    batch_size: int
+    total_steps: int
+
+    def metadata(self) -> dict[str, str]:
+        """The launch as metadata of the schema."""
+        return {"format": FORMAT} | {name: str(getattr(self, name)) for name in self.__slots__}
+
+    @classmethod
+    def from_metadata(cls, metadata: dict[bytes, bytes] | None, path: str) -> Launch:
+        """Read a launch from the metadata of a file's schema.
+
+        Raises:
+            ConfigError: another program, or another version, wrote the file.
+        """
+        values = {key.decode(): value.decode() for key, value in (metadata or {}).items()}
+        if values.pop("format", None) != FORMAT:
+            raise ConfigError(f"{path} holds no records of a run in the format {FORMAT}")
+        kinds: dict[str, Any] = {name: str if name == "host" else int for name in cls.__slots__}
+        return cls(**{name: kind(values[name]) for name, kind in kinds.items()})
+
+
+def file_name(rank: int, first_step: int) -> str:
+    """Name the file of a rank that starts at a step.
+
+    >>> file_name(3, 120)
+    'rank-00003.from-00000120.arrow'
+    """
+    return f"rank-{rank:05d}.from-{first_step:08d}.arrow"
+
+
+def first_step_of(name: str) -> tuple[int, int] | None:
+    """Return rank and first step of a file, from its name; None for a file of another kind.
+
+    >>> first_step_of("rank-00003.from-00000120.arrow"), first_step_of("metrics.json")
+    ((3, 120), None)
+    """
+    match = _NAME.fullmatch(name)
+    return match and (int(match[1]), int(match[2]))
+
+
+def stride(step: int, done: int) -> int:
+    """Return how many steps the row of a step stands for; 0 if it is left out.
+
+    The first `_WHOLE_STEPS` of a process are all recorded; of the next, twice as many, every second; of the next, four
+    times as many, every fourth; and so on: a file grows with the logarithm of a run's length. The golden ratio spreads
+    the recorded steps evenly (Knuth, The Art of Computer Programming 3, 6.4), and keeps no rhythm with the epochs. All
+    ranks record the same steps.
+
+    Args:
+        step: number of the step.
+        done: steps of this process before it.
+
+    >>> stride(7, 7), {stride(step, step) for step in range(40_000, 41_000)}
+    (1, {0, 2})
+    >>> sum(stride(step, step) for step in range(1_000_000)), sum(stride(step, step) > 0 for step in range(1_000_000))
+    (999984, 162851)
+    """
+    power = (done // _WHOLE_STEPS + 1).bit_length() - 1
+    kept = (step * 0x9E3779B97F4A7C15) % (1 << 64) < (1 << 64) >> power
+    return (1 << power) * kept
