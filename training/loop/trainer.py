@@ -31,7 +31,7 @@ from ..optimizers.build import build_optimizer, build_schedule, schedule_warning
 from ..optimizers.precision import LossScale, ScaleRule, all_finite
 from ..records.clock import clock
 from ..records.record_format import CHECKPOINT, EVALUATION
-from ..records.recorder import Recorder, open_recorder
+from ..records.recorder import Recorder, StepTimes, open_recorder
 from ..ring.ring import Ring
 from ..ring.same_weights import assert_same_weights
 from ..ring.synchronizer import EveryStep, Synchronizer
@@ -227,15 +227,18 @@ class Trainer:
             ) from None
         got = time.time()
         window.wait_seconds += got - asked
-        window.metrics.append(self.train_step(inputs, class_id, weight))
-        if self._recorder is not None:
-            self._recorder.add_step(self.position.step, epoch, asked, got, time.time(), window.metrics[-1].stamps)
+        metrics = self.train_step(inputs, class_id, weight)
+        window.metrics.append(metrics)
+        returned = time.time()
         window.timed_steps += 1
         if self.position.step == (self.resumed_from or 0):  # this step compiled: it says nothing about throughput
-            window.metrics[-1].loss.numpy()
+            metrics.loss.numpy()
             window.started, window.wait_seconds, window.timed_steps = time.perf_counter(), 0.0, 0
         self.position = self.position.advanced(self.steps_per_epoch)
         self.synchronizer.after_step(self.position.step)
+        if self._recorder is not None:
+            times = StepTimes(asked, got, returned, time.time(), metrics.stamps)
+            self._recorder.add_step(self.position.step - 1, epoch, times)
         self.reporter.advance(epoch, self.position.step)
 
     def _report(self, epoch: int) -> None:

@@ -35,7 +35,7 @@ class Row(NamedTuple):
         started: Unix time when the step asked for its input, or the activity began.
         input_seconds: waited for the batch.
         gradient_seconds: forward and backward pass, until all gradients of this rank were ready.
-        collective_seconds: all-reduce, with the wait for the slowest rank.
+        collective_seconds: synchronisation of the ranks, with the wait for the slowest.
         update_seconds: optimizer, until the step returned.
         host_seconds: of the training loop itself since the step or activity before; the duration of another activity.
     """

@@ -9,21 +9,36 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .exporter import Exporter
 from .record_file import RecordFile
 from .record_format import END, STEP, Launch, Row, stride
 
-__all__ = ["Recorder", "Sink", "open_recorder"]
+__all__ = ["Recorder", "Sink", "StepTimes", "open_recorder"]
 
 log = logging.getLogger(__name__)
 
 _FLUSH_SECONDS = 1.0
 
-# Of a step: number, epoch, steps that it stands for, Unix times of its begin, its batch and its return, seconds of the
-# loop before it, and the stamps of the compiled step, float64 [2], which stay on the device until they are written.
-_Step = tuple[int, int, int, float, float, float, float, Any]
+
+class StepTimes(NamedTuple):
+    """Unix times of one step.
+
+    Attributes:
+        asked: the loop asked for the batch.
+        got: it got the batch.
+        returned: the compiled step returned.
+        synchronised: the ranks were synchronised, where that takes more than the compiled step.
+        stamps: this rank's gradients were ready, and were reduced: float64 [2], which stays on the device until it is
+            written.
+    """
+
+    asked: float
+    got: float
+    returned: float
+    synchronised: float
+    stamps: Any
 
 
 class Sink(Protocol):
@@ -50,7 +65,9 @@ class Recorder:
 
     def __init__(self, sinks: Sequence[Sink]) -> None:
         self._sinks = list(sinks)
-        self._steps: deque[_Step] = deque()  # both may be appended to while the thread takes from them
+        self._steps: deque[tuple[int, int, int, StepTimes, float]] = (
+            deque()
+        )  # both may be appended to while the thread takes from them
         self._activities: deque[Row] = deque()
         self._done = 0
         self._last_end = time.time()
@@ -58,19 +75,13 @@ class Recorder:
         self._thread = threading.Thread(target=self._write_until_closed, name="ringfeed-records", daemon=True)
         self._thread.start()
 
-    def add_step(self, step: int, epoch: int, asked: float, got: float, returned: float, stamps: Any) -> None:
-        """Record a step.
-
-        Args:
-            step, epoch: numbers of the step and its epoch, from 0.
-            asked, got, returned: Unix times at which the loop asked for the batch and got it, and the step returned.
-            stamps: float64 [2], Unix times at which this rank's gradients were ready, and were reduced.
-        """
+    def add_step(self, step: int, epoch: int, times: StepTimes) -> None:
+        """Record a step of an epoch, both counted from 0."""
         steps = stride(step, self._done)
         self._done += 1
         if steps:
-            self._steps.append((step, epoch, steps, asked, got, returned, asked - self._last_end, stamps))
-        self._last_end = returned
+            self._steps.append((step, epoch, steps, times, times.asked - self._last_end))
+        self._last_end = times.synchronised
 
     @contextmanager
     def activity(self, name: str, step: int, epoch: int) -> Iterator[None]:
@@ -138,9 +149,18 @@ def open_recorder(
     return Recorder(sinks) if sinks else None
 
 
-def _row(step: _Step) -> Row:
-    number, epoch, steps, asked, got, returned, host_seconds, stamps = step
-    ready, reduced = stamps.numpy().tolist()
+def _row(step: tuple[int, int, int, StepTimes, float]) -> Row:
+    number, epoch, steps, times, host_seconds = step
+    ready, reduced = times.stamps.numpy().tolist()
     return Row(
-        STEP, number, epoch, steps, asked, got - asked, ready - got, reduced - ready, returned - reduced, host_seconds
+        activity=STEP,
+        step=number,
+        epoch=epoch,
+        steps=steps,
+        started=times.asked,
+        input_seconds=times.got - times.asked,
+        gradient_seconds=ready - times.got,
+        collective_seconds=reduced - ready + times.synchronised - times.returned,
+        update_seconds=times.returned - reduced,
+        host_seconds=host_seconds,
     )

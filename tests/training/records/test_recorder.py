@@ -1,0 +1,120 @@
+"""What a rank records: every step, in batches that a killed rank leaves whole."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from ringfeed.training.records.record_file import RecordFile
+from ringfeed.training.records.record_format import CHECKPOINT, END, Launch, Row, file_name
+from ringfeed.training.records.recorder import Recorder, StepTimes, open_recorder
+
+
+class _Stamps:
+    """What a tensor of stamps has: `numpy`."""
+
+    def __init__(self, ready: float, reduced: float) -> None:
+        self._values = np.array([ready, reduced])
+
+    def numpy(self) -> Any:
+        return self._values
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = pa.ipc.open_stream(path.read_bytes()).read_all().to_pylist()
+    return rows
+
+
+def _launch(**changes: Any) -> Launch:
+    known: dict[str, Any] = {"rank": 0, "ranks": 1, "host": "h", "first_step": 0, "batch_size": 8, "total_steps": 9}
+    return Launch(**{**known, **changes})
+
+
+def _row(step: int) -> Row:
+    return Row("step", step, 0, 1, 100.0 + step, 0.5, 0.25, 0.125, 0.0625, 0.0)
+
+
+def test_a_step_is_recorded_part_by_part(tmp_path: Path) -> None:
+    recorder = open_recorder(
+        str(tmp_path / "new" / "records"), None, rank=1, ranks=2, first_step=7, batch_size=8, total_steps=9
+    )
+    assert recorder is not None
+    recorder.add_step(7, 3, StepTimes(10.0, 10.5, 12.0, 12.25, _Stamps(11.0, 11.75)))
+    recorder.add_step(8, 3, StepTimes(12.5, 12.5, 13.0, 13.0, _Stamps(12.75, 13.0)))
+    with recorder.activity(CHECKPOINT, 9, 4):
+        pass
+    recorder.close(9, 4)
+    first, second, checkpoint, end = _read(tmp_path / "new" / "records" / file_name(1, 7))
+    parts = ("input_seconds", "gradient_seconds", "collective_seconds", "update_seconds")
+    assert (first["activity"], first["step"], first["epoch"], first["steps"], first["started"]) == ("step", 7, 3, 1, 10)
+    assert [first[part] for part in parts] == [0.5, 0.5, 1.0, 0.25]
+    assert second["host_seconds"] == 0.25
+    assert (checkpoint["activity"], checkpoint["step"]) == (CHECKPOINT, 9)
+    assert (end["activity"], end["step"]) == (END, 9)
+
+
+def test_nothing_is_recorded_unasked() -> None:
+    assert open_recorder(None, None, rank=0, ranks=1, first_step=0, batch_size=8, total_steps=9) is None
+
+
+def test_a_file_cut_off_anywhere_keeps_its_whole_batches(tmp_path: Path) -> None:
+    from ringfeed.tools.profile.runs.records import read_run
+
+    file = RecordFile(str(tmp_path), _launch())
+    path, sizes = tmp_path / file_name(0, 0), []
+    for step in range(3):
+        file.append([_row(step)])
+        sizes.append(path.stat().st_size)
+    whole = path.read_bytes()
+    for size in range(sizes[0], len(whole) + 1):
+        path.write_bytes(whole[:size])
+        # The first step of a launch compiles, and is left out.
+        assert read_run(str(tmp_path)).steps.tolist() == [step for step in (1, 2) if sizes[step] <= size]
+
+
+def test_steps_that_run_again_are_recorded_once(tmp_path: Path) -> None:
+    for rank, ranks, first_step in ((0, 2, 0), (1, 2, 0), (0, 2, 6), (1, 2, 6)):
+        RecordFile(str(tmp_path), _launch(rank=rank, ranks=ranks, first_step=first_step)).close()
+    (tmp_path / "metrics.json").touch()
+    RecordFile(str(tmp_path), _launch(first_step=5)).close()  # resumed from an earlier checkpoint, on one rank
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == sorted(["metrics.json", file_name(0, 0), file_name(1, 0), file_name(0, 5)])
+
+
+def test_a_file_without_new_rows_still_shows_that_its_process_lives(tmp_path: Path) -> None:
+    import os
+
+    file = RecordFile(str(tmp_path), _launch())
+    path = tmp_path / file_name(0, 0)
+    os.utime(path, (1, 1))
+    file.append([])
+    assert path.stat().st_mtime > 1
+
+
+def test_a_full_disk_ends_the_records_and_not_the_training(caplog: pytest.LogCaptureFixture) -> None:
+    class Full:
+        def append(self, rows: Sequence[Row]) -> None:
+            raise OSError(28, "No space left on device")
+
+        def report(self, entry: Any) -> None:
+            pass
+
+        def close(self) -> None:
+            raise AssertionError
+
+    logger = logging.getLogger("ringfeed")
+    logger.propagate, before = True, logger.propagate
+    try:
+        recorder = Recorder([Full()])
+        recorder.close(0, 0)
+    finally:
+        logger.propagate = before
+    assert [record.message for record in caplog.records] == [
+        "no more records of this run are written: [Errno 28] No space left on device"
+    ]
