@@ -1,6 +1,6 @@
 """The benchmarks: each prints a ratio against a rival or a limit, both measured in the same run, in turn.
 
-make bench                     all of them but rivals
+make bench                     all of them but rivals and dlio
 make bench BENCH_ARGS=read     one
 """
 
@@ -22,6 +22,7 @@ from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 with quiet_tensorflow():
     import tensorflow  # noqa: F401
 
+import dlio
 import image_reading
 import images
 import loader_memory
@@ -52,8 +53,10 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "projection": projection.run,
     "rivals": rivals.run,
     "simulation": simulation.run,
+    "dlio": dlio.run,
 }
-OPTIONAL = {"rivals", "simulation"}  # one downloads gigabytes, one needs Horovod: they run only when named
+# They download gigabytes, need Horovod or write gigabytes: they run only when named.
+OPTIONAL = {"rivals", "simulation", "dlio"}
 
 
 def main() -> int:

@@ -2,9 +2,9 @@
 
     python -m tests.servers.install
 
-For HDFS these are the Hadoop 2.7.3 server jars, and Java where it can; for Petastorm, an environment of its own; for
-PyTorch, a folder of its own, if pip finds a build without CUDA. The jars come from the PyPI sdist of ``pyspark`` 2.4.8,
-of 210 MiB, which is deleted afterwards. All of it stays in a cache outside the tree.
+For HDFS these are the Hadoop 2.7.3 server jars, and Java where it can; for Petastorm and for DLIO, an environment each;
+for PyTorch, a folder of its own, if pip finds a build without CUDA. The jars come from the PyPI sdist of ``pyspark``
+2.4.8, of 210 MiB, which is deleted afterwards. All of it stays in a cache outside the tree.
 """
 
 import logging
@@ -15,6 +15,7 @@ import tarfile
 from pathlib import Path, PurePosixPath
 
 from .cache import made_once, run
+from .dlio import dlio_obstacle, dlio_python
 from .petastorm import petastorm_obstacle, petastorm_python
 from .process import ServerError
 from .pytorch import pytorch_folder, pytorch_obstacle
@@ -99,3 +100,4 @@ if __name__ == "__main__":
     logger.info("Hadoop jars in %s, Java at %s", hadoop_jars(), java())
     logger.info("Petastorm: %s", petastorm_obstacle() or petastorm_python())
     logger.info("PyTorch: %s", pytorch_obstacle() or pytorch_folder())
+    logger.info("DLIO: %s", dlio_obstacle() or dlio_python())

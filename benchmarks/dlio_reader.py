@@ -1,0 +1,43 @@
+"""One process of DLIO with one data loader, which `dlio.py` runs in DLIO's environment.
+
+    dlio_reader.py OVERRIDE...
+
+The arguments override DLIO's configuration. With `workflow.generate_data` it writes DLIO's files and ends. Otherwise,
+for each line of its input, the seconds of a step, it makes an epoch of DLIO's own training loop, and prints what DLIO
+computes: the accelerator utilisation in percent, and the samples a second.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import sys
+
+from dlio_benchmark.common.enumerations import DatasetType
+from dlio_benchmark.main import DLIOBenchmark
+from dlio_benchmark.utils.utility import DLIOMPI
+from hydra import compose, initialize_config_module
+
+with os.fdopen(os.dup(1), "w") as replies:
+    os.dup2(2, 1)  # whatever else is printed goes to the log
+    DLIOMPI.get_instance().initialize()
+    with initialize_config_module("dlio_benchmark.configs", version_base=None):
+        benchmark = DLIOBenchmark(compose("config", overrides=sys.argv[1:])["workload"])
+    benchmark.initialize()
+    args, stats, framework = benchmark.args, benchmark.stats, benchmark.framework
+    if not args.generate_only:
+        # What DLIOBenchmark.run does, with another step in each epoch.
+        args.reconfigure(1)
+        framework.init_loader(args.format, epoch=1, data_loader=args.data_loader)
+        framework.get_loader(DatasetType.TRAIN).read()
+        print("{}", file=replies, flush=True)
+        for epoch, line in enumerate(sys.stdin, 1):
+            benchmark.computation_time = float(line)
+            stats.start_train(epoch)
+            stats.end_train(epoch, benchmark._train(epoch))
+            framework.get_loader(DatasetType.TRAIN).finalize()
+            args.reconfigure(epoch + 1)
+            gc.collect()
+            reply = {"utilisation": float(stats.train_au[-1]), "rate": float(stats.train_throughput[-1])}
+            print(json.dumps(reply), file=replies, flush=True)
