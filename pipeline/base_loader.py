@@ -349,6 +349,28 @@ class BaseLoader(ABC):
         """The error for a batch that a transform fails on; reads the batch again."""
         from .transforms.failing_record import FailedBatch
 
+        try:
+            batch, origins = self.batch_with_origins(epoch, step)
+        except RingfeedError as error:
+            return error
+        names = [feature.name for feature in self.schema.features if feature.dtype == "binary"]
+        failed = FailedBatch(
+            epoch=epoch,
+            step=step,
+            origins=origins,
+            batch=batch,
+            bytes_features=names,
+            undeclared={name for name in names if not self._stored[name].is_image},
+        )
+        return failed.explain(functions)
+
+    def batch_with_origins(self, epoch: int, step: int) -> tuple[NumpyBatch, list[Origin]]:
+        """One batch of an epoch, as `numpy_epoch` yields it, and where each of its samples is stored.
+
+        Raises:
+            ConfigError: there is no such step.
+            RingfeedError: it cannot be read.
+        """
         chunks = self._chunks(epoch, step, locate_features=False, with_origins=True)
         batches = iterate_numpy(
             ((steps, join_frames(columns)) for steps, columns in chunks),
@@ -360,21 +382,10 @@ class BaseLoader(ABC):
         )
         try:
             batch = next(batches)
-        except RingfeedError as error:
-            return error
         finally:
             batches.close()
             chunks.close()
-        names = [feature.name for feature in self.schema.features if feature.dtype == "binary"]
-        failed = FailedBatch(
-            epoch=epoch,
-            step=step,
-            origins=self._origins(batch),
-            batch={name: values for name, values in batch.items() if name != ORIGIN},
-            bytes_features=names,
-            undeclared={name for name in names if not self._stored[name].is_image},
-        )
-        return failed.explain(functions)
+        return {name: values for name, values in batch.items() if name != ORIGIN}, self._origins(batch)
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:
         """The state of an epoch after `step` steps, on all ranks: small, and fit for `json.dumps`. See `resume`.

@@ -402,8 +402,13 @@ class Loader(BaseLoader):
         one_each = int(1.25 * window * streams)  # windows differ in size
         return one_each if self._dataset.storage.local_path is not None else max(one_each, _PREFETCH_BYTES)
 
-    def _fetcher(self, *, locate_features: bool = False, with_origins: bool = False) -> ShardFetcher:
-        context = ReadContext(
+    def read_context(self, *, locate_features: bool = False) -> ReadContext:
+        """What shards are read with.
+
+        Args:
+            locate_features: see `ReadContext`.
+        """
+        return ReadContext(
             dataset=self._dataset,
             schema=self.schema if self.labels is None else self.labels.read_schema,
             fill=self.fill,
@@ -413,6 +418,9 @@ class Loader(BaseLoader):
             hedging=self._options.hedging,
             locate_features=locate_features,
         )
+
+    def _fetcher(self, *, locate_features: bool = False, with_origins: bool = False) -> ShardFetcher:
+        context = self.read_context(locate_features=locate_features)
         return ShardFetcher(
             context, self._shards, self._quarantine, threads=self._options.fetch_threads, with_origins=with_origins
         )

@@ -1,4 +1,4 @@
-"""The bottleneck of a measured loader: the stage that holds it back, and the knob that helps."""
+"""The bottleneck of a measured loader: the stage that holds it back, what limits it there, and what to do."""
 
 from __future__ import annotations
 
@@ -13,38 +13,45 @@ from .store_trial import PIECE_BYTES, StoreTrial
 
 __all__ = ["Knob", "StageProfile", "name_bottleneck", "name_knob"]
 
-# Bottleneck, fact (see `_facts`) under which the text applies ("": always), option that can be tried at once ("":
-# none), text. The first row that applies is taken.
+# Stage, fact (see `_facts`) under which the row applies ("": always), what then limits the loader (see
+# `verdict.LIMITS`), option that may help ("": none), text. The first row that applies is taken.
 _KNOBS = (
-    ("fetch", "short_prefetch", "prefetch_bytes", "too little is fetched ahead of need to keep {threads} threads busy: "
-     "try {prefetch_bytes}, or leave that out"),
-    ("fetch", "files_in_memory", "fetch_threads", "opening files is the limit, since their contents come from memory: "
-     "{larger}try {fetch_threads}{unset}"),
-    ("fetch", "fetches_too_few", "fetch_threads", "too few fetches run at once: the store gives {store_rate}/s to "
-     "{store_threads} at once, and the loader takes {loader_rate}/s: {larger}try {fetch_threads}{unset}"),
-    ("fetch", "store_is_late", "", "the store's latency is the limit, {latency} for each request: {larger}{near}"
-     "{closer}"),
-    ("fetch", "store_is_full", "", "the store's bandwidth is the limit, it gives {store_rate}/s{unfilled}: "
-     "{fetch_fewer}{near}{smaller}{closer}"),
-    ("fetch", "", "fetch_threads", "the storage is the limit{unfilled}: {larger}try {fetch_threads}{unset}; where that "
-     "is no faster {full}: {fetch_fewer}{near}{smaller}{closer}"),
-    ("cache", "", "", "the cache is the limit: {larger}put it on a faster disk, {cache}; if this stage waits, other "
-     "ranks fetch the same shards"),
-    ("fill", "", "", "writing the cache is the limit until it is filled: {larger}put it on a faster disk, {cache}, or "
-     "use no cache"),
-    ("verify", "shards_on_disk", "fetch_threads", "the disk is the limit, since mapped shards are read while they are "
-     "checked: put them on a faster one, {compressed}or try {fetch_threads}"),
-    ("verify", "", "", "checksums are the limit: the shards come from memory; more ranks per host share the work"),
-    ("open", "is_compressed", "", "decompressing and decoding shards is the limit: {larger}{fewer}write them without "
-     "compression ({reshard} --format {shard_format} --compression none), or more ranks per host"),
-    ("open", "", "", "decoding whole shards is the limit: {larger}{unused}more ranks per host share the work"),
-    ("plan", "", "window_shards", "planning windows is the limit: {larger}try larger ones, {window_shards}{lacking}"),
-    ("gather", "", "", "gathering samples is the limit: smaller records or more ranks per host"),
-    ("deliver", "", "batch_size", "handing batches to TensorFlow is the limit: larger ones, {batch_size}, cross less "
-     "often"),
-    ("parse", "", "", "tf.io.parse_example is the limit: Parquet needs none, and is faster where most columns are "
-     "numbers ({reshard} --format parquet); nor do TFRecords of one layout (no nulls, strings, lists); or drop columns "
-     "you do not use, {columns}"),
+    ("fetch", "short_prefetch", "too_few_fetches", "prefetch_bytes", "too little is fetched ahead of need to keep "
+     "{threads} threads busy: try {prefetch_bytes}, or leave that out"),
+    ("fetch", "files_in_memory", "store_latency", "fetch_threads", "opening files is the limit, since their contents "
+     "come from memory: {larger}try {fetch_threads}{unset}"),
+    ("fetch", "fetches_too_few", "too_few_fetches", "fetch_threads", "too few fetches run at once: the store gives "
+     "{store_rate}/s to {store_threads} at once, and the loader takes {loader_rate}/s: {larger}try "
+     "{fetch_threads}{unset}"),
+    ("fetch", "store_is_late", "store_latency", "", "the store's latency is the limit, {latency} for each request: "
+     "{larger}{near}{closer}"),
+    ("fetch", "store_is_full", "store_bandwidth", "", "the store's bandwidth is the limit, it gives {store_rate}/s"
+     "{unfilled}: {fetch_fewer}{near}{smaller}{closer}"),
+    ("fetch", "", "store_bandwidth", "fetch_threads", "the storage is the limit{unfilled}: {larger}try {fetch_threads}"
+     "{unset}; where that is no faster {full}: {fetch_fewer}{near}{smaller}{closer}"),
+    ("cache", "", "cache", "", "the cache is the limit: {larger}put it on a faster disk, {cache}; if this stage waits, "
+     "other ranks fetch the same shards"),
+    ("fill", "", "cache", "", "writing the cache is the limit until it is filled: {larger}put it on a faster disk, "
+     "{cache}, or use no cache"),
+    ("verify", "shards_on_disk", "store_bandwidth", "fetch_threads", "the disk is the limit, since mapped shards are "
+     "read while they are checked: put them on a faster one, {compressed}or try {fetch_threads}"),
+    ("verify", "reads_few_columns", "verification", "", "checksums are the limit: the shards come from memory, and "
+     "TFRecord is checked whole, whatever columns are read: write Parquet, of which only these are ({reshard} --format "
+     "parquet)"),
+    ("verify", "", "verification", "", "checksums are the limit: the shards come from memory; more ranks per host "
+     "share the work"),
+    ("open", "is_compressed", "decode", "", "decompressing and decoding shards is the limit: {larger}{fewer}write them "
+     "without compression ({reshard} --format {shard_format} --compression none), or more ranks per host"),
+    ("open", "", "decode", "", "decoding whole shards is the limit: {larger}{unused}more ranks per host share the "
+     "work"),
+    ("plan", "", "planning", "window_shards", "planning windows is the limit: {larger}try larger ones, "
+     "{window_shards}{lacking}"),
+    ("gather", "", "hand_over", "", "gathering samples is the limit: smaller records or more ranks per host"),
+    ("deliver", "", "hand_over", "batch_size", "handing batches to TensorFlow is the limit: larger ones, {batch_size}, "
+     "cross less often"),
+    ("parse", "", "decode", "", "tf.io.parse_example is the limit: Parquet needs none, and is faster where most "
+     "columns are numbers ({reshard} --format parquet); nor do TFRecords of one layout (no nulls, strings, lists); or "
+     "drop columns you do not use, {columns}"),
 )  # fmt: skip
 # Phrase in these texts -> the fact under which it is there, its text.
 _PHRASES = {
@@ -118,8 +125,9 @@ def name_bottleneck(stages: tuple[StageProfile, ...], *, parses: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Knob:
-    """What to do about a bottleneck: a sentence, and the arguments of `Loader` in it that can be tried at once."""
+    """What limits a loader, what to do about it, and the arguments of `Loader` in that text that can be tried."""
 
+    limit: str
     text: str
     options: Mapping[str, Any]
 
@@ -148,9 +156,9 @@ def name_knob(
     values = _values(manifest, options, mean_bytes) | {name: _as_option(name, value) for name, value in tried.items()}
     values |= _store_values(store, stages)
     phrases = {name: text.format(**values) if facts[fact] else "" for name, (fact, text) in _PHRASES.items()}
-    _, _, option, text = next(row for row in _KNOBS if row[0] == bottleneck and (not row[1] or facts[row[1]]))
+    _, _, limit, option, text = next(row for row in _KNOBS if row[0] == bottleneck and (not row[1] or facts[row[1]]))
     may_try = bool(option) and not facts["has_cache"]  # which the measurement has filled
-    return Knob(text=text.format(**values, **phrases), options={option: tried[option]} if may_try else {})
+    return Knob(limit=limit, text=text.format(**values, **phrases), options={option: tried[option]} if may_try else {})
 
 
 def _facts(
@@ -177,6 +185,7 @@ def _facts(
         "has_cache": has_cache,
         "may_cache": not is_local and not has_cache,
         "reads_all_columns": reads_all,
+        "reads_few_columns": not reads_all and manifest.shard_format == "tfrecord",
         "may_read_fewer": may_read_fewer,
         "may_fetch_fewer": may_read_fewer and not has_cache,  # a cache keeps whole files
         "has_small_shards": options["where"] is None and shards > _FEW_SHARDS and mean_bytes < _SMALL_BYTES,

@@ -4,37 +4,70 @@ from __future__ import annotations
 
 import math
 import resource
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from ...pipeline import Loader
 from ..console import stage_progress
 from ..signals import deferred_signals
+from .estimates import Estimate, estimate, window_rates
 
 __all__ = ["LoaderTrial", "try_loader"]
 
 _BLOCK_BYTES = 512  # of a block as getrusage counts them
+_SAMPLE_SECONDS = 0.05  # between two looks at the queues: a look takes 20 us
+_MOST_LOOKS = 400
+_PARTS = 10
+_CALIBRATION = 200  # repetitions of what the loop does beside waiting for batches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderTrial:
-    """Steps, seconds until the first batch and after it, decoded bytes after it, and bytes read from local disks."""
+    """An epoch of the loader, or a part of it.
+
+    Attributes:
+        steps: batches that were read.
+        first_batch_seconds: seconds until the first of them.
+        seconds: seconds after it.
+        decoded_bytes: decoded bytes after it.
+        disk_bytes: bytes read from local disks.
+        rates: samples a second in each of up to ten parts of `seconds`.
+        depths: seconds since the start, and the shards that were being fetched or waited to be.
+        fetch_rates: bytes fetched a second in each of up to ten parts of the whole time.
+        own_seconds: seconds that the measurement itself took meanwhile.
+        first_batch: the first batch.
+    """
 
     steps: int
     first_batch_seconds: float
     seconds: float
     decoded_bytes: int
     disk_bytes: int
+    rates: tuple[float, ...] = ()
+    depths: tuple[tuple[float, int], ...] = ()
+    fetch_rates: tuple[float, ...] = ()
+    own_seconds: float = 0.0
+    first_batch: Mapping[str, Any] | None = None
 
     def epoch_seconds(self, loader: Loader) -> float:
         """Seconds of a whole epoch of the loader, at the measured rates."""
         later = self.seconds / (self.steps - 1) * (loader.steps_per_epoch - 1)
         return self.first_batch_seconds + later
 
+    def samples_per_second(self, loader: Loader) -> float:
+        """Rate after the first batch."""
+        return (self.steps - 1) * loader.local_batch_size / self.seconds
 
-def try_loader(loader: Loader, seconds: float, *, steps: int | None, progress: bool) -> LoaderTrial:
+    def estimate(self, loader: Loader) -> Estimate:
+        """The rate after the first batch, with its interval."""
+        return estimate(self.samples_per_second(loader), self.rates)
+
+
+def try_loader(loader: Loader, seconds: float, *, steps: int | None, progress: bool = False) -> LoaderTrial:
     """Read an epoch and discard it.
 
     Args:
@@ -52,34 +85,102 @@ def _read(
 ) -> LoaderTrial:
     total = max(steps or loader.steps_per_epoch, 2)
     dataset = loader.epoch(0).take(total)  # TensorFlow is imported here, before the clock starts
-    done = epoch = decoded_bytes = 0
+    ragged = _ragged_names(dataset.element_spec)
+    epoch = decoded_bytes = 0
     first_batch: Mapping[str, Any] = {}
     disk_bytes = _disk_bytes()
-    start = first = now = time.perf_counter()
+    queues = _QueueWatch(loader)
+    start = now = time.perf_counter()
+    times: list[float] = []
     end = math.inf if steps else start + seconds
-    with loader.own_errors(), stage_progress({"read": "read"}, silent=not progress) as report:
+    with queues, loader.own_errors(), stage_progress({"read": "read"}, silent=not progress) as report:
         report("read", 0, total, 0)  # starts its clock
-        while done < total and (now < end or done < 2):
+        while len(times) < total and (now < end or len(times) < 2):
             for batch in dataset:
                 deliver_signals()
-                done, now = done + 1, time.perf_counter()
-                if done == 1:
-                    first, first_batch = now, batch
+                now = time.perf_counter()
+                times.append(now)
+                if len(times) == 1:
+                    first_batch = batch
                     continue
-                decoded_bytes += sum(map(_tensor_bytes, batch.values()))
-                if done % 64 == 0 or done == total:
-                    report("read", done, total, done * loader.local_batch_size)
+                for name in ragged:
+                    decoded_bytes += _tensor_bytes(batch[name])
+                if len(times) % 64 == 0 or len(times) == total:
+                    report("read", len(times), total, len(times) * loader.local_batch_size)
                 if now >= end:
                     break
             epoch += 1
-            dataset = loader.epoch(epoch).take(total - done)
-    return LoaderTrial(
-        steps=done,
-        first_batch_seconds=first - start,
-        seconds=now - first,
-        decoded_bytes=decoded_bytes + (done - 1) * sum(map(_string_bytes, first_batch.values())),
-        disk_bytes=_disk_bytes() - disk_bytes,
+            dataset = loader.epoch(epoch).take(total - len(times))
+    equal_bytes = sum(
+        _string_bytes(values) + (0 if name in ragged else _tensor_bytes(values)) for name, values in first_batch.items()
     )
+    return LoaderTrial(
+        steps=len(times),
+        first_batch_seconds=times[0] - start,
+        seconds=now - times[0],
+        decoded_bytes=decoded_bytes + (len(times) - 1) * equal_bytes,
+        disk_bytes=_disk_bytes() - disk_bytes,
+        rates=window_rates(times, loader.local_batch_size),
+        depths=tuple((seconds, depth) for seconds, depth, _ in queues.looks),
+        fetch_rates=queues.fetch_rates(),
+        first_batch=first_batch,
+        own_seconds=queues.own_seconds + len(times) * _loop_seconds(first_batch, ragged),
+    )
+
+
+class _QueueWatch:
+    """Notes now and then how many shards are being fetched, in a thread of its own."""
+
+    def __init__(self, loader: Loader) -> None:
+        self.looks: list[tuple[float, int, int]] = []  # seconds, shards and bytes fetched since the start
+        self.own_seconds = 0.0
+        self._loader = loader
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="ringfeed-profile-queues", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def fetch_rates(self) -> tuple[float, ...]:
+        """Bytes fetched a second in up to ten parts of the time in which shards came."""
+        last = max((number for number, look in enumerate(self.looks) if look[1]), default=-1)
+        parts = min(_PARTS, last)
+        cuts = [round(number * last / parts) for number in range(parts + 1)] if parts > 0 else []
+        looks = [self.looks[cut] for cut in cuts]
+        return tuple(
+            (after[2] - before[2]) / (after[0] - before[0]) for before, after in pairwise(looks) if after[2] > before[2]
+        )
+
+    def _watch(self) -> None:
+        start, pause = time.perf_counter(), _SAMPLE_SECONDS
+        before = self._loader.stats()["fetch"].bytes
+        while not self._ended.wait(pause):
+            fetch = self._loader.stats()["fetch"]
+            self.looks.append((time.perf_counter() - start, fetch.queue_depth, fetch.bytes - before))
+            if len(self.looks) == _MOST_LOOKS:
+                del self.looks[::2]
+                pause *= 2
+        self.own_seconds = time.thread_time()
+
+
+def _loop_seconds(batch: Mapping[str, Any], ragged: list[str]) -> float:
+    """Seconds that the measuring loop spends on each batch itself."""
+    times: list[float] = []
+    start = time.perf_counter()
+    for _ in range(_CALIBRATION):
+        times.append(time.perf_counter())
+        for name in ragged:
+            _tensor_bytes(batch[name])
+    return (time.perf_counter() - start) / _CALIBRATION
+
+
+def _ragged_names(spec: Mapping[str, Any]) -> list[str]:
+    """The features whose batches differ in size."""
+    return [name for name, each in spec.items() if hasattr(each, "ragged_rank") or not each.shape.is_fully_defined()]
 
 
 def _tensor_bytes(values: Any) -> int:

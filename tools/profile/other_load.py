@@ -1,35 +1,70 @@
-"""The load that other programs put on the cores while something is measured."""
+"""The load that other programs put on the cores while something is measured, and how long that was waited for."""
 
 from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = ["LoadClock"]
 
 _STAT = Path("/proc/stat")
+_TASKS = Path("/proc/self/task")
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Busy seconds of all cores and of this process with its children, its waits by thread, and the time."""
+
+    busy: float
+    own: float
+    waits: dict[str, int]
+    now: float
 
 
 class LoadClock:
-    """Measures from its construction on what share of the machine's cores other programs take; on Linux only."""
+    """Measures from its construction on what other programs take of the machine's cores; on Linux only."""
 
     def __init__(self) -> None:
-        self._start = self._read()
+        self._start = _read()
 
     def other_load(self) -> float:
         """Share of all cores' time taken by other programs, the hypervisor's included, in [0, 1]; elsewhere 0."""
-        (busy, own, now), (busy_before, own_before, before) = self._read(), self._start
-        share = (busy - busy_before - (own - own_before)) / (max(now - before, 1e-9) * (os.cpu_count() or 1))
+        now, before = _read(), self._start
+        share = (now.busy - before.busy - (now.own - before.own)) / _core_seconds(before, now)
         return min(max(share, 0.0), 1.0)
 
-    @staticmethod
-    def _read() -> tuple[float, float, float]:
-        """Busy seconds of all cores, of this process with its children, and the time, in seconds."""
-        times = os.times()
-        own = times.user + times.system + times.children_user + times.children_system
-        if not _STAT.exists():
-            return own, own, time.perf_counter()
-        user, _, system, _, _, irq, softirq, steal, *_ = map(int, _STAT.read_text().split("\n", 1)[0].split()[1:])
-        ticks = user + system + irq + softirq + steal  # niced programs make way
-        return ticks / os.sysconf("SC_CLK_TCK"), own, time.perf_counter()
+    def disturbed(self) -> float:
+        """Share of the time in which one thread of this program waited for a core that another program held.
+
+        It is that of the thread that waited longest. A program that needs few cores, or goes before the others, is not
+        disturbed by them. Threads that have ended are not counted. Where Linux does not say how long threads wait, the
+        same as `other_load`.
+        """
+        now, before = _read(), self._start
+        if not now.waits:
+            return self.other_load()
+        waited = max(wait - before.waits.get(thread, 0) for thread, wait in now.waits.items()) / 1e9
+        own = max(now.own - before.own, 1e-9)
+        others = max(now.busy - before.busy - own, 0.0)
+        return min(waited * others / (own + others) / max(now.now - before.now, 1e-9), 1.0)
+
+
+def _read() -> _Reading:
+    times = os.times()
+    own = times.user + times.system + times.children_user + times.children_system
+    if not _STAT.exists():
+        return _Reading(own, own, {}, time.perf_counter())
+    user, _, system, _, _, irq, softirq, steal, *_ = map(int, _STAT.read_text().split("\n", 1)[0].split()[1:])
+    ticks = user + system + irq + softirq + steal  # niced programs make way
+    waits = {}
+    for folder in _TASKS.iterdir():
+        with suppress(OSError, ValueError):  # the thread has ended, or Linux does not say
+            waits[folder.name] = int((folder / "schedstat").read_text().split()[1])
+    return _Reading(ticks / os.sysconf("SC_CLK_TCK"), own, waits, time.perf_counter())
+
+
+def _core_seconds(before: _Reading, now: _Reading) -> float:
+    return max(now.now - before.now, 1e-9) * (os.cpu_count() or 1)

@@ -28,13 +28,16 @@ def write_page(result: Profile, path: str) -> None:
     Raises:
         StorageError: the page cannot be written.
     """
-    drawn = [plots.plot_epoch(result), plots.plot_stages(result)]
+    drawn = [plots.plot_waterfall(result)]
     if result.training is not None:
-        drawn.insert(0, plots.plot_training(result))
-    if result.store is not None:
-        drawn.append(plots.plot_store(result))
-    if result.tried is not None:
+        drawn.append(plots.plot_training(result))
+    if result.verdict.knob is not None:
         drawn.append(plots.plot_tried(result))
+    drawn += [plots.plot_epoch(result), plots.plot_stages(result)]
+    if result.queue_depths:
+        drawn.append(plots.plot_queues(result))
+    if result.parts.store is not None:
+        drawn += [plots.plot_store(result), plots.plot_latencies(result)]
     figures = "\n".join(f"<figure>{plot.svg[plot.svg.index('<svg') :]}</figure>" for plot in drawn)
     name = escape(result.url)
     page = (

@@ -18,6 +18,8 @@ __all__ = [
     "Plot",
     "plot_class_shares",
     "plot_epoch",
+    "plot_latencies",
+    "plot_queues",
     "plot_ranks",
     "plot_rates",
     "plot_shards",
@@ -27,6 +29,7 @@ __all__ = [
     "plot_training",
     "plot_tried",
     "plot_waits",
+    "plot_waterfall",
 ]
 
 _MOST_CLASSES = 8  # of different colours; the rest is drawn together
@@ -78,14 +81,14 @@ def plot_epoch(result: Profile) -> Plot:
 def plot_stages(result: Profile) -> Plot:
     """How long each stage of the loader worked, over all threads."""
     busy = {stage.name: stage.busy_seconds for stage in result.stages if stage.busy_seconds > 0}
-    if result.bottleneck in ("parse", "deliver"):  # after the last stage, which waits for it
-        busy[result.bottleneck] = sum(stage.wait_seconds for stage in result.stages if stage.name == "deliver")
+    if result.slowest_stage in ("parse", "deliver"):  # after the last stage, which waits for it
+        busy[result.slowest_stage] = sum(stage.wait_seconds for stage in result.stages if stage.name == "deliver")
     total = result.first_batch_seconds + result.seconds
     return named_bars(
         busy,
         [f"{seconds / total:.0%} of the time" for seconds in busy.values()],
-        result.bottleneck,
-        f"The loader alone: {result.bottleneck} limits it",
+        result.slowest_stage,
+        f"The loader alone: {result.slowest_stage} limits it",
         "busy seconds, over all threads",
     )
 
@@ -96,12 +99,13 @@ def plot_training(result: Profile) -> Plot:
     Raises:
         ConfigError: the profile has no step.
     """
-    if result.training is None or result.verdict is None:
+    if result.training is None:
         raise ConfigError("plot_training needs a profile with a step: profile(url, step=...)")
     trials = result.training
     rates = {"loader alone": result.samples_per_second}
     if trials.transform is not None:
         rates |= {"transform alone": trials.transform.samples_per_second}
+    if trials.input is not None:
         rates |= {"loader and transform": trials.input.samples_per_second}
     rates |= {"step alone": trials.step.samples_per_second, "training": trials.together.samples_per_second}
     drawing = Drawing(0.36 * len(rates) + 1.1)
@@ -177,18 +181,79 @@ def plot_rates(results: Mapping[Any, Profile], what: str) -> Plot:
     )  # fmt: skip
 
 
-def plot_tried(result: Profile) -> Plot:
-    """The rate of an epoch without and with the option that a profile suggests.
+def plot_waterfall(result: Profile) -> Plot:
+    """The rate of each part alone, in the order in which samples pass them, against the step's."""
+    rates = result.ceilings
+    sample_bytes = result.bytes_per_second / max(result.samples_per_second, 1e-9)
+    texts = [f"{rate:,.0f} = {rate * sample_bytes / 1e6:,.1f} MB/s" for rate in rates.values()]
+    drawing = Drawing(0.36 * len(rates) + 1.1)
+    slowest = min(rates, key=rates.__getitem__)
+    draw_bars(drawing, rates, texts, slowest)
+    drawing.axes.set_xscale("log")
+    low = 10 ** np.floor(np.log10(max(min(rates.values()), 1e-3)) - 0.3)
+    drawing.axes.set_xlim(low, (max(rates.values()) / low) ** 1.45 * low)
+    if result.training is not None:
+        drawing.axes.axvline(result.training.step.samples_per_second, color=MUTED, linestyle="--", linewidth=1)
+    title = f"The slowest part is {slowest}" + ("; dashed: the step" if result.training is not None else "")
+    return drawing.finish(title, "samples a second, each part alone", "")
+
+
+def plot_queues(result: Profile) -> Plot:
+    """The shards that the loader was fetching or waiting to fetch, over time.
 
     Raises:
-        ConfigError: nothing was tried.
+        ConfigError: the epoch was too short to look.
     """
-    if result.tried is None:
-        raise ConfigError("nothing was tried: profile(url, try_knob=True), where the bottleneck has an option to try")
-    options = ", ".join(f"{name}={value!r}" for name, value in result.tried.options.items())
-    rates = {"as it is": result.epoch_samples_per_second, options: result.tried.epoch_samples_per_second}
-    title = f"What {options} brings: {result.tried.gain:.2f} x the rate"
-    return named_bars(rates, [f"{rate:,.0f}" for rate in rates.values()], options, title, "samples a second")
+    if not result.queue_depths:
+        raise ConfigError("the epoch was too short to look at its queues")
+    seconds, depths = zip(*result.queue_depths, strict=True)
+    drawing = Drawing(2.0)
+    drawing.axes.step(seconds, depths, where="post", color=COLOURS[0])
+    drawing.axes.axvline(result.first_batch_seconds, color=MUTED, linestyle="--", linewidth=1)
+    drawing.axes.set_ylim(bottom=0)
+    empty = sum(depth == 0 for depth in depths) / len(depths)
+    title = f"Shards being fetched: none in {empty:.0%} of the time; dashed: the first batch"
+    return drawing.finish(title, "seconds", "shards")
+
+
+def plot_latencies(result: Profile) -> Plot:
+    """A histogram of the times of reads from the store.
+
+    Raises:
+        ConfigError: the dataset is on a local disk.
+    """
+    if result.parts.store is None:
+        raise ConfigError("the store of a local dataset is not measured")
+    times = np.array(result.parts.store.read_seconds) * 1000
+    middle, high = np.percentile(times, [50, 99])
+    drawing = Drawing()
+    drawing.axes.hist(times, bins=np.geomspace(times.min(), times.max() * 1.001, 30).tolist(), color=COLOURS[0])
+    drawing.axes.set_xscale("log")
+    for value, style in ((middle, "-"), (high, "--")):
+        drawing.axes.axvline(value, color=COLOURS[3], linestyle=style)
+    title = f"Reads of the store: half take {middle:,.1f} ms or less, one in a hundred over {high:,.1f} ms"
+    return drawing.finish(title, "milliseconds", "reads")
+
+
+def plot_tried(result: Profile) -> Plot:
+    """The gain of the verdict's knob: predicted, with its interval, and measured if it was tried.
+
+    Raises:
+        ConfigError: the verdict names no knob.
+    """
+    knob = result.verdict.knob
+    if knob is None:
+        raise ConfigError("the verdict names no option that gains")
+    gains = {"predicted": knob.gain} | ({} if result.tried is None else {"measured": result.tried.gain})
+    drawing = Drawing(0.36 * len(gains) + 1.0)
+    draw_bars(drawing, {name: gain.value for name, gain in gains.items()}, [f"  {gain}" for gain in gains.values()])
+    for place, gain in enumerate(gains.values()):
+        drawing.axes.plot([gain.low, gain.high], [place, place], color=COLOURS[3], linewidth=2)
+    drawing.axes.set_xlim(0, max(gain.high for gain in gains.values()) * 1.6)
+    drawing.axes.axvline(1, color=MUTED, linestyle="--", linewidth=1)
+    title = f"{knob.text}: {knob.gain.value:.2f} x predicted"
+    title += "" if result.tried is None else f", {result.tried.gain.value:.2f} x measured"
+    return drawing.finish(title, "times as fast", "")
 
 
 def plot_store(result: Profile) -> Plot:
@@ -197,16 +262,17 @@ def plot_store(result: Profile) -> Plot:
     Raises:
         ConfigError: the dataset is on a local disk.
     """
-    if result.store is None:
+    if result.parts.store is None:
         raise ConfigError("the store of a local dataset is not measured")
-    rates = result.store.bytes_per_second
+    store = result.parts.store
+    rates = store.bytes_per_second
     drawing = Drawing()
     drawing.axes.plot(list(rates), [rate / 1e6 for rate in rates.values()], "o-", color=COLOURS[0])
     drawing.axes.set_ylim(bottom=0)
     drawing.axes.set_xticks(list(rates))
     return drawing.finish(
-        f"The store gives {result.store.best_bytes_per_second / 1e6:,.0f} MB/s to {result.store.best_threads} reads at "
-        f"once; a request takes {result.store.latency_seconds * 1000:.1f} ms",
+        f"The store gives {store.best_bytes_per_second / 1e6:,.0f} MB/s to {store.best_threads} reads at "
+        f"once; a request takes {store.latency_seconds * 1000:.1f} ms",
         "reads at once", "MB/s",
     )  # fmt: skip
 

@@ -10,23 +10,33 @@ from typing import Any
 from ...pipeline.order.plan_table import html_table
 from ..console import align, human_bytes, human_seconds
 from .bottleneck import StageProfile
-from .store_trial import StoreTrial
+from .estimates import Estimate
+from .predictions import Prediction
+from .settings import LoaderTrials
+from .slow_records import SlowRecords
 from .training_trials import TrainingTrials
 from .verdict import Verdict
 
 __all__ = ["Profile", "TriedKnob"]
 
-_SHORT_SECONDS = 0.2  # a loader read for less is hardly judged
 _OTHER_LOAD = 0.25  # other programs' share of the cores from which figures are said to be too low
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedKnob:
-    """An epoch of the loader with other options: its rate, and the gain over the rate without them."""
+    """An epoch with other options, of training, or of the loader without a step.
+
+    Attributes:
+        options: the arguments of `Loader` that were changed.
+        epoch_samples_per_second: its rate.
+        first_batch_seconds: seconds until its first batch.
+        gain: its rate / the rate without the options.
+    """
 
     options: Mapping[str, Any]
     epoch_samples_per_second: float
-    gain: float
+    first_batch_seconds: float
+    gain: Estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,15 +51,19 @@ class Profile:
         epoch_seconds: seconds that an epoch takes at these rates, from its request to its last batch.
         epoch_samples_per_second: rate of such an epoch.
         bytes_per_second: decoded bytes per second in `seconds`; strings count as those of the first batch.
-        bottleneck: stage that holds the loader back.
-        knob: what to do about the bottleneck.
-        knob_options: the arguments of `Loader` in `knob` that can be tried at once.
-        tried: what `knob_options` brought, if they were tried.
-        store: what a remote store gives without the loader; None for a local one.
+        stored_bytes: bytes of a sample in the shards.
+        stages: the loader's stages.
+        slowest_stage: the one that holds the loader back.
+        loader_advice: what to do about that stage.
         options: other arguments of `Loader` that differ from their defaults, and ``cache_bytes``, by name.
-        other_load: share of the cores that other programs took meanwhile, in [0, 1].
+        verdict: what limits training; without a step, the loader.
+        parts: what was measured of the loader's parts alone.
         training: what was measured of a step and its input; None without a step.
-        verdict: what limits training; None without a step.
+        slow: records that hold up all others, if there are any.
+        tried: what the verdict's knob brought, if it was tried.
+        queue_depths: seconds since the epoch was requested, and the shards that were being fetched or waited to be.
+        other_load: share of the cores that other programs took meanwhile, in [0, 1].
+        own_share: share of the loader's time that measuring it took.
     """
 
     url: str
@@ -66,16 +80,44 @@ class Profile:
     epoch_seconds: float
     epoch_samples_per_second: float
     bytes_per_second: float
+    stored_bytes: float
     stages: tuple[StageProfile, ...]
-    bottleneck: str
-    knob: str
+    slowest_stage: str
+    loader_advice: str
     options: dict[str, Any]
-    knob_options: dict[str, Any]
-    tried: TriedKnob | None = None
-    store: StoreTrial | None = None
-    other_load: float = 0.0
+    verdict: Verdict
+    parts: LoaderTrials
     training: TrainingTrials | None = None
-    verdict: Verdict | None = None
+    slow: SlowRecords | None = None
+    tried: TriedKnob | None = None
+    queue_depths: tuple[tuple[float, int], ...] = ()
+    other_load: float = 0.0
+    own_share: float = 0.0
+
+    @property
+    def ceilings(self) -> dict[str, float]:
+        """The rate of each part alone, in samples a second, in the order in which samples pass them."""
+        parts, rates = self.parts, {}
+        if parts.store is not None:
+            rates["store"] = parts.store.best_bytes_per_second / self.stored_bytes
+        if parts.opening is not None:
+            rates |= {"checksums": parts.opening.verify, "decoding": parts.opening.decode}
+        if parts.hand_over is not None:
+            rates["hand-over"] = parts.hand_over.samples_per_second
+        if parts.warm is not None:
+            rates["loader, shards at hand"] = parts.warm.rate.value
+        rates["loader"] = self.samples_per_second
+        rates["loader, whole epoch"] = self.epoch_samples_per_second
+        trials = self.training
+        if trials is None:
+            return rates
+        if trials.transform is not None:
+            rates[f"{trials.transform_name} alone"] = trials.transform.samples_per_second
+        if trials.input is not None:
+            rates["loader and transform"] = trials.input.samples_per_second
+        rates[f"{trials.step_name} alone"] = trials.step.samples_per_second
+        rates["training"] = trials.together.samples_per_second
+        return rates
 
     def __str__(self) -> str:
         tables = [line for header, rows in self._tables() for line in (*align(header, rows), "")]
@@ -100,7 +142,7 @@ class Profile:
             f"{human_bytes(self.bytes_per_second)}/s decoded ({self.steps} batches of {self.batch_size}{of_rank}, "
             f"split {self.split}, balance {self.balance}{options})"
         )
-        return [loader] if self.verdict is None else [self.verdict.headline, loader]
+        return [self.verdict.headline, loader] if self.verdict.headline else [loader]
 
     def _tables(self) -> list[tuple[Sequence[str], list[list[str]]]]:
         stages = [
@@ -114,51 +156,70 @@ class Profile:
             ]
             for stage in self.stages
         ]
-        tables: list[tuple[Sequence[str], list[list[str]]]] = [(_STAGE_HEADER, stages)]
-        if self.store is not None:
-            rates = [[f"{n}", f"{human_bytes(rate)}/s"] for n, rate in self.store.bytes_per_second.items()]
-            tables.append(
-                (("reads of the store at once", f"latency {self.store.latency_seconds * 1000:,.1f} ms"), rates)
-            )
-        if self.training is not None:
-            tables.insert(0, (_PART_HEADER, self._parts(self.training)))
+        tables: list[tuple[Sequence[str], list[list[str]]]] = [
+            (_PART_HEADER, self._part_rows()),
+            (_STAGE_HEADER, stages),
+        ]
+        store = self.parts.store
+        if store is not None:
+            rates = [[f"{n}", f"{human_bytes(rate)}/s"] for n, rate in store.bytes_per_second.items()]
+            tables.append((("reads of the store at once", f"latency {store.latency_seconds * 1000:,.1f} ms"), rates))
+            sizes = [
+                [
+                    human_bytes(size), f"{each.latency_seconds * 1000:,.1f} ms", f"{human_bytes(each.one)}/s",
+                    f"{human_bytes(each.best)}/s",
+                ]
+                for size, each in store.sizes.items()
+            ]  # fmt: skip
+            if sizes:
+                tables.append((("size of a read", "takes", "one at a time", f"{store.best_threads} at once"), sizes))
         return tables
 
-    def _parts(self, trials: TrainingTrials) -> list[list[str]]:
-        rates = [("loader alone", self.samples_per_second, "")]
-        if trials.transform is not None:
-            rates += [
-                (f"{trials.transform_name} alone", trials.transform.samples_per_second, ""),
-                ("loader and transform", trials.input.samples_per_second, ""),
-            ]
-        rates += [
-            (f"{trials.step_name} alone", trials.step.samples_per_second, ""),
-            ("training", trials.together.samples_per_second, f"{trials.utilisation:.0%}"),
-        ]
-        return [[name, f"{rate:,.0f}", utilisation] for name, rate, utilisation in rates]
+    def _part_rows(self) -> list[list[str]]:
+        sample_bytes = self.bytes_per_second / max(self.samples_per_second, 1e-9)
+        rows = [[name, f"{rate:,.0f}", f"{rate * sample_bytes / 1e6:,.1f}", ""] for name, rate in self.ceilings.items()]
+        if self.training is not None:
+            rows[-1][-1] = f"{self.training.utilisation:.0%}"
+        return rows
 
     def _conclusions(self) -> list[str]:
         lines = []
         if self.other_load > _OTHER_LOAD:
             lines.append(f"other programs took {self.other_load:.0%} of the cores meanwhile: expect more without them")
-        if self.verdict is None:
-            seconds = self.first_batch_seconds + self.seconds
-            short = f"; read for {seconds:.2f} s only, too short to be sure" if seconds < _SHORT_SECONDS else ""
-            lines.append(f"bottleneck: {self.bottleneck}: {self.knob}{short}")
-        else:
-            name = f"loader ({self.bottleneck})" if self.verdict.bottleneck == "loader" else self.verdict.bottleneck
-            gain = "" if self.verdict.gain is None else f" (up to {self.verdict.gain:.2f} x the epoch's rate)"
-            lines.append(f"bottleneck: {name}: {self.verdict.advice}{gain}")
-        if self.tried is not None:
-            options = ", ".join(f"{name}={value!r}" for name, value in self.tried.options.items())
-            lines.append(
-                f"tried Loader({options}): an epoch of the loader has {self.tried.epoch_samples_per_second:,.0f} "
-                f"samples/s, {self.tried.gain:.2f} x as many"
-            )
-        if self.verdict is None:
+        if self.training is None:
             lines.append("whether training would wait for this input: profile it with --step or --config")
-        return lines
+        verdict = self.verdict
+        evidence = ", ".join(map(str, verdict.evidence))
+        shown = f" ({evidence})" if evidence else ""
+        gain = "" if verdict.gain is None else f"; without it an epoch is {verdict.gain} as fast, then {self._next}"
+        last = f"bottleneck: {verdict.bottleneck}{shown}: {verdict.advice}{gain}"
+        if verdict.knob is not None:
+            last += f". Try {describe_knob(verdict.knob)}"
+        elif verdict.bottleneck not in ("step", "none", "unknown"):
+            last += ". No option of the loader is expected to gain 5 %"
+        if self.tried is not None:
+            last += f". Tried: {self.tried.gain}, {self.tried.epoch_samples_per_second:,.0f} samples/s"
+        return [*lines, last]
+
+    @property
+    def _next(self) -> str:
+        rate = self.verdict.next_samples_per_second
+        return f"{self.verdict.next_limit} limits it" + ("" if rate is None else f" ({rate:,.0f} samples/s)")
+
+
+def describe_knob(knob: Prediction) -> str:
+    """A knob, its predicted gain, and what it costs, in one phrase."""
+    before, after = knob.first_batch_seconds
+    words = [f"predicted {knob.gain}{' from the second epoch on' if knob.later else ''}"]
+    if abs(before - after) > 0.1 * before:
+        words.append(f"first batch {before:.2f} s -> {after:.2f} s")
+    sign = "-" if knob.memory_bytes < 0 else "+"
+    words.append(f"memory {sign}{human_bytes(abs(knob.memory_bytes))}")
+    if knob.disk_bytes:
+        words.append(f"disk {human_bytes(knob.disk_bytes)}")
+    python = f" (Loader({', '.join(f'{name}={value!r}' for name, value in knob.options.items())}))" * bool(knob.options)
+    return f"{knob.text}{python}: {', '.join(words)}"
 
 
 _STAGE_HEADER = ("stage of the loader", "items", "bytes", "busy s", "wait s", "busy")
-_PART_HEADER = ("part of training", "samples/s", "utilisation")
+_PART_HEADER = ("part", "samples/s", "MB/s", "utilisation")

@@ -1,4 +1,4 @@
-"""The trial of a remote store: its latency, and its rate by the number of reads at once, without the loader."""
+"""The trial of a remote store: its latency, and its rate by size and number of reads at once, without the loader."""
 
 from __future__ import annotations
 
@@ -12,13 +12,30 @@ from statistics import median
 from ...sharding.dataset.manifest import ShardInfo
 from ...sharding.storage.storage import Storage
 
-__all__ = ["PIECE_BYTES", "StoreTrial", "try_store"]
+__all__ = ["PIECE_BYTES", "SizeTrial", "StoreTrial", "try_store"]
 
 PIECE_BYTES = 4 << 20  # of a read, or the whole shard
 _SMALL_BYTES = 1 << 10
 _LATENCY_READS = 9
 _THREADS = (1, 4, 8, 16, 32)
+_SIZES = (64 << 10, 256 << 10, 1 << 20)
 _GAIN = 1.1  # more reads at once are tried while the rate grows by this factor
+_SIZE_SHARE = 0.4  # of the seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SizeTrial:
+    """Reads of one size.
+
+    Attributes:
+        latency_seconds: median time of a read, one at a time.
+        one: bytes a second, one read at a time.
+        best: bytes a second, with as many reads at once as suit the store.
+    """
+
+    latency_seconds: float
+    one: float
+    best: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +45,14 @@ class StoreTrial:
     Attributes:
         latency_seconds: median time of a read of 1 KiB, in seconds.
         bytes_per_second: rate by the number of reads at once, each of up to 4 MiB.
+        sizes: reads by their size in bytes.
+        read_seconds: time of each read of up to 4 MiB with the best number at once.
     """
 
     latency_seconds: float
     bytes_per_second: Mapping[int, float]
+    sizes: Mapping[int, SizeTrial]
+    read_seconds: tuple[float, ...]
 
     @property
     def best_threads(self) -> int:
@@ -43,6 +64,20 @@ class StoreTrial:
         """The highest rate."""
         return max(self.bytes_per_second.values())
 
+    def rate_of(self, threads: float) -> float:
+        """Bytes a second with some number of reads at once, between the numbers that were tried.
+
+        >>> StoreTrial(latency_seconds=0.1, bytes_per_second={1: 10.0, 4: 40.0}, sizes={}, read_seconds=()).rate_of(2)
+        20.0
+        """
+        tried = sorted(self.bytes_per_second)
+        upper = next((n for n in tried if n >= threads), tried[-1])
+        lower = max((n for n in tried if n <= threads), default=tried[0])
+        if upper == lower:
+            return self.bytes_per_second[upper]
+        share = (threads - lower) / (upper - lower)
+        return self.bytes_per_second[lower] * (1 - share) + self.bytes_per_second[upper] * share
+
 
 def try_store(storage: Storage, shards: Sequence[ShardInfo], seconds: float) -> StoreTrial:
     """Read random parts of shards, first few bytes, then as many as come, with more and more reads at once.
@@ -50,36 +85,62 @@ def try_store(storage: Storage, shards: Sequence[ShardInfo], seconds: float) -> 
     Raises:
         RingfeedError: the store does not answer, or does not read parts of files.
     """
-    chosen = random.Random(0)
-    latencies = []
+    reader = _Reader(storage, shards)
+    start = time.perf_counter()
     for _ in range(_LATENCY_READS):
-        start = time.perf_counter()
-        _read_part(storage, chosen.choice(shards), chosen, _SMALL_BYTES)
-        latencies.append(time.perf_counter() - start)
+        reader.read(_SMALL_BYTES)
+        if time.perf_counter() - start > seconds / 4:
+            break
+    latency = median(reader.times)
     rates: dict[int, float] = {}
+    read_seconds: tuple[float, ...] = ()
     for threads in _THREADS:
-        rates[threads] = _rate(storage, shards, chosen, threads, seconds / len(_THREADS))
+        rates[threads] = reader.rate(threads, PIECE_BYTES, seconds * (1 - _SIZE_SHARE) / len(_THREADS))
+        if rates[threads] == max(rates.values()):
+            read_seconds = tuple(reader.times)
         if threads > 1 and rates[threads] < _GAIN * max(rate for n, rate in rates.items() if n < threads):
             break
-    return StoreTrial(latency_seconds=median(latencies), bytes_per_second=rates)
+    trial = StoreTrial(latency_seconds=latency, bytes_per_second=rates, sizes={}, read_seconds=read_seconds)
+    largest = max(shard.bytes for shard in shards)
+    sizes = {}
+    for size in (size for size in _SIZES if size < min(largest, PIECE_BYTES)):
+        one = reader.rate(1, size, seconds * _SIZE_SHARE / len(_SIZES) / 2)
+        latency = median(reader.times)
+        best = reader.rate(trial.best_threads, size, seconds * _SIZE_SHARE / len(_SIZES) / 2)
+        sizes[size] = SizeTrial(latency_seconds=latency, one=one, best=best)
+    return StoreTrial(
+        latency_seconds=trial.latency_seconds, bytes_per_second=rates, sizes=sizes, read_seconds=read_seconds
+    )
 
 
-def _rate(storage: Storage, shards: Sequence[ShardInfo], chosen: random.Random, threads: int, seconds: float) -> float:
-    """Bytes a second of so many threads, each of which reads part after part, at least one."""
-    start = time.perf_counter()
+class _Reader:
+    """Reads random parts of shards; `times` are the seconds of each read since the last call of `rate`."""
 
-    def read_parts(seed: int) -> int:
-        own = random.Random(seed)
-        total = _read_part(storage, own.choice(shards), own, PIECE_BYTES)
-        while time.perf_counter() - start < seconds:
-            total += _read_part(storage, own.choice(shards), own, PIECE_BYTES)
-        return total
+    def __init__(self, storage: Storage, shards: Sequence[ShardInfo]) -> None:
+        self._storage, self._shards = storage, shards
+        self._random = random.Random(0)
+        self.times: list[float] = []
 
-    with ThreadPoolExecutor(threads) as pool:
-        total = sum(pool.map(read_parts, [chosen.getrandbits(32) for _ in range(threads)]))
-    return total / (time.perf_counter() - start)
+    def rate(self, threads: int, size: int, seconds: float) -> float:
+        """Bytes a second of so many threads, each of which reads part after part, at least one."""
+        self.times = []
+        start = time.perf_counter()
 
+        def read_parts(_: int) -> int:
+            total = self.read(size)
+            while time.perf_counter() - start < seconds:
+                total += self.read(size)
+            return total
 
-def _read_part(storage: Storage, shard: ShardInfo, chosen: random.Random, size: int) -> int:
-    start = chosen.randrange(max(shard.bytes - size, 0) + 1)
-    return len(storage.read_range(shard.path, start, min(start + size, shard.bytes)))
+        with ThreadPoolExecutor(threads) as pool:
+            total = sum(pool.map(read_parts, range(threads)))
+        return total / (time.perf_counter() - start)
+
+    def read(self, size: int) -> int:
+        """Read so many bytes, or a whole shard."""
+        shard = self._random.choice(self._shards)
+        first = self._random.randrange(max(shard.bytes - size, 0) + 1)
+        start = time.perf_counter()
+        read = len(self._storage.read_range(shard.path, first, min(first + size, shard.bytes)))
+        self.times.append(time.perf_counter() - start)
+        return read

@@ -16,12 +16,10 @@ from typing import Any
 from ...pipeline import Loader
 from ...sharding.errors import ConfigError, RingfeedError
 from ...sharding.sources.user_code import describe_error
+from .trial import PREFETCH_BATCHES, Trial, consume, repeat
 
-__all__ = ["TrainingTrials", "Trial", "Workload", "try_training"]
+__all__ = ["TrainingTrials", "Workload", "try_together", "try_training"]
 
-_LEAST_CALLS = 3  # of a slow function, however little time there is
-_PREFETCH_BATCHES = 4
-_MOST_WAIT = 2  # times a trial's seconds, with the waits for first batches, which are not counted
 _SHARES = {"transform": 0.15, "input": 0.25, "step": 0.25, "together": 0.35}  # of the seconds for all trials
 
 
@@ -35,6 +33,7 @@ class Workload:
         step: function of one transformed element; what it returns is ignored.
         transform_name, step_name: names for reports.
         is_deterministic: whether TensorFlow's op determinism is on, under which a transform has one thread.
+        decodes: whether the transform is ringfeed's own, whose work is to decode images.
     """
 
     loader: Loader
@@ -43,10 +42,12 @@ class Workload:
     transform_name: str
     step_name: str
     is_deterministic: bool = False
+    decodes: bool = False
 
-    def batches(self, epoch: int) -> Any:
-        """The dataset of an epoch's transformed batches, prefetched as a trainer would."""
-        return self._transformed(self.loader.epoch(epoch)).prefetch(_PREFETCH_BATCHES)
+    def batches(self, epoch: int, steps: int | None = None) -> Any:
+        """The dataset of an epoch's transformed batches, or the first of them, prefetched as a trainer would."""
+        batches = self.loader.epoch(epoch)
+        return self._transformed(batches if steps is None else batches.take(steps)).prefetch(PREFETCH_BATCHES)
 
     def repeat_transform(self, batch: Any) -> Any:
         """A dataset that transforms one batch again and again."""
@@ -63,33 +64,19 @@ class Workload:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
-    """A measurement: samples that passed in a time, and the part of the time spent waiting for input."""
-
-    samples: int
-    seconds: float
-    wait_seconds: float = 0.0
-
-    @property
-    def samples_per_second(self) -> float:
-        """Samples of this rank a second."""
-        return self.samples / self.seconds
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingTrials:
     """What was measured of a workload, each part without its first calls, which compile.
 
     Attributes:
         transform: the transform alone, on a batch held in memory; None if there is none.
-        input: the loader with the transform, and no step.
+        input: the loader with the transform, and no step; None without a transform.
         step: the step alone, on a batch held in memory: the ideal loader.
         together: training: loader, transform and step, without the wait for an epoch's first batch.
         transform_name, step_name: names of the functions.
     """
 
     transform: Trial | None
-    input: Trial
+    input: Trial | None
     step: Trial
     together: Trial
     transform_name: str
@@ -101,11 +88,14 @@ class TrainingTrials:
         return min(self.together.samples_per_second / self.step.samples_per_second, 1.0)
 
 
-def try_training(workload: Workload, seconds: float, report: Callable[[str], None] = lambda _: None) -> TrainingTrials:
+def try_training(
+    workload: Workload, first: Any, seconds: float, report: Callable[[str], None] = lambda _: None
+) -> TrainingTrials:
     """Measure a workload part by part, in about so many seconds after its functions have compiled.
 
     Args:
         workload: what is measured.
+        first: a batch of its loader.
         seconds: time for all trials.
         report: called with what is measured next.
 
@@ -113,27 +103,23 @@ def try_training(workload: Workload, seconds: float, report: Callable[[str], Non
         ConfigError: the transform or the step fails.
     """
     batch_size = workload.loader.local_batch_size
-    first = next(iter(workload.loader.epoch(0)))
     transform = None
     if workload.transform is not None:
         report(f"{workload.transform_name} alone")
         with _blaming(workload.transform_name):
             repeated = iter(workload.repeat_transform(first))
-            transform = _repeat(lambda: next(repeated), batch_size, seconds * _SHARES["transform"])
+            transform = repeat(lambda: next(repeated), batch_size, seconds * _SHARES["transform"])
             del repeated  # it transforms ahead
-    report("the loader" if workload.transform is None else f"the loader with {workload.transform_name}")
-    batches = _endless(workload)
-    _, batch = next(batches)
-    fast = _consume(batches, lambda _: None, batch_size, seconds * _SHARES["input"])
-
-    def call(batch: Any) -> None:
-        with _blaming(workload.step_name):
-            workload.step(batch)
-
+    batches, batch, fast = _endless(workload), first, None
+    if workload.transform is not None:
+        report(f"the loader with {workload.transform_name}")
+        _, _, batch = next(batches)
+        fast = consume(batches, lambda _: None, batch_size, seconds * _SHARES["input"])
+    call = _guarded(workload)
     report(f"{workload.step_name} alone")
-    step = _repeat(lambda: call(batch), batch_size, seconds * _SHARES["step"])
+    step = repeat(lambda: call(batch), batch_size, seconds * _SHARES["step"])
     report("training")
-    together = _consume(batches, call, batch_size, seconds * _SHARES["together"])
+    together = consume(batches, call, batch_size, seconds * _SHARES["together"])
     return TrainingTrials(
         transform=transform,
         input=fast,
@@ -144,55 +130,42 @@ def try_training(workload: Workload, seconds: float, report: Callable[[str], Non
     )
 
 
-def _endless(workload: Workload) -> Iterator[tuple[bool, Any]]:
-    """Transformed batches of epoch after epoch, each with whether it is the first of its epoch."""
-    for epoch in itertools.count():
+def try_together(workload: Workload, seconds: float, steps: int | None) -> tuple[float, Trial]:
+    """Train with a loader: seconds until its first batch, and the trial after it.
+
+    Args:
+        workload: what is trained.
+        seconds: time of the trial.
+        steps: batches of epoch 0 to read, again and again; None: epoch after epoch.
+
+    Raises:
+        ConfigError: the transform or the step fails.
+    """
+    batches = _endless(workload, steps)
+    start = time.perf_counter()
+    first = next(batches)
+    waited = time.perf_counter() - start
+    call = _guarded(workload)
+    call(first[2])
+    return waited, consume(batches, call, workload.loader.local_batch_size, seconds)
+
+
+def _guarded(workload: Workload) -> Callable[[Any], None]:
+    """The step, whose errors are one line."""
+
+    def call(batch: Any) -> None:
+        with _blaming(workload.step_name):
+            workload.step(batch)
+
+    return call
+
+
+def _endless(workload: Workload, steps: int | None = None) -> Iterator[tuple[int, int, Any]]:
+    """Transformed batches of epoch after epoch, or of the beginning of epoch 0, each with its epoch and step."""
+    for epoch in itertools.count() if steps is None else itertools.repeat(0):
         with workload.loader.own_errors(), _blaming(workload.transform_name):
-            for number, batch in enumerate(workload.batches(epoch)):
-                yield number == 0, batch
-
-
-def _repeat(call: Callable[[], Any], batch_size: int, seconds: float) -> Trial:
-    """Call a function again and again; its first two calls, which compile, are not counted."""
-    for _ in range(2):
-        call()
-    _synchronize()
-    start = now = time.perf_counter()
-    calls = 0
-    while calls < _LEAST_CALLS or now - start < seconds:
-        call()
-        calls += 1
-        now = time.perf_counter()
-    _synchronize()
-    return Trial(samples=calls * batch_size, seconds=time.perf_counter() - start)
-
-
-def _consume(batches: Iterator[tuple[bool, Any]], step: Callable[[Any], Any], batch_size: int, seconds: float) -> Trial:
-    """Give each batch to a step. What was prefetched is used up first; waits for first batches are not counted."""
-    for _ in range(_PREFETCH_BATCHES + 1):
-        step(next(batches)[1])
-    _synchronize()
-    begun = start = now = time.perf_counter()
-    steps, waited = 0, 0.0
-    while steps < _LEAST_CALLS or (now - start < seconds and now - begun < _MOST_WAIT * seconds):
-        is_first, batch = next(batches)
-        wait = time.perf_counter() - now
-        if is_first:
-            start += wait
-        else:
-            waited += wait
-        step(batch)
-        steps += 1
-        now = time.perf_counter()
-    _synchronize()
-    return Trial(samples=steps * batch_size, seconds=time.perf_counter() - start, wait_seconds=waited)
-
-
-def _synchronize() -> None:
-    """Wait for what devices compute; they run behind the program."""
-    import tensorflow as tf
-
-    tf.test.experimental.sync_devices()
+            for number, batch in enumerate(workload.batches(epoch, steps)):
+                yield epoch, number, batch
 
 
 @contextmanager

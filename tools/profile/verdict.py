@@ -1,4 +1,4 @@
-"""The verdict on a measured training: whether it would wait for input, for which part of it, and what to try.
+"""The verdict on a measured loader or training: what limits it, the figures that show it, and what comes next.
 
 A pure function of the measurements. The thresholds of 5 % and 20 % are those of TensorFlow's profiler (xprof,
 `op_stats_to_input_pipeline_analysis.cc`).
@@ -6,147 +6,168 @@ A pure function of the measurements. The thresholds of 5 % and 20 % are those of
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
-from .training_trials import TrainingTrials
+from .estimates import Estimate, ratio
+from .predictions import EpochFigures, Prediction
+from .slow_records import SlowRecords
 
-__all__ = ["FirstBatchTrial", "LoaderEpoch", "Verdict", "judge"]
+__all__ = ["LIMITS", "Evidence", "Verdict", "judge"]
+
+LIMITS = {
+    "store_latency": "each request to the store takes long, and little comes by it",
+    "store_bandwidth": "the store, the link to it, or the disk gives no more bytes",
+    "too_few_fetches": "the store would give more to more fetches at once",
+    "cache": "reading or filling the cache on disk",
+    "verification": "computing checksums",
+    "decode": "decompressing or decoding records",
+    "planning": "choosing records for the class balance",
+    "hand_over": "gathering records into batches, and handing these to TensorFlow",
+    "transform": "the user's function of a batch",
+    "slow_records": "a few records that the transform takes much longer for, and all others wait",
+    "shuffle_fill": "an epoch's first batch, which waits for a window of each stream",
+    "cores": "loader, transform and step share the cores",
+    "framework_overhead": "loader, transform and step wait for each other in Python, though cores are free",
+    "step": "the model's step: input is fast enough",
+    "none": "no part alone: input and step are about as fast",
+    "unknown": "too short a measurement, or one that other programs disturbed",
+}
+"""What may limit an epoch: stable identifiers, and what they mean."""
 
 _BOUND, _HIGHLY_BOUND = 0.05, 0.20  # shares of an epoch spent waiting for input
 _LEAST_SECONDS = 0.2  # a shorter measurement is not judged
-_TAKEN = 0.5  # other programs' share of the cores from which nothing is judged
-_BETTER = 0.8  # times the wait for the first batch: from here on fewer streams are worth it
+_TAKEN = 0.3  # share of the time that this program waited for cores others held, from which on nothing is judged
+_BALANCED = 1.25  # times the step's rate: input no faster than that leaves little to a faster step
+_FULL_CORES = 0.85  # share of the cores in use from which on they are what the parts share
+_HELD_UP = 0.3  # share of the input's time in few batches, from which on slow records are to blame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderEpoch:
-    """An epoch of the loader alone, on one rank.
+class Evidence:
+    """A figure that a verdict rests on."""
 
-    Attributes:
-        samples: samples of the epoch.
-        first_batch_seconds: seconds until the first batch.
-        samples_per_second: rate after the first batch.
-        streams: streams that batches are drawn from; the first batch waits for a window of each.
-    """
+    name: str
+    value: float
+    unit: str
 
-    samples: int
-    first_batch_seconds: float
-    samples_per_second: float
-    streams: int
-
-    @property
-    def seconds(self) -> float:
-        """Seconds of the epoch."""
-        return self.first_batch_seconds + self.samples / self.samples_per_second
+    def __str__(self) -> str:
+        if self.unit == "samples/s":
+            return f"{self.name} {self.value:,.0f} samples/s"
+        if self.unit == "share":
+            return f"{self.name} {self.value:.0%}"
+        if self.unit == "bytes/s":
+            return f"{self.name} {self.value / 1e6:,.1f} MB/s"
+        return f"{self.name} {self.value * 1000:,.1f} ms" if self.value < 1 else f"{self.name} {self.value:,.2f} s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What limits training.
+    """What limits an epoch.
 
     Attributes:
-        bottleneck: ``step`` if input is fast enough; ``first_batch`` if an epoch begins with a long wait;
-            ``transform``; ``loader``; ``cores`` if each part is fast enough alone, but they share the cores;
-            ``unknown`` if the measurement was too short, or disturbed by other programs.
-        headline: the answer in one sentence.
+        bottleneck: one of `LIMITS`.
+        headline: the answer in one sentence; empty without a step.
+        input_bound: share of an epoch that the step waits for input, in [0, 1]; 0 without a step.
+        headroom: the input's rate over an epoch / the step's rate; None without a step.
+        evidence: the two figures that show it.
+        next_limit: the part that limits next.
+        next_samples_per_second: its rate, which an epoch cannot exceed without more changes.
+        gain: speed-up of an epoch if the bottleneck goes, up to the next one; None if nothing is to gain.
         advice: what to do about it.
-        input_bound: share of an epoch that the step waits for input, in [0, 1].
-        gain: predicted speed-up of an epoch if the bottleneck goes, up to the next one; None if nothing is to gain.
+        knob: the one option, or change of the dataset, that is expected to gain most; None if none gains 5 %.
     """
 
     bottleneck: str
     headline: str
-    advice: str
     input_bound: float
-    gain: float | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FirstBatchTrial:
-    """The wait for an epoch's first batch with another number of streams."""
-
-    streams: int
-    seconds: float
+    headroom: float | None
+    evidence: tuple[Evidence, ...]
+    next_limit: str
+    next_samples_per_second: float | None
+    gain: Estimate | None
+    advice: str = ""
+    knob: Prediction | None = None
 
 
 def judge(
-    trials: TrainingTrials, loader: LoaderEpoch, knob: str, *, fewer: FirstBatchTrial | None, other_load: float
+    figures: EpochFigures,
+    *,
+    loader_limit: str,
+    seconds: float,
+    disturbed: float,
+    cpu_share: float = 0.0,
+    slow: SlowRecords | None = None,
+    decodes: bool = False,
 ) -> Verdict:
-    """Judge the trials of a workload.
+    """Judge an epoch.
 
-    An epoch of training would take as long as its slowest part, if the parts overlapped. What it takes longer is lost
-    by the wait for the first batch, or because the parts share the cores.
+    Training would take as long as its slowest part, if the parts overlapped. What it takes longer is lost by the wait
+    for the first batch, by slow records, or because the parts share the cores.
 
     Args:
-        trials: the measured parts of training.
-        loader: an epoch of the loader alone.
-        knob: what to do if the loader is the bottleneck.
-        fewer: what was tried to get the first batch sooner.
-        other_load: share of the cores that other programs took meanwhile, in [0, 1].
+        figures: the measured parts.
+        loader_limit: what limits the loader alone.
+        seconds: time of the shortest measurement that counts.
+        disturbed: share of the time in which this program waited for cores that others held, in [0, 1].
+        cpu_share: share of the cores that were in use while training.
+        slow: the records that held up their batches.
+        decodes: whether the transform is ringfeed's own decoding of images.
     """
-    if other_load > _TAKEN:
-        return _unknown(
-            "Other programs took the cores; this says nothing about training.", "stop them, and profile again"
-        )
-    if trials.step.seconds < _LEAST_SECONDS:
-        return _unknown("The measurement was too short to judge.", "measure for longer, such as --seconds 30")
-    computing = loader.samples / trials.step.samples_per_second
-    parts = {
-        "step": computing,
-        "transform": loader.samples / trials.transform.samples_per_second if trials.transform else 0.0,
-        "loader": loader.seconds,
-    }
+    if disturbed > _TAKEN:
+        return _unknown("Other programs took the cores; this says nothing about training.", figures)
+    if seconds < _LEAST_SECONDS:
+        return _unknown("The measurement was too short to judge.", figures)
+    if figures.step is None or figures.together is None:
+        return Verdict(
+            bottleneck=loader_limit, headline="", input_bound=0.0, headroom=None, evidence=(), next_limit="",
+            next_samples_per_second=None, gain=None,
+        )  # fmt: skip
+    parts = figures.parts
     *_, second, slowest = sorted(parts, key=parts.__getitem__)
-    training = max(loader.first_batch_seconds + loader.samples / trials.together.samples_per_second, parts[slowest])
+    training = figures.seconds
     lost = training - parts[slowest]
-    stall = 1 - computing / training
-    gain: float | None
+    stall = 1 - parts["step"] / training
+    headroom = parts["step"] / max(seconds for name, seconds in parts.items() if name != "step")
+    after = parts[second] + lost
     if stall < _BOUND:
-        bottleneck, gain = "step", None
-    elif parts[slowest] - computing >= lost:
-        bottleneck, gain = slowest, training / (parts[second] + lost)
+        bottleneck = "step" if headroom >= _BALANCED else "none"
+    elif parts[slowest] - parts["step"] >= lost:
+        bottleneck = {"loader": loader_limit, "transform": "decode" if decodes else "transform"}[slowest]
     else:
-        is_first = slowest != "loader" and loader.first_batch_seconds > lost / 2
-        bottleneck, gain = "first_batch" if is_first else "cores", training / parts[slowest]
-        if is_first and fewer is not None and fewer.seconds < loader.first_batch_seconds * _BETTER:
-            gain = training / (training - loader.first_batch_seconds + fewer.seconds)
+        is_first = slowest != "loader" and figures.first_batch_seconds > lost / 2
+        shared = "cores" if cpu_share > _FULL_CORES else "framework_overhead"
+        bottleneck, second, after = "shuffle_fill" if is_first else shared, slowest, parts[slowest]
+    if slow is not None and slow.share > _HELD_UP and bottleneck in ("transform", "cores", "framework_overhead"):
+        bottleneck, second, after = "slow_records", slowest, max(training * (1 - slow.share), parts["step"])
+    gain = None
+    if bottleneck in ("step", "none"):
+        second = max((name for name in parts if name != "step"), key=parts.__getitem__)
+    else:
+        limiting = {"step": figures.step, "transform": figures.transform, "loader": figures.loader}.get(second)
+        reached = _estimate_of(figures.samples / after, limiting or figures.together)
+        gain = ratio(reached, _estimate_of(figures.samples / training, figures.together))
     return Verdict(
         bottleneck=bottleneck,
-        headline=_headline(stall, computing / max(parts["transform"], parts["loader"])),
-        advice=_advice(bottleneck, trials, loader, knob, fewer),
+        headline=_headline(stall, headroom),
         input_bound=stall,
+        headroom=headroom,
+        evidence=(),
+        next_limit=loader_limit if second == "loader" else second,
+        next_samples_per_second=figures.samples / parts[second],
         gain=gain,
     )
 
 
-def _advice(
-    bottleneck: str, trials: TrainingTrials, loader: LoaderEpoch, knob: str, fewer: FirstBatchTrial | None
-) -> str:
-    if bottleneck == "loader":
-        return knob
-    if bottleneck == "transform":
-        rate = trials.transform.samples_per_second if trials.transform else math.inf
-        return (
-            f"{trials.transform_name} takes {rate:,.0f} samples/s: make it faster, or apply its fixed part once, with "
-            "shard-dataset build --map"
-        )
-    if bottleneck == "first_batch":
-        wait = f"an epoch's first batch, which draws on {loader.streams} streams, comes after "
-        wait += f"{loader.first_batch_seconds:.2f} s"
-        if fewer is not None and fewer.seconds < loader.first_batch_seconds * _BETTER:
-            return (
-                f"{wait}; with --streams {fewer.streams} (Loader(streams={fewer.streams})) it came after "
-                f"{fewer.seconds:.2f} s, and batches draw on fewer shards"
-            )
-        return f"{wait}; write smaller shards (shard-dataset reshard SRC DST --shard-size 32MB), or train longer epochs"
-    if bottleneck == "cores":
-        return "input and step are each fast enough alone, but share the cores: give each rank more of them"
-    return "a faster model or more ranks; faster input gains nothing"
+def _estimate_of(rate: float, like: Estimate) -> Estimate:
+    """A rate that spreads as another one does."""
+    return Estimate(value=rate, low=rate * like.low / like.value, high=rate * like.high / like.value)
 
 
-def _unknown(headline: str, advice: str) -> Verdict:
-    return Verdict(bottleneck="unknown", headline=headline, advice=advice, input_bound=0.0, gain=None)
+def _unknown(headline: str, figures: EpochFigures) -> Verdict:
+    return Verdict(
+        bottleneck="unknown", headline=headline if figures.step is not None else "", input_bound=0.0, headroom=None,
+        evidence=(), next_limit="", next_samples_per_second=None, gain=None, advice=headline,
+    )  # fmt: skip
 
 
 def _headline(stall: float, headroom: float) -> str:

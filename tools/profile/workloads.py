@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...pipeline import Loader
+from ...pipeline import ImageTransform, Loader
 from .training_trials import Workload
 
 __all__ = ["configured_workload", "function_workload"]
@@ -15,8 +15,9 @@ __all__ = ["configured_workload", "function_workload"]
 def function_workload(loader: Loader, step: Callable[[Any], Any], transform: Callable[[Any], Any] | None) -> Workload:
     """The workload of a user's own step and transform."""
     return Workload(
-        loader=loader, transform=transform, step=step, transform_name=_name(transform), step_name=_name(step)
-    )
+        loader=loader, transform=transform, step=step, transform_name=_name(transform), step_name=_name(step),
+        decodes=isinstance(transform, ImageTransform) and transform.shape is None,
+    )  # fmt: skip
 
 
 def configured_workload(config: str, overrides: Sequence[str]) -> Workload:
@@ -39,6 +40,7 @@ def configured_workload(config: str, overrides: Sequence[str]) -> Workload:
         transform_name="the preprocessing",
         step_name=f"the step of {options.model.name}",
         is_deterministic=options.deterministic,
+        decodes=options.model.name == "convnet",
     )
 
 

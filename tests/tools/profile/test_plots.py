@@ -60,11 +60,14 @@ def test_of_a_dataset(dataset: str) -> None:
 
 def test_of_a_profile(result: Profile) -> None:
     assert f"An epoch takes {result.epoch_seconds:.2f} s" in texts(plots.plot_epoch(result))
-    assert f"{result.bottleneck} limits it" in texts(plots.plot_stages(result))
+    assert f"{result.slowest_stage} limits it" in texts(plots.plot_stages(result))
     training = texts(plots.plot_training(result))
     assert all(part in training for part in ("loader alone", "transform alone", "step alone", "samples a second"))
     assert "The store gives" in texts(plots.plot_store(result))
-    assert f"{result.tried.gain:.2f} x the rate" in texts(plots.plot_tried(result))  # type: ignore[union-attr]
+    assert f"{result.tried.gain.value:.2f} x measured" in texts(plots.plot_tried(result))  # type: ignore[union-attr]
+    assert "the slowest part is" in texts(plots.plot_waterfall(result)).lower()
+    assert "Shards being fetched" in texts(plots.plot_queues(result))
+    assert "Reads of the store: half take" in texts(plots.plot_latencies(result))
     rates = plots.plot_rates({1: result, 2: result}, "streams")
     assert rates.title == "By streams: 1 is the fastest, 1.00 x the slowest"
     assert repr(rates) == f"Plot: {rates.title}"
@@ -74,7 +77,7 @@ def test_what_was_not_measured_is_said(dataset: str) -> None:
     alone = profile(dataset, batch_size=40, seconds=0.5)
     cases: list[tuple[Any, str]] = [
         (plots.plot_training, "needs a profile with a step"),
-        (plots.plot_tried, "nothing was tried"),
+        (plots.plot_tried, "names no option"),
         (plots.plot_store, "the store of a local dataset is not measured"),
     ]
     for plot, message in cases:
@@ -85,7 +88,7 @@ def test_what_was_not_measured_is_said(dataset: str) -> None:
 def test_a_page_needs_no_other_file(result: Profile, tmp_path: Path) -> None:
     write_page(result, str(tmp_path / "page.html"))
     text = (tmp_path / "page.html").read_text()
-    assert text.count("<svg") == 5
+    assert text.count("<svg") == 8
     assert html.escape(result.verdict.headline) in text  # type: ignore[union-attr]
     assert html.escape(result.verdict.advice) in text  # type: ignore[union-attr]
     assert not re.search(r'(src|href)="(?!#)', text)

@@ -1,78 +1,146 @@
-"""The verdict on measured trainings, as a pure function of the figures."""
-
-from dataclasses import replace
+"""The verdict on measured trainings (`verdict`), and what a knob would bring (`predictions`): functions of figures."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ringfeed.tools.profile.training_trials import TrainingTrials, Trial
-from ringfeed.tools.profile.verdict import FirstBatchTrial, LoaderEpoch, judge
+from ringfeed.tools.profile.estimates import Estimate, estimate, ratio
+from ringfeed.tools.profile.predictions import EpochFigures, Setting, predict_gain
+from ringfeed.tools.profile.slow_records import SlowRecord, SlowRecords
+from ringfeed.tools.profile.verdict import LIMITS, Verdict, judge
 
-
-def trial(rate: float, seconds: float = 1.0) -> Trial:
-    return Trial(samples=round(rate * seconds), seconds=seconds)
-
-
-def trials(*, step: float, together: float, transform: float | None = None) -> TrainingTrials:
-    return TrainingTrials(
-        transform=None if transform is None else trial(transform), input=trial(1.0), step=trial(step),
-        together=trial(together), transform_name="my:augment", step_name="my:step",
-    )  # fmt: skip
+SAMPLES = 100_000
+SLOW = SlowRecords(records=(SlowRecord(shard="a", record=3, seconds=0.5),), batch_seconds=0.01, share=0.6)
 
 
-def epoch(rate: float, first: float = 0.0, streams: int = 16) -> LoaderEpoch:
-    return LoaderEpoch(samples=100_000, first_batch_seconds=first, samples_per_second=rate, streams=streams)
+def exact(value: float) -> Estimate:
+    return Estimate(value=value, low=value, high=value)
+
+
+def epoch(
+    *, step: float, together: float, loader: float, transform: float | None = None, first: float = 0.0
+) -> EpochFigures:
+    return EpochFigures(
+        samples=SAMPLES,
+        first_batch_seconds=first,
+        loader=exact(loader),
+        loader_seconds=first + SAMPLES / loader,
+        transform=None if transform is None else exact(transform),
+        step=exact(step),
+        together=exact(together),
+    )
+
+
+def judged(figures: EpochFigures, **measured: float) -> Verdict:
+    given = {"seconds": 3.0, "disturbed": 0.0, "cpu_share": 1.0} | measured
+    return judge(figures, loader_limit="store_bandwidth", **given)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("measured", "loader", "bottleneck", "gain", "input_bound"),
+    ("figures", "bottleneck", "gain", "input_bound", "next_limit"),
     [
         # an epoch of 10 s computing, and hardly any wait
-        (trials(step=10_000, together=9_900), epoch(50_000, 0.1), "step", None, 0.02),
+        (epoch(step=10_000, together=9_900, loader=50_000, first=0.1), "step", None, 0.02, "store_bandwidth"),
+        # the loader is hardly faster
+        (epoch(step=10_000, together=9_900, loader=11_000), "none", None, 0.01, "store_bandwidth"),
         # the epoch takes 12.5 s for the loader, 10 s for the step
-        (trials(step=10_000, together=8_000), epoch(8_000), "loader", 1.25, 0.2),
+        (epoch(step=10_000, together=8_000, loader=8_000), "store_bandwidth", 1.25, 0.2, "step"),
         # loader and step would take 5 s and 10 s, the transform takes 20 s
-        (trials(step=10_000, together=5_000, transform=5_000), epoch(20_000), "transform", 2.0, 0.5),
+        (epoch(step=10_000, together=5_000, transform=5_000, loader=20_000), "transform", 2.0, 0.5, "step"),
         # as before, but next the loader limits, with 12.5 s
-        (trials(step=10_000, together=5_000, transform=5_000), epoch(8_000), "transform", 1.6, 0.5),
-        (trials(step=10_000, together=5_000, transform=50_000), epoch(5_000), "loader", 2.0, 0.5),
+        (epoch(step=10_000, together=5_000, transform=5_000, loader=8_000), "transform", 1.6, 0.5, "store_bandwidth"),
+        (epoch(step=10_000, together=5_000, transform=50_000, loader=5_000), "store_bandwidth", 2.0, 0.5, "step"),
         # the store brings all in 20 s, most of it before the first batch: that is no matter of the first batch
-        (trials(step=10_000, together=50_000), epoch(50_000, 18.0), "loader", 2.0, 0.5),
+        (epoch(step=10_000, together=50_000, loader=50_000, first=18.0), "store_bandwidth", 2.0, 0.5, "step"),
         # 10 s computing after 5 s for the first batch
-        (trials(step=10_000, together=10_000), epoch(50_000, 5.0), "first_batch", 1.5, 1 / 3),
+        (epoch(step=10_000, together=10_000, loader=50_000, first=5.0), "shuffle_fill", 1.5, 1 / 3, "step"),
         # each part is fast enough alone
-        (trials(step=10_000, together=6_000), epoch(20_000), "cores", 10_000 / 6_000, 0.4),
+        (epoch(step=10_000, together=6_000, loader=20_000), "cores", 10_000 / 6_000, 0.4, "step"),
     ],
 )
 def test_the_bottleneck_and_its_gain(
-    measured: TrainingTrials, loader: LoaderEpoch, bottleneck: str, gain: float | None, input_bound: float
+    figures: EpochFigures, bottleneck: str, gain: float | None, input_bound: float, next_limit: str
 ) -> None:
-    verdict = judge(measured, loader, "the knob", fewer=None, other_load=0.0)
+    verdict = judged(figures)
     assert verdict.bottleneck == bottleneck
-    assert verdict.gain == (None if gain is None else pytest.approx(gain))
+    assert (verdict.gain and verdict.gain.value) == (None if gain is None else pytest.approx(gain))
     assert verdict.input_bound == pytest.approx(input_bound, abs=0.001)
-    assert ("not input-bound" in verdict.headline) is (bottleneck == "step")
-    assert (verdict.advice == "the knob") is (bottleneck == "loader")
+    assert verdict.next_limit == next_limit
+    assert ("not input-bound" in verdict.headline) is (bottleneck in ("step", "none"))
 
 
-def test_fewer_streams_are_advised_if_they_were_faster() -> None:
-    measured, loader = trials(step=10_000, together=10_000), epoch(50_000, 5.0)
-    faster = judge(measured, loader, "", fewer=FirstBatchTrial(streams=4, seconds=1.0), other_load=0.0)
-    assert "comes after 5.00 s; with --streams 4 (Loader(streams=4)) it came after 1.00 s" in faster.advice
-    assert faster.gain == pytest.approx(15 / 11)
-    no_faster = judge(measured, loader, "", fewer=FirstBatchTrial(streams=4, seconds=4.5), other_load=0.0)
-    assert "--streams" not in no_faster.advice
-    assert "smaller shards" in no_faster.advice
+def test_parts_that_wait_for_each_other_with_free_cores_are_the_frameworks() -> None:
+    figures = epoch(step=10_000, together=6_000, loader=20_000)
+    assert judged(figures, cpu_share=0.5).bottleneck == "framework_overhead"
+
+
+def test_slow_records_are_blamed_for_what_no_part_explains() -> None:
+    figures = epoch(step=10_000, together=3_000, transform=20_000, loader=20_000)
+    verdict = judge(figures, loader_limit="decode", seconds=3.0, disturbed=0.0, slow=SLOW)
+    assert verdict.bottleneck == "slow_records"
+    assert verdict.gain is not None
+    assert verdict.gain.value == pytest.approx(2.5)  # 33 s without their 60 %
+    fed = epoch(step=1_000, together=1_000, transform=20_000, loader=20_000)
+    assert judge(fed, loader_limit="decode", seconds=3.0, disturbed=0.0, slow=SLOW).bottleneck == "step"
+
+
+def test_a_slow_transform_of_ours_is_decoding() -> None:
+    figures = epoch(step=10_000, together=5_000, transform=5_000, loader=20_000)
+    assert judge(figures, loader_limit="x", seconds=3.0, disturbed=0.0, decodes=True).bottleneck == "decode"
 
 
 def test_what_was_too_short_or_disturbed_is_not_judged() -> None:
-    short = replace(trials(step=10_000, together=5_000), step=trial(10_000, 0.1))
-    verdict = judge(short, epoch(5_000), "", fewer=None, other_load=0.0)
-    assert verdict.headline == "The measurement was too short to judge."
-    disturbed = judge(trials(step=10_000, together=5_000), epoch(5_000), "", fewer=None, other_load=0.6)
-    assert (disturbed.bottleneck, disturbed.gain) == ("unknown", None)
+    figures = epoch(step=10_000, together=5_000, loader=5_000)
+    short, disturbed = judged(figures, seconds=0.1), judged(figures, disturbed=0.6)
+    assert (short.bottleneck, short.gain) == (disturbed.bottleneck, disturbed.gain) == ("unknown", None)
+    assert short.headline == "The measurement was too short to judge."
     assert "Other programs took the cores" in disturbed.headline
 
 
-def test_utilisation_is_at_most_one() -> None:
-    assert trials(step=10_000, together=8_000).utilisation == pytest.approx(0.8)
-    assert trials(step=10_000, together=10_100).utilisation == 1.0
+rates = st.floats(10, 1e7)
+
+
+@given(step=rates, loader=rates, transform=st.none() | rates, slowdown=st.floats(1, 10), first=st.floats(0, 100))
+def test_every_verdict_is_consistent(
+    step: float, loader: float, transform: float | None, slowdown: float, first: float
+) -> None:
+    together = min(rate for rate in (step, loader, transform) if rate is not None) / slowdown
+    figures = epoch(step=step, together=together, loader=loader, transform=transform, first=first)
+    verdict = judged(figures)
+    assert verdict.bottleneck in LIMITS
+    assert 0 <= verdict.input_bound <= 1
+    assert (verdict.bottleneck in ("step", "none")) is (verdict.input_bound < 0.05)
+    assert (verdict.gain is None) is (verdict.bottleneck in ("step", "none"))
+    if verdict.gain is not None:
+        assert verdict.gain.value >= 1 - 1e-9
+        assert figures.seconds / verdict.gain.value >= SAMPLES / step * (1 - 1e-9)  # nothing is faster than the step
+
+
+@given(step=rates, loader=rates, first=st.floats(0, 100), faster=st.floats(1, 100), sooner=st.floats(0, 1))
+def test_a_knob_never_gains_more_than_the_step_allows(
+    step: float, loader: float, first: float, faster: float, sooner: float
+) -> None:
+    figures = epoch(step=step, together=min(step, loader), loader=loader, first=first)
+    setting = Setting(
+        options={}, text="", first_batch_seconds=first * sooner, memory_bytes=0,
+        seconds=exact(figures.loader_seconds / faster),
+    )  # fmt: skip
+    gain = predict_gain(setting, figures).gain
+    assert gain.low <= gain.value <= gain.high
+    assert 1 - 1e-9 <= gain.value <= figures.seconds / (SAMPLES / step) * (1 + 1e-9)
+
+
+@given(st.lists(rates, min_size=2, max_size=10))
+def test_an_interval_holds_its_value_and_shrinks_with_more_windows(measured: list[float]) -> None:
+    few, many = estimate(5.0, measured), estimate(5.0, measured * 4)
+    assert 0 < few.low <= few.value <= few.high
+    assert many.high - many.low <= few.high - few.low + 1e-9
+
+
+def test_a_ratio_spreads_more_than_its_parts() -> None:
+    part = Estimate(value=2.0, low=1.8, high=2.2)
+    both = ratio(part, part)
+    assert both.value == 1.0
+    assert both.low < 0.9
+    assert both.high > 1.1
+    assert ratio(part, exact(2.0)).low == pytest.approx(0.9)

@@ -1,0 +1,75 @@
+"""The two figures that show a verdict, from what was measured."""
+
+from __future__ import annotations
+
+from .predictions import EpochFigures
+from .settings import LoaderFacts, LoaderTrials
+from .slow_records import SlowRecords
+from .store_trial import PIECE_BYTES
+from .verdict import Evidence
+
+__all__ = ["find_evidence"]
+
+
+def find_evidence(
+    bottleneck: str,
+    figures: EpochFigures,
+    facts: LoaderFacts,
+    trials: LoaderTrials,
+    slow: SlowRecords | None,
+    cpu_share: float,
+) -> tuple[Evidence, ...]:
+    """The figures that show a bottleneck.
+
+    Args:
+        bottleneck: one of `LIMITS`.
+        figures: the epoch as measured.
+        facts: the loader's sizes.
+        trials: its parts as measured.
+        slow: records that held up their batches.
+        cpu_share: share of the cores that were in use while training.
+    """
+    loader = Evidence(name="the loader", value=figures.samples / figures.loader_seconds, unit="samples/s")
+    epoch = Evidence(name="an epoch", value=figures.samples / figures.seconds, unit="samples/s")
+    if bottleneck in ("store_latency", "store_bandwidth", "too_few_fetches"):
+        return _of_store(bottleneck, facts, trials) or (loader,)
+    if bottleneck == "shuffle_fill":
+        first = Evidence(name="the first batch", value=figures.first_batch_seconds, unit="s")
+        return first, Evidence(name="an epoch", value=figures.seconds, unit="s")
+    if bottleneck == "slow_records" and slow is not None:
+        one = Evidence(name="the slowest record", value=slow.records[0].seconds, unit="s")
+        return one, Evidence(name="a batch without such", value=slow.batch_seconds, unit="s")
+    if bottleneck == "cores":
+        return Evidence(name="cores in use", value=cpu_share, unit="share"), epoch
+    if bottleneck == "framework_overhead":
+        slowest = max(figures.parts.values())
+        return Evidence(name="the slowest part alone", value=figures.samples / slowest, unit="samples/s"), epoch
+    if bottleneck in ("step", "none") and figures.step is not None:
+        return Evidence(name="the step alone", value=figures.step.value, unit="samples/s"), loader
+    alone = {"hand_over": trials.hand_over and trials.hand_over.samples_per_second}
+    if trials.opening is not None:
+        alone |= {"verification": trials.opening.verify, "decode": trials.opening.decode}
+    if figures.transform is not None:
+        alone["transform"] = figures.transform.value
+        if bottleneck == "decode" and figures.transform.value < loader.value:
+            alone["decode"] = figures.transform.value
+    if value := alone.get(bottleneck):
+        return Evidence(name=f"{bottleneck.replace('_', ' ')} alone", value=value, unit="samples/s"), (
+            loader if figures.step is None or bottleneck not in ("transform",) else epoch
+        )
+    return (loader,)
+
+
+def _of_store(bottleneck: str, facts: LoaderFacts, trials: LoaderTrials) -> tuple[Evidence, ...]:
+    store = trials.store
+    if store is None:
+        return ()
+    fetched = Evidence(name="the loader fetches", value=facts.fetch_bytes_per_second, unit="bytes/s")
+    if bottleneck == "store_latency":
+        size = min(facts.shard_bytes, PIECE_BYTES)
+        each = size / store.best_bytes_per_second
+        return (
+            Evidence(name="a request takes", value=store.latency_seconds, unit="s"),
+            Evidence(name="the bytes of a shard take", value=each, unit="s"),
+        )
+    return Evidence(name="the store gives", value=store.best_bytes_per_second, unit="bytes/s"), fetched

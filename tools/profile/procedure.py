@@ -1,0 +1,313 @@
+"""The procedure of a profile: each trial in turn, for its part of the time, and what follows from all of them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ...pipeline import Cache, Loader, StageStats
+from ...pipeline.metrics.stage_counters import CACHE_STAGES, FAULT_STAGES
+from ...sharding.dataset.dataset import open_dataset
+from ...sharding.errors import RangesError
+from ..console import print_stderr
+from .bottleneck import Knob, StageProfile, name_bottleneck, name_knob
+from .estimates import Estimate, estimate, ratio
+from .evidence import find_evidence
+from .loader_trial import LoaderTrial, try_loader
+from .other_load import LoadClock
+from .part_trials import expect_warm, try_hand_over, try_opening, try_warm
+from .predictions import EpochFigures, Prediction, predict_gain
+from .result import TriedKnob
+from .settings import LoaderFacts, LoaderTrials, candidate_settings
+from .slow_records import SlowRecords, find_slow_records
+from .store_trial import StoreTrial, try_store
+from .training_trials import TrainingTrials, Workload, try_together, try_training
+from .verdict import Verdict, judge
+
+__all__ = ["Findings", "Request", "investigate"]
+
+_LEAST_GAIN = 1.05  # a knob that brings less is not named
+_LARGER = 2  # times the batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the caller asked for; see `profile`."""
+
+    seconds: float
+    steps: int | None
+    try_knob: bool
+    progress: bool
+    cache_bytes: int | None
+
+    def report(self, part: str) -> None:
+        """Say what is measured next."""
+        if self.progress:
+            print_stderr(f"measuring {part}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Findings:
+    """All that was measured, and what follows; see `Profile`."""
+
+    loader: LoaderTrial
+    figures: EpochFigures
+    stored_bytes: float
+    stages: tuple[StageProfile, ...]
+    slowest_stage: str
+    advice: str
+    parts: LoaderTrials
+    training: TrainingTrials | None
+    slow: SlowRecords | None
+    verdict: Verdict
+    tried: TriedKnob | None
+    other_load: float
+
+
+def investigate(loader: Loader, workload: Workload | None, request: Request) -> Findings:
+    """Measure a loader, and the training that it is part of, if there is one.
+
+    Raises:
+        RingfeedError: the dataset cannot be read, or a function of the user fails.
+    """
+    clock, seconds = LoadClock(), _shares(loader, workload, request)
+    store = _try_store(loader, seconds["store"], request) if seconds["store"] else None
+    request.report("the loader")
+    trial = try_loader(loader, seconds["loader"], steps=request.steps, progress=request.progress)
+    stages = _stages(loader.stats(), trial.first_batch_seconds + trial.seconds)
+    stage = name_bottleneck(stages, parses=loader.undecoded and not loader.locates_features)
+    knob = name_knob(stage, stages, loader, trial.disk_bytes, store)
+    fetch = next(each for each in stages if each.name == "fetch")
+    fetch_rate = fetch.bytes / (trial.first_batch_seconds + trial.seconds)
+    facts = LoaderFacts.of(loader, fetch.share, fetch_rate)
+    epoch_seconds = trial.epoch_seconds(loader)
+    if stage == "fetch" and 1 < trial.steps < loader.steps_per_epoch:
+        # Shards come ahead of need, and batches in bursts: what has come by now says more than batches.
+        elapsed = trial.first_batch_seconds + trial.seconds
+        epoch_seconds = max(min(facts.epoch_bytes / max(fetch_rate, 1.0), epoch_seconds), elapsed)
+    parts = _try_parts(loader, store, knob, facts, trial, seconds["parts"], request)
+    training = (
+        None if workload is None else try_training(workload, trial.first_batch, seconds["training"], request.report)
+    )
+    figures = _figures(loader, trial, training, epoch_seconds)
+    if stage == "fetch" and len(trial.fetch_rates) > 1:
+        figures = replace(figures, loader=_around(figures.loader.value, estimate(1.0, trial.fetch_rates)))
+    slow = None
+    if workload is not None and training is not None and training.input is not None:
+        request.report("single records")
+        slow = find_slow_records(workload, training.input, seconds["records"])
+    other_load = clock.other_load()
+    cpu_share = 0.0
+    if training is not None:
+        used = training.together.cpu_seconds / training.together.seconds
+        cpu_share = min(used / (os.cpu_count() or 1) + other_load, 1.0)
+    verdict = judge(
+        figures, loader_limit=knob.limit, seconds=_shortest(trial, training), disturbed=clock.disturbed(),
+        cpu_share=cpu_share, slow=slow, decodes=workload is not None and workload.decodes,
+    )  # fmt: skip
+    verdict = replace(
+        verdict,
+        evidence=find_evidence(verdict.bottleneck, figures, facts, parts, slow, cpu_share),
+        knob=_best_knob(verdict, facts, figures, parts, knob),
+        advice=verdict.advice or _advice(verdict, knob, figures, training, slow, facts),
+    )
+    tried = None
+    if request.try_knob and verdict.knob is not None and verdict.knob.options:
+        tried = _try_knob(loader, workload, verdict.knob, figures, seconds["tried"], request)
+    return Findings(
+        loader=trial,
+        figures=figures,
+        stored_bytes=facts.record_bytes,
+        stages=stages,
+        slowest_stage=stage,
+        advice=knob.text,
+        parts=parts,
+        training=training,
+        slow=slow,
+        verdict=verdict,
+        tried=tried,
+        other_load=other_load,
+    )
+
+
+def _shares(loader: Loader, workload: Workload | None, request: Request) -> dict[str, float]:
+    """Seconds for each part."""
+    is_remote = loader.arguments["url"].local_path is None
+    weights = {
+        "store": 2 if is_remote else 0,
+        "loader": 4,
+        "parts": 4 if is_remote else 2,
+        "training": 0 if workload is None else 8,
+        "records": 0 if workload is None or workload.transform is None else 1,
+        "tried": 4 if request.try_knob else 0,
+    }
+    return {part: request.seconds * weight / sum(weights.values()) for part, weight in weights.items()}
+
+
+def _try_store(loader: Loader, seconds: float, request: Request) -> StoreTrial | None:
+    """Measure the store alone; None if it does not read parts of files."""
+    request.report("the store")
+    dataset = open_dataset(loader.arguments["url"])
+    try:
+        return try_store(dataset.storage, dataset.split_shards(loader.arguments["split"]), seconds)
+    except RangesError:
+        return None
+
+
+def _try_parts(
+    loader: Loader,
+    store: StoreTrial | None,
+    knob: Knob,
+    facts: LoaderFacts,
+    trial: LoaderTrial,
+    seconds: float,
+    request: Request,
+) -> LoaderTrials:
+    """Measure the loader's parts alone."""
+    is_remote = loader.arguments["url"].local_path is None
+    warm_share = 0.6 if is_remote else 0.3
+    request.report("the loader's parts")
+    begin, hand_over = try_hand_over(loader, seconds * (1 - warm_share) / 4)
+    larger = None
+    size = loader.arguments["batch_size"] * _LARGER
+    if "batch_size" in knob.options and size <= loader.records:
+        _, larger = try_hand_over(
+            Loader(**dict(loader.arguments) | {"batch_size": size}), seconds * (1 - warm_share) / 4
+        )
+    rate = store.rate_of(1) if store is not None else None
+    opening = None
+    if not is_remote or rate is not None:
+        opening = try_opening(loader, seconds * (1 - warm_share) / 4, rate)
+    request.report("the loader with its shards at hand")
+    if is_remote and trial.first_batch_seconds > seconds * warm_share / 3:  # a cache takes as long to fill
+        warm = expect_warm(hand_over, opening, begin, facts.window_bytes * facts.local_streams / facts.record_bytes)
+    else:
+        warm = try_warm(loader, seconds * warm_share)
+    return LoaderTrials(store=store, warm=warm, hand_over=hand_over, larger=larger, opening=opening)
+
+
+def _figures(loader: Loader, trial: LoaderTrial, training: TrainingTrials | None, epoch_seconds: float) -> EpochFigures:
+    return EpochFigures(
+        samples=_epoch_samples(loader),
+        first_batch_seconds=trial.first_batch_seconds,
+        loader=trial.estimate(loader),
+        loader_seconds=epoch_seconds,
+        transform=training.transform.estimate if training and training.transform else None,
+        step=training.step.estimate if training else None,
+        together=training.together.estimate if training else None,
+    )
+
+
+def _shortest(trial: LoaderTrial, training: TrainingTrials | None) -> float:
+    """Seconds of the shortest measurement that the verdict rests on."""
+    return trial.first_batch_seconds + trial.seconds if training is None else training.step.seconds
+
+
+def _best_knob(
+    verdict: Verdict, facts: LoaderFacts, figures: EpochFigures, parts: LoaderTrials, knob: Knob
+) -> Prediction | None:
+    """The nearest remedy that is expected to gain at least 5 %."""
+    if verdict.bottleneck in ("step", "none", "unknown"):
+        return None
+    predictions = [
+        predict_gain(setting, figures) for setting in candidate_settings(verdict.bottleneck, facts, figures, parts)
+    ]
+    return next((each for each in predictions if each.gain.value >= _LEAST_GAIN), None)
+
+
+def _advice(
+    verdict: Verdict,
+    knob: Knob,
+    figures: EpochFigures,
+    training: TrainingTrials | None,
+    slow: SlowRecords | None,
+    facts: LoaderFacts,
+) -> str:
+    name = verdict.bottleneck
+    if training is not None and training.transform is not None and name in ("transform", "decode"):
+        return (
+            f"{training.transform_name} takes {training.transform.samples_per_second:,.0f} samples/s: make it faster, "
+            "or apply its fixed part once, with shard-dataset build --map"
+        )
+    if name == "slow_records" and slow is not None and training is not None:
+        worst = ", ".join(f"record {each.record} of {each.shard} ({each.seconds:.2f} s)" for each in slow.records)
+        return (
+            f"{training.transform_name} holds up all other records for {worst}: fix or shrink these, once, with "
+            "shard-dataset build --map, or leave them out"
+        )
+    if name == "shuffle_fill":
+        shards = min(facts.streams * max(round(facts.window_bytes / facts.shard_bytes), 1), facts.shards)
+        wait = f"the first batch waits for {shards} of {facts.shards} shards, {figures.first_batch_seconds:.2f} s"
+        return f"{wait}: fewer streams wait for fewer, and mix fewer into a batch; or write smaller shards"
+    return {
+        "cores": "input and step are each fast enough alone, but share the cores: give each rank more of them",
+        "framework_overhead": "input and step are each fast enough alone, but wait for each other, as under Python's "
+        "lock: write the transform and the step in TensorFlow operations (no py_function), under tf.function",
+        "step": "a faster model or more ranks; faster input gains nothing",
+        "none": "input and step are about as fast: only both together can become faster",
+    }.get(name, knob.text)
+
+
+def _try_knob(
+    loader: Loader,
+    workload: Workload | None,
+    knob: Prediction,
+    figures: EpochFigures,
+    seconds: float,
+    request: Request,
+) -> TriedKnob:
+    """Measure an epoch with a knob turned."""
+    request.report(f"with {knob.text}")
+    with ExitStack() as stack:
+        options: dict[str, Any] = dict(knob.options)
+        if "cache" in options:
+            options["cache"] = Cache(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringfeed-profile-")))
+        other, steps = Loader(**dict(loader.arguments) | options), None
+        if "cache" in options:
+            steps = try_loader(other, seconds / 2, steps=None).steps  # fills it
+        if workload is not None and figures.together is not None:
+            waited, together = try_together(replace(workload, loader=other), seconds, steps)
+            after = replace(
+                figures, samples=_epoch_samples(other), first_batch_seconds=waited, together=together.estimate,
+                loader_seconds=0.0,
+            )  # fmt: skip
+        else:
+            trial = try_loader(other, seconds, steps=steps)
+            after = _figures(other, trial, None, trial.epoch_seconds(other))
+    epochs = after.samples / figures.samples  # with larger batches a few records more may be left out
+    rate = after.loader if after.together is None else after.together
+    before = figures.loader if figures.together is None else figures.together
+    gain = figures.seconds * epochs / after.seconds
+    return TriedKnob(
+        options=knob.options,
+        epoch_samples_per_second=after.samples / after.seconds,
+        first_batch_seconds=after.first_batch_seconds,
+        gain=_around(gain, ratio(rate, before)),
+    )
+
+
+def _epoch_samples(loader: Loader) -> int:
+    return loader.steps_per_epoch * loader.local_batch_size
+
+
+def _around(value: float, like: Estimate) -> Estimate:
+    return Estimate(value=value, low=value * like.low / like.value, high=value * like.high / like.value)
+
+
+def _stages(stats: Mapping[str, StageStats], seconds: float) -> tuple[StageProfile, ...]:
+    return tuple(
+        StageProfile(
+            name=name,
+            items=entry.items,
+            bytes=entry.bytes,
+            busy_seconds=entry.busy_seconds,
+            wait_seconds=entry.wait_seconds,
+            share=entry.busy_seconds / seconds,
+        )
+        for name, entry in stats.items()
+        if entry.items or name not in CACHE_STAGES + FAULT_STAGES
+    )
