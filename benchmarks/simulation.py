@@ -157,31 +157,41 @@ def _step_costs(url: str) -> StepCosts:
 
 def _measure(folder: Path, urls: dict[str, str], rounds: int) -> tuple[RingCosts, list[list[float]]]:
     """The fitted ring, and seconds of an epoch of each configuration, by round."""
-    document = [
-        {
-            "url": urls[one.store],
-            "ranks": one.ranks,
-            "loader": {"batch_size": BATCH} | one.loader,
-            "step": one.step,
-            "cache": str(folder / f"cache-{number}") if one.cache else "",
-            "warm": one.cache == "warm",
-            "rounds": rounds,
-        }
-        for number, one in enumerate(CONFIGURATIONS)
-    ]
-    (folder / "configurations.json").write_text(json.dumps(document))
-    program = str(Path(__file__).with_name("simulation_ranks.py"))
-    command = ["horovodrun", "-np", "4", "--gloo", sys.executable, program, str(folder / "configurations.json")]
-    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    results = [json.loads(line.split("RESULT", 1)[1]) for line in done.stdout.splitlines() if "RESULT" in line]
-    if done.returncode:
-        raise SystemExit(done.stdout[-2000:] + done.stderr[-2000:])
+    results = []
+    for ranks in sorted({one.ranks for one in CONFIGURATIONS}):
+        document = [
+            {
+                "number": number,
+                "url": urls[one.store],
+                "ranks": one.ranks,
+                "loader": {"batch_size": BATCH} | one.loader,
+                "step": one.step,
+                "cache": str(folder / f"cache-{number}") if one.cache else "",
+                "warm": one.cache == "warm",
+                "rounds": rounds,
+            }
+            for number, one in enumerate(CONFIGURATIONS)
+            if one.ranks == ranks
+        ]
+        results += _run_ranks(folder / f"configurations-{ranks}.json", document, ranks)
     seconds = {(each["ranks"], each["bytes"]): each["seconds"] for each in results if "bytes" in each}
     ring = fit_ring(seconds, GRADIENT_BYTES)
     print(f"  ring: alpha {ring.latency_seconds * 1000:.2f} ms, {ring.bytes_per_second / 1e6:,.0f} MB/s, of {seconds}")
     by_number = {each["number"]: each["seconds"] for each in results if "number" in each}
     return ring, [by_number[number] for number in range(len(CONFIGURATIONS))]
+
+
+def _run_ranks(path: Path, document: list[dict[str, Any]], ranks: int) -> list[dict[str, Any]]:
+    """What the ranks print of some configurations."""
+    path.write_text(json.dumps(document))
+    command = [sys.executable, str(Path(__file__).with_name("simulation_ranks.py")), str(path)]
+    if ranks > 1:
+        command = ["horovodrun", "-np", str(ranks), "--gloo", *command]
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stdout[-2000:] + done.stderr[-2000:])
+    return [json.loads(line.split("RESULT", 1)[1]) for line in done.stdout.splitlines() if "RESULT" in line]
 
 
 def _write(folder: Path, times: int) -> Path:

@@ -56,15 +56,27 @@ class StepCosts:
     Attributes:
         seconds: samples of its time, with the machine to itself.
         core_seconds: processor time in that; the rest is a device's.
-        samples: size of the share that was measured; other shares take time in proportion.
+        samples: size of the share that was measured.
+        fixed_share: share of the time that does not depend on its size, in [0, 1]; the rest is in proportion to it.
     """
 
     seconds: Samples
     core_seconds: float
     samples: int
+    fixed_share: float = 0.0
 
     def __post_init__(self) -> None:
         _check("step.seconds", self.seconds)
+        if not 0 <= self.fixed_share <= 1:
+            raise ConfigError(f"step.fixed_share must lie in [0, 1], got {self.fixed_share!r}")
+
+    def scale(self, samples: int) -> float:
+        """Return the time of a share of this size, relative to what was measured.
+
+        >>> StepCosts(seconds=(0.1,), core_seconds=0.0, samples=100, fixed_share=0.2).scale(50)
+        0.6
+        """
+        return self.fixed_share + (1 - self.fixed_share) * samples / self.samples
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ Samples = tuple[float, ...]
 
 _LEAST_SHARDS, _MOST_SHARDS = 3, 64
 _LEAST_BATCHES = 8
+_SMALLER = 4  # a step is also measured on a batch so many times smaller
 _ON_CORES = 0.6  # processor seconds a second from which on a step counts as one of the cores
 _FULL_RATE = 20e9  # bytes a second from which on a connection counts as no limit
 
@@ -305,8 +306,29 @@ def _with_training(
         del repeated  # it transforms ahead
         batch = next(iter(workload.batches(0)))
     report(f"{workload.step_name} alone")
-    walls, cpus = _repeat(lambda: _finished(workload.step(batch)), seconds / 2)
-    return replace(costs, transform_seconds=transform, step=_step_costs(walls, cpus, loader.local_batch_size))
+    step = _time_step(workload.step, batch, loader.local_batch_size, seconds / 3)
+    return replace(costs, transform_seconds=transform, step=_with_fixed_share(step, workload.step, batch, seconds / 6))
+
+
+def _time_step(step: Callable[[Any], Any], batch: Any, samples: int, seconds: float) -> StepCosts:
+    """The costs of a step on a batch."""
+    return _step_costs(*_repeat(lambda: _finished(step(batch)), seconds), samples)
+
+
+def _with_fixed_share(step: StepCosts, function: Callable[[Any], Any], batch: Any, seconds: float) -> StepCosts:
+    """The costs with the share of the time that a smaller batch takes, too; 0 if the step takes no smaller one."""
+    import tensorflow as tf
+
+    samples = max(step.samples // _SMALLER, 1)
+    if samples == step.samples:
+        return step
+    try:
+        small = tf.nest.map_structure(lambda values: values[:samples], batch)
+        other = _time_step(function, small, samples, seconds)
+    except Exception:  # whatever a user's function raises on a batch of another size
+        return step
+    ratio, part = median(other.seconds) / median(step.seconds), samples / step.samples
+    return replace(step, fixed_share=min(max((ratio - part) / (1 - part), 0.0), 1.0))
 
 
 def _step_costs(walls: Samples, cpus: Samples, samples: int) -> StepCosts:

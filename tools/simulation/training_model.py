@@ -46,7 +46,7 @@ class StepClock:
         step = self._costs.step
         assert step is not None
         if first_step not in self._blocks:
-            drawn = draw(step.seconds, self._random, (self._ranks, steps)) * (self._local_batch / step.samples)
+            drawn = draw(step.seconds, self._random, (self._ranks, steps)) * step.scale(self._local_batch)
             sums = drawn.sum(axis=1)
             self._blocks[first_step] = sums, float(drawn.max(axis=0).sum() - sums.max()), self._ranks
         sums, excess, left = self._blocks[first_step]

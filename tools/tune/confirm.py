@@ -69,7 +69,7 @@ def confirm(
     readings = sum(2 if "cache_bytes" in options else 1 for options in everyone)
     each = seconds / (rounds * readings)
     times: list[list[float]] = [[] for _ in everyone]
-    _read(loader, workload, loader.arguments, 0, 0.0)  # warms up
+    _read(loader, workload, loader.arguments, 0, 0.0 if loader.arguments["cache"] is None else each)  # warms up
     done = 0
     for number in range(rounds):
         for place in range(len(everyone)):

@@ -107,6 +107,8 @@ def _tune(
     seconds: float,
     report: Report,
 ) -> Tuning:
+    if cache is not None and loader.arguments["cache"] is not None:
+        raise ConfigError("the run has a cache (data.cache): leave out --cache, or try others with data.cache=none")
     if not 0 < seconds < math.inf or epochs < 1:
         raise ConfigError(f"seconds must be positive and epochs at least 1, got {seconds!r} and {epochs!r}")
     parts = {"done": 0}
@@ -161,7 +163,7 @@ def _best(confirmed: Sequence[Confirmed]) -> int:
 
 
 def _base(loader: Loader, measured: MeasuredDataset) -> Setup:
-    """The loader's options as a setup; ranks are those of one host."""
+    """The loader's options as a setup; ranks are those of one host. A cache that it has counts as filled."""
     options = loader.arguments
     return Setup(
         batch_size=options["batch_size"],
@@ -171,6 +173,8 @@ def _base(loader: Loader, measured: MeasuredDataset) -> Setup:
         fetch_threads=options["fetch_threads"],
         prefetch_bytes=options["prefetch_bytes"],
         seed=options["seed"],
+        cache_bytes=None if options["cache"] is None else 2 * measured.shape.bytes,
+        is_warm=options["cache"] is not None,
     )
 
 

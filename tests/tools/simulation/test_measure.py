@@ -54,6 +54,7 @@ def test_costs_are_those_of_the_store_the_loader_and_the_step(late: str, dataset
     assert costs.step is not None
     assert min(costs.step.seconds) >= 0.02
     assert costs.step.core_seconds < 0.02
+    assert costs.step.fixed_share > 0.8  # whatever the batch
     for name in ("gather_seconds", "handover_seconds", "hit_byte_seconds", "file_seconds", "transform_seconds"):
         assert getattr(costs, name) > 0, name
     assert told[1:4] == ["the store", "the loader", "the cache"]

@@ -151,6 +151,14 @@ def test_time_does_not_depend_on_the_blocks_that_steps_are_taken_in(monkeypatch:
     assert coarse[0].samples_per_second == pytest.approx(fine[0].samples_per_second, rel=0.03)
 
 
+def test_a_smaller_share_of_a_batch_takes_its_part_of_what_is_not_fixed() -> None:
+    step = replace(STEP, fixed_share=0.5)
+    alone, halved = (simulate(equal_shards(), Costs(step=step), setup(ranks=ranks)).epochs[0] for ranks in (1, 2))
+    assert halved.seconds == pytest.approx(0.75 * alone.seconds)
+    with pytest.raises(ConfigError, match=r"step.fixed_share must lie in \[0, 1\], got 2"):
+        replace(STEP, fixed_share=2)
+
+
 def test_all_ranks_wait_for_the_slowest_and_for_the_ring() -> None:
     ring = RingCosts(latency_seconds=0.01, bytes_per_second=1e6, gradient_bytes=400_000)
     assert ring.seconds(4) == pytest.approx(6 * (0.01 + 0.1))
