@@ -14,9 +14,9 @@ from .result import Simulation, advice_on, table_of
 __all__ = ["write_page"]
 
 _STYLE = """\
-body { font: 15px/1.45 system-ui, sans-serif; max-width: 64rem; margin: 2rem auto; padding: 0 1rem; }
+body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; }
 table { border-collapse: collapse; }
-th, td { padding: .15rem .6rem; text-align: right; }
+th, td { padding: .15rem .6rem; text-align: right; white-space: nowrap; }
 svg { max-width: 100%; height: auto; }
 """
 

@@ -31,7 +31,7 @@ def plot_scaling(simulations: Sequence[Simulation]) -> Plot:
     ranks = [float(each.setup.ranks) for each in simulations]
     rates = [each.samples_per_second for each in simulations]
     ideal = [rates[0] / ranks[0] * n for n in ranks]
-    last = rates[-1] / ideal[-1]
-    title = f"Predicted: {int(ranks[-1]):,} ranks have {last:.0%} of the rate of as many times {int(ranks[0])}"
+    last, times = rates[-1] / ideal[-1], ranks[-1] / ranks[0]
+    title = f"Predicted: {ranks[-1]:,.0f} ranks reach {last:.0%} of {times:,.3g} times the rate of {ranks[0]:,.0f}"
     lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {"simulated": (ranks, rates), "ideal": (ranks, ideal)}
     return curves(lines, title, "ranks", "samples/s")
