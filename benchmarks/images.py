@@ -45,7 +45,7 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
 def write_photos(folder: Path, images: int) -> list[Path]:
     """Images of 20 to 60 kB in class folders; no photograph is at hand, so they are generated."""
     random = np.random.default_rng(0)
-    photos = [_photo(random, 420, 560) for _ in range(_PHOTOS)]
+    photos = [noise_photo(random, 420, 560) for _ in range(_PHOTOS)]
     files = []
     for number in range(images):
         top, left = (int(random.integers(0, room)) for room in (46, 61))
@@ -58,7 +58,7 @@ def write_photos(folder: Path, images: int) -> list[Path]:
     return files
 
 
-def _photo(random: np.random.Generator, height: int, width: int) -> npt.NDArray[np.uint8]:
+def noise_photo(random: np.random.Generator, height: int, width: int) -> npt.NDArray[np.uint8]:
     pixels = np.zeros((height, width, 3), np.float32)
     for octave in range(2, 8):
         coarse = random.normal(size=(2**octave, 2**octave, 3)).astype(np.float32)

@@ -1,5 +1,6 @@
 """Tests of `TorchDataset`; tests/pipeline/test_torch.py runs them in a process that has PyTorch."""
 
+import json
 import os
 import re
 import sys
@@ -124,3 +125,33 @@ def test_the_snippet_of_the_guide_runs(url: str) -> None:
     names: dict[str, Any] = {"DST": url}
     exec(text, names)
     assert names["batch"]["vector"].shape == (64, 3)
+
+
+def test_the_benchmark_for_gpus_runs_all_its_feeds_on_the_cpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    import gpu
+    import gpu_feeds
+    from resnet import resnet
+
+    assert gpu.main(["--dry-run", "--json", "--data", str(tmp_path)]) == 0
+    results = json.loads(capsys.readouterr().out)
+    (runs,) = results["rounds"]
+    assert list(runs) == ["synthetic", "ringfeed", "DataLoader"]
+    for name, run in runs.items():
+        assert run["images_per_second"] == pytest.approx(8 / run["step_milliseconds"] * 1e3)
+        (ratio,) = results["ratios_to_synthetic"][name]
+        assert ratio * runs["synthetic"]["images_per_second"] == pytest.approx(run["images_per_second"])
+        assert 0 <= run["wait_milliseconds"] <= min(run["longest_wait_milliseconds"], run["step_milliseconds"])
+    assert runs["ringfeed"]["loss"] < 5 < np.log(gpu_feeds.CLASSES)  # learns which of 24 photos an image is cut from
+    fed = gpu_feeds.ringfeed_batches(Loader(str(tmp_path / "128x32" / "shards"), batch_size=8))
+    arrays = gpu_feeds.Arrays(tmp_path / "128x32" / "arrays")
+    pairs = sorted((image.tobytes(), label) for image, label in zip(arrays.images, arrays.labels, strict=True))
+    for _ in range(2):  # epochs
+        batches = [next(fed) for _ in range(16)]
+        images, labels = (torch.cat(parts).numpy() for parts in zip(*batches, strict=True))
+        assert sorted((image.tobytes(), label) for image, label in zip(images, labels, strict=True)) == pairs
+    assert "128 images of 32 x 32" in gpu.report(results)
+    assert sum(weights.numel() for weights in resnet((3, 4, 6, 3), classes=1000).parameters()) == 25_557_032
+    assert "tensorflow" not in sys.modules

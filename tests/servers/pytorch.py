@@ -12,7 +12,7 @@ import pytest
 
 from .cache import cache_directory, made_once, run
 
-PINS = ("torch==2.13.0", "torchdata==0.11.0")
+PINS = ("torch==2.13.0", "torchdata==0.11.0", "sympy==1.14.0", "mpmath==1.3.0")  # the last two for optimizers
 PIP = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-cache-dir")
 
 logger = logging.getLogger(__name__)
