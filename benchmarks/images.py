@@ -59,6 +59,7 @@ def write_photos(folder: Path, images: int) -> list[Path]:
 
 
 def noise_photo(random: np.random.Generator, height: int, width: int) -> npt.NDArray[np.uint8]:
+    """Noise of several scales, in place of a photograph: uint8 [height, width, 3]."""
     pixels = np.zeros((height, width, 3), np.float32)
     for octave in range(2, 8):
         coarse = random.normal(size=(2**octave, 2**octave, 3)).astype(np.float32)
