@@ -81,9 +81,9 @@ CONFIGURATIONS = [
     Configuration(name="20 MB/s", store="narrow", ranks=4, step="device:0.01"),
     Configuration(name="20 MB/s, cold cache", store="narrow", ranks=2, step="device:0.01", cache="cold"),
     Configuration(name="20 MB/s, warm cache", store="narrow", ranks=2, step="device:0.01", cache="warm"),
-    Configuration(name="50 ms latency, warm cache", store="late", step="cores", cache="warm"),
+    Configuration(name="50 ms latency, warm cache, step on the cores", store="late", step="cores", cache="warm"),
     Configuration(name="S3 over 40 MB/s, no step", store="s3"),
-    Configuration(name="S3 over 40 MB/s", store="s3", ranks=2, step="cores"),
+    Configuration(name="S3 over 40 MB/s, step on the cores", store="s3", ranks=2, step="cores"),
 ]
 
 
@@ -102,13 +102,13 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
         on_cores = _step_costs(urls["local"])
         ring, measured = _measure(folder, urls, rounds)
     ratios = []
-    print(f"  {'configuration':38} ranks  predicted  measured (from - to)       error")
+    print(f"  {'configuration':46} ranks  predicted  measured (from - to)       error")
     for one, seconds in zip(CONFIGURATIONS, measured, strict=True):
         predicted = _predict(one, *costs[one.store], on_cores, ring)
         middle = statistics.median(seconds)
         ratios.append(predicted / middle)
         print(
-            f"  {one.name:38} {one.ranks:5}  {predicted:8.2f}s  {middle:7.2f}s "
+            f"  {one.name:46} {one.ranks:5}  {predicted:8.2f}s  {middle:7.2f}s "
             f"({min(seconds):.2f} - {max(seconds):.2f})"
             f"  {(predicted / middle - 1) * 100:+8.0f} %"
         )

@@ -7,7 +7,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,7 +85,12 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--batch-size", type=int, default=1024, metavar="N", help="GLOBAL batch size (default: 1024)")
     add("--local-batch", type=int, metavar="N", help="samples of each rank instead: the batch grows with the ranks")
-    add("--streams", type=int, metavar="N", help="streams of all ranks together (default: up to 16)")
+    add(
+        "--streams",
+        type=int,
+        metavar="N",
+        help="streams of all ranks together (default: up to 16; of more ranks one each)",
+    )
     add("--window-shards", type=int, default=1, metavar="N", help="shards that a stream shuffles together (default: 1)")
     add(
         "--fetch-threads",
@@ -131,6 +136,7 @@ def run(args: argparse.Namespace) -> int:
             write_file(args.save_costs, json.dumps(measured.costs.to_json(), indent=2).encode())
         simulations = simulate_ranks(
             _shape(measured.shape, args), _costs(measured.costs, args), _setup(args), args.ranks,
+            report=_reporter(args, "simulating"),
             ranks_per_host=args.ranks_per_host, local_batch=args.local_batch, prices=_prices(args),
         )  # fmt: skip
     if args.html is not None:
@@ -179,8 +185,13 @@ def _measured(args: argparse.Namespace) -> MeasuredDataset:
     }
     step = functions["step"]
     workload = None if step is None else function_workload(loader, step, functions["transform"])
-    report = (lambda part: None) if args.json or args.quiet else (lambda part: print_stderr(f"measuring {part}"))
-    return measure_costs(loader, args.seconds, workload=workload, report=report)
+    return measure_costs(loader, args.seconds, workload=workload, report=_reporter(args, "measuring"))
+
+
+def _reporter(args: argparse.Namespace, doing: str) -> Callable[[str], None]:
+    """A function that prints what is done next, unless it is to be silent."""
+    is_silent = args.json or args.quiet
+    return lambda part: None if is_silent else print_stderr(f"{doing} {part}")
 
 
 def _shape(shape: DatasetShape, args: argparse.Namespace) -> DatasetShape:

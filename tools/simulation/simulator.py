@@ -7,14 +7,14 @@ NumPy, which is exact, since ranks meet after every step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
 import simpy
 
 from ...pipeline.deliver.chunk_sizes import ChunkSizes
-from ...pipeline.order.epoch_order import EpochOrder
+from ...pipeline.order.epoch_order import EpochOrder, default_streams
 from ...sharding.errors import ConfigError
 from .costs import Costs
 from .host_model import CacheModel, Host
@@ -75,29 +75,33 @@ def simulate_ranks(
     ranks_per_host: int,
     local_batch: int | None = None,
     prices: Prices | None = None,
+    report: Callable[[str], None] = lambda _: None,
 ) -> list[Simulation]:
     """Simulate one number of ranks after the other: a scaling curve.
 
     Args:
         dataset, costs, setup, prices: see `simulate`.
-        ranks: numbers of ranks; `setup` has the rest.
+        ranks: numbers of ranks; `setup` has the rest. If it names no streams, more ranks than `Loader` has streams by
+            default get one each, so that they do not read the same records.
         ranks_per_host: most ranks of a host.
         local_batch: samples of each rank in a step, so that the global batch grows with the ranks (weak scaling);
             None: the batch of `setup` for any number of ranks (strong scaling).
+        report: called with what is simulated next.
 
     Raises:
         ConfigError: see `simulate`.
     """
-    setups = [
-        replace(
-            setup,
-            ranks=n,
-            hosts=next(hosts for hosts in range(-(-n // ranks_per_host), n + 1) if n % hosts == 0),
-            batch_size=setup.batch_size if local_batch is None else n * local_batch,
-        )
-        for n in ranks
-    ]
-    return [simulate(dataset, costs, each, prices) for each in setups]
+    records, results = int(dataset.records.sum()), []
+    for n in ranks:
+        batch_size = setup.batch_size if local_batch is None else n * local_batch
+        streams = setup.streams
+        if streams is None and n > default_streams(batch_size, records) and batch_size % n == 0:
+            streams = n
+        hosts = next(hosts for hosts in range(-(-n // ranks_per_host), n + 1) if n % hosts == 0)
+        own = replace(setup, ranks=n, hosts=hosts, batch_size=batch_size, streams=streams)
+        report(f"{n:,} rank{'s' if n > 1 else ''}")
+        results.append(simulate(dataset, costs, own, prices))
+    return results
 
 
 def _caches(dataset: DatasetShape, setup: Setup) -> list[CacheModel | None]:

@@ -217,6 +217,9 @@ def test_a_scaling_curve_keeps_the_batch_or_that_of_each_rank() -> None:
     strong = simulate_ranks(shape, costs, setup(batch_size=64), (1, 2, 4), ranks_per_host=2)
     assert [(each.setup.hosts, each.setup.batch_size) for each in strong] == [(1, 64), (1, 64), (2, 64)]
     assert strong[2].samples_per_second == pytest.approx(4 * strong[0].samples_per_second, rel=0.01)
+    many = simulate_ranks(equal_shards(shards=64), costs, Setup(batch_size=64, cores=1), (16, 32), ranks_per_host=8)
+    assert [each.streams for each in many] == [16, 32]
+    assert many[1].epochs[0].fetched_bytes == many[1].dataset_bytes
     weak = simulate_ranks(shape, costs, setup(), (1, 2, 4), ranks_per_host=2, local_batch=8)
     assert [each.setup.batch_size for each in weak] == [8, 16, 32]
     assert weak[2].samples_per_second == pytest.approx(4 * weak[0].samples_per_second, rel=0.01)
