@@ -28,6 +28,7 @@ TRAINING = (
     "schedules",
     "optimizers",
     "ring",
+    "compression",
     "averaging",
     "checkpoint",
     "models",

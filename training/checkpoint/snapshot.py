@@ -1,13 +1,15 @@
 """Snapshots: capture a run's state in a checkpoint, and restore it on any number of ranks.
 
-Tensors: the network's weights and the states of its random generators, the optimizer's variables, the loss scale.
+Tensors: the network's weights and the states of its random generators, the optimizer's variables, the loss scale, the
+state of the synchronizer; what each rank has of its own is stacked, [ranks, ...].
 JSON: the loader's position (seed, epoch, step), the configuration, the dataset's checksum, and the history.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ from ...sharding.errors import ConfigError, TrainingError
 from ..config.config_file import all_keys, changed_keys, to_tree
 from ..config.train_config import TrainConfig
 from ..optimizers.precision import LossScale
+from ..ring.ring import Ring, SoloRing
+from ..ring.synchronizer import EveryStep, Synchronizer
 from .store import Checkpoint
 
 __all__ = [
@@ -27,11 +31,15 @@ __all__ = [
     "capture",
     "check_resumable",
     "check_state",
+    "gather_rank_state",
+    "rank_state",
     "restore",
+    "restore_rank_state",
     "seed_variables",
     "set_rank_seeds",
 ]
 
+_RANK_GROUP = "rank/"
 _RANK_STRIDE = 0x9E3779B1  # odd, so that all ranks below 2**31 get different seeds (2**32 / golden ratio)
 
 
@@ -68,14 +76,19 @@ class Parts:
     network: Any
     optimizer: Any
     scale: LossScale
+    synchronizer: Synchronizer = field(default_factory=lambda: EveryStep(SoloRing()))
 
     def variables(self) -> dict[str, Any]:
-        """Return all variables by name: kind, place, path; kind and place are the same in every process."""
+        """Return all variables by name: kind, place, path; kind and place are the same in every process.
+
+        The variables that each rank has of its own are not among them.
+        """
         groups = {
             "model": list(self.network.weights),
             "random": seed_variables(self.network),
             "optimizer": list(self.optimizer.variables),
             "loss_scale": self.scale.variables,
+            "synchronizer": list(self.synchronizer.shared_variables),
         }
         return {
             f"{kind}/{index:04d}/{getattr(variable, 'path', variable.name)}": variable
@@ -101,8 +114,51 @@ def set_rank_seeds(network: Any, rank: int) -> None:
         variable.assign(np.array([own, counter]))
 
 
+def gather_rank_state(ring: Ring, synchronizer: Synchronizer) -> dict[str, Any]:
+    """Return what each rank has of its own, as arrays [ranks, ...] by name (a collective)."""
+    return {
+        f"{_RANK_GROUP}{index:04d}/{variable.name}": ring.allgather(np.asarray(tf.convert_to_tensor(variable))[None])
+        for index, variable in enumerate(synchronizer.rank_variables)
+    }
+
+
+def rank_state(arrays: Mapping[str, Any]) -> list[Any]:
+    """Return those of a checkpoint's arrays that `gather_rank_state` made."""
+    return [array for name, array in arrays.items() if name.startswith(_RANK_GROUP)]
+
+
+def restore_rank_state(ring: Ring, synchronizer: Synchronizer, stacked: Sequence[Any]) -> None:
+    """Give each rank what it had of its own (a collective); if the number of ranks is another one, by `resize`.
+
+    Args:
+        ring: the ranks.
+        synchronizer: whose variables to restore.
+        stacked: on rank 0 the checkpoint's arrays, elsewhere anything.
+    """
+    variables = synchronizer.rank_variables
+    dtypes = [tf.as_dtype(v.dtype).as_numpy_dtype for v in variables]
+    shapes = ring.allgather_object([list(array.shape) for array in stacked])[0]
+    received = [
+        ring.allgather(np.asarray(stacked[i], dtype) if ring.rank == 0 else np.zeros([0, *shapes[i][1:]], dtype))
+        for i, dtype in enumerate(dtypes)
+    ]
+    if not received:
+        return
+    if len(received[0]) == ring.size:
+        values = [array[ring.rank] for array in received]
+    else:
+        values = synchronizer.resize(received, ring.rank, ring.size)
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
 def capture(
-    parts: Parts, position: Position, config: TrainConfig, dataset: str, history: Mapping[str, Any]
+    parts: Parts,
+    position: Position,
+    config: TrainConfig,
+    dataset: str,
+    history: Mapping[str, Any],
+    of_ranks: Mapping[str, Any] = MappingProxyType({}),
 ) -> Checkpoint:
     """Return the checkpoint of a run.
 
@@ -112,8 +168,9 @@ def capture(
         config: configuration of the run.
         dataset: checksum of the dataset's shards.
         history: reports so far, in JSON's types.
+        of_ranks: what `gather_rank_state` returned.
     """
-    arrays = {name: np.asarray(tf.convert_to_tensor(v)) for name, v in parts.variables().items()}
+    arrays = {name: np.asarray(tf.convert_to_tensor(v)) for name, v in parts.variables().items()} | dict(of_ranks)
     state = {
         "position": asdict(position),
         "loader": {"seed": config.seed, "epoch": position.epoch, "step": position.epoch_step, "order": ORDER_VERSION},
@@ -177,7 +234,7 @@ def check_resumable(state: Mapping[str, Any], config: TrainConfig, dataset: str)
 
 
 def restore(parts: Parts, arrays: Mapping[str, Any]) -> None:
-    """Assign a checkpoint's arrays to the run's variables.
+    """Assign a checkpoint's arrays to the run's variables, but for those of single ranks.
 
     Variables are matched by kind and place, since Keras numbers its layers anew in each process.
 
@@ -185,6 +242,10 @@ def restore(parts: Parts, arrays: Mapping[str, Any]) -> None:
         TrainingError: number, shapes or dtypes differ.
     """
     mine = list(parts.variables().items())
+    held, expected = len(rank_state(arrays)), len(parts.synchronizer.rank_variables)
+    if held != expected:
+        raise TrainingError(f"the checkpoint holds {held} variables of each rank, this run has {expected}")
+    arrays = {name: array for name, array in arrays.items() if not name.startswith(_RANK_GROUP)}
     if [_slot(name) for name, _ in mine] != [_slot(name) for name in arrays]:
         raise TrainingError(f"the checkpoint holds {len(arrays)} variables, this model and optimizer have {len(mine)}")
     for (name, variable), array in zip(mine, arrays.values(), strict=True):

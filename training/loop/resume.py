@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...sharding.errors import ConfigError, TrainingError
-from ..checkpoint.snapshot import Parts, Position, check_resumable, check_state, restore, set_rank_seeds
+from ..checkpoint.snapshot import (
+    Parts,
+    Position,
+    check_resumable,
+    check_state,
+    rank_state,
+    restore,
+    restore_rank_state,
+    set_rank_seeds,
+)
 from ..checkpoint.store import CheckpointStore
 from ..config.train_config import TrainConfig
 from ..ring.ring import Ring
@@ -63,9 +72,12 @@ def resume(
     Raises:
         RingfeedError: the checkpoint is of another run, is damaged, or lies beyond the end of this run.
     """
-    state = _read_newest(config, parts, dataset) if ring.rank == 0 else None
+    state, of_ranks = _read_newest(config, parts, dataset) if ring.rank == 0 else (None, [])
     state = ring.allgather_object(state)[0]
     ring.broadcast(list(parts.variables().values()))
+    if state is not None:
+        restore_rank_state(ring, parts.synchronizer, of_ranks)
+    parts.synchronizer.begin()
     set_rank_seeds(parts.network, ring.rank)
     if state is None:
         return Start()
@@ -79,23 +91,24 @@ def resume(
     return Start(position=position, resumed_from=position.step, history=history, evaluated_step=evaluated)
 
 
-def _read_newest(config: TrainConfig, parts: Parts, dataset: str) -> dict[str, Any] | None:
+def _read_newest(config: TrainConfig, parts: Parts, dataset: str) -> tuple[dict[str, Any] | None, list[Any]]:
+    """Restore the newest checkpoint, and return its state and what it holds of single ranks."""
     store = open_store(config)
     if store is None:
-        return None
+        return None, []
     if not config.checkpoint.resume:
         if store.names():
             raise ConfigError(
                 f"checkpoint.resume is false, but {config.checkpoint.url} holds checkpoints; "
                 "remove them, or set another checkpoint.url"
             )
-        return None
+        return None, []
     newest = store.newest()
     if newest is None:
-        return None
+        return None, []
     check_resumable(newest.state, config, dataset)
     restore(parts, newest.arrays)
-    return dict(newest.state)
+    return dict(newest.state), rank_state(newest.arrays)
 
 
 def _check_position(position: Position, config: TrainConfig, steps_per_epoch: int, total_steps: int) -> None:

@@ -94,7 +94,7 @@ def make_train_step(
     trained = network.trainable_variables
     variables = [variable.value for variable in trained]
     state = [v.value for v in network.non_trainable_variables if "float" in str(v.dtype)]  # as of batch normalisation
-    state += synchronizer.rank_variables
+    state += [*synchronizer.rank_variables, *synchronizer.shared_variables]
 
     def apply(gradients: Sequence[Tensor], is_connected: Sequence[bool]) -> Tensor:
         pairs = [pair for pair, used in zip(zip(gradients, trained, strict=True), is_connected, strict=True) if used]

@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from ...sharding.errors import TrainingError
 from ..averaging.statistics import StatisticsAverage
-from ..checkpoint.snapshot import Parts, capture
+from ..checkpoint.snapshot import Parts, capture, gather_rank_state
 from ..config.config_file import to_tree
 from ..config.train_config import TrainConfig
 from ..metrics.evaluate import evaluate
@@ -32,15 +32,17 @@ from ..optimizers.precision import LossScale, ScaleRule, all_finite
 from ..records.clock import clock
 from ..records.record_format import CHECKPOINT, EVALUATION
 from ..records.recorder import Recorder, StepTimes, open_recorder
+from ..ring.metered import MeteredRing
 from ..ring.ring import Ring
 from ..ring.same_weights import assert_same_weights
-from ..ring.synchronizer import EveryStep, Synchronizer
+from ..ring.synchronizer import Synchronizer
 from ..schedules.learning_rate import WarmUpDecay
 from .inputs import open_loader, preprocessed
 from .outputs import METRICS_FORMAT, encode_metrics, write_file
 from .reporting import Reporter
 from .resume import open_store, resume
 from .step import StepMetrics, make_predict_step, make_train_step
+from .synchronization import build_synchronizer, optimizer_options
 
 __all__ = ["Trainer", "train"]
 
@@ -96,9 +98,11 @@ class Trainer:
         if ring.rank == 0:
             for remark in schedule_warnings(config):
                 log.warning(remark)
+        self._wire = MeteredRing(ring)
+        self.synchronizer: Synchronizer = build_synchronizer(
+            config, self._wire, steps_per_epoch=self.steps_per_epoch, total_steps=self.total_steps
+        )
         self.parts = self._parts()
-        self.synchronizer: Synchronizer = EveryStep(ring)
-        self.synchronizer.build(self.parts.network.trainable_variables)
         is_recorded = config.output.records is not None or config.output.prometheus_port is not None
         self.train_step = make_train_step(
             self.parts.network,
@@ -125,6 +129,7 @@ class Trainer:
         if start.history:
             self.reporter.restore(start.history)
         self._window = _Window()
+        self._reported_bytes = 0.0
 
     @property
     def traced_preprocess(self) -> Any:
@@ -133,11 +138,13 @@ class Trainer:
 
     def _parts(self) -> Parts:
         network, config = self.model.network, self.config
+        self.synchronizer.build(network.trainable_variables)
         rule = ScaleRule(initial=config.loss_scale.initial, growth_interval=config.loss_scale.growth_interval)
         return Parts(
             network=network,
-            optimizer=build_optimizer(config.optimizer, self.schedule, network.trainable_variables),
+            optimizer=build_optimizer(optimizer_options(config), self.schedule, network.trainable_variables),
             scale=LossScale.for_precision(config.precision, rule),
+            synchronizer=self.synchronizer,
         )
 
     def _check_store(self) -> None:
@@ -264,12 +271,19 @@ class Trainer:
             "skipped_steps": self.skipped_steps,
             "seconds": seconds,
             "samples_per_second": window.timed_steps * self.config.data.batch_size / max(seconds, 1e-9),
+            "bytes_per_step": self._wire_bytes(len(losses)),
             "input_wait_seconds": window.wait_seconds,
             "input_wait_fraction": min(1.0, window.wait_seconds / max(seconds, 1e-9)),
         }
         self.reporter.add_steps(entry)
         if self._recorder is not None:
             self._recorder.report(entry)
+
+    def _wire_bytes(self, steps: int) -> float:
+        """Return the bytes per step that this rank has received for synchronisation since the last call."""
+        total = float(self._wire.wire_bytes)
+        self._reported_bytes, before = total, self._reported_bytes
+        return (total - before) / steps
 
     def _check_overflow(self, finite: list[bool]) -> None:
         """Count skipped steps; raise an error if no smaller loss scale can prevent them."""
@@ -312,10 +326,11 @@ class Trainer:
             self._settle()
             assert_same_weights(self.ring, self.parts.network.weights)
             self._check_weights()
+            of_ranks = gather_rank_state(self.ring, self.synchronizer)
             if self.ring.rank == 0:
                 history = self.reporter.history() | {"skipped_steps": self.skipped_steps}
                 checksum = self.loader.manifest.shards_checksum
-                store.save(capture(self.parts, self.position, self.config, checksum, history))
+                store.save(capture(self.parts, self.position, self.config, checksum, history, of_ranks))
             self.ring.barrier()
 
     def _check_weights(self) -> None:
@@ -349,6 +364,7 @@ class Trainer:
             "total_steps": self.total_steps,
             "resumed_from_step": self.resumed_from,
             "skipped_steps": self.skipped_steps,
+            "bytes_per_step": float(self._wire.wire_bytes) / max(steps, 1),
             "train_seconds": seconds,
             "train_samples": steps * self.config.data.batch_size,
             "weights_digest": digest,

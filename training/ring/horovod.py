@@ -64,6 +64,18 @@ class HorovodRing:
         """The sum over ranks of each tensor."""
         return self._grouped(tensors, self._hvd.Sum)
 
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The ranks' tensors as rows, in rank order."""
+        gathered = self._hvd.allgather(tensor[None])
+        gathered.set_shape([self.size, *tensor.shape])
+        return gathered
+
+    def exchange(self, tensor: Tensor) -> Tensor:
+        """The rows that the ranks sent to this one."""
+        received = self._hvd.alltoall(tensor)
+        received.set_shape(tensor.shape)
+        return received
+
     def broadcast(self, variables: Sequence[Variable]) -> None:
         """Give each variable, on every rank, the value it has on rank 0."""
         for index, variable in enumerate(variables):

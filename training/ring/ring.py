@@ -39,6 +39,12 @@ class Ring(Protocol):
     def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Return the sum over ranks of each tensor."""
 
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Stack the ranks' tensors of one shape, [...] to [size, ...], in rank order; works inside `tf.function`."""
+
+    def exchange(self, tensor: Tensor) -> Tensor:
+        """Send row r of a tensor [size, ...] to rank r, and return the rows received, in rank order (all-to-all)."""
+
     def broadcast(self, variables: Sequence[Variable]) -> None:
         """Assign to each variable, on every rank, its value on rank 0."""
 
@@ -72,6 +78,14 @@ class SoloRing:
     def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The tensors themselves, dense."""
         return [dense(t) for t in tensors]
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The tensor as the only row."""
+        return tensor[None]
+
+    def exchange(self, tensor: Tensor) -> Tensor:
+        """The tensor itself."""
+        return tensor
 
     def broadcast(self, variables: Sequence[Variable]) -> None:
         """Nothing to do."""

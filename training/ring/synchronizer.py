@@ -8,12 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
 from .ring import Ring
 
-__all__ = ["EveryStep", "Synchronizer"]
+__all__ = ["Array", "EveryStep", "Synchronizer"]
 
 Tensor = Any
 Variable = Any
+Array = npt.NDArray[Any]
 
 
 class Synchronizer(Protocol):
@@ -22,6 +26,21 @@ class Synchronizer(Protocol):
     @property
     def rank_variables(self) -> Sequence[Variable]:
         """State of this rank alone, such as what compression has held back; checkpoints hold that of every rank."""
+
+    @property
+    def shared_variables(self) -> Sequence[Variable]:
+        """State that is the same on all ranks, such as an outer momentum; checkpoints hold it once."""
+
+    def resize(self, stacked: Sequence[Array], rank: int, size: int) -> list[Array]:
+        """Return the values of `rank_variables` for a rank of a run that had another number of ranks.
+
+        Args:
+            stacked: for each variable its values on the earlier ranks, [ranks, ...].
+            rank, size: this rank, among those of now.
+        """
+
+    def begin(self) -> None:
+        """Take note of the weights that the run starts with. Called once, when all ranks hold them."""
 
     def build(self, variables: Sequence[Variable]) -> None:
         """Create the state for the network's trainable variables. Called once, before the first step."""
@@ -55,9 +74,17 @@ class EveryStep:
     """
 
     rank_variables: Sequence[Variable] = ()
+    shared_variables: Sequence[Variable] = ()
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
+
+    def resize(self, stacked: Sequence[Array], rank: int, size: int) -> list[Array]:
+        """The mean of the earlier ranks, which keeps the mean over ranks of what each has held back."""
+        return [values.mean(axis=0, dtype=np.float64).astype(values.dtype) for values in stacked]
+
+    def begin(self) -> None:
+        """Nothing to do."""
 
     def build(self, variables: Sequence[Variable]) -> None:
         """Nothing to do."""

@@ -1,0 +1,72 @@
+"""Every method on three real ranks: the same weights everywhere, the same bits again, and the bytes of its rule."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.config.config_file import parse_config
+from ringfeed.training.loop.synchronization import build_synchronizer
+from ringfeed.training.ring.ring import SoloRing
+from tests.helpers.lean import lean_environment
+
+ROOT = Path(__file__).parents[3]
+
+# Of 1,323 parameters in float32, and the loss and a flag beside them: 2 * 2 / 3 * 5,300 bytes are received.
+MATRIX_BYTES, VECTOR_BYTES, SCALAR_BYTES = 4 * 1290, 4 * 33, 8
+DENSE_BYTES = 4 / 3 * (MATRIX_BYTES + VECTOR_BYTES + SCALAR_BYTES)
+EXPECTED_BYTES = {
+    "every_step": DENSE_BYTES,
+    "fp16": 4 / 3 * ((MATRIX_BYTES + VECTOR_BYTES) / 2 + SCALAR_BYTES),
+    "top_k": 2 * 8 * (60 + 4) + 4 / 3 * (VECTOR_BYTES + SCALAR_BYTES),
+    "qsgd": 2 * (1290 + 2 * 4) + 4 / 3 * (VECTOR_BYTES + SCALAR_BYTES),
+    "onebit": 4 / 3 * (3 * (400 / 8 + 4) + 3 * (32 / 8 + 4)) + 4 / 3 * (VECTOR_BYTES + SCALAR_BYTES),
+}
+
+
+def test_three_ranks_agree_by_every_method_and_a_resumed_run_has_the_same_bits() -> None:
+    pytest.importorskip("horovod", reason="Horovod is built by: make setup")
+    launcher = str(Path(sys.executable).parent / "horovodrun")
+    program = [sys.executable, "-m", "tests.training.compression.three_ranks"]
+    environment = lean_environment() | {"PYTHONPATH": str(ROOT)}
+    command = [launcher, "-np", "3", "--gloo", *program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    line = next(line for line in done.stdout.splitlines() if "{" in line)
+    results = json.loads(line[line.index("{") :])
+    for name, expected in EXPECTED_BYTES.items():
+        assert results[name]["bytes"] == pytest.approx(expected, rel=1e-6), name
+    for name, result in results.items():
+        assert result["last"] < 0.8 * result["first"], name
+    assert len({result["digest"] for result in results.values()}) == len(results)
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ({"compression": {"method": "dgc"}}, "compression.method=dgc does not go with optimizer.name=lars: .*=sgd"),
+        (
+            {"compression": {"method": "dgc"}, "optimizer": {"name": "sgd", "clip_norm": 1.0}},
+            r"does not go with optimizer.clip_norm=1.0: .* use compression.local_clip_norm",
+        ),
+        ({"compression": {"method": "onebit"}, "optimizer": {"name": "adamw"}}, "second moments .* signs; use"),
+        ({"compression": {"method": "fp16"}, "precision": "float16"}, "lost on the wire; use compression.method=bf16"),
+        ({"compression": {"method": "topk"}}, "must be one of none, fp16, .*, got 'topk'"),
+        ({"compression": {"method": "dgc", "ratio": 2.0}}, r"compression.ratio must be in \(0, 1\], got 2.0"),
+        ("with sync.method=diloco: a round exchanges",),
+    ],
+)
+def test_unsound_pairs_are_refused_by_name(groups: dict[str, dict[str, object]], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config({"data": {"url": "x"}, **groups}, "test")
+
+
+def test_a_run_that_ends_before_its_compression_starts_is_refused() -> None:
+    config = parse_config({"data": {"url": "x"}, "compression": {"method": "powersgd"}}, "test")
+    with pytest.raises(ConfigError, match=r"start_step=1000 is beyond the 31 steps of this run, none"):
+        build_synchronizer(config, SoloRing(), steps_per_epoch=31, total_steps=31)

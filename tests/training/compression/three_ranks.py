@@ -1,0 +1,122 @@
+"""A program of three ranks: every method of synchronisation trains a small network twice, with the same bits.
+
+The second time it loses everything half-way but its checkpoint.
+Started by test_methods.py under `horovodrun`; rank 0 prints a JSON object: for each method its losses and bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from ringfeed.training.checkpoint.snapshot import (
+    Parts,
+    Position,
+    capture,
+    gather_rank_state,
+    rank_state,
+    restore,
+    restore_rank_state,
+)
+from ringfeed.training.checkpoint.store import decode, encode
+from ringfeed.training.config.config_file import parse_config
+from ringfeed.training.loop.step import make_train_step
+from ringfeed.training.loop.synchronization import build_synchronizer, optimizer_options
+from ringfeed.training.optimizers.build import build_optimizer, build_schedule
+from ringfeed.training.optimizers.precision import LossScale
+from ringfeed.training.ring.connect import connect
+from ringfeed.training.ring.metered import MeteredRing
+from ringfeed.training.ring.ring import Ring
+from ringfeed.training.ring.same_weights import assert_same_weights
+
+STEPS = 16
+METHODS: dict[str, dict[str, Any]] = {
+    "every_step": {},
+    "fp16": {"compression": {"method": "fp16"}},
+    "bf16": {"compression": {"method": "bf16"}},
+    "top_k": {"compression": {"method": "top_k", "ratio": 0.05}},
+    "dgc": {"compression": {"method": "dgc", "ratio": 0.02, "warmup_epochs": 0.5, "local_clip_norm": 10.0}},
+    "powersgd": {"compression": {"method": "powersgd", "rank": 2, "start_step": 3}},
+    "qsgd": {"compression": {"method": "qsgd"}},
+    "terngrad": {"compression": {"method": "terngrad"}},
+    "onebit": {"compression": {"method": "onebit"}},
+}
+
+
+def build(ring: Ring, options: dict[str, Any]) -> Callable[[bool], dict[str, Any]]:
+    """Return a function that trains for `STEPS` steps from the same start, on samples that differ between ranks."""
+    optimizer = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.5}
+    config = parse_config({"data": {"url": "x"}, "optimizer": optimizer, "epochs": 4, **options}, "test")
+    keras.utils.set_random_seed(3)
+    inputs = keras.Input((40,))
+    network = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Dense(30, activation="tanh")(inputs)))
+    wire = MeteredRing(ring)
+    synchronizer = build_synchronizer(config, wire, steps_per_epoch=STEPS, total_steps=STEPS)
+    synchronizer.build(network.trainable_variables)
+    schedule = build_schedule(config, STEPS)
+    keras_optimizer = build_optimizer(optimizer_options(config), schedule, network.trainable_variables)
+    step = make_train_step(network, keras_optimizer, synchronizer, LossScale(None), None)
+    parts = Parts(network=network, optimizer=keras_optimizer, scale=LossScale(None), synchronizer=synchronizer)
+    variables = [*parts.variables().values(), *synchronizer.rank_variables, wire.wire_bytes]
+    start = [np.asarray(tf.convert_to_tensor(v)) for v in variables]
+
+    def resume() -> None:
+        of_ranks = gather_rank_state(ring, synchronizer)
+        data = encode(capture(parts, Position(), config, "", {}, of_ranks)) if ring.rank == 0 else b""
+        for variable, value in zip(variables[:-1], start, strict=False):
+            variable.assign(value + 1)
+        arrays = {}
+        if ring.rank == 0:
+            arrays = dict(decode(data).arrays)
+            restore(parts, arrays)
+        ring.broadcast(list(parts.variables().values()))
+        restore_rank_state(ring, synchronizer, rank_state(arrays))
+        synchronizer.begin()
+
+    def train(interrupt: bool) -> dict[str, Any]:
+        for variable, value in zip(variables, start, strict=True):
+            variable.assign(value)
+        synchronizer.begin()
+        rng = np.random.default_rng(7)
+        truth = rng.normal(size=(40, 3))
+        losses = []
+        for number in range(STEPS):
+            features = rng.normal(size=(ring.size, 16, 40)).astype(np.float32)
+            classes = (features @ truth).argmax(-1).astype(np.int32)
+            time.sleep(0.002 * ((number + ring.rank) % 3))  # ranks arrive in another order each time
+            if number == STEPS // 2:
+                synchronizer.settle()
+                if interrupt:
+                    resume()
+            losses.append(float(step(features[ring.rank], classes[ring.rank], tf.ones(16)).loss))
+            synchronizer.after_step(number + 1)
+        synchronizer.settle()
+        digest = assert_same_weights(ring, network.weights)
+        return {"first": losses[0], "last": losses[-1], "bytes": float(wire.wire_bytes) / STEPS, "digest": digest}
+
+    return train
+
+
+def main() -> None:
+    """Train by each method twice, the second time with a restart."""
+    tf.config.experimental.enable_op_determinism()
+    ring = connect()
+    results = {}
+    for name, options in METHODS.items():
+        train = build(ring, options)
+        once, again = train(False), train(True)
+        assert once == again, (name, once, again)
+        results[name] = once
+    if ring.rank == 0:
+        sys.stdout.write(json.dumps(results) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,83 @@
+"""What the compressing synchronizers have in common: which tensors they compress, and from which step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..ring.ring import Ring
+from ..ring.synchronizer import EveryStep
+
+__all__ = ["Compressed", "Tensor", "Variable", "zeros_like"]
+
+Tensor = Any
+Variable = Any
+
+
+class Compressed(EveryStep):
+    """Synchronises in each step, and compresses the matrices: the float32 variables of two dimensions and more.
+
+    Vectors (biases, normalisation) are few bytes, and what compression does to them costs accuracy: they travel dense,
+    in one grouped all-reduce with the scalars.
+
+    Args:
+        ring: the ranks.
+        start_step: steps before this one are dense.
+    """
+
+    least_dimensions = 2
+
+    def __init__(self, ring: Ring, start_step: int = 0) -> None:
+        super().__init__(ring)
+        self._start_step = start_step
+        self._places: list[int] = []
+        self._shapes: list[list[int]] = []
+
+    def build(self, variables: Sequence[Variable]) -> None:
+        """Create the state of the method."""
+        self._places = [i for i, v in enumerate(variables) if self.compresses(list(v.shape), v.dtype)]
+        self._shapes = [list(variables[i].shape) for i in self._places]
+        self.create(variables)
+
+    def compresses(self, shape: list[int], dtype: Any) -> bool:
+        """Whether a variable's gradient is compressed."""
+        return len(shape) >= self.least_dimensions and tf.as_dtype(dtype) == tf.float32
+
+    def create(self, variables: Sequence[Variable]) -> None:
+        """Create the state, for the shapes `_shapes` of the compressed tensors."""
+
+    def compressed_means(
+        self, tensors: list[Tensor], dense: list[Tensor], step: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the means over ranks: of `tensors`, which are compressed, and of `dense`, which are not."""
+        raise NotImplementedError
+
+    def reduce(
+        self, gradients: Sequence[Tensor], scalars: Sequence[Tensor], step: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The means over ranks: approximate for matrices, exact for vectors and scalars."""
+        count = len(scalars)
+        if self._start_step:
+            both = tf.cond(
+                step < self._start_step,
+                lambda: self._ring.allreduce_mean([*scalars, *gradients]),
+                lambda: self._compressed(gradients, scalars, step),
+            )
+        else:
+            both = self._compressed(gradients, scalars, step)
+        return both[count:], both[:count]
+
+    def _compressed(self, gradients: Sequence[Tensor], scalars: Sequence[Tensor], step: Tensor) -> list[Tensor]:
+        others = [i for i in range(len(gradients)) if i not in self._places]
+        means, dense = self.compressed_means(
+            [gradients[i] for i in self._places], [*scalars, *(gradients[i] for i in others)], step
+        )
+        result = dict(zip(self._places, means, strict=True)) | dict(zip(others, dense[len(scalars) :], strict=True))
+        return [*dense[: len(scalars)], *(result[i] for i in range(len(gradients)))]
+
+
+def zeros_like(shapes: Sequence[Sequence[int]], name: str) -> list[Variable]:
+    """Create float32 variables of zeros."""
+    return [tf.Variable(tf.zeros(shape), trainable=False, name=f"{name}_{i}") for i, shape in enumerate(shapes)]

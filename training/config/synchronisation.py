@@ -1,0 +1,91 @@
+"""Options of how ranks are kept in step: compression of gradients, and what goes with what."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ...sharding.errors import ConfigError
+from .checks import key, one_of, require, require_finite, require_size
+from .optimizer import OptimizerConfig
+
+__all__ = ["CompressionConfig", "check_synchronisation"]
+
+COMPRESSIONS = ("none", "fp16", "bf16", "top_k", "dgc", "powersgd", "qsgd", "terngrad", "onebit")
+ADAPTIVE = ("adam", "adamw", "lamb")
+_POWERSGD_START = 1000  # as in PyTorch's hook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressionConfig:
+    """Options of gradient compression."""
+
+    method: str = key("none", f"of gradients on the wire: {', '.join(COMPRESSIONS)}")
+    ratio: float | None = key(None, "top_k, dgc: share of entries that are sent; null: 0.01 for top_k, 0.001 for dgc")
+    rank: int = key(1, "powersgd: rank of the factors")
+    min_rate: float = key(2.0, "powersgd: matrices that it makes less than this many times smaller stay dense")
+    levels: int = key(127, "qsgd: positive levels of an entry, at most 127")
+    clip_factor: float = key(2.5, "terngrad: clip at this many standard deviations; 0: do not")
+    warmup_epochs: float = key(4.0, "dgc: epochs in which the share falls to ratio")
+    local_clip_norm: float | None = key(None, "dgc: clip_norm of the mean gradient, applied on each rank")
+    start_step: int | None = key(None, "dense steps at the start; null: 0, but 1000 for powersgd")
+
+    def __post_init__(self) -> None:
+        one_of("compression.method", self.method, COMPRESSIONS)
+        if self.ratio is not None:
+            require(0 < self.ratio <= 1, "compression.ratio", "in (0, 1]", self.ratio)
+        require_size("compression.rank", self.rank)
+        require(1 <= self.min_rate < math.inf, "compression.min_rate", "finite and at least 1", self.min_rate)
+        require(1 <= self.levels <= 127, "compression.levels", "in [1, 127]", self.levels)
+        require_finite("compression.clip_factor", self.clip_factor)
+        require_finite("compression.warmup_epochs", self.warmup_epochs)
+        if self.local_clip_norm is not None:
+            holds = 0 < self.local_clip_norm < math.inf
+            require(holds, "compression.local_clip_norm", "finite and above 0", self.local_clip_norm)
+            only_dgc = self.method == "dgc"
+            require(only_dgc, "compression.local_clip_norm", "null but for dgc", self.local_clip_norm)
+        if self.start_step is not None:
+            require(self.start_step >= 0, "compression.start_step", "at least 0", self.start_step)
+            warms_up = self.method != "dgc" or self.start_step == 0
+            require(warms_up, "compression.start_step", "0 for dgc, which has warmup_epochs", self.start_step)
+
+    @property
+    def dense_steps(self) -> int:
+        """Number of steps before the first compressed one."""
+        if self.start_step is not None:
+            return self.start_step
+        return _POWERSGD_START if self.method == "powersgd" else 0
+
+    @property
+    def sent_share(self) -> float:
+        """Share of entries that top_k and dgc send."""
+        if self.ratio is not None:
+            return self.ratio
+        return 0.001 if self.method == "dgc" else 0.01
+
+
+def check_synchronisation(compression: CompressionConfig, optimizer: OptimizerConfig, precision: str) -> None:
+    """Refuse pairs of options that do not go together.
+
+    Raises:
+        ConfigError: two do not; the message names both, the reason and a remedy.
+    """
+    method = compression.method
+    if method == "dgc" and optimizer.name != "sgd":
+        reason = "dgc applies momentum before the average, so any other rule would see sums of many steps"
+        raise _refusal("compression.method", method, f"optimizer.name={optimizer.name}", reason, "optimizer.name=sgd")
+    if method == "dgc" and optimizer.clip_norm is not None:
+        reason = "it would clip what momentum has accumulated"
+        pair = f"optimizer.clip_norm={optimizer.clip_norm}"
+        raise _refusal("compression.method", method, pair, reason, "compression.local_clip_norm")
+    if method == "onebit" and optimizer.name in ADAPTIVE:
+        reason = "its second moments would be those of scaled signs"
+        remedy = "optimizer.name=sgd or lars, or compression.method=powersgd"
+        raise _refusal("compression.method", method, f"optimizer.name={optimizer.name}", reason, remedy)
+    if method == "fp16" and precision == "float16":
+        reason = "small gradients, which the loss scale saves, would be lost on the wire"
+        raise _refusal("compression.method", method, "precision=float16", reason, "compression.method=bf16")
+
+
+def _refusal(name: str, value: str, pair: str, reason: str, remedy: str) -> ConfigError:
+    return ConfigError(f"{name}={value} does not go with {pair}: {reason}; use {remedy}")

@@ -1,0 +1,77 @@
+"""The synchronizer of a configuration.
+
+Tested in tests/training/compression/test_methods.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import tensorflow as tf
+
+from ...sharding.errors import ConfigError
+from ..compression.dgc import DGC, DGCRule
+from ..compression.gathered import Gathered
+from ..compression.half import Half
+from ..compression.onebit import OneBit
+from ..compression.powersgd import PowerSGD
+from ..compression.qsgd import QSGD
+from ..compression.terngrad import TernGrad
+from ..compression.top_k import TopK
+from ..compression.two_stage import TwoStage
+from ..config.optimizer import OptimizerConfig
+from ..config.train_config import TrainConfig
+from ..ring.ring import Ring
+from ..ring.synchronizer import EveryStep, Synchronizer
+
+__all__ = ["build_synchronizer", "optimizer_options"]
+
+
+def optimizer_options(config: TrainConfig) -> OptimizerConfig:
+    """Return the options of the optimizer, without momentum where the synchronizer applies it."""
+    if config.compression.method == "dgc":
+        return replace(config.optimizer, momentum=0.0, nesterov=False)
+    return config.optimizer
+
+
+def build_synchronizer(config: TrainConfig, ring: Ring, *, steps_per_epoch: int, total_steps: int) -> Synchronizer:
+    """Return the object that keeps the ranks of a run in step.
+
+    Raises:
+        ConfigError: the run would end before its compression starts.
+    """
+    start = config.compression.dense_steps
+    if config.compression.method != "none" and start >= total_steps:
+        raise ConfigError(
+            f"compression.start_step={start} is beyond the {total_steps} steps of this run, none of which "
+            f"{config.compression.method} would compress; set it to about a tenth of them"
+        )
+    return _compressed(config, ring, steps_per_epoch)
+
+
+def _compressed(config: TrainConfig, ring: Ring, steps_per_epoch: int) -> Synchronizer:
+    options, start = config.compression, config.compression.dense_steps
+    match options.method:
+        case "fp16" | "bf16":
+            dtype = tf.float16 if options.method == "fp16" else tf.bfloat16
+            return TwoStage(ring, Half(dtype=dtype), least_dimensions=1, start_step=start)
+        case "onebit":
+            return TwoStage(ring, OneBit(), error_feedback=True, start_step=start)
+        case "top_k":
+            return Gathered(ring, TopK(ratio=options.sent_share), error_feedback=True, start_step=start)
+        case "qsgd":
+            return Gathered(ring, QSGD(levels=options.levels), seed=config.seed, start_step=start)
+        case "terngrad":
+            return Gathered(ring, TernGrad(clip_factor=options.clip_factor), seed=config.seed, start_step=start)
+        case "powersgd":
+            return PowerSGD(ring, rank=options.rank, min_rate=options.min_rate, seed=config.seed, start_step=start)
+        case "dgc":
+            rule = DGCRule(
+                ratio=options.sent_share,
+                warmup_steps=round(options.warmup_epochs * steps_per_epoch),
+                momentum=config.optimizer.momentum,
+                nesterov=config.optimizer.nesterov,
+                clip_norm=options.local_clip_norm,
+            )
+            return DGC(ring, rule)
+    return EveryStep(ring)

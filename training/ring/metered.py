@@ -1,0 +1,81 @@
+"""A ring that counts the bytes that its collectives put on the wire.
+
+Tested in tests/training/compression/test_methods.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from .ring import Ring
+
+__all__ = ["MeteredRing"]
+
+Tensor = Any
+Variable = Any
+
+
+class MeteredRing:
+    """A ring whose reductions and exchanges of tensors are counted, by the sizes that they have when they run.
+
+    A rank of `size` receives, and sends, of S bytes: 2 (size - 1) / size * S in a ring all-reduce, (size - 1) * S in an
+    all-gather of S from each rank, and (size - 1) / size * S in an all-to-all.
+
+    Args:
+        ring: the ring that does the work.
+
+    Attributes:
+        wire_bytes: float64 scalar, the bytes that this rank has received so far.
+    """
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+        self.rank, self.size = ring.rank, ring.size
+        self.local_rank, self.local_size = ring.local_rank, ring.local_size
+        self.wire_bytes = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="wire_bytes")
+
+    def _count(self, tensors: Sequence[Tensor], share: float) -> None:
+        sizes = [tf.size(t, tf.int64) * (4 if t.dtype == tf.bfloat16 else t.dtype.size) for t in tensors]
+        self.wire_bytes.assign_add(tf.cast(tf.add_n(sizes), tf.float64) * share)
+
+    def allreduce_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The mean over ranks of each tensor."""
+        means = self._ring.allreduce_mean(tensors)
+        self._count(means, 2 * (self.size - 1) / self.size)
+        return means
+
+    def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The sum over ranks of each tensor."""
+        sums = self._ring.allreduce_sum(tensors)
+        self._count(sums, 2 * (self.size - 1) / self.size)
+        return sums
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The ranks' tensors as rows."""
+        self._count([tensor], self.size - 1)
+        return self._ring.gather(tensor)
+
+    def exchange(self, tensor: Tensor) -> Tensor:
+        """The rows that the ranks sent to this one."""
+        self._count([tensor], (self.size - 1) / self.size)
+        return self._ring.exchange(tensor)
+
+    def broadcast(self, variables: Sequence[Variable]) -> None:
+        """Not counted, as what follows: none is part of a step."""
+        self._ring.broadcast(variables)
+
+    def allgather(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The ranks' arrays one after another."""
+        return self._ring.allgather(array)
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Every rank's value."""
+        return self._ring.allgather_object(value)
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self._ring.barrier()
