@@ -16,7 +16,7 @@ from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ...sharding.errors import ConfigError
 from ...sharding.sources.user_code import import_function
 from ...training.loop.outputs import check_writable, write_file
-from ..argument_types import add_verbosity, checked_type, parse_bytes
+from ..argument_types import add_verbosity, at_least, checked_type, parse_bytes
 from ..console import align, print_stderr, print_warnings
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+_COUNT = checked_type(at_least(1))
 _EPILOG = """\
 examples:
   ringfeed simulate s3://bucket/flights                                 # one rank, as it is
@@ -68,8 +69,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_machines(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--ranks", type=checked_type(_parse_counts), default=(1,), metavar="N,N", help="numbers of ranks (default: 1)")
-    add("--ranks-per-host", type=int, default=8, metavar="N", help="most ranks of one host (default: 8)")
-    add("--cores", type=int, metavar="N", help="cores of a host (default: those of this machine)")
+    add("--ranks-per-host", type=_COUNT, default=8, metavar="N", help="most ranks of one host (default: 8)")
+    add("--cores", type=_COUNT, metavar="N", help="cores of a host (default: those of this machine)")
     add("--latency", type=checked_type(_parse_seconds), metavar="TIME", help="of the store for a file, such as 30ms")
     add("--bandwidth", type=checked_type(parse_bytes), metavar="SIZE", help="of a host's link, a second, such as 1GB")
     add(
@@ -83,18 +84,24 @@ def _add_machines(group: argparse._ArgumentGroup) -> None:
 
 def _add_reading(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--batch-size", type=int, default=1024, metavar="N", help="GLOBAL batch size (default: 1024)")
-    add("--local-batch", type=int, metavar="N", help="samples of each rank instead: the batch grows with the ranks")
+    add("--batch-size", type=_COUNT, default=1024, metavar="N", help="GLOBAL batch size (default: 1024)")
+    add("--local-batch", type=_COUNT, metavar="N", help="samples of each rank instead: the batch grows with the ranks")
     add(
         "--streams",
-        type=int,
+        type=_COUNT,
         metavar="N",
         help="streams of all ranks together (default: up to 16; of more ranks one each)",
     )
-    add("--window-shards", type=int, default=1, metavar="N", help="shards that a stream shuffles together (default: 1)")
+    add(
+        "--window-shards",
+        type=_COUNT,
+        default=1,
+        metavar="N",
+        help="shards that a stream shuffles together (default: 1)",
+    )
     add(
         "--fetch-threads",
-        type=int,
+        type=_COUNT,
         metavar="N",
         help="threads that fetch and open shards (default: 4; remote: 4 to 24)",
     )
@@ -102,8 +109,8 @@ def _add_reading(group: argparse._ArgumentGroup) -> None:
     add("--cache", type=checked_type(parse_bytes), metavar="SIZE", help="size of a cache on the disk of each host")
     add("--warm", action="store_true", help="the cache holds the dataset at first, as far as it fits")
     add("--shard-size", type=checked_type(parse_bytes), metavar="SIZE", help="as if shards had this size")
-    add("--records", type=int, metavar="N", help="as if the split had so many records, in shards like its own")
-    add("--epochs", type=int, default=1, metavar="N", help="epochs to simulate (default: 1)")
+    add("--records", type=_COUNT, metavar="N", help="as if the split had so many records, in shards like its own")
+    add("--epochs", type=_COUNT, default=1, metavar="N", help="epochs to simulate (default: 1)")
     add("--seed", type=int, default=0, metavar="N", help="seed of the order and of all draws (default: 0)")
 
 

@@ -7,6 +7,7 @@ and block of batches, none for each record.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -120,6 +121,7 @@ class LoaderModel:
         self._byte_seconds = _Random(costs.byte_seconds, random)
         self._budget = PrefetchBudget(settings.prefetch_bytes)
         self._held: dict[tuple[int, int, int], _Held] = {}
+        self._parts: Counter[int] = Counter()  # of each shard that are held
         self.totals = _Totals()
         self._streams = [_Stream(self, order.windows(part.stream), order.geometry.piece) for part in slices]
         self.batches = Buffer(env, settings.steps)
@@ -174,15 +176,18 @@ class LoaderModel:
             held.holders -= 1
             if not held.holders:
                 self.totals.hold(-held.size)
-                self._held.pop(held.key, None)
+                del self._held[held.key]
+                self._parts[held.key[0]] -= 1
 
     def _hold(self, shard: int, start: int, rows: int, step: int) -> _Held:
         key = (shard, start, rows) if self._dataset.in_parts else (shard, 0, 0)
         held = self._held.get(key)
         if held is None:
-            size = self.segment_bytes(shard, rows)
-            arrived = self._pool.submit(step, partial(self._fetch, shard, size), size)
-            held = self._held[key] = _Held(key=key, arrived=arrived, size=size)
+            has_index = self._parts[shard] > 0  # of another part, which shares it
+            size = self.segment_bytes(shard, rows) - has_index * int(self._dataset.index_bytes[shard])
+            task = partial(self._fetch, shard, size, _FILES - has_index)
+            held = self._held[key] = _Held(key=key, arrived=self._pool.submit(step, task, size), size=size)
+            self._parts[shard] += 1
             self.totals.hold(size)
         held.holders += 1
         return held
@@ -197,29 +202,29 @@ class LoaderModel:
                 yield self._host.cores.work(self._costs.plan_seconds * records)
         window.planned.succeed()
 
-    def _fetch(self, shard: int, size: int) -> Process:
+    def _fetch(self, shard: int, size: int, files: int) -> Process:
         """Bring a shard: from the cache, or the store; check and decode it."""
         costs, cores = self._costs, self._host.cores
         cache, arriving = self._cache, self._host.arriving
         if cache is None:
-            yield from self._from_store(size)
-            yield cores.work(_FILES * costs.file_seconds + size * self._byte_seconds())
+            yield from self._from_store(size, files)
+            yield cores.work(files * costs.file_seconds + size * self._byte_seconds())
             return
         if shard in arriving:  # another rank fetches it
             yield arriving[shard]
         if cache.has(shard):
-            yield cores.work(_FILES * costs.file_seconds + size * costs.hit_byte_seconds)
+            yield cores.work(files * costs.file_seconds + size * costs.hit_byte_seconds)
             return
         arriving[shard] = simpy.Event(self._env)
-        yield from self._from_store(size)
-        yield cores.work(_FILES * costs.file_seconds + size * (self._byte_seconds() + costs.fill_byte_seconds))
+        yield from self._from_store(size, files)
+        yield cores.work(files * costs.file_seconds + size * (self._byte_seconds() + costs.fill_byte_seconds))
         cache.put(shard, size)
         arriving.pop(shard).succeed()
 
-    def _from_store(self, size: int) -> Process:
-        self.totals.requests += _FILES
+    def _from_store(self, size: int, files: int) -> Process:
+        self.totals.requests += files
         self.totals.fetched_bytes += size
-        latency = self._latency() + self._latency()
+        latency = sum(self._latency() for _ in range(files))
         if latency:
             yield self._env.timeout(latency)
         yield self._host.link.work(size)

@@ -24,7 +24,7 @@ from ...pipeline.select.selected_columns import record_bytes
 from ...pipeline.streams.stream_reader import OpenStreams
 from ...sharding.dataset.dataset import open_dataset
 from ...sharding.dataset.manifest import ShardInfo
-from ...sharding.errors import RangesError
+from ...sharding.errors import ConfigError, RangesError
 from ..profile.store_trial import try_store
 from ..profile.training_trials import Workload
 from .costs import Costs, StepCosts, StoreCosts
@@ -69,6 +69,8 @@ def measure_costs(
     Raises:
         RingfeedError: the dataset cannot be read.
     """
+    if not 0 < seconds < math.inf:
+        raise ConfigError(f"seconds must be positive, got {seconds!r}")
     plain = Loader(**dict(loader.arguments) | {"cache": None})
     shards = open_dataset(plain.arguments["url"]).split_shards(plain.arguments["split"])
     report("opening shards, one by one")

@@ -172,7 +172,7 @@ def advice_on(simulations: Sequence[Simulation]) -> list[str]:
     for each in simulations:
         epoch, ranks = each.epochs[-1], each.setup.ranks
         times = epoch.fetched_bytes / max(each.dataset_bytes, 1)
-        if times > _MUCH_MORE:
+        if times > _MUCH_MORE and each.streams % ranks:
             lines.append(
                 f"{ranks:,} ranks read the dataset {times:.1f} times: with --streams {ranks:,}, or a multiple, each "
                 "reads its own records"

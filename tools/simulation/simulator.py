@@ -91,6 +91,10 @@ def simulate_ranks(
     Raises:
         ConfigError: see `simulate`.
     """
+    if ranks_per_host < 1 or min(ranks) < 1 or (local_batch or 1) < 1:
+        raise ConfigError(
+            f"ranks, ranks_per_host and local_batch must be at least 1, got {ranks}, {ranks_per_host}, {local_batch}"
+        )
     records, results = int(dataset.records.sum()), []
     for n in ranks:
         batch_size = setup.batch_size if local_batch is None else n * local_batch

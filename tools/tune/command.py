@@ -15,7 +15,7 @@ from ...sharding.common.strict_yaml import load_yaml
 from ...sharding.errors import ConfigError
 from ...sharding.sources.user_code import import_function
 from ...training.loop.outputs import check_writable, write_file
-from ..argument_types import add_verbosity, checked_type, parse_bytes
+from ..argument_types import add_verbosity, at_least, checked_type, parse_bytes
 from ..console import print_warnings, stage_progress
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+_COUNT = checked_type(at_least(1))
 _EPILOG = """\
 examples:
   ringfeed tune s3://bucket/flights                                  # the loader alone
@@ -46,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("url", nargs="?", help="dataset: a path, s3://, hdfs://, whatever fsspec opens; or give --config")
     add("--split", default="train", help="split to read (default: train)")
-    add("--batch-size", type=int, default=1024, metavar="N", help="GLOBAL batch size (default: 1024)")
-    add("--world-size", type=int, default=1, metavar="N", help="number of ranks, of which the first is measured")
+    add("--batch-size", type=_COUNT, default=1024, metavar="N", help="GLOBAL batch size (default: 1024)")
+    add("--world-size", type=_COUNT, default=1, metavar="N", help="number of ranks, of which the first is measured")
     add("--step", metavar="MODULE:FUNCTION", help="the model's training step, called with a batch")
     add("--transform", metavar="MODULE:FUNCTION", help="function of a batch between the loader and --step")
     add("--config", metavar="FILE.yaml", help="tune this run of ringfeed train, on one rank, instead of URL")
@@ -62,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     add(
         "--epochs",
-        type=int,
+        type=_COUNT,
         default=3,
         metavar="N",
         help="epochs of the run: a cache pays from the second on (default: 3)",

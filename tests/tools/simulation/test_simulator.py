@@ -256,6 +256,21 @@ def test_costs_survive_json() -> None:
         Costs.from_json({"store": {}, "ring": {}, "speed": 1})
 
 
+@pytest.mark.parametrize(("shards", "streams"), [(1, 16), (3, 8), (8, 16), (24, 4), (24, 7)])
+def test_as_many_files_and_bytes_are_fetched_as_by_the_loader(shards: int, streams: int, tmp_path: Path) -> None:
+    table = pa.table({"x": [bytes(2000)] * 800, "y": np.arange(800) % 2})
+    pq.write_table(table, tmp_path / "s.parquet")
+    build(BuildOptions(source=str(tmp_path / "s.parquet"), destination=str(tmp_path / "d"), label="y", shards=shards))
+    loader = Loader(tmp_path / "d", batch_size=112 if streams == 7 else 80, streams=streams)
+    for _ in loader.numpy_epoch(0):
+        pass
+    real = loader.stats()["fetch"]
+    costs, options = Costs(store=StoreCosts(is_local=True)), loader.arguments
+    epoch = simulate(shape_of(loader), costs, Setup(batch_size=options["batch_size"], streams=streams)).epochs[0]
+    assert epoch.requests == real.items
+    assert epoch.fetched_bytes == pytest.approx(real.bytes, rel=0.02)
+
+
 @pytest.mark.parametrize(
     "options",
     [
