@@ -3,8 +3,9 @@
     python -m tests.servers.install
 
 For HDFS these are the Hadoop 2.7.3 server jars, and Java where it can; for Petastorm and for DLIO, an environment each;
-for PyTorch, a folder of its own, if pip finds a build without CUDA. The jars come from the PyPI sdist of ``pyspark``
-2.4.8, of 210 MiB, which is deleted afterwards. All of it stays in a cache outside the tree.
+for PyTorch, a folder of its own, if pip finds a build without CUDA; Prometheus, unpacked from Debian's package. The
+jars come from the PyPI sdist of ``pyspark`` 2.4.8, of 210 MiB, which is deleted afterwards. All of it stays in a cache
+outside the tree.
 """
 
 import logging
@@ -18,6 +19,7 @@ from .cache import made_once, run
 from .dlio import dlio_obstacle, dlio_python
 from .petastorm import petastorm_obstacle, petastorm_python
 from .process import ServerError
+from .prometheus import prometheus_obstacle, prometheus_program
 from .pytorch import pytorch_folder, pytorch_obstacle
 
 PYSPARK = "pyspark==2.4.8"
@@ -99,5 +101,6 @@ if __name__ == "__main__":
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     logger.info("Hadoop jars in %s, Java at %s", hadoop_jars(), java())
     logger.info("Petastorm: %s", petastorm_obstacle() or petastorm_python())
+    logger.info("Prometheus: %s", prometheus_obstacle() or prometheus_program())
     logger.info("PyTorch: %s", pytorch_obstacle() or pytorch_folder())
     logger.info("DLIO: %s", dlio_obstacle() or dlio_python())

@@ -23,6 +23,8 @@ from ..argument_types import add_verbosity, checked_type, parse_bytes
 from ..console import print_warnings
 from .measure import profile, profile_run
 from .result import Profile
+from .runs.command import run_on_records
+from .runs.records import holds_records
 
 __all__ = ["add_arguments", "run"]
 
@@ -33,6 +35,8 @@ examples:
   ringfeed profile data/flights --step model:train_step --transform model:prepare   # would training wait for input?
   ringfeed profile s3://bucket/flights --try              # reads again with the option that it suggests
   ringfeed profile --config train.yaml --set data.batch_size=4096                   # the same of a configured run
+  ringfeed profile runs/1/records                         # a run of ringfeed train, by what output.records wrote
+  ringfeed profile runs/1/records --watch                 # the same while it is under way
   ringfeed profile data/flights --fill tail=unknown --rank 0 --world-size 8
   ringfeed profile data/flights --columns hour,distance --where "carrier in ('AA', 'UA')"
   ringfeed profile s3://bucket/flights --cache /mnt/nvme/cache   # first fills it, then reads it
@@ -50,7 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.epilog = _EPILOG
     add = parser.add_argument
-    add("url", nargs="?", help="dataset: a path, s3://, hdfs://, whatever fsspec opens; or give --config")
+    add(
+        "url", nargs="?",
+        help="dataset: a path, s3://, hdfs://, whatever fsspec opens; or folder of a run's records; or give --config",
+    )  # fmt: skip
     add(
         "--step", metavar="MODULE:FUNCTION",
         help="the model's training step, called with a batch, or with what --transform returns: measured on a batch in "
@@ -74,6 +81,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="read again with the option that the bottleneck suggests, and say what it brings",
     )  # fmt: skip
     add("--html", metavar="FILE", help="also write the profile with plots as one HTML page (needs ringfeed[report])")
+    add(
+        "--watch", action="store_true", dest="follow",
+        help="of a run's records: show the last 30 s of the run each second, until it ends, and then all of it",
+    )  # fmt: skip
+    add("--trace", metavar="FILE.json", help="of a run's records: also write a trace for https://ui.perfetto.dev")
     add("--json", action="store_true", help="print one JSON document on standard output, and errors as JSON")
     add_verbosity(parser)
     _add_loader_arguments(parser.add_argument_group("loader"))
@@ -122,6 +134,11 @@ def _add_loader_arguments(group: argparse._ArgumentGroup) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `ringfeed profile`."""
+    if args.url is not None and (args.follow or holds_records(args.url)):
+        _refuse_others(args, {"url", "follow", "trace", "html", "json", "quiet", "verbose"}, "a run's records")
+        return run_on_records(args)
+    if args.follow or args.trace:
+        raise ConfigError("--watch and --trace are for a run's records: name their folder (output.records)")
     if args.html is not None:
         from .page import write_page  # now, for an error if matplotlib is not installed
 
@@ -140,23 +157,23 @@ def _shows_progress(args: argparse.Namespace) -> bool:
 
 def _profile_config(args: argparse.Namespace) -> Profile:
     """Profile a configured run, whose configuration has all other options."""
-    parser = argparse.ArgumentParser()
-    add_arguments(parser)
     taken = {"config", "overrides", "seconds", "try_knob", "html", "json", "quiet", "verbose"}
-    given = [
-        name
-        for name, value in vars(parser.parse_args([])).items()
-        if name not in taken and getattr(args, name) != value
-    ]
-    if given:
-        word = "URL" if given[0] == "url" else f"--{given[0].replace('_', '-')}"
-        raise ConfigError(f"{word} is not for --config, whose file has all options; use --set KEY=VALUE to override")
+    _refuse_others(args, taken, "--config, whose file has all options; use --set KEY=VALUE to override")
     with quiet_tensorflow():
         import tensorflow  # noqa: F401
 
         return profile_run(
             args.config, args.overrides, seconds=args.seconds, try_knob=args.try_knob, progress=_shows_progress(args)
         )
+
+
+def _refuse_others(args: argparse.Namespace, taken: set[str], what: str) -> None:
+    """Refuse arguments that mean nothing for what is profiled."""
+    parser = argparse.ArgumentParser(add_help=False)
+    add_arguments(parser)
+    for action in parser._actions:
+        if action.dest not in taken and getattr(args, action.dest) != action.default:
+            raise ConfigError(f"{next(iter(action.option_strings), 'URL')} is not for {what}")
 
 
 def _profile_url(args: argparse.Namespace) -> Profile:

@@ -22,7 +22,9 @@ _LEAST_STEPS, _LEAST_SECONDS = 20, 1.0  # fewer are not judged
 # that take turns twice as much as jitter brings on busy hosts.
 _LEAST = {"input": 0.05, "straggler": 0.05, "moving straggler": 0.10, "collective": 0.15, "overhead": 0.10}
 _HIGHLY_BOUND = 0.20
-_SAME = 0.5  # of the lateness that the ranks' mean times explain, and of the steps: from here on a straggler is fixed
+# A straggler is fixed if the ranks' mean times explain this share of the lateness, and the slow ranks are last in this
+# share of the steps.
+_EXPLAINED, _LAST = 0.5, 0.75
 
 Floats = npt.NDArray[np.float64]
 
@@ -176,10 +178,10 @@ def _fixed_stragglers(times: tuple[RankTimes, ...], lateness_seconds: float) -> 
     own = np.array([each.own_seconds for each in times])
     slowest, others = own.max(), np.delete(own, own.argmax())
     middle = float(np.median(others))
-    slow = [each for each in times if each.own_seconds - middle > (slowest - middle) * _SAME]
+    slow = [each for each in times if each.own_seconds - middle > (slowest - middle) / 2]
     explained = slowest - others.mean()
     are_last = sum(each.last_share for each in slow)
-    if len(slow) == len(times) or explained < _SAME * lateness_seconds or are_last <= _SAME:
+    if len(slow) == len(times) or explained < _EXPLAINED * lateness_seconds or are_last < _LAST:
         return ()
     return tuple(each.rank for each in slow)
 
