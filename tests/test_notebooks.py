@@ -21,8 +21,17 @@ SHOWN = {  # plots, and texts of outputs
         ("bottleneck: ", "Balance: 8 shards", "Training ", "The shuffle: ", "The rarest class, 'rare'"),
     ),
     "training_run": (
-        5,
-        ("The loss ends at ", "The learning rate: ", "Recall by class: ", "1 rank: ", "Training waited"),
+        8,
+        (
+            "The loss ends at ",
+            "The learning rate: ",
+            "Recall by class: ",
+            "2 ranks: ",
+            "Training waited",
+            "bottleneck: ",
+            "is latest on average: ",
+            "The longest part of a step is ",
+        ),
     ),
 }
 

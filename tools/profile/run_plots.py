@@ -1,4 +1,7 @@
-"""Plots of a training run, from the metrics that `ringfeed train` writes (`output.metrics`); for notebooks."""
+"""Plots of a training run for notebooks, from the metrics that `ringfeed train` writes (`output.metrics`).
+
+Plots of its ranks, from their records (`output.records`), are in `runs.plots`, and can be had here, too.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +13,13 @@ from typing import Any
 from ...sharding.errors import ConfigError
 from ...training.loop.outputs import METRICS_FORMAT
 from .drawing import Plot, curves, named_bars
+from .runs import profile_records, read_run
+from .runs.plots import plot_rank_lateness, plot_rank_waits, plot_step_parts
 
-__all__ = ["plot_learning_rate", "plot_loss", "plot_rate", "plot_recall", "plot_run_waits", "read_metrics"]
+__all__ = [
+    "plot_learning_rate", "plot_loss", "plot_rank_lateness", "plot_rank_waits", "plot_rate", "plot_recall",
+    "plot_run_waits", "plot_step_parts", "profile_records", "read_metrics", "read_run",
+]  # fmt: skip
 
 _BOUND = 0.05  # share of the time spent waiting, from which on a run is input-bound
 
