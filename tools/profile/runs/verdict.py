@@ -20,7 +20,7 @@ __all__ = ["RankTimes", "RunVerdict", "Shares", "judge_run", "rank_times"]
 _LEAST_STEPS, _LEAST_SECONDS = 20, 1.0  # fewer are not judged
 # Shares of the time from which on a part is named: those of TensorFlow's profiler (xprof), and for overhead and ranks
 # that take turns twice as much as jitter brings on busy hosts.
-_LEAST = {"input": 0.05, "straggler": 0.05, "moving straggler": 0.10, "collective": 0.15, "overhead": 0.10}
+_LEAST = {"input": 0.05, "straggler": 0.05, "moving_straggler": 0.10, "collective": 0.15, "framework_overhead": 0.10}
 _HIGHLY_BOUND = 0.20
 # A straggler is fixed if the ranks' mean times explain this share of the lateness, and the slow ranks are last in this
 # share of the steps.
@@ -72,8 +72,8 @@ class RunVerdict:
     """What limits a run.
 
     Attributes:
-        bottleneck: ``input``, ``straggler`` (the same rank), ``moving straggler``, ``collective``, ``overhead``,
-            ``none``, or ``unknown`` if too little was recorded.
+        bottleneck: ``input``, ``straggler`` (the same rank), ``moving_straggler``, ``collective``,
+            ``framework_overhead``, ``none``, or ``unknown`` if too little was recorded.
         headline: the answer in one sentence.
         advice: what to do about it.
         stragglers: the slow ranks of ``straggler``.
@@ -128,12 +128,12 @@ def judge_run(records: RunRecords) -> RunVerdict:
     shares = _shares(records, weights)
     times = rank_times(records)
     slow = _fixed_stragglers(times, shares.straggler * seconds / weights.sum())
-    straggler = "straggler" if slow else "moving straggler"
+    straggler = "straggler" if slow else "moving_straggler"
     candidates = {
         "input": shares.input,
         straggler: shares.straggler,
         "collective": shares.collective,
-        "overhead": shares.overhead,
+        "framework_overhead": shares.overhead,
     }
     named = {name: share for name, share in candidates.items() if share >= _LEAST[name]}
     bottleneck = max(named, key=named.__getitem__) if named else "none"
@@ -208,9 +208,9 @@ def _headline(bottleneck: str, shares: Shares, slow: tuple[int, ...]) -> str:
         "none": ("Nothing holds the run back: ranks compute", "compute"),
         "input": (f"The run is {highly}input-bound: ranks wait for input", "input"),
         "straggler": (f"The ranks wait for {names}", "straggler"),
-        "moving straggler": ("The ranks wait for each other", "straggler"),
+        "moving_straggler": ("The ranks wait for each other", "straggler"),
         "collective": ("The ranks are in the all-reduce", "collective"),
-        "overhead": ("The ranks are in the loop around the steps", "overhead"),
+        "framework_overhead": ("The ranks are in the loop around the steps", "overhead"),
     }
     text, own = told[bottleneck]
     names_of_shares = {
@@ -243,9 +243,9 @@ def _advice(bottleneck: str, cause: str | None, slow: tuple[int, ...], times: tu
         return "to learn which part of the input, and what helps: ringfeed profile --config FILE"
     if bottleneck == "collective":
         return "train larger batches on each rank, or give the ranks a faster network (horovodrun --network-interfaces)"
-    if bottleneck == "overhead":
+    if bottleneck == "framework_overhead":
         return "the loop between steps is slow: raise output.log_every, or give each rank more cores"
-    if bottleneck == "moving straggler":
+    if bottleneck == "moving_straggler":
         if cause == "input":
             return "in each step another rank waits for its input: loading is too slow; ringfeed profile --config FILE"
         return "in each step another rank is late: their batches take unequal work, or programs share their cores"

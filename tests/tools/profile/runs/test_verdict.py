@@ -66,14 +66,14 @@ def test_waits_that_move_from_rank_to_rank_are_those_of_a_slow_loader(write_run:
     inputs = np.full((4, STEPS), 0.001)
     inputs[np.random.default_rng(seed).integers(0, 4, STEPS), range(STEPS)] = 0.02
     verdict = _judge(write_run(inputs, _noise(4, 0.05, 0.02, seed)))
-    assert (verdict.bottleneck, verdict.stragglers, verdict.cause) == ("moving straggler", (), "input")
+    assert (verdict.bottleneck, verdict.stragglers, verdict.cause) == ("moving_straggler", (), "input")
     assert "loading is too slow" in verdict.advice
 
 
 def test_one_long_pause_makes_no_rank_a_slow_one(write_run: Write) -> None:
     gradients = np.full((3, STEPS), 0.01)
     gradients[1, 77] = 30.0
-    assert _judge(write_run(np.zeros((3, STEPS)), gradients)).bottleneck == "moving straggler"
+    assert _judge(write_run(np.zeros((3, STEPS)), gradients)).bottleneck == "moving_straggler"
 
 
 def test_input_collective_and_loop_are_told_apart(write_run: Write) -> None:
@@ -84,7 +84,7 @@ def test_input_collective_and_loop_are_told_apart(write_run: Write) -> None:
     assert fed.gain == pytest.approx(0.0511 / 0.0211)
     reducing = _judge(write_run(np.zeros((2, STEPS)), computing, reduce_seconds=0.01))
     assert (reducing.bottleneck, reducing.gain) == ("collective", pytest.approx(1.5, rel=0.01))
-    assert _judge(write_run(np.zeros((2, STEPS)), computing, host_seconds=0.01)).bottleneck == "overhead"
+    assert _judge(write_run(np.zeros((2, STEPS)), computing, host_seconds=0.01)).bottleneck == "framework_overhead"
 
 
 def test_the_parts_add_up(write_run: Write) -> None:
