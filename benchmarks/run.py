@@ -27,6 +27,7 @@ import image_reading
 import images
 import loader_memory
 import memory
+import optimizers
 import planner
 import projection
 import reading
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "read-images": image_reading.run,
     "memory": memory.run,
     "loader-memory": loader_memory.run,
+    "optimizers": optimizers.run,
     "planner": planner.run,
     "first-batch": resuming.run,
     "projection": projection.run,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .config.train_config import TrainConfig
     from .loop.trainer import Trainer
     from .metrics.evaluate import Evaluation
+    from .optimizers.lamb import LAMB
     from .optimizers.lars import LARS
     from .optimizers.precision import LossScale, ScaleRule
     from .ring.connect import connect
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .schedules.learning_rate import WarmUpDecay, scaled_learning_rate
 
 __all__ = [
+    "LAMB",
     "LARS",
     "Checkpoint",
     "CheckpointStore",
@@ -42,6 +44,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "LAMB": "optimizers.lamb",
     "LARS": "optimizers.lars",
     "Checkpoint": "checkpoint.store",
     "CheckpointStore": "checkpoint.store",

@@ -10,7 +10,7 @@ from typing import Any
 
 from ...sharding.errors import ConfigError
 
-__all__ = ["are_sizes", "is_pattern", "key", "one_of", "require", "require_finite", "require_size"]
+__all__ = ["are_sizes", "is_function", "is_pattern", "key", "one_of", "require", "require_finite", "require_size"]
 
 _SIZES = 2**31  # TensorFlow's limit for many sizes; and a float holds the product of any two
 
@@ -37,6 +37,11 @@ def require_size(key: str, value: int) -> None:
 
 def are_sizes(values: Sequence[int]) -> bool:
     return all(1 <= value < _SIZES for value in values)
+
+
+def is_function(text: str) -> bool:
+    """Whether a text is `module:function`."""
+    return re.fullmatch(r"\w+(\.\w+)*:\w+", text) is not None
 
 
 def is_pattern(text: str) -> bool:

@@ -176,8 +176,12 @@ def describe_keys() -> str:
     return "\n".join(lines)
 
 
+def _default(spec: Field[Any]) -> Any:
+    return spec.default_factory() if spec.default is MISSING and spec.default_factory is not MISSING else spec.default
+
+
 def _shown(spec: Field[Any]) -> str:
-    value = spec.default_factory() if spec.default is MISSING and spec.default_factory is not MISSING else spec.default
+    value = _default(spec)
     value = list(value) if isinstance(value, tuple) else value
     text: str = yaml.safe_dump(value, default_flow_style=True, explicit_end=False).strip()
     return text.removesuffix("...").strip()
@@ -211,6 +215,6 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
         if group in ("checkpoint", "output") or name in neutral:
             continue
         mine, theirs = (tree.get(group, {}) if group else tree for tree in (current, before))
-        if mine.get(leaf) != theirs.get(leaf, _plain(spec.default)):  # older runs, without the key, had its default
+        if mine.get(leaf) != theirs.get(leaf, _plain(_default(spec))):  # older runs, without the key, had its default
             differing.append(name)
     return differing

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ...pipeline.transforms.image_options import ColourJitter, RandomCrop
 from ...sharding.errors import ConfigError
-from .checks import are_sizes, key, one_of, require, require_size
+from .checks import are_sizes, is_function, key, one_of, require, require_size
 
 __all__ = ["AugmentConfig", "ModelConfig"]
 
 NORMS = ("batch", "layer", "none")
-_FUNCTION = re.compile(r"\w+(\.\w+)*:\w+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +29,7 @@ class ModelConfig:
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "any keys, for module:function"})
 
     def __post_init__(self) -> None:
-        known = self.name in ("tabular", "convnet") or bool(_FUNCTION.fullmatch(self.name))
+        known = self.name in ("tabular", "convnet") or is_function(self.name)
         require(known, "model.name", "tabular, convnet, or module:function", self.name)
         one_of("model.norm", self.norm, NORMS)
         require(0 <= self.dropout < 1, "model.dropout", "in [0, 1)", self.dropout)

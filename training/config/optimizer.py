@@ -3,37 +3,60 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
-from .checks import is_pattern, key, one_of, require, require_finite, require_size
+from ...sharding.errors import ConfigError
+from .checks import is_function, is_pattern, key, one_of, require, require_finite, require_size
 
-__all__ = ["DECAYS", "LossScaleConfig", "OptimizerConfig", "ScheduleConfig"]
+__all__ = ["DECAYS", "SCALINGS", "VARIANTS", "LossScaleConfig", "OptimizerConfig", "ScheduleConfig"]
 
 DECAYS = ("cosine", "polynomial", "step", "constant")
-OPTIMIZERS = ("lars", "sgd", "adam", "adamw")
+OPTIMIZERS = ("lars", "lamb", "sgd", "adam", "adamw")
+SCALINGS = ("linear", "sqrt")
+VARIANTS = {
+    "lars": ("optax", "paper", "mlperf", "mlperf-unscaled", "tf-models", "tf-models-popular", "larc"),
+    "lamb": ("paper", "nvlamb", "v1"),
+}
+"""The first of each optimizer is its default."""
+WITHOUT_EPS = ("paper", "tf-models", "tf-models-popular")  # of lars
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerConfig:
     """Options of the optimizer."""
 
-    name: str = key("lars", f"one of {', '.join(OPTIMIZERS)}")
+    name: str = key("lars", f"{', '.join(OPTIMIZERS)}, or module:function, such as keras.optimizers:Lion")
+    variant: str | None = key(
+        None, "; ".join(f"{name}: {', '.join(names)}" for name, names in VARIANTS.items()) + "; null: the first"
+    )
     learning_rate: float = key(1.0, "peak learning rate; for a batch of base_batch_size, if that is given")
-    base_batch_size: int | None = key(None, "linear scaling: the peak is learning_rate * batch_size / base_batch_size")
-    weight_decay: float = key(0.0, "lars: added to the gradient; sgd, adamw: decoupled")
+    base_batch_size: int | None = key(None, "the peak is learning_rate scaled by batch_size / base_batch_size")
+    scaling: str = key("linear", "how the peak grows with the batch: linear, or sqrt (its square root)")
+    weight_decay: float = key(0.0, "lars, lamb: added to the step before its norm is taken; sgd, adamw: decoupled")
     momentum: float = key(0.9, "lars, sgd")
     nesterov: bool = key(False, "lars, sgd")
     trust_coefficient: float = key(0.001, "lars: eta of arXiv 1708.03888")
-    eps: float | None = key(None, "added to the denominator; null: 0 for lars, 1e-7 for adam and adamw")
-    beta_1: float = key(0.9, "adam, adamw")
-    beta_2: float = key(0.999, "adam, adamw")
+    eps: float | None = key(None, "added to the denominator; null: lars 0 (larc 1e-8), lamb 1e-6, adam and adamw 1e-7")
+    beta_1: float = key(0.9, "lamb, adam, adamw")
+    beta_2: float = key(0.999, "lamb, adam, adamw")
     exclude: tuple[str, ...] | None = key(
         None, "patterns of variable paths without decay and trust ratio; null: biases and normalisation parameters"
     )
+    exclude_ratio: tuple[str, ...] | None = key(
+        None, "lars, lamb: patterns of variable paths without trust ratio alone; null: those of exclude (nvlamb: none)"
+    )
     clip_norm: float | None = key(None, "largest global norm of the gradients; null: no clipping")
+    options: Mapping[str, Any] = field(
+        default_factory=dict, metadata={"help": "module:function: further arguments of the optimizer"}
+    )
 
     def __post_init__(self) -> None:
-        one_of("optimizer.name", self.name, OPTIMIZERS)
+        known = self.name in OPTIMIZERS or is_function(self.name)
+        require(known, "optimizer.name", f"one of {', '.join(OPTIMIZERS)}, or module:function", self.name)
+        one_of("optimizer.scaling", self.scaling, SCALINGS)
+        self._check_pairs()
         require(0 < self.learning_rate < math.inf, "optimizer.learning_rate", "finite and above 0", self.learning_rate)
         require_finite("optimizer.weight_decay", self.weight_decay)
         no_decay = self.name != "adam" or self.weight_decay == 0
@@ -47,11 +70,32 @@ class OptimizerConfig:
             require_finite("optimizer.eps", self.eps)
         if self.base_batch_size is not None:
             require_size("optimizer.base_batch_size", self.base_batch_size)
-        for pattern in self.exclude or ():
-            require(is_pattern(pattern), "optimizer.exclude", "regular expressions", pattern)
+        for name in ("exclude", "exclude_ratio"):
+            for pattern in getattr(self, name) or ():
+                require(is_pattern(pattern), f"optimizer.{name}", "regular expressions", pattern)
         if self.clip_norm is not None:
             rule = "in [1e-37, 1e37] (it is a float32, as is its reciprocal)"
             require(1e-37 <= self.clip_norm <= 1e37, "optimizer.clip_norm", rule, self.clip_norm)
+
+    def _check_pairs(self) -> None:
+        """Refuse options that the optimizer does not have."""
+        variants = VARIANTS.get(self.name, ())
+        if self.variant is not None and self.variant not in variants:
+            owners = [name for name, names in VARIANTS.items() if self.variant in names]
+            remedy = f"; {self.variant} is one of optimizer.name={owners[0]}" if owners else ""
+            rule = f"one of {', '.join(variants)}" if variants else "null"
+            raise ConfigError(f"optimizer.variant must be {rule} for {self.name}, got {self.variant!r}{remedy}")
+        has_nesterov = not self.nesterov or self.name in ("lars", "sgd")
+        require(has_nesterov, "optimizer.nesterov", f"false for {self.name} (lars and sgd have it)", self.nesterov)
+        has_ratio = self.exclude_ratio is None or self.name in VARIANTS
+        require(
+            has_ratio, "optimizer.exclude_ratio", f"null for {self.name} (lars and lamb have it)", self.exclude_ratio
+        )
+        has_options = not self.options or is_function(self.name)
+        require(has_options, "optimizer.options", f"empty for {self.name} (module:function has it)", dict(self.options))
+        has_eps = not self.eps or self.name != "lars" or self.variant not in WITHOUT_EPS
+        rule = f"null or 0 for the variant {self.variant} (optax, mlperf and larc have it)"
+        require(has_eps, "optimizer.eps", rule, self.eps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

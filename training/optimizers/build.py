@@ -11,10 +11,14 @@ from typing import Any
 import keras
 
 from ...sharding.errors import ConfigError
-from ..config.optimizer import OptimizerConfig
+from ..config.optimizer import VARIANTS, OptimizerConfig
 from ..config.train_config import TrainConfig
 from ..schedules.learning_rate import WarmUpDecay, scaled_learning_rate
-from .lars import LARS, is_adapted
+from .lamb import LAMB
+from .lars import LARS
+from .masks import is_adapted
+from .stacked import StackedOptimizer
+from .user_optimizer import user_optimizer
 
 __all__ = ["build_optimizer", "build_schedule", "schedule_warnings"]
 
@@ -27,7 +31,7 @@ def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay:
     """
     optimizer, schedule = config.optimizer, config.schedule
     base = optimizer.base_batch_size or config.data.batch_size
-    peak = scaled_learning_rate(optimizer.learning_rate, config.data.batch_size, base)
+    peak = scaled_learning_rate(optimizer.learning_rate, config.data.batch_size, base, optimizer.scaling)
     try:
         return WarmUpDecay(
             peak_value=peak,
@@ -63,10 +67,13 @@ def build_optimizer(config: OptimizerConfig, schedule: WarmUpDecay, variables: S
     """Build a Keras optimizer for variables.
 
     Variables that match `optimizer.exclude` (by default: biases and normalisation parameters) get no weight decay, and
-    no trust ratio under LARS.
+    no trust ratio under LARS and LAMB.
+
+    Raises:
+        ConfigError: the function of `optimizer.name` does not return an optimizer.
     """
     optimizer = _new(config, schedule)
-    if not isinstance(optimizer, LARS):
+    if not isinstance(optimizer, StackedOptimizer):
         optimizer.exclude_from_weight_decay(
             var_list=[v for v in variables if not is_adapted(v.path, v.shape, config.exclude)]
         )
@@ -75,20 +82,41 @@ def build_optimizer(config: OptimizerConfig, schedule: WarmUpDecay, variables: S
 
 
 def _new(config: OptimizerConfig, schedule: WarmUpDecay) -> Any:
-    if config.name == "lars":
-        return LARS(
-            learning_rate=schedule,
-            weight_decay=config.weight_decay,
-            trust_coefficient=config.trust_coefficient,
-            eps=config.eps or 0.0,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            exclude=config.exclude,
-        )
     decay = config.weight_decay or None
     if config.name == "sgd":
         return keras.optimizers.SGD(schedule, config.momentum, config.nesterov, weight_decay=decay)
-    eps = 1e-7 if config.eps is None else config.eps
-    if config.name == "adam":
-        return keras.optimizers.Adam(schedule, config.beta_1, config.beta_2, eps)
-    return keras.optimizers.AdamW(schedule, config.weight_decay, config.beta_1, config.beta_2, eps)
+    if config.name in ("adam", "adamw"):
+        eps = 1e-7 if config.eps is None else config.eps
+        if config.name == "adam":
+            return keras.optimizers.Adam(schedule, config.beta_1, config.beta_2, eps)
+        return keras.optimizers.AdamW(schedule, config.weight_decay, config.beta_1, config.beta_2, eps)
+    if config.name in VARIANTS:
+        return _layerwise(config, schedule)
+    return user_optimizer(config, schedule)
+
+
+def _layerwise(config: OptimizerConfig, schedule: WarmUpDecay) -> LARS | LAMB:
+    variant = config.variant or VARIANTS[config.name][0]
+    if config.name == "lamb":
+        return LAMB(
+            learning_rate=schedule,
+            weight_decay=config.weight_decay,
+            beta_1=config.beta_1,
+            beta_2=config.beta_2,
+            eps=1e-6 if config.eps is None else config.eps,
+            exclude=config.exclude,
+            variant=variant,
+            exclude_ratio=config.exclude_ratio,
+        )
+    default_eps = 1e-8 if variant == "larc" else 0.0
+    return LARS(
+        learning_rate=schedule,
+        weight_decay=config.weight_decay,
+        trust_coefficient=config.trust_coefficient,
+        eps=default_eps if config.eps is None else config.eps,
+        momentum=config.momentum,
+        nesterov=config.nesterov,
+        exclude=config.exclude,
+        variant=variant,
+        exclude_ratio=config.exclude_ratio,
+    )

@@ -1,76 +1,56 @@
 """LARS: momentum SGD whose step is scaled layer by layer, for very large batches.
 
-Published variants differ. This one is that of `optax.lars`: Algorithm 1 of the paper, with the norm of the *decayed*
-gradient in the denominator and the learning rate inside the momentum. It is not LAMB, and it reduces no gradients
-across ranks (`distributed` does).
+Published variants differ: see `VARIANTS`. It is not LAMB, and it reduces no gradients across ranks (`ring` does).
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-__all__ = ["LARS", "is_adapted"]
+from .norms import layer_norms, trust_ratio
+from .stacked import StackedOptimizer, check_argument
+
+__all__ = ["LARS"]
 
 Tensor = Any
-Variable = Any
 
 
-def trust_ratio(weights: Tensor, update: Tensor, trust_coefficient: float, eps: float) -> Tensor:
-    """`trust_coefficient * |w| / (|u| + eps)`, or 1 where either norm is zero.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Variant:
+    """What a variant of LARS does.
 
-    Args:
-        weights: the layer's weights, any shape.
-        update: gradient plus weight decay, same shape and dtype.
-
-    Returns:
-        A scalar of the same dtype.
-
-    >>> round(float(trust_ratio(tf.constant([3.0, 4.0]), tf.constant([0.0, 2.0]), 0.01, 0.0)), 6)  # 0.01 * 5 / 2
-    0.025
-    >>> float(trust_ratio(tf.zeros(2), tf.ones(2), 0.01, 0.0))
-    1.0
+    Attributes:
+        norms_apart: whether the trust ratio divides by `|g| + weight_decay |w|`, or by the norm of their sum.
+        rate_inside: whether the learning rate multiplies what enters the velocity, or the velocity.
+        ratio_last: whether the trust ratio is of the velocity, not of the gradient.
+        clips: whether the ratio is at most 1 / learning rate, and layers with a zero norm are not decayed.
     """
-    weight_norm = tf.norm(weights)
-    update_norm = tf.norm(update)
-    is_zero = tf.logical_or(tf.equal(weight_norm, 0), tf.equal(update_norm, 0))
-    ratio = (
-        tf.constant(trust_coefficient, weights.dtype) * weight_norm / (update_norm + tf.constant(eps, weights.dtype))
-    )
-    return tf.where(is_zero, tf.ones_like(ratio), ratio)
+
+    norms_apart: bool = False
+    rate_inside: bool = True
+    ratio_last: bool = False
+    clips: bool = False
 
 
-def is_adapted(path: str, shape: Sequence[int], exclude: Sequence[str] | None) -> bool:
-    """Whether a variable gets the trust ratio and weight decay.
-
-    Args:
-        path: the variable's path in the model, such as `dense/kernel`.
-        shape: its shape.
-        exclude: regular expressions searched in `path`; `None` is the default rule, which leaves out what has
-            fewer than two dimensions: biases, and the scale and offset of normalisation layers.
-
-    >>> is_adapted("dense/kernel", (3, 4), None), is_adapted("dense/bias", (4,), None)
-    (True, False)
-    >>> is_adapted("embedding/embeddings", (9, 4), ["embedding"]), is_adapted("dense/bias", (4,), [])
-    (False, True)
-    """
-    if exclude is None:
-        return len(shape) >= 2
-    return not any(re.search(pattern, path) for pattern in exclude)
-
-
-def _check(name: str, value: float, rule: str, holds: bool) -> None:
-    if not holds:
-        raise ValueError(f"LARS: {name} must be {rule}, got {value!r}")
+VARIANTS = {
+    "optax": _Variant(),
+    "paper": _Variant(norms_apart=True),
+    "mlperf": _Variant(norms_apart=True),
+    "mlperf-unscaled": _Variant(norms_apart=True, rate_inside=False),
+    "tf-models": _Variant(),
+    "tf-models-popular": _Variant(rate_inside=False, ratio_last=True),
+    "larc": _Variant(norms_apart=True, rate_inside=False, clips=True),
+}
 
 
 @keras.saving.register_keras_serializable(package="ringfeed", name="LARS")
-class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no types
-    """Layer-wise adaptive rate scaling, equal to `optax.lars` step by step.
+class LARS(StackedOptimizer):
+    """Layer-wise adaptive rate scaling, by default equal to `optax.lars` step by step.
 
     For each variable `w` with gradient `g`, at step `t`::
 
@@ -79,12 +59,18 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no 
         v = momentum * v + learning_rate(t) * r * u
         w = w - v                                              # nesterov: w - (momentum * v + learning_rate * r * u)
 
-    You, Gitman and Ginsburg, "Large Batch Training of Convolutional Networks", arXiv 1708.03888, Algorithm 1, in the
-    variant of `optax.lars`: the paper divides by `|g| + weight_decay * |w|` and has no eps. Biases and
-    normalisation parameters get neither decay nor trust ratio (see `is_adapted`), as in MLPerf; `optax.lars` does
-    the same when its two masks say so.
+    You, Gitman and Ginsburg, "Large Batch Training of Convolutional Networks", arXiv 1708.03888, Algorithm 1. Biases
+    and normalisation parameters get neither decay nor trust ratio (see `is_adapted`), as in MLPerf; `optax.lars` does
+    the same when its two masks say so. The variants:
 
-    All arithmetic and the momentum are float32 (float64 for float64 variables), whatever the gradient's dtype.
+    - `optax`: as above, of `optax.lars`; `tf-models` is the same, of `official/modeling/optimization/lars.py`.
+    - `paper`, `mlperf`: ``r = trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)``, the paper without eps.
+    - `mlperf-unscaled`: that `r`, with the learning rate outside the velocity, ``v = momentum * v + r * u`` and
+      ``w = w - learning_rate * v`` (Kumar et al., arXiv 1909.09756, "unscaled momentum").
+    - `tf-models-popular`: ``v = momentum * v + u`` and ``w = w - learning_rate * r * v``, with `r` of `v` in place of
+      `u` (`classic_momentum=False`).
+    - `larc`: as `mlperf-unscaled`, with ``min(r / learning_rate, 1)`` for `r`, and no decay where a norm is zero
+      (`apex.parallel.LARC`, clip mode).
 
     Args:
         learning_rate: a float, a `LearningRateSchedule`, or a callable without arguments.
@@ -95,6 +81,8 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no 
         nesterov: look ahead along the velocity.
         exclude: regular expressions of the paths left out; `None` leaves out variables of fewer than two dimensions.
         name: the optimizer's name.
+        variant: one of `VARIANTS`.
+        exclude_ratio: regular expressions of the paths without trust ratio; `None`: those of `exclude`.
 
     Raises:
         ValueError: an argument out of its range.
@@ -104,6 +92,8 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no 
     >>> [round(float(x), 6) for x in w.numpy()[0]]  # 4 - 1.0 * (0.1 * 5 / 2) * 2
     [3.0, 3.5]
     """
+
+    slots = (("velocity", ()),)
 
     def __init__(
         self,
@@ -115,48 +105,57 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no 
         nesterov: bool = False,
         exclude: Sequence[str] | None = None,
         name: str = "lars",
+        variant: str = "optax",
+        exclude_ratio: Sequence[str] | None = None,
     ) -> None:
-        _check("weight_decay", weight_decay, "at least 0", weight_decay >= 0)
-        _check("trust_coefficient", trust_coefficient, "above 0", trust_coefficient > 0)
-        _check("eps", eps, "at least 0", eps >= 0)
-        _check("momentum", momentum, "in [0, 1)", 0 <= momentum < 1)
-        # Keras' own weight_decay is decoupled (it bypasses the trust ratio and the momentum), so the base gets none.
-        super().__init__(learning_rate=learning_rate, name=name)
+        check_argument("LARS", "weight_decay", weight_decay, "at least 0", weight_decay >= 0)
+        check_argument("LARS", "trust_coefficient", trust_coefficient, "above 0", trust_coefficient > 0)
+        check_argument("LARS", "eps", eps, "at least 0", eps >= 0)
+        check_argument("LARS", "momentum", momentum, "in [0, 1)", 0 <= momentum < 1)
+        if variant not in VARIANTS:
+            raise ValueError(f"LARS: variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+        super().__init__(learning_rate, name, exclude, exclude_ratio)
         self.decay_rate = float(weight_decay)
         self.trust_coefficient = float(trust_coefficient)
         self.eps = float(eps)
         self.momentum = float(momentum)
         self.nesterov = bool(nesterov)
-        self.exclude = None if exclude is None else list(exclude)
+        self.variant = variant
 
-    def build(self, variables: Sequence[Variable]) -> None:
-        """Create a velocity for each variable, and note which variables are adapted."""
-        if self.built:
-            return
-        super().build(variables)
-        self._velocities = [
-            self.add_variable(shape=v.shape, dtype=_compute_dtype(v.dtype), name=f"{v.path.replace('/', '_')}_velocity")
-            for v in variables
-        ]
-        self._is_adapted = [is_adapted(v.path, v.shape, self.exclude) for v in variables]
+    def updated(
+        self, weights: Tensor, gradient: Tensor, slots: Sequence[Tensor], rate: Tensor, *, decays: bool, adapts: bool
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """One step of a stack of variables."""
+        (velocity,), rule = slots, VARIANTS[self.variant]
+        step = gradient + self.decay_rate * weights if decays else gradient
+        if adapts and not rule.ratio_last:
+            step = self._scaled(weights, gradient, step, rate, self.decay_rate if decays else 0.0)
+        if rule.rate_inside:
+            step *= rate
+        velocity = self.momentum * velocity + step
+        moved = self.momentum * velocity + step if self.nesterov else velocity
+        if adapts and rule.ratio_last:
+            moved *= rate * self._ratio(layer_norms(weights), layer_norms(moved))
+        elif not rule.rate_inside:
+            moved *= rate
+        return weights - moved, [velocity]
 
-    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
-        """Apply one step to one variable (called by Keras)."""
-        index = self._get_variable_index(variable)
-        velocity = self._velocities[index]
-        weights = tf.cast(variable, velocity.dtype)
-        step = self._scaled(tf.cast(gradient, velocity.dtype), weights, self._is_adapted[index])
-        step *= tf.cast(learning_rate, velocity.dtype)
-        decay = tf.constant(self.momentum, velocity.dtype)
-        moved = decay * velocity.value + step
-        self.assign(velocity, moved)
-        self.assign(variable, weights - (decay * moved + step if self.nesterov else moved))
+    def _scaled(self, weights: Tensor, gradient: Tensor, update: Tensor, rate: Tensor, decay: float) -> Tensor:
+        """Return the trust ratio times the decayed gradient `update`."""
+        rule, weight_norm = VARIANTS[self.variant], layer_norms(weights)
+        if not rule.norms_apart:
+            return update * self._ratio(weight_norm, layer_norms(update))
+        gradient_norm = layer_norms(gradient)
+        ratio = self._ratio(weight_norm, gradient_norm, decay)
+        if not rule.clips:
+            return update * ratio
+        is_zero = tf.logical_or(tf.equal(weight_norm, 0), tf.equal(gradient_norm, 0))
+        return tf.where(is_zero, gradient, update * tf.minimum(ratio / rate, 1.0))
 
-    def _scaled(self, gradient: Tensor, weights: Tensor, adapted: bool) -> Tensor:
-        if not adapted:
-            return gradient
-        update = gradient + tf.constant(self.decay_rate, weights.dtype) * weights
-        return update * trust_ratio(weights, update, self.trust_coefficient, self.eps)
+    def _ratio(self, weight_norm: Tensor, norm: Tensor, decay: float = 0.0) -> Tensor:
+        denominator = (norm + decay * weight_norm if decay else norm) + self.eps
+        is_zero = tf.equal(norm, 0)
+        return trust_ratio(self.trust_coefficient * weight_norm, tf.where(is_zero, tf.zeros_like(norm), denominator))
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments, for Keras to save and restore."""
@@ -170,9 +169,6 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no 
             "momentum": self.momentum,
             "nesterov": self.nesterov,
             "exclude": None if self.exclude is None else list(self.exclude),
+            "variant": self.variant,
+            "exclude_ratio": None if self.exclude_ratio is None else list(self.exclude_ratio),
         }
-
-
-def _compute_dtype(dtype: Any) -> str:
-    name = keras.backend.standardize_dtype(dtype)
-    return "float64" if name == "float64" else "float32"

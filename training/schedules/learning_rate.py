@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..config.optimizer import DECAYS
+from ..config.optimizer import DECAYS, SCALINGS
 
 __all__ = ["WarmUpDecay", "scaled_learning_rate"]
 
@@ -27,19 +27,34 @@ def _as_float(step: Any) -> tuple[Any, Any]:
     return keras.ops, keras.ops.cast(step, "float32")
 
 
-def scaled_learning_rate(base_learning_rate: float, batch_size: int, base_batch_size: int) -> float:
-    """The linear scaling rule: `base_learning_rate * batch_size / base_batch_size`.
+def scaled_learning_rate(
+    base_learning_rate: float, batch_size: int, base_batch_size: int, scaling: str = "linear"
+) -> float:
+    """The linear scaling rule, `base_learning_rate * batch_size / base_batch_size`, or that of the square root.
 
-    Goyal et al., "Accurate, Large Minibatch SGD", arXiv 1706.02677, section 2.1. The batches are global ones.
+    Linear: Goyal et al., "Accurate, Large Minibatch SGD", arXiv 1706.02677, section 2.1, for SGD. Square root:
+    Krizhevsky, arXiv 1404.5997, section 5, and You et al., arXiv 1904.00962, section 4.3, for LAMB. The batches are
+    global ones.
+
+    Args:
+        base_learning_rate: the rate for `base_batch_size`.
+        batch_size, base_batch_size: samples per step.
+        scaling: "linear" or "sqrt".
 
     Raises:
-        ValueError: a batch size is below 1.
+        ValueError: a batch size is below 1, or the scaling is unknown.
 
     >>> scaled_learning_rate(0.1, batch_size=8192, base_batch_size=256)
     3.2
+    >>> scaled_learning_rate(0.1, 4096, 256, scaling="sqrt")
+    0.4
     """
+    if scaling not in SCALINGS:
+        raise ValueError(f"scaling must be one of {', '.join(SCALINGS)}, got {scaling!r}")
     if batch_size < 1 or base_batch_size < 1:
         raise ValueError(f"batch sizes must be at least 1, got {batch_size} and {base_batch_size}")
+    if scaling == "sqrt":
+        return base_learning_rate * math.sqrt(batch_size / base_batch_size)
     return base_learning_rate * batch_size / base_batch_size
 
 

@@ -1,0 +1,158 @@
+"""LAMB: Adam whose step is scaled layer by layer, for very large batches.
+
+Published variants differ: see `VARIANTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from .norms import layer_norms, trust_ratio
+from .stacked import StackedOptimizer, check_argument
+
+__all__ = ["LAMB"]
+
+Tensor = Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Variant:
+    """What a variant of LAMB does.
+
+    Attributes:
+        corrects_bias: whether the moments are divided by what they lack in their first steps.
+        largest_norm: the greatest norm of weights that counts; None: any.
+        largest_gradient: the greatest global norm of the gradients, which are scaled down to it; None: any.
+        adapts_all: whether variables without decay have a trust ratio, too.
+    """
+
+    corrects_bias: bool = True
+    largest_norm: float | None = None
+    largest_gradient: float | None = None
+    adapts_all: bool = False
+
+
+VARIANTS = {
+    "paper": _Variant(),
+    "nvlamb": _Variant(largest_gradient=1.0, adapts_all=True),
+    "v1": _Variant(corrects_bias=False, largest_norm=10.0),
+}
+
+
+@keras.saving.register_keras_serializable(package="ringfeed", name="LAMB")
+class LAMB(StackedOptimizer):
+    """Layer-wise adaptive moments; with `exclude_ratio=[]` equal to `optax.lamb` step by step.
+
+    For each variable `w` with gradient `g`, at step `t`, counted from 1::
+
+        m = beta_1 * m + (1 - beta_1) * g
+        v = beta_2 * v + (1 - beta_2) * g ** 2
+        u = m / (1 - beta_1 ** t) / (sqrt(v / (1 - beta_2 ** t)) + eps) + weight_decay * w    # left out: no decay
+        r = |w| / |u|                                                # left out, or a norm is zero: r = 1
+        w = w - learning_rate(t) * r * u
+
+    You et al., "Large Batch Optimization for Deep Learning", arXiv 1904.00962v5, Algorithm 2. The variants:
+
+    - `paper`: as above, also that of MLPerf and TensorFlow Addons.
+    - `nvlamb`: gradients whose global norm exceeds 1 are first scaled down to it, and every variable has a trust ratio
+      unless `exclude_ratio` says otherwise (`apex.optimizers.FusedLAMB` with `use_nvlamb`).
+    - `v1`: of the paper's first version: no bias correction, and ``r = min(|w|, 10) / |u|``.
+
+    Args:
+        learning_rate: a float, a `LearningRateSchedule`, or a callable without arguments.
+        weight_decay: factor of `w` in the step.
+        beta_1, beta_2: decay of the moments, in [0, 1).
+        eps: added to the root of the second moment.
+        exclude: regular expressions of the paths without decay and ratio; `None` leaves out variables of fewer than
+            two dimensions.
+        name: the optimizer's name.
+        variant: one of `VARIANTS`.
+        exclude_ratio: regular expressions of the paths without trust ratio; `None`: those of `exclude`.
+
+    Raises:
+        ValueError: an argument out of its range.
+
+    >>> w = keras.Variable([[3.0, 4.0]])
+    >>> LAMB(learning_rate=0.1, eps=0.0).apply([tf.constant([[2.0, 2.0]])], [w])
+    >>> [round(float(x), 4) for x in w.numpy()[0]]  # u = (1, 1), r = 5 / sqrt(2)
+    [2.6464, 3.6464]
+    """
+
+    slots = (("moments", (2,)),)  # one variable for both: reads and writes are what a small update costs
+
+    def __init__(
+        self,
+        learning_rate: float | Callable[..., Any] = 0.001,
+        weight_decay: float = 0.0,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        eps: float = 1e-6,
+        exclude: Sequence[str] | None = None,
+        name: str = "lamb",
+        variant: str = "paper",
+        exclude_ratio: Sequence[str] | None = None,
+    ) -> None:
+        check_argument("LAMB", "weight_decay", weight_decay, "at least 0", weight_decay >= 0)
+        check_argument("LAMB", "eps", eps, "at least 0", eps >= 0)
+        check_argument("LAMB", "beta_1", beta_1, "in [0, 1)", 0 <= beta_1 < 1)
+        check_argument("LAMB", "beta_2", beta_2, "in [0, 1)", 0 <= beta_2 < 1)
+        if variant not in VARIANTS:
+            raise ValueError(f"LAMB: variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+        all_adapt = exclude_ratio is None and VARIANTS[variant].adapts_all
+        super().__init__(learning_rate, name, exclude, [] if all_adapt else exclude_ratio)
+        self.decay_rate = float(weight_decay)
+        self.beta_1, self.beta_2 = float(beta_1), float(beta_2)
+        self.eps = float(eps)
+        self.variant = variant
+
+    def prepared(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Scale all gradients down to the variant's greatest global norm."""
+        largest = VARIANTS[self.variant].largest_gradient
+        if largest is None:
+            return gradients
+        wide = [tf.cast(g, tf.float64 if g.dtype == tf.float64 else tf.float32) for g in gradients]
+        norms = [tf.cast(tf.reshape(layer_norms(g[tf.newaxis]), [1]), tf.float64) for g in wide]
+        norm = tf.reduce_max(layer_norms(tf.concat(norms, 0)[tf.newaxis]))
+        factor = tf.maximum(norm / largest, 1.0)
+        return [g / tf.cast(factor, g.dtype) for g in wide]
+
+    def updated(
+        self, weights: Tensor, gradient: Tensor, slots: Sequence[Tensor], rate: Tensor, *, decays: bool, adapts: bool
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """One step of a stack of variables."""
+        first = self.beta_1 * slots[0][:, 0] + (1 - self.beta_1) * gradient
+        second = self.beta_2 * slots[0][:, 1] + (1 - self.beta_2) * gradient * gradient
+        update = self._corrected(first, self.beta_1)
+        update /= tf.sqrt(self._corrected(second, self.beta_2)) + self.eps
+        if decays:
+            update += self.decay_rate * weights
+        if adapts:
+            largest, norm = VARIANTS[self.variant].largest_norm, layer_norms(weights)
+            update *= trust_ratio(norm if largest is None else tf.minimum(norm, largest), layer_norms(update))
+        return weights - rate * update, [tf.stack([first, second], axis=1)]
+
+    def _corrected(self, moment: Tensor, beta: float) -> Tensor:
+        if beta == 0 or not VARIANTS[self.variant].corrects_bias:
+            return moment
+        step = tf.cast(self.iterations.value + 1, tf.float64)  # float32 would lose 1 - beta_2 in the first steps
+        return moment / tf.cast(-tf.math.expm1(step * tf.math.log(tf.constant(beta, tf.float64))), moment.dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments, for Keras to save and restore."""
+        base = super().get_config()
+        return {
+            "name": base["name"],
+            "learning_rate": base["learning_rate"],
+            "weight_decay": self.decay_rate,
+            "beta_1": self.beta_1,
+            "beta_2": self.beta_2,
+            "eps": self.eps,
+            "exclude": None if self.exclude is None else list(self.exclude),
+            "variant": self.variant,
+            "exclude_ratio": None if self.exclude_ratio is None else list(self.exclude_ratio),
+        }
