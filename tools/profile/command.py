@@ -147,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
         result = _profile_url(args) if args.config is None else _profile_config(args)
     if args.html is not None:
         write_page(result, args.html)
-    print(json.dumps(asdict(result), indent=2) if args.json else result)
+    print(json.dumps(asdict(result) | {"ceilings": result.ceilings}, indent=2) if args.json else result)
     return 0
 
 

@@ -27,7 +27,7 @@ def find_evidence(
         facts: the loader's sizes.
         trials: its parts as measured.
         slow: records that held up their batches.
-        cpu_share: share of the cores that were in use while training.
+        cpu_share: share of the cores that training used.
     """
     loader = Evidence(name="the loader", value=figures.samples / figures.loader_seconds, unit="samples/s")
     epoch = Evidence(name="an epoch", value=figures.samples / figures.seconds, unit="samples/s")
@@ -40,7 +40,7 @@ def find_evidence(
         one = Evidence(name="the slowest record", value=slow.records[0].seconds, unit="s")
         return one, Evidence(name="a batch without such", value=slow.batch_seconds, unit="s")
     if bottleneck == "cores":
-        return Evidence(name="cores in use", value=cpu_share, unit="share"), epoch
+        return Evidence(name="training uses of the cores", value=cpu_share, unit="share"), epoch
     if bottleneck == "framework_overhead":
         slowest = max(figures.parts.values())
         return Evidence(name="the slowest part alone", value=figures.samples / slowest, unit="samples/s"), epoch

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LoadClock"]
+__all__ = ["LoadClock", "core_waits"]
 
 _STAT = Path("/proc/stat")
 _TASKS = Path("/proc/self/task")
@@ -59,11 +59,21 @@ def _read() -> _Reading:
         return _Reading(own, own, {}, time.perf_counter())
     user, _, system, _, _, irq, softirq, steal, *_ = map(int, _STAT.read_text().split("\n", 1)[0].split()[1:])
     ticks = user + system + irq + softirq + steal  # niced programs make way
-    waits = {}
-    for folder in _TASKS.iterdir():
+    return _Reading(ticks / os.sysconf("SC_CLK_TCK"), own, _thread_waits(), time.perf_counter())
+
+
+def core_waits() -> float:
+    """Seconds that all threads of this process, which are running now, have waited for a core; elsewhere 0."""
+    return sum(_thread_waits().values()) / 1e9
+
+
+def _thread_waits() -> dict[str, int]:
+    """Nanoseconds that each thread has waited for a core; empty where the system does not say."""
+    waits: dict[str, int] = {}
+    for folder in _TASKS.iterdir() if _TASKS.exists() else ():
         with suppress(OSError, ValueError):  # the thread has ended, or Linux does not say
             waits[folder.name] = int((folder / "schedstat").read_text().split()[1])
-    return _Reading(ticks / os.sysconf("SC_CLK_TCK"), own, waits, time.perf_counter())
+    return waits
 
 
 def _core_seconds(before: _Reading, now: _Reading) -> float:

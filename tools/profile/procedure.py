@@ -31,6 +31,7 @@ from .verdict import Verdict, judge
 __all__ = ["Findings", "Request", "investigate"]
 
 _LEAST_GAIN = 1.05  # a knob that brings less is not named
+_LEAST_SEARCH = 4.0  # seconds for single records, where some batches are slow
 _LARGER = 2  # times the batch
 
 
@@ -99,15 +100,16 @@ def investigate(loader: Loader, workload: Workload | None, request: Request) -> 
     slow = None
     if workload is not None and training is not None and training.input is not None:
         request.report("single records")
-        slow = find_slow_records(workload, training.input, seconds["records"])
+        slow = find_slow_records(workload, training.input, max(seconds["records"], _LEAST_SEARCH))
     other_load = clock.other_load()
-    cpu_share = 0.0
+    cpu_share = queued = 0.0
     if training is not None:
-        used = training.together.cpu_seconds / training.together.seconds
-        cpu_share = min(used / (os.cpu_count() or 1) + other_load, 1.0)
+        together = training.together
+        cpu_share = min(together.cpu_seconds / together.seconds / (os.cpu_count() or 1), 1.0)
+        queued = together.core_wait_seconds / together.seconds
     verdict = judge(
         figures, loader_limit=knob.limit, seconds=_shortest(trial, training), disturbed=clock.disturbed(),
-        cpu_share=cpu_share, slow=slow, decodes=workload is not None and workload.decodes,
+        cpu_share=cpu_share, queued=queued, slow=slow, decodes=workload is not None and workload.decodes,
     )  # fmt: skip
     verdict = replace(
         verdict,
@@ -126,7 +128,7 @@ def investigate(loader: Loader, workload: Workload | None, request: Request) -> 
         slowest_stage=stage,
         advice=knob.text,
         parts=parts,
-        training=training,
+        training=None if training is None else training.without_gaps(),
         slow=slow,
         verdict=verdict,
         tried=tried,
@@ -142,7 +144,7 @@ def _shares(loader: Loader, workload: Workload | None, request: Request) -> dict
         "loader": 4,
         "parts": 4 if is_remote else 2,
         "training": 0 if workload is None else 8,
-        "records": 0 if workload is None or workload.transform is None else 1,
+        "records": 0 if workload is None or workload.transform is None else 2,
         "tried": 4 if request.try_knob else 0,
     }
     return {part: request.seconds * weight / sum(weights.values()) for part, weight in weights.items()}
@@ -196,7 +198,7 @@ def _figures(loader: Loader, trial: LoaderTrial, training: TrainingTrials | None
         first_batch_seconds=trial.first_batch_seconds,
         loader=trial.estimate(loader),
         loader_seconds=epoch_seconds,
-        transform=training.transform.estimate if training and training.transform else None,
+        transform=training.transform_estimate if training else None,
         step=training.step.estimate if training else None,
         together=training.together.estimate if training else None,
     )

@@ -175,11 +175,11 @@ def _larger_shards(facts: LoaderFacts, figures: EpochFigures, trials: LoaderTria
     store = trials.store
     if store is None or facts.shard_bytes >= PIECE_BYTES / 4:
         return
-    # A shard takes the store's latency and the time of its bytes; larger ones take the latency less often.
+    # A shard and its index take the store's latency, each; larger ones take it less often.
     size = PIECE_BYTES
     shards = max(ceil(facts.shards * facts.shard_bytes / size), 1)
-    now = facts.shards * store.latency_seconds / facts.threads
-    then = shards * store.latency_seconds / min(facts.threads, shards)
+    now = ceil(facts.shards / facts.threads) * 2 * store.latency_seconds
+    then = ceil(shards / facts.threads) * 2 * store.latency_seconds
     seconds = figures.loader_seconds
     after = max(seconds - now + then, _warm_seconds(figures, trials))
     text = f"larger shards: shard-dataset reshard SRC DST --shard-size {size >> 20}MiB"

@@ -135,7 +135,10 @@ class _Probe:
         self._given: NumpyBatch = {}
         self._spec = workload.loader.epoch(0).element_spec
         batches = tf.data.Dataset.from_generator(self._generate, output_signature=self._spec)
-        self._results = iter(batches.map(workload.transform))
+        options = tf.data.Options()
+        options.autotune.enabled = False
+        options.experimental_optimization.inject_prefetch = False  # which would take the next batch meanwhile
+        self._results = iter(batches.map(workload.transform).with_options(options))
 
     def seconds(self, batch: NumpyBatch) -> float:
         """Seconds of one call."""

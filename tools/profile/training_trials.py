@@ -10,12 +10,13 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ...pipeline import Loader
 from ...sharding.errors import ConfigError, RingfeedError
 from ...sharding.sources.user_code import describe_error
+from .estimates import Estimate
 from .trial import PREFETCH_BATCHES, Trial, consume, repeat
 
 __all__ = ["TrainingTrials", "Workload", "try_together", "try_training"]
@@ -81,6 +82,17 @@ class TrainingTrials:
     together: Trial
     transform_name: str
     step_name: str
+
+    @property
+    def transform_estimate(self) -> Estimate | None:
+        """The transform's rate, which is at least that of the loader with it."""
+        trials = [trial.estimate for trial in (self.transform, self.input) if trial is not None]
+        return max(trials, key=lambda rate: rate.value) if self.transform is not None else None
+
+    def without_gaps(self) -> TrainingTrials:
+        """The same without the time of each batch."""
+        fed = None if self.input is None else replace(self.input, gaps=())
+        return replace(self, input=fed, together=replace(self.together, gaps=()))
 
     @property
     def utilisation(self) -> float:

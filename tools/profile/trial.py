@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .estimates import Estimate, estimate, window_rates
+from .other_load import core_waits
 
 __all__ = ["PREFETCH_BATCHES", "Trial", "consume", "cpu_seconds", "repeat"]
 
@@ -27,6 +28,7 @@ class Trial:
         seconds: their time.
         wait_seconds: part of it spent waiting for input.
         cpu_seconds: seconds of cores that this process used meanwhile.
+        core_wait_seconds: seconds that its threads, together, waited for cores.
         rates: samples a second in each of up to ten parts of the time.
         gaps: seconds that each batch took, by (epoch, step), where that was noted.
     """
@@ -35,6 +37,7 @@ class Trial:
     seconds: float
     wait_seconds: float = 0.0
     cpu_seconds: float = 0.0
+    core_wait_seconds: float = 0.0
     rates: tuple[float, ...] = ()
     gaps: tuple[tuple[int, int, float], ...] = ()
 
@@ -95,7 +98,7 @@ def consume(
     for _ in range(PREFETCH_BATCHES + 1):
         step(next(batches)[2])
     _synchronize()
-    cpu = cpu_seconds()
+    cpu, core_wait = cpu_seconds(), core_waits()
     begun = start = now = time.perf_counter()
     times, gaps, waited, ignored = [start], [], 0.0, 0.0
     while len(times) <= _LEAST_CALLS or (now - start < seconds and now - begun < _MOST_WAIT * seconds):
@@ -117,6 +120,7 @@ def consume(
         seconds=time.perf_counter() - start,
         wait_seconds=waited,
         cpu_seconds=cpu_seconds() - cpu,
+        core_wait_seconds=max(core_waits() - core_wait, 0.0),
         rates=window_rates(times, batch_size),
         gaps=tuple(gaps[:_MOST_GAPS]),
     )

@@ -38,7 +38,9 @@ _BOUND, _HIGHLY_BOUND = 0.05, 0.20  # shares of an epoch spent waiting for input
 _LEAST_SECONDS = 0.2  # a shorter measurement is not judged
 _TAKEN = 0.3  # share of the time that this program waited for cores others held, from which on nothing is judged
 _BALANCED = 1.25  # times the step's rate: input no faster than that leaves little to a faster step
-_FULL_CORES = 0.85  # share of the cores in use from which on they are what the parts share
+_FULL_CORES = 0.85  # share of the cores that training uses, from which on they are what the parts share
+_QUEUED = 1.0  # threads that wait for a core, on average, from which on the same holds; under a lock fewer can
+_LITTLE = 0.1  # of an epoch: what is lost beside input and step that are about as fast
 _HELD_UP = 0.3  # share of the input's time in few batches, from which on slow records are to blame
 
 
@@ -96,6 +98,7 @@ def judge(
     seconds: float,
     disturbed: float,
     cpu_share: float = 0.0,
+    queued: float = 0.0,
     slow: SlowRecords | None = None,
     decodes: bool = False,
 ) -> Verdict:
@@ -109,7 +112,8 @@ def judge(
         loader_limit: what limits the loader alone.
         seconds: time of the shortest measurement that counts.
         disturbed: share of the time in which this program waited for cores that others held, in [0, 1].
-        cpu_share: share of the cores that were in use while training.
+        cpu_share: share of the cores that training used.
+        queued: threads of this program that waited for a core while training, on average.
         slow: the records that held up their batches.
         decodes: whether the transform is ringfeed's own decoding of images.
     """
@@ -131,11 +135,14 @@ def judge(
     after = parts[second] + lost
     if stall < _BOUND:
         bottleneck = "step" if headroom >= _BALANCED else "none"
+    elif slowest == "loader" and figures.first_batch_seconds > lost / 2:  # the shards come before any batch
+        bottleneck, after = loader_limit, parts[second] + max(lost - figures.first_batch_seconds, 0.0)
     elif parts[slowest] - parts["step"] >= lost:
         bottleneck = {"loader": loader_limit, "transform": "decode" if decodes else "transform"}[slowest]
     else:
-        is_first = slowest != "loader" and figures.first_batch_seconds > lost / 2
-        shared = "cores" if cpu_share > _FULL_CORES else "framework_overhead"
+        is_first = figures.first_batch_seconds > lost / 2
+        shared = "cores" if cpu_share > _FULL_CORES or queued > _QUEUED else "framework_overhead"
+        shared = "none" if lost < _LITTLE * training else shared
         bottleneck, second, after = "shuffle_fill" if is_first else shared, slowest, parts[slowest]
     if slow is not None and slow.share > _HELD_UP and bottleneck in ("transform", "cores", "framework_overhead"):
         bottleneck, second, after = "slow_records", slowest, max(training * (1 - slow.share), parts["step"])

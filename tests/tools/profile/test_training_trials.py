@@ -17,6 +17,7 @@ from ringfeed.sharding import BuildOptions, ConfigError, build
 from ringfeed.tools.cli import main
 from ringfeed.tools.profile import profile
 from ringfeed.tools.profile.other_load import LoadClock
+from ringfeed.tools.profile.verdict import LIMITS
 from tests.servers.web import Behaviour, served
 
 BATCH = 50
@@ -149,4 +150,6 @@ def test_a_configured_run_is_profiled_without_resuming_or_writing(
     assert document["batch_size"] == 100
     assert document["training"]["step_name"] == "the step of tabular"
     assert min(document["training"][part]["samples"] for part in ("transform", "input", "step", "together")) > 0
+    assert document["verdict"]["bottleneck"] in LIMITS
+    assert len(done.stdout) < 100_000
     assert {path.name for path in tmp_path.iterdir()} == {"train.yaml"}

@@ -109,7 +109,8 @@ def test_every_verdict_is_consistent(
     verdict = judged(figures)
     assert verdict.bottleneck in LIMITS
     assert 0 <= verdict.input_bound <= 1
-    assert (verdict.bottleneck in ("step", "none")) is (verdict.input_bound < 0.05)
+    assert (verdict.bottleneck == "step") <= (verdict.input_bound < 0.05)
+    assert (verdict.input_bound < 0.05) <= (verdict.bottleneck in ("step", "none"))
     assert (verdict.gain is None) is (verdict.bottleneck in ("step", "none"))
     if verdict.gain is not None:
         assert verdict.gain.value >= 1 - 1e-9
