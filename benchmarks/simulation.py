@@ -175,8 +175,10 @@ def _measure(folder: Path, urls: dict[str, str], rounds: int) -> tuple[RingCosts
         ]
         results += _run_ranks(folder / f"configurations-{ranks}.json", document, ranks)
     seconds = {(each["ranks"], each["bytes"]): each["seconds"] for each in results if "bytes" in each}
-    ring = fit_ring(seconds, GRADIENT_BYTES)
+    cores = [each["core_seconds"] for each in results if each.get("bytes") == GRADIENT_BYTES]
+    ring = replace(fit_ring(seconds, GRADIENT_BYTES), core_seconds=statistics.mean(cores))
     print(f"  ring: alpha {ring.latency_seconds * 1000:.2f} ms, {ring.bytes_per_second / 1e6:,.0f} MB/s, of {seconds}")
+    print(f"  {ring.core_seconds * 1000:.1f} ms of the cores in each rank")
     by_number = {each["number"]: each["seconds"] for each in results if "number" in each}
     return ring, [by_number[number] for number in range(len(CONFIGURATIONS))]
 

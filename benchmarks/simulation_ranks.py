@@ -51,8 +51,9 @@ def main() -> None:
     if configurations[0]["ranks"] > 1:
         hvd.init()
         for size in RING_BYTES:
-            seconds = [_allreduce(size) for _ in range(_REPEATS)]
-            _print({"ranks": hvd.size(), "bytes": size, "seconds": statistics.median(seconds[2:])})
+            times = [_allreduce(size) for _ in range(_REPEATS)][2:]
+            seconds, core_seconds = (statistics.median(column) for column in zip(*times, strict=True))
+            _print({"ranks": hvd.size(), "bytes": size, "seconds": seconds, "core_seconds": core_seconds})
     for one in configurations:
         _print({"number": one["number"], "seconds": _measure(one)})
 
@@ -72,13 +73,13 @@ def _print(result: dict[str, Any]) -> None:
         print("RESULT", json.dumps(result), flush=True)
 
 
-def _allreduce(size: int) -> float:
-    """Seconds of an all-reduce after a step, with what the ranks differ by in waking up."""
+def _allreduce(size: int) -> tuple[float, float]:
+    """Seconds and processor time of an all-reduce after a step, with what the ranks differ by in waking up."""
     _meet()
     time.sleep(_PAUSE_SECONDS)
-    start = time.perf_counter()
+    start, cores = time.perf_counter(), time.process_time()
     hvd.allreduce(tf.zeros(size // 4), op=hvd.Sum, name=f"fit-{size}").numpy()
-    return time.perf_counter() - start
+    return time.perf_counter() - start, time.process_time() - cores
 
 
 def _measure(one: dict[str, Any]) -> list[float]:

@@ -89,11 +89,13 @@ class RingCosts:
         latency_seconds: alpha, of one of the 2 (n - 1) exchanges between neighbours.
         bytes_per_second: B, between two neighbours.
         gradient_bytes: S.
+        core_seconds: processor time of each rank in one all-reduce, which is part of its time.
     """
 
     latency_seconds: float = 0.0
     bytes_per_second: float = math.inf
     gradient_bytes: int = 0
+    core_seconds: float = 0.0
 
     def seconds(self, ranks: int) -> float:
         """Return the seconds of an all-reduce.

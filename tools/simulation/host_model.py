@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import simpy
 
-from .shared_rate import SharedRate
+from .resources import SharedRate
 
 __all__ = ["CacheModel", "Host"]
 

@@ -22,8 +22,8 @@ from ...pipeline.order.windows import StreamWindows
 from ...pipeline.streams.prefetch_budget import PrefetchBudget, UpcomingWindow
 from .costs import Costs, draw
 from .host_model import CacheModel, Host
+from .resources import Buffer, Pool, Process
 from .setup import DatasetShape
-from .shared_rate import Buffer, Pool, Process
 
 __all__ = ["LoaderModel", "LoaderSettings"]
 

@@ -8,7 +8,7 @@ NumPy, which is exact, since ranks meet after every step.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import simpy
@@ -19,9 +19,9 @@ from ...sharding.errors import ConfigError
 from .costs import Costs
 from .host_model import CacheModel, Host
 from .loader_model import LoaderModel, LoaderSettings
+from .resources import Barrier
 from .result import EpochFigures, Simulation
 from .setup import DatasetShape, Prices, Setup
-from .shared_rate import Barrier
 from .training_model import Program, StepClock
 
 __all__ = ["simulate", "simulate_ranks"]
@@ -122,23 +122,65 @@ def _caches(dataset: DatasetShape, setup: Setup) -> list[CacheModel | None]:
     return [caches[rank * number // setup.ranks] for rank in range(setup.ranks)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Running:
+    """The processes of an epoch: hosts, and by rank loaders and programs."""
+
+    hosts: list[Host]
+    loaders: list[LoaderModel]
+    programs: list[Program]
+
+
 def _epoch(
     dataset: DatasetShape, costs: Costs, setup: Setup, epoch: int, caches: list[CacheModel | None]
 ) -> EpochFigures:
-    env, random = simpy.Environment(), np.random.default_rng((setup.seed, epoch))
+    env, counts = simpy.Environment(), _cache_counts(caches)
     geometry = setup.geometry(int(dataset.records.sum()))
-    order = EpochOrder(geometry, dataset.records.tolist(), setup.seed, epoch)
     steps = min(geometry.steps, setup.steps or geometry.steps)
     local_batch = geometry.local_batch(setup.ranks)
     sizes = ChunkSizes(record_bytes=max(dataset.record_bytes, 1), undecoded=False, ragged=False)
-    block = _block_steps(steps, setup.ranks)
-    store = costs.store
+    order = EpochOrder(geometry, dataset.records.tolist(), setup.seed, epoch)
+    running = _start(env, dataset, costs, setup, order, steps, sizes, caches)
+    env.run()
+    seconds = max(program.waits.end for program in running.programs)
+    hits, misses = (after - before for after, before in zip(_cache_counts(caches), counts, strict=True))
+    ready_bytes = sizes.ready_batches(local_batch) * local_batch * dataset.record_bytes
+    shards_bytes = max(loader.totals.peak_bytes for loader in running.loaders) * costs.memory_per_byte
+    cached_bytes = max((cache.held_bytes for cache in caches if cache is not None), default=0)
+    worked = sum(host.cores.done for host in running.hosts)
+    return EpochFigures(
+        steps=steps,
+        samples=steps * setup.batch_size,
+        seconds=seconds,
+        first_batch_seconds=max(program.waits.first for program in running.programs),
+        wait_seconds=tuple(program.waits.input for program in running.programs),
+        fetched_bytes=sum(loader.totals.fetched_bytes for loader in running.loaders),
+        requests=sum(loader.totals.requests for loader in running.loaders),
+        cache_hits=hits,
+        cache_misses=misses,
+        memory_bytes=int(shards_bytes) + ready_bytes + (cached_bytes if setup.cache_in_memory else 0),
+        core_share=worked / max(setup.hosts * setup.cores * seconds, 1e-12),
+    )
+
+
+def _start(
+    env: simpy.Environment,
+    dataset: DatasetShape,
+    costs: Costs,
+    setup: Setup,
+    order: EpochOrder,
+    steps: int,
+    sizes: ChunkSizes,
+    caches: Sequence[CacheModel | None],
+) -> _Running:
+    """Start loader and program of each rank."""
+    store, geometry, block = costs.store, order.geometry, _block_steps(steps, setup.ranks)
+    random, local_batch = np.random.default_rng((setup.seed, order.epoch)), geometry.local_batch(setup.ranks)
+    clock, barrier = StepClock(costs, setup.ranks, local_batch, random), Barrier(env, setup.ranks)
     hosts = [
         Host(env, setup.cores, store.bytes_per_second, store.connection_bytes_per_second) for _ in range(setup.hosts)
     ]
-    clock, barrier = StepClock(costs, setup.ranks, local_batch, random), Barrier(env, setup.ranks)
-    counts = _cache_counts(caches)
-    loaders, programs = [], []
+    running = _Running(hosts=hosts, loaders=[], programs=[])
     for rank in range(setup.ranks):
         slices = geometry.rank_slices(rank, setup.ranks)
         settings = LoaderSettings(
@@ -152,31 +194,14 @@ def _epoch(
         host = hosts[rank * setup.hosts // setup.ranks]
         loader = LoaderModel(env, host, dataset, order, slices, settings, costs, caches[rank], random)
         program = Program(
-            env=env, host=host, cores=setup.cores, rank=rank, ranks=setup.ranks, batches=loader.batches, steps=steps,
+            env=env, host=host, cores=setup.cores, rank=rank, ranks=setup.ranks,
+            ranks_of_host=setup.ranks // setup.hosts, batches=loader.batches, steps=steps,
             block=block, local_batch=local_batch, costs=costs, clock=clock, barrier=barrier,
         )  # fmt: skip
         env.process(program.run())
-        loaders.append(loader)
-        programs.append(program)
-    env.run()
-    seconds = max(program.waits.end for program in programs)
-    hits, misses = (after - before for after, before in zip(_cache_counts(caches), counts, strict=True))
-    ready_bytes = sizes.ready_batches(local_batch) * local_batch * dataset.record_bytes
-    shards_bytes = max(loader.totals.peak_bytes for loader in loaders) * costs.memory_per_byte
-    cached_bytes = max((cache.held_bytes for cache in caches if cache is not None), default=0)
-    return EpochFigures(
-        steps=steps,
-        samples=steps * setup.batch_size,
-        seconds=seconds,
-        first_batch_seconds=max(program.waits.first for program in programs),
-        wait_seconds=tuple(program.waits.input for program in programs),
-        fetched_bytes=sum(loader.totals.fetched_bytes for loader in loaders),
-        requests=sum(loader.totals.requests for loader in loaders),
-        cache_hits=hits,
-        cache_misses=misses,
-        memory_bytes=int(shards_bytes) + ready_bytes + (cached_bytes if setup.cache_in_memory else 0),
-        core_share=sum(host.cores.done for host in hosts) / max(setup.hosts * setup.cores * seconds, 1e-12),
-    )
+        running.loaders.append(loader)
+        running.programs.append(program)
+    return running
 
 
 def _cache_counts(caches: Sequence[CacheModel | None]) -> tuple[int, int]:

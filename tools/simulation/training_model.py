@@ -11,7 +11,7 @@ import simpy
 
 from .costs import Costs, draw
 from .host_model import Host
-from .shared_rate import Barrier, Buffer, Process
+from .resources import Barrier, Buffer, Process
 
 __all__ = ["Program", "StepClock", "Waits"]
 
@@ -67,6 +67,7 @@ class Program:
         cores: cores of the host.
         rank: its rank.
         ranks: number of ranks.
+        ranks_of_host: number of them on this host.
         batches: what the loader has ready.
         steps: steps of the epoch.
         block: steps that are taken at once.
@@ -82,6 +83,7 @@ class Program:
     cores: int
     rank: int
     ranks: int
+    ranks_of_host: int
     batches: Buffer
     steps: int
     block: int
@@ -132,4 +134,7 @@ class Program:
         if own > busy:
             yield self.env.timeout(own - busy)
         if self.ranks > 1:
-            yield self.barrier.arrive(excess + self.costs.ring.seconds(self.ranks) * steps)
+            ring = self.costs.ring
+            yield self.host.cores.work(ring.core_seconds * steps)
+            alone = ring.core_seconds * max(1.0, self.ranks_of_host / self.cores)  # with idle cores, as it was fitted
+            yield self.barrier.arrive(excess + max(ring.seconds(self.ranks) - alone, 0.0) * steps)

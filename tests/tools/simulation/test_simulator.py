@@ -169,6 +169,16 @@ def test_all_ranks_wait_for_the_slowest_and_for_the_ring() -> None:
     assert max(epoch.wait_seconds) < 0.01  # which is no wait for input
 
 
+def test_a_ring_takes_cores_that_steps_need() -> None:
+    step = StepCosts(seconds=(1.0,), core_seconds=1.0, samples=50)
+    ring = RingCosts(latency_seconds=0.2, core_seconds=0.3)  # 0.4 s, of two ranks, if there are two cores
+    free, shared = (
+        simulate(equal_shards(), Costs(step=step, ring=ring), setup(ranks=2, cores=cores)).epochs[0] for cores in (2, 1)
+    )
+    assert free.seconds / free.steps == pytest.approx(1.4)
+    assert shared.seconds / shared.steps == pytest.approx(2 * 1.3)
+
+
 def test_a_ring_is_fitted_to_measured_times() -> None:
     true = RingCosts(latency_seconds=2e-4, bytes_per_second=5e8)
     measured = {(n, size): replace(true, gradient_bytes=size).seconds(n) for n in (2, 4) for size in (1024, 1 << 24)}

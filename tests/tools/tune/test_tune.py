@@ -23,7 +23,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder: Path = tmp_path_factory.mktemp("tune")
     pq.write_table(pa.table({"x": np.arange(1600.0), "y": np.arange(1600) % 2}), folder / "s.parquet")
     build(BuildOptions(source=str(folder / "s.parquet"), destination=str(folder / "d"), label="y", shards=16))
-    with served(folder, behaviour=Behaviour(latency_seconds=0.05)) as server:
+    with served(folder, behaviour=Behaviour(latency_seconds=0.08)) as server:
         yield f"{server}/d"
 
 
@@ -34,18 +34,17 @@ def test_what_is_proposed_was_faster_in_every_round(
     command = ["tune", url, "--batch-size", "32", "--seconds", "3", "--cache", str(cache), "--epochs", "10"]
     assert main([*command, "--keep-order", "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["chosen"] > 0  # 32 files of 50 ms, or none
+    assert found["chosen"] > 0  # 32 files of 80 ms, or none
     tried = found["tried"][found["chosen"]]
     assert min(tried["gains"]) > 1
     assert found["gain"] >= 1.03
-    assert found["options"]["cache"] == str(cache)
     assert tried["keeps_order"]
-    data = load_config(str(out)).data
-    assert (data.url, data.batch_size, data.cache, data.cache_bytes) == (
-        url, 32, str(cache), found["options"]["cache_bytes"],
-    )  # fmt: skip
+    data, chosen = load_config(str(out)).data, found["options"]
+    assert (data.url, data.batch_size) == (url, 32)
+    assert (data.cache, data.cache_bytes) == (chosen.get("cache", "none"), chosen.get("cache_bytes"))
+    assert any(one["options"].get("cache_bytes") for one in found["tried"])  # in a folder beside that
     options = {name: value for name, value in found["options"].items() if name not in ("cache", "cache_bytes")}
-    loader = Loader(url, batch_size=32, cache=open_cache(cache, data.cache_bytes), **options)
+    loader = Loader(url, batch_size=32, cache=open_cache(data.cache, data.cache_bytes), **options)
     plain = Loader(url, batch_size=32)
     for one, other in zip(loader.numpy_epoch(0), plain.numpy_epoch(0), strict=True):
         assert one["x"].tolist() == other["x"].tolist()

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfeed.pipeline.fetch.adaptive_limit import AdaptiveLimit
-from ringfeed.tools.simulation.shared_rate import Barrier, Buffer, Pool, Process, SharedRate
+from ringfeed.tools.simulation.resources import Barrier, Buffer, Pool, Process, SharedRate
 
 JOBS = st.lists(st.tuples(st.floats(0, 10), st.floats(0.01, 5), st.integers(1, 3)), min_size=1, max_size=8)
 
