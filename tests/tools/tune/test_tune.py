@@ -19,11 +19,16 @@ from tests.servers.web import Behaviour, served
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("tune")
     pq.write_table(pa.table({"x": np.arange(1600.0), "y": np.arange(1600) % 2}), folder / "s.parquet")
     build(BuildOptions(source=str(folder / "s.parquet"), destination=str(folder / "d"), label="y", shards=16))
-    with served(folder, behaviour=Behaviour(latency_seconds=0.08)) as server:
+    return folder / "d"
+
+
+@pytest.fixture
+def url(dataset: Path) -> Iterator[str]:
+    with served(dataset.parent, behaviour=Behaviour(latency_seconds=0.08)) as server:
         yield f"{server}/d"
 
 
@@ -52,11 +57,12 @@ def test_what_is_proposed_was_faster_in_every_round(
 
 
 def test_a_run_is_tuned_and_the_rest_of_its_configuration_kept(
-    url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, out = tmp_path / "train.yaml", tmp_path / "tuned.yaml"
-    config.write_text(yaml.safe_dump({"data": {"url": url, "eval_split": None}, "model": {"hidden": [8]}, "epochs": 2}))
-    command = ["tune", "--config", str(config), "--set", "data.batch_size=64", "--seconds", "2", "--out", str(out)]
+    data = {"url": str(dataset), "eval_split": None}
+    config.write_text(yaml.safe_dump({"data": data, "model": {"hidden": [8]}, "epochs": 2}))
+    command = ["tune", "--config", str(config), "--set", "data.batch_size=64", "--seconds", "1", "--out", str(out)]
     assert main([*command, "--quiet"]) == 0
     told = capsys.readouterr().out
     tuned = load_config(str(out))
