@@ -53,7 +53,8 @@ examples:
   horovodrun -np 2 --gloo ringfeed train --config flights.yaml --set epochs=3
 
 Exit status: 0 success, 1 an error (one line on standard error, with --json one JSON object), 2 invalid arguments,
-130 interrupted (train and profile: 143 by SIGTERM, 129 by SIGHUP).
+130 interrupted (train and profile: 143 by SIGTERM, 129 by SIGHUP), 75 a run of train that SIGTERM stopped after it
+saved a checkpoint: the same command resumes it.
 
 Datasets are built, inspected and verified by `shard-dataset`.
 """

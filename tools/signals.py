@@ -111,11 +111,13 @@ class SignalWatch:
 
     Attributes:
         is_silent: whether to print nothing, because another rank does.
+        is_terminating: whether SIGTERM has come and was deferred.
     """
 
     def __init__(self, program: str, *, events: bool) -> None:
         self._program, self._events = program, events
-        self.is_silent = False
+        self.is_silent = self.is_terminating = False
+        self._deferral: float | None = None
         self._stderr = os.dup(2)  # while TensorFlow is imported, that of the process is held back
         self._received: int | None = None
         self._checked = False
@@ -131,8 +133,15 @@ class SignalWatch:
             KeyboardInterrupt: a signal has come.
         """
         self._checked = True
-        if self._received is not None:
+        if self._received is not None and not self.is_terminating:
             raise KeyboardInterrupt
+
+    def defer_termination(self, seconds: float) -> None:
+        """From now on let SIGTERM set `is_terminating`, and end the process only if it still runs after `seconds`.
+
+        A second signal ends it at once.
+        """
+        self._deferral = seconds
 
     def start(self) -> None:
         """Start watching; signals that came before are in the pipe.
@@ -148,7 +157,7 @@ class SignalWatch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop watching; if a signal has come, end the process."""
+        """Stop watching; if a signal has come that was not deferred, end the process."""
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         signal.set_wakeup_fd(self._before)
@@ -159,14 +168,22 @@ class SignalWatch:
             os.close(descriptor)
 
     def end_if_asked(self) -> None:
-        """End the process if a signal has come."""
-        if self._received is not None:
+        """End the process if a signal has come that was not deferred."""
+        if self._received is not None and not self.is_terminating:
             self._end(self._received)
 
     def _watch(self) -> None:
         while (number := os.read(self._reader, 1)[0]) not in _STATUSES:  # a signal of somebody else's
             if number == _STOPPED:
                 return
+        if number == signal.SIGTERM and self._deferral is not None:
+            self.is_terminating = True  # before it counts as received
+            self._received = number
+            if select.select([self._reader], [], [], self._deferral)[0]:
+                number = os.read(self._reader, 1)[0]
+                if number == _STOPPED:
+                    return
+            self._end(number if number in _STATUSES else signal.SIGTERM)
         self._received = number
         if self._checked:
             select.select([self._reader], [], [], _GRACE_SECONDS)  # or until a second signal
@@ -194,7 +211,8 @@ def ending_on_signals(program: str) -> Iterator[SignalWatch | None]:
     Yields:
         The watch; None where another handler for Ctrl-C is set, which stays, or where no thread can be started.
     """
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    # A shell script starts what it puts in the background with SIGINT ignored.
+    usual = signal.getsignal(signal.SIGINT) in (signal.default_int_handler, signal.SIG_IGN)
     if current_thread() is not main_thread() or not usual:  # only the main thread may set handlers
         yield None
         return

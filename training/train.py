@@ -22,6 +22,7 @@ from ..sharding.url_secrets import without_secrets
 from .config.config_file import describe_keys, load_config
 from .loop.outputs import check_writable, encode_metrics
 from .loop.reporting import configure_logging
+from .loop.stopping import RESUMABLE, TERMINATED, Stopped
 from .ring.world import world_from_environment
 
 __all__ = ["add_arguments", "main", "run"]
@@ -43,12 +44,15 @@ example:
   END
   horovodrun -np 2 --gloo ringfeed train --config flights.yaml --set epochs=3
 
-A killed run resumes from its last checkpoint when the same command is run again.
+A killed run resumes from its last checkpoint when the same command is run again. SIGTERM ends the step, writes a
+checkpoint and exits with status 75 (without checkpoint.url 143); Ctrl-C ends at once with status 130.
 
 keys of the configuration and of --set [default]:
 """
 
 _INTERRUPTED = 130  # exit status
+_CALLS_BEFORE_A_STEP = 1  # of what the trainer calls before each batch
+_SAVE_SECONDS = 60.0  # after SIGTERM; a run that still goes on then hangs. horovodrun kills after 5 seconds
 _OTHER_RANK_FAILED = "Horovod has been shut down"
 _YIELD_SECONDS = 5.0  # horovodrun ended the other ranks within 0.1 s of the first exit; ranks share most errors
 
@@ -57,9 +61,28 @@ class SignalWatch(Protocol):
     """What ends the process on a signal: `ringfeed` sets it as ``args.watch``."""
 
     is_silent: bool
+    is_terminating: bool
 
     def check(self) -> None:
-        """Raise a KeyboardInterrupt if a signal has come."""
+        """Raise a KeyboardInterrupt if a signal has come that was not deferred."""
+
+    def defer_termination(self, seconds: float) -> None:
+        """Let SIGTERM set `is_terminating`, and end the process only if it still runs after `seconds`."""
+
+
+class _StopRequest:
+    """Whether SIGTERM has come; from the first step on, before which there is nothing to save."""
+
+    def __init__(self, watch: SignalWatch) -> None:
+        self._watch = watch
+        self._calls = 0
+
+    def __call__(self) -> bool:
+        self._watch.check()
+        self._calls += 1
+        if self._calls == _CALLS_BEFORE_A_STEP + 1:
+            self._watch.defer_termination(_SAVE_SECONDS)
+        return self._watch.is_terminating
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,6 +126,8 @@ def run(args: argparse.Namespace) -> int:
         if watch is not None:  # which reports it
             raise
         return leave("interrupted", _INTERRUPTED)
+    except Stopped as stopped:  # as on all ranks
+        return leave(str(stopped), stopped.status)
     except RingfeedError as error:
         return leave(str(error), 1)
     except Exception as error:
@@ -138,7 +163,7 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
 
         ring = connect()
     configure_logging(ring.rank, quiet=args.quiet, verbose=args.verbose)
-    metrics = train(config, ring, *(() if watch is None else (watch.check,)))
+    metrics = train(config, ring, *(() if watch is None else (_StopRequest(watch),)))
     if args.json and ring.rank == 0:
         sys.stdout.write(encode_metrics(metrics).decode())
         sys.stdout.flush()
@@ -151,15 +176,18 @@ def _leave(message: str, status: int, *, as_json: bool) -> int:
     ranks share is printed once: ranks above 0 wait for a moment, in which the launcher ends them.
     """
     world = world_from_environment(os.environ)
-    if world and world.rank:
+    is_stopped = status in (RESUMABLE, TERMINATED)  # on all ranks, after the same step
+    if world and world.rank and not is_stopped:
         time.sleep(_YIELD_SECONDS)
     where = f"rank {world.rank}: " if world and world.rank else ""
-    if as_json:
-        event = "interrupted" if status == _INTERRUPTED else "error"
+    is_ended = is_stopped or status == _INTERRUPTED
+    if is_stopped and where:
+        pass  # rank 0 reports it
+    elif as_json:
+        event = "interrupted" if is_ended else "error"
         sys.stderr.write(json.dumps({"event": event, "message": f"{where}{message}", "status": status}) + "\n")
     else:
-        kind = "" if status == _INTERRUPTED else "error: "
-        sys.stderr.write(f"ringfeed train: {kind}{where}{message}\n")
+        sys.stderr.write(f"ringfeed train: {'' if is_ended else 'error: '}{where}{message}\n")
     sys.stderr.flush()
     if world and world.size > 1:
         sys.stdout.flush()

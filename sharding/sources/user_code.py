@@ -20,12 +20,16 @@ import xxhash
 
 from ..errors import ConfigError
 from ..messages import brief
+from ..url_secrets import without_secrets
 
 __all__ = ["code_hash", "describe_error", "import_function"]
 
 _OURS = str(Path(__file__).parents[1])
 _STANDARD = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in')
+_COLOUR = re.compile("\x1b\\[[0-9;]*m")
+_FRAMEWORK = re.compile("[/\\\\](tensorflow|keras|ringfeed)[/\\\\]")
+_LONGEST = 300  # characters of an error's text
 _INSTALLED = re.compile("[/\\\\](site|dist)-packages[/\\\\]")
 
 
@@ -138,18 +142,34 @@ def describe_error(error: BaseException, name: str, file: str | None = None) -> 
     if str(error).startswith("in user code:"):  # TensorFlow quotes the trace of the code that it has converted
         places = _PLACE.findall(str(error))
         own_places = [place for place in places if not _INSTALLED.search(place[0])]
-        path, line = (own_places or places or [(name, "")])[-1]
-        return f"{path}:{line}: {str(error).strip().splitlines()[-1].strip()}"
-    others = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_foreign(frame.filename)]
-    users = [frame for frame in others if "site-packages" not in frame.filename]
-    own = [frame for frame in others if frame.filename == file]
+        others = [place for place in places if not _FRAMEWORK.search(place[0])]
+        chosen_place = (own_places or others or [(name,)])[-1]
+        return f"{':'.join(chosen_place)}: {_converted_text(str(error))}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_foreign(frame.filename)]
+    users = [frame for frame in frames if "site-packages" not in frame.filename]
+    own = [frame for frame in frames if frame.filename == file]
     place = name
     if isinstance(error, SyntaxError) and error.filename:
         place = f"{error.filename}:{error.lineno}"
-    elif chosen := own or users or others:
+    elif chosen := own or users or frames:
         place = f"{chosen[-1].filename}:{chosen[-1].lineno}"
-    text = brief(error, 300)
+    text = brief(error, _LONGEST)
     return f"{place}: {type(error).__name__}{': ' * bool(text)}{text}"
+
+
+def _converted_text(message: str) -> str:
+    """Return the text of an error below TensorFlow's trace, without what Keras adds to one in a layer's call.
+
+    >>> _converted_text('in user code:\\n\\n    File "a.py", line 3, in f\\n        g()\\n\\n    ValueError: no more')
+    'ValueError: no more'
+    """
+    text = _COLOUR.sub("", message.strip().rpartition("\n\n    File ")[2])
+    text = text.partition("\n\n")[2].partition("Arguments received by ")[0]
+    kind, _, rest = text.strip().partition("Exception encountered when calling ")
+    if rest:  # "ValueError: Exception encountered when calling Mine.call().", then the text
+        place, _, rest = rest.partition("\n")
+        text = f"{kind}{rest.strip()} (in {place.strip().rstrip('.')})"
+    return " ".join(without_secrets(text).split())[:_LONGEST]
 
 
 def _is_foreign(filename: str) -> bool:

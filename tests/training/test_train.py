@@ -388,12 +388,12 @@ def test_a_checkpoint_of_another_run_is_not_resumed(
     assert_refused(capfd, "checkpoint.resume is false, but", config, "checkpoint.resume=false")
 
 
-def test_a_batch_that_the_ranks_cannot_share_is_reported_once(write_config: WriteConfig, train: Train) -> None:
+def test_an_error_of_all_ranks_is_reported_once(write_config: WriteConfig, train: Train) -> None:
     pytest.importorskip("horovod", reason="Horovod is built by: make setup")
-    status, output = train(write_config(data={"batch_size": 61}), ranks=2)
+    status, output = train(write_config(data={"batch_size": 6100}), ranks=2)
     assert status != 0
     assert output.count("ringfeed train: error: ") == 1
-    assert "data.batch_size=61 cannot be shared evenly by 2 ranks; use a multiple of 2, such as 60" in output
+    assert "data.batch_size=6100 is more than the 3000 records of 'train'; use at most 3000" in output
 
 
 def test_help_lists_the_keys_without_tensorflow() -> None:

@@ -23,16 +23,10 @@ def open_loader(config: TrainConfig, ring: Ring, *, split: str, training: bool) 
     """Open this rank's loader of a split; training drops the remainder, evaluation reads each sample once.
 
     Raises:
-        ConfigError: the batch cannot be shared evenly by the ranks, or a training split cannot fill a batch.
+        ConfigError: a training split cannot fill a batch.
         DatasetError: there is no such split.
     """
     batch_size = config.data.batch_size
-    if batch_size % ring.size:
-        lower = batch_size - batch_size % ring.size
-        raise ConfigError(
-            f"data.batch_size={batch_size} cannot be shared evenly by {ring.size} ranks; "
-            f"use a multiple of {ring.size}, such as {lower or ring.size}"
-        )
     manifest = open_dataset(config.data.url).manifest
     if split not in manifest.splits:
         key, remedy = (
@@ -42,9 +36,9 @@ def open_loader(config: TrainConfig, ring: Ring, *, split: str, training: bool) 
         raise DatasetError(f"data.{key}: there is no split {split!r}; the dataset has {known}{remedy}")
     records = manifest.split(split).records
     if training and records < batch_size:
-        most = records - records % ring.size
-        remedy = f"use at most {most}" if most else f"use at most {records} ranks, and a batch of as many"
-        raise ConfigError(f"data.batch_size={batch_size} is more than the {records} records of {split!r}; {remedy}")
+        raise ConfigError(
+            f"data.batch_size={batch_size} is more than the {records} records of {split!r}; use at most {records}"
+        )
     return Loader(
         config.data.url,
         split=split,

@@ -20,7 +20,7 @@ from ..ring.synchronizer import Synchronizer
 __all__ = ["StepMetrics", "clip_by_global_norm", "make_predict_step", "make_train_step"]
 
 Tensor = Any
-TrainStep = Callable[[Any, Tensor, Tensor], "StepMetrics"]
+TrainStep = Callable[..., "StepMetrics"]
 
 
 class StepMetrics(NamedTuple):
@@ -32,12 +32,14 @@ class StepMetrics(NamedTuple):
         gradient_norm: float32, global norm before clipping.
         stamps: float64, the Unix times at which the gradients of this rank were ready, and were reduced; empty without
             a clock.
+        is_stopping: bool; whether any rank was asked to stop when it began the step.
     """
 
     loss: Tensor
     is_finite: Tensor
     gradient_norm: Tensor
     stamps: Tensor
+    is_stopping: Tensor
 
 
 def backward(
@@ -86,15 +88,17 @@ def make_train_step(
     All ranks agree on whether a step counts without a collective of its own: each rank's flag, 0 or 1 for an overflow,
     travels with the gradients, and their mean is exactly 0 only if all are 0. (A mean of ones need not be exactly 1:
     41 times the 1/41 of float32 is less. A sum of finite numbers may still overflow; the result is checked, too.)
-    A step that does not count changes nothing but the loss scale.
+    A step that does not count changes nothing but the loss scale. In the same way they agree on whether to stop.
 
     Returns:
-        A function of `(inputs, class_id, weight)` of the local batch; every rank must call it equally often.
+        A function of `(inputs, class_id, weight)` of the local batch, and of 1.0 if this rank was asked to stop; every
+        rank must call it equally often.
     """
     trained = network.trainable_variables
     variables = [variable.value for variable in trained]
     state = [v.value for v in network.non_trainable_variables if "float" in str(v.dtype)]  # as of batch normalisation
     state += [*synchronizer.rank_variables, *synchronizer.shared_variables]
+    go_on = tf.constant(0.0)
 
     def apply(gradients: Sequence[Tensor], is_connected: Sequence[bool]) -> Tensor:
         pairs = [pair for pair, used in zip(zip(gradients, trained, strict=True), is_connected, strict=True) if used]
@@ -102,17 +106,19 @@ def make_train_step(
         return tf.constant(True)
 
     def reduce(tensors: Sequence[Tensor]) -> list[Tensor]:
-        loss, overflowed, *gradients = tensors
-        reduced, scalars = synchronizer.reduce(gradients, [loss, overflowed], optimizer.iterations.value)
+        loss, overflowed, stopping, *gradients = tensors
+        reduced, scalars = synchronizer.reduce(gradients, [loss, overflowed, stopping], optimizer.iterations.value)
         return [*scalars, *reduced]
 
     @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
-    def train_step(inputs: Any, class_id: Tensor, weight: Tensor) -> StepMetrics:
+    def train_step(inputs: Any, class_id: Tensor, weight: Tensor, stopping: Tensor = go_on) -> StepMetrics:
         before = [tf.identity(variable) for variable in state]
         local_loss, scaled = backward(network, variables, scale, inputs, class_id, weight)
         gradients = scale.unscaled(filled(scaled, variables))
         overflowed = 1.0 - tf.cast(all_finite([*gradients, *state]), tf.float32)
-        (loss, any_overflowed, *gradients), stamps = timed(reduce, [local_loss, overflowed, *gradients], read_clock)
+        (loss, any_overflowed, any_stopping, *gradients), stamps = timed(
+            reduce, [local_loss, overflowed, stopping, *gradients], read_clock
+        )
         is_finite = tf.logical_and(tf.equal(any_overflowed, 0.0), all_finite(gradients))
         gradients, norm = clip_by_global_norm(gradients, clip_norm)
         if clip_norm is not None:
@@ -122,7 +128,7 @@ def make_train_step(
         for variable, old in zip(state, before, strict=True):
             variable.assign(tf.where(is_finite, variable, old))
         scale.update(is_finite)
-        return StepMetrics(loss, is_finite, norm, stamps)
+        return StepMetrics(loss, is_finite, norm, stamps, any_stopping > 0.0)
 
     step: TrainStep = train_step
     return step

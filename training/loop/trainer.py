@@ -27,6 +27,7 @@ from ..config.train_config import TrainConfig
 from ..metrics.evaluate import evaluate
 from ..models.build import build_model
 from ..models.built_model import BuiltModel
+from ..models.user_model import own_errors
 from ..optimizers.build import build_optimizer, build_schedule, schedule_warnings
 from ..optimizers.precision import LossScale, ScaleRule, all_finite
 from ..records.clock import clock
@@ -42,6 +43,7 @@ from .outputs import METRICS_FORMAT, encode_metrics, write_file
 from .reporting import Reporter
 from .resume import open_store, resume
 from .step import StepMetrics, make_predict_step, make_train_step
+from .stopping import Stopped
 from .synchronization import build_synchronizer, optimizer_options
 
 __all__ = ["Trainer", "train"]
@@ -75,17 +77,20 @@ class Trainer:
     Args:
         config: configuration of the run.
         ring: the ranks; all of them construct a trainer with the same configuration.
-        check: called before each step; what it raises ends the run.
+        check: called before each step, and each batch of an evaluation: returns whether the run shall stop, which one
+            rank decides for all; what it raises ends the run.
 
     Raises:
         RingfeedError: the dataset, the model or a checkpoint does not fit the configuration.
     """
 
-    def __init__(self, config: TrainConfig, ring: Ring, check: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, config: TrainConfig, ring: Ring, check: Callable[[], bool] = lambda: False) -> None:
         self.config, self.ring, self._check = config, ring, check
         prepare_process(config)
         self.loader = open_loader(config, ring, split=config.data.train_split, training=True)
         self.steps_per_epoch: int = self.loader.steps_per_epoch
+        # The mean over ranks of sums over local batches, whose fillers have weight 0, is that of the global batch.
+        self._weight_scale = self.loader.local_batch_size * ring.size / config.data.batch_size
         self.eval_loader = None
         if config.data.eval_split is not None:
             self.eval_loader = open_loader(config, ring, split=config.data.eval_split, training=False)
@@ -104,16 +109,19 @@ class Trainer:
         )
         self.parts = self._parts()
         is_recorded = config.output.records is not None or config.output.prometheus_port is not None
-        self.train_step = make_train_step(
-            self.parts.network,
-            self.parts.optimizer,
-            self.synchronizer,
-            self.parts.scale,
-            config.optimizer.clip_norm,
-            clock(deterministic=config.deterministic) if is_recorded else None,
+        in_one_line = own_errors(self.loader.manifest, config)
+        self.train_step = in_one_line(
+            make_train_step(
+                self.parts.network,
+                self.parts.optimizer,
+                self.synchronizer,
+                self.parts.scale,
+                config.optimizer.clip_norm,
+                clock(deterministic=config.deterministic) if is_recorded else None,
+            )
         )
         self._recorder: Recorder | None = None  # of `run`
-        self.predict = make_predict_step(self.parts.network)
+        self.predict = in_one_line(make_predict_step(self.parts.network))
         start = resume(
             config,
             ring,
@@ -123,6 +131,7 @@ class Trainer:
             total_steps=self.total_steps,
         )
         self.position, self.resumed_from = start.position, start.resumed_from
+        self._first_step = start.position.step
         self.skipped_steps, self._evaluated_step = start.skipped_steps, start.evaluated_step
         self._statistics = StatisticsAverage(ring, self.parts.network)
         self.reporter = Reporter(is_chief=ring.rank == 0, total_steps=self.total_steps, done_steps=self.position.step)
@@ -130,6 +139,8 @@ class Trainer:
             self.reporter.restore(start.history)
         self._window = _Window()
         self._reported_bytes = 0.0
+        self._asked_to_stop = False  # this rank
+        self._must_stop = tf.constant(False)  # all ranks, as agreed in the last step
 
     @property
     def traced_preprocess(self) -> Any:
@@ -156,9 +167,12 @@ class Trainer:
     # -- loop ----------------------------------------------------------------------------------------------------
 
     def run(self) -> dict[str, Any]:
-        """Train to the end and return the metrics, with the same keys on every rank (histories on rank 0 only)."""
+        """Train to the end and return the metrics, with the same keys on every rank (histories on rank 0 only).
+
+        Raises:
+            Stopped: a rank was asked to stop.
+        """
         started = time.perf_counter()
-        first_step = self.position.step
         try:
             self._check_store()
             if self.position.step < self.total_steps:
@@ -166,6 +180,8 @@ class Trainer:
                 self.reporter.begin(
                     self.position.epoch, self.position.step, self.config.data.batch_size, self.ring.size
                 )
+            if self.position.epoch_step == 0 and self._evaluated_step != self.position.step > 0:
+                self._evaluate(self.position.epoch - 1)  # the run was stopped in this evaluation
             while self.position.step < self.total_steps:
                 self._run_epoch()
             if self._evaluated_step != self.position.step:  # the run had ended, and only its evaluation is missing
@@ -174,7 +190,7 @@ class Trainer:
             self.reporter.close()
             if self._recorder is not None:
                 self._recorder.close(self.position.step, self.position.epoch)
-        return self._finish(time.perf_counter() - started, self.position.step - first_step)
+        return self._finish(time.perf_counter() - started, self.position.step - self._first_step)
 
     def _open_recorder(self) -> Recorder | None:
         output = self.config.output
@@ -198,7 +214,10 @@ class Trainer:
         batches = self._batches(self.loader, epoch, self.position.epoch_step)
         self._window = _Window()
         while self.position.epoch == epoch and self.position.step < self.total_steps:
+            must_stop = self._must_stop  # of the step before: reading this one's would wait for it
             self._one_step(batches)
+            if bool(must_stop):
+                self._stop(epoch)
             if self.position.epoch != epoch or self.position.step == self.total_steps:
                 break
             if self.position.step % self.config.output.log_every == 0:
@@ -219,7 +238,9 @@ class Trainer:
         functions = self._augment if loader is self.loader else self._preprocess
         with loader.own_errors():
             for batch in preprocessed(loader, epoch, start_step, *functions, deterministic=self.config.deterministic):
-                self._check()
+                self._asked_to_stop = self._check() or self._asked_to_stop
+                if self._asked_to_stop and loader is not self.loader:
+                    return
                 yield batch
 
     def _one_step(self, batches: Iterator[Any]) -> None:
@@ -234,8 +255,11 @@ class Trainer:
             ) from None
         got = time.time()
         window.wait_seconds += got - asked
-        metrics = self.train_step(inputs, class_id, weight)
+        if self._weight_scale != 1.0:
+            weight = weight * self._weight_scale
+        metrics = self.train_step(inputs, class_id, weight, tf.constant(float(self._asked_to_stop)))
         window.metrics.append(metrics)
+        self._must_stop = metrics.is_stopping
         returned = time.time()
         window.timed_steps += 1
         if self.position.step == (self.resumed_from or 0):  # this step compiled: it says nothing about throughput
@@ -309,8 +333,18 @@ class Trainer:
         names = [str(name) for name in self.loader.manifest.classes]
         with self._activity(EVALUATION):
             result = evaluate(self.ring, self.predict, self._batches(self.eval_loader, 0, 0), names)
+            (asked,) = self.ring.allreduce_sum([tf.constant(float(self._asked_to_stop))])
+        if asked > 0.0:  # then this evaluation is not whole; a resumed run makes it
+            self._stop(epoch)
         self.reporter.add_evaluation({"epoch": epoch, "step": self.position.step, **result.to_json()})
         self._evaluated_step = self.position.step
+
+    def _stop(self, epoch: int) -> None:
+        """Save and leave the run."""
+        self._report(epoch)
+        self._save()
+        self.ring.barrier()
+        raise Stopped(self.position.step, self._first_step, self.config.checkpoint.url)
 
     def _settle(self) -> None:
         """Give all ranks the same weights and statistics."""
@@ -389,12 +423,13 @@ class Trainer:
                 write_file(output.metrics, encode_metrics(metrics))
 
 
-def train(config: TrainConfig, ring: Ring, check: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def train(config: TrainConfig, ring: Ring, check: Callable[[], bool] = lambda: False) -> dict[str, Any]:
     """Train according to a configuration, on this rank of a ring; return the metrics (docs/training.md).
 
-    `check` is called before each step; what it raises ends the run.
+    `check` is called before each step: it returns whether the run shall stop, and what it raises ends the run.
 
     Raises:
         RingfeedError: training failed; the message is one line.
+        Stopped: `check` asked for it, on any rank.
     """
     return Trainer(config, ring, check).run()

@@ -2,25 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError
-from ...sharding.sources.user_code import import_function
+from ...sharding.errors import ConfigError, RingfeedError, TrainingError
+from ...sharding.sources.user_code import describe_error, import_function
 from ..config.train_config import TrainConfig
 from .built_model import BuiltModel
 from .preprocess import Element, feature_columns, label_and_weight
 
-__all__ = ["user_model"]
+__all__ = ["own_errors", "user_model"]
+
+_PLACE = re.compile(r'File "([^"]+)", line (\d+), in')
+_NODE = re.compile(r"\{\{.*?\}\}")  # TensorFlow's marks of a graph's nodes
+
+
+@contextmanager
+def own_errors(manifest: Manifest, config: TrainConfig) -> Iterator[None]:
+    """Report an error of a user's network, in the body, in one line with the place in the user's code.
+
+    Raises:
+        TrainingError: the network raised an error.
+    """
+    try:
+        yield
+    except (RingfeedError, MemoryError, tf.errors.ResourceExhaustedError):
+        raise
+    except Exception as error:
+        name = config.model.name
+        if ":" not in name:
+            raise
+        ragged = [column.name for column in feature_columns(manifest, config.data) if column.fixed_shape is None]
+        text = describe_error(error, name)
+        if isinstance(error, tf.errors.OpError):  # at run time: of Horovod, or with the trace of a Python function
+            said, _, trace = error.message.partition("Traceback (most recent call last):")
+            places = _PLACE.findall(trace.partition("[[")[0])
+            if not places and (not ragged or "Horovod" in said):
+                raise
+            place = ":".join(places[-1]) if places else name
+            text = f"{place}: {_NODE.sub('', said).strip().splitlines()[-1].strip()}"
+        if ragged:
+            text += (
+                f"; {ragged[0]} arrives as tf.RaggedTensor: call .to_tensor() in the network's first layer, or leave "
+                f"it out with data.exclude=[{ragged[0]}]"
+            )
+        raise TrainingError(f"model.name {name}: {text}") from error
 
 
 def user_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
     function = import_function("model.name", config.model.name, str(Path.cwd()), example="my_networks:build")
-    network = function(manifest, config)
+    with own_errors(manifest, config):
+        network = function(manifest, config)
     if not isinstance(network, keras.Model):
         raise ConfigError(f"model.name: {config.model.name} must return a keras.Model, got {type(network).__name__}")
     classes, shape = len(manifest.classes), getattr(network, "output_shape", None)

@@ -42,9 +42,9 @@ class _Recording(SoloRing):
         self._other = 0.0 if other_is_finite else 1.0
 
     def allreduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
-        loss, overflowed, *gradients = tensors
+        loss, overflowed, stopping, *gradients = tensors
         self.largest.assign(tf.reduce_max([tf.reduce_max(tf.abs(g)) for g in gradients]))
-        return [loss, (overflowed + self._other) / 2, *gradients]
+        return [loss, (overflowed + self._other) / 2, stopping, *gradients]
 
 
 def test_equals_plain_gradient_descent() -> None:
