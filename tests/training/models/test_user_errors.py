@@ -74,6 +74,6 @@ def test_an_error_in_a_network_is_one_line(
     capfd.readouterr()
     assert main(["--config", str(config), "-q", "--set", "deterministic=false"]) == 1
     output = capfd.readouterr().err
-    assert output.startswith(f"ringfeed train: error: model.name networks:{name}: ")
-    assert message in output
-    assert output.count("\n") == 1, output
+    (line,) = (line for line in output.splitlines() if not line.startswith("W0000"))  # TensorFlow's
+    assert line.startswith(f"ringfeed train: error: model.name networks:{name}: ")
+    assert message in line
