@@ -92,6 +92,7 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
 
 def run_workload(name: str, workload: Workload, folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     """Measure one workload, print the emulated accelerators of each reader, and return the ratios."""
+    print(f"  {name}: load average {os.getloadavg()[0]:.1f} before, {os.cpu_count()} cores", flush=True)
     files = {"TensorFlow": prepare(workload, folder, workload.format), "PyTorch": prepare(workload, folder, "npz")}
     files["ringfeed"] = files["TensorFlow"]
     shards = convert(workload, files["TensorFlow"])
@@ -109,9 +110,10 @@ def run_workload(name: str, workload: Workload, folder: Path, rounds: int) -> li
                 disk.append(disk_rate(paths["ringfeed"]))
                 for reader, child in readers.items():
                     rates[reader].append(measure(child, paths[reader], state, 0)["rate"])
-            print(f"  {name}, {state}; the disk gives {median(disk) / 1e6:,.0f} MB/s")
+            print(f"  {name}, {state}; the disk gives {median(disk) / 1e6:,.0f} MB/s", flush=True)
             for reader, child in readers.items():
-                print("  " + describe(workload, reader, rates[reader], *highest(workload, child, paths[reader], state)))
+                reached = highest(workload, child, paths[reader], state, median(rates[reader]))
+                print("  " + describe(workload, reader, rates[reader], *reached), flush=True)
             best = max(("TensorFlow", "PyTorch"), key=lambda reader: median(rates[reader]))
             ratios = [one / other for one, other in zip(rates["ringfeed"], rates[best], strict=True)]
             lines.append((f"{name}, {state}, against DLIO's {best} reader", ratios, 1.5))
@@ -129,23 +131,32 @@ def describe(workload: Workload, reader: str, rates: Sequence[float], accelerato
     )
 
 
-def highest(workload: Workload, child: subprocess.Popen[str], paths: Sequence[Path], state: str) -> tuple[int, float]:
+def highest(
+    workload: Workload, child: subprocess.Popen[str], paths: Sequence[Path], state: str, rate: float
+) -> tuple[int, float]:
     """The most accelerators whose utilisation suffices, and that utilisation; or 0, and that of one.
 
-    Above the first number that fails, the next is tried too: an epoch that other programs disturb is not the end.
+    The search begins below what the rate without a step promises. Above the first number that fails, the next is tried
+    too: an epoch that other programs disturb is not the end.
     """
-    best, reached, failures = 0, 0.0, 0
-    for accelerators in range(1, MOST_ACCELERATORS + 1):
-        utilisation = measure(child, paths, state, workload.step_seconds / accelerators)["utilisation"]
+    first = max(int(0.7 * rate / workload.demand), 1)
+    utilisation = 0.0
+    for down in range(first, 0, -1):
+        utilisation = measure(child, paths, state, workload.step_seconds / down)["utilisation"]
         if utilisation >= workload.utilisation:
-            best, reached, failures = accelerators, utilisation, 0
-        elif accelerators == 1:
-            reached, failures = utilisation, 1
+            break
+    else:
+        return 0, utilisation
+    best, failures = down, 0
+    for up in range(first + 1, MOST_ACCELERATORS) if down == first else ():
+        reached = measure(child, paths, state, workload.step_seconds / up)["utilisation"]
+        if reached >= workload.utilisation:
+            best, utilisation, failures = up, reached, 0
         else:
             failures += 1
         if failures == 2:
             break
-    return best, reached
+    return best, utilisation
 
 
 def measure(child: subprocess.Popen[str], paths: Sequence[Path], state: str, step_seconds: float) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """The benchmarks: each prints a ratio against a rival or a limit, both measured in the same run, in turn.
 
-make bench                     all of them but rivals and dlio
+make bench                     all but those that run only when named
 make bench BENCH_ARGS=read     one
 """
 
