@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench
+.PHONY: help setup demo test lint bench notebooks
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -40,3 +40,7 @@ test: lint ## all that a contributor must pass: lint, then the tests
 
 bench: setup ## the benchmarks, each a ratio from one run
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)
+
+notebooks: setup ## run the notebooks, and write them as HTML pages to build/notebooks
+	@$(BIN)/python -m nbconvert --log-level ERROR --execute --to html --output-dir build/notebooks notebooks/*.ipynb
+	@echo build/notebooks/*.html

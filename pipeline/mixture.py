@@ -31,7 +31,7 @@ from .mixture_streams import DatasetStream, MixtureStream
 from .order.class_balance import ClassSchedule
 from .order.class_shares import DATASET_TERMS, parse_balance, settled_epoch, target_weights
 from .order.epoch_order import Geometry
-from .order.plan_table import PlanTable, mix_rows
+from .order.plan_table import MixRow, PlanTable, mix_rows, share_bars
 from .resume_state import shares_digest
 from .select.sample_columns import CLASS_ID, ORIGIN, SOURCE_ID, WEIGHT, Origin
 
@@ -81,12 +81,14 @@ class MixturePlan:
         return str(self._table())
 
     def _repr_html_(self) -> str:
-        return self._table().html()
+        return self._table().html() + share_bars(self._mix(), "dataset")
+
+    def _mix(self) -> list[MixRow]:
+        return [(name, mix.records, mix.samples, mix.per_batch, mix.repeats) for name, mix in self.sources.items()]
 
     def _table(self) -> PlanTable:
         line = f"epoch {self.epoch}: {self.steps:,} steps of {self.batch_size:,} samples, streams: {self.streams}"
-        rows = [(name, mix.records, mix.samples, mix.per_batch, mix.repeats) for name, mix in self.sources.items()]
-        return PlanTable([line], ["dataset", "records", "samples", "per batch", "repeats"], mix_rows(rows))
+        return PlanTable([line], ["dataset", "records", "samples", "per batch", "repeats"], mix_rows(self._mix()))
 
 
 class Mixture(BaseLoader):

@@ -13,7 +13,7 @@ from .class_balance import ClassSchedule
 from .donor_shards import choose_donors
 from .epoch_order import EpochOrder
 from .missing_classes import MissingClass, SplitContents, find_missing_classes
-from .plan_table import PlanTable, mix_rows
+from .plan_table import MixRow, PlanTable, mix_rows, share_bars
 from .remainder import RecordRange, dropped_ranges, wrapped_ranges
 
 __all__ = ["ClassMix", "FilterPlan", "LoaderPlan", "plan_epoch"]
@@ -110,7 +110,10 @@ class LoaderPlan:
         return str(self._table())
 
     def _repr_html_(self) -> str:
-        return self._table().html()
+        return self._table().html() + (share_bars(self._mix(), "class") if self.class_mix else "")
+
+    def _mix(self) -> list[MixRow]:
+        return [(str(value), m.records, m.samples, m.per_batch, m.repeats) for value, m in self.class_mix.items()]
 
     def _table(self) -> PlanTable:
         least, most = min(self.bytes_per_rank), max(self.bytes_per_rank)
@@ -131,8 +134,7 @@ class LoaderPlan:
         if self.row_filter is not None:
             passed = self.row_filter
             lines.append(f"records where {passed.where}: {passed.kept:,} of {passed.records:,}")
-        rows = [(str(value), m.records, m.samples, m.per_batch, m.repeats) for value, m in self.class_mix.items()]
-        return PlanTable(lines, ["class", "records", "samples", "per batch", "repeats"], mix_rows(rows))
+        return PlanTable(lines, ["class", "records", "samples", "per batch", "repeats"], mix_rows(self._mix()))
 
 
 def plan_epoch(

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import TypeAlias
 
-__all__ = ["PlanTable", "html_table", "mix_rows"]
+__all__ = ["MixRow", "PlanTable", "html_table", "mix_rows", "share_bars"]
 
 _ROWS = 20  # a plan of many classes shows the first ones
+_WIDTH, _BAR, _NAME = 560, 11, 150  # pixels: of the plot, of a bar, of the longest name beside it
+_GREY, _BLUE = "#999999", "#0072b2"  # of Okabe and Ito's palette, which colour-blind readers can tell apart
+
+MixRow: TypeAlias = tuple[str, int, float, tuple[float, float], float]
+"""Name, records, samples, fewest and most samples in a batch, repeats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +63,7 @@ def html_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
-def mix_rows(mix: Sequence[tuple[str, int, float, tuple[float, float], float]]) -> list[list[str]]:
+def mix_rows(mix: Sequence[MixRow]) -> list[list[str]]:
     """Cells of name, records, samples, fewest and most per batch, and repeats.
 
     >>> mix_rows([("late", 50, 96.0, (8, 9), 1.92)])
@@ -71,3 +77,28 @@ def mix_rows(mix: Sequence[tuple[str, int, float, tuple[float, float], float]]) 
 
 def _number(value: float) -> str:
     return f"{value:,.0f}" if float(value).is_integer() else f"{value:,.1f}"
+
+
+def share_bars(mix: Sequence[MixRow], what: str) -> str:
+    """Draw as SVG the share that each class or dataset has of the records, and of the samples in an epoch."""
+    records, samples = max(sum(row[1] for row in mix), 1), max(sum(row[2] for row in mix), 1)
+    shares = [(row[0], row[1] / records, row[2] / samples) for row in mix[:_ROWS]]
+    longest = max((max(pair) for _, *pair in shares), default=0) or 1
+    parts, top = [], 30
+    for name, of_records, of_samples in shares:
+        shown = name if len(name) <= 22 else f"{name[:21]}…"
+        parts.append(f'<text x="{_NAME}" y="{top + _BAR + 4}" text-anchor="end">{escape(shown)}</text>')
+        for share, colour in ((of_records, _GREY), (of_samples, _BLUE)):
+            width = share / longest * (_WIDTH - _NAME - 60)
+            parts.append(f'<rect x="{_NAME + 8}" y="{top}" width="{width:.1f}" height="{_BAR}" fill="{colour}"/>')
+            parts.append(f'<text x="{_NAME + 14 + width:.1f}" y="{top + _BAR - 1}">{share:.1%}</text>')
+            top += _BAR + 1
+        top += 6
+    title = (
+        f'<text x="0" y="14" font-size="13">Each {what}: share of the records '
+        f'(<tspan fill="{_GREY}">■</tspan>) and of the epoch (<tspan fill="{_BLUE}">■</tspan>)</text>'
+    )
+    style = 'font-family="sans-serif" font-size="11" fill="currentColor"'
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{_WIDTH}" height="{top}" {style}>{title}{"".join(parts)}</svg>'
+    )

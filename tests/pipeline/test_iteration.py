@@ -75,6 +75,7 @@ def test_a_plan_is_a_short_table(make_dataset: Make) -> None:
     assert [row.split()[0] for row in rows] == ["0", "1", "2"]
     assert rows[0].split()[2:4] == ["480", "30"]
     assert "<td>480</td><td>30</td>" in plan._repr_html_()
+    assert "<svg" in plan._repr_html_()
     sources = {name: {"url": make_dataset(1000)} for name in ("a<b", "books")}
     assert "<td>a&lt;b</td><td>1,000</td>" in Mixture(sources, batch_size=60).plan()._repr_html_()
 

@@ -49,12 +49,13 @@ class Plot:
 
 
 class Drawing:
-    """A figure with one pair of axes, in the style of all plots."""
+    """A figure with one pair of axes, or several of one height side by side, in the style of all plots."""
 
-    def __init__(self, height_inches: float = 2.8) -> None:
+    def __init__(self, height_inches: float = 2.8, columns: int = 1) -> None:
         with rc_context(_SETTINGS):
             self._figure = Figure((7.2, height_inches))
-            self.axes: Axes = self._figure.add_subplot()
+            self.panels: list[Axes] = list(self._figure.subplots(1, columns, sharey=True, squeeze=False)[0])
+            self.axes: Axes = self.panels[0]
 
     def legend(self) -> None:
         """Name the series below the plot."""
@@ -68,8 +69,13 @@ class Drawing:
     def finish(self, title: str, x_label: str, y_label: str) -> Plot:
         """Label the axes, and draw."""
         with rc_context(_SETTINGS):
-            self.axes.set(xlabel=x_label, ylabel=y_label)
-            self.axes.set_title(title, wrap=True)
+            self.axes.set_ylabel(y_label)
+            for axes in self.panels:
+                axes.set_xlabel(x_label)
+            if len(self.panels) > 1:
+                self._figure.suptitle(title, x=0.01, ha="left", size=_SETTINGS["axes.titlesize"])
+            else:
+                self.axes.set_title(title, wrap=True)
             written = io.StringIO()
             self._figure.savefig(written, format="svg", metadata={"Date": None})
         return Plot(title, written.getvalue())
@@ -113,6 +119,8 @@ def curves(
         places, heights = np.array(x, np.float64), np.array(y, np.float64)
         style = ("-", "--o", ":")[i % 3]
         drawing.axes.plot(places, heights, style, color=COLOURS[i], label=name, linewidth=1.6, markersize=4)
+    if max(float(np.nanmax(np.array(y, np.float64), initial=0)) for _, y in lines.values()) >= 10_000:
+        drawing.axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     if len(lines) > 1:
         drawing.legend()
     return drawing.finish(title, x_label, y_label)

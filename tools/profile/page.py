@@ -25,4 +25,4 @@ def write_page(result: Profile, path: str) -> None:
         drawn.append(plots.plot_queues(result))
     if result.parts.store is not None:
         drawn += [plots.plot_store(result), plots.plot_latencies(result)]
-    write_html(path, f"Profile of {result.url}", result._repr_html_(), drawn)
+    write_html(path, f"Profile of {result.url}", result.html(), drawn)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,12 +15,10 @@ from .result import Profile
 
 __all__ = [
     "Plot",
-    "plot_class_shares",
     "plot_epoch",
     "plot_latencies",
     "plot_queues",
     "plot_ranks",
-    "plot_rates",
     "plot_shards",
     "plot_shuffle",
     "plot_stages",
@@ -111,32 +108,8 @@ def plot_training(result: Profile) -> Plot:
     drawing = Drawing(0.36 * len(rates) + 1.1)
     draw_bars(drawing, rates, [f"{rate:,.0f}" for rate in rates.values()], "training")
     drawing.axes.axvline(trials.step.samples_per_second, color=MUTED, linestyle="--", linewidth=1)
-    return drawing.finish(result.verdict.headline, "samples a second", "")
-
-
-def plot_class_shares(loaders: Mapping[str, Loader], batches: int = 100) -> Plot:
-    """The share of the rarest class in each of the first batches, by the name of the loader.
-
-    Raises:
-        ConfigError: a dataset has no classes.
-    """
-    drawing = Drawing()
-    spreads, rarest = [], ""
-    for i, (name, loader) in enumerate(loaders.items()):
-        mix = loader.plan().class_mix
-        if not mix:
-            raise ConfigError("plot_class_shares needs a dataset with a label")
-        rare = min(mix, key=lambda value: mix[value].records)
-        rarest, number = str(rare), list(loader.manifest.classes).index(rare)
-        shares = []
-        for _, batch in zip(range(batches), loader.numpy_epoch(0), strict=False):
-            shares.append(float(np.mean(batch["class_id"] == number)))
-        drawing.axes.plot(shares, ("-", "--", ":")[i % 3], color=COLOURS[i], label=name, linewidth=1.6)
-        spreads.append(f"{np.mean(shares):.1%} {name}")
-    drawing.axes.set_ylim(bottom=0)
-    drawing.axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    drawing.legend()
-    return drawing.finish(f"The rarest class, {rarest!r}, in each batch: {', '.join(spreads)}", "batch", "share")
+    share = f"Training has {trials.utilisation:.0%} of the step's own rate"  # where nothing is judged
+    return drawing.finish(result.verdict.headline or share, "samples a second", "")
 
 
 def plot_shuffle(loader: Loader) -> Plot:
@@ -157,37 +130,13 @@ def plot_shuffle(loader: Loader) -> Plot:
     )  # fmt: skip
 
 
-def plot_rates(results: Mapping[Any, Profile], what: str) -> Plot:
-    """The rates of an epoch and after its first batch, by some option or state of the loader.
-
-    Args:
-        results: profiles by the option's value.
-        what: the option.
-    """
-    names = [str(name) for name in results]
-    epochs = [result.epoch_samples_per_second for result in results.values()]
-    steady = [result.samples_per_second for result in results.values()]
-    drawing = Drawing()
-    places = np.arange(len(names))
-    for shift, values, label, i in ((-0.2, epochs, "whole epoch", 0), (0.2, steady, "after the first batch", 1)):
-        drawing.axes.bar(places + shift, values, 0.38, label=label, color=COLOURS[i], hatch=HATCHES[i])
-    drawing.axes.set_xticks(places, names)
-    drawing.axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-    drawing.legend()
-    best = int(np.argmax(epochs))
-    return drawing.finish(
-        f"By {what}: {names[best]} is the fastest, {epochs[best] / min(epochs):.2f} x the slowest", what,
-        "samples a second",
-    )  # fmt: skip
-
-
 def plot_waterfall(result: Profile) -> Plot:
     """The rate of each part alone, in the order in which samples pass them, against the step's."""
     rates = result.ceilings
     sample_bytes = result.bytes_per_second / max(result.samples_per_second, 1e-9)
     texts = [f"{rate:,.0f} = {rate * sample_bytes / 1e6:,.1f} MB/s" for rate in rates.values()]
     drawing = Drawing(0.36 * len(rates) + 1.1)
-    slowest = min(rates, key=rates.__getitem__)
+    slowest = min((name for name in rates if name != "training"), key=rates.__getitem__)
     draw_bars(drawing, rates, texts, slowest)
     drawing.axes.set_xscale("log")
     low = 10 ** np.floor(np.log10(max(min(rates.values()), 1e-3)) - 0.3)

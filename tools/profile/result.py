@@ -8,6 +8,7 @@ from html import escape
 from typing import Any
 
 from ...pipeline.order.plan_table import html_table
+from ...sharding.errors import ConfigError
 from ..console import align, human_bytes, human_seconds
 from .bottleneck import StageProfile
 from .estimates import Estimate
@@ -124,6 +125,10 @@ class Profile:
         return "\n".join([*self._headlines(), "", *tables, *self._conclusions()])
 
     def _repr_html_(self) -> str:
+        return self.html() + self._plot()
+
+    def html(self) -> str:
+        """What `print` shows, as HTML."""
         return "".join(
             [
                 *(f"<p>{escape(line)}</p>" for line in self._headlines()),
@@ -131,6 +136,15 @@ class Profile:
                 *(f"<p><b>{escape(line)}</b></p>" for line in self._conclusions()),
             ]
         )
+
+    def _plot(self) -> str:
+        """The rates of all parts as SVG; without matplotlib, how to install it."""
+        try:
+            from .plots import plot_waterfall
+        except ConfigError as error:
+            return f"<p>{escape(str(error))}</p>"
+        svg = plot_waterfall(self).svg
+        return svg[svg.index("<svg") :]
 
     def _headlines(self) -> list[str]:
         of_rank = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""

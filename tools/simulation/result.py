@@ -94,6 +94,12 @@ class Simulation:
         return sum(epoch.samples for epoch in self.epochs) / sum(epoch.seconds for epoch in self.epochs)
 
     @property
+    def steady_samples_per_second(self) -> float:
+        """Rate of all ranks together, without the waits for the epochs' first batches."""
+        seconds = sum(epoch.seconds - epoch.first_batch_seconds for epoch in self.epochs)
+        return sum(epoch.samples for epoch in self.epochs) / seconds
+
+    @property
     def memory_bytes(self) -> int:
         """Most bytes of shards and batches that a rank held."""
         return max(epoch.memory_bytes for epoch in self.epochs)

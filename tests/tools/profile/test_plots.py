@@ -13,7 +13,7 @@ import pytest
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from ringfeed.tools.cli import main
-from ringfeed.tools.profile import plots, profile
+from ringfeed.tools.profile import comparisons, plots, profile
 from ringfeed.tools.profile.page import write_page
 from ringfeed.tools.profile.result import Profile
 from tests.servers.web import Behaviour, served
@@ -51,8 +51,9 @@ def test_of_a_dataset(dataset: str) -> None:
     assert "2 other classes" in shards  # of nine
     assert "often & <again>" in shards
     loaders = {name: Loader(dataset, batch_size=90, balance=name) for name in ("natural", "uniform")}
-    assert "uniform" in texts(plots.plot_class_shares(loaders, batches=5))
-    assert "11.1% uniform" in plots.plot_class_shares(loaders, batches=5).title
+    batches = texts(comparisons.plot_batches(loaders, batches=5))
+    assert all(text in batches for text in ("natural", "uniform", "often & <again>", "2 other classes", "batch"))
+    assert "11.1% to 11.1% uniform" in batches
     assert "a batch mixes 4.0 shards, a full shuffle 4.0" in texts(plots.plot_shuffle(loaders["natural"]))
     assert "Ranks share the reading: 8 ranks together read " in texts(plots.plot_ranks(dataset, 40))
     assert "Waits for a batch: half take" in texts(plots.plot_waits(loaders["natural"], batches=10))
@@ -68,9 +69,12 @@ def test_of_a_profile(result: Profile) -> None:
     assert "the slowest part is" in texts(plots.plot_waterfall(result)).lower()
     assert "Shards being fetched" in texts(plots.plot_queues(result))
     assert "Reads of the store: half take" in texts(plots.plot_latencies(result))
-    rates = plots.plot_rates({1: result, 2: result}, "streams")
+    rates = comparisons.plot_rates({1: result, 2: result}, "streams")
     assert rates.title == "By streams: 1 is the fastest, 1.00 x the slowest"
     assert repr(rates) == f"Plot: {rates.title}"
+    compared = comparisons.plot_predictions({1: 900.0, 4: 2200.0}, {1: 1000.0, 4: 2000.0}, "streams")
+    assert compared.title == "Predicted by streams: 4 is the fastest, as measured; the largest error is +10%"
+    assert "2.2k" in texts(compared)
 
 
 def test_what_was_not_measured_is_said(dataset: str) -> None:
