@@ -4,7 +4,8 @@
 
 The arguments override DLIO's configuration. With `workflow.generate_data` it writes DLIO's files and ends. Otherwise,
 for each line of its input, the seconds of a step, it makes an epoch of DLIO's own training loop, and prints what DLIO
-computes: the accelerator utilisation in percent, and the samples a second.
+computes, the accelerator utilisation in percent and the samples a second, and the processor time of the epoch, that of
+its workers included.
 """
 
 from __future__ import annotations
@@ -14,10 +15,18 @@ import json
 import os
 import sys
 
+import psutil
 from dlio_benchmark.common.enumerations import DatasetType
 from dlio_benchmark.main import DLIOBenchmark
 from dlio_benchmark.utils.utility import DLIOMPI
 from hydra import compose, initialize_config_module
+
+
+def processor_seconds() -> float:
+    """Processor time that this process and those that it started have taken so far."""
+    own = psutil.Process()
+    return sum(sum(process.cpu_times()[:2]) for process in [own, *own.children(recursive=True)])
+
 
 with os.fdopen(os.dup(1), "w") as replies:
     os.dup2(2, 1)  # whatever else is printed goes to the log
@@ -34,10 +43,14 @@ with os.fdopen(os.dup(1), "w") as replies:
         print("{}", file=replies, flush=True)
         for epoch, line in enumerate(sys.stdin, 1):
             benchmark.computation_time = float(line)
+            before = processor_seconds()
             stats.start_train(epoch)
             stats.end_train(epoch, benchmark._train(epoch))
             framework.get_loader(DatasetType.TRAIN).finalize()
             args.reconfigure(epoch + 1)
             gc.collect()
-            reply = {"utilisation": float(stats.train_au[-1]), "rate": float(stats.train_throughput[-1])}
+            reply = {
+                "utilisation": float(stats.train_au[-1]), "rate": float(stats.train_throughput[-1]),
+                "processor_seconds": processor_seconds() - before,
+            }  # fmt: skip
             print(json.dumps(reply), file=replies, flush=True)
