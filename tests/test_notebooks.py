@@ -21,7 +21,7 @@ SHOWN = {  # plots, and texts of outputs
         (
             "bottleneck: ",
             "Balance: 8 shards",
-            "Training ",
+            "step alone",
             "The shuffle: ",
             "Classes of each batch.",
             "% balanced",
