@@ -28,7 +28,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def url(dataset: Path) -> Iterator[str]:
-    with served(dataset.parent, behaviour=Behaviour(latency_seconds=0.08)) as server:
+    with served(dataset.parent, behaviour=Behaviour(latency_seconds=0.05)) as server:
         yield f"{server}/d"
 
 
@@ -39,7 +39,7 @@ def test_what_is_proposed_was_faster_in_every_round(
     command = ["tune", url, "--batch-size", "32", "--seconds", "3", "--cache", str(cache), "--epochs", "10"]
     assert main([*command, "--keep-order", "--out", str(out), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["chosen"] > 0  # 32 files of 80 ms, or none
+    assert found["chosen"] > 0  # 32 files of 50 ms, or none
     tried = found["tried"][found["chosen"]]
     assert min(tried["gains"]) > 1
     assert found["gain"] >= 1.03

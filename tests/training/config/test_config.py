@@ -204,7 +204,14 @@ def test_changed_keys_are_those_that_affect_the_weights() -> None:
     before = json.loads(json.dumps(to_tree(parse_config({"data": {"url": "x", "balance": {1: 0.5, 0: 0.5}}}, "a"))))
     moved = parse_config(
         {
-            "data": {"url": "y", "balance": {1: 0.5, 0: 0.5}, "cache": "/mnt/cache", "cache_bytes": 1},
+            "data": {
+                "url": "y",
+                "balance": {1: 0.5, 0: 0.5},
+                "cache": "/mnt/cache",
+                "cache_bytes": 1,
+                "fetch_threads": 2,
+                "prefetch_bytes": 0,
+            },
             "checkpoint": {"keep": 9},
             "output": {"log_every": 1},
         },

@@ -1,0 +1,30 @@
+"""The loaders of a run: which numbers of the configuration reach them."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.sharding import BuildOptions, ConfigError, build
+from ringfeed.training.config.config_file import parse_config
+from ringfeed.training.loop.inputs import open_loader
+from ringfeed.training.ring.ring import SoloRing
+
+NUMBERS = {"streams": 4, "window_shards": 2, "fetch_threads": 3, "prefetch_bytes": 0}
+
+
+def test_the_numbers_of_the_loader_are_those_of_the_configuration(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": range(80), "y": [i % 2 for i in range(80)]}), tmp_path / "s.parquet")
+    build(BuildOptions(source=str(tmp_path / "s.parquet"), destination=str(tmp_path / "d"), label="y", shards=4))
+    config = parse_config({"data": {"url": str(tmp_path / "d"), "batch_size": 8} | NUMBERS}, "a.yaml")
+    for is_training in (True, False):  # evaluation keeps the order that it has without them
+        loader = open_loader(config, SoloRing(), split="train", training=is_training)
+        own = {name: loader.arguments[name] for name in NUMBERS}
+        assert own == (NUMBERS if is_training else NUMBERS | {"streams": None, "window_shards": 1})
+
+
+@pytest.mark.parametrize(("key", "value"), [("streams", 0), ("window_shards", 0), ("prefetch_bytes", -1)])
+def test_numbers_that_no_loader_takes_are_refused(key: str, value: int) -> None:
+    with pytest.raises(ConfigError, match=rf"a.yaml: data.{key} must be at least {0 if value < 0 else 1}, got {value}"):
+        parse_config({"data": {"url": "d", key: value}}, "a.yaml")
