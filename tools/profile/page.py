@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
+from ...sharding.errors import ConfigError
 from . import plots
 from .html_page import write_html
 from .result import Profile
@@ -21,7 +24,7 @@ def write_page(result: Profile, path: str) -> None:
     if result.verdict.knob is not None:
         drawn.append(plots.plot_tried(result))
     drawn += [plots.plot_epoch(result), plots.plot_stages(result)]
-    if result.queue_depths:
+    with suppress(ConfigError):  # too short an epoch
         drawn.append(plots.plot_queues(result))
     if result.parts.store is not None:
         drawn += [plots.plot_store(result), plots.plot_latencies(result)]

@@ -29,6 +29,7 @@ __all__ = [
     "plot_waterfall",
 ]
 
+_FEWEST_LOOKS = 5  # at the queues, of which a plot is worth it
 _MOST_CLASSES = 8  # of different colours; the rest is drawn together
 
 
@@ -140,7 +141,7 @@ def plot_waterfall(result: Profile) -> Plot:
     draw_bars(drawing, rates, texts, slowest)
     drawing.axes.set_xscale("log")
     low = 10 ** np.floor(np.log10(max(min(rates.values()), 1e-3)) - 0.3)
-    drawing.axes.set_xlim(low, (max(rates.values()) / low) ** 1.45 * low)
+    drawing.axes.set_xlim(low, (max(rates.values()) / low) ** 1.8 * low)
     if result.training is not None:
         drawing.axes.axvline(result.training.step.samples_per_second, color=MUTED, linestyle="--", linewidth=1)
     title = f"The slowest part is {slowest}" + ("; dashed: the step" if result.training is not None else "")
@@ -153,7 +154,7 @@ def plot_queues(result: Profile) -> Plot:
     Raises:
         ConfigError: the epoch was too short to look.
     """
-    if not result.queue_depths:
+    if len(result.queue_depths) < _FEWEST_LOOKS:
         raise ConfigError("the epoch was too short to look at its queues")
     seconds, depths = zip(*result.queue_depths, strict=True)
     drawing = Drawing(2.0)

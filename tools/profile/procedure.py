@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -278,7 +279,7 @@ def _try_knob(
                 loader_seconds=0.0,
             )  # fmt: skip
         else:
-            trial = try_loader(other, seconds, steps=steps)
+            trial = _middle_trial(other, seconds, steps)
             after = _figures(other, trial, None, trial.epoch_seconds(other))
     epochs = after.samples / figures.samples  # with larger batches a few records more may be left out
     rate = after.loader if after.together is None else after.together
@@ -290,6 +291,15 @@ def _try_knob(
         first_batch_seconds=after.first_batch_seconds,
         gain=_around(gain, ratio(rate, before)),
     )
+
+
+def _middle_trial(loader: Loader, seconds: float, steps: int | None) -> LoaderTrial:
+    """The trial of the median epoch of as many as there is time for."""
+    begun, trials = time.perf_counter(), [try_loader(loader, seconds, steps=steps)]
+    while (time.perf_counter() - begun) * (1 + 1 / len(trials)) < seconds:
+        trials.append(try_loader(loader, seconds, steps=steps))
+    trials.sort(key=lambda trial: trial.epoch_seconds(loader))
+    return trials[len(trials) // 2]
 
 
 def _epoch_samples(loader: Loader) -> int:

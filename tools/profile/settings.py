@@ -144,8 +144,7 @@ def _more_fetches(facts: LoaderFacts, figures: EpochFigures, trials: LoaderTrial
     if store is None or store.best_threads <= facts.threads or _is_short(facts):
         return
     threads = store.best_threads
-    used = min(threads, facts.shards)
-    faster = store.rate_of(used) / store.rate_of(facts.threads)
+    faster = (figures.loader_seconds - _fixed_seconds(figures, trials)) / _fetch_seconds(store, facts, threads)
     yield _faster_fetching(
         faster, f"--fetch-threads {threads}", {"fetch_threads": threads},
         (threads - facts.threads) * facts.shard_bytes, figures, trials,
@@ -161,10 +160,28 @@ def _more_prefetch(facts: LoaderFacts, figures: EpochFigures, trials: LoaderTria
     held = min(size - facts.prefetch_bytes, most)
     faster = facts.threads / max(facts.busy_threads, 0.1)
     if trials.store is not None:
-        faster = trials.store.rate_of(facts.threads) / trials.store.rate_of(max(facts.busy_threads, 1))
+        fetching = figures.loader_seconds - _fixed_seconds(figures, trials)
+        faster = fetching / _fetch_seconds(trials.store, facts, facts.threads)
     yield _faster_fetching(
         faster, f"--prefetch-bytes {size}", {"prefetch_bytes": size}, held, figures, trials
     )  # fmt: skip
+
+
+def _fetch_seconds(store: StoreTrial, facts: LoaderFacts, threads: int) -> float:
+    """Seconds in which so many threads fetch all shards: first its bytes, then the few of its index."""
+    requests = threads / store.latency_seconds
+    if store.sizes:
+        small = min(store.sizes)
+        requests = min(requests, store.sizes[small].best / small * max(threads / store.best_threads, 1.0))
+    each = facts.shard_bytes / store.rate_of(threads) + 1 / requests
+    fetches = facts.shards + (facts.streams if facts.shards % facts.streams else 0)  # streams cut shards
+    rounds = ceil(fetches / threads) * threads / fetches  # in the last one not all threads have a shard
+    return facts.shards * each * rounds
+
+
+def _fixed_seconds(figures: EpochFigures, trials: LoaderTrials) -> float:
+    """Seconds until the first batch that faster fetching does not save."""
+    return min(trials.warm.first_batch_seconds, figures.first_batch_seconds) if trials.warm is not None else 0.0
 
 
 def _is_short(facts: LoaderFacts) -> bool:
@@ -180,14 +197,9 @@ def _larger_shards(facts: LoaderFacts, figures: EpochFigures, trials: LoaderTria
     shards = max(ceil(facts.shards * facts.shard_bytes / size), 1)
     now = ceil(facts.shards / facts.threads) * 2 * store.latency_seconds
     then = ceil(shards / facts.threads) * 2 * store.latency_seconds
-    seconds = figures.loader_seconds
-    after = max(seconds - now + then, _warm_seconds(figures, trials))
     text = f"larger shards: shard-dataset reshard SRC DST --shard-size {size >> 20}MiB"
     more = facts.held_bytes(facts.local_streams) * (size / facts.shard_bytes - 1)
-    yield Setting(
-        options={}, text=text, first_batch_seconds=figures.first_batch_seconds,
-        seconds=_around(after, figures.loader), memory_bytes=int(min(more, facts.epoch_bytes)),
-    )  # fmt: skip
+    yield _faster_fetching(now / then, text, {}, min(more, facts.epoch_bytes), figures, trials)
 
 
 def _cache(facts: LoaderFacts, figures: EpochFigures, trials: LoaderTrials) -> Iterator[Setting]:
@@ -226,7 +238,7 @@ def _fewer_streams(facts: LoaderFacts, figures: EpochFigures, trials: LoaderTria
     after = first_batch_bytes(local, facts.window_bytes, facts.epoch_bytes)
     if streams == facts.streams or after >= before:
         return
-    fixed = min(trials.warm.first_batch_seconds, figures.first_batch_seconds) if trials.warm is not None else 0.0
+    fixed = _fixed_seconds(figures, trials)
     fetching = figures.first_batch_seconds - fixed
     share = after / before if trials.store is None else _first_share(after, before, fetching, facts)
     first = fixed + fetching * share
@@ -268,7 +280,7 @@ def _faster_fetching(
 ) -> Setting:
     """A setting that makes fetching faster by a factor, in an epoch that fetching limits."""
     warm = _warm_seconds(figures, trials)
-    fixed = min(trials.warm.first_batch_seconds, figures.first_batch_seconds) if trials.warm is not None else 0.0
+    fixed = _fixed_seconds(figures, trials)
     return Setting(
         options=options, text=text,
         first_batch_seconds=fixed + (figures.first_batch_seconds - fixed) / faster,
