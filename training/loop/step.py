@@ -106,9 +106,10 @@ def make_train_step(
         return tf.constant(True)
 
     def reduce(tensors: Sequence[Tensor]) -> list[Tensor]:
-        loss, overflowed, stopping, *gradients = tensors
+        overflowed, loss, stopping, *gradients = tensors
         reduced, scalars = synchronizer.reduce(gradients, [loss, overflowed, stopping], optimizer.iterations.value)
-        return [*scalars, *reduced]
+        loss, overflowed, stopping = scalars
+        return [overflowed, loss, stopping, *reduced]
 
     @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def train_step(inputs: Any, class_id: Tensor, weight: Tensor, stopping: Tensor = go_on) -> StepMetrics:
@@ -116,9 +117,8 @@ def make_train_step(
         local_loss, scaled = backward(network, variables, scale, inputs, class_id, weight)
         gradients = scale.unscaled(filled(scaled, variables))
         overflowed = 1.0 - tf.cast(all_finite([*gradients, *state]), tf.float32)
-        (loss, any_overflowed, any_stopping, *gradients), stamps = timed(
-            reduce, [local_loss, overflowed, stopping, *gradients], read_clock
-        )
+        sent = [overflowed, local_loss, stopping, *gradients]  # the update waits for the first
+        (any_overflowed, loss, any_stopping, *gradients), stamps = timed(reduce, sent, read_clock)
         is_finite = tf.logical_and(tf.equal(any_overflowed, 0.0), all_finite(gradients))
         gradients, norm = clip_by_global_norm(gradients, clip_norm)
         if clip_norm is not None:

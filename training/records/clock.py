@@ -50,18 +50,22 @@ def timed(
 ) -> tuple[list[Tensor], Tensor]:
     """Call a collective; return its result, and when its input was computed and when it had ended.
 
+    To hold all tensors back until the clock is read would cost an operation each. So only the first is held back: it
+    has to be one that the collective, and what follows it, wait for.
+
     Returns:
         The result, and Unix times, float64 [2]; without a clock, float64 [0].
     """
     if read_clock is None:
         return collective(tensors), tf.zeros(0, tf.float64)
-    ready, sent = _stamped(tensors, read_clock)
-    done, received = _stamped(collective(sent), read_clock)
-    return received, tf.stack([ready, done])
+    ready, first = _stamped(tensors, read_clock)
+    received = collective([first, *tensors[1:]])
+    done, first = _stamped(received, read_clock)
+    return [first, *received[1:]], tf.stack([ready, done])
 
 
-def _stamped(tensors: Sequence[Tensor], read_clock: Clock) -> tuple[Tensor, list[Tensor]]:
-    """Return the time at which all tensors are computed, and the tensors, held back until then.
+def _stamped(tensors: Sequence[Tensor], read_clock: Clock) -> tuple[Tensor, Tensor]:
+    """Return the time at which all tensors are computed, and the first of them, held back until then.
 
     A copy of the first tensor, which waits for the others, is brought to the host before the clock is read: a GPU's
     computation has then ended, and not only been started.
@@ -71,6 +75,7 @@ def _stamped(tensors: Sequence[Tensor], read_clock: Clock) -> tuple[Tensor, list
     with tf.device("CPU:0"):
         last = tf.identity(last)
         with tf.control_dependencies([last]):
-            now = tf.ensure_shape(read_clock(), [])
+            now = read_clock()
+    now.set_shape([])
     with tf.control_dependencies([now]):
-        return now, [tf.identity(tensor) for tensor in tensors]
+        return now, tf.identity(tensors[0])
