@@ -5,9 +5,9 @@ import logging
 import os
 import shutil
 import urllib.parse
-import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -60,13 +60,15 @@ class Prometheus:
     """A running server that scrapes some ports of this machine each second."""
 
     def __init__(self, port: int) -> None:
-        self._url = f"http://127.0.0.1:{port}/api/v1/"
+        self._port = port
 
     def query(self, expression: str) -> list[dict[str, Any]]:
         """Return the answer to an expression now: samples, each with ``metric`` (labels) and ``value`` (time, text)."""
         asked = urllib.parse.urlencode({"query": expression})
-        with urllib.request.urlopen(f"{self._url}query?{asked}", timeout=30) as answer:
-            result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        with closing(HTTPConnection("127.0.0.1", self._port, timeout=30)) as connection:
+            connection.request("GET", f"/api/v1/query?{asked}")
+            with connection.getresponse() as answer:
+                result: list[dict[str, Any]] = json.loads(answer.read())["data"]["result"]
         return result
 
 
