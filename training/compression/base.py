@@ -35,7 +35,7 @@ class Compressed(EveryStep):
         self._places: list[int] = []
         self._shapes: list[list[int]] = []
 
-    def build(self, variables: Sequence[Variable]) -> None:
+    def build(self, variables: Sequence[Variable], slots: Sequence[Variable] = ()) -> None:
         """Create the state of the method."""
         self._places = [i for i, v in enumerate(variables) if self.compresses(list(v.shape), v.dtype)]
         self._shapes = [list(variables[i].shape) for i in self._places]

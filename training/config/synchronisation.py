@@ -1,4 +1,4 @@
-"""Options of how ranks are kept in step: compression of gradients, and what goes with what."""
+"""Options of how ranks are kept in step: compression of gradients, and periodic averaging; and what goes with what."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from ...sharding.errors import ConfigError
 from .checks import key, one_of, require, require_finite, require_size
 from .optimizer import OptimizerConfig
 
-__all__ = ["CompressionConfig", "check_synchronisation"]
+__all__ = ["CompressionConfig", "SyncConfig", "check_synchronisation"]
 
 COMPRESSIONS = ("none", "fp16", "bf16", "top_k", "dgc", "powersgd", "qsgd", "terngrad", "onebit")
+METHODS = ("every_step", "local_sgd", "post_local_sgd", "diloco", "fedavg", "gossip")
+AGGREGATES = ("mean", "median", "trimmed")
+TOPOLOGIES = ("ring", "random")
 ADAPTIVE = ("adam", "adamw", "lamb")
 _POWERSGD_START = 1000  # as in PyTorch's hook
 
@@ -64,13 +67,65 @@ class CompressionConfig:
         return 0.001 if self.method == "dgc" else 0.01
 
 
-def check_synchronisation(compression: CompressionConfig, optimizer: OptimizerConfig, precision: str) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncConfig:
+    """Options of when ranks synchronise, and what."""
+
+    method: str = key("every_step", f"of keeping ranks in step: {', '.join(METHODS)}")
+    every: int = key(8, "local_sgd, diloco, fedavg, gossip: steps of a round, which each rank does alone")
+    start_step: int = key(0, "post_local_sgd: number of synchronous steps at the start")
+    outer_learning_rate: float = key(0.7, "diloco: of the outer SGD")
+    outer_momentum: float = key(0.9, "diloco: Nesterov's")
+    aggregate: str = key("mean", f"fedavg: {', '.join(AGGREGATES)} of the ranks' weights; mean counts samples")
+    trim: float = key(0.34, "fedavg, trimmed: share of ranks that is left out at either end, in (0, 0.5)")
+    topology: str = key("ring", "gossip: ring (two neighbours in turn), or random pairs")
+    optimizer_state: str = key("keep", "after a round: keep each rank's own, or average it too")
+
+    def __post_init__(self) -> None:
+        one_of("sync.method", self.method, METHODS)
+        require_size("sync.every", self.every)
+        require(self.start_step >= 0, "sync.start_step", "at least 0", self.start_step)
+        if self.method == "post_local_sgd":
+            require(self.start_step >= 1, "sync.start_step", "at least 1 for post_local_sgd", self.start_step)
+        else:
+            require(self.start_step == 0, "sync.start_step", "0 but for post_local_sgd", self.start_step)
+        rate_holds = 0 < self.outer_learning_rate < math.inf
+        require(rate_holds, "sync.outer_learning_rate", "finite and above 0", self.outer_learning_rate)
+        require(0 <= self.outer_momentum < 1, "sync.outer_momentum", "in [0, 1)", self.outer_momentum)
+        one_of("sync.aggregate", self.aggregate, AGGREGATES)
+        require(0 < self.trim < 0.5, "sync.trim", "in (0, 0.5)", self.trim)
+        one_of("sync.topology", self.topology, TOPOLOGIES)
+        one_of("sync.optimizer_state", self.optimizer_state, ("keep", "average"))
+        robust = self.method == "fedavg" or self.aggregate == "mean"
+        require(robust, "sync.aggregate", "mean but for fedavg", self.aggregate)
+
+
+def check_synchronisation(
+    compression: CompressionConfig, sync: SyncConfig, optimizer: OptimizerConfig, precision: str
+) -> None:
     """Refuse pairs of options that do not go together.
 
     Raises:
         ConfigError: two do not; the message names both, the reason and a remedy.
     """
     method = compression.method
+    if sync.method != "every_step":
+        if method != "none":
+            raise _refusal(
+                "compression.method",
+                method,
+                f"sync.method={sync.method}",
+                "a round exchanges weights, not gradients",
+                "compression.method=none",
+            )
+        if precision == "float16":
+            raise _refusal(
+                "sync.method",
+                sync.method,
+                "precision=float16",
+                "the loss scales of the ranks could part",
+                "precision=bfloat16",
+            )
     if method == "dgc" and optimizer.name != "sgd":
         reason = "dgc applies momentum before the average, so any other rule would see sums of many steps"
         raise _refusal("compression.method", method, f"optimizer.name={optimizer.name}", reason, "optimizer.name=sgd")

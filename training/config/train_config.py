@@ -12,7 +12,7 @@ from .data import DataConfig
 from .model import AugmentConfig, ModelConfig
 from .optimizer import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from .outputs import CheckpointConfig, OutputConfig
-from .synchronisation import CompressionConfig, check_synchronisation
+from .synchronisation import CompressionConfig, SyncConfig, check_synchronisation
 
 __all__ = ["TrainConfig"]
 
@@ -34,6 +34,7 @@ class TrainConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
     compression: CompressionConfig = field(default_factory=CompressionConfig)
+    sync: SyncConfig = field(default_factory=SyncConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     precision: str = key("float32", f"dtype of computation in layers: one of {', '.join(PRECISIONS)}")
@@ -54,4 +55,4 @@ class TrainConfig:
         require(augmentable, "model.name", "convnet for augment", self.model.name)
         too_long = self.schedule.warmup_epochs >= self.epochs
         require(not too_long, "schedule.warmup_epochs", f"below epochs ({self.epochs})", self.schedule.warmup_epochs)
-        check_synchronisation(self.compression, self.optimizer, self.precision)
+        check_synchronisation(self.compression, self.sync, self.optimizer, self.precision)

@@ -5,11 +5,19 @@ Tested in tests/training/compression/test_methods.py.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import tensorflow as tf
 
 from ...sharding.errors import ConfigError
+from ..averaging.diloco import DiLoCo
+from ..averaging.fedavg import FedAvg
+from ..averaging.gossip import Gossip
+from ..averaging.periodic import Periodic
+from ..averaging.robust import median, trimmed_count, trimmed_mean
 from ..compression.dgc import DGC, DGCRule
 from ..compression.gathered import Gathered
 from ..compression.half import Half
@@ -20,6 +28,7 @@ from ..compression.terngrad import TernGrad
 from ..compression.top_k import TopK
 from ..compression.two_stage import TwoStage
 from ..config.optimizer import OptimizerConfig
+from ..config.synchronisation import SyncConfig
 from ..config.train_config import TrainConfig
 from ..ring.ring import Ring
 from ..ring.synchronizer import EveryStep, Synchronizer
@@ -34,12 +43,27 @@ def optimizer_options(config: TrainConfig) -> OptimizerConfig:
     return config.optimizer
 
 
-def build_synchronizer(config: TrainConfig, ring: Ring, *, steps_per_epoch: int, total_steps: int) -> Synchronizer:
+def build_synchronizer(
+    config: TrainConfig, ring: Ring, *, steps_per_epoch: int, total_steps: int, samples: int
+) -> Synchronizer:
     """Return the object that keeps the ranks of a run in step.
 
+    Args:
+        config: configuration of the run.
+        ring: the ranks.
+        steps_per_epoch, total_steps: length of the run.
+        samples: number of samples of an epoch that this rank trains on.
+
     Raises:
-        ConfigError: the run would end before its compression starts.
+        ConfigError: the run would end before its compression or its rounds start, or a trimmed mean would trim nothing.
     """
+    if config.sync.start_step >= total_steps:
+        raise ConfigError(
+            f"sync.start_step={config.sync.start_step} is beyond the {total_steps} steps of this run, all of which "
+            "would be synchronous; lower it"
+        )
+    if config.sync.method != "every_step":
+        return _periodic(config, ring, samples)
     start = config.compression.dense_steps
     if config.compression.method != "none" and start >= total_steps:
         raise ConfigError(
@@ -47,6 +71,32 @@ def build_synchronizer(config: TrainConfig, ring: Ring, *, steps_per_epoch: int,
             f"{config.compression.method} would compress; set it to about a tenth of them"
         )
     return _compressed(config, ring, steps_per_epoch)
+
+
+def _periodic(config: TrainConfig, ring: Ring, samples: int) -> Synchronizer:
+    options, average_slots = config.sync, config.sync.optimizer_state == "average"
+    match options.method:
+        case "diloco":
+            rate, momentum = options.outer_learning_rate, options.outer_momentum
+            return DiLoCo(ring, options.every, rate=rate, momentum=momentum, average_slots=average_slots)
+        case "fedavg":
+            robust = _robust(options, ring.size)
+            return FedAvg(ring, options.every, samples=samples, robust=robust, average_slots=average_slots)
+        case "gossip":
+            return Gossip(ring, options.every, topology=options.topology, seed=config.seed, average_slots=average_slots)
+    return Periodic(ring, options.every, start_step=options.start_step, average_slots=average_slots)
+
+
+def _robust(options: SyncConfig, ranks: int) -> Callable[[Any], Any] | None:
+    if options.aggregate != "trimmed":
+        return median if options.aggregate == "median" else None
+    count = trimmed_count(options.trim, ranks)
+    if not count:
+        raise ConfigError(
+            f"sync.trim={options.trim} leaves out none of {ranks} ranks; raise it (below 0.5), start more ranks, or "
+            "use sync.aggregate=mean"
+        )
+    return functools.partial(trimmed_mean, count=count)
 
 
 def _compressed(config: TrainConfig, ring: Ring, steps_per_epoch: int) -> Synchronizer:

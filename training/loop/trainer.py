@@ -105,7 +105,11 @@ class Trainer:
                 log.warning(remark)
         self._wire = MeteredRing(ring)
         self.synchronizer: Synchronizer = build_synchronizer(
-            config, self._wire, steps_per_epoch=self.steps_per_epoch, total_steps=self.total_steps
+            config,
+            self._wire,
+            steps_per_epoch=self.steps_per_epoch,
+            total_steps=self.total_steps,
+            samples=self.loader.steps_per_epoch * (config.data.batch_size // ring.size),
         )
         self.parts = self._parts()
         is_recorded = config.output.records is not None or config.output.prometheus_port is not None
@@ -149,11 +153,12 @@ class Trainer:
 
     def _parts(self) -> Parts:
         network, config = self.model.network, self.config
-        self.synchronizer.build(network.trainable_variables)
+        optimizer = build_optimizer(optimizer_options(config), self.schedule, network.trainable_variables)
+        self.synchronizer.build(network.trainable_variables, optimizer.variables)
         rule = ScaleRule(initial=config.loss_scale.initial, growth_interval=config.loss_scale.growth_interval)
         return Parts(
             network=network,
-            optimizer=build_optimizer(optimizer_options(config), self.schedule, network.trainable_variables),
+            optimizer=optimizer,
             scale=LossScale.for_precision(config.precision, rule),
             synchronizer=self.synchronizer,
         )

@@ -76,6 +76,13 @@ class HorovodRing:
         received.set_shape(tensor.shape)
         return received
 
+    def swap(self, tensor: Tensor, partner: int) -> Tensor:
+        """The partner's vector, by an all-to-all in which each rank sends to one."""
+        splits = [len(tensor) if rank == partner else 0 for rank in range(self.size)]
+        received, _ = self._hvd.alltoall(tensor, splits=tf.constant(splits, tf.int32))
+        received.set_shape(tensor.shape)
+        return received
+
     def broadcast(self, variables: Sequence[Variable]) -> None:
         """Give each variable, on every rank, the value it has on rank 0."""
         for index, variable in enumerate(variables):

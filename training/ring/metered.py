@@ -64,6 +64,11 @@ class MeteredRing:
         self._count([tensor], (self.size - 1) / self.size)
         return self._ring.exchange(tensor)
 
+    def swap(self, tensor: Tensor, partner: int) -> Tensor:
+        """The partner's vector."""
+        self._count([tensor], float(partner != self.rank))
+        return self._ring.swap(tensor, partner)
+
     def broadcast(self, variables: Sequence[Variable]) -> None:
         """Not counted, as what follows: none is part of a step."""
         self._ring.broadcast(variables)

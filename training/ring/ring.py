@@ -45,6 +45,9 @@ class Ring(Protocol):
     def exchange(self, tensor: Tensor) -> Tensor:
         """Send row r of a tensor [size, ...] to rank r, and return the rows received, in rank order (all-to-all)."""
 
+    def swap(self, tensor: Tensor, partner: int) -> Tensor:
+        """Return the vector of a partner, which names this rank as its own; a rank may be its own partner."""
+
     def broadcast(self, variables: Sequence[Variable]) -> None:
         """Assign to each variable, on every rank, its value on rank 0."""
 
@@ -84,6 +87,10 @@ class SoloRing:
         return tensor[None]
 
     def exchange(self, tensor: Tensor) -> Tensor:
+        """The tensor itself."""
+        return tensor
+
+    def swap(self, tensor: Tensor, partner: int) -> Tensor:
         """The tensor itself."""
         return tensor
 

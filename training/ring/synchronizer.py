@@ -42,8 +42,8 @@ class Synchronizer(Protocol):
     def begin(self) -> None:
         """Take note of the weights that the run starts with. Called once, when all ranks hold them."""
 
-    def build(self, variables: Sequence[Variable]) -> None:
-        """Create the state for the network's trainable variables. Called once, before the first step."""
+    def build(self, variables: Sequence[Variable], slots: Sequence[Variable]) -> None:
+        """Create the state for the trainable variables and the optimizer's. Called once, before the first step."""
 
     def reduce(
         self, gradients: Sequence[Tensor], scalars: Sequence[Tensor], step: Tensor
@@ -86,7 +86,7 @@ class EveryStep:
     def begin(self) -> None:
         """Nothing to do."""
 
-    def build(self, variables: Sequence[Variable]) -> None:
+    def build(self, variables: Sequence[Variable], slots: Sequence[Variable]) -> None:
         """Nothing to do."""
 
     def reduce(

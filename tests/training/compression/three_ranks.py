@@ -37,6 +37,7 @@ from ringfeed.training.ring.ring import Ring
 from ringfeed.training.ring.same_weights import assert_same_weights
 
 STEPS = 16
+SGD = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.0}
 METHODS: dict[str, dict[str, Any]] = {
     "every_step": {},
     "fp16": {"compression": {"method": "fp16"}},
@@ -47,21 +48,28 @@ METHODS: dict[str, dict[str, Any]] = {
     "qsgd": {"compression": {"method": "qsgd"}},
     "terngrad": {"compression": {"method": "terngrad"}},
     "onebit": {"compression": {"method": "onebit"}},
+    "plain": {"optimizer": SGD},
+    "local_sgd, 1": {"sync": {"method": "local_sgd", "every": 1}, "optimizer": SGD},
+    "local_sgd, 4": {"sync": {"method": "local_sgd", "every": 4}},
+    "post_local_sgd": {"sync": {"method": "post_local_sgd", "every": 3, "start_step": 5, "optimizer_state": "average"}},
+    "diloco": {"sync": {"method": "diloco", "every": 3}},
+    "fedavg": {"sync": {"method": "fedavg", "every": 4}},
+    "median": {"sync": {"method": "fedavg", "every": 4, "aggregate": "median"}},
+    "gossip": {"sync": {"method": "gossip", "every": 2}},
 }
 
 
 def build(ring: Ring, options: dict[str, Any]) -> Callable[[bool], dict[str, Any]]:
     """Return a function that trains for `STEPS` steps from the same start, on samples that differ between ranks."""
-    optimizer = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.5}
-    config = parse_config({"data": {"url": "x"}, "optimizer": optimizer, "epochs": 4, **options}, "test")
+    config = parse_config({"data": {"url": "x"}, "optimizer": SGD | {"momentum": 0.5}, "epochs": 4, **options}, "test")
     keras.utils.set_random_seed(3)
     inputs = keras.Input((40,))
     network = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Dense(30, activation="tanh")(inputs)))
     wire = MeteredRing(ring)
-    synchronizer = build_synchronizer(config, wire, steps_per_epoch=STEPS, total_steps=STEPS)
-    synchronizer.build(network.trainable_variables)
+    synchronizer = build_synchronizer(config, wire, steps_per_epoch=STEPS, total_steps=STEPS, samples=1 + ring.rank)
     schedule = build_schedule(config, STEPS)
     keras_optimizer = build_optimizer(optimizer_options(config), schedule, network.trainable_variables)
+    synchronizer.build(network.trainable_variables, keras_optimizer.variables)
     step = make_train_step(network, keras_optimizer, synchronizer, LossScale(None), None)
     parts = Parts(network=network, optimizer=keras_optimizer, scale=LossScale(None), synchronizer=synchronizer)
     variables = [*parts.variables().values(), *synchronizer.rank_variables, wire.wire_bytes]
@@ -99,7 +107,9 @@ def build(ring: Ring, options: dict[str, Any]) -> Callable[[bool], dict[str, Any
             synchronizer.after_step(number + 1)
         synchronizer.settle()
         digest = assert_same_weights(ring, network.weights)
-        return {"first": losses[0], "last": losses[-1], "bytes": float(wire.wire_bytes) / STEPS, "digest": digest}
+        weights = network.weights[0].numpy()[0].tolist()
+        received = float(wire.wire_bytes) / STEPS
+        return {"first": losses[0], "last": losses[-1], "bytes": received, "digest": digest, "weights": weights}
 
     return train
 

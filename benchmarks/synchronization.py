@@ -1,0 +1,77 @@
+"""Methods of synchronisation on Fashion-MNIST: bytes on the wire, time of a step, accuracy beside the dense run.
+
+It reads the dataset from the Debian package `dataset-fashion-mnist`. Bytes are those of the second half of the steps,
+after warm-ups, which a rank receives; times are means over all but the slowest tenth of the steps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path("/usr/share/datasets/fashion-mnist")
+SEEDS, EPOCHS = 3, 4
+METHODS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "fp16": {"compression": {"method": "fp16"}},
+    "bf16": {"compression": {"method": "bf16"}},
+    "top_k 1 %": {"compression": {"method": "top_k"}},
+    "dgc 0.1 %": {"compression": {"method": "dgc", "warmup_epochs": 1}},
+    "powersgd 2": {"compression": {"method": "powersgd", "rank": 2, "start_step": 46}},
+    "qsgd": {"compression": {"method": "qsgd"}},
+    "terngrad": {"compression": {"method": "terngrad"}},
+    "onebit": {"compression": {"method": "onebit"}},
+    "local_sgd, 8": {"sync": {"method": "local_sgd"}},
+    "diloco, 8": {"sync": {"method": "diloco"}},
+    "gossip, 8": {"sync": {"method": "gossip"}},
+}
+_FEWER = {"powersgd 2": 50, "dgc 0.1 %": 200, "local_sgd, 8": 8}
+_POINTS = 0.5
+
+
+def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
+    """How many times fewer bytes a method needs than the dense ring, and 0.5 points over the accuracy that it loses."""
+    if not FOLDER.exists():
+        raise SystemExit(f"{FOLDER} is missing: apt-get install dataset-fashion-mnist")
+    results = measure(folder, ranks=2)
+    lines: list[tuple[str, list[float], float]] = []
+    dense = results["none"]
+    print("  method: accuracy, points beside dense, bytes per step, times fewer, ms per step", flush=True)
+    for name, found in results.items():
+        accuracy = 100 * statistics.fmean(r["accuracy"] for r in found)
+        points = [100 * (a["accuracy"] - b["accuracy"]) for a, b in zip(found, dense, strict=True)]
+        fewer = dense[0]["bytes"] / found[0]["bytes"]
+        milliseconds = statistics.median(r["milliseconds"] for r in found)
+        shown = f"{accuracy:.2f} %, {statistics.fmean(points):+.2f}, {found[0]['bytes']:,.0f} B, {fewer:.1f} x"
+        print(f"  {name}: {shown}, {milliseconds:.1f} ms", flush=True)
+        if name in _FEWER:
+            lines.append((f"{name}: bytes of the dense ring over its own", [fewer], _FEWER[name]))
+            lines.append((f"{name}: points of accuracy beside dense", [statistics.fmean(points)], -_POINTS))
+    return lines
+
+
+def measure(folder: Path, ranks: int) -> dict[str, list[dict[str, Any]]]:
+    """The results of all methods, a list over seeds for each."""
+    plan = folder / "methods.json"
+    plan.write_text(json.dumps([METHODS, str(FOLDER), SEEDS, EPOCHS]))
+    launcher = str(Path(sys.executable).parent / "horovodrun")
+    program = str(Path(__file__).with_name("synchronization_ranks.py"))
+    command = [launcher, "-np", str(ranks), "--gloo", sys.executable, program, str(plan)]
+    results: dict[str, list[dict[str, Any]]] = {name: [] for name in METHODS}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+        for line in process.stdout or []:
+            if "{" in line:
+                result = json.loads(line[line.index("{") :])
+                results[result["method"]].append(result)
+                print(f"  {result}", flush=True)
+    if process.returncode:
+        raise SystemExit(f"the ranks ended with status {process.returncode}")
+    return results
+
+
+__all__ = ["METHODS", "measure", "run"]

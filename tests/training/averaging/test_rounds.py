@@ -1,0 +1,116 @@
+"""Rounds of periodic averaging: what all ranks agree on, and who averages with whom. Real ranks: compression tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.averaging.diloco import DiLoCo
+from ringfeed.training.averaging.fedavg import FedAvg
+from ringfeed.training.averaging.gossip import partners
+from ringfeed.training.averaging.periodic import Periodic
+from ringfeed.training.averaging.robust import median, trimmed_mean
+from ringfeed.training.config.config_file import parse_config
+from ringfeed.training.loop.synchronization import build_synchronizer
+from ringfeed.training.ring.ring import SoloRing
+
+
+class _Among(SoloRing):
+    """A ring of ranks whose tensors are a multiple of this one's."""
+
+    def __init__(self, factors: Sequence[float]) -> None:
+        self.size, self._factors = len(factors), factors
+
+    def allreduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
+        return [t * tf.cast(np.mean(self._factors), t.dtype) for t in tensors]
+
+    def gather(self, tensor: Any) -> Any:
+        return tf.stack([tensor * factor for factor in self._factors])
+
+
+def _moved(synchronizer: Periodic, steps: int, every: float = 1.0) -> list[float]:
+    """The weight after each step of a rank whose optimizer adds `every` to it."""
+    variable = keras.Variable([0.0], name="w")
+    synchronizer.build([variable], [])
+    seen = []
+    for step in range(1, steps + 1):
+        variable.assign_add([every])
+        synchronizer.after_step(step)
+        seen.append(float(variable.numpy()[0]))
+    return seen
+
+
+def test_a_round_ends_after_each_multiple_of_its_steps() -> None:
+    assert _moved(Periodic(_Among([1, 3]), every=3), 7) == [1, 2, 6, 7, 8, 12, 13]
+    assert _moved(Periodic(_Among([1, 3]), every=2, start_step=3), 4) == [1, 2, 3, 8]
+
+
+def test_settling_twice_changes_nothing() -> None:
+    synchronizer = DiLoCo(_Among([1.0]), every=2)
+    before = _moved(synchronizer, 2)[-1]
+    synchronizer.settle()
+    assert float(synchronizer._variables[0].numpy()[0]) == before
+
+
+def test_diloco_is_an_outer_sgd_with_nesterovs_momentum() -> None:
+    """With rate 1 and no momentum it is local SGD; else Keras' SGD on the pseudo-gradient says the same."""
+    plain = _moved(DiLoCo(_Among([1, 3]), every=2, rate=1.0, momentum=0.0), 6)
+    assert plain == _moved(Periodic(_Among([1, 3]), every=2), 6)
+    outer, weight = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True), keras.Variable([0.0])
+    outer.build([weight])
+    expected = []
+    for _ in range(3):
+        outer.apply([tf.constant([-4.0])])  # two steps of 1, and ranks that move by 1 and 3 times that
+        expected.append(float(weight.numpy()[0]))
+    assert _moved(DiLoCo(_Among([1, 3]), every=2), 6)[1::2] == pytest.approx(expected, rel=1e-6)
+
+
+def test_fedavg_counts_samples_and_a_median_does_not_follow_an_outlier() -> None:
+    assert _moved(FedAvg(_Among([1, 2, 1000]), every=1, samples=1, robust=median), 2) == [2, 4]
+    assert _moved(FedAvg(SoloRing(), every=1, samples=7), 2) == [1, 2]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.floats(-100, 100, width=32), min_size=3, max_size=9), st.floats(1e6, 1e30))
+def test_robust_means_stay_among_the_honest_ranks(values: list[float], wrong: float) -> None:
+    rows = tf.constant([[v] for v in [*values, wrong]], tf.float32)
+    for mean in (median(rows), trimmed_mean(rows, 1)):
+        assert min(values) - 1e-4 <= float(mean[0]) <= max(values) + 1e-4
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 50), st.integers(1, 9), st.sampled_from(["ring", "random"]))
+def test_partners_name_each_other(turn: int, ranks: int, topology: str) -> None:
+    found = partners(turn, ranks, topology=topology, seed=3)
+    assert [found[partner] for partner in found] == list(range(ranks))
+    assert sum(rank == partner for rank, partner in enumerate(found)) == ranks % 2
+
+
+@pytest.mark.parametrize(("topology", "ranks"), [("ring", 4), ("ring", 5), ("random", 5)])
+def test_gossip_reaches_consensus(topology: str, ranks: int) -> None:
+    values = np.arange(ranks, dtype=np.float64)
+    for turn in range(60):
+        found = partners(turn, ranks, topology=topology, seed=0)
+        values = (values + values[found]) / 2
+    np.testing.assert_allclose(values, (ranks - 1) / 2, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("sync", "message"),
+    [
+        ({"method": "fedavg", "aggregate": "trimmed"}, r"sync.trim=0.34 leaves out none of 1 ranks; raise it"),
+        ({"method": "post_local_sgd", "start_step": 9}, r"sync.start_step=9 is beyond the 5 steps of this run"),
+    ],
+)
+def test_what_would_do_nothing_is_refused(sync: dict[str, object], message: str) -> None:
+    config = parse_config({"data": {"url": "x"}, "sync": sync}, "test")
+    with pytest.raises(ConfigError, match=message):
+        build_synchronizer(config, SoloRing(), steps_per_epoch=5, total_steps=5, samples=1)

@@ -1,0 +1,57 @@
+"""DiLoCo: an outer optimizer applies the mean change of a round. Douillard et al., arXiv 2311.08105, Algorithm 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from ..ring.ring import Ring
+from .periodic import Periodic, Tensor, Variable
+
+__all__ = ["DiLoCo", "outer_step"]
+
+
+def outer_step(change: Tensor, momentum: Tensor, rate: float, factor: float) -> tuple[Tensor, Tensor]:
+    """Return the change to apply and the new momentum, by SGD with Nesterov's momentum.
+
+    ``m = factor * m + change``, ``applied = rate * (change + factor * m)``.
+
+    >>> [float(x) for x in outer_step(tf.constant(1.0), tf.constant(2.0), 0.5, 0.5)]
+    [1.0, 2.0]
+    """
+    momentum = factor * momentum + change
+    return rate * (change + factor * momentum), momentum
+
+
+class DiLoCo(Periodic):
+    """Rounds whose mean change an outer SGD with Nesterov's momentum applies.
+
+    With rate 1 and no momentum it is local SGD. The paper has 500 steps a round, and AdamW on each rank.
+
+    Args:
+        ring: the ranks.
+        every: steps of a round.
+        rate, momentum: those of the outer SGD; the paper: 0.7 and 0.9.
+        average_slots: whether the (inner) optimizer's state is averaged.
+    """
+
+    def __init__(
+        self, ring: Ring, every: int, *, rate: float = 0.7, momentum: float = 0.9, average_slots: bool = False
+    ) -> None:
+        super().__init__(ring, every, average_slots=average_slots)
+        self._rate, self._factor = rate, momentum
+
+    def build(self, variables: Sequence[Variable], slots: Sequence[Variable]) -> None:
+        """Create the outer momentum."""
+        super().build(variables, slots)
+        self.shared_variables = [tf.Variable(tf.zeros_like(v.value), name="outer_momentum") for v in variables]
+
+    def combine(self, changes: list[Tensor]) -> list[Tensor]:
+        """The outer step of the mean change."""
+        applied = []
+        for change, momentum in zip(super().combine(changes), self.shared_variables, strict=True):
+            step, new = outer_step(change, momentum, self._rate, self._factor)
+            momentum.assign(new)
+            applied.append(step)
+        return applied

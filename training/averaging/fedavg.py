@@ -1,0 +1,50 @@
+"""FedAvg: means of the ranks' weights by samples, or robust ones. McMahan et al., arXiv 1602.05629, Algorithm 1.
+
+Not private: weights reveal samples, and nothing here is encrypted or noised.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from ..ring.ring import Ring
+from .periodic import Periodic, Tensor
+
+__all__ = ["FedAvg"]
+
+
+class FedAvg(Periodic):
+    """Rounds of `every` steps on each rank's own samples.
+
+    Args:
+        ring: the ranks.
+        every: steps of a round.
+        samples: number of samples of this rank, its weight in the mean.
+        robust: from the ranks' changes [ranks, n] to that of all, [n]; None: the weighted mean.
+        average_slots: whether the optimizer's state is averaged.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        every: int,
+        *,
+        samples: int,
+        robust: Callable[[Tensor], Tensor] | None = None,
+        average_slots: bool = False,
+    ) -> None:
+        super().__init__(ring, every, average_slots=average_slots)
+        self._samples, self._robust = samples, robust
+
+    def combine(self, changes: list[Tensor]) -> list[Tensor]:
+        """The mean by samples, ``sum(n_k * change_k) / sum(n_k)``, or the robust one."""
+        if self._robust is None:
+            weight = tf.constant(float(self._samples))
+            *sums, total = self._ring.allreduce_sum([*(c * tf.cast(weight, c.dtype) for c in changes), weight])
+            return [s / tf.cast(total, s.dtype) for s in sums]
+        flat = tf.concat([tf.reshape(tf.cast(c, tf.float32), [-1]) for c in changes], 0)
+        parts = tf.split(self._robust(self._ring.gather(flat)), [math.prod(c.shape) for c in changes])
+        return [tf.cast(tf.reshape(part, c.shape), c.dtype) for part, c in zip(parts, changes, strict=True)]
