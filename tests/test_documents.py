@@ -359,7 +359,7 @@ def test_commands_parse(texts: dict[str, str]) -> None:
 def test_flags_exist() -> None:
     known = {flag for text in help_texts().values() for flag in re.findall(r"--[a-z][a-z-]*", text)}
     known |= {"--rounds", "--precision", "--output", "--quick", "--no-deps"}  # of benchmarks, the demo and pip
-    known |= {"--network-interfaces", "--start-timeout", "--ssh-port"}  # of horovodrun
+    known |= {"--network-interfaces", "--start-timeout", "--ssh-port", "--execute"}  # of horovodrun and nbconvert
     for page, text in PAGES.items():
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
         assert named - known == set(), page
