@@ -367,14 +367,14 @@ def test_useless_boundaries_are_a_warning_in_one_line(
     schedule = {"decay": "step", "warmup_epochs": 0.5, "boundaries": [0.25, 0.5, 2, 3]}
     config = write_config(data={"eval_split": None}, schedule=schedule, epochs=2, max_steps=2)
     overflow = "precision=float16", f"loss_scale.initial={2.0**126}", "deterministic=false"
-    assert main(["--config", str(config), *(part for item in overflow for part in ("--set", item))]) == 0
+    assert main(["--config", str(config), *(part for item in overflow for part in ("--set", item))]) == 1
     said = capfd.readouterr().err.splitlines()
     assert said[:2] == [
         "schedule.boundaries: [0.25] lie within the warm-up of 0.5 epochs; they take effect when it ends",
         "schedule.boundaries: [2.0, 3.0] are not reached in a run of 2 epochs",
     ]
     assert said[-1].startswith(
-        "the gradients of all 2 steps overflowed in float16, so the weights are still the initial"
+        "ringfeed train: error: the gradients of all 2 steps overflowed in float16, so the weights are still"
     )
 
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from ...pipeline.order.epoch_order import ORDER_VERSION
 from ...sharding.common.validation import fit, integer
 from ...sharding.errors import ConfigError, TrainingError
-from ..config.config_file import all_keys, changed_keys, to_tree
+from ..config.config_file import all_keys, changed_keys, stretched_schedule, to_tree
 from ..config.train_config import TrainConfig
 from ..optimizers.precision import LossScale
 from ..ring.ring import Ring, SoloRing
@@ -219,7 +219,8 @@ def check_resumable(state: Mapping[str, Any], config: TrainConfig, dataset: str)
     """Refuse to resume from a checkpoint of a different run.
 
     Raises:
-        TrainingError: a key that affects the weights, the dataset, or the order of samples differs.
+        TrainingError: a key that affects the weights, the length of a schedule, the dataset, or the order of samples
+            differs.
     """
     changed = changed_keys(config, state["config"])
     if state["dataset"] != dataset:
@@ -231,6 +232,8 @@ def check_resumable(state: Mapping[str, Any], config: TrainConfig, dataset: str)
             f"the checkpoints in {config.checkpoint.url} are of a run with different {', '.join(changed)}: "
             "undo the change, or set another checkpoint.url"
         )
+    if stretched := stretched_schedule(config, state["config"]):
+        raise TrainingError(f"cannot resume from {config.checkpoint.url}: {stretched}, or set another checkpoint.url")
 
 
 def restore(parts: Parts, arrays: Mapping[str, Any]) -> None:

@@ -20,9 +20,19 @@ from ...sharding.errors import ConfigError
 from ...sharding.messages import closest
 from ...sharding.storage.special_files import check_regular
 from ...sharding.url_secrets import public_url
+from .optimizer import STRETCHED
 from .train_config import TrainConfig
 
-__all__ = ["all_keys", "apply_overrides", "changed_keys", "describe_keys", "load_config", "parse_config", "to_tree"]
+__all__ = [
+    "all_keys",
+    "apply_overrides",
+    "changed_keys",
+    "describe_keys",
+    "load_config",
+    "parse_config",
+    "stretched_schedule",
+    "to_tree",
+]
 
 
 def load_config(path: str, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -200,6 +210,28 @@ def _plain(value: Any) -> Any:
     return [_plain(entry) for entry in value] if isinstance(value, (tuple, list)) else value
 
 
+def stretched_schedule(now: TrainConfig, before: Mapping[str, Any]) -> str | None:
+    """Return what a change of a schedule's length does, and its remedy; None if it changes no learning rate.
+
+    Args:
+        now: configuration of the run.
+        before: the tree of an earlier one.
+    """
+    past = before.get("schedule", {})
+    if now.schedule.decay not in STRETCHED:
+        return None
+    earlier = ("steps", past["total_steps"]) if past.get("total_steps") else ("epochs", past.get("total_epochs"))
+    own = ("steps", now.schedule.total_steps) if now.schedule.total_steps else ("epochs", now.schedule.total_epochs)
+    earlier = (earlier[0], earlier[1] or before.get("epochs", 1))
+    own = (own[0], own[1] or now.epochs)
+    if own == earlier:
+        return None
+    return (
+        f"its {now.schedule.decay} schedule ends after {earlier[1]:g} {earlier[0]}, this one after {own[1]:g} "
+        f"{own[0]}, so the learning rate would jump; to keep the schedule: schedule.total_{earlier[0]}={earlier[1]:g}"
+    )
+
+
 def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys that affect the weights and differ between a run and the tree of an earlier one.
 
@@ -207,6 +239,7 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     do not count.
     """
     neutral = {"data.url", "data.eval_split", "eval_every_epochs", "deterministic", "max_steps", "epochs"}
+    neutral |= {"schedule.total_epochs", "schedule.total_steps"}  # `stretched_schedule` compares them
     neutral |= {"data.cache", "data.cache_bytes", "data.fetch_threads", "data.prefetch_bytes"}
     current = json.loads(json.dumps(to_tree(now)))  # like the earlier tree, which was read from a file
     differing = []

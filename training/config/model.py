@@ -8,7 +8,7 @@ from typing import Any
 
 from ...pipeline.transforms.image_options import ColourJitter, RandomCrop
 from ...sharding.errors import ConfigError
-from .checks import are_sizes, is_function, key, one_of, require, require_size
+from .checks import are_sizes, is_function, is_pattern, key, one_of, require, require_size
 
 __all__ = ["AugmentConfig", "ModelConfig"]
 
@@ -26,6 +26,7 @@ class ModelConfig:
     embedding_dim: int | None = key(None, "width of embeddings; null: 1.6 * categories ** 0.56, at most 32")
     filters: tuple[int, ...] = key((32, 64), "convnet: filters of each block; each block halves the image")
     image_shape: tuple[int, ...] | None = key(None, "convnet: [height, width, channels] to decode images to")
+    freeze: tuple[str, ...] = key((), "patterns of the paths of layers that training leaves as they are")
     options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "any keys, for module:function"})
 
     def __post_init__(self) -> None:
@@ -36,6 +37,8 @@ class ModelConfig:
         require(are_sizes(self.hidden), "model.hidden", "a list of integers in [1, 2**31)", self.hidden)
         filters_hold = bool(self.filters) and are_sizes(self.filters)
         require(filters_hold, "model.filters", "a non-empty list of integers in [1, 2**31)", self.filters)
+        for pattern in self.freeze:
+            require(is_pattern(pattern), "model.freeze", "regular expressions", pattern)
         if self.embedding_dim is not None:
             require_size("model.embedding_dim", self.embedding_dim)
         if self.image_shape is not None:

@@ -10,9 +10,20 @@ from typing import Any
 from ...sharding.errors import ConfigError
 from .checks import is_function, is_pattern, key, one_of, require, require_finite, require_size
 
-__all__ = ["DECAYS", "SCALINGS", "VARIANTS", "LossScaleConfig", "OptimizerConfig", "ScheduleConfig"]
+__all__ = [
+    "DECAYS",
+    "SCALINGS",
+    "STRETCHED",
+    "VARIANTS",
+    "WARMUPS",
+    "LossScaleConfig",
+    "OptimizerConfig",
+    "ScheduleConfig",
+]
 
-DECAYS = ("cosine", "polynomial", "step", "constant")
+DECAYS = ("cosine", "polynomial", "step", "constant", "one-cycle")
+STRETCHED = ("cosine", "polynomial", "one-cycle")  # decays that depend on the length of the schedule
+WARMUPS = ("gradual", "constant")
 OPTIMIZERS = ("lars", "lamb", "sgd", "adam", "adamw")
 SCALINGS = ("linear", "sqrt")
 VARIANTS = {
@@ -48,6 +59,9 @@ class OptimizerConfig:
         None, "lars, lamb: patterns of variable paths without trust ratio alone; null: those of exclude (nvlamb: none)"
     )
     clip_norm: float | None = key(None, "largest global norm of the gradients; null: no clipping")
+    accumulate: int = key(
+        1, "parts of a rank's batch that pass through the network one after the other, to save memory"
+    )
     options: Mapping[str, Any] = field(
         default_factory=dict, metadata={"help": "module:function: further arguments of the optimizer"}
     )
@@ -56,6 +70,7 @@ class OptimizerConfig:
         known = self.name in OPTIMIZERS or is_function(self.name)
         require(known, "optimizer.name", f"one of {', '.join(OPTIMIZERS)}, or module:function", self.name)
         one_of("optimizer.scaling", self.scaling, SCALINGS)
+        require_size("optimizer.accumulate", self.accumulate)
         self._check_pairs()
         require(0 < self.learning_rate < math.inf, "optimizer.learning_rate", "finite and above 0", self.learning_rate)
         require_finite("optimizer.weight_decay", self.weight_decay)
@@ -103,25 +118,50 @@ class ScheduleConfig:
     """Options of the learning rate over the run."""
 
     decay: str = key("cosine", f"after the warm-up: one of {', '.join(DECAYS)}")
-    warmup_epochs: float = key(0.0, "epochs of linear warm-up, fractions allowed")
+    total_epochs: float | None = key(
+        None, "length of the schedule, warm-up included; null: epochs. Set it to raise epochs"
+    )
+    total_steps: int | None = key(None, "the same in steps")
+    warmup: str = key("gradual", "gradual: rises linearly (one-cycle: as a cosine); constant: stays at init_factor")
+    warmup_epochs: float = key(0.0, "epochs of warm-up, fractions allowed")
+    warmup_steps: int | None = key(None, "the same in steps")
     init_factor: float = key(0.0, "learning rate at step 0 of the warm-up, as a fraction of the peak")
-    end_factor: float = key(0.0, "learning rate at the end, as a fraction of the peak (cosine, polynomial)")
+    end_factor: float = key(0.0, "learning rate at the end, as a fraction of the peak (cosine, polynomial, one-cycle)")
     power: float = key(2.0, "exponent of the polynomial")
     boundaries: tuple[float, ...] = key((), "step decay: epochs at which the learning rate falls")
+    boundary_steps: tuple[int, ...] = key((), "step decay: the same in steps")
     factor: float = key(0.1, "step decay: factor of the learning rate at each boundary")
 
     def __post_init__(self) -> None:
         one_of("schedule.decay", self.decay, DECAYS)
+        one_of("schedule.warmup", self.warmup, WARMUPS)
         require(self.warmup_epochs >= 0, "schedule.warmup_epochs", "at least 0", self.warmup_epochs)
+        for name in ("warmup", "total"):
+            epochs, steps = getattr(self, f"{name}_epochs"), getattr(self, f"{name}_steps")
+            require(not epochs or steps is None, f"schedule.{name}_steps", f"null beside {name}_epochs", steps)
+        if self.warmup_steps is not None:
+            require(self.warmup_steps >= 0, "schedule.warmup_steps", "at least 0", self.warmup_steps)
+        if self.total_steps is not None:
+            require_size("schedule.total_steps", self.total_steps)
+        if self.total_epochs is not None:
+            rule = "finite and above 0"
+            require(0 < self.total_epochs < math.inf, "schedule.total_epochs", rule, self.total_epochs)
+        has_warmup = bool(self.warmup_epochs or self.warmup_steps)
+        cycles = self.decay != "one-cycle" or (has_warmup and self.warmup == "gradual")
+        require(cycles, "schedule.warmup_epochs", "above 0, and warmup gradual, for one-cycle", self.warmup_epochs)
+        moves = self.warmup != "constant" or self.init_factor > 0
+        require(moves, "schedule.init_factor", "above 0 for a constant warm-up", self.init_factor)
         for name in ("init_factor", "end_factor", "factor"):
             require_finite(f"schedule.{name}", getattr(self, name))
         require(0 < self.power < math.inf, "schedule.power", "finite and above 0", self.power)
-        rising = list(self.boundaries) == sorted(set(self.boundaries)) and all(
-            0 < b < math.inf for b in self.boundaries
-        )
-        require(rising, "schedule.boundaries", "rising epochs above 0", list(self.boundaries))
-        has_boundaries = self.decay != "step" or bool(self.boundaries)
-        require(has_boundaries, "schedule.boundaries", "given for step decay", list(self.boundaries))
+        for name in ("boundaries", "boundary_steps"):
+            values = list(getattr(self, name))
+            rising = values == sorted(set(values)) and all(0 < value < math.inf for value in values)
+            unit = "epochs" if name == "boundaries" else "steps"
+            require(rising, f"schedule.{name}", f"rising {unit} above 0", values)
+        given = bool(self.boundaries) + bool(self.boundary_steps)
+        rule = "given for step decay, in epochs or as boundary_steps"
+        require(self.decay != "step" or given == 1, "schedule.boundaries", rule, list(self.boundaries))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from .checks import key, one_of, require, require_size
 from .data import DataConfig
+from .loss import LossConfig
 from .model import AugmentConfig, ModelConfig
 from .optimizer import LossScaleConfig, OptimizerConfig, ScheduleConfig
 from .outputs import CheckpointConfig, OutputConfig
@@ -32,6 +33,7 @@ class TrainConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
@@ -53,6 +55,10 @@ class TrainConfig:
             require(self.max_steps >= 1, "max_steps", "at least 1", self.max_steps)
         augmentable = self.model.name == "convnet" or not self.augment.random
         require(augmentable, "model.name", "convnet for augment", self.model.name)
-        too_long = self.schedule.warmup_epochs >= self.epochs
-        require(not too_long, "schedule.warmup_epochs", f"below epochs ({self.epochs})", self.schedule.warmup_epochs)
+        if self.schedule.total_steps is None:
+            length = self.schedule.total_epochs or self.epochs
+            name = "epochs" if self.schedule.total_epochs is None else "schedule.total_epochs"
+            too_long = self.schedule.warmup_epochs >= length
+            rule = f"below {name} ({length:g})"
+            require(not too_long, "schedule.warmup_epochs", rule, self.schedule.warmup_epochs)
         check_synchronisation(self.compression, self.sync, self.optimizer, self.precision)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ..models.losses import batch_loss
+from ..models.losses import Loss, batch_loss, cross_entropy
 from ..optimizers.precision import LossScale, all_finite
 from ..records.clock import Clock, timed
 from ..ring.ring import dense
@@ -43,13 +43,50 @@ class StepMetrics(NamedTuple):
 
 
 def backward(
-    network: Any, variables: Sequence[Any], scale: LossScale, inputs: Any, class_id: Tensor, weight: Tensor
+    network: Any,
+    variables: Sequence[Any],
+    scale: LossScale,
+    inputs: Any,
+    class_id: Tensor,
+    weight: Tensor,
+    loss_of: Loss = cross_entropy,
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the local loss, and the gradients of the scaled loss; None for variables that it does not depend on."""
     with tf.GradientTape() as tape:
-        loss = batch_loss(network, inputs, class_id, weight)
+        loss = batch_loss(network, inputs, class_id, weight, loss_of)
         scaled = scale.scaled(loss)
     return loss, tape.gradient(scaled, variables)
+
+
+def accumulated(
+    one: Callable[..., tuple[Tensor, list[Tensor | None]]], count: int, batch: Any, variables: Sequence[Any]
+) -> tuple[Tensor, list[Tensor | None]]:
+    """Return loss and gradients of a batch, one of `count` micro-batches after the other, whose memory is free in turn.
+
+    Sizes of micro-batches differ by one where they must, and count for that. Batch normalisation sees each alone.
+
+    Args:
+        one: `backward`, from the parts of a micro-batch.
+        count: number of micro-batches, at most the samples of the batch.
+        batch: `(inputs, class_id, weight)`.
+        variables: those of the gradients.
+    """
+    size = tf.shape(batch[1])[0]
+
+    def part(index: Any) -> tuple[Tensor, list[Tensor | None]]:
+        start, stop = index * size // count, (index + 1) * size // count
+        loss, gradients = one(*tf.nest.map_structure(lambda tensor: tensor[start:stop], batch))
+        share = tf.cast((stop - start) / size, tf.float32)
+        return loss * share, [None if g is None else dense(g) * tf.cast(share, g.dtype) for g in gradients]
+
+    def add(index: Tensor, loss: Tensor, *sums: Tensor) -> tuple[Tensor, ...]:
+        more, gradients = part(index)
+        return index + 1, loss + more, *(a + b for a, b in zip(sums, filled(gradients, variables), strict=True))
+
+    loss, first = part(0)
+    start = [tf.constant(1), loss, *filled(first, variables)]
+    _, loss, *sums = tf.while_loop(lambda index, *_: index < count, add, start, parallel_iterations=1)
+    return loss, [None if g is None else total for g, total in zip(first, sums, strict=True)]
 
 
 def filled(gradients: Sequence[Tensor | None], variables: Sequence[Any]) -> list[Tensor]:
@@ -80,10 +117,14 @@ def make_train_step(
     scale: LossScale,
     clip_norm: float | None,
     read_clock: Clock | None = None,
+    *,
+    loss_of: Loss = cross_entropy,
+    accumulate: int = 1,
 ) -> TrainStep:
     """Compile the training step of a network whose optimizer and synchronizer are built.
 
-    With `read_clock`, the metrics of a step have time stamps.
+    With `read_clock`, the metrics of a step have time stamps. With `accumulate`, the local batch passes through the
+    network in as many parts; reduction, clipping and update are of their sum.
 
     All ranks agree on whether a step counts without a collective of its own: each rank's flag, 0 or 1 for an overflow,
     travels with the gradients, and their mean is exactly 0 only if all are 0. (A mean of ones need not be exactly 1:
@@ -100,6 +141,9 @@ def make_train_step(
     state += [*synchronizer.rank_variables, *synchronizer.shared_variables]
     go_on = tf.constant(0.0)
 
+    def one(inputs: Any, class_id: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+        return backward(network, variables, scale, inputs, class_id, weight, loss_of)
+
     def apply(gradients: Sequence[Tensor], is_connected: Sequence[bool]) -> Tensor:
         pairs = [pair for pair, used in zip(zip(gradients, trained, strict=True), is_connected, strict=True) if used]
         optimizer.apply(*zip(*pairs, strict=True))
@@ -114,7 +158,10 @@ def make_train_step(
     @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def train_step(inputs: Any, class_id: Tensor, weight: Tensor, stopping: Tensor = go_on) -> StepMetrics:
         before = [tf.identity(variable) for variable in state]
-        local_loss, scaled = backward(network, variables, scale, inputs, class_id, weight)
+        if accumulate == 1:
+            local_loss, scaled = one(inputs, class_id, weight)
+        else:
+            local_loss, scaled = accumulated(one, accumulate, (inputs, class_id, weight), variables)
         gradients = scale.unscaled(filled(scaled, variables))
         overflowed = 1.0 - tf.cast(all_finite([*gradients, *state]), tf.float32)
         sent = [overflowed, local_loss, stopping, *gradients]  # the update waits for the first

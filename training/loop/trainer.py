@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...sharding.errors import TrainingError
+from ...sharding.errors import ConfigError, TrainingError
 from ..averaging.statistics import StatisticsAverage
 from ..checkpoint.snapshot import Parts, capture, gather_rank_state
 from ..config.config_file import to_tree
@@ -27,6 +27,7 @@ from ..config.train_config import TrainConfig
 from ..metrics.evaluate import evaluate
 from ..models.build import build_model
 from ..models.built_model import BuiltModel
+from ..models.losses import build_loss
 from ..models.user_model import own_errors
 from ..optimizers.build import build_optimizer, build_schedule, schedule_warnings
 from ..optimizers.precision import LossScale, ScaleRule, all_finite
@@ -38,6 +39,7 @@ from ..ring.ring import Ring
 from ..ring.same_weights import assert_same_weights
 from ..ring.synchronizer import Synchronizer
 from ..schedules.learning_rate import WarmUpDecay
+from .bad_records import bad_records
 from .inputs import open_loader, preprocessed
 from .outputs import METRICS_FORMAT, encode_metrics, write_file
 from .reporting import Reporter
@@ -49,6 +51,9 @@ from .synchronization import build_synchronizer, optimizer_options
 __all__ = ["Trainer", "train"]
 
 log = logging.getLogger(__name__)
+
+_WATCH_STEPS = 50  # the run of a rank that cannot train ends within twice as many
+_CHECKED_STEPS = 4  # of a report's skipped steps, whose batches are read again
 
 
 @dataclass(slots=True, kw_only=True)
@@ -94,6 +99,11 @@ class Trainer:
         self.eval_loader = None
         if config.data.eval_split is not None:
             self.eval_loader = open_loader(config, ring, split=config.data.eval_split, training=False)
+        if config.data.batch_size // ring.size < config.optimizer.accumulate:
+            raise ConfigError(
+                f"optimizer.accumulate={config.optimizer.accumulate} is more than the "
+                f"{config.data.batch_size // ring.size} samples of a rank's batch; lower it, or raise data.batch_size"
+            )
         self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or 2**62)
         self.model: BuiltModel = build_model(self.loader.manifest, config)
         plain, augmented = self.model.preprocess, self.model.augmented
@@ -122,6 +132,8 @@ class Trainer:
                 self.parts.scale,
                 config.optimizer.clip_norm,
                 clock(deterministic=config.deterministic) if is_recorded else None,
+                loss_of=build_loss(config.loss, [str(name) for name in self.loader.manifest.classes]),
+                accumulate=config.optimizer.accumulate,
             )
         )
         self._recorder: Recorder | None = None  # of `run`
@@ -225,7 +237,7 @@ class Trainer:
                 self._stop(epoch)
             if self.position.epoch != epoch or self.position.step == self.total_steps:
                 break
-            if self.position.step % self.config.output.log_every == 0:
+            if self.position.step % self.config.output.log_every == 0 or self._has_overflowed():
                 self._report(epoch)
             every = self.config.checkpoint.every_steps
             if every and self.position.step % every == 0:
@@ -238,6 +250,11 @@ class Trainer:
         self._settle()
         self._evaluate(epoch)
         self._save()
+
+    def _has_overflowed(self) -> bool:
+        """Whether a step of the window was skipped, looked up every `_WATCH_STEPS`: a run that fails ends soon."""
+        due = len(self._window.metrics) % _WATCH_STEPS == 0
+        return due and not all(bool(metrics.is_finite) for metrics in self._window.metrics[-_WATCH_STEPS:])
 
     def _batches(self, loader: Any, epoch: int, start_step: int) -> Iterator[Any]:
         functions = self._augment if loader is self.loader else self._preprocess
@@ -320,6 +337,7 @@ class Trainer:
         if not skipped:
             return
         self.skipped_steps += skipped
+        self._check_records([self.position.step - len(finite) + i for i, ok in enumerate(finite) if not ok])
         scale = self.parts.scale
         if scale.rule is None or float(scale.scale) <= scale.rule.smallest:
             first = self.position.step - len(finite) + finite.index(False)
@@ -327,6 +345,18 @@ class Trainer:
                 f"the gradients of step {first} are not finite in {self.config.precision}: "
                 "lower optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
             )
+
+    def _check_records(self, steps: list[int]) -> None:
+        """Refuse records with values that are not finite, which no loss scale can help (a collective)."""
+        for step in steps[:_CHECKED_STEPS]:
+            found = self.ring.allgather_object(bad_records(self.loader, self.traced_preprocess, step))
+            if lines := [line for of_rank in found for line in of_rank]:
+                more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
+                raise TrainingError(
+                    f"the gradients of step {step} are not finite because values in {self.config.data.url} are not: "
+                    f"{', '.join(lines[:3])}{more}; fix these records, leave the columns out with data.exclude, or let "
+                    "the model accept them"
+                )
 
     # -- evaluation, checkpoints, end ------------------------------------------------------------------------------
 
@@ -385,12 +415,10 @@ class Trainer:
         digest = assert_same_weights(self.ring, self.parts.network.weights)
         self._check_weights()
         self.reporter.warn_of_waits()
-        if self.ring.rank == 0 and self.skipped_steps == self.position.step:
-            log.warning(
-                "the gradients of all %d steps overflowed in %s, so the weights are still the initial ones: lower "
-                "loss_scale.initial, or train for longer",
-                self.skipped_steps,
-                self.config.precision,
+        if self.skipped_steps == self.position.step:
+            raise TrainingError(
+                f"the gradients of all {self.skipped_steps} steps overflowed in {self.config.precision}, so the "
+                "weights are still the initial ones: lower loss_scale.initial, or train for longer"
             )
         is_evaluated = self.ring.rank == 0 and self._evaluated_step == self.position.step
         metrics = {

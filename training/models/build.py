@@ -13,6 +13,7 @@ from ..config.train_config import TrainConfig
 from ..optimizers.precision import compute_dtype
 from .built_model import BuiltModel
 from .convnet import convnet
+from .freeze import freeze
 from .tabular import tabular
 from .user_model import user_model
 
@@ -29,4 +30,6 @@ def build_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
         raise ConfigError(f"{config.data.url}: training needs a label with at least two classes; build with --label")
     builders: dict[str, Callable[[Manifest, TrainConfig], BuiltModel]] = {"tabular": tabular, "convnet": convnet}
     with compute_dtype(config.precision):
-        return builders.get(config.model.name, user_model)(manifest, config)
+        built = builders.get(config.model.name, user_model)(manifest, config)
+    freeze(built.network, config.model.freeze)
+    return built

@@ -32,16 +32,19 @@ def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay:
     optimizer, schedule = config.optimizer, config.schedule
     base = optimizer.base_batch_size or config.data.batch_size
     peak = scaled_learning_rate(optimizer.learning_rate, config.data.batch_size, base, optimizer.scaling)
+    warmup = round(schedule.warmup_epochs * steps_per_epoch) if schedule.warmup_steps is None else schedule.warmup_steps
+    boundaries = schedule.boundary_steps or [round(epoch * steps_per_epoch) for epoch in schedule.boundaries]
     try:
         return WarmUpDecay(
             peak_value=peak,
-            warmup_steps=round(schedule.warmup_epochs * steps_per_epoch),
-            total_steps=config.epochs * steps_per_epoch,
+            warmup_steps=warmup,
+            total_steps=schedule.total_steps or round((schedule.total_epochs or config.epochs) * steps_per_epoch),
             decay=schedule.decay,
             init_value=peak * schedule.init_factor,
             end_value=peak * schedule.end_factor,
             power=schedule.power,
-            scales=[(round(epoch * steps_per_epoch), schedule.factor) for epoch in schedule.boundaries],
+            scales=[(step, schedule.factor) for step in boundaries],
+            warmup=schedule.warmup,
         )
     except ValueError as error:
         raise ConfigError(f"schedule: {error} ({steps_per_epoch} steps per epoch)") from error

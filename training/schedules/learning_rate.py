@@ -1,4 +1,4 @@
-"""Learning rates as pure functions of the step: warm-up, then cosine, polynomial, step or no decay.
+"""Learning rates as pure functions of the step: warm-up, then cosine, polynomial, step, one-cycle or no decay.
 
 Each function equals the optax schedule that its docstring names. For a step that is a Python number or NumPy array, the
 result is NumPy float64; for a TensorFlow tensor it is float32, also inside `tf.function`.
@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..config.optimizer import DECAYS, SCALINGS
+from ..config.optimizer import DECAYS, SCALINGS, WARMUPS
 
 __all__ = ["WarmUpDecay", "scaled_learning_rate"]
 
@@ -114,6 +114,22 @@ def cosine(init_value: float, steps: int, alpha: float = 0.0) -> Schedule:
     return schedule
 
 
+def swing(init_value: float, end_value: float, steps: int) -> Schedule:
+    """`init + (end - init) * (1 - cos(pi * min(t, T) / T)) / 2`: a half of `optax.cosine_onecycle_schedule`.
+
+    >>> rise = swing(0.0, 2.0, steps=4)
+    >>> [round(float(rise(t)), 6) for t in (0, 2, 4, 9)]
+    [0.0, 1.0, 2.0, 2.0]
+    """
+
+    def schedule(step: Any) -> Any:
+        xp, count = _as_float(step)
+        passed = 0.5 * (1 - xp.cos(math.pi * xp.minimum(count, float(steps)) / steps))
+        return init_value + (end_value - init_value) * passed
+
+    return schedule
+
+
 def piecewise(init_value: float, scales: Mapping[int, float]) -> Schedule:
     """`init_value` times every scale whose boundary is at or before the step (`optax.piecewise_constant_schedule`).
 
@@ -159,8 +175,9 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
 class WarmUpDecay(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras ships no types
     """Linear warm-up from `init_value` to `peak_value`, then a decay to `end_value` at `total_steps`.
 
-    With decay "cosine" this is `optax.warmup_cosine_decay_schedule`. The gradual warm-up is Goyal et al.,
-    arXiv 1706.02677, section 2.2.
+    With decay "cosine" this is `optax.warmup_cosine_decay_schedule`. The warm-ups, gradual and constant, are those of
+    Goyal et al., arXiv 1706.02677, section 2.2. "one-cycle" rises and falls as a cosine, and is
+    `optax.cosine_onecycle_schedule`; Smith and Topin, arXiv 1708.07120, also lower the momentum, which it does not.
 
     Args:
         peak_value: learning rate at the end of the warm-up.
@@ -171,6 +188,7 @@ class WarmUpDecay(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
         end_value: learning rate at `total_steps` (cosine and polynomial).
         power: exponent of the polynomial.
         scales: for "step": pairs of (step, factor), with steps counted from the start of the run.
+        warmup: "gradual", or "constant" at `init_value`.
 
     Raises:
         ValueError: the decay is unknown, or no step is left after the warm-up.
@@ -190,6 +208,7 @@ class WarmUpDecay(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
         end_value: float = 0.0,
         power: float = 2.0,
         scales: Sequence[tuple[int, float]] = (),
+        warmup: str = "gradual",
     ) -> None:
         if decay not in DECAYS:
             raise ValueError(f"decay must be one of {', '.join(DECAYS)}, got {decay!r}")
@@ -197,6 +216,9 @@ class WarmUpDecay(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
             raise ValueError(
                 f"warmup_steps must be at least 0 and below total_steps ({total_steps}), got {warmup_steps}"
             )
+        if warmup not in WARMUPS:
+            raise ValueError(f"warmup must be one of {', '.join(WARMUPS)}, got {warmup!r}")
+        self.warmup = warmup
         self.peak_value = float(peak_value)
         self.warmup_steps = int(warmup_steps)
         self.total_steps = int(total_steps)
@@ -210,13 +232,20 @@ class WarmUpDecay(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
     def _with_warmup(self) -> Schedule:
         if self.warmup_steps == 0:
             return self._after_warmup()
-        ramp = polynomial(self.init_value, self.peak_value, 1.0, self.warmup_steps)
+        if self.warmup == "constant":
+            ramp = constant(self.init_value)
+        elif self.decay == "one-cycle":
+            ramp = swing(self.init_value, self.peak_value, self.warmup_steps)
+        else:
+            ramp = polynomial(self.init_value, self.peak_value, 1.0, self.warmup_steps)
         return join([ramp, self._after_warmup()], [self.warmup_steps])
 
     def _after_warmup(self) -> Schedule:
         steps = self.total_steps - self.warmup_steps
         if self.decay == "cosine":
             return cosine(self.peak_value, steps, self.end_value / self.peak_value if self.peak_value else 0.0)
+        if self.decay == "one-cycle":
+            return swing(self.peak_value, self.end_value, steps)
         if self.decay == "polynomial":
             return polynomial(self.peak_value, self.end_value, self.power, steps)
         if self.decay == "step":
@@ -241,4 +270,5 @@ class WarmUpDecay(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
             "end_value": self.end_value,
             "power": self.power,
             "scales": self.scales,
+            "warmup": self.warmup,
         }

@@ -15,6 +15,7 @@ import pytest
 import tensorflow as tf
 import xxhash
 
+from ringfeed.pipeline.order.epoch_order import ORDER_VERSION as ORDER
 from ringfeed.sharding.errors import CorruptionError, TrainingError
 from ringfeed.training.checkpoint.snapshot import (
     Parts,
@@ -27,7 +28,7 @@ from ringfeed.training.checkpoint.snapshot import (
     set_rank_seeds,
 )
 from ringfeed.training.checkpoint.store import CheckpointStore, decode, encode
-from ringfeed.training.config.config_file import parse_config
+from ringfeed.training.config.config_file import parse_config, to_tree
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.loop.step import make_train_step
 from ringfeed.training.optimizers.build import build_optimizer, build_schedule
@@ -193,3 +194,24 @@ def test_positions_cross_epochs() -> None:
     for _ in range(7):
         position = position.advanced(3)
     assert position == Position(step=7, epoch=2, epoch_step=1)
+
+
+@pytest.mark.parametrize("decay", ["cosine", "polynomial", "one-cycle"])
+def test_more_epochs_do_not_stretch_a_schedule_without_a_word(decay: str) -> None:
+    schedule = {"decay": decay, "warmup_steps": 2}
+    first = {"config": to_tree(_config(epochs=3, schedule=schedule)), "dataset": "abc", "loader": {"order": ORDER}}
+    remedy = f"its {decay} schedule ends after 3 epochs, this one after 6 epochs.* schedule.total_epochs=3, or set"
+    with pytest.raises(TrainingError, match=remedy):
+        check_resumable(first, _config(epochs=6, schedule=schedule), "abc")
+    longer = _config(epochs=6, schedule={**schedule, "total_epochs": 3})
+    check_resumable(first, longer, "abc")
+    assert build_schedule(longer, 10)(29) == build_schedule(_config(epochs=3, schedule=schedule), 10)(29)
+    with pytest.raises(TrainingError, match="after 3 epochs, this one after 50 steps"):
+        check_resumable(first, _config(epochs=6, schedule={**schedule, "total_steps": 50}), "abc")
+
+
+def test_more_epochs_of_a_rate_that_knows_no_end_are_no_change() -> None:
+    schedule = {"decay": "step", "boundaries": [1]}
+    first = {"config": to_tree(_config(epochs=3, schedule=schedule)), "dataset": "abc", "loader": {"order": ORDER}}
+    del first["config"]["schedule"]["total_epochs"]
+    check_resumable(first, _config(epochs=6, schedule=schedule), "abc")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -234,3 +235,22 @@ def test_help_lists_every_key_with_a_text() -> None:
         assert f"  {name} " in text
         assert spec.metadata["help"]
     assert isinstance(parse_config(MINIMAL, "a"), TrainConfig)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "message"),
+    [
+        ({"warmup_steps": 3, "warmup_epochs": 0.5}, "schedule.warmup_steps must be null beside warmup_epochs, got 3"),
+        ({"total_steps": 30, "total_epochs": 2.0}, "schedule.total_steps must be null beside total_epochs, got 30"),
+        ({"decay": "one-cycle"}, "schedule.warmup_epochs must be above 0, and warmup gradual, for one-cycle"),
+        ({"warmup": "constant"}, "schedule.init_factor must be above 0 for a constant warm-up, got 0.0"),
+        (
+            {"decay": "step", "boundaries": [1], "boundary_steps": [4]},
+            "schedule.boundaries must be given for step decay",
+        ),
+        ({"total_epochs": 0.5, "warmup_epochs": 0.5}, "must be below schedule.total_epochs (0.5), got 0.5"),
+    ],
+)
+def test_contradictions_of_a_schedule_are_refused(schedule: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        parse_config({**MINIMAL, "epochs": 4, "schedule": schedule}, "a.yaml")

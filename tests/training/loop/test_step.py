@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from ringfeed.training.loop.step import batch_loss, clip_by_global_norm, make_predict_step, make_train_step
+from ringfeed.training.optimizers.lars import LARS
 from ringfeed.training.optimizers.precision import LossScale, ScaleRule, compute_dtype
 from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.ring.synchronizer import EveryStep
@@ -200,3 +201,18 @@ def test_a_variable_that_the_loss_does_not_depend_on_does_not_move() -> None:
     make_train_step(model, optimizer, EveryStep(SoloRing()), LossScale(None), None)(INPUTS, CLASSES, WEIGHT)
     moved = {v.path for v in model.trainable_variables if not np.array_equal(v.numpy(), before[v.path])}
     assert len(moved) == len(first_only) == 2
+
+
+@pytest.mark.parametrize("parts", [2, 4, 6])  # 4 parts of 6 samples differ in size
+def test_micro_batches_equal_one_batch_to_rounding(parts: int) -> None:
+    moved = []
+    for accumulate in (1, parts):
+        network = _network()
+        optimizer = LARS(0.5, weight_decay=0.1, trust_coefficient=0.1)
+        optimizer.build(network.trainable_variables)
+        step = make_train_step(network, optimizer, EveryStep(SoloRing()), LossScale(None), 0.1, accumulate=accumulate)
+        losses = [float(step(INPUTS, CLASSES, tf.range(6.0)).loss) for _ in range(3)]
+        assert int(optimizer.iterations) == 3
+        moved.append([losses, *[v.numpy() for v in network.trainable_variables]])
+    for whole, sums in zip(*moved, strict=True):
+        np.testing.assert_allclose(sums, whole, rtol=1e-5, atol=1e-6)

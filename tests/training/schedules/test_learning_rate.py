@@ -12,6 +12,7 @@ import tensorflow as tf
 from ringfeed.training.schedules import learning_rate as schedules
 from ringfeed.training.schedules.learning_rate import WarmUpDecay
 
+jax = pytest.importorskip("jax")
 optax = pytest.importorskip("optax")
 
 STEPS = np.arange(0, 130)
@@ -42,6 +43,14 @@ def _pairs() -> dict[str, tuple[Any, Any]]:
             optax.join_schedules(
                 [optax.linear_schedule(0, 3.2, 20), optax.polynomial_schedule(3.2, 1e-3, 2.0, 100)], [20]
             ),
+        ),
+        "one-cycle": (
+            WarmUpDecay(2.0, 30, 100, decay="one-cycle", init_value=2.0 / 25, end_value=2.0 / 25e4),
+            jax.vmap(optax.cosine_onecycle_schedule(100, 2.0, pct_start=0.3, div_factor=25, final_div_factor=1e4)),
+        ),
+        "constant warm-up": (
+            WarmUpDecay(3.2, 20, 120, init_value=0.3, warmup="constant"),
+            optax.join_schedules([optax.constant_schedule(0.3), optax.cosine_decay_schedule(3.2, 100)], [20]),
         ),
         "no warm-up": (WarmUpDecay(1.5, 0, 100), optax.cosine_decay_schedule(1.5, 100)),
     }
@@ -76,6 +85,12 @@ def test_linear_scaling_is_that_of_the_paper() -> None:
     assert schedules.scaled_learning_rate(0.1, 8192, 256) == 3.2
     with pytest.raises(ValueError, match="at least 1"):
         schedules.scaled_learning_rate(0.1, 8192, 0)
+
+
+def test_square_root_scaling_keeps_the_variance_of_a_step() -> None:
+    assert schedules.scaled_learning_rate(0.1, 4096, 256, "sqrt") == pytest.approx(0.4)
+    with pytest.raises(ValueError, match="scaling must be one of linear, sqrt, got 'root'"):
+        schedules.scaled_learning_rate(0.1, 2, 1, "root")
 
 
 def test_survives_serialisation() -> None:

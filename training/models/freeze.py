@@ -1,0 +1,34 @@
+"""Layers that training leaves as they are.
+
+Tested in tests/training/models/test_freeze.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ...sharding.errors import ConfigError
+from ...sharding.messages import listed
+
+__all__ = ["freeze"]
+
+
+def freeze(network: Any, patterns: Sequence[str]) -> None:
+    """Freeze the layers whose path matches a pattern; a frozen batch normalisation uses its moving statistics.
+
+    Raises:
+        ConfigError: a pattern matches no layer, or no weight is left to train.
+    """
+    layers = {layer.path or layer.name: layer for layer in network._flatten_layers(include_self=False) if layer.weights}
+    for pattern in patterns:
+        matching = [layer for path, layer in layers.items() if re.search(pattern, path)]
+        if not matching:
+            raise ConfigError(f"model.freeze: {pattern!r} matches no layer; the layers are: {listed(list(layers))}")
+        for layer in matching:
+            layer.trainable = False
+    if patterns and not network.trainable_weights:
+        raise ConfigError(
+            f"model.freeze: {list(patterns)} leave no weight to train; leave out a layer, as the last one"
+        )
