@@ -21,7 +21,7 @@ from .apply import Transform
 from .image_ops import decode
 from .images import ImageTransform
 
-__all__ = ["FailedBatch", "explain_failures"]
+__all__ = ["FailedBatch", "as_tensor", "explain_failures"]
 
 _GRAPH_NODES = re.compile(r"^\{\{.*?\}\} | \[Op:.*$|\s*\[\[.*$", re.DOTALL)  # in TensorFlow's messages
 
@@ -125,7 +125,7 @@ class FailedBatch:
         ragged = {name: values.rows() for name, values in self.batch.items() if isinstance(values, Ragged)}
         for number in range(len(self.origins)):
             yield {
-                name: _tensor(_only(ragged[name][number]) if name in ragged else values[number : number + 1])
+                name: as_tensor(_only(ragged[name][number]) if name in ragged else values[number : number + 1])
                 for name, values in self.batch.items()
             }
 
@@ -172,7 +172,7 @@ class FailedBatch:
         return None
 
     def _explain_whole(self, functions: Sequence[Transform]) -> RingfeedError:
-        element: Any = {name: _tensor(values) for name, values in self.batch.items()}
+        element: Any = {name: as_tensor(values) for name, values in self.batch.items()}
         datasets = ", ".join(dict.fromkeys(origin.dataset for origin in self.origins))
         where = f"{datasets}: step {self.step} of epoch {self.epoch}"
         for function in functions:
@@ -191,7 +191,8 @@ def _only(row: Any) -> Ragged:
     return Ragged(row, np.array([len(row)], np.int64))
 
 
-def _tensor(values: Any) -> Any:
+def as_tensor(values: Any) -> Any:
+    """Return a column of a NumPy batch as a tensor, ragged where it is."""
     if isinstance(values, Ragged):
         return tf.RaggedTensor.from_row_lengths(tf.constant(values.values), values.row_lengths)
     return tf.constant(values)

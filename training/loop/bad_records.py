@@ -12,8 +12,9 @@ import numpy as np
 import tensorflow as tf
 
 from ...pipeline import Loader
+from ...pipeline.transforms.failing_record import as_tensor
 
-__all__ = ["bad_records"]
+__all__ = ["bad_records", "finite_samples"]
 
 
 def bad_records(loader: Loader, preprocess: Callable[[Any], Any], step: int) -> list[str]:
@@ -27,12 +28,11 @@ def bad_records(loader: Loader, preprocess: Callable[[Any], Any], step: int) -> 
         step: number of the step since the run began.
     """
     batch, origins = loader.batch_with_origins(*divmod(step, loader.steps_per_epoch))
-    inputs, _, weight = preprocess({name: tf.convert_to_tensor(values) for name, values in batch.items()})
-    tensors = [*tf.nest.flatten(inputs), weight]
-    floats = [tensor.numpy() for tensor in tensors if isinstance(tensor, tf.Tensor) and tensor.dtype.is_floating]
+    inputs, _, weight = preprocess({name: as_tensor(values) for name, values in batch.items()})
+    finite = [finite_samples(tensor) for tensor in [*tf.nest.flatten(inputs), weight] if tensor.dtype.is_floating]
     lines = []
     for number, origin in enumerate(origins):
-        if all(np.isfinite(values[number]).all() for values in floats):
+        if all(samples[number] for samples in finite):
             continue
         names = [
             name
@@ -42,3 +42,11 @@ def bad_records(loader: Loader, preprocess: Callable[[Any], Any], step: int) -> 
         where = f" ({', '.join(names)})" if names else ""
         lines.append(f"record {origin.record} of {origin.shard}{where}")
     return lines
+
+
+def finite_samples(tensor: Any) -> Any:
+    """Return whether each sample of a tensor, also of a ragged one, is finite: bool [batch]."""
+    flags = tf.ragged.map_flat_values(tf.math.is_finite, tensor)
+    for _ in range(1, flags.shape.rank):
+        flags = tf.reduce_all(flags, axis=-1)
+    return flags.numpy()

@@ -10,8 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 
 from ringfeed.sharding import BuildOptions, build, open_dataset, read_records
+from ringfeed.training.loop.bad_records import finite_samples
 from ringfeed.training.train import main
 
 WriteConfig = Callable[..., Path]
@@ -59,3 +61,10 @@ def test_a_record_that_is_not_finite_is_named(
     stored = list(read_records(open_dataset(with_infinity), "train", 240))
     assert np.isinf(stored[int(record)]["delay"])
     assert [shard] == [info.path for info in open_dataset(with_infinity).split_shards("train")]
+
+
+def test_samples_of_ragged_and_wide_tensors_are_judged_one_by_one() -> None:
+    ragged = tf.ragged.constant([[[1.0], [np.inf, 2.0]], [[3.0]], []])
+    assert finite_samples(ragged).tolist() == [False, True, True]
+    assert finite_samples(tf.constant([[[1.0, np.nan]], [[0.0, 1.0]]])).tolist() == [False, True]
+    assert finite_samples(tf.constant([np.nan, 1.0])).tolist() == [False, True]
