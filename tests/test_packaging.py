@@ -34,6 +34,7 @@ TRAINING = (
     "models",
     "metrics",
     "records",
+    "elastic",
     "loop",
     "backends",
 )

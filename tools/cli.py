@@ -22,6 +22,7 @@ __all__ = ["main"]
 
 COMMANDS = {
     "train": ("..training.train", "train a model, alone or as one rank of horovodrun"),
+    "launch": ("..training.launch", "start the ranks of a run on this machine, and name the one that fails"),
     "profile": (".profile.command", "measure the loader stage by stage and name its bottleneck"),
     "simulate": (".simulation.command", "predict epochs on other ranks, stores, shards and options"),
     "tune": (".tune.command", "search for better options of the loader, and confirm them by measurement"),

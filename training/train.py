@@ -13,7 +13,7 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..pipeline.deliver.quiet_tensorflow import quiet_tensorflow
@@ -23,6 +23,7 @@ from .config.config_file import describe_keys, load_config
 from .loop.outputs import check_writable, encode_metrics
 from .loop.reporting import configure_logging
 from .loop.stopping import RESUMABLE, TERMINATED, Stopped
+from .ring.launched import Report, end_with_launcher, is_launched, report
 from .ring.world import world_from_environment
 
 __all__ = ["add_arguments", "main", "run"]
@@ -53,7 +54,7 @@ keys of the configuration and of --set [default]:
 _INTERRUPTED = 130  # exit status
 _CALLS_BEFORE_A_STEP = 1  # of what the trainer calls before each batch
 _SAVE_SECONDS = 60.0  # after SIGTERM; a run that still goes on then hangs. horovodrun kills after 5 seconds
-_OTHER_RANK_FAILED = "Horovod has been shut down"
+_OTHER_RANK_FAILED = "Horovod"  # in an error of a collective
 _YIELD_SECONDS = 5.0  # horovodrun ended the other ranks within 0.1 s of the first exit; ranks share most errors
 
 
@@ -71,13 +72,16 @@ class SignalWatch(Protocol):
 
 
 class _StopRequest:
-    """Whether SIGTERM has come; from the first step on, before which there is nothing to save."""
+    """Whether SIGTERM has come; from the first step on, before which there is nothing to save. Calls `beat`, too."""
 
-    def __init__(self, watch: SignalWatch) -> None:
-        self._watch = watch
+    def __init__(self, watch: SignalWatch | None, beat: Callable[[], object]) -> None:
+        self._watch, self._beat = watch, beat
         self._calls = 0
 
     def __call__(self) -> bool:
+        self._beat()
+        if self._watch is None:
+            return False
         self._watch.check()
         self._calls += 1
         if self._calls == _CALLS_BEFORE_A_STEP + 1:
@@ -132,7 +136,7 @@ def run(args: argparse.Namespace) -> int:
         return leave(str(error), 1)
     except Exception as error:
         if _OTHER_RANK_FAILED in str(error):
-            return leave("stopped because another rank failed", 1)
+            return leave("stopped because another rank failed", 1, is_echo=True)
         if type(error).__name__ == "ResourceExhaustedError":  # TensorFlow's error, which may not be imported
             return leave(f"out of memory: lower data.batch_size, or the sizes in model: {_brief(error)}", 1)
         sys.stderr.write(without_secrets(traceback.format_exc()))
@@ -149,7 +153,8 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
     config = load_config(args.config, args.overrides)
     world = world_from_environment(os.environ)
     if watch is not None:
-        watch.is_silent = world is not None and world.rank > 0
+        watch.is_silent = (world is not None and world.rank > 0) or is_launched()
+    end_with_launcher()
     if world is None or world.rank == 0:  # the rank that writes outputs
         for output in filter(None, (config.output.model, config.output.metrics)):
             check_writable(output)
@@ -160,16 +165,24 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
     with quiet_tensorflow():
         from .loop.trainer import train
         from .ring.connect import connect
+        from .ring.watchdog import Watchdog
 
         ring = connect()
     configure_logging(ring.rank, quiet=args.quiet, verbose=args.verbose)
-    metrics = train(config, ring, *(() if watch is None else (_StopRequest(watch),)))
+    beat: Callable[[], object] = int  # does nothing
+    if ring.size > 1 and config.watchdog_seconds:
+        beat = Watchdog(ring, config.watchdog_seconds, functools.partial(_stalled, as_json=args.json)).beat
+    metrics = train(config, ring, _StopRequest(watch, beat))
     if args.json and ring.rank == 0:
         sys.stdout.write(encode_metrics(metrics).decode())
         sys.stdout.flush()
 
 
-def _leave(message: str, status: int, *, as_json: bool) -> int:
+def _stalled(message: str, *, as_json: bool) -> None:
+    _leave(message, 1, as_json=as_json, is_stall=True)
+
+
+def _leave(message: str, status: int, *, as_json: bool, is_echo: bool = False, is_stall: bool = False) -> int:
     """Print one line and return the status; one of several ranks ends its process at once.
 
     A failed rank must not wait in Horovod's shutdown for ranks that wait for it in a collective. An error that all
@@ -177,6 +190,8 @@ def _leave(message: str, status: int, *, as_json: bool) -> int:
     """
     world = world_from_environment(os.environ)
     is_stopped = status in (RESUMABLE, TERMINATED)  # on all ranks, after the same step
+    if report(Report(message=message, status=status, is_echo=is_echo, is_stall=is_stall)):
+        os._exit(status)  # the launcher prints it
     if world and world.rank and not is_stopped:
         time.sleep(_YIELD_SECONDS)
     where = f"rank {world.rank}: " if world and world.rank else ""

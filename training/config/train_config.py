@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .checks import key, one_of, require, require_size
+from .checks import key, one_of, require, require_finite, require_size
 from .data import DataConfig
 from .loss import LossConfig
 from .model import AugmentConfig, ModelConfig
@@ -44,6 +44,7 @@ class TrainConfig:
     max_steps: int | None = key(None, "stop after this many steps; null: after all epochs")
     eval_every_epochs: int = key(1, "epochs between evaluations; the last epoch is always evaluated")
     seed: int = key(0, "seed of the weights, the order of samples and dropout")
+    watchdog_seconds: float = key(100.0, "end the run if a rank lets the others wait for this long; 0: never")
     deterministic: bool = key(True, "make the same run on the same machine give the same weights, bit for bit")
 
     def __post_init__(self) -> None:
@@ -51,6 +52,7 @@ class TrainConfig:
         require_size("epochs", self.epochs)
         require(self.eval_every_epochs >= 1, "eval_every_epochs", "at least 1", self.eval_every_epochs)
         require(0 <= self.seed < 2**31, "seed", "in [0, 2**31)", self.seed)
+        require_finite("watchdog_seconds", self.watchdog_seconds)
         if self.max_steps is not None:
             require(self.max_steps >= 1, "max_steps", "at least 1", self.max_steps)
         augmentable = self.model.name == "convnet" or not self.augment.random

@@ -1,0 +1,64 @@
+"""The watchdog: which rank has stalled, by what ranks report, and over real sockets."""
+
+from __future__ import annotations
+
+import threading
+from queue import Queue
+from typing import Any
+
+import pytest
+
+from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.ring.watchdog import Report, Watchdog, judge
+
+
+def _report(batches: int, place: str = "", seen: float = 100.0, moved: float = 40.0) -> Report:
+    return Report(batches=batches, place=place, seen=seen, moved=moved)
+
+
+@pytest.mark.parametrize(
+    ("reports", "verdict"),
+    [
+        ([_report(5), _report(5)], None),  # perhaps both compile, or one saves a checkpoint
+        ([_report(5), _report(4, moved=95)], None),
+        ([_report(5), _report(4)], "rank 1 has stalled: the others wait for it since 60 s, at batch 5 of this process"),
+        ([_report(5), _report(4, "net.py:3 in f"), _report(4)], "ranks 1, 2 have stalled in net.py:3 in f: the others"),
+        ([_report(5, "net.py:3 in f"), _report(5)], "rank 0 has stalled in net.py:3 in f: the others"),
+        ([_report(5), _report(5, seen=45)], "rank 1 has not answered for 55 s: stopped, or its machine is gone"),
+        ([_report(5, moved=-200), _report(5, moved=-200)], "no rank has begun a batch for 300 s"),
+        ([_report(0, moved=-200), _report(0, moved=-200)], None),  # the first step may compile for long
+    ],
+)
+def test_the_rank_that_others_wait_for_has_stalled(reports: list[Report], verdict: str | None) -> None:
+    found = judge(dict(enumerate(reports)), 100.0, 50.0)
+    assert (found or "").startswith(verdict or "")
+    assert (found is None) == (verdict is None)
+
+
+class _Thread(SoloRing):
+    """One of two ranks in threads of this process; the address of rank 0 travels through a queue."""
+
+    size = local_size = 2
+
+    def __init__(self, rank: int, mailbox: Queue[Any]) -> None:
+        self.rank, self._mailbox = rank, mailbox
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        if self.rank == 0:
+            self._mailbox.put(value)
+            return [value, None]
+        return [self._mailbox.get(), None]
+
+
+def test_all_ranks_get_the_verdict_over_sockets() -> None:
+    mailbox: Queue[Any] = Queue()
+    verdicts: Queue[str] = Queue()
+    dogs = [Watchdog(_Thread(rank, mailbox), 1.0, verdicts.put) for rank in (0, 1)]
+    for _ in range(3):
+        dogs[0].beat()
+    dogs[1].beat()
+    found = [verdicts.get(timeout=120) for _ in dogs]
+    assert found[0] == found[1]
+    assert found[0].startswith("rank 1 has stalled")
+    assert "at batch 3 of this process" in found[0]
+    assert not [thread for thread in threading.enumerate() if thread.name == "ringfeed-watchdog" and not thread.daemon]

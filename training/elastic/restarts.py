@@ -1,0 +1,76 @@
+"""When an elastic run starts its ranks again, and with how many."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...sharding.errors import ConfigError
+from ..checkpoint.store import CheckpointStore
+
+__all__ = ["Restarts", "WantedRanks"]
+
+_TRIES = 3  # without a new checkpoint
+
+
+class WantedRanks:
+    """The number of ranks that is wanted: that of a file, which may change, or a fixed one.
+
+    Args:
+        path: path of the file; None for a fixed number.
+        number: the number without a file.
+
+    Raises:
+        ConfigError: the file holds something else.
+    """
+
+    def __init__(self, path: str | None, number: int) -> None:
+        self._path, self.number = path, number
+        self.has_changed()
+
+    def has_changed(self) -> bool:
+        """Read the file, and return whether its number is another one; an empty file is one that is being written."""
+        if self._path is None:
+            return False
+        try:
+            text = Path(self._path).read_text().strip()
+        except OSError as error:
+            raise ConfigError(f"--ranks-file: cannot read {self._path}: {error.strerror}") from error
+        if text and not (text.isdigit() and int(text) >= 1):
+            raise ConfigError(f"--ranks-file: {self._path} must hold a number of ranks, got {text[:40]!r}")
+        before, self.number = self.number, int(text or self.number)
+        return self.number != before
+
+
+@dataclass(slots=True, kw_only=True)
+class Restarts:
+    """The failures of a run since its newest checkpoint.
+
+    Args:
+        ranks: number of ranks, which failures lower.
+        least: fewest ranks to go on with.
+        url: where the checkpoints are.
+    """
+
+    ranks: int
+    least: int
+    url: str
+    _failures: int = 0
+    _newest: str = ""
+
+    def after_failure(self, line: str) -> str | None:
+        """Count a failure, and decide on the number of ranks; return why the run ends, or None if it goes on.
+
+        Args:
+            line: how the ranks ended.
+        """
+        newest = max(CheckpointStore(self.url).names(), default="")
+        self._failures = self._failures + 1 if newest == self._newest else 1
+        self._newest = newest
+        if self._failures < _TRIES:
+            return None
+        self._failures = 0
+        if self.ranks == self.least:
+            return f"{line}; so it went {_TRIES} times without a new checkpoint in {self.url}"
+        self.ranks -= 1
+        return None

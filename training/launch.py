@@ -1,0 +1,283 @@
+"""The command `ringfeed launch`: starts the ranks of a run on one machine, and reports in one line how they ended.
+
+No ssh, no prefixes, no traces of the launcher: rank 0 writes to the terminal as if it were alone. A rank that fails
+says why through a pipe, and the launcher then ends the others. With `--elastic` it starts them again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from ..sharding.errors import ConfigError
+from .config.config_file import load_config
+from .config.train_config import TrainConfig
+from .elastic.restarts import Restarts, WantedRanks
+from .loop.stopping import RESUMABLE, TERMINATED
+from .ring.launched import REPORT, SIBLINGS, Report
+from .ring.rendezvous import local_ranks
+
+__all__ = ["add_arguments", "run"]
+
+DESCRIPTION = "Start the ranks of a run on this machine, and report in one line how they ended."
+
+EPILOG = """\
+examples:
+  ringfeed launch -n 2 train --config flights.yaml
+  ringfeed launch -n 4 --elastic train --config flights.yaml --set checkpoint.every_steps=100
+
+Rank 0 writes to the terminal as if it were alone. A rank that fails, is killed, or lets the others wait for
+watchdog_seconds ends the run, with one line that names it and the cause. SIGTERM saves a checkpoint (status 75: the
+same command resumes), Ctrl-C ends at once. The ranks end with the launcher, however it ends.
+
+--elastic starts the ranks again from the newest checkpoint when one dies or stalls, which loses at most the
+checkpoint.every_steps steps since then. If that fails three times without a new checkpoint, it goes on with one rank
+less, down to --min-ranks. The number in --ranks-file may change: the ranks then save a checkpoint and start anew in
+that number, which loses nothing. Every sample counts once an epoch, on any number of ranks.
+
+For several machines use horovodrun: see docs/training.md.
+"""
+
+_POLL_SECONDS = 0.1
+_FILE_SECONDS = 1.0  # between looks at --ranks-file
+_REPORT_SECONDS = 1.0  # in which a rank that ends tells why
+_SAVE_SECONDS = 60.0  # after SIGTERM
+_INTERRUPTED = 130  # exit status
+_UNSUPPORTED = {
+    "HOROVOD_AUTOTUNE": "autotuning changes how gradients are fused while they are reduced, and so their bits",
+    "HOROVOD_HIERARCHICAL_ALLREDUCE": "hierarchical reduction needs groups of hosts",
+    "HOROVOD_HIERARCHICAL_ALLGATHER": "hierarchical gathering needs groups of hosts",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """How the ranks ended: the exit status, and the line to print (empty after success).
+
+    `is_retryable` says whether the same ranks may succeed from the newest checkpoint: one was killed or stalled.
+    """
+
+    status: int
+    line: str = ""
+    is_retryable: bool = False
+
+
+class _Asked:
+    """The signals that the launcher has received: the last of Ctrl-C and SIGTERM, or none."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        def note(number: int, frame: object) -> None:
+            self.number = signal.SIGINT if self.number else number  # a second signal ends at once
+
+        numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+        before = {number: signal.signal(number, note) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments and the help of `ringfeed launch`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="number of ranks")
+    parser.add_argument("--elastic", action="store_true", help="start the ranks again when one dies or stalls")
+    parser.add_argument(
+        "--min-ranks", type=int, default=1, metavar="M", help="with --elastic: fewest ranks to go on with [1]"
+    )
+    parser.add_argument(
+        "--ranks-file", metavar="FILE", help="with --elastic: a file with the number of ranks, which may change"
+    )
+    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="train ...", help="the command of each rank")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Start the ranks, wait for their end, and return the exit status."""
+    config = _checked(args)
+    wanted = WantedRanks(args.ranks_file, args.ranks)
+    restarts = Restarts(ranks=wanted.number, least=args.min_ranks, url=config.checkpoint.url or "")
+    asked = _Asked()
+    with asked.listening():
+        while True:
+            ranks = _Ranks(restarts.ranks, args.program, asked, wanted.has_changed)
+            ending = ranks.run()
+            if ranks.is_resized and not asked.number and ending.status in (RESUMABLE, TERMINATED):
+                restarts.ranks = wanted.number
+                sys.stderr.write(f"ringfeed launch: going on with {wanted.number} ranks\n")
+                continue
+            if not (args.elastic and ending.is_retryable):
+                break
+            line = restarts.after_failure(ending.line)
+            if line is not None:
+                ending = Ending(status=1, line=line)
+                break
+            sys.stderr.write(f"ringfeed launch: {ending.line}; starting {restarts.ranks} ranks again\n")
+    if ending.line:
+        event = {"event": "error" if ending.status == 1 else "interrupted"}
+        as_json = json.dumps({**event, "message": ending.line, "status": ending.status})
+        kind = "error: " if ending.status == 1 else ""
+        sys.stderr.write(f"{as_json if '--json' in args.program else f'ringfeed launch: {kind}{ending.line}'}\n")
+    return ending.status
+
+
+def _checked(args: argparse.Namespace) -> TrainConfig:
+    """Return the configuration of the run, after a check of everything that needs no rank.
+
+    Raises:
+        ConfigError: the command is wrong, or cannot be elastic.
+    """
+    if args.ranks < 1 or not 1 <= args.min_ranks <= args.ranks:
+        raise ConfigError(f"1 <= --min-ranks <= -n must hold, got -n {args.ranks} and --min-ranks {args.min_ranks}")
+    if args.program[:1] != ["train"]:
+        raise ConfigError("the ranks run ringfeed train: ringfeed launch -n 2 train --config FILE.yaml")
+    for name, reason in _UNSUPPORTED.items():
+        if os.environ.get(name, "0") not in ("0", ""):
+            raise ConfigError(f"{name} is set, which is not supported ({reason}); unset it")
+    parser = argparse.ArgumentParser(prog="ringfeed train")
+    from .train import add_arguments as add_train_arguments
+
+    add_train_arguments(parser)
+    train = parser.parse_args(args.program[1:])
+    config = load_config(train.config, train.overrides)
+    if args.elastic and (config.checkpoint.url is None or config.checkpoint.every_steps is None):
+        raise ConfigError("--elastic goes on from checkpoints: set checkpoint.url and checkpoint.every_steps")
+    if args.ranks_file and not args.elastic:
+        raise ConfigError("--ranks-file needs --elastic")
+    return config
+
+
+class _Ranks:
+    """The processes of one start, from their first to their last moment.
+
+    Args:
+        size: number of ranks.
+        command: the command of each rank.
+        asked: the launcher's signals.
+        is_wanted_otherwise: whether another number of ranks is wanted.
+
+    Attributes:
+        is_resized: whether the ranks were told to end for that.
+    """
+
+    def __init__(
+        self, size: int, command: Sequence[str], asked: _Asked, is_wanted_otherwise: Callable[[], bool]
+    ) -> None:
+        self._size, self._command, self._asked, self._is_wanted_otherwise = size, command, asked, is_wanted_otherwise
+        self.is_resized = False
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._reports: dict[int, Report] = {}
+        self._selector = selectors.DefaultSelector()
+        self._deadline = float("inf")
+
+    def run(self) -> Ending:
+        """Start the ranks and wait for their end."""
+        holder, held = os.pipe()  # the ranks end when the launcher's end of it closes
+        try:
+            with local_ranks(self._size) as environments:
+                for environment in environments:
+                    self._start(environment, holder)
+                os.close(holder)
+                return self._wait()
+        finally:
+            self._kill()
+            os.close(held)
+            if os.isatty(2):
+                sys.stderr.write("\x1b[?25h")  # the progress bar of rank 0 hid the cursor
+
+    def _start(self, environment: Mapping[str, str], holder: int) -> None:
+        reader, writer = os.pipe()
+        defaults = {"HOROVOD_LOG_LEVEL": "fatal", "HOROVOD_GLOO_TIMEOUT_SECONDS": "120", "PYTHONUNBUFFERED": "1"}
+        pipes = {REPORT: str(writer), SIBLINGS: str(holder)}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ringfeed.tools.cli", *self._command],
+            env={**defaults, **os.environ, **environment, **pipes},
+            stdin=subprocess.DEVNULL,
+            pass_fds=(writer, holder),
+            process_group=0,  # Ctrl-C reaches the launcher alone
+        )
+        os.close(writer)
+        self._selector.register(reader, selectors.EVENT_READ, len(self._processes))
+        self._processes.append(process)
+
+    def _wait(self) -> Ending:
+        looked, told = time.monotonic(), False
+        while True:
+            self._listen(_POLL_SECONDS)
+            codes = [process.poll() for process in self._processes]
+            if any(codes):
+                return self._ended(codes)
+            if all(code == 0 for code in codes):
+                return Ending(status=0)
+            if self._asked.number == signal.SIGINT:
+                return Ending(status=_INTERRUPTED, line="interrupted")
+            now = time.monotonic()
+            if not told and now - looked > _FILE_SECONDS:
+                looked, self.is_resized = now, self._is_wanted_otherwise()
+            if not told and (self._asked.number or self.is_resized):
+                told, self._deadline = True, now + _SAVE_SECONDS
+                for process in self._processes:
+                    process.send_signal(signal.SIGTERM)
+            if now > self._deadline:
+                return Ending(status=143, line=f"killed, since the ranks still ran {_SAVE_SECONDS:.0f} s after SIGTERM")
+
+    def _listen(self, seconds: float) -> None:
+        for key, _ in self._selector.select(seconds):
+            text = os.read(key.fd, 65536)  # a report is smaller than what a pipe writes at once
+            if text:
+                self._reports.setdefault(key.data, Report.decode(text))
+            else:
+                self._selector.unregister(key.fileobj)
+                os.close(key.fd)
+
+    def _ended(self, codes: list[int | None]) -> Ending:
+        """Return how the ranks ended, of which one has with an error: by its own report, or by a signal."""
+        until = time.monotonic() + _REPORT_SECONDS
+        first = next(rank for rank, code in enumerate(codes) if code)
+        while time.monotonic() < until and not any(not report.is_echo for report in self._reports.values()):
+            self._listen(_POLL_SECONDS)
+        causes = {rank: report for rank, report in self._reports.items() if not report.is_echo}
+        by_signal = [rank for rank, process in enumerate(self._processes) if (process.poll() or 0) < 0]
+        if causes and not by_signal:
+            rank, report = min(causes.items(), key=lambda item: item[0])
+            is_common = [other.message for other in causes.values()].count(report.message) > 1
+            line = (
+                report.message
+                if is_common or report.is_stall or report.status != 1
+                else f"rank {rank}: {report.message}"
+            )
+            return Ending(status=report.status, line=line, is_retryable=report.is_stall)
+        # Horovod aborts ranks whose peers are gone.
+        rank = min(by_signal, key=lambda rank: self._processes[rank].returncode == -signal.SIGABRT, default=first)
+        code = self._processes[rank].returncode
+        if code == TERMINATED and self._deadline != float("inf"):
+            return Ending(status=TERMINATED, line="interrupted")  # before the first step
+        if code is None or code >= 0:
+            return Ending(status=1, line=f"rank {rank} ended with status {code}", is_retryable=True)
+        name = signal.Signals(-code).name
+        hint = " (as the kernel does when memory runs out)" if -code == signal.SIGKILL else ""
+        return Ending(status=1, line=f"rank {rank} was killed by {name}{hint}", is_retryable=True)
+
+    def _kill(self) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.kill()
+        for process in self._processes:
+            process.wait()
+        for key in list(self._selector.get_map().values()):
+            os.close(key.fd)
+        self._selector.close()

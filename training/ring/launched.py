@@ -1,0 +1,63 @@
+"""What a rank that `ringfeed launch` started shares with it: a pipe for how it ended, and one that closes with it.
+
+Imports nothing heavy.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+
+__all__ = ["REPORT", "SIBLINGS", "Report", "end_with_launcher", "is_launched", "report"]
+
+REPORT = "RINGFEED_REPORT"  # environment variables with the numbers of pipes
+SIBLINGS = "RINGFEED_LAUNCHER"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """How a rank ended.
+
+    Attributes:
+        message: one line.
+        status: exit status.
+        is_echo: whether another rank's end is the cause.
+        is_stall: whether a rank has stalled, which the message names.
+    """
+
+    message: str
+    status: int
+    is_echo: bool = False
+    is_stall: bool = False
+
+    @classmethod
+    def decode(cls, text: bytes) -> Report:
+        """Read the first report of a pipe."""
+        return cls(**json.loads(text.splitlines()[0]))
+
+
+def report(ending: Report, environ: Mapping[str, str] = os.environ) -> bool:
+    """Tell the launcher how this rank ends; return False if there is none."""
+    if REPORT not in environ:
+        return False
+    os.write(int(environ[REPORT]), json.dumps(asdict(ending)).encode() + b"\n")
+    return True
+
+
+def is_launched(environ: Mapping[str, str] = os.environ) -> bool:
+    """Return whether the launcher prints how this rank ends."""
+    return REPORT in environ
+
+
+def end_with_launcher(environ: Mapping[str, str] = os.environ) -> None:
+    """End this process when the launcher ends, however it does."""
+
+    def wait() -> None:
+        os.read(int(environ[SIBLINGS]), 1)  # until its end closes
+        os._exit(1)
+
+    if SIBLINGS in environ:
+        threading.Thread(target=wait, name="ringfeed-launcher", daemon=True).start()

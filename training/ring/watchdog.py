@@ -1,0 +1,180 @@
+"""A watchdog: names the rank that the others wait for, which Horovod's stall check does not.
+
+A thread of each rank reports to rank 0 about once a second how many batches its main thread has begun, and where the
+user's code stands; a step costs one addition. Rank 0 judges, and its answers carry the verdict. Ranks whose rank 0 does
+not answer judge that themselves.
+
+Tested in tests/training/ring/test_watchdog.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import sys
+import sysconfig
+import threading
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from .ring import Ring
+
+__all__ = ["Report", "Watchdog", "judge"]
+
+_PERIODS = 10  # reports, at least, in the time after which a rank counts as stalled
+_LONGEST_PERIOD = 2.0  # seconds
+_GIVE_UP = 5  # times as long, ranks may all be at the same batch: compiling, or saving a checkpoint
+_INSTALLED = re.compile("[/\\\\](site|dist)-packages[/\\\\]|^<")
+_FOREIGN = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(__file__).parents[2]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What rank 0 knows of a rank.
+
+    Attributes:
+        batches: number of batches that it has begun.
+        place: where its user's code stands; empty if nowhere.
+        seen: when it last reported.
+        moved: when it last began a batch.
+    """
+
+    batches: int
+    place: str
+    seen: float
+    moved: float
+
+
+def judge(reports: Mapping[int, Report], now: float, seconds: float) -> str | None:
+    """Return which rank has stalled, in words; None if none has.
+
+    >>> at_work = Report(batches=7, place="", seen=100, moved=50)
+    >>> judge({0: at_work, 1: Report(batches=6, place="net.py:3 in f", seen=100, moved=49)}, 100, 60) is None
+    True
+    >>> judge({0: at_work, 1: Report(batches=6, place="net.py:3 in f", seen=100, moved=49)}, 111, 60)
+    'rank 1 has stalled in net.py:3 in f: the others wait for it since 61 s, at batch 7 of this process'
+    """
+    silent = [rank for rank, report in reports.items() if now - report.seen > seconds]
+    if silent:
+        since = now - min(reports[rank].seen for rank in silent)
+        return f"{_names(silent)} not answered for {since:.0f} s: stopped, or its machine is gone"
+    idle = now - max(report.moved for report in reports.values())
+    if idle <= seconds:
+        return None
+    last, first = (end(report.batches for report in reports.values()) for end in (min, max))
+    behind = [rank for rank, report in reports.items() if report.batches == last]
+    if last == first:
+        behind = [rank for rank, report in reports.items() if report.place]
+        if len(behind) in (0, len(reports)) and (idle <= _GIVE_UP * seconds or last == 0):
+            return None
+        behind = behind or list(reports)
+    place = next((f" in {reports[rank].place}" for rank in behind if reports[rank].place), "")
+    if len(behind) == len(reports):
+        return f"no rank has begun a batch for {idle:.0f} s{place}"
+    return (
+        f"{_names(behind)} stalled{place}: the others wait for it since {idle:.0f} s, at batch {first} of this process"
+    )
+
+
+def _names(ranks: list[int]) -> str:
+    return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
+
+
+class Watchdog:
+    """Watches the ranks of a run from a thread of its own.
+
+    Args:
+        ring: the ranks, all of which make a watchdog (a collective).
+        seconds: time after which a rank counts as stalled.
+        end: ends this process; called with which rank has stalled, in that thread.
+    """
+
+    def __init__(self, ring: Ring, seconds: float, end: Callable[[str], None]) -> None:
+        self._rank, self._seconds, self._end = ring.rank, seconds, end
+        self._period = min(_LONGEST_PERIOD, seconds / _PERIODS)
+        self._batches = 0
+        self._reports: dict[int, Report] = {}
+        self._verdict: str | None = None
+        server = socket.create_server(("", 0)) if ring.rank == 0 else None
+        place = [_own_address(ring), server.getsockname()[1]] if server else None
+        self._address: tuple[str, int] = tuple(ring.allgather_object(place)[0])
+        if server:
+            start = time.monotonic()
+            self._reports = {rank: Report(batches=0, place="", seen=start, moved=start) for rank in range(ring.size)}
+            self._start(self._serve, server)
+        self._start(self._watch)
+
+    def beat(self) -> None:
+        """Count a batch of the main thread."""
+        self._batches += 1
+
+    def _start(self, work: Callable[..., None], *args: object) -> None:
+        threading.Thread(target=work, args=args, name="ringfeed-watchdog", daemon=True).start()
+
+    # -- every rank ----------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        verdict = None
+        try:
+            with socket.create_connection(self._address, timeout=self._seconds) as connection:
+                lines = connection.makefile("rw")
+                while verdict is None:
+                    lines.write(json.dumps([self._rank, self._batches, _user_place()]) + "\n")
+                    lines.flush()
+                    answer = lines.readline()
+                    if not answer:
+                        return  # rank 0 has ended, and so will this rank
+                    verdict = json.loads(answer)
+                    time.sleep(self._period)  # rank 0 ends only after the others have their answers
+        except TimeoutError:
+            verdict = f"rank 0 has not answered for {self._seconds:.0f} s: stopped, or its machine is gone"
+        except OSError:  # as above
+            return
+        self._end(str(verdict))
+
+    # -- rank 0 --------------------------------------------------------------------------------------------------
+
+    def _serve(self, server: socket.socket) -> None:
+        server.settimeout(self._period)
+        while True:
+            try:
+                self._start(self._answer, server.accept()[0])
+            except TimeoutError:
+                self._verdict = judge(dict(self._reports), time.monotonic(), self._seconds)
+
+    def _answer(self, connection: socket.socket) -> None:
+        connection.settimeout(None)
+        with connection, connection.makefile("rw") as lines:
+            for line in lines:
+                rank, batches, place = json.loads(line)
+                now, before = time.monotonic(), self._reports[rank]
+                moved = now if batches > before.batches else before.moved
+                self._reports[rank] = Report(batches=batches, place=place, seen=now, moved=moved)
+                lines.write(json.dumps(self._verdict) + "\n")
+                lines.flush()
+
+
+def _own_address(ring: Ring) -> str:
+    """The address at which the other ranks reach this one: that of the interface which the launcher chose."""
+    if ring.local_size == ring.size:
+        return "127.0.0.1"
+    import psutil
+
+    addresses = psutil.net_if_addrs().get(os.environ.get("HOROVOD_GLOO_IFACE", ""), [])
+    found = [entry.address for entry in addresses if entry.family == socket.AF_INET]
+    return found[0] if found else socket.gethostbyname(socket.gethostname())
+
+
+def _user_place() -> str:
+    """Where user code stands in any thread, as ``FILE:LINE in FUNCTION``; empty if none runs."""
+    for frame in sys._current_frames().values():
+        for step in reversed(traceback.extract_stack(frame)):
+            foreign = _INSTALLED.search(step.filename) or step.filename.startswith(_FOREIGN) or step.name == "<module>"
+            if not foreign:
+                return f"{step.filename}:{step.lineno} in {step.name}"
+    return ""
