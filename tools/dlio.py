@@ -29,7 +29,7 @@ class Loader(BaseDataLoader):  # type: ignore[misc]
 
     DLIO's `reader.batch_size` is that of one accelerator, and `reader.read_threads` the number of shards that are read
     in parallel (the loader's `streams`), or the next smaller divisor of the batch size. Batches are dictionaries of
-    tensors where DLIO's framework is TensorFlow, and of arrays elsewhere.
+    tensors where DLIO's framework is TensorFlow, `reader.prefetch_size` of them made ahead, and of arrays elsewhere.
     """
 
     def __init__(self, format_type: Any, dataset_type: Any, epoch_number: int) -> None:
@@ -61,8 +61,10 @@ class Loader(BaseDataLoader):  # type: ignore[misc]
         """The batches of the next epoch."""
         if self._loader is None:
             raise ConfigError("read() comes before next()")
-        tensors = self._args.framework == FrameworkType.TENSORFLOW
-        yield from self._loader.epoch(self.epoch_number) if tensors else self._loader.numpy_epoch(self.epoch_number)
+        if self._args.framework == FrameworkType.TENSORFLOW:
+            yield from self._loader.epoch(self.epoch_number).prefetch(max(self._args.prefetch_size, 1))
+        else:
+            yield from self._loader.numpy_epoch(self.epoch_number)
         self.epoch_number += 1
 
     def finalize(self) -> None:
