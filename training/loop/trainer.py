@@ -99,10 +99,10 @@ class Trainer:
         self.eval_loader = None
         if config.data.eval_split is not None:
             self.eval_loader = open_loader(config, ring, split=config.data.eval_split, training=False)
-        if config.data.batch_size // ring.size < config.optimizer.accumulate:
+        if self.loader.local_batch_size < config.optimizer.accumulate:
             raise ConfigError(
                 f"optimizer.accumulate={config.optimizer.accumulate} is more than the "
-                f"{config.data.batch_size // ring.size} samples of a rank's batch; lower it, or raise data.batch_size"
+                f"{self.loader.local_batch_size} samples of a rank's batch; lower it, or raise data.batch_size"
             )
         self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or 2**62)
         self.model: BuiltModel = build_model(self.loader.manifest, config)
