@@ -35,7 +35,7 @@ import remote
 import resuming
 import rivals
 import simulation
-import synchronization
+import synchronisation
 import writing
 from tables import write_source
 
@@ -57,10 +57,10 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "rivals": rivals.run,
     "simulation": simulation.run,
     "dlio": dlio.run,
-    "synchronization": synchronization.run,
+    "synchronisation": synchronisation.run,
 }
 # They download gigabytes, need Horovod or write gigabytes: they run only when named.
-OPTIONAL = {"rivals", "simulation", "dlio", "synchronization"}
+OPTIONAL = {"rivals", "simulation", "dlio", "synchronisation"}
 
 
 def main() -> int:

@@ -44,7 +44,7 @@ checkpoint.every_steps steps since then. If that fails three times without a new
 less, down to --min-ranks. The number in --ranks-file may change: the ranks then save a checkpoint and start anew in
 that number, which loses nothing. Every sample counts once an epoch, on any number of ranks.
 
-For several machines use horovodrun: see docs/training.md.
+For several machines use horovodrun: see docs/ranks.md.
 """
 
 _POLL_SECONDS = 0.1

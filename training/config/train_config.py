@@ -64,3 +64,7 @@ class TrainConfig:
             rule = f"below {name} ({length:g})"
             require(not too_long, "schedule.warmup_epochs", rule, self.schedule.warmup_epochs)
         check_synchronisation(self.compression, self.sync, self.optimizer, self.precision)
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Return the number of steps of the run."""
+        return min(self.epochs * steps_per_epoch, self.max_steps or 2**62)

@@ -6,14 +6,16 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
-from tempfile import TemporaryFile
+from pathlib import Path
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 from ...sharding.errors import StorageError
 from ...sharding.storage.atomic_files import make_folder
 from ...sharding.storage.storage import Storage
+from ..config.outputs import OutputConfig
 
-__all__ = ["METRICS_FORMAT", "check_writable", "encode_metrics", "write_file"]
+__all__ = ["METRICS_FORMAT", "check_writable", "encode_metrics", "write_file", "write_outputs"]
 
 METRICS_FORMAT = "ringfeed-metrics-1"
 
@@ -27,6 +29,23 @@ def write_file(url: str, data: bytes) -> None:
     """
     storage, name = _place(url)
     storage.write(name, data)
+
+
+def write_outputs(output: OutputConfig, network: Any, metrics: Mapping[str, Any]) -> None:
+    """Write the model and the metrics of a run, where it has such outputs.
+
+    Raises:
+        StorageError: the storage of one of them fails; the other is written nonetheless.
+    """
+    try:
+        if output.model is not None:
+            with TemporaryDirectory() as folder:
+                path = Path(folder) / "model.keras"
+                network.save(path)
+                write_file(output.model, path.read_bytes())
+    finally:  # a store that refuses the model may accept the metrics
+        if output.metrics is not None:
+            write_file(output.metrics, encode_metrics(metrics))
 
 
 def check_writable(url: str, *, in_stores: bool = True) -> None:

@@ -17,7 +17,7 @@ from ..records.clock import Clock, timed
 from ..ring.ring import dense
 from ..ring.synchronizer import Synchronizer
 
-__all__ = ["StepMetrics", "clip_by_global_norm", "make_predict_step", "make_train_step"]
+__all__ = ["StepMetrics", "TrainStep", "clip_by_global_norm", "make_predict_step", "make_train_step"]
 
 Tensor = Any
 TrainStep = Callable[..., "StepMetrics"]

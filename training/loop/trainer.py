@@ -7,73 +7,36 @@ connect -> loaders -> model -> broadcast or resume -> steps and evaluations -> c
 
 from __future__ import annotations
 
-import logging
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from ...sharding.errors import ConfigError, TrainingError
+from ...sharding.errors import TrainingError
 from ..averaging.statistics import StatisticsAverage
-from ..checkpoint.snapshot import Parts, capture, gather_rank_state
+from ..checkpoint.snapshot import capture, gather_rank_state
 from ..config.config_file import to_tree
 from ..config.train_config import TrainConfig
 from ..metrics.evaluate import evaluate
-from ..models.build import build_model
-from ..models.built_model import BuiltModel
-from ..models.losses import build_loss
-from ..models.user_model import own_errors
-from ..optimizers.build import build_optimizer, build_schedule, schedule_warnings
-from ..optimizers.precision import LossScale, ScaleRule, all_finite
-from ..records.clock import clock
+from ..optimizers.precision import all_finite
 from ..records.record_format import CHECKPOINT, EVALUATION
 from ..records.recorder import Recorder, StepTimes, open_recorder
-from ..ring.metered import MeteredRing
 from ..ring.ring import Ring
 from ..ring.same_weights import assert_same_weights
-from ..ring.synchronizer import Synchronizer
-from ..schedules.learning_rate import WarmUpDecay
-from .bad_records import bad_records
-from .inputs import open_loader, preprocessed
-from .outputs import METRICS_FORMAT, encode_metrics, write_file
+from .assembly import assemble
+from .inputs import preprocessed
+from .outputs import METRICS_FORMAT, write_outputs
+from .overflows import check_overflows, check_records
 from .reporting import Reporter
 from .resume import open_store, resume
-from .step import StepMetrics, make_predict_step, make_train_step
 from .stopping import Stopped
-from .synchronization import build_synchronizer, optimizer_options
+from .window import Window
 
 __all__ = ["Trainer", "train"]
 
-log = logging.getLogger(__name__)
-
 _WATCH_STEPS = 50  # the run of a rank that cannot train ends within twice as many
-_CHECKED_STEPS = 4  # of a report's skipped steps, whose batches are read again
-
-
-@dataclass(slots=True, kw_only=True)
-class _Window:
-    """The steps since the last report; their metrics stay on the device until they are read together."""
-
-    metrics: list[StepMetrics] = field(default_factory=list)
-    wait_seconds: float = 0.0
-    started: float = field(default_factory=lambda: time.perf_counter())
-    timed_steps: int = 0
-
-
-def prepare_process(config: TrainConfig) -> None:
-    """Seed Keras and make TensorFlow deterministic. Call it before anything is built.
-
-    The global generators only draw initial weights and the keys of dropout, not the order of samples.
-    """
-    keras.utils.set_random_seed(config.seed)
-    if config.deterministic:
-        tf.config.experimental.enable_op_determinism()
 
 
 class Trainer:
@@ -91,53 +54,13 @@ class Trainer:
 
     def __init__(self, config: TrainConfig, ring: Ring, check: Callable[[], bool] = lambda: False) -> None:
         self.config, self.ring, self._check = config, ring, check
-        prepare_process(config)
-        self.loader = open_loader(config, ring, split=config.data.train_split, training=True)
+        self._assembly = assemble(config, ring)
+        self.loader, self.parts = self._assembly.loader, self._assembly.parts
+        self.train_step = self._assembly.train_step
         self.steps_per_epoch: int = self.loader.steps_per_epoch
+        self.total_steps = config.total_steps(self.steps_per_epoch)
         # The mean over ranks of sums over local batches, whose fillers have weight 0, is that of the global batch.
         self._weight_scale = self.loader.local_batch_size * ring.size / config.data.batch_size
-        self.eval_loader = None
-        if config.data.eval_split is not None:
-            self.eval_loader = open_loader(config, ring, split=config.data.eval_split, training=False)
-        if self.loader.local_batch_size < config.optimizer.accumulate:
-            raise ConfigError(
-                f"optimizer.accumulate={config.optimizer.accumulate} is more than the "
-                f"{self.loader.local_batch_size} samples of a rank's batch; lower it, or raise data.batch_size"
-            )
-        self.total_steps = min(config.epochs * self.steps_per_epoch, config.max_steps or 2**62)
-        self.model: BuiltModel = build_model(self.loader.manifest, config)
-        plain, augmented = self.model.preprocess, self.model.augmented
-        self._preprocess = plain, tf.function(plain)  # traced once, not in each epoch
-        self._augment = self._preprocess if augmented is None else (augmented, tf.function(augmented))
-        self.schedule: WarmUpDecay = build_schedule(config, self.steps_per_epoch)
-        if ring.rank == 0:
-            for remark in schedule_warnings(config):
-                log.warning(remark)
-        self._wire = MeteredRing(ring)
-        self.synchronizer: Synchronizer = build_synchronizer(
-            config,
-            self._wire,
-            steps_per_epoch=self.steps_per_epoch,
-            total_steps=self.total_steps,
-            samples=self.loader.steps_per_epoch * (config.data.batch_size // ring.size),
-        )
-        self.parts = self._parts()
-        is_recorded = config.output.records is not None or config.output.prometheus_port is not None
-        in_one_line = own_errors(self.loader.manifest, config)
-        self.train_step = in_one_line(
-            make_train_step(
-                self.parts.network,
-                self.parts.optimizer,
-                self.synchronizer,
-                self.parts.scale,
-                config.optimizer.clip_norm,
-                clock(deterministic=config.deterministic) if is_recorded else None,
-                loss_of=build_loss(config.loss, [str(name) for name in self.loader.manifest.classes]),
-                accumulate=config.optimizer.accumulate,
-            )
-        )
-        self._recorder: Recorder | None = None  # of `run`
-        self.predict = in_one_line(make_predict_step(self.parts.network))
         start = resume(
             config,
             ring,
@@ -153,7 +76,8 @@ class Trainer:
         self.reporter = Reporter(is_chief=ring.rank == 0, total_steps=self.total_steps, done_steps=self.position.step)
         if start.history:
             self.reporter.restore(start.history)
-        self._window = _Window()
+        self._recorder: Recorder | None = None  # of `run`
+        self._window = Window()
         self._reported_bytes = 0.0
         self._asked_to_stop = False  # this rank
         self._must_stop = tf.constant(False)  # all ranks, as agreed in the last step
@@ -161,19 +85,7 @@ class Trainer:
     @property
     def traced_preprocess(self) -> Any:
         """The `tf.function` from an element of `loader` to ``(inputs, class_id, weight)``, augmentation included."""
-        return self._augment[1]
-
-    def _parts(self) -> Parts:
-        network, config = self.model.network, self.config
-        optimizer = build_optimizer(optimizer_options(config), self.schedule, network.trainable_variables)
-        self.synchronizer.build(network.trainable_variables, optimizer.variables)
-        rule = ScaleRule(initial=config.loss_scale.initial, growth_interval=config.loss_scale.growth_interval)
-        return Parts(
-            network=network,
-            optimizer=optimizer,
-            scale=LossScale.for_precision(config.precision, rule),
-            synchronizer=self.synchronizer,
-        )
+        return self._assembly.augment[1]
 
     def _check_store(self) -> None:
         """Check before the first step that checkpoints can be written; a run that has ended needs none."""
@@ -229,7 +141,7 @@ class Trainer:
     def _run_epoch(self) -> None:
         epoch = self.position.epoch
         batches = self._batches(self.loader, epoch, self.position.epoch_step)
-        self._window = _Window()
+        self._window = Window()
         while self.position.epoch == epoch and self.position.step < self.total_steps:
             must_stop = self._must_stop  # of the step before: reading this one's would wait for it
             self._one_step(batches)
@@ -237,13 +149,13 @@ class Trainer:
                 self._stop(epoch)
             if self.position.epoch != epoch or self.position.step == self.total_steps:
                 break
-            if self.position.step % self.config.output.log_every == 0 or self._has_overflowed():
+            if self.position.step % self.config.output.log_every == 0 or self._window.has_overflowed(_WATCH_STEPS):
                 self._report(epoch)
             every = self.config.checkpoint.every_steps
             if every and self.position.step % every == 0:
                 self._report(epoch)
                 self._save()
-                self._window = _Window()  # its clock starts after the checkpoint
+                self._window = Window()  # its clock starts after the checkpoint
         if self.position.epoch != epoch and next(batches, None) is not None:
             raise TrainingError(f"the loader continues after step {self.steps_per_epoch}, the last of the epoch")
         self._report(epoch)
@@ -251,13 +163,8 @@ class Trainer:
         self._evaluate(epoch)
         self._save()
 
-    def _has_overflowed(self) -> bool:
-        """Whether a step of the window was skipped, looked up every `_WATCH_STEPS`: a run that fails ends soon."""
-        due = len(self._window.metrics) % _WATCH_STEPS == 0
-        return due and not all(bool(metrics.is_finite) for metrics in self._window.metrics[-_WATCH_STEPS:])
-
     def _batches(self, loader: Any, epoch: int, start_step: int) -> Iterator[Any]:
-        functions = self._augment if loader is self.loader else self._preprocess
+        functions = self._assembly.augment if loader is self.loader else self._assembly.preprocess
         with loader.own_errors():
             for batch in preprocessed(loader, epoch, start_step, *functions, deterministic=self.config.deterministic):
                 self._asked_to_stop = self._check() or self._asked_to_stop
@@ -286,9 +193,9 @@ class Trainer:
         window.timed_steps += 1
         if self.position.step == (self.resumed_from or 0):  # this step compiled: it says nothing about throughput
             metrics.loss.numpy()
-            window.started, window.wait_seconds, window.timed_steps = time.perf_counter(), 0.0, 0
+            window.restart_clock()
         self.position = self.position.advanced(self.steps_per_epoch)
-        self.synchronizer.after_step(self.position.step)
+        self.parts.synchronizer.after_step(self.position.step)
         if self._recorder is not None:
             times = StepTimes(asked, got, returned, time.time(), metrics.stamps)
             self._recorder.add_step(self.position.step - 1, epoch, times)
@@ -296,30 +203,25 @@ class Trainer:
 
     def _report(self, epoch: int) -> None:
         """Read the window's metrics, check for overflows, and report them."""
-        window, self._window = self._window, _Window()
+        window = self._window
         if not window.metrics:
+            self._window = Window()
             return
-        losses = [float(m.loss) for m in window.metrics]
-        finite = [bool(m.is_finite) for m in window.metrics]
-        seconds = time.perf_counter() - window.started
-        self._window.started = time.perf_counter()
-        self._check_overflow(finite)
-        counted = [loss for loss, ok in zip(losses, finite, strict=True) if ok]
+        summary = window.summary(self.config.data.batch_size)
+        self._window = Window()
+        if skipped := window.skipped_steps(self.position.step):
+            self.skipped_steps += len(skipped)
+            check_records(skipped, self.ring, self.loader, self.traced_preprocess, self.config.data.url)
+            check_overflows(skipped, self.config, self.parts.scale)
         rate_step = int(self.parts.optimizer.iterations.numpy()) - 1
         entry = {
             "step": self.position.step,
             "epoch": epoch,
-            "steps": len(losses),
-            "loss": sum(counted) / len(counted) if counted else float("nan"),
-            "learning_rate": float(self.schedule(max(rate_step, 0))),
-            "gradient_norm": float(window.metrics[-1].gradient_norm),
+            **summary,
+            "learning_rate": float(self._assembly.schedule(max(rate_step, 0))),
             "loss_scale": float(self.parts.scale.scale),
             "skipped_steps": self.skipped_steps,
-            "seconds": seconds,
-            "samples_per_second": window.timed_steps * self.config.data.batch_size / max(seconds, 1e-9),
-            "bytes_per_step": self._wire_bytes(len(losses)),
-            "input_wait_seconds": window.wait_seconds,
-            "input_wait_fraction": min(1.0, window.wait_seconds / max(seconds, 1e-9)),
+            "bytes_per_step": self._wire_bytes(summary["steps"]),
         }
         self.reporter.add_steps(entry)
         if self._recorder is not None:
@@ -327,47 +229,21 @@ class Trainer:
 
     def _wire_bytes(self, steps: int) -> float:
         """Return the bytes per step that this rank has received for synchronisation since the last call."""
-        total = float(self._wire.wire_bytes)
+        total = float(self._assembly.wire.wire_bytes)
         self._reported_bytes, before = total, self._reported_bytes
         return (total - before) / steps
-
-    def _check_overflow(self, finite: list[bool]) -> None:
-        """Count skipped steps; raise an error if no smaller loss scale can prevent them."""
-        skipped = finite.count(False)
-        if not skipped:
-            return
-        self.skipped_steps += skipped
-        self._check_records([self.position.step - len(finite) + i for i, ok in enumerate(finite) if not ok])
-        scale = self.parts.scale
-        if scale.rule is None or float(scale.scale) <= scale.rule.smallest:
-            first = self.position.step - len(finite) + finite.index(False)
-            raise TrainingError(
-                f"the gradients of step {first} are not finite in {self.config.precision}: "
-                "lower optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
-            )
-
-    def _check_records(self, steps: list[int]) -> None:
-        """Refuse records with values that are not finite, which no loss scale can help (a collective)."""
-        for step in steps[:_CHECKED_STEPS]:
-            found = self.ring.allgather_object(bad_records(self.loader, self.traced_preprocess, step))
-            if lines := [line for of_rank in found for line in of_rank]:
-                more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
-                raise TrainingError(
-                    f"the gradients of step {step} are not finite because values in {self.config.data.url} are not: "
-                    f"{', '.join(lines[:3])}{more}; fix these records, leave the columns out with data.exclude, or let "
-                    "the model accept them"
-                )
 
     # -- evaluation, checkpoints, end ------------------------------------------------------------------------------
 
     def _evaluate(self, epoch: int) -> None:
         ended = self.position.step == self.total_steps
         due = self.position.epoch != epoch and self.position.epoch % self.config.eval_every_epochs == 0
-        if self.eval_loader is None or not (ended or due):
+        loader = self._assembly.eval_loader
+        if loader is None or not (ended or due):
             return
         names = [str(name) for name in self.loader.manifest.classes]
         with self._activity(EVALUATION):
-            result = evaluate(self.ring, self.predict, self._batches(self.eval_loader, 0, 0), names)
+            result = evaluate(self.ring, self._assembly.predict, self._batches(loader, 0, 0), names)
             (asked,) = self.ring.allreduce_sum([tf.constant(float(self._asked_to_stop))])
         if asked > 0.0:  # then this evaluation is not whole; a resumed run makes it
             self._stop(epoch)
@@ -383,7 +259,7 @@ class Trainer:
 
     def _settle(self) -> None:
         """Give all ranks the same weights and statistics."""
-        self.synchronizer.settle()
+        self.parts.synchronizer.settle()
         self._statistics.update()
 
     def _save(self) -> None:
@@ -395,7 +271,7 @@ class Trainer:
             self._settle()
             assert_same_weights(self.ring, self.parts.network.weights)
             self._check_weights()
-            of_ranks = gather_rank_state(self.ring, self.synchronizer)
+            of_ranks = gather_rank_state(self.ring, self.parts.synchronizer)
             if self.ring.rank == 0:
                 history = self.reporter.history() | {"skipped_steps": self.skipped_steps}
                 checksum = self.loader.manifest.shards_checksum
@@ -431,7 +307,7 @@ class Trainer:
             "total_steps": self.total_steps,
             "resumed_from_step": self.resumed_from,
             "skipped_steps": self.skipped_steps,
-            "bytes_per_step": float(self._wire.wire_bytes) / max(steps, 1),
+            "bytes_per_step": float(self._assembly.wire.wire_bytes) / max(steps, 1),
             "train_seconds": seconds,
             "train_samples": steps * self.config.data.batch_size,
             "weights_digest": digest,
@@ -439,21 +315,9 @@ class Trainer:
             "final": self.reporter.evaluations[-1] if is_evaluated else None,
         }
         if self.ring.rank == 0:
-            self._write_outputs(metrics)
+            write_outputs(self.config.output, self.parts.network, metrics)
         self.ring.barrier()
         return metrics
-
-    def _write_outputs(self, metrics: dict[str, Any]) -> None:
-        output = self.config.output
-        try:
-            if output.model is not None:
-                with tempfile.TemporaryDirectory() as folder:
-                    path = Path(folder) / "model.keras"
-                    self.parts.network.save(path)
-                    write_file(output.model, path.read_bytes())
-        finally:  # a store that refuses the model may accept the metrics
-            if output.metrics is not None:
-                write_file(output.metrics, encode_metrics(metrics))
 
 
 def train(config: TrainConfig, ring: Ring, check: Callable[[], bool] = lambda: False) -> dict[str, Any]:

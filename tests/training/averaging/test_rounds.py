@@ -19,7 +19,7 @@ from ringfeed.training.averaging.gossip import partners
 from ringfeed.training.averaging.periodic import Periodic
 from ringfeed.training.averaging.robust import median, trimmed_mean
 from ringfeed.training.config.config_file import parse_config
-from ringfeed.training.loop.synchronization import build_synchronizer
+from ringfeed.training.loop.synchronisation import build_synchronizer
 from ringfeed.training.ring.ring import SoloRing
 
 

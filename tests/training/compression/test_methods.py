@@ -11,7 +11,7 @@ import pytest
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.config_file import parse_config
-from ringfeed.training.loop.synchronization import build_synchronizer
+from ringfeed.training.loop.synchronisation import build_synchronizer
 from ringfeed.training.ring.ring import SoloRing
 from tests.helpers.lean import lean_environment
 

@@ -28,7 +28,7 @@ from ringfeed.training.checkpoint.snapshot import (
 from ringfeed.training.checkpoint.store import decode, encode
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.loop.step import make_train_step
-from ringfeed.training.loop.synchronization import build_synchronizer, optimizer_options
+from ringfeed.training.loop.synchronisation import build_synchronizer, optimizer_options
 from ringfeed.training.optimizers.build import build_optimizer, build_schedule
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.connect import connect

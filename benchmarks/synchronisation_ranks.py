@@ -1,4 +1,4 @@
-"""A rank of `synchronization`, under `horovodrun`: trains by each method and prints what came out as lines of JSON."""
+"""A rank of `synchronisation`, under `horovodrun`: trains by each method and prints what came out as lines of JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import numpy as np
 
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.loop.step import make_predict_step, make_train_step
-from ringfeed.training.loop.synchronization import build_synchronizer, optimizer_options
+from ringfeed.training.loop.synchronisation import build_synchronizer, optimizer_options
 from ringfeed.training.optimizers.build import build_optimizer, build_schedule
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.connect import connect

@@ -1,0 +1,149 @@
+"""Assembles a run on one rank: loaders, network, optimizer, synchronizer and the compiled steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...pipeline import Loader
+from ...sharding.errors import ConfigError
+from ..checkpoint.snapshot import Parts
+from ..config.train_config import TrainConfig
+from ..models.build import build_model
+from ..models.built_model import BuiltModel
+from ..models.losses import build_loss
+from ..models.preprocess import Preprocess
+from ..models.user_model import own_errors
+from ..optimizers.build import build_optimizer, build_schedule, schedule_warnings
+from ..optimizers.precision import LossScale, ScaleRule
+from ..records.clock import clock
+from ..ring.metered import MeteredRing
+from ..ring.ring import Ring
+from ..schedules.learning_rate import WarmUpDecay
+from .inputs import open_loader
+from .step import TrainStep, make_predict_step, make_train_step
+from .synchronisation import build_synchronizer, optimizer_options
+
+__all__ = ["Assembly", "assemble"]
+
+log = logging.getLogger(__name__)
+
+Functions = tuple[Preprocess, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """What a run consists of, before its first step.
+
+    Attributes:
+        loader: this rank's loader of the training split.
+        eval_loader: that of the evaluation's split, if there is one.
+        preprocess: function from an element of a loader to ``(inputs, class_id, weight)``, and the same traced.
+        augment: the same with random augmentation, for training.
+        schedule: the learning rate.
+        wire: the ring, which counts the bytes that synchronisation receives.
+        parts: what training changes.
+        train_step, predict: the compiled steps.
+    """
+
+    loader: Loader
+    eval_loader: Loader | None
+    preprocess: Functions
+    augment: Functions
+    schedule: WarmUpDecay
+    wire: MeteredRing
+    parts: Parts
+    train_step: TrainStep
+    predict: Callable[[Any], Any]
+
+
+def assemble(config: TrainConfig, ring: Ring) -> Assembly:
+    """Build the parts of a run.
+
+    Raises:
+        RingfeedError: the dataset or the model does not fit the configuration.
+    """
+    _prepare_process(config)
+    loader = open_loader(config, ring, split=config.data.train_split, training=True)
+    eval_loader = None
+    if config.data.eval_split is not None:
+        eval_loader = open_loader(config, ring, split=config.data.eval_split, training=False)
+    if loader.local_batch_size < config.optimizer.accumulate:
+        raise ConfigError(
+            f"optimizer.accumulate={config.optimizer.accumulate} is more than the "
+            f"{loader.local_batch_size} samples of a rank's batch; lower it, or raise data.batch_size"
+        )
+    model = build_model(loader.manifest, config)
+    preprocess = model.preprocess, tf.function(model.preprocess)  # traced once, not in each epoch
+    augment = preprocess if model.augmented is None else (model.augmented, tf.function(model.augmented))
+    schedule = build_schedule(config, loader.steps_per_epoch)
+    if ring.rank == 0:
+        for remark in schedule_warnings(config):
+            log.warning(remark)
+    wire = MeteredRing(ring)
+    parts = _parts(config, wire, loader, model, schedule)
+    train_step, predict = _steps(config, loader, parts)
+    return Assembly(
+        loader=loader,
+        eval_loader=eval_loader,
+        preprocess=preprocess,
+        augment=augment,
+        schedule=schedule,
+        wire=wire,
+        parts=parts,
+        train_step=train_step,
+        predict=predict,
+    )
+
+
+def _prepare_process(config: TrainConfig) -> None:
+    """Seed Keras and make TensorFlow deterministic, before anything is built.
+
+    The global generators only draw initial weights and the keys of dropout, not the order of samples.
+    """
+    keras.utils.set_random_seed(config.seed)
+    if config.deterministic:
+        tf.config.experimental.enable_op_determinism()
+
+
+def _parts(config: TrainConfig, wire: MeteredRing, loader: Loader, model: BuiltModel, schedule: WarmUpDecay) -> Parts:
+    synchronizer = build_synchronizer(
+        config,
+        wire,
+        steps_per_epoch=loader.steps_per_epoch,
+        total_steps=config.total_steps(loader.steps_per_epoch),
+        samples=loader.steps_per_epoch * (config.data.batch_size // wire.size),
+    )
+    variables = model.network.trainable_variables
+    optimizer = build_optimizer(optimizer_options(config), schedule, variables)
+    synchronizer.build(variables, optimizer.variables)
+    rule = ScaleRule(initial=config.loss_scale.initial, growth_interval=config.loss_scale.growth_interval)
+    return Parts(
+        network=model.network,
+        optimizer=optimizer,
+        scale=LossScale.for_precision(config.precision, rule),
+        synchronizer=synchronizer,
+    )
+
+
+def _steps(config: TrainConfig, loader: Loader, parts: Parts) -> tuple[TrainStep, Callable[[Any], Any]]:
+    is_recorded = config.output.records is not None or config.output.prometheus_port is not None
+    in_one_line = own_errors(loader.manifest, config)
+    train_step: TrainStep = in_one_line(
+        make_train_step(
+            parts.network,
+            parts.optimizer,
+            parts.synchronizer,
+            parts.scale,
+            config.optimizer.clip_norm,
+            clock(deterministic=config.deterministic) if is_recorded else None,
+            loss_of=build_loss(config.loss, [str(name) for name in loader.manifest.classes]),
+            accumulate=config.optimizer.accumulate,
+        )
+    )
+    return train_step, in_one_line(make_predict_step(parts.network))

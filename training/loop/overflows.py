@@ -1,0 +1,61 @@
+"""What is done about steps whose gradients were not finite: blame the records, or end a run that cannot recover."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ...pipeline import Loader
+from ...sharding.errors import TrainingError
+from ..config.train_config import TrainConfig
+from ..optimizers.precision import LossScale
+from ..ring.ring import Ring
+from .bad_records import bad_records
+
+__all__ = ["check_overflows", "check_records"]
+
+_CHECKED_STEPS = 4  # of a report's skipped steps, whose batches are read again
+
+
+def check_overflows(skipped: Sequence[int], config: TrainConfig, scale: LossScale) -> None:
+    """Refuse to go on if no smaller loss scale can prevent overflows.
+
+    Args:
+        skipped: numbers of the steps that were skipped since the last report.
+        config: configuration of the run.
+        scale: the loss scale.
+
+    Raises:
+        TrainingError: the scale is at its floor, or there is none.
+    """
+    if skipped and (scale.rule is None or float(scale.scale) <= scale.rule.smallest):
+        raise TrainingError(
+            f"the gradients of step {skipped[0]} are not finite in {config.precision}: "
+            "lower optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
+        )
+
+
+def check_records(
+    skipped: Sequence[int], ring: Ring, loader: Loader, preprocess: Callable[[Any], Any], url: str
+) -> None:
+    """Refuse records with values that are not finite, which no loss scale can help (a collective).
+
+    Args:
+        skipped: numbers of the steps that were skipped, the same on all ranks.
+        ring: the ranks.
+        loader: this rank's loader.
+        preprocess: function from a loader's element to ``(inputs, class_id, weight)``.
+        url: the dataset, for the error.
+
+    Raises:
+        TrainingError: there are such records; the message names them.
+    """
+    for step in skipped[:_CHECKED_STEPS]:
+        found = ring.allgather_object(bad_records(loader, preprocess, step))
+        if lines := [line for of_rank in found for line in of_rank]:
+            more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
+            raise TrainingError(
+                f"the gradients of step {step} are not finite because values in {url} are not: "
+                f"{', '.join(lines[:3])}{more}; fix these records, leave the columns out with data.exclude, or let "
+                "the model accept them"
+            )
