@@ -73,8 +73,8 @@ class StepCosts:
     def scale(self, samples: int) -> float:
         """Return the time of a share of this size, relative to what was measured.
 
-        >>> StepCosts(seconds=(0.1,), core_seconds=0.0, samples=100, fixed_share=0.2).scale(50)
-        0.6
+        >>> StepCosts(seconds=(0.1,), core_seconds=0.0, samples=100, fixed_share=0.5).scale(50)
+        0.75
         """
         return self.fixed_share + (1 - self.fixed_share) * samples / self.samples
 
@@ -100,7 +100,7 @@ class RingCosts:
     def seconds(self, ranks: int) -> float:
         """Return the seconds of an all-reduce.
 
-        >>> RingCosts(latency_seconds=1e-3, bytes_per_second=1e6, gradient_bytes=4_000_000).seconds(4)
+        >>> round(RingCosts(latency_seconds=1e-3, bytes_per_second=1e6, gradient_bytes=4_000_000).seconds(4), 6)
         6.006
         """
         chunk = self.gradient_bytes / (ranks * self.bytes_per_second)
