@@ -26,6 +26,7 @@ COMMANDS = {
     "profile": (".profile.command", "measure the loader stage by stage and name its bottleneck"),
     "simulate": (".simulation.command", "predict epochs on other ranks, stores, shards and options"),
     "tune": (".tune.command", "search for better options of the loader, and confirm them by measurement"),
+    "bench-ring": (".simulation.bench_ring", "measure all-reduces between the ranks, by size"),
     "cache": (".cache", "list or clear a loader's cache"),
     "doctor": (
         ".environment.doctor",

@@ -103,14 +103,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ranks-file", metavar="FILE", help="with --elastic: a file with the number of ranks, which may change"
     )
-    parser.add_argument("program", nargs=argparse.REMAINDER, metavar="train ...", help="the command of each rank")
+    parser.add_argument(
+        "program", nargs=argparse.REMAINDER, metavar="train ...", help="the command of each rank: train or bench-ring"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Start the ranks, wait for their end, and return the exit status."""
     config = _checked(args)
     wanted = WantedRanks(args.ranks_file, args.ranks)
-    restarts = Restarts(ranks=wanted.number, least=args.min_ranks, url=config.checkpoint.url or "")
+    restarts = Restarts(ranks=wanted.number, least=args.min_ranks, url=(config and config.checkpoint.url) or "")
     asked = _Asked()
     with asked.listening():
         while True:
@@ -135,19 +137,23 @@ def run(args: argparse.Namespace) -> int:
     return ending.status
 
 
-def _checked(args: argparse.Namespace) -> TrainConfig:
-    """Return the configuration of the run, after a check of everything that needs no rank.
+def _checked(args: argparse.Namespace) -> TrainConfig | None:
+    """Return the configuration of the run, if it has one, after a check of everything that needs no rank.
 
     Raises:
         ConfigError: the command is wrong, or cannot be elastic.
     """
     if args.ranks < 1 or not 1 <= args.min_ranks <= args.ranks:
         raise ConfigError(f"1 <= --min-ranks <= -n must hold, got -n {args.ranks} and --min-ranks {args.min_ranks}")
-    if args.program[:1] != ["train"]:
-        raise ConfigError("the ranks run ringfeed train: ringfeed launch -n 2 train --config FILE.yaml")
+    if args.program[:1] not in (["train"], ["bench-ring"]):
+        raise ConfigError("the ranks run train or bench-ring: ringfeed launch -n 2 train --config FILE.yaml")
     for name, reason in _UNSUPPORTED.items():
         if os.environ.get(name, "0") not in ("0", ""):
             raise ConfigError(f"{name} is set, which is not supported ({reason}); unset it")
+    if args.program[0] == "bench-ring":
+        if args.elastic:
+            raise ConfigError("--elastic goes on from checkpoints, which bench-ring has not; leave it out")
+        return None
     parser = argparse.ArgumentParser(prog="ringfeed train")
     from .train import add_arguments as add_train_arguments
 

@@ -100,8 +100,8 @@ class Watchdog:
         self._batches = 0
         self._reports: dict[int, Report] = {}
         self._verdict: str | None = None
-        server = socket.create_server(("", 0)) if ring.rank == 0 else None
-        place = [_own_address(ring), server.getsockname()[1]] if server else None
+        server = socket.create_server((_own_address(ring), 0)) if ring.rank == 0 else None
+        place = server.getsockname() if server else None
         self._address: tuple[str, int] = tuple(ring.allgather_object(place)[0])
         if server:
             start = time.monotonic()
