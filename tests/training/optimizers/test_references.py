@@ -187,7 +187,7 @@ def run(optimizer: Any, variables: list[Any], dtype: str) -> dict[str, Array]:
     return {name: variable.numpy() for name, variable in zip(SHAPES, variables, strict=True)}
 
 
-@pytest.mark.parametrize(("name", "options", "rule"), CASES, ids=lambda value: str(value) if value != {} else "default")
+@pytest.mark.parametrize(("name", "options", "rule"), CASES, ids=[f"{name}-{options}" for name, options, _ in CASES])
 def test_equals_its_formula_in_float64_over_100_steps(name: str, options: dict[str, Any], rule: Rule) -> None:
     theirs = expected(rule, 1.0 if options.get("variant") == "nvlamb" else None)
     ours = run(*build(name, options, "float64"), "float64")
