@@ -14,10 +14,10 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ..pipeline.deliver.quiet_tensorflow import quiet_tensorflow
-from ..sharding.errors import RingfeedError
+from ..sharding.errors import ConfigError, RingfeedError
 from ..sharding.url_secrets import without_secrets
 from .config.config_file import describe_keys, load_config
 from .loop.outputs import check_writable, encode_metrics
@@ -25,6 +25,10 @@ from .loop.reporting import configure_logging
 from .loop.stopping import RESUMABLE, TERMINATED, Stopped
 from .ring.launched import Report, end_with_launcher, is_launched, report
 from .ring.world import world_from_environment
+
+if TYPE_CHECKING:
+    from .config.train_config import TrainConfig
+    from .ring.ring import Ring
 
 __all__ = ["add_arguments", "main", "run"]
 
@@ -51,6 +55,7 @@ checkpoint and exits with status 75 (without checkpoint.url 143); Ctrl-C ends at
 keys of the configuration and of --set [default]:
 """
 
+_PLOTS = (".png", ".svg", ".pdf", ".json")
 _INTERRUPTED = 130  # exit status
 _CALLS_BEFORE_A_STEP = 1  # of what the trainer calls before each batch
 _SAVE_SECONDS = 60.0  # after SIGTERM; a run that still goes on then hangs. horovodrun kills after 5 seconds
@@ -104,6 +109,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="override a key of the configuration, such as optimizer.learning_rate=0.5; may be repeated",
     )
     parser.add_argument(
+        "--lr-find",
+        metavar="FILE",
+        help="do not train, but try 100 steps with a rising learning rate, print where the loss falls most steeply, "
+        "and write a plot (.png, .svg, .pdf) or the figures (.json)",
+    )
+    parser.add_argument(
         "--json",
         action="store_true",
         help="print the metrics as JSON on standard output (rank 0), and an error as JSON",
@@ -151,12 +162,14 @@ def _brief(error: Exception) -> str:
 
 def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
     config = load_config(args.config, args.overrides)
+    if args.lr_find and not args.lr_find.endswith(_PLOTS):
+        raise ConfigError(f"--lr-find: {args.lr_find} must end in one of {', '.join(_PLOTS)}")
     world = world_from_environment(os.environ)
     if watch is not None:
         watch.is_silent = (world is not None and world.rank > 0) or is_launched()
     end_with_launcher()
     if world is None or world.rank == 0:  # the rank that writes outputs
-        for output in filter(None, (config.output.model, config.output.metrics)):
+        for output in filter(None, (config.output.model, config.output.metrics, args.lr_find)):
             check_writable(output)
         if config.checkpoint.url:  # the trainer checks stores itself, unless the run has ended
             check_writable(f"{config.checkpoint.url.rstrip('/')}/checkpoint", in_stores=False)
@@ -172,10 +185,32 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
     beat: Callable[[], object] = int  # does nothing
     if ring.size > 1 and config.watchdog_seconds:
         beat = Watchdog(ring, config.watchdog_seconds, functools.partial(_stalled, as_json=args.json)).beat
-    metrics = train(config, ring, _StopRequest(watch, beat))
+    check = _StopRequest(watch, beat)
+    if args.lr_find:
+        _find_learning_rate(config, ring, check, args)
+        return
+    metrics = train(config, ring, check)
     if args.json and ring.rank == 0:
         sys.stdout.write(encode_metrics(metrics).decode())
         sys.stdout.flush()
+
+
+def _find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], bool], args: argparse.Namespace) -> None:
+    from .loop.find_rate import find_learning_rate, write_range_test
+
+    found = find_learning_rate(config, ring, check)
+    if ring.rank:
+        return
+    write_range_test(args.lr_find, found)
+    if args.json:
+        sys.stdout.write(json.dumps({"suggestion": found.suggestion, "lowest": found.lowest}) + "\n")
+    elif found.suggestion is None:
+        sys.stdout.write(f"the loss never falls, with rates from {found.rates[0]:.3g} to {found.rates[-1]:.3g}\n")
+    else:
+        sys.stdout.write(
+            f"the loss falls most steeply at optimizer.learning_rate={found.suggestion:.3g}, and is lowest at "
+            f"{found.lowest:.3g}: {args.lr_find}\n"
+        )
 
 
 def _stalled(message: str, *, as_json: bool) -> None:

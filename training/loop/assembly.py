@@ -24,7 +24,6 @@ from ..optimizers.precision import LossScale, ScaleRule
 from ..records.clock import clock
 from ..ring.metered import MeteredRing
 from ..ring.ring import Ring
-from ..schedules.learning_rate import WarmUpDecay
 from .inputs import open_loader
 from .step import TrainStep, make_predict_step, make_train_step
 from .synchronisation import build_synchronizer, optimizer_options
@@ -34,6 +33,7 @@ __all__ = ["Assembly", "assemble"]
 log = logging.getLogger(__name__)
 
 Functions = tuple[Preprocess, Any]
+Schedule = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +55,20 @@ class Assembly:
     eval_loader: Loader | None
     preprocess: Functions
     augment: Functions
-    schedule: WarmUpDecay
+    schedule: Schedule
     wire: MeteredRing
     parts: Parts
     train_step: TrainStep
     predict: Callable[[Any], Any]
 
 
-def assemble(config: TrainConfig, ring: Ring) -> Assembly:
+def assemble(config: TrainConfig, ring: Ring, schedule: Schedule | None = None) -> Assembly:
     """Build the parts of a run.
+
+    Args:
+        config: configuration of the run.
+        ring: the ranks.
+        schedule: learning rate; None: that of the configuration.
 
     Raises:
         RingfeedError: the dataset or the model does not fit the configuration.
@@ -81,7 +86,8 @@ def assemble(config: TrainConfig, ring: Ring) -> Assembly:
     model = build_model(loader.manifest, config)
     preprocess = model.preprocess, tf.function(model.preprocess)  # traced once, not in each epoch
     augment = preprocess if model.augmented is None else (model.augmented, tf.function(model.augmented))
-    schedule = build_schedule(config, loader.steps_per_epoch)
+    if schedule is None:
+        schedule = build_schedule(config, loader.steps_per_epoch)
     if ring.rank == 0:
         for remark in schedule_warnings(config):
             log.warning(remark)
@@ -111,7 +117,7 @@ def _prepare_process(config: TrainConfig) -> None:
         tf.config.experimental.enable_op_determinism()
 
 
-def _parts(config: TrainConfig, wire: MeteredRing, loader: Loader, model: BuiltModel, schedule: WarmUpDecay) -> Parts:
+def _parts(config: TrainConfig, wire: MeteredRing, loader: Loader, model: BuiltModel, schedule: Schedule) -> Parts:
     synchronizer = build_synchronizer(
         config,
         wire,

@@ -66,7 +66,7 @@ def schedule_warnings(config: TrainConfig) -> list[str]:
     return remarks
 
 
-def build_optimizer(config: OptimizerConfig, schedule: WarmUpDecay, variables: Sequence[Any]) -> Any:
+def build_optimizer(config: OptimizerConfig, schedule: Any, variables: Sequence[Any]) -> Any:
     """Build a Keras optimizer for variables.
 
     Variables that match `optimizer.exclude` (by default: biases and normalisation parameters) get no weight decay, and

@@ -1,0 +1,105 @@
+"""Runs a learning-rate range test: a few steps of a configured run, which leave nothing behind but a plot.
+
+Tested in tests/training/loop/test_find_rate.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from io import BytesIO
+from pathlib import PurePosixPath
+from typing import Any
+
+from ...sharding.errors import TrainingError
+from ..checkpoint.snapshot import set_rank_seeds
+from ..config.outputs import CheckpointConfig, OutputConfig
+from ..config.train_config import TrainConfig
+from ..optimizers.build import build_schedule
+from ..ring.ring import Ring
+from ..schedules.range_test import ExponentialRise, RangeTest, has_diverged, judge_rates, smoothed
+from .assembly import Assembly, assemble
+from .inputs import preprocessed
+from .outputs import write_file
+from .reporting import Reporter
+
+__all__ = ["find_learning_rate", "write_range_test"]
+
+_STEPS = 100
+_BELOW, _ABOVE = 1e-4, 1e2  # times the configured peak
+
+
+def find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], bool] = lambda: False) -> RangeTest:
+    """Train for up to 100 steps with a rate that rises from 1e-4 to 100 times the configured one (a collective).
+
+    Args:
+        config: configuration of the run; neither its checkpoints nor its outputs are read or written.
+        ring: the ranks.
+        check: called before each step; the test ends where it returns true.
+
+    Raises:
+        RingfeedError: the run cannot start, or its loss is never finite.
+    """
+    config = replace(config, checkpoint=CheckpointConfig(), output=OutputConfig())
+    peak = build_schedule(config, 2**20).peak_value
+    rise = ExponentialRise(peak * _BELOW, peak * _ABOVE, _STEPS)
+    assembly = assemble(config, ring, schedule=rise)
+    ring.broadcast(list(assembly.parts.variables().values()))
+    set_rank_seeds(assembly.parts.network, ring.rank)
+    reporter = Reporter(is_chief=ring.rank == 0, total_steps=_STEPS, done_steps=0)
+    losses: list[float] = []
+    try:
+        reporter.begin(0, 0, config.data.batch_size, ring.size)
+        for step, batch in zip(range(_STEPS), _batches(assembly, config), strict=False):
+            if check():
+                break
+            losses.append(float(assembly.train_step(*batch, 0.0).loss))
+            reporter.advance(0, step + 1)
+            if has_diverged(smoothed(losses)):
+                break
+    finally:
+        reporter.close()
+    if not losses or not math.isfinite(losses[0]):
+        raise TrainingError(
+            f"the loss is not finite at a learning rate of {rise.least:g}: check the data and the model, or lower "
+            "optimizer.learning_rate, around which the test searches"
+        )
+    scale = config.optimizer.learning_rate / peak  # base_batch_size
+    return judge_rates([float(rise(step)) * scale for step in range(_STEPS)], losses)
+
+
+def _batches(assembly: Assembly, config: TrainConfig) -> Iterator[Any]:
+    loader, epoch = assembly.loader, 0
+    while True:
+        with loader.own_errors():
+            yield from preprocessed(loader, epoch, 0, *assembly.augment, deterministic=config.deterministic)
+        epoch += 1
+
+
+def write_range_test(url: str, found: RangeTest) -> None:
+    """Write a range test: its figures if the name ends in .json, else a plot, in the format that its suffix names.
+
+    Raises:
+        ModuleNotFoundError: Matplotlib is missing.
+    """
+    if url.endswith(".json"):
+        write_file(url, (json.dumps(asdict(found)) + "\n").encode())
+        return
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.semilogx(found.rates, found.losses, color="#0072B2")
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel("loss, smoothed")
+    title = "The loss never falls"
+    if found.suggestion is not None:
+        axes.axvline(found.suggestion, color="#D55E00", linestyle="--")
+        title = f"The loss falls most steeply at {found.suggestion:.3g}"
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    picture = BytesIO()
+    figure.savefig(picture, format=PurePosixPath(url).suffix.lstrip("."), dpi=150)
+    write_file(url, picture.getvalue())

@@ -1,0 +1,97 @@
+"""The learning-rate range test: a run whose rate rises until the loss does. Smith, arXiv 1506.01186, section 3.3."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+
+__all__ = ["ExponentialRise", "RangeTest", "judge_rates", "smoothed"]
+
+_DIVERGED = 4.0  # times the lowest loss so far, from which on the run has diverged (as in fastai)
+_DECAY = 0.9  # of the moving average
+_SKIPPED = 0.1  # share of the steps at the start, whose average is of too few
+
+
+class ExponentialRise(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras ships no types
+    """A rate that rises by the same factor in each step, from `least` to `greatest`.
+
+    >>> rate = ExponentialRise(least=0.01, greatest=100.0, steps=5)
+    >>> [round(float(rate(step)), 4) for step in (0, 2, 4)]
+    [0.01, 1.0, 100.0]
+    """
+
+    def __init__(self, least: float, greatest: float, steps: int) -> None:
+        self.least, self.greatest, self.steps = float(least), float(greatest), int(steps)
+
+    def __call__(self, step: Any) -> Any:
+        """Return the rate at a step, float32."""
+        slope = math.log(self.greatest / self.least) / (self.steps - 1)
+        return self.least * keras.ops.exp(keras.ops.cast(step, "float32") * slope)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments."""
+        return {"least": self.least, "greatest": self.greatest, "steps": self.steps}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RangeTest:
+    """The result of a range test.
+
+    Attributes:
+        rates: `optimizer.learning_rate` of each step.
+        losses: loss of each step, smoothed, up to where it diverged.
+        suggestion: the rate at which the loss falls most steeply; None if it never falls.
+        lowest: the rate of the lowest loss.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    suggestion: float | None
+    lowest: float
+
+
+def smoothed(losses: Sequence[float]) -> list[float]:
+    """Return the bias-corrected moving average of losses.
+
+    >>> smoothed([2.0, 2.0, 2.0])
+    [2.0, 2.0, 2.0]
+    """
+    average, result = 0.0, []
+    for count, loss in enumerate(losses, 1):
+        average = _DECAY * average + (1 - _DECAY) * loss
+        result.append(round(average / (1 - _DECAY**count), 12))
+    return result
+
+
+def has_diverged(losses: Sequence[float]) -> bool:
+    """Whether the last of the smoothed losses is far above the lowest, or not finite."""
+    return not math.isfinite(losses[-1]) or losses[-1] > _DIVERGED * min(losses)
+
+
+def judge_rates(rates: Sequence[float], losses: Sequence[float]) -> RangeTest:
+    """Find the steepest fall of a loss over the logarithm of the rate, before it is lowest.
+
+    Args:
+        rates: rising learning rates.
+        losses: the loss with each of them, not smoothed.
+    """
+    means: list[float] = []
+    for mean in smoothed(losses):
+        means.append(mean)
+        if has_diverged(means):
+            break
+    finite = [mean for mean in means if math.isfinite(mean)]
+    best = finite.index(min(finite)) if finite else 0
+    first = min(int(len(finite) * _SKIPPED), best)
+    falls = [(finite[i + 1] - finite[i]) / math.log(rates[i + 1] / rates[i]) for i in range(first, best)]
+    steepest = min(falls, default=0.0)
+    return RangeTest(
+        rates=tuple(rates[: len(finite)]),
+        losses=tuple(finite),
+        suggestion=rates[first + falls.index(steepest)] if steepest < 0 else None,
+        lowest=rates[best],
+    )
