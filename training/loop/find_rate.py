@@ -92,7 +92,7 @@ def write_range_test(url: str, found: RangeTest) -> None:
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()
     axes.semilogx(found.rates, found.losses, color="#0072B2")
-    axes.set_xlabel("learning rate")
+    axes.set_xlabel("optimizer.learning_rate")
     axes.set_ylabel("loss, smoothed")
     title = "The loss never falls"
     if found.suggestion is not None:
