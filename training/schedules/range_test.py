@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-__all__ = ["ExponentialRise", "RangeTest", "judge_rates", "smoothed"]
+__all__ = ["ExponentialRise", "RangeTest", "has_diverged", "judge_rates", "smoothed"]
 
 _DIVERGED = 4.0  # times the lowest loss so far, from which on the run has diverged (as in fastai)
 _DECAY = 0.9  # of the moving average
