@@ -101,7 +101,7 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
         ),
         (
             {**MINIMAL, "schedule": {"decay": "step"}},
-            "a.yaml: schedule.boundaries must be given for step decay, got []",
+            "a.yaml: schedule.boundaries must be given for step decay, in epochs or as boundary_steps, got []",
         ),
         (
             {**MINIMAL, "model": {"name": "mlp"}},
