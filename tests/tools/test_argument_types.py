@@ -77,7 +77,7 @@ def test_the_help_of_each_command_begins_with_its_examples() -> None:
     for parser, name in [(parsers[0], None), *zip(parsers[1:], cli.COMMANDS, strict=True)]:
         (chosen,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
         whole += [(sub.prog, sub.format_help()) for key, sub in chosen.choices.items() if name in (None, key)]
-    assert len(whole) == 6 + 9 + len(cli.COMMANDS)
+    assert len(whole) == 1 + 9 + 2 * len(cli.COMMANDS)
     for program, text in whole:
         description, examples, usage = re.split(r"^examples?:\n|^usage: ", text, maxsplit=2, flags=re.MULTILINE)
         assert description.strip().endswith("."), program
@@ -93,7 +93,7 @@ def test_the_help_of_each_command_begins_with_its_examples() -> None:
             ["profle", "d"],
             "there is no command 'profle'; did you mean 'profile'? The commands are: train, ",
         ),
-        ("ringfeed", ["x"], "there is no command 'x'; the commands are: train, profile, "),
+        ("ringfeed", ["x"], "there is no command 'x'; the commands are: train, launch, profile, "),
         ("ringfeed", ["profile", "d", "--batchsize", "3"], "arguments: --batchsize 3 (did you mean --batch-size?)"),
         ("shard-dataset", ["biuld", "a", "b"], "there is no command 'biuld'; did you mean 'build'?"),
         ("shard-dataset", ["build", "a", "b", "--lable=x"], "arguments: --lable=x (did you mean --label?)"),

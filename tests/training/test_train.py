@@ -20,7 +20,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from ringfeed.training import Checkpoint, CheckpointStore
-from ringfeed.training.loop import trainer
+from ringfeed.training.loop import trainer, window
 from ringfeed.training.train import main
 from tests.helpers.checkpoints import saved_steps
 
@@ -317,7 +317,9 @@ def test_throughput_does_not_count_checkpoints(
         return save(store, checkpoint)
 
     monkeypatch.setattr(CheckpointStore, "save", save_slowly)
-    monkeypatch.setattr(trainer, "time", SimpleNamespace(perf_counter=lambda: sum(seconds_saved)))
+    clock = SimpleNamespace(perf_counter=lambda: sum(seconds_saved), time=lambda: sum(seconds_saved))
+    for module in (trainer, window):
+        monkeypatch.setattr(module, "time", clock)
     checkpoint = {"url": str(tmp_path / "run"), "every_steps": 25}
     assert train_here(write_config(checkpoint=checkpoint, data={"eval_split": None}, epochs=1)) == 0
     seconds = {entry["step"]: entry["seconds"] for entry in metrics()["history"]["steps"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import tensorflow as tf
@@ -64,8 +65,8 @@ def preprocessed(
     """Return the batches of a loader as `(inputs, class_id, weight)`, prefetched.
 
     Under op determinism tf.data runs any map after a generator on one thread, and prints an error if asked for more. A
-    batch's images are still decoded in parallel, by `tf.map_fn`. Autotuning, with nothing left to tune, is off: on a
-    busy host, dropping the first epoch's iterator waited 1 to 2 seconds for its thread (2026-11-21).
+    batch's images are still decoded in parallel, by `tf.map_fn`. Autotuning is off, as in the loader's own pipeline: on
+    a busy host, dropping the first epoch's iterator waited 1 to 2 seconds for its thread (2026-11-21).
 
     Args:
         loader: the loader.
@@ -75,8 +76,8 @@ def preprocessed(
         deterministic: whether op determinism is on.
     """
     options = tf.data.Options()
-    options.autotune.enabled = not deterministic
-    workers = None if deterministic else tf.data.AUTOTUNE
+    options.autotune.enabled = False
+    workers = None if deterministic else len(os.sched_getaffinity(0))
     batches = loader.epoch(epoch, start_step).map(traced, num_parallel_calls=workers)
     watched = loader.explain_failures(batches, [preprocess], epoch, start_step)
     return watched.prefetch(_PREFETCH_BATCHES).with_options(options)
