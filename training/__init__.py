@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .optimizers.lars import LARS
     from .optimizers.precision import LossScale, ScaleRule
     from .ring.connect import connect
-    from .ring.horovod import HorovodRing
+    from .ring.horovod_ring import HorovodRing
     from .ring.ring import Ring, SoloRing
     from .schedules.learning_rate import WarmUpDecay, scaled_learning_rate
 
@@ -49,7 +49,7 @@ _MODULES = {
     "Checkpoint": "checkpoint.store",
     "CheckpointStore": "checkpoint.store",
     "Evaluation": "metrics.evaluate",
-    "HorovodRing": "ring.horovod",
+    "HorovodRing": "ring.horovod_ring",
     "LossScale": "optimizers.precision",
     "MultiWorkerStrategy": "backends.multi_worker",
     "Ring": "ring.ring",

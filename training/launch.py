@@ -23,8 +23,8 @@ from .config.config_file import load_config
 from .config.train_config import TrainConfig
 from .elastic.restarts import Restarts, WantedRanks
 from .loop.stopping import RESUMABLE, TERMINATED
+from .ring.horovod import local_ranks
 from .ring.launched import REPORT, SIBLINGS, Report
-from .ring.rendezvous import local_ranks
 
 __all__ = ["add_arguments", "run"]
 

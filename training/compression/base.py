@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ Tensor = Any
 Variable = Any
 
 
-class Compressed(EveryStep):
+class Compressed(EveryStep, ABC):
     """Synchronises in each step, and compresses the matrices: the float32 variables of two dimensions and more.
 
     Vectors (biases, normalisation) are few bytes, and what compression does to them costs accuracy: they travel dense,
@@ -48,11 +49,11 @@ class Compressed(EveryStep):
     def create(self, variables: Sequence[Variable]) -> None:
         """Create the state, for the shapes `_shapes` of the compressed tensors."""
 
+    @abstractmethod
     def compressed_means(
         self, tensors: list[Tensor], dense: list[Tensor], step: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
         """Return the means over ranks: of `tensors`, which are compressed, and of `dense`, which are not."""
-        raise NotImplementedError
 
     def reduce(
         self, gradients: Sequence[Tensor], scalars: Sequence[Tensor], step: Tensor

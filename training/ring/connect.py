@@ -11,7 +11,8 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 from ...sharding.errors import TrainingError
-from .horovod import HorovodRing, require_horovod
+from .horovod import require_horovod
+from .horovod_ring import HorovodRing
 from .ring import Ring, SoloRing
 from .world import world_from_environment
 

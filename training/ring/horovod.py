@@ -1,116 +1,33 @@
-"""The ring of Horovod: the only module that knows it.
+"""The only module that imports Horovod: its collectives for a rank, and its rendezvous for what starts ranks.
 
-Tested in tests/training/ring/test_ring.py.
+Nothing here imports TensorFlow, unless Horovod does.
 """
 
 from __future__ import annotations
 
-import importlib
-import json
-from collections.abc import Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-
 from ...sharding.errors import TrainingError
-from .ring import dense
 
-__all__ = ["HorovodRing", "require_horovod"]
+__all__ = ["local_ranks", "require_horovod"]
 
-Tensor = Any
-Variable = Any
-
-_CARRIERS = {
-    tf.bfloat16: tf.uint16,
-    tf.uint32: tf.int32,
-    tf.uint64: tf.int64,
-}  # Horovod does not broadcast these dtypes
-
-
-class HorovodRing:
-    """The ring of an initialised `horovod.tensorflow`.
-
-    Args:
-        hvd: the module `horovod.tensorflow`, after `hvd.init()`.
-    """
-
-    def __init__(self, hvd: Any) -> None:
-        self._hvd = hvd
-        self.rank: int = hvd.rank()
-        self.size: int = hvd.size()
-        self.local_rank: int = hvd.local_rank()
-        self.local_size: int = hvd.local_size()
-
-    def _grouped(self, tensors: Sequence[Tensor], op: Any) -> list[Tensor]:
-        """Run one grouped allreduce per dtype (Horovod groups one dtype only); bfloat16 travels as float32."""
-        sent = [dense(t) for t in tensors]
-        sent = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in sent]
-        received: list[Tensor] = [None] * len(sent)
-        for dtype in sorted({t.dtype.name for t in sent}):
-            places = [i for i, t in enumerate(sent) if t.dtype.name == dtype]
-            for place, tensor in zip(
-                places, self._hvd.grouped_allreduce([sent[i] for i in places], op=op), strict=True
-            ):
-                tensor.set_shape(sent[place].shape)
-                received[place] = tensor
-        return [tf.cast(r, t.dtype) for r, t in zip(received, tensors, strict=True)]
-
-    def allreduce_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The mean over ranks of each tensor."""
-        return self._grouped(tensors, self._hvd.Average)
-
-    def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The sum over ranks of each tensor."""
-        return self._grouped(tensors, self._hvd.Sum)
-
-    def gather(self, tensor: Tensor) -> Tensor:
-        """The ranks' tensors as rows, in rank order."""
-        gathered = self._hvd.allgather(tensor[None])
-        gathered.set_shape([self.size, *tensor.shape])
-        return gathered
-
-    def exchange(self, tensor: Tensor) -> Tensor:
-        """The rows that the ranks sent to this one."""
-        received = self._hvd.alltoall(tensor)
-        received.set_shape(tensor.shape)
-        return received
-
-    def swap(self, tensor: Tensor, partner: int) -> Tensor:
-        """The partner's vector, by an all-to-all in which each rank sends to one."""
-        splits = [len(tensor) if rank == partner else 0 for rank in range(self.size)]
-        received, _ = self._hvd.alltoall(tensor, splits=tf.constant(splits, tf.int32))
-        received.set_shape(tensor.shape)
-        return received
-
-    def broadcast(self, variables: Sequence[Variable]) -> None:
-        """Give each variable, on every rank, the value it has on rank 0."""
-        for index, variable in enumerate(variables):
-            value = tf.convert_to_tensor(variable)
-            carrier = _CARRIERS.get(value.dtype)
-            sent = value if carrier is None else tf.bitcast(value, carrier)
-            received = self._hvd.broadcast(sent, root_rank=0, name=f"ringfeed.broadcast.{index}")
-            variable.assign(received if carrier is None else tf.bitcast(received, value.dtype))
-
-    def allgather(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The ranks' arrays one after another along the first dimension."""
-        return np.asarray(self._hvd.allgather(tf.constant(array)).numpy())
-
-    def allgather_object(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order."""
-        data = np.frombuffer(json.dumps(value).encode(), np.uint8)
-        sizes = self.allgather(np.array([data.size], np.int64))
-        joined = self.allgather(data)
-        return [json.loads(part.tobytes()) for part in np.split(joined, np.cumsum(sizes)[:-1])]
-
-    def barrier(self) -> None:
-        """Wait for all ranks by a sum, which needs every rank: Horovod has no barrier for TensorFlow."""
-        self._hvd.allreduce(tf.zeros(1), op=self._hvd.Sum)
+_LOOPBACK = "lo"
 
 
 def require_horovod(size: int) -> Any:
+    """Import `horovod.tensorflow`.
+
+    Args:
+        size: number of ranks, for the error.
+
+    Raises:
+        TrainingError: Horovod is missing, or does not work with this TensorFlow.
+    """
     try:
-        return importlib.import_module("horovod.tensorflow")
+        return import_module("horovod.tensorflow")
     except Exception as error:  # a broken build raises more than ImportError
         reason = (str(error).splitlines() or ["no message"])[0]
         raise TrainingError(
@@ -118,3 +35,29 @@ def require_horovod(size: int) -> Any:
             f"({type(error).__name__}: {reason}); training is refused, "
             "since the ranks would never synchronise. See `ringfeed doctor`, or run one process without a launcher"
         ) from error
+
+
+@contextmanager
+def local_ranks(size: int) -> Iterator[list[dict[str, str]]]:
+    """Serve a rendezvous for some ranks of this machine during the body.
+
+    Yields:
+        The environment of each rank.
+
+    Raises:
+        TrainingError: Horovod is not installed.
+    """
+    try:
+        gloo_run = import_module("horovod.runner.gloo_run")
+        hosts = import_module("horovod.runner.common.util.hosts")
+    except ImportError as error:
+        raise TrainingError(f"several ranks need Horovod ({error}): ringfeed install-horovod") from error
+    slots = hosts.get_host_assignments(hosts.parse_hosts(f"localhost:{size}"), size)
+    server = gloo_run.RendezvousServer(0)
+    port = server.start()
+    server.init(slots)
+    shared = gloo_run.create_run_env_vars("127.0.0.1", [_LOOPBACK], port)
+    try:
+        yield [{name: str(v) for name, v in {**shared, **gloo_run.create_slot_env_vars(s)}.items()} for s in slots]
+    finally:
+        server.stop()

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
+import subprocess
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from ringfeed.sharding import BuildOptions, build
-from ringfeed.training.train import main
+from tests.helpers.lean import lean_environment
 
 NETWORKS = """
 import keras, tensorflow as tf
@@ -45,37 +46,52 @@ def ragged(manifest, config):
 """
 
 
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("broken", "networks.py:5: KeyError: 'nothing'"),
-        ("narrow", "networks.py:10: ValueError: Dimensions must be equal, but are 1 and 7"),
-        ("late", "networks.py:20: ValueError: a value of your own"),
-        ("ragged", "words arrives as tf.RaggedTensor: call .to_tensor() in the network's first layer, or leave it out"),
-    ],
-)
-def test_an_error_in_a_network_is_one_line(
-    name: str,
-    message: str,
-    tmp_path: Path,
-    write_config: Callable[..., Path],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    (tmp_path / "networks.py").write_text(NETWORKS)
-    monkeypatch.chdir(tmp_path)
-    data = {}
-    if name == "ragged":
-        lists = pa.table({"words": [[1.0] * (row % 5) for row in range(80)], "label": ["a", "b"] * 40})
-        pq.write_table(lists, tmp_path / "lists.parquet")
-        build(BuildOptions(source=str(tmp_path / "lists.parquet"), destination=str(tmp_path / "lists"), label="label"))
-        data = {"url": str(tmp_path / "lists"), "batch_size": 10, "categorical": []}
-    config = write_config(model={"name": f"networks:{name}"}, data={**data, "eval_split": None}, max_steps=1)
-    capfd.readouterr()
-    assert main(["--config", str(config), "-q", "--set", "deterministic=false"]) == 1
-    *others, line = capfd.readouterr().err.splitlines()
-    assert not any(
-        other.startswith("ringfeed") for other in others
-    )  # TensorFlow's, which the command's process silences
+# All in one process, since each imports TensorFlow; a process of their own, in which nothing else has.
+PROGRAM = """
+import sys
+from ringfeed.training.train import main
+
+for name in sys.argv[1:]:
+    status = main(["--config", f"{name}.yaml", "-q"])
+    print(f"status {status}", file=sys.stderr, flush=True)
+"""
+
+MESSAGES = {
+    "broken": "networks.py:5: KeyError: 'nothing'",
+    "narrow": "networks.py:10: ValueError: Dimensions must be equal, but are 1 and 7",
+    "late": "networks.py:20: ValueError: a value of your own",
+    "ragged": "words arrives as tf.RaggedTensor: call .to_tensor() in the network's first layer, or leave it out",
+}
+
+
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory, flights: str) -> dict[str, list[str]]:
+    """What each run writes to standard error, and its status."""
+    folder = tmp_path_factory.mktemp("networks")
+    (folder / "networks.py").write_text(NETWORKS)
+    lists = pa.table({"words": [[1.0] * (row % 5) for row in range(80)], "label": ["a", "b"] * 40})
+    pq.write_table(lists, folder / "lists.parquet")
+    build(BuildOptions(source=str(folder / "lists.parquet"), destination=str(folder / "lists"), label="label"))
+    for name in MESSAGES:
+        data = {"url": "lists" if name == "ragged" else flights, "batch_size": 10, "eval_split": None}
+        tree = {"data": data, "model": {"name": f"networks:{name}"}, "max_steps": 1, "deterministic": False}
+        (folder / f"{name}.yaml").write_text(yaml.safe_dump(tree))
+    command = [sys.executable, "-c", PROGRAM, *MESSAGES]
+    done = subprocess.run(
+        command, cwd=folder, env=lean_environment(), capture_output=True, text=True, timeout=300, check=False
+    )
+    found: dict[str, list[str]] = {name: [] for name in MESSAGES}
+    names = iter(MESSAGES)
+    name = next(names)
+    for line in done.stderr.splitlines():
+        found[name].append(line)
+        name = next(names, name) if line.startswith("status ") else name
+    return found
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_an_error_in_a_network_is_one_line(name: str, lines: dict[str, list[str]]) -> None:
+    line, status = lines[name]
+    assert status == "status 1"
     assert line.startswith(f"ringfeed train: error: model.name networks:{name}: ")
-    assert message in line
+    assert MESSAGES[name] in line

@@ -1,0 +1,106 @@
+"""The ring of Horovod, by the module that is given to it.
+
+Tested in tests/training/ring/test_ring.py.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from .ring import dense
+
+__all__ = ["HorovodRing"]
+
+Tensor = Any
+Variable = Any
+
+_CARRIERS = {
+    tf.bfloat16: tf.uint16,
+    tf.uint32: tf.int32,
+    tf.uint64: tf.int64,
+}  # Horovod does not broadcast these dtypes
+
+
+class HorovodRing:
+    """The ring of an initialised `horovod.tensorflow`.
+
+    Args:
+        hvd: the module `horovod.tensorflow`, after `hvd.init()`.
+    """
+
+    def __init__(self, hvd: Any) -> None:
+        self._hvd = hvd
+        self.rank: int = hvd.rank()
+        self.size: int = hvd.size()
+        self.local_rank: int = hvd.local_rank()
+        self.local_size: int = hvd.local_size()
+
+    def _grouped(self, tensors: Sequence[Tensor], op: Any) -> list[Tensor]:
+        """Run one grouped allreduce per dtype (Horovod groups one dtype only); bfloat16 travels as float32."""
+        sent = [dense(t) for t in tensors]
+        sent = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in sent]
+        received: list[Tensor] = [None] * len(sent)
+        for dtype in sorted({t.dtype.name for t in sent}):
+            places = [i for i, t in enumerate(sent) if t.dtype.name == dtype]
+            for place, tensor in zip(
+                places, self._hvd.grouped_allreduce([sent[i] for i in places], op=op), strict=True
+            ):
+                tensor.set_shape(sent[place].shape)
+                received[place] = tensor
+        return [tf.cast(r, t.dtype) for r, t in zip(received, tensors, strict=True)]
+
+    def allreduce_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The mean over ranks of each tensor."""
+        return self._grouped(tensors, self._hvd.Average)
+
+    def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The sum over ranks of each tensor."""
+        return self._grouped(tensors, self._hvd.Sum)
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """The ranks' tensors as rows, in rank order."""
+        gathered = self._hvd.allgather(tensor[None])
+        gathered.set_shape([self.size, *tensor.shape])
+        return gathered
+
+    def exchange(self, tensor: Tensor) -> Tensor:
+        """The rows that the ranks sent to this one."""
+        received = self._hvd.alltoall(tensor)
+        received.set_shape(tensor.shape)
+        return received
+
+    def swap(self, tensor: Tensor, partner: int) -> Tensor:
+        """The partner's vector, by an all-to-all in which each rank sends to one."""
+        splits = [len(tensor) if rank == partner else 0 for rank in range(self.size)]
+        received, _ = self._hvd.alltoall(tensor, splits=tf.constant(splits, tf.int32))
+        received.set_shape(tensor.shape)
+        return received
+
+    def broadcast(self, variables: Sequence[Variable]) -> None:
+        """Give each variable, on every rank, the value it has on rank 0."""
+        for index, variable in enumerate(variables):
+            value = tf.convert_to_tensor(variable)
+            carrier = _CARRIERS.get(value.dtype)
+            sent = value if carrier is None else tf.bitcast(value, carrier)
+            received = self._hvd.broadcast(sent, root_rank=0, name=f"ringfeed.broadcast.{index}")
+            variable.assign(received if carrier is None else tf.bitcast(received, value.dtype))
+
+    def allgather(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The ranks' arrays one after another along the first dimension."""
+        return np.asarray(self._hvd.allgather(tf.constant(array)).numpy())
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order."""
+        data = np.frombuffer(json.dumps(value).encode(), np.uint8)
+        sizes = self.allgather(np.array([data.size], np.int64))
+        joined = self.allgather(data)
+        return [json.loads(part.tobytes()) for part in np.split(joined, np.cumsum(sizes)[:-1])]
+
+    def barrier(self) -> None:
+        """Wait for all ranks by a sum, which needs every rank: Horovod has no barrier for TensorFlow."""
+        self._hvd.allreduce(tf.zeros(1), op=self._hvd.Sum)
