@@ -93,7 +93,7 @@ class LoaderModel:
         settings: its numbers.
         costs: measured costs.
         cache: the cache; None for none.
-        random: source of what is drawn.
+        random: generator of the draws.
 
     Attributes:
         totals: what it has done so far.

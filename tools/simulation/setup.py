@@ -100,7 +100,7 @@ class Setup:
         is_warm: whether that holds the dataset at first, as far as it fits.
         epochs: epochs to simulate, each with an order of its own.
         steps: steps of an epoch to simulate; None: all.
-        seed: seed of the order, and of what is drawn.
+        seed: seed of the order of samples, and of the draws.
 
     Raises:
         ConfigError: a value breaks its rule.

@@ -34,7 +34,7 @@ class StepClock:
         costs: measured costs.
         ranks: number of ranks.
         local_batch: samples of a rank in a step.
-        random: source of what is drawn.
+        random: generator of the draws.
     """
 
     def __init__(self, costs: Costs, ranks: int, local_batch: int, random: np.random.Generator) -> None:

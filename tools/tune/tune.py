@@ -25,7 +25,7 @@ __all__ = ["tune", "tune_run"]
 
 _MEASURE_SHARE = 0.3  # of the seconds; the rest confirms
 _ROUNDS = 3
-_MEMORY_SHARE, _DISK_SHARE = 0.25, 0.8  # of what is free, that a cache may take
+_MEMORY_SHARE, _DISK_SHARE = 0.25, 0.8  # shares of the free memory and disk that a cache may take
 Report = Callable[[str, int, int, int], None]
 
 

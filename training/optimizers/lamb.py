@@ -109,6 +109,7 @@ class LAMB(StackedOptimizer):
         self.beta_1, self.beta_2 = float(beta_1), float(beta_2)
         self.eps = float(eps)
         self.variant = variant
+        self.needs_all_gradients = VARIANTS[variant].largest_gradient is not None
 
     def prepared(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Scale all gradients down to the variant's greatest global norm."""
@@ -144,15 +145,11 @@ class LAMB(StackedOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments, for Keras to save and restore."""
-        base = super().get_config()
         return {
-            "name": base["name"],
-            "learning_rate": base["learning_rate"],
+            **super().get_config(),
             "weight_decay": self.decay_rate,
             "beta_1": self.beta_1,
             "beta_2": self.beta_2,
             "eps": self.eps,
-            "exclude": None if self.exclude is None else list(self.exclude),
             "variant": self.variant,
-            "exclude_ratio": None if self.exclude_ratio is None else list(self.exclude_ratio),
         }

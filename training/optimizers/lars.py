@@ -159,16 +159,12 @@ class LARS(StackedOptimizer):
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments, for Keras to save and restore."""
-        base = super().get_config()
         return {
-            "name": base["name"],
-            "learning_rate": base["learning_rate"],
+            **super().get_config(),
             "weight_decay": self.decay_rate,
             "trust_coefficient": self.trust_coefficient,
             "eps": self.eps,
             "momentum": self.momentum,
             "nesterov": self.nesterov,
-            "exclude": None if self.exclude is None else list(self.exclude),
             "variant": self.variant,
-            "exclude_ratio": None if self.exclude_ratio is None else list(self.exclude_ratio),
         }

@@ -7,6 +7,7 @@ stacked, updated as one tensor, and written back: the same arithmetic, with the 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ def check_argument(optimizer: str, name: str, value: float, rule: str, holds: bo
         raise ValueError(f"{optimizer}: {name} must be {rule}, got {value!r}")
 
 
-class StackedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no types
+class StackedOptimizer(keras.optimizers.Optimizer, ABC):  # type: ignore[misc]  # Keras ships no types
     """A Keras optimizer whose rule sees stacks of variables: see `updated`.
 
     All arithmetic and the slots are float32 (float64 for float64 variables), whatever the gradient's dtype.
@@ -43,6 +44,7 @@ class StackedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Ker
     """
 
     slots: tuple[tuple[str, tuple[int, ...]], ...] = ()  # what is kept for each variable: name, shape beside its own
+    needs_all_gradients = False  # whether `prepared` does something
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class StackedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Ker
         self.exclude = None if exclude is None else list(exclude)
         self.exclude_ratio = None if exclude_ratio is None else list(exclude_ratio)
 
+    @abstractmethod
     def updated(
         self, weights: Tensor, gradient: Tensor, slots: Sequence[Tensor], rate: Tensor, *, decays: bool, adapts: bool
     ) -> tuple[Tensor, Sequence[Tensor]]:
@@ -68,7 +71,6 @@ class StackedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Ker
             decays: whether these variables have weight decay.
             adapts: whether they have a trust ratio.
         """
-        raise NotImplementedError
 
     def prepared(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
         """Change all gradients of a step together, before they are stacked."""
@@ -95,6 +97,11 @@ class StackedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Ker
     def _backend_update_step(self, grads: Sequence[Tensor], trainable_variables: Any, learning_rate: Tensor) -> None:
         """Apply one step to all variables, in stacks (called by Keras); one by one under a `tf.distribute` strategy."""
         if tf.distribute.has_strategy():
+            if self.needs_all_gradients:  # Keras sums them over replicas later, and hands them over one by one
+                raise ValueError(
+                    f"{self.name}: this variant needs all gradients together, which a tf.distribute strategy "
+                    "does not give: choose another variant, or train on a Horovod ring"
+                )
             super()._backend_update_step(grads, trainable_variables, learning_rate)
             return
         stacks: dict[Any, list[tuple[Variable, Tensor]]] = {}
@@ -105,6 +112,16 @@ class StackedOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Ker
             stacks.setdefault(key if is_small else (*key, index), []).append((variable, gradient))
         for pairs in stacks.values():
             self._update_stack([variable for variable, _ in pairs], [gradient for _, gradient in pairs], learning_rate)
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments, for Keras to save and restore."""
+        base = super().get_config()
+        return {
+            "name": base["name"],
+            "learning_rate": base["learning_rate"],
+            "exclude": self.exclude,
+            "exclude_ratio": self.exclude_ratio,
+        }
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """Apply one step to one variable (called by Keras under a `tf.distribute` strategy)."""

@@ -98,7 +98,7 @@ class Recorder:
         self._to_sinks(lambda sink: sink.report(entry))
 
     def close(self, step: int, epoch: int) -> None:
-        """Write what is left, and that the process ended by itself after so many steps."""
+        """Write the rows that are left, and one that says at which step and epoch the process ended by itself."""
         self._activities.append(Row(END, step, epoch, 1, time.time(), 0.0, 0.0, 0.0, 0.0, 0.0))
         self._closing.set()
         self._thread.join()

@@ -1,0 +1,43 @@
+"""What optimizers that update variables in stacks have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+from ringfeed.training.optimizers.lamb import LAMB
+from ringfeed.training.optimizers.lars import LARS
+from ringfeed.training.optimizers.stacked import StackedOptimizer
+
+
+@pytest.mark.parametrize("made", [LARS(variant="larc", exclude=["bias"]), LAMB(variant="nvlamb", beta_1=0.8)])
+def test_its_configuration_makes_the_same_again(made: Any) -> None:
+    again = type(made).from_config(made.get_config())
+    assert again.get_config() == made.get_config()
+    assert (again.exclude, again.exclude_ratio, again.variant) == (made.exclude, made.exclude_ratio, made.variant)
+
+
+def test_a_rule_is_needed() -> None:
+    with pytest.raises(TypeError, match="updated"):
+        StackedOptimizer(0.1, "none", None, None)  # type: ignore[abstract]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_strategy_cannot_scale_all_gradients_together() -> None:
+    strategy = tf.distribute.OneDeviceStrategy("/cpu:0")
+    with strategy.scope():
+        variable = keras.Variable(tf.ones((2, 2)))
+        scaled, plain = LAMB(variant="nvlamb"), LAMB(0.1)
+        for optimizer in (scaled, plain):
+            optimizer.build([variable])
+
+        def step(optimizer: Any) -> None:
+            strategy.run(lambda: optimizer.apply([tf.ones((2, 2))], [variable]))
+
+        step(plain)
+        assert float(variable.value[0, 0]) < 1
+        with pytest.raises(ValueError, match="needs all gradients together"):
+            step(scaled)
