@@ -243,7 +243,7 @@ def convert(workload: Workload, data: Path) -> Path:
                 *(sys.executable, "-m", "ringfeed.tools.shard_dataset", "build", "--quiet", *source, str(shards)),
                 *("--shard-size", "16MiB"),
             ],
-            check=True, cwd=HERE, env={**os.environ, "DLIO_ARRAYS": str(data / "train")},
+            check=True, cwd=HERE / "parts", env={**os.environ, "DLIO_ARRAYS": str(data / "train")},
         )  # fmt: skip
         os.sync()
     return shards
@@ -270,7 +270,7 @@ def started(arguments: Sequence[str], log: Path) -> Iterator[subprocess.Popen[st
     from tests.servers.dlio import dlio_environment, dlio_python
 
     pipe = subprocess.PIPE
-    command = [str(dlio_python()), str(HERE / "dlio_reader.py"), *arguments]
+    command = [str(dlio_python()), str(HERE / "parts" / "dlio_reader.py"), *arguments]
     with log.open("a") as errors:
         child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=errors, text=True, env=dlio_environment())
     try:

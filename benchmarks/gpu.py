@@ -32,8 +32,8 @@ import torch
 from torch.nn import functional
 
 sys.path.insert(0, str(Path(__file__).parent))
-from gpu_feeds import CLASSES, Batch, copied_ahead, prepared, repeated, ringfeed_batches, rival_batches
-from resnet import resnet
+from parts.gpu_feeds import CLASSES, Batch, copied_ahead, prepared, repeated, ringfeed_batches, rival_batches
+from parts.resnet import resnet
 
 from ringfeed.pipeline import Loader
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from link import GIGABIT, link
+from parts.link import GIGABIT, link
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import harmonic_mean
 
 import tensorflow as tf
-from tables import SHARES, WIDTH
+from parts.tables import SHARES, WIDTH
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build

@@ -24,8 +24,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import s3fs
-from link import GIGABIT, link
 from obstore.store import S3Store
+from parts.link import GIGABIT, link
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from statistics import median
 
-from rival_formats import RIVALS
+from parts.rival_formats import RIVALS
 
 HERE = Path(__file__).parent
 ENVIRONMENTS = HERE.parent / ".venv-rivals"
@@ -45,7 +45,7 @@ def _start(name: str, folder: Path) -> subprocess.Popen[str] | None:
         python = _environment(RIVALS[name].environment, log)
         with log.open("a") as errors:
             child = subprocess.Popen(
-                [python, str(HERE / "rival_formats.py"), name, str(folder / "source.parquet"), str(own)],
+                [python, str(HERE / "parts" / "rival_formats.py"), name, str(folder / "source.parquet"), str(own)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
             )  # fmt: skip
         _ask(child)

@@ -37,7 +37,7 @@ import rivals
 import simulation
 import synchronisation
 import writing
-from tables import write_source
+from parts.tables import write_source
 
 BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]]] = {
     "write": writing.run,

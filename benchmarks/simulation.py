@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from link import link
-from simulation_ranks import GRADIENT_BYTES, make_step
+from parts.link import link
+from parts.simulation_ranks import GRADIENT_BYTES, make_step
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build
-from ringfeed.tools.profile.training_trials import Workload
+from ringfeed.tools.profile.trials.training_trials import Workload
 from ringfeed.tools.simulation import Costs, DatasetShape, RingCosts, Setup, StepCosts, fit_ring, simulate
 from ringfeed.tools.simulation.measure import measure_costs
 
@@ -186,7 +186,7 @@ def _measure(folder: Path, urls: dict[str, str], rounds: int) -> tuple[RingCosts
 def _run_ranks(path: Path, document: list[dict[str, Any]], ranks: int) -> list[dict[str, Any]]:
     """What the ranks print of some configurations."""
     path.write_text(json.dumps(document))
-    command = [sys.executable, str(Path(__file__).with_name("simulation_ranks.py")), str(path)]
+    command = [sys.executable, str(Path(__file__).with_name("parts") / "simulation_ranks.py"), str(path)]
     if ranks > 1:
         command = ["horovodrun", "-np", str(ranks), "--gloo", *command]
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}

@@ -60,7 +60,7 @@ def measure(folder: Path, ranks: int) -> dict[str, list[dict[str, Any]]]:
     plan = folder / "methods.json"
     plan.write_text(json.dumps([METHODS, str(FOLDER), SEEDS, EPOCHS]))
     launcher = str(Path(sys.executable).parent / "horovodrun")
-    program = str(Path(__file__).with_name("synchronisation_ranks.py"))
+    program = str(Path(__file__).with_name("parts") / "synchronisation_ranks.py")
     command = [launcher, "-np", str(ranks), "--gloo", sys.executable, program, str(plan)]
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in METHODS}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:

@@ -27,8 +27,8 @@ import pyarrow as pa
 import pyarrow.dataset as pads
 import pyarrow.parquet as pq
 import tensorflow as tf
-from link import GIGABIT, link
 from obstore.store import S3Store
+from parts.link import GIGABIT, link
 
 from ringfeed.sharding import BuildOptions, build
 

@@ -132,8 +132,8 @@ def test_the_benchmark_for_gpus_runs_all_its_feeds_on_the_cpu(
 ) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import gpu
-    import gpu_feeds
-    from resnet import resnet
+    from parts import gpu_feeds
+    from parts.resnet import resnet
 
     assert gpu.main(["--dry-run", "--json", "--data", str(tmp_path)]) == 0
     results = json.loads(capsys.readouterr().out)

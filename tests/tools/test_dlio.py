@@ -30,7 +30,7 @@ def test_dlio_reads_a_dataset_through_the_plug_in(tmp_path: Path) -> None:
     }  # fmt: skip
     overrides = ["workload=resnet50_h100", *(f"++workload.{name}={value}" for name, value in settings.items())]
     done = subprocess.run(
-        [str(dlio_python()), str(ROOT / "benchmarks" / "dlio_reader.py"), *overrides],
+        [str(dlio_python()), str(ROOT / "benchmarks" / "parts" / "dlio_reader.py"), *overrides],
         input="0.05\n0\n", cwd=tmp_path, env=dlio_environment(), capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]

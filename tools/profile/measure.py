@@ -18,8 +18,8 @@ from ...sharding.errors import ConfigError
 from ...sharding.url_secrets import public_url
 from .procedure import Request, investigate
 from .result import Profile
-from .training_trials import Workload
-from .workloads import configured_workload, function_workload
+from .trials.training_trials import Workload
+from .trials.workloads import configured_workload, function_workload
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc

@@ -15,19 +15,19 @@ from ...pipeline.metrics.stage_counters import CACHE_STAGES, FAULT_STAGES
 from ...sharding.dataset.dataset import open_dataset
 from ...sharding.errors import RangesError
 from ..console import print_stderr
-from .bottleneck import Knob, StageProfile, name_bottleneck, name_knob
-from .estimates import Estimate, estimate, ratio
-from .evidence import find_evidence
-from .loader_trial import LoaderTrial, try_loader
-from .other_load import LoadClock
-from .part_trials import expect_warm, try_hand_over, try_opening, try_warm
-from .predictions import EpochFigures, Prediction, predict_gain
 from .result import TriedKnob
-from .settings import LoaderFacts, LoaderTrials, candidate_settings
-from .slow_records import SlowRecords, find_slow_records
-from .store_trial import StoreTrial, try_store
-from .training_trials import TrainingTrials, Workload, try_together, try_training
-from .verdict import Verdict, judge
+from .trials.estimates import Estimate, estimate, ratio
+from .trials.loader_trial import LoaderTrial, try_loader
+from .trials.other_load import LoadClock
+from .trials.part_trials import expect_warm, try_hand_over, try_opening, try_warm
+from .trials.slow_records import SlowRecords, find_slow_records
+from .trials.store_trial import StoreTrial, try_store
+from .trials.training_trials import TrainingTrials, Workload, try_together, try_training
+from .verdicts.bottleneck import Knob, StageProfile, name_bottleneck, name_knob
+from .verdicts.evidence import find_evidence
+from .verdicts.predictions import EpochFigures, Prediction, predict_gain
+from .verdicts.settings import LoaderFacts, LoaderTrials, candidate_settings
+from .verdicts.verdict import Verdict, judge
 
 __all__ = ["Findings", "Request", "investigate"]
 

@@ -10,13 +10,13 @@ from typing import Any
 from ...pipeline.order.plan_table import html_table
 from ...sharding.errors import ConfigError
 from ..console import align, human_bytes, human_seconds
-from .bottleneck import StageProfile
-from .estimates import Estimate
-from .predictions import Prediction
-from .settings import LoaderTrials
-from .slow_records import SlowRecords
-from .training_trials import TrainingTrials
-from .verdict import Verdict
+from .trials.estimates import Estimate
+from .trials.slow_records import SlowRecords
+from .trials.training_trials import TrainingTrials
+from .verdicts.bottleneck import StageProfile
+from .verdicts.predictions import Prediction
+from .verdicts.settings import LoaderTrials
+from .verdicts.verdict import Verdict
 
 __all__ = ["Profile", "TriedKnob"]
 

@@ -169,7 +169,7 @@ def _measured(args: argparse.Namespace) -> MeasuredDataset:
     with quiet_tensorflow():
         import tensorflow  # noqa: F401
     from ...pipeline import Loader
-    from ..profile.workloads import function_workload
+    from ..profile.trials.workloads import function_workload
     from .costs import Costs
     from .measure import MeasuredDataset, measure_costs, shape_of
 

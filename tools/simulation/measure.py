@@ -22,8 +22,8 @@ from ...pipeline.streams.stream_reader import OpenStreams
 from ...sharding.dataset.dataset import open_dataset
 from ...sharding.dataset.manifest import ShardInfo
 from ...sharding.errors import ConfigError, RangesError
-from ..profile.store_trial import try_store
-from ..profile.training_trials import Workload
+from ..profile.trials.store_trial import try_store
+from ..profile.trials.training_trials import Workload
 from .costs import Costs, StoreCosts
 from .measure_training import with_training
 from .setup import DatasetShape

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...pipeline import Loader
-from ..profile.training_trials import Workload
+from ..profile.trials.training_trials import Workload
 from .costs import Costs, StepCosts
 
 __all__ = ["with_training"]

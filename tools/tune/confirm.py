@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 from ...pipeline import Cache, Loader, MemoryCache
-from ..profile.training_trials import Workload
+from ..profile.trials.training_trials import Workload
 
 __all__ = ["Confirmed", "confirm", "is_better"]
 

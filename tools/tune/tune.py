@@ -13,8 +13,8 @@ from typing import Any
 from ...pipeline import Loader
 from ...sharding.errors import ConfigError
 from ...sharding.url_secrets import public_url
-from ..profile.training_trials import Workload
-from ..profile.workloads import configured_workload, function_workload
+from ..profile.trials.training_trials import Workload
+from ..profile.trials.workloads import configured_workload, function_workload
 from ..simulation import DatasetShape, Setup
 from ..simulation.measure import MeasuredDataset, measure_costs
 from .confirm import Confirmed, confirm, is_better

@@ -22,11 +22,11 @@ from ringfeed.pipeline.fetch.disk_cache import CacheFolder
 from ringfeed.pipeline.streams.shard_fetcher import ShardFetcher
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from ringfeed.tools.cli import main
-from ringfeed.tools.profile import loader_trial
 from ringfeed.tools.profile import procedure as profile_module
-from ringfeed.tools.profile.bottleneck import StageProfile, name_bottleneck
 from ringfeed.tools.profile.measure import profile
 from ringfeed.tools.profile.result import Profile
+from ringfeed.tools.profile.trials import loader_trial
+from ringfeed.tools.profile.verdicts.bottleneck import StageProfile, name_bottleneck
 
 STAGES = ("fetch", "verify", "open", "plan", "gather", "deliver")
 

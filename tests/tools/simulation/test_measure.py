@@ -15,7 +15,7 @@ import pytest
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, ConfigError, build, open_dataset
 from ringfeed.tools.cli import main
-from ringfeed.tools.profile.training_trials import Workload
+from ringfeed.tools.profile.trials.training_trials import Workload
 from ringfeed.tools.simulation import Costs, StepCosts, StoreCosts, measure_costs
 from ringfeed.tools.simulation.command import _parse_counts, _parse_seconds
 from tests.servers.web import Behaviour, served

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...pipeline import ImageTransform, Loader
+from ....pipeline import ImageTransform, Loader
 from .training_trials import Workload
 
 __all__ = ["configured_workload", "function_workload"]
@@ -26,10 +26,10 @@ def configured_workload(config: str, overrides: Sequence[str]) -> Workload:
     Raises:
         RingfeedError: the configuration, its dataset or its model is wrong.
     """
-    from ...training.config.config_file import load_config
-    from ...training.config.outputs import CheckpointConfig, OutputConfig
-    from ...training.loop.trainer import Trainer
-    from ...training.ring.ring import SoloRing
+    from ....training.config.config_file import load_config
+    from ....training.config.outputs import CheckpointConfig, OutputConfig
+    from ....training.loop.trainer import Trainer
+    from ....training.ring.ring import SoloRing
 
     options = replace(load_config(config, overrides), checkpoint=CheckpointConfig(), output=OutputConfig())
     trainer = Trainer(options, SoloRing())

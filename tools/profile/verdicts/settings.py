@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from ...pipeline import Loader
-from .estimates import Estimate, ratio
-from .part_trials import OpenTrial, WarmTrial
+from ....pipeline import Loader
+from ..trials.estimates import Estimate, ratio
+from ..trials.part_trials import OpenTrial, WarmTrial
+from ..trials.store_trial import PIECE_BYTES, StoreTrial
+from ..trials.trial import Trial
 from .predictions import EpochFigures, Setting, first_batch_bytes
-from .store_trial import PIECE_BYTES, StoreTrial
-from .trial import Trial
 
 __all__ = ["LoaderFacts", "LoaderTrials", "candidate_settings"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfeed.tools.profile.verdict import LIMITS
+from ringfeed.tools.profile.verdicts.verdict import LIMITS
 from tests.helpers.bottlenecks import CASES
 
 RUNS = 10
@@ -29,7 +29,7 @@ def test_every_class_has_a_case() -> None:
 
 @pytest.mark.parametrize("name", SHORT)
 def test_a_bottleneck_is_named(folder: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfeed.tools.profile.other_load.LoadClock.disturbed", lambda _: 0.0)  # other tests
+    monkeypatch.setattr("ringfeed.tools.profile.trials.other_load.LoadClock.disturbed", lambda _: 0.0)  # other tests
     case = CASES[name]
     result = case.profile(folder)
     assert result.verdict.bottleneck == case.expected, str(result)

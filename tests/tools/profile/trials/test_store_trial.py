@@ -12,7 +12,7 @@ import pytest
 
 from ringfeed.sharding import BuildOptions, build, open_dataset
 from ringfeed.tools.profile import Profile, profile
-from ringfeed.tools.profile.store_trial import try_store
+from ringfeed.tools.profile.trials.store_trial import try_store
 from tests.servers.web import Behaviour, served
 
 RECORDS, RECORD_BYTES = 2000, 4000

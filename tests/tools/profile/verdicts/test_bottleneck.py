@@ -15,9 +15,9 @@ from PIL import Image
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build, open_dataset
-from ringfeed.tools.profile.bottleneck import StageProfile, name_bottleneck, name_knob
 from ringfeed.tools.profile.command import add_arguments
 from ringfeed.tools.profile.measure import profile
+from ringfeed.tools.profile.verdicts.bottleneck import StageProfile, name_bottleneck, name_knob
 from ringfeed.tools.shard_dataset import program as shard_dataset
 from tests.servers.web import served
 

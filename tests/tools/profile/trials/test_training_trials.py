@@ -16,8 +16,8 @@ import tensorflow as tf
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from ringfeed.tools.cli import main
 from ringfeed.tools.profile import profile
-from ringfeed.tools.profile.other_load import LoadClock
-from ringfeed.tools.profile.verdict import LIMITS
+from ringfeed.tools.profile.trials.other_load import LoadClock
+from ringfeed.tools.profile.verdicts.verdict import LIMITS
 from tests.servers.web import Behaviour, served
 
 BATCH = 50

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .estimates import Estimate, ratio
+from ..trials.estimates import Estimate, ratio
+from ..trials.slow_records import SlowRecords
 from .predictions import EpochFigures, Prediction
-from .slow_records import SlowRecords
 
 __all__ = ["LIMITS", "Evidence", "Verdict", "judge"]
 

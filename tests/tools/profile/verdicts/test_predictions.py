@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_prediction_says_what_it_brings_and_costs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ringfeed.tools.profile.other_load.LoadClock.disturbed", lambda _: 0.0)
+    monkeypatch.setattr("ringfeed.tools.profile.trials.other_load.LoadClock.disturbed", lambda _: 0.0)
     result = TRIED["fetch_threads"].profile(folder, seconds=5.0)
     knob = result.verdict.knob
     assert knob is not None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from ..trials.slow_records import SlowRecords
+from ..trials.store_trial import PIECE_BYTES
 from .predictions import EpochFigures
 from .settings import LoaderFacts, LoaderTrials
-from .slow_records import SlowRecords
-from .store_trial import PIECE_BYTES
 from .verdict import Evidence
 
 __all__ = ["find_evidence"]

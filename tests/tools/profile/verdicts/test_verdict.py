@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.tools.profile.estimates import Estimate, estimate, ratio
-from ringfeed.tools.profile.predictions import EpochFigures, Setting, predict_gain
-from ringfeed.tools.profile.slow_records import SlowRecord, SlowRecords
-from ringfeed.tools.profile.verdict import LIMITS, Verdict, judge
+from ringfeed.tools.profile.trials.estimates import Estimate, estimate, ratio
+from ringfeed.tools.profile.trials.slow_records import SlowRecord, SlowRecords
+from ringfeed.tools.profile.verdicts.predictions import EpochFigures, Setting, predict_gain
+from ringfeed.tools.profile.verdicts.verdict import LIMITS, Verdict, judge
 
 SAMPLES = 100_000
 SLOW = SlowRecords(records=(SlowRecord(shard="a", record=3, seconds=0.5),), batch_seconds=0.01, share=0.6)

@@ -14,7 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from ...pipeline.deliver.to_numpy import NumpyBatch
+from ....pipeline.deliver.to_numpy import NumpyBatch
 from .training_trials import Workload
 from .trial import Trial
 

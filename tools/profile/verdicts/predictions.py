@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .estimates import Estimate, ratio
+from ..trials.estimates import Estimate, ratio
 
 __all__ = ["EpochFigures", "Prediction", "Setting", "first_batch_bytes", "predict_gain"]
 

@@ -1,0 +1,1 @@
+"""What the benchmarks are made of: programs that they start, and what several share."""
