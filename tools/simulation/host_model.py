@@ -1,4 +1,4 @@
-"""The hosts of the model: cores, link, and a cache that the ranks of a host share."""
+"""The hosts of the model: cores and link; and caches, each of one rank or shared by the ranks of a host."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ class CacheModel:
         limit_bytes: most bytes that it holds.
         hits, misses: what has been asked for so far.
         held_bytes: what it holds.
+        arriving: an event for each shard on its way into the cache, for which other ranks wait.
     """
 
     limit_bytes: int
@@ -27,6 +28,7 @@ class CacheModel:
     misses: int = 0
     _held: OrderedDict[int, int] = field(default_factory=OrderedDict)
     held_bytes: int = 0
+    arriving: dict[int, simpy.Event] = field(default_factory=dict)
 
     def has(self, shard: int) -> bool:
         """Return whether a shard is there, and count it."""
@@ -62,4 +64,3 @@ class Host:
     ) -> None:
         self.cores = SharedRate(env, cores, 1.0)
         self.link = SharedRate(env, bytes_per_second, connection_bytes_per_second)
-        self.arriving: dict[int, simpy.Event] = {}  # shards on their way into the cache

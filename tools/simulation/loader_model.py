@@ -204,22 +204,21 @@ class LoaderModel:
 
     def _fetch(self, shard: int, size: int, files: int) -> Process:
         """Bring a shard: from the cache, or the store; check and decode it."""
-        costs, cores = self._costs, self._host.cores
-        cache, arriving = self._cache, self._host.arriving
+        costs, cores, cache = self._costs, self._host.cores, self._cache
         if cache is None:
             yield from self._from_store(size, files)
             yield cores.work(files * costs.file_seconds + size * self._byte_seconds())
             return
-        if shard in arriving:  # another rank fetches it
-            yield arriving[shard]
+        while shard in cache.arriving:  # another rank fetches it, and perhaps cannot keep it
+            yield cache.arriving[shard]
         if cache.has(shard):
             yield cores.work(files * costs.file_seconds + size * costs.hit_byte_seconds)
             return
-        arriving[shard] = simpy.Event(self._env)
+        cache.arriving[shard] = simpy.Event(self._env)
         yield from self._from_store(size, files)
         yield cores.work(files * costs.file_seconds + size * (self._byte_seconds() + costs.fill_byte_seconds))
         cache.put(shard, size)
-        arriving.pop(shard).succeed()
+        cache.arriving.pop(shard).succeed()
 
     def _from_store(self, size: int, files: int) -> Process:
         self.totals.requests += files

@@ -208,6 +208,21 @@ def test_ranks_of_a_host_share_a_cache_and_a_shard_on_its_way() -> None:
         assert (second.fetched_bytes, second.hit_share) == (0, 1.0)
 
 
+def test_ranks_fetch_for_themselves_what_a_cache_cannot_keep_and_what_others_keep_in_memory() -> None:
+    costs = Costs(store=StoreCosts(latency_seconds=(0.2,)))
+    alone, *of_three = (
+        simulate(equal_shards(), costs, setup(batch_size=99, ranks=ranks, streams=1, **cache)).epochs[0]
+        for ranks, cache in (
+            (1, {"cache_bytes": 1 << 30}),
+            (3, {"cache_bytes": 1 << 30, "cache_in_memory": True}),
+            (3, {"cache_bytes": 1}),
+        )
+    )
+    assert [epoch.fetched_bytes for epoch in of_three] == [3 * alone.fetched_bytes] * 2
+    assert of_three[0].seconds == pytest.approx(alone.seconds)  # nobody waits for another's memory
+    assert of_three[1].first_batch_seconds == pytest.approx(3 * alone.first_batch_seconds)  # one after the other
+
+
 def test_hosts_have_links_and_cores_of_their_own() -> None:
     costs = Costs(store=StoreCosts(bytes_per_second=1e6), byte_seconds=(1e-7,))
     one, two = (simulate(equal_shards(), costs, setup(ranks=2, hosts=hosts)).epochs[0] for hosts in (1, 2))
