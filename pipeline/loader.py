@@ -42,7 +42,7 @@ from .select.sample_columns import CLASS_ID, ORIGIN, Origin
 from .select.selected_columns import check_fill, delivered_schema, record_bytes
 from .select.selected_rows import Selection
 from .streams.length_buckets import LengthBuckets
-from .streams.prefetch_budget import PrefetchBudget
+from .streams.prefetch_budget import PrefetchBudget, default_prefetch_bytes
 from .streams.shard_fetcher import ShardFetcher
 from .streams.stream_context import StreamContext
 from .streams.stream_reader import OpenStreams
@@ -52,7 +52,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Loader"]
 
-_PREFETCH_BYTES = 64 << 20  # least that is fetched ahead from a remote store: 50 ms of a 10 Gbit/s link
 _COUNT_THREADS = 4
 _PLAN_THREADS = 1  # with two, balanced epochs reach 0.85 of the natural rate, with one 0.91 (2 cores, 2026-11-21)
 
@@ -399,8 +398,7 @@ class Loader(BaseLoader):
             return self._options.prefetch_bytes
         shards = min(self._geometry.window_shards, len(self._shards))
         window = sum(s.bytes for s in self._shards) * shards / len(self._shards)
-        one_each = int(1.25 * window * streams)  # windows differ in size
-        return one_each if self._dataset.storage.local_path is not None else max(one_each, _PREFETCH_BYTES)
+        return default_prefetch_bytes(window, streams, is_local=self._dataset.storage.local_path is not None)
 
     def read_context(self, *, locate_features: bool = False) -> ReadContext:
         """What shards are read with.

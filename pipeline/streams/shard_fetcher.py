@@ -32,11 +32,11 @@ from ..order.windows import Segment
 from ..select.sample_columns import ORIGIN
 from .borrowed_records import BorrowedRecords
 
-__all__ = ["ShardFetcher"]
+__all__ = ["LEAST_THREADS", "MOST_THREADS", "ShardFetcher"]
 
 T = TypeVar("T")
-_THREADS = 4  # for a local disk, and at first for a remote store
-_MOST_THREADS = 24  # for a remote store: its client keeps 32 connections, some of them for second requests
+LEAST_THREADS = 4  # for a local disk, and at first for a remote store
+MOST_THREADS = 24  # for a remote store: its client keeps 32 connections, some of them for second requests
 _NOW = -1  # before any step
 _SMALL_RECORD_BYTES = 1024  # without kernels, checking records this small takes longer than reading a local shard whole
 
@@ -92,7 +92,7 @@ class ShardFetcher:
         self.in_parts = context.cache is None and self._reads_parts()
         self.exact = self.in_parts and context.dataset.manifest.shard_format == "tfrecord"
         self._opener = ShardOpener(context)
-        least, most = threads or _THREADS, threads or _MOST_THREADS
+        least, most = threads or LEAST_THREADS, threads or MOST_THREADS
         most = least if context.dataset.storage.local_path is not None else most
         self._pool: FetchPool[OpenShard] = FetchPool(AdaptiveLimit(least, most), most)
         self._open: weakref.WeakValueDictionary[Segment, Future[OpenShard]] = weakref.WeakValueDictionary()

@@ -10,7 +10,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ...sharding.errors import TrainingError
@@ -159,9 +159,7 @@ def try_ring(ring: Ring, size: int, seconds: float) -> RingTrial:
 def fit_quality(trials: Sequence[RingTrial], costs: RingCosts, ranks: int) -> float:
     """Return R^2 of the fitted times: 1 is a perfect fit, 0 no better than their mean."""
     mean = sum(trial.seconds for trial in trials) / len(trials)
-    expected = [
-        2 * (ranks - 1) * (costs.latency_seconds + trial.size / ranks / costs.bytes_per_second) for trial in trials
-    ]
+    expected = [replace(costs, gradient_bytes=trial.size).seconds(ranks) for trial in trials]
     residual = sum((trial.seconds - time) ** 2 for trial, time in zip(trials, expected, strict=True))
     return 1 - residual / sum((trial.seconds - mean) ** 2 for trial in trials)
 

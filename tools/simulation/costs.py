@@ -175,14 +175,14 @@ class Costs:
         """Read what `to_json` wrote.
 
         Raises:
-            ConfigError: a key is unknown or missing.
+            ConfigError: this is no object, or a key of it is unknown or missing.
         """
         try:
             values = {key: _from_json(value) for key, value in document.items()}
             step = values.get("step")
             parts = {"store": StoreCosts(**values["store"]), "ring": RingCosts(**values["ring"])}
             return cls(**values | parts | {"step": None if step is None else StepCosts(**step)})
-        except (TypeError, KeyError) as error:
+        except (AttributeError, TypeError, KeyError) as error:
             raise ConfigError(f"these are no costs as `ringfeed simulate --save-costs` writes them: {error}") from error
 
 

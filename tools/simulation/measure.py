@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import itertools
 import math
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import mean, median
 
-from ...pipeline import Cache, Loader, MemoryCache
+from ...pipeline import Loader
+from ...pipeline.fetch.shard_cache import ShardCache
 from ...pipeline.select.selected_columns import record_bytes
 from ...pipeline.streams.stream_reader import OpenStreams
 from ...sharding.dataset.dataset import open_dataset
@@ -27,6 +25,7 @@ from ..profile.trials.training_trials import Workload
 from .costs import Costs, StoreCosts
 from .measure_training import with_training
 from .setup import DatasetShape
+from .trial_cache import trial_cache
 
 __all__ = ["MeasuredDataset", "measure_costs", "shape_of"]
 
@@ -210,11 +209,8 @@ def _read_batches(loader: Loader, opened: Sequence[_Opened], seconds: float) -> 
     before, cpu, own = loader.stats(), time.process_time(), time.thread_time()
     start, batches = time.perf_counter(), 0
     with loader.own_errors():
-        for epoch in itertools.count():
-            for _ in loader.epoch(epoch):
-                batches += 1
-                if batches >= _LEAST_BATCHES and time.perf_counter() - start > seconds * 0.6:
-                    break
+        for _ in itertools.chain.from_iterable(map(loader.epoch, itertools.count())):
+            batches += 1
             if batches >= _LEAST_BATCHES and time.perf_counter() - start > seconds * 0.6:
                 break
     handover = time.thread_time() - own
@@ -255,21 +251,13 @@ def _start_seconds(loader: Loader) -> float:
 
 def _with_cache(loader: Loader, shards: Sequence[ShardInfo], costs: Costs, folder: str, seconds: float) -> Costs:
     """Costs with those of a cache: of a byte that it takes, and of one that it gives."""
-    if folder == "memory":
-        cold, warm = _cache_trials(loader, MemoryCache(), shards, seconds)
-    else:
-        parent = Path(folder).absolute().parent
-        parent.mkdir(parents=True, exist_ok=True)
-        beside = tempfile.mkdtemp(prefix="ringfeed-cache-trial-", dir=parent)
-        try:
-            cold, warm = _cache_trials(loader, Cache(beside), shards, seconds)
-        finally:
-            shutil.rmtree(beside, ignore_errors=True)
+    with trial_cache(folder) as empty:
+        cold, warm = _cache_trials(loader, empty, shards, seconds)
     return replace(costs, fill_byte_seconds=max(cold - median(costs.byte_seconds), 0.0), hit_byte_seconds=warm)
 
 
 def _cache_trials(
-    loader: Loader, cache: Cache | MemoryCache, shards: Sequence[ShardInfo], seconds: float
+    loader: Loader, cache: ShardCache | None, shards: Sequence[ShardInfo], seconds: float
 ) -> tuple[float, float]:
     """Processor time for a byte, cold and warm."""
     cached = Loader(**dict(loader.arguments) | {"cache": cache})

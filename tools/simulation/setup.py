@@ -55,6 +55,10 @@ class DatasetShape:
         """Bytes of all files."""
         return int(self.data_bytes.sum() + self.index_bytes.sum())
 
+    def window_bytes(self, window_shards: int) -> float:
+        """Return the mean bytes of a window of so many shards, without their indexes."""
+        return float(self.data_bytes.mean()) * min(window_shards, len(self.records))
+
     def resharded(self, shards: int) -> DatasetShape:
         """Return the same records in this many shards of equal size."""
         total = int(self.records.sum())

@@ -15,6 +15,8 @@ import simpy
 
 from ...pipeline.deliver.chunk_sizes import ChunkSizes
 from ...pipeline.order.epoch_order import EpochOrder, default_streams
+from ...pipeline.streams.prefetch_budget import default_prefetch_bytes
+from ...pipeline.streams.shard_fetcher import LEAST_THREADS, MOST_THREADS
 from ...sharding.errors import ConfigError
 from .costs import Costs
 from .host_model import CacheModel, Host
@@ -26,8 +28,6 @@ from .training_model import Program, StepClock
 
 __all__ = ["simulate", "simulate_ranks"]
 
-_LOCAL_THREADS, _REMOTE_THREADS = 4, 24  # of `ShardFetcher`
-_PREFETCH_BYTES = 64 << 20  # of `Loader`, for a remote store
 _MOST_BLOCKS = 40_000  # of all ranks together
 _LEAST_BLOCKS = 100  # of an epoch
 
@@ -184,8 +184,8 @@ def _start(
     for rank in range(setup.ranks):
         slices = geometry.rank_slices(rank, setup.ranks)
         settings = LoaderSettings(
-            least_threads=setup.fetch_threads or _LOCAL_THREADS,
-            most_threads=setup.fetch_threads or (_LOCAL_THREADS if store.is_local else _REMOTE_THREADS),
+            least_threads=setup.fetch_threads or LEAST_THREADS,
+            most_threads=setup.fetch_threads or (LEAST_THREADS if store.is_local else MOST_THREADS),
             prefetch_bytes=_prefetch_bytes(dataset, setup, len(slices), is_local=store.is_local),
             chunk_steps=max(sizes.chunk_steps(local_batch), block),
             ready_batches=max(sizes.ready_batches(local_batch), block),
@@ -219,6 +219,4 @@ def _prefetch_bytes(dataset: DatasetShape, setup: Setup, streams: int, *, is_loc
     """The limit of `Loader`."""
     if setup.prefetch_bytes is not None:
         return setup.prefetch_bytes
-    shards = min(setup.window_shards, len(dataset.records))
-    one_each = int(1.25 * float(dataset.data_bytes.mean()) * shards * streams)
-    return one_each if is_local else max(one_each, _PREFETCH_BYTES)
+    return default_prefetch_bytes(dataset.window_bytes(setup.window_shards), streams, is_local=is_local)

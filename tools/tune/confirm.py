@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...pipeline import Cache, Loader, MemoryCache
+from ...pipeline import Loader
 from ..profile.trials.training_trials import Workload
+from ..simulation.trial_cache import trial_cache
 
 __all__ = ["Confirmed", "confirm", "is_better"]
 
@@ -96,27 +93,12 @@ def _mean_epoch(
     arguments = dict(loader.arguments) | others
     if "cache_bytes" not in options:
         return _read(loader, workload, arguments, epoch, seconds)
-    with _trial_cache(cache, options["cache_bytes"]) as empty:
+    assert cache is not None
+    with trial_cache(cache, options["cache_bytes"]) as empty:
         arguments["cache"] = empty
         first = _read(loader, workload, arguments, epoch, seconds)
         later = _read(loader, workload, arguments, epoch, seconds) if epochs > 1 else 0.0
     return (first + (epochs - 1) * later) / epochs
-
-
-@contextmanager
-def _trial_cache(cache: str | None, limit_bytes: int) -> Iterator[Cache | MemoryCache]:
-    """An empty cache."""
-    assert cache is not None
-    if cache == "memory":
-        yield MemoryCache(limit_bytes)
-        return
-    parent = Path(cache).absolute().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    folder = tempfile.mkdtemp(prefix="ringfeed-cache-trial-", dir=parent)
-    try:
-        yield Cache(folder, limit_bytes)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _read(loader: Loader, workload: Workload | None, arguments: Mapping[str, Any], epoch: int, seconds: float) -> float:

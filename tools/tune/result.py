@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
+from statistics import median
 from typing import Any
 
 from ...pipeline.order.plan_table import html_table
@@ -38,6 +39,11 @@ class TriedOptions:
     memory_bytes: int
     shards_in_batch: int
     keeps_order: bool
+
+    @property
+    def gain(self) -> float:
+        """Median gain of the rounds; 1 for the defaults."""
+        return median(self.gains)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +79,7 @@ class Tuning:
     @property
     def gain(self) -> float:
         """Measured gain of what was chosen, as a median; 1 for the defaults."""
-        gains = sorted(self.tried[self.chosen].gains)
-        return gains[len(gains) // 2]
+        return self.tried[self.chosen].gain
 
     def __str__(self) -> str:
         return "\n".join([self._headline(), "", *align(_HEADER, self._rows()), "", *self._conclusions()])
@@ -105,7 +110,7 @@ class Tuning:
                 ", ".join(f"{name}={value}" for name, value in one.options.items()) or "defaults",
                 human_seconds(one.predicted_seconds),
                 human_seconds(one.measured_seconds),
-                f"{sorted(one.gains)[len(one.gains) // 2]:.2f}",
+                f"{one.gain:.2f}",
                 f"{min(one.gains):.2f}",
                 f"{max(one.gains):.2f}",
                 human_bytes(one.memory_bytes),

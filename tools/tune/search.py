@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ...pipeline.streams.prefetch_budget import default_prefetch_bytes
 from ..simulation import Costs, DatasetShape, Setup, Simulation, simulate
 
 __all__ = ["Candidate", "Reshard", "Space", "choose", "search", "try_shard_sizes"]
@@ -29,14 +30,12 @@ class Space:
     Attributes:
         epochs: epochs of the run, over which the cost of filling a cache is spread.
         cache_bytes: size of a cache that may be used; None for none.
-        cache_in_memory: whether that is each rank's memory.
         keeps_order: whether only options are searched that leave every batch as it is.
         memory_bytes: most bytes of shards and batches of a rank; None for any.
     """
 
     epochs: int
     cache_bytes: int | None = None
-    cache_in_memory: bool = False
     keeps_order: bool = False
     memory_bytes: int | None = None
 
@@ -128,8 +127,7 @@ def _variations(
         yield "streams", [n for n in _STREAMS if base.batch_size % n == 0 and n % base.ranks == 0 and n != streams]
         yield "window_shards", [n for n in (1, 2, 4) if n != base.window_shards]
     yield "fetch_threads", [None, *_THREADS]
-    own = int(1.25 * float(shape.data_bytes.mean()) * streams / base.ranks)
-    own = own if is_local else max(own, 64 << 20)
+    own = default_prefetch_bytes(shape.window_bytes(base.window_shards), -(-streams // base.ranks), is_local=is_local)
     yield "prefetch_bytes", [None, *(int(own * factor) for factor in _PREFETCH_FACTORS)]
     if space.cache_bytes is not None:
         yield "cache_bytes", [None, space.cache_bytes]

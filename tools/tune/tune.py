@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...pipeline import Loader
+from ...pipeline import Loader, MemoryCache
 from ...sharding.errors import ConfigError
 from ...sharding.url_secrets import public_url
 from ..profile.trials.training_trials import Workload
@@ -119,11 +119,10 @@ def _tune(
 
     measured = measure_costs(loader, seconds * _MEASURE_SHARE, workload=workload, cache_folder=cache, report=measuring)
     report("measure", 5, 5, 0)
-    base = _base(loader, measured)
+    base = _base(loader, measured, in_memory=cache == "memory")
     space = Space(
         epochs=epochs,
         cache_bytes=_cache_bytes(cache, measured.shape),
-        cache_in_memory=cache == "memory",
         keeps_order=keep_order,
         memory_bytes=memory_bytes,
     )
@@ -162,8 +161,11 @@ def _best(confirmed: Sequence[Confirmed]) -> int:
     return max(better, key=lambda place: confirmed[place].gain, default=0)
 
 
-def _base(loader: Loader, measured: MeasuredDataset) -> Setup:
-    """The loader's options as a setup; ranks are those of one host. A cache that it has counts as filled."""
+def _base(loader: Loader, measured: MeasuredDataset, *, in_memory: bool) -> Setup:
+    """The loader's options as a setup; ranks are those of one host. A cache that it has counts as filled.
+
+    `in_memory` says whether the cache to search for is in memory; the loader's own says so itself.
+    """
     options = loader.arguments
     return Setup(
         batch_size=options["batch_size"],
@@ -174,6 +176,7 @@ def _base(loader: Loader, measured: MeasuredDataset) -> Setup:
         prefetch_bytes=options["prefetch_bytes"],
         seed=options["seed"],
         cache_bytes=None if options["cache"] is None else 2 * measured.shape.bytes,
+        cache_in_memory=in_memory or isinstance(options["cache"], MemoryCache),
         is_warm=options["cache"] is not None,
     )
 

@@ -279,6 +279,8 @@ def test_costs_survive_json() -> None:
     assert Costs.from_json(costs.to_json()) == costs
     with pytest.raises(ConfigError, match="no costs as `ringfeed simulate --save-costs` writes them"):
         Costs.from_json({"store": {}, "ring": {}, "speed": 1})
+    with pytest.raises(ConfigError, match="no costs as `ringfeed simulate --save-costs` writes them"):
+        Costs.from_json([])  # type: ignore[arg-type]  # as a file may have it
 
 
 @pytest.mark.parametrize(("shards", "streams"), [(1, 16), (3, 8), (8, 16), (24, 4), (24, 7)])

@@ -40,6 +40,15 @@ def test_a_cache_pays_if_epochs_follow() -> None:
     assert not choose(search(SHAPE, narrow, BASE, space(epochs=10, keeps_order=True)))  # nothing helps a full link
 
 
+def test_a_cache_in_memory_counts_as_memory() -> None:
+    held = []
+    for in_memory in (False, True):
+        base = replace(BASE, cache_in_memory=in_memory)
+        candidates = search(SHAPE, LATE, base, space(cache_bytes=1 << 30))
+        held.append([one.simulation.memory_bytes for one in candidates if one.changed == ("cache_bytes",)])
+    assert held[1] == [held[0][0] + SHAPE.bytes]
+
+
 def test_batches_keep_records_of_four_shards() -> None:
     costs = Costs(store=StoreCosts(bytes_per_second=1e7), step=SLOW_STEP)
     candidates = search(SHAPE, costs, BASE, space())

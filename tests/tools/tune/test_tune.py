@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,8 @@ from ringfeed.pipeline import Loader
 from ringfeed.pipeline.fetch.shard_cache import open_cache
 from ringfeed.sharding import BuildOptions, build
 from ringfeed.tools.cli import main
+from ringfeed.tools.simulation import Setup
+from ringfeed.tools.tune.search import search
 from ringfeed.training.config.config_file import load_config
 from tests.servers.web import Behaviour, served
 
@@ -71,6 +74,21 @@ def test_a_run_is_tuned_and_the_rest_of_its_configuration_kept(
     kept = "keep the defaults" in told
     assert kept == (tuned.data == load_config(str(config), ["data.batch_size=64"]).data)
     assert "shards in a batch" in told
+
+
+@pytest.mark.parametrize("place", ["memory", "folder"])
+def test_the_search_knows_where_the_cache_is_to_be(
+    dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bases: list[Setup] = []
+    monkeypatch.setattr(
+        import_module("ringfeed.tools.tune.tune"),  # the package exports a function of that name
+        "search",
+        lambda shape, costs, base, *rest: (bases.append(base), search(shape, costs, base, *rest))[1],
+    )
+    assert main(["tune", str(dataset), "--batch-size", "32", "--seconds", "1", "--cache", place, "--quiet"]) == 0
+    assert [base.cache_in_memory for base in bases] == [place == "memory"]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,24 @@
+"""An empty cache to measure with, beside the place where a loader's own is to be."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ...pipeline.fetch.shard_cache import ShardCache, open_cache
+
+__all__ = ["trial_cache"]
+
+
+@contextmanager
+def trial_cache(place: str, limit_bytes: int | None = None) -> Iterator[ShardCache | None]:
+    """Make an empty cache in memory if `place` says so, else in a folder beside that one; it is removed at the end."""
+    if place == "memory":
+        yield open_cache(place, limit_bytes)
+        return
+    parent = Path(place).absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="ringfeed-cache-trial-", dir=parent, ignore_cleanup_errors=True) as folder:
+        yield open_cache(folder, limit_bytes)
