@@ -204,7 +204,7 @@ def cli() -> Cli:
     ) -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             [str(Path(sys.executable).with_name(program)), *args],
-            env={**lean_environment(), **(env or {})},
+            env=lean_environment(env),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

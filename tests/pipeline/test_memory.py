@@ -47,7 +47,7 @@ def test_sixteen_times_the_data_take_no_more_memory(source: Path, tmp_path: Path
     shard_kib = max(shard.bytes for shard in shards) / KIB
     total_kib = sum(shard.bytes for shard in shards if shard.split == "thirty_two") / KIB
     command = [sys.executable, peak_memory.__file__, url, *SPLITS]
-    env = {**lean_environment(), **LEAN_ALLOCATORS}
+    env = lean_environment(LEAN_ALLOCATORS)
     done = subprocess.run(command, env=env, capture_output=True, text=True, check=True, timeout=280)
     before, two, eight, most = json.loads(done.stdout)
     # Of each stream a window that is open, one ahead, and one that is being let go; file and columns of each.

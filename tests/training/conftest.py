@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -114,11 +113,10 @@ def start(tmp_path: Path) -> Start:
         if ranks:
             horovodrun = str(Path(sys.executable).parent / "horovodrun")
             command = [horovodrun, "-np", str(ranks), "--gloo", *command]
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("HOROVOD_", "OMPI_", "PMI_", "TF_CPP"))}
         return subprocess.Popen(
             command,
             cwd=tmp_path,
-            env=lean_environment({**inherited, **(environ or {})}),
+            env=lean_environment(environ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -73,9 +73,7 @@ def run_folder(tmp_path: Path) -> Path:
 
 def _launch(folder: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "ringfeed.tools.cli", "launch", *flags, "train", "--config", "run.yaml"]
-    return subprocess.Popen(
-        command, cwd=folder, env=lean_environment({**os.environ, **environ}), stderr=subprocess.PIPE, text=True
-    )
+    return subprocess.Popen(command, cwd=folder, env=lean_environment(environ), stderr=subprocess.PIPE, text=True)
 
 
 def _wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:

@@ -10,10 +10,16 @@ from pathlib import Path
 __all__ = ["lean_environment"]
 
 
-def lean_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment for such a process: this one's, or another.
+# What other tests of this process may have set: JAX, for one, has TensorFlow write more.
+_LEFT_BEHIND = ("HOROVOD_", "OMPI_", "PMI_", "TF_CPP")
+
+
+def lean_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
+    """The environment for such a process: a user's, with these changes.
 
     Ranks wait for one that a busy machine holds up for longer than Horovod's 30 s.
     """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(_LEFT_BEHIND)}
     folders = [str(Path(__file__).parent), *filter(None, [environment.get("PYTHONPATH")])]
-    return {**environment, "PYTHONPATH": os.pathsep.join(folders), "HOROVOD_GLOO_TIMEOUT_SECONDS": "240"}
+    ours = {"PYTHONPATH": os.pathsep.join(folders), "HOROVOD_GLOO_TIMEOUT_SECONDS": "240"}
+    return environment | ours | dict(changes or {})

@@ -26,7 +26,7 @@ OPTIONS = {"batch_size": 120, "seed": 3}
 def start(kind: str, url: str, options: dict[str, Any], env: dict[str, str] | None = None) -> "subprocess.Popen[str]":
     command = [sys.executable, "-W", "error::UserWarning", distributed_worker.__file__, kind, url, json.dumps(options)]
     return subprocess.Popen(
-        command, env={**lean_environment(), **(env or {})}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command, env=lean_environment(env), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 

@@ -40,10 +40,9 @@ def test_two_workers_train_as_one_process(numbers: str) -> None:
     workers = [
         subprocess.Popen(
             [sys.executable, "-W", "error::UserWarning", fitting.__file__, numbers, str(rank), "2"],
-            env={
-                **lean_environment(),
-                "TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}}),
-            },
+            env=lean_environment(
+                {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})}
+            ),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,

@@ -33,7 +33,7 @@ def test_three_ranks_agree_by_every_method_and_a_resumed_run_has_the_same_bits()
     pytest.importorskip("horovod", reason="Horovod is built by: make setup")
     launcher = str(Path(sys.executable).parent / "horovodrun")
     program = [sys.executable, "-m", "tests.training.compression.three_ranks"]
-    environment = lean_environment() | {"PYTHONPATH": str(ROOT)}
+    environment = lean_environment({"PYTHONPATH": str(ROOT)})
     command = [launcher, "-np", "3", "--gloo", *program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
