@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from .config.train_config import TrainConfig
     from .loop.trainer import Trainer
     from .metrics.evaluate import Evaluation
+    from .optimizers.adam import Adam
     from .optimizers.lamb import LAMB
     from .optimizers.lars import LARS
     from .optimizers.precision import LossScale, ScaleRule
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "LAMB",
     "LARS",
+    "Adam",
     "Checkpoint",
     "CheckpointStore",
     "Evaluation",
@@ -46,6 +48,7 @@ __all__ = [
 _MODULES = {
     "LAMB": "optimizers.lamb",
     "LARS": "optimizers.lars",
+    "Adam": "optimizers.adam",
     "Checkpoint": "checkpoint.store",
     "CheckpointStore": "checkpoint.store",
     "Evaluation": "metrics.evaluate",

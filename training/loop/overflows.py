@@ -12,9 +12,14 @@ from ..optimizers.precision import LossScale
 from ..ring.ring import Ring
 from .bad_records import bad_records
 
-__all__ = ["check_overflows", "check_records"]
+__all__ = ["check_overflows", "check_records", "is_at_floor"]
 
 _CHECKED_STEPS = 4  # of a report's skipped steps, whose batches are read again
+
+
+def is_at_floor(scale: LossScale) -> bool:
+    """Whether no smaller loss scale can prevent overflows."""
+    return scale.rule is None or float(scale.scale) <= scale.rule.smallest
 
 
 def check_overflows(skipped: Sequence[int], config: TrainConfig, scale: LossScale) -> None:
@@ -28,7 +33,7 @@ def check_overflows(skipped: Sequence[int], config: TrainConfig, scale: LossScal
     Raises:
         TrainingError: the scale is at its floor, or there is none.
     """
-    if skipped and (scale.rule is None or float(scale.scale) <= scale.rule.smallest):
+    if skipped and is_at_floor(scale):
         raise TrainingError(
             f"the gradients of step {skipped[0]} are not finite in {config.precision}: "
             "lower optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"

@@ -28,7 +28,7 @@ from ..ring.same_weights import assert_same_weights
 from .assembly import assemble
 from .inputs import preprocessed
 from .outputs import METRICS_FORMAT, write_outputs
-from .overflows import check_overflows, check_records
+from .overflows import check_overflows, check_records, is_at_floor
 from .reporting import Reporter
 from .resume import open_store, resume
 from .stopping import Stopped
@@ -211,7 +211,9 @@ class Trainer:
         self._window = Window()
         if skipped := window.skipped_steps(self.position.step):
             self.skipped_steps += len(skipped)
-            check_records(skipped, self.ring, self.loader, self.traced_preprocess, self.config.data.url)
+            # Where only scaled gradients overflow, as at the start of a float16 run, no record is to blame.
+            suspects = skipped if is_at_floor(self.parts.scale) else window.steps_without_loss(self.position.step)
+            check_records(suspects, self.ring, self.loader, self.traced_preprocess, self.config.data.url)
             check_overflows(skipped, self.config, self.parts.scale)
         rate_step = int(self.parts.optimizer.iterations.numpy()) - 1
         entry = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,11 @@ class Window:
         """Return the numbers of the steps whose gradients were not finite; `end` is that after the window's last."""
         first = end - len(self.metrics)
         return [first + i for i, metrics in enumerate(self.metrics) if not bool(metrics.is_finite)]
+
+    def steps_without_loss(self, end: int) -> list[int]:
+        """Return those of `skipped_steps` whose loss was not finite either: no loss scale is to blame for that."""
+        first = end - len(self.metrics)
+        return [step for step in self.skipped_steps(end) if not math.isfinite(self.metrics[step - first].loss)]
 
     def has_overflowed(self, every: int) -> bool:
         """Whether one of the last `every` steps was skipped; looked up once in as many steps."""

@@ -14,6 +14,7 @@ from ...sharding.errors import ConfigError
 from ..config.optimizer import VARIANTS, OptimizerConfig
 from ..config.train_config import TrainConfig
 from ..schedules.learning_rate import WarmUpDecay, scaled_learning_rate
+from .adam import Adam
 from .lamb import LAMB
 from .lars import LARS
 from .masks import is_adapted
@@ -85,14 +86,12 @@ def build_optimizer(config: OptimizerConfig, schedule: Any, variables: Sequence[
 
 
 def _new(config: OptimizerConfig, schedule: WarmUpDecay) -> Any:
-    decay = config.weight_decay or None
     if config.name == "sgd":
+        decay = config.weight_decay or None
         return keras.optimizers.SGD(schedule, config.momentum, config.nesterov, weight_decay=decay)
     if config.name in ("adam", "adamw"):
         eps = 1e-7 if config.eps is None else config.eps
-        if config.name == "adam":
-            return keras.optimizers.Adam(schedule, config.beta_1, config.beta_2, eps)
-        return keras.optimizers.AdamW(schedule, config.weight_decay, config.beta_1, config.beta_2, eps)
+        return Adam(schedule, config.weight_decay, config.beta_1, config.beta_2, eps, config.exclude)
     if config.name in VARIANTS:
         return _layerwise(config, schedule)
     return user_optimizer(config, schedule)

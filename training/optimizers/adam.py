@@ -1,0 +1,101 @@
+"""Adam and AdamW, with small variables updated together.
+
+Tested in tests/training/optimizers/test_references.py and test_stacked.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from .stacked import StackedOptimizer, check_argument
+
+__all__ = ["Adam"]
+
+Tensor = Any
+
+
+@keras.saving.register_keras_serializable(package="ringfeed", name="Adam")
+class Adam(StackedOptimizer):
+    """Adaptive moments with decoupled weight decay, the same step as Keras' Adam and AdamW.
+
+    For each variable `w` with gradient `g`, at step `t`, counted from 1::
+
+        w = w - learning_rate(t) * weight_decay * w                                          # left out: not
+        m = beta_1 * m + (1 - beta_1) * g
+        v = beta_2 * v + (1 - beta_2) * g ** 2
+        w = w - learning_rate(t) * sqrt(1 - beta_2 ** t) / (1 - beta_1 ** t) * m / (sqrt(v) + eps)
+
+    Kingma and Ba, "Adam", arXiv 1412.6980, section 2, with `eps` beside the root of the biased moment; the decay is that
+    of Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, Algorithm 2.
+
+    Args:
+        learning_rate: a float, a `LearningRateSchedule`, or a callable without arguments.
+        weight_decay: share of `w` that a step at rate 1 takes away; 0: Adam.
+        beta_1, beta_2: decay of the moments, in [0, 1).
+        eps: added to the root of the second moment.
+        exclude: regular expressions of the paths without decay; `None` leaves out variables of fewer than two
+            dimensions.
+        name: the optimizer's name.
+
+    Raises:
+        ValueError: an argument out of its range.
+
+    >>> w = keras.Variable([[3.0, 4.0]])
+    >>> Adam(learning_rate=0.5, weight_decay=0.5).apply([tf.constant([[2.0, -2.0]])], [w])
+    >>> [round(float(x), 4) for x in w.numpy()[0]]  # 3 - 0.75 - 0.5, 4 - 1 + 0.5
+    [1.75, 3.5]
+    """
+
+    slots = (("moments", (2,)),)  # one variable for both: reads and writes are what a small update costs
+
+    def __init__(
+        self,
+        learning_rate: float | Callable[..., Any] = 0.001,
+        weight_decay: float = 0.0,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        eps: float = 1e-7,
+        exclude: Sequence[str] | None = None,
+        name: str = "adam",
+    ) -> None:
+        check_argument("Adam", "weight_decay", weight_decay, "at least 0", weight_decay >= 0)
+        check_argument("Adam", "eps", eps, "at least 0", eps >= 0)
+        check_argument("Adam", "beta_1", beta_1, "in [0, 1)", 0 <= beta_1 < 1)
+        check_argument("Adam", "beta_2", beta_2, "in [0, 1)", 0 <= beta_2 < 1)
+        super().__init__(learning_rate, name, exclude, None)
+        self.decay_rate = float(weight_decay)
+        self.beta_1, self.beta_2 = float(beta_1), float(beta_2)
+        self.eps = float(eps)
+
+    def updated(
+        self, weights: Tensor, gradient: Tensor, slots: Sequence[Tensor], rate: Tensor, *, decays: bool, adapts: bool
+    ) -> tuple[Tensor, Sequence[Tensor]]:
+        """One step of a stack of variables."""
+        first = self.beta_1 * slots[0][:, 0] + (1 - self.beta_1) * gradient
+        second = self.beta_2 * slots[0][:, 1] + (1 - self.beta_2) * gradient * gradient
+        correction = tf.sqrt(self._share(self.beta_2)) / self._share(self.beta_1)
+        if decays and self.decay_rate:
+            weights -= rate * self.decay_rate * weights
+        step = rate * tf.cast(correction, weights.dtype) * first / (tf.sqrt(second) + self.eps)
+        return weights - step, [tf.stack([first, second], axis=1)]
+
+    def _share(self, beta: float) -> Tensor:
+        """Return `1 - beta ** t`, float64: float32 would lose digits of it in the first steps."""
+        step = tf.cast(self.iterations.value + 1, tf.float64)
+        return -tf.math.expm1(step * tf.math.log(tf.constant(beta, tf.float64)))
+
+    def get_config(self) -> dict[str, Any]:
+        """The constructor's arguments, for Keras to save and restore."""
+        base = super().get_config()
+        del base["exclude_ratio"]
+        return {
+            **base,
+            "weight_decay": self.decay_rate,
+            "beta_1": self.beta_1,
+            "beta_2": self.beta_2,
+            "eps": self.eps,
+        }
