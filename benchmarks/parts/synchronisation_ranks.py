@@ -18,6 +18,7 @@ with quiet_tensorflow():
 import keras
 import numpy as np
 
+from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.loop.step import make_predict_step, make_train_step
 from ringfeed.training.loop.synchronisation import build_synchronizer, optimizer_options
@@ -57,7 +58,8 @@ def train(ring: Ring, options: dict[str, Any], data: Any, seed: int, epochs: int
         layer = keras.layers.Dense(units, activation="relu")(layer)
     network = keras.Model(inputs, keras.layers.Dense(10)(layer))
     wire = MeteredRing(ring)
-    synchronizer = build_synchronizer(config, wire, steps_per_epoch=steps, total_steps=steps * epochs, samples=1)
+    pace = Pace(batches=steps, steps=steps, samples=len(pixels), batch_size=BATCH // ring.size, step_samples=BATCH)
+    synchronizer = build_synchronizer(config, wire, total_steps=steps * epochs, pace=pace)
     optimizer = build_optimizer(optimizer_options(config), build_schedule(config, steps), network.trainable_variables)
     synchronizer.build(network.trainable_variables, optimizer.variables)
     synchronizer.begin()

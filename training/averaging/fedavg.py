@@ -22,7 +22,8 @@ class FedAvg(Periodic):
     Args:
         ring: the ranks.
         every: steps of a round.
-        samples: number of samples of this rank, its weight in the mean.
+        samples_before: from a step to how many samples this rank has trained on before it, since the run began; those
+            of a round are its weight in the mean.
         robust: from the ranks' changes [ranks, n] to that of all, [n]; None: the weighted mean.
         average_slots: whether the optimizer's state is averaged.
     """
@@ -32,17 +33,32 @@ class FedAvg(Periodic):
         ring: Ring,
         every: int,
         *,
-        samples: int,
+        samples_before: Callable[[int], int],
         robust: Callable[[Tensor], Tensor] | None = None,
         average_slots: bool = False,
     ) -> None:
         super().__init__(ring, every, average_slots=average_slots)
-        self._samples, self._robust = samples, robust
+        self._samples_before, self._robust = samples_before, robust
+        self._first: int | None = None  # step of this round
+        self._step = 0
+
+    def begin(self) -> None:
+        """Start a round from the weights of now."""
+        super().begin()
+        self._first = None
+
+    def after_step(self, step: int) -> None:
+        """End a round where one is due."""
+        self._first = step - 1 if self._first is None else self._first
+        self._step = step
+        super().after_step(step)
 
     def combine(self, changes: list[Tensor]) -> list[Tensor]:
-        """The mean by samples, ``sum(n_k * change_k) / sum(n_k)``, or the robust one."""
+        """The mean by samples, ``sum(n_k * change_k) / sum(n_k)`` with those of the round, or the robust one."""
+        samples = self._samples_before(self._step) - self._samples_before(self._first or 0)
+        self._first = self._step
         if self._robust is None:
-            weight = tf.constant(float(self._samples))
+            weight = tf.constant(float(samples))
             *sums, total = self._ring.allreduce_sum([*(c * tf.cast(weight, c.dtype) for c in changes), weight])
             return [s / tf.cast(total, s.dtype) for s in sums]
         flat = tf.concat([tf.reshape(tf.cast(c, tf.float32), [-1]) for c in changes], 0)

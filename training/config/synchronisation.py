@@ -79,6 +79,11 @@ class SyncConfig:
     aggregate: str = key("mean", f"fedavg: {', '.join(AGGREGATES)} of the ranks' weights; mean counts samples")
     trim: float = key(0.34, "fedavg, trimmed: share of ranks that is left out at either end, in (0, 0.5)")
     topology: str = key("ring", "gossip: ring (two neighbours in turn), or random pairs")
+    clients: tuple[str, ...] | None = key(
+        None,
+        "fedavg: the ranks' own parts, one each: names of splits, or conditions on data.train_split such as "
+        "carrier == 'AA'; null: equal shares of each batch",
+    )
     optimizer_state: str = key("keep", "after a round: keep each rank's own, or average it too")
 
     def __post_init__(self) -> None:
@@ -98,6 +103,9 @@ class SyncConfig:
         one_of("sync.optimizer_state", self.optimizer_state, ("keep", "average"))
         robust = self.method == "fedavg" or self.aggregate == "mean"
         require(robust, "sync.aggregate", "mean but for fedavg", self.aggregate)
+        if self.clients is not None:
+            require(self.method == "fedavg", "sync.clients", "null but for sync.method=fedavg", list(self.clients))
+            require(all(self.clients), "sync.clients", "splits or conditions", list(self.clients))
 
 
 def check_synchronisation(

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from ...pipeline import Loader
 from ...sharding.errors import ConfigError
+from ..averaging.pace import Pace
 from ..checkpoint.snapshot import Parts
 from ..config.train_config import TrainConfig
 from ..models.build import build_model
@@ -24,6 +25,7 @@ from ..optimizers.precision import LossScale, ScaleRule
 from ..records.clock import clock
 from ..ring.metered import MeteredRing
 from ..ring.ring import Ring
+from .clients import own_pace
 from .inputs import open_loader
 from .step import TrainStep, make_predict_step, make_train_step
 from .synchronisation import build_synchronizer, optimizer_options
@@ -45,6 +47,7 @@ class Assembly:
         eval_loader: that of the evaluation's split, if there is one.
         preprocess: function from an element of a loader to ``(inputs, class_id, weight)``, and the same traced.
         augment: the same with random augmentation, for training.
+        pace: steps of an epoch, and in which of them this rank trains.
         schedule: the learning rate.
         wire: the ring, which counts the bytes that synchronisation receives.
         parts: what training changes.
@@ -55,6 +58,7 @@ class Assembly:
     eval_loader: Loader | None
     preprocess: Functions
     augment: Functions
+    pace: Pace
     schedule: Schedule
     wire: MeteredRing
     parts: Parts
@@ -83,22 +87,24 @@ def assemble(config: TrainConfig, ring: Ring, schedule: Schedule | None = None) 
             f"optimizer.accumulate={config.optimizer.accumulate} is more than the "
             f"{loader.local_batch_size} samples of a rank's batch; lower it, or raise data.batch_size"
         )
+    pace = own_pace(config, ring, loader)
     model = build_model(loader.manifest, config)
     preprocess = model.preprocess, tf.function(model.preprocess)  # traced once, not in each epoch
     augment = preprocess if model.augmented is None else (model.augmented, tf.function(model.augmented))
     if schedule is None:
-        schedule = build_schedule(config, loader.steps_per_epoch)
+        schedule = build_schedule(config, pace.steps)
     if ring.rank == 0:
         for remark in schedule_warnings(config):
             log.warning(remark)
     wire = MeteredRing(ring)
-    parts = _parts(config, wire, loader, model, schedule)
+    parts = _parts(config, wire, pace, model, schedule)
     train_step, predict = _steps(config, loader, parts)
     return Assembly(
         loader=loader,
         eval_loader=eval_loader,
         preprocess=preprocess,
         augment=augment,
+        pace=pace,
         schedule=schedule,
         wire=wire,
         parts=parts,
@@ -117,14 +123,8 @@ def _prepare_process(config: TrainConfig) -> None:
         tf.config.experimental.enable_op_determinism()
 
 
-def _parts(config: TrainConfig, wire: MeteredRing, loader: Loader, model: BuiltModel, schedule: Schedule) -> Parts:
-    synchronizer = build_synchronizer(
-        config,
-        wire,
-        steps_per_epoch=loader.steps_per_epoch,
-        total_steps=config.total_steps(loader.steps_per_epoch),
-        samples=loader.steps_per_epoch * (config.data.batch_size // wire.size),
-    )
+def _parts(config: TrainConfig, wire: MeteredRing, pace: Pace, model: BuiltModel, schedule: Schedule) -> Parts:
+    synchronizer = build_synchronizer(config, wire, total_steps=config.total_steps(pace.steps), pace=pace)
     variables = model.network.trainable_variables
     optimizer = build_optimizer(optimizer_options(config), schedule, variables)
     synchronizer.build(variables, optimizer.variables)
@@ -150,6 +150,7 @@ def _steps(config: TrainConfig, loader: Loader, parts: Parts) -> tuple[TrainStep
             clock(deterministic=config.deterministic) if is_recorded else None,
             loss_of=build_loss(config.loss, [str(name) for name in loader.manifest.classes]),
             accumulate=config.optimizer.accumulate,
+            can_rest=config.sync.clients is not None,
         )
     )
     return train_step, in_one_line(make_predict_step(parts.network))

@@ -17,7 +17,7 @@ from ...pipeline.transforms.failing_record import as_tensor
 __all__ = ["bad_records", "finite_samples"]
 
 
-def bad_records(loader: Loader, preprocess: Callable[[Any], Any], step: int) -> list[str]:
+def bad_records(loader: Loader, preprocess: Callable[[Any], Any], epoch: int, step: int) -> list[str]:
     """Return what a model must not see: a line for each sample of a step whose inputs or weight are not finite.
 
     The batch is read again, sample by sample.
@@ -25,9 +25,9 @@ def bad_records(loader: Loader, preprocess: Callable[[Any], Any], step: int) -> 
     Args:
         loader: this rank's loader.
         preprocess: function from a loader's element to `(inputs, class_id, weight)`.
-        step: number of the step since the run began.
+        epoch, step: the step.
     """
-    batch, origins = loader.batch_with_origins(*divmod(step, loader.steps_per_epoch))
+    batch, origins = loader.batch_with_origins(epoch, step)
     inputs, _, weight = preprocess({name: as_tensor(values) for name, values in batch.items()})
     finite = [finite_samples(tensor) for tensor in [*tf.nest.flatten(inputs), weight] if tensor.dtype.is_floating]
     lines = []

@@ -14,6 +14,7 @@ from ...sharding.errors import ConfigError, DatasetError
 from ..config.train_config import TrainConfig
 from ..models.preprocess import Preprocess, fill_values
 from ..ring.ring import Ring
+from .clients import own_part
 
 __all__ = ["open_loader", "preprocessed"]
 
@@ -23,8 +24,10 @@ _PREFETCH_BATCHES = 4
 def open_loader(config: TrainConfig, ring: Ring, *, split: str, training: bool) -> Loader:
     """Open this rank's loader of a split; training drops the remainder, evaluation reads each sample once.
 
+    A rank that trains on a part of its own reads each of its samples once, in batches of its share of the global batch.
+
     Raises:
-        ConfigError: a training split cannot fill a batch.
+        ConfigError: a training split cannot fill a batch, or there is not one part for each rank.
         DatasetError: there is no such split.
     """
     batch_size = config.data.batch_size
@@ -35,20 +38,26 @@ def open_loader(config: TrainConfig, ring: Ring, *, split: str, training: bool) 
         )
         known = ", ".join(map(repr, manifest.splits))
         raise DatasetError(f"data.{key}: there is no split {split!r}; the dataset has {known}{remedy}")
-    records = manifest.split(split).records
-    if training and records < batch_size:
+    records, own = manifest.split(split).records, own_part(config, ring, manifest) if training else None
+    if training and own is None and records < batch_size:
         raise ConfigError(
             f"data.batch_size={batch_size} is more than the {records} records of {split!r}; use at most {records}"
         )
+    rank, ranks, where = ring.rank, ring.size, None
+    if own is not None:
+        split, where = (own, None) if own in manifest.splits else (split, own)
+        batch_size = (ring.rank + 1) * batch_size // ranks - ring.rank * batch_size // ranks
+        rank, ranks = 0, 1
     return Loader(
         config.data.url,
         split=split,
+        where=where,
         batch_size=batch_size,
         balance=config.data.balance if training else "natural",
         seed=config.seed,
-        rank=ring.rank,
-        world_size=ring.size,
-        remainder="drop" if training else "pad",
+        rank=rank,
+        world_size=ranks,
+        remainder="drop" if training and own is None else "pad",
         fill=fill_values(manifest, config.data),
         cache=open_cache(config.data.cache, config.data.cache_bytes),
         sample_keys=training and config.augment.random,

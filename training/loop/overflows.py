@@ -7,6 +7,7 @@ from typing import Any
 
 from ...pipeline import Loader
 from ...sharding.errors import TrainingError
+from ..averaging.pace import Pace
 from ..config.train_config import TrainConfig
 from ..optimizers.precision import LossScale
 from ..ring.ring import Ring
@@ -41,7 +42,7 @@ def check_overflows(skipped: Sequence[int], config: TrainConfig, scale: LossScal
 
 
 def check_records(
-    skipped: Sequence[int], ring: Ring, loader: Loader, preprocess: Callable[[Any], Any], url: str
+    skipped: Sequence[int], ring: Ring, loader: Loader, pace: Pace, preprocess: Callable[[Any], Any], url: str
 ) -> None:
     """Refuse records with values that are not finite, which no loss scale can help (a collective).
 
@@ -49,6 +50,7 @@ def check_records(
         skipped: numbers of the steps that were skipped, the same on all ranks.
         ring: the ranks.
         loader: this rank's loader.
+        pace: which of its batches are those of a step.
         preprocess: function from a loader's element to ``(inputs, class_id, weight)``.
         url: the dataset, for the error.
 
@@ -56,7 +58,7 @@ def check_records(
         TrainingError: there are such records; the message names them.
     """
     for step in skipped[:_CHECKED_STEPS]:
-        found = ring.allgather_object(bad_records(loader, preprocess, step))
+        found = ring.allgather_object(bad_records(loader, preprocess, *pace.batch_at(step)))
         if lines := [line for of_rank in found for line in of_rank]:
             more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
             raise TrainingError(

@@ -120,6 +120,7 @@ def make_train_step(
     *,
     loss_of: Loss = cross_entropy,
     accumulate: int = 1,
+    can_rest: bool = False,
 ) -> TrainStep:
     """Compile the training step of a network whose optimizer and synchronizer are built.
 
@@ -130,6 +131,8 @@ def make_train_step(
     travels with the gradients, and their mean is exactly 0 only if all are 0. (A mean of ones need not be exactly 1:
     41 times the 1/41 of float32 is less. A sum of finite numbers may still overflow; the result is checked, too.)
     A step that does not count changes nothing but the loss scale. In the same way they agree on whether to stop.
+    With `can_rest`, a rank whose samples all have weight 0 takes part in the step and changes only its number; the loss
+    is then the mean over the others.
 
     Returns:
         A function of `(inputs, class_id, weight)` of the local batch, and of 1.0 if this rank was asked to stop; every
@@ -150,10 +153,12 @@ def make_train_step(
         return tf.constant(True)
 
     def reduce(tensors: Sequence[Tensor]) -> list[Tensor]:
-        overflowed, loss, stopping, *gradients = tensors
-        reduced, scalars = synchronizer.reduce(gradients, [loss, overflowed, stopping], optimizer.iterations.value)
-        loss, overflowed, stopping = scalars
-        return [overflowed, loss, stopping, *reduced]
+        overflowed, loss, stopping, trains, *gradients = tensors
+        sent = [loss, overflowed, stopping, *([trains] if can_rest else [])]
+        reduced, scalars = synchronizer.reduce(gradients, sent, optimizer.iterations.value)
+        loss, overflowed, stopping = scalars[:3]
+        loss = loss / scalars[3] if can_rest else loss
+        return [overflowed, loss, stopping, trains, *reduced]
 
     @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def train_step(inputs: Any, class_id: Tensor, weight: Tensor, stopping: Tensor = go_on) -> StepMetrics:
@@ -164,16 +169,20 @@ def make_train_step(
             local_loss, scaled = accumulated(one, accumulate, (inputs, class_id, weight), variables)
         gradients = scale.unscaled(filled(scaled, variables))
         overflowed = 1.0 - tf.cast(all_finite([*gradients, *state]), tf.float32)
-        sent = [overflowed, local_loss, stopping, *gradients]  # the update waits for the first
-        (any_overflowed, loss, any_stopping, *gradients), stamps = timed(reduce, sent, read_clock)
+        trains = tf.cast(tf.reduce_any(weight > 0), tf.float32)
+        sent = [overflowed, local_loss, stopping, trains, *gradients]  # the update waits for the first
+        (any_overflowed, loss, any_stopping, _, *gradients), stamps = timed(reduce, sent, read_clock)
         is_finite = tf.logical_and(tf.equal(any_overflowed, 0.0), all_finite(gradients))
         gradients, norm = clip_by_global_norm(gradients, clip_norm)
         if clip_norm is not None:
             is_finite = tf.logical_and(is_finite, tf.math.is_finite(norm))
         is_connected = [gradient is not None for gradient in scaled]
-        tf.cond(is_finite, lambda: apply(gradients, is_connected), lambda: tf.constant(False))
+        is_applied = tf.logical_and(is_finite, trains > 0) if can_rest else is_finite
+        tf.cond(is_applied, lambda: apply(gradients, is_connected), lambda: tf.constant(False))
+        if can_rest:
+            optimizer.iterations.assign_add(tf.cast(tf.logical_and(is_finite, trains == 0), tf.int64))
         for variable, old in zip(state, before, strict=True):
-            variable.assign(tf.where(is_finite, variable, old))
+            variable.assign(tf.where(is_applied, variable, old))
         scale.update(is_finite)
         return StepMetrics(loss, is_finite, norm, stamps, any_stopping > 0.0)
 

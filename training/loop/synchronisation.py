@@ -16,6 +16,7 @@ from ...sharding.errors import ConfigError
 from ..averaging.diloco import DiLoCo
 from ..averaging.fedavg import FedAvg
 from ..averaging.gossip import Gossip
+from ..averaging.pace import Pace
 from ..averaging.periodic import Periodic
 from ..averaging.robust import median, trimmed_count, trimmed_mean
 from ..compression.dgc import DGC, DGCRule
@@ -43,16 +44,14 @@ def optimizer_options(config: TrainConfig) -> OptimizerConfig:
     return config.optimizer
 
 
-def build_synchronizer(
-    config: TrainConfig, ring: Ring, *, steps_per_epoch: int, total_steps: int, samples: int
-) -> Synchronizer:
+def build_synchronizer(config: TrainConfig, ring: Ring, *, total_steps: int, pace: Pace) -> Synchronizer:
     """Return the object that keeps the ranks of a run in step.
 
     Args:
         config: configuration of the run.
         ring: the ranks.
-        steps_per_epoch, total_steps: length of the run.
-        samples: number of samples of an epoch that this rank trains on.
+        total_steps: length of the run.
+        pace: steps of an epoch, and this rank's samples in them.
 
     Raises:
         ConfigError: the run would end before its compression or its rounds start, or a trimmed mean would trim nothing.
@@ -63,17 +62,17 @@ def build_synchronizer(
             "would be synchronous; lower it"
         )
     if config.sync.method != "every_step":
-        return _periodic(config, ring, samples)
+        return _periodic(config, ring, pace)
     start = config.compression.dense_steps
     if config.compression.method != "none" and start >= total_steps:
         raise ConfigError(
             f"compression.start_step={start} is beyond the {total_steps} steps of this run, none of which "
             f"{config.compression.method} would compress; set it to about a tenth of them"
         )
-    return _compressed(config, ring, steps_per_epoch)
+    return _compressed(config, ring, pace.steps)
 
 
-def _periodic(config: TrainConfig, ring: Ring, samples: int) -> Synchronizer:
+def _periodic(config: TrainConfig, ring: Ring, pace: Pace) -> Synchronizer:
     options, average_slots = config.sync, config.sync.optimizer_state == "average"
     match options.method:
         case "diloco":
@@ -81,7 +80,8 @@ def _periodic(config: TrainConfig, ring: Ring, samples: int) -> Synchronizer:
             return DiLoCo(ring, options.every, rate=rate, momentum=momentum, average_slots=average_slots)
         case "fedavg":
             robust = _robust(options, ring.size)
-            return FedAvg(ring, options.every, samples=samples, robust=robust, average_slots=average_slots)
+            samples = pace.samples_before
+            return FedAvg(ring, options.every, samples_before=samples, robust=robust, average_slots=average_slots)
         case "gossip":
             return Gossip(ring, options.every, topology=options.topology, seed=config.seed, average_slots=average_slots)
     return Periodic(ring, options.every, start_step=options.start_step, average_slots=average_slots)

@@ -26,6 +26,7 @@ from ..records.recorder import Recorder, StepTimes, open_recorder
 from ..ring.ring import Ring
 from ..ring.same_weights import assert_same_weights
 from .assembly import assemble
+from .clients import paced
 from .inputs import preprocessed
 from .outputs import METRICS_FORMAT, write_outputs
 from .overflows import check_overflows, check_records, is_at_floor
@@ -57,7 +58,8 @@ class Trainer:
         self._assembly = assemble(config, ring)
         self.loader, self.parts = self._assembly.loader, self._assembly.parts
         self.train_step = self._assembly.train_step
-        self.steps_per_epoch: int = self.loader.steps_per_epoch
+        self.pace = self._assembly.pace
+        self.steps_per_epoch: int = self.pace.steps
         self.total_steps = config.total_steps(self.steps_per_epoch)
         # The mean over ranks of sums over local batches, whose fillers have weight 0, is that of the global batch.
         self._weight_scale = self.loader.local_batch_size * ring.size / config.data.batch_size
@@ -164,11 +166,16 @@ class Trainer:
         self._save()
 
     def _batches(self, loader: Any, epoch: int, start_step: int) -> Iterator[Any]:
-        functions = self._assembly.augment if loader is self.loader else self._assembly.preprocess
+        trains = loader is self.loader
+        functions = self._assembly.augment if trains else self._assembly.preprocess
+
+        def read(first: int) -> Any:
+            return preprocessed(loader, epoch, first, *functions, deterministic=self.config.deterministic)
+
         with loader.own_errors():
-            for batch in preprocessed(loader, epoch, start_step, *functions, deterministic=self.config.deterministic):
+            for batch in paced(read, self.pace, start_step) if trains else read(start_step):
                 self._asked_to_stop = self._check() or self._asked_to_stop
-                if self._asked_to_stop and loader is not self.loader:
+                if self._asked_to_stop and not trains:
                     return
                 yield batch
 
@@ -184,7 +191,9 @@ class Trainer:
             ) from None
         got = time.time()
         window.wait_seconds += got - asked
-        if self._weight_scale != 1.0:
+        if self.config.sync.clients is not None:  # the mean is that of this rank's samples alone
+            weight = tf.math.divide_no_nan(weight, tf.reduce_mean(weight))
+        elif self._weight_scale != 1.0:
             weight = weight * self._weight_scale
         metrics = self.train_step(inputs, class_id, weight, tf.constant(float(self._asked_to_stop)))
         window.metrics.append(metrics)
@@ -207,13 +216,13 @@ class Trainer:
         if not window.metrics:
             self._window = Window()
             return
-        summary = window.summary(self.config.data.batch_size)
+        summary = window.summary(self.pace.step_samples)
         self._window = Window()
         if skipped := window.skipped_steps(self.position.step):
             self.skipped_steps += len(skipped)
             # Where only scaled gradients overflow, as at the start of a float16 run, no record is to blame.
             suspects = skipped if is_at_floor(self.parts.scale) else window.steps_without_loss(self.position.step)
-            check_records(suspects, self.ring, self.loader, self.traced_preprocess, self.config.data.url)
+            check_records(suspects, self.ring, self.loader, self.pace, self.traced_preprocess, self.config.data.url)
             check_overflows(skipped, self.config, self.parts.scale)
         rate_step = int(self.parts.optimizer.iterations.numpy()) - 1
         entry = {
@@ -311,7 +320,7 @@ class Trainer:
             "skipped_steps": self.skipped_steps,
             "bytes_per_step": float(self._assembly.wire.wire_bytes) / max(steps, 1),
             "train_seconds": seconds,
-            "train_samples": steps * self.config.data.batch_size,
+            "train_samples": round(steps * self.pace.step_samples),
             "weights_digest": digest,
             "history": self.reporter.history(),
             "final": self.reporter.evaluations[-1] if is_evaluated else None,

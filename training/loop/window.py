@@ -40,11 +40,11 @@ class Window:
         due = len(self.metrics) % every == 0
         return due and not all(bool(metrics.is_finite) for metrics in self.metrics[-every:])
 
-    def summary(self, batch_size: int) -> dict[str, Any]:
+    def summary(self, batch_size: float) -> dict[str, Any]:
         """Return loss, gradient norm, rate and waits of the window, in JSON's types.
 
         Args:
-            batch_size: samples of a step, over all ranks.
+            batch_size: samples of a step, over all ranks; the mean if they differ.
         """
         losses = [float(metrics.loss) for metrics in self.metrics]
         seconds = time.perf_counter() - self.started

@@ -16,11 +16,14 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.averaging.diloco import DiLoCo
 from ringfeed.training.averaging.fedavg import FedAvg
 from ringfeed.training.averaging.gossip import partners
+from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.averaging.periodic import Periodic
 from ringfeed.training.averaging.robust import median, trimmed_mean
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.loop.synchronisation import build_synchronizer
 from ringfeed.training.ring.ring import SoloRing
+
+PACE = Pace(batches=5, steps=5, samples=5, batch_size=1, step_samples=1)
 
 
 class _Among(SoloRing):
@@ -74,8 +77,29 @@ def test_diloco_is_an_outer_sgd_with_nesterovs_momentum() -> None:
 
 
 def test_fedavg_counts_samples_and_a_median_does_not_follow_an_outlier() -> None:
-    assert _moved(FedAvg(_Among([1, 2, 1000]), every=1, samples=1, robust=median), 2) == [2, 4]
-    assert _moved(FedAvg(SoloRing(), every=1, samples=7), 2) == [1, 2]
+    assert _moved(FedAvg(_Among([1, 2, 1000]), every=1, samples_before=lambda step: step, robust=median), 2) == [2, 4]
+    assert _moved(FedAvg(SoloRing(), every=1, samples_before=lambda step: 7 * step), 2) == [1, 2]
+
+
+class _Beside(SoloRing):
+    """A ring in which another rank, of 30 samples a round, has not moved."""
+
+    def allreduce_sum(self, tensors: Sequence[Any]) -> list[Any]:
+        return [*tensors[:-1], tensors[-1] + 30.0]
+
+
+def test_a_rank_counts_by_its_samples_of_the_round() -> None:
+    """10 samples in the first round of two steps, 50 + 40 in the second, of three: settled before the fourth step."""
+    samples = [0, 5, 10, 60, 70, 100, 100]
+    synchronizer = FedAvg(_Beside(), every=2, samples_before=lambda step: samples[step])
+    assert _moved(synchronizer, 2)[-1] == pytest.approx(2 * 10 / 40)
+    variable = keras.Variable([0.0])
+    synchronizer.build([variable], [])
+    synchronizer.begin()  # as after a resumed run's checkpoint of step 2
+    for step in (3, 4):
+        variable.assign_add([1.0])
+        synchronizer.after_step(step)
+    assert float(variable.numpy()[0]) == pytest.approx(2 * 60 / 90)
 
 
 @settings(max_examples=20, deadline=None)
@@ -113,4 +137,4 @@ def test_gossip_reaches_consensus(topology: str, ranks: int) -> None:
 def test_what_would_do_nothing_is_refused(sync: dict[str, object], message: str) -> None:
     config = parse_config({"data": {"url": "x"}, "sync": sync}, "test")
     with pytest.raises(ConfigError, match=message):
-        build_synchronizer(config, SoloRing(), steps_per_epoch=5, total_steps=5, samples=1)
+        build_synchronizer(config, SoloRing(), total_steps=5, pace=PACE)

@@ -6,16 +6,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.loop.synchronisation import build_synchronizer
 from ringfeed.training.ring.ring import SoloRing
 from tests.helpers.lean import lean_environment
 
 ROOT = Path(__file__).parents[3]
+PACE = Pace(batches=31, steps=31, samples=31, batch_size=1, step_samples=1)
 
 # Of 1,323 parameters in float32, and the loss and two flags beside them: 2 * 2 / 3 * 5,304 bytes are received.
 MATRIX_BYTES, VECTOR_BYTES, SCALAR_BYTES = 4 * 1290, 4 * 33, 12
@@ -29,16 +32,17 @@ EXPECTED_BYTES = {
 }
 
 
-def test_three_ranks_agree_by_every_method_and_a_resumed_run_has_the_same_bits() -> None:
+def test_three_ranks_agree_by_every_method_and_a_resumed_run_has_the_same_bits(flights: str, tmp_path: Path) -> None:
     pytest.importorskip("horovod", reason="Horovod is built by: make setup")
     launcher = str(Path(sys.executable).parent / "horovodrun")
-    program = [sys.executable, "-m", "tests.training.compression.three_ranks"]
+    program = [sys.executable, "-m", "tests.training.compression.three_ranks", flights, str(tmp_path)]
     environment = lean_environment({"PYTHONPATH": str(ROOT)})
     command = [launcher, "-np", "3", "--gloo", *program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     line = next(line for line in done.stdout.splitlines() if "{" in line)
     results = json.loads(line[line.index("{") :])
+    _check_clients(results.pop("clients"))
     for name, expected in EXPECTED_BYTES.items():
         assert results[name]["bytes"] == pytest.approx(expected, rel=1e-6), name
     assert results["local_sgd, 1"]["weights"] == pytest.approx(results["plain"]["weights"], abs=2e-6)
@@ -46,6 +50,18 @@ def test_three_ranks_agree_by_every_method_and_a_resumed_run_has_the_same_bits()
     for name, result in results.items():
         assert result["last"] < 0.85 * result["first"], name
     assert len({result["digest"] for result in results.values()}) == len(results)
+
+
+def _check_clients(found: dict[str, Any]) -> None:
+    """600 late flights, fewer of a carrier in the morning, and the 1,000 of another split: batches of 32 each."""
+    batches, samples, steps, trains = zip(*found["ranks"], strict=True)
+    assert (samples[0], samples[2]) == (600, 1000)
+    assert 32 < samples[1] < 300
+    assert batches == tuple(-(-n // 32) for n in samples)
+    assert found["steps_per_epoch"] == max(batches) == 32
+    assert steps == (64, 64, 64)
+    assert found["train_samples"] == 2 * sum(samples)
+    assert trains == (True, False, True)
 
 
 @pytest.mark.parametrize(
@@ -76,4 +92,4 @@ def test_unsound_pairs_are_refused_by_name(groups: dict[str, dict[str, object]],
 def test_a_run_that_ends_before_its_compression_starts_is_refused() -> None:
     config = parse_config({"data": {"url": "x"}, "compression": {"method": "powersgd"}}, "test")
     with pytest.raises(ConfigError, match=r"start_step=1000 is beyond the 31 steps of this run, none"):
-        build_synchronizer(config, SoloRing(), steps_per_epoch=31, total_steps=31, samples=1)
+        build_synchronizer(config, SoloRing(), total_steps=31, pace=PACE)

@@ -10,12 +10,14 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
+from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.checkpoint.snapshot import (
     Parts,
     Position,
@@ -29,6 +31,7 @@ from ringfeed.training.checkpoint.store import decode, encode
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.loop.step import make_train_step
 from ringfeed.training.loop.synchronisation import build_synchronizer, optimizer_options
+from ringfeed.training.loop.trainer import Trainer
 from ringfeed.training.optimizers.build import build_optimizer, build_schedule
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.connect import connect
@@ -66,7 +69,9 @@ def build(ring: Ring, options: dict[str, Any]) -> Callable[[bool], dict[str, Any
     inputs = keras.Input((40,))
     network = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Dense(30, activation="tanh")(inputs)))
     wire = MeteredRing(ring)
-    synchronizer = build_synchronizer(config, wire, steps_per_epoch=STEPS, total_steps=STEPS, samples=1 + ring.rank)
+    samples = STEPS * (1 + ring.rank)
+    pace = Pace(batches=STEPS, steps=STEPS, samples=samples, batch_size=1 + ring.rank, step_samples=6)
+    synchronizer = build_synchronizer(config, wire, total_steps=STEPS, pace=pace)
     schedule = build_schedule(config, STEPS)
     keras_optimizer = build_optimizer(optimizer_options(config), schedule, network.trainable_variables)
     synchronizer.build(network.trainable_variables, keras_optimizer.variables)
@@ -114,11 +119,36 @@ def build(ring: Ring, options: dict[str, Any]) -> Callable[[bool], dict[str, Any
     return train
 
 
+def train_clients(ring: Ring, url: str, folder: str) -> dict[str, Any]:
+    """Train on uneven and non-IID parts of a dataset twice, the second time in two runs; the second begins at rest."""
+    tree = {
+        "data": {"url": url, "batch_size": 96, "eval_split": None},
+        "model": {"hidden": [8]},
+        "optimizer": SGD | {"momentum": 0.9},
+        "sync": {"method": "fedavg", "every": 5, "clients": ["late == 'late'", "carrier == 'UA' and hour < 9", "test"]},
+        "checkpoint": {"url": f"{folder}/once", "every_steps": 13},
+        "epochs": 2,
+    }
+    config = parse_config(tree, "test")
+    trainer = Trainer(config, ring)
+    once = trainer.run()
+    in_parts = replace(config, checkpoint=replace(config.checkpoint, url=f"{folder}/twice"))
+    Trainer(replace(in_parts, max_steps=13), ring).run()
+    again = Trainer(in_parts, ring).run()
+    assert again["resumed_from_step"] == 13
+    assert once["weights_digest"] == again["weights_digest"]
+    pace = trainer.pace
+    sizes = [pace.batches, pace.samples, int(trainer.parts.optimizer.iterations), pace.trains(13)]
+    return {name: once[name] for name in ("steps_per_epoch", "total_steps", "train_samples")} | {
+        "ranks": ring.allgather_object(sizes)
+    }
+
+
 def main() -> None:
     """Train by each method twice, the second time with a restart."""
     tf.config.experimental.enable_op_determinism()
     ring = connect()
-    results = {}
+    results = {"clients": train_clients(ring, *sys.argv[1:])}
     for name, options in METHODS.items():
         train = build(ring, options)
         once, again = train(False), train(True)

@@ -216,3 +216,28 @@ def test_micro_batches_equal_one_batch_to_rounding(parts: int) -> None:
         moved.append([losses, *[v.numpy() for v in network.trainable_variables]])
     for whole, sums in zip(*moved, strict=True):
         np.testing.assert_allclose(sums, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_a_rank_that_rests_changes_nothing_but_the_number_of_the_step() -> None:
+    """Its loss does not count; without samples of weight 0 the step is that of a rank that cannot rest."""
+    network, reference = _network(), _network()
+    optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
+    optimizer.build(network.trainable_variables)
+    step = make_train_step(network, optimizer, EveryStep(_OneOfTwo()), LossScale(None), None, can_rest=True)
+    plain, _ = _step(reference, SoloRing(), LossScale(None))
+    assert float(step(INPUTS, CLASSES, WEIGHT).loss) == float(plain(INPUTS, CLASSES, WEIGHT).loss)
+    for own, other in zip(network.weights, reference.weights, strict=True):
+        np.testing.assert_array_equal(own, other)
+    before = [v.numpy() for v in [*network.weights, *optimizer.variables[1:]]]
+    assert bool(step(INPUTS, CLASSES, tf.zeros(6)).is_finite)
+    for value, variable in zip(before, [*network.weights, *optimizer.variables[1:]], strict=True):
+        np.testing.assert_array_equal(value, variable)
+    assert int(optimizer.iterations) == 2
+
+
+class _OneOfTwo(SoloRing):
+    """A ring whose other rank trains with the same loss, or rests."""
+
+    def allreduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
+        loss, overflowed, stopping, trains, *gradients = tensors
+        return [loss / 2, overflowed, stopping, tf.maximum(trains / 2, 0.5), *gradients]

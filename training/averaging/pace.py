@@ -1,0 +1,56 @@
+"""The pace of ranks that have parts of their own, of unequal sizes: who trains in which step, so that epochs agree.
+
+Tested in tests/training/averaging/test_pace.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Pace"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """The steps of an epoch in which a rank trains; it rests in the others, which are spread evenly.
+
+    An epoch has as many steps as the largest part has batches, and each rank trains once on each of its samples. So
+    each round has samples of all ranks in proportion to their parts, as far as it has enough steps.
+
+    Args:
+        batches: batches of this rank in an epoch, in [1, steps].
+        steps: steps of an epoch.
+        samples: samples of this rank in an epoch.
+        batch_size: samples of each of its batches, but for the last.
+        step_samples: samples of a step over all ranks; the mean if they differ.
+
+    >>> pace = Pace(batches=2, steps=5, samples=7, batch_size=4, step_samples=5.2)
+    >>> [pace.trains(step) for step in range(5)]
+    [True, False, False, True, False]
+    >>> [pace.samples_before(step) for step in (0, 1, 3, 4, 5, 6)]
+    [0, 4, 4, 7, 7, 11]
+    """
+
+    batches: int
+    steps: int
+    samples: int
+    batch_size: int
+    step_samples: float
+
+    def batches_before(self, step: int) -> int:
+        """Return how many batches this rank has trained on before a step of an epoch."""
+        return -(-step * self.batches // self.steps)
+
+    def trains(self, step: int) -> bool:
+        """Whether this rank trains in a step of an epoch; all do in step 0."""
+        return self.batches_before(step + 1) > self.batches_before(step)
+
+    def samples_before(self, step: int) -> int:
+        """Return the number of samples that this rank has trained on in the first `step` steps of the run."""
+        epochs, inner = divmod(step, self.steps)
+        return epochs * self.samples + min(self.batches_before(inner) * self.batch_size, self.samples)
+
+    def batch_at(self, step: int) -> tuple[int, int]:
+        """Return epoch and number of the last batch that this rank had by a step of the run, that step included."""
+        epoch, inner = divmod(step, self.steps)
+        return epoch, self.batches_before(inner + 1) - 1
