@@ -80,7 +80,8 @@ class BaseLoader(ABC):
         self._place = self._next = (0, 0)  # epoch and step: of the running iteration, and where the next one begins
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return remake, (type(self), self.arguments, self.identity), {"_place": self._place, "_next": self._next}
+        place = {"_place": self._place, "_next": self._next, "_slices": self._slices}
+        return remake, (type(self), self.arguments, self.identity), place
 
     def __repr__(self) -> str:
         return (
@@ -143,8 +144,11 @@ class BaseLoader(ABC):
 
     @property
     def local_batch_size(self) -> int:
-        """Samples of this rank in each batch, the same on every rank, including those of `sample_weight` 0."""
-        return self._geometry.local_batch(self._world_size)
+        """Samples of this rank in each batch, including those of `sample_weight` 0.
+
+        The same on every rank, but for loaders of `Loader.with_share`.
+        """
+        return sum(part.width for part in self._slices)
 
     @property
     def streams(self) -> int:
@@ -543,7 +547,7 @@ class BaseLoader(ABC):
     def _added(self) -> dict[str, npt.DTypeLike]:
         """Columns of a batch beside features and classes, with the dtype of one sample's entry."""
         added: dict[str, npt.DTypeLike] = {}
-        if self._geometry.weighted(self._world_size):
+        if self._slices[0].weighted:
             added[WEIGHT] = np.float32
         if self._sample_keys:
             added[SAMPLE_KEY] = np.dtype((np.int64, (2,)))

@@ -322,10 +322,27 @@ class Loader(BaseLoader):
         Raises:
             ConfigError: the split has fewer samples than streams.
         """
-        other = object.__new__(type(self))  # `copy.copy` would call `__reduce__`, and open the dataset again
-        vars(other).update(vars(self))
+        other = self._copy()
         other._geometry = replace(self._geometry, batch_size=streams, streams=streams)
         other._slices = other._geometry.rank_slices(self._rank, self._world_size)
+        return other
+
+    def with_share(self, start: int, stop: int) -> Loader:
+        """The same loader with another share of each global batch: its samples ``[start, stop)``.
+
+        If the shares of all ranks make up ``[0, batch_size)``, together they read the same global batches as ever.
+        Shares are not filled up, but that an empty one has one sample of weight 0.
+
+        Raises:
+            ConfigError: there are no such samples.
+        """
+        other = self._copy()
+        other._slices = self._geometry.share_slices(start, stop)
+        return other
+
+    def _copy(self) -> Loader:
+        other = object.__new__(type(self))  # `copy.copy` would call `__reduce__`, and open the dataset again
+        vars(other).update(vars(self))
         other._make_dataset = None
         return other
 

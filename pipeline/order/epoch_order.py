@@ -135,7 +135,25 @@ class Geometry:
         if world_size < 1 or not 0 <= rank < world_size:
             raise ConfigError(f"rank must lie in [0, world_size), got rank {rank} of {world_size}")
         start, stop = rank * self.batch_size // world_size, (rank + 1) * self.batch_size // world_size
-        last = max(stop - 1, start)  # of the filler; with more ranks than samples, of the whole slice
+        return self._slices(start, stop, self.local_batch(world_size), weighted=self.weighted(world_size))
+
+    def share_slices(self, start: int, stop: int) -> tuple[StreamSlice, ...]:
+        """Return the pieces of the samples ``[start, stop)`` of every global batch, in order.
+
+        Nothing is filled up, but that no samples at all become one of weight 0.
+
+        Raises:
+            ConfigError: there are no such samples.
+        """
+        if not 0 <= start <= stop <= self.batch_size:
+            raise ConfigError(f"a share must lie in [0, {self.batch_size}], got [{start}, {stop})")
+        if start == stop:
+            start = stop = min(start, self.batch_size - 1)
+        weighted = self.remainder == "pad" or start == stop
+        return self._slices(start, stop, max(stop - start, 1), weighted=weighted)
+
+    def _slices(self, start: int, stop: int, width: int, *, weighted: bool) -> tuple[StreamSlice, ...]:
+        last = max(stop - 1, start)  # of the filler; without samples, of the whole slice
         slices = []
         for stream in range(start // self.piece, last // self.piece + 1):
             first = stream * self.piece
@@ -144,8 +162,8 @@ class Geometry:
                     stream=stream,
                     start=max(start - first, 0),
                     stop=min(stop - first, self.piece),
-                    filler=self.local_batch(world_size) - (stop - start) if first + self.piece > last else 0,
-                    weighted=self.weighted(world_size),
+                    filler=width - (stop - start) if first + self.piece > last else 0,
+                    weighted=weighted,
                 )
             )
         return tuple(slices)

@@ -29,11 +29,15 @@ class StatisticsAverage:
         self._moving = [v for v in network.weights if id(v) not in trainable and "float" in str(v.dtype)]
         self._base = [tf.identity(v.value) for v in self._moving]
 
-    def update(self) -> None:
-        """Give all ranks the average (a collective)."""
+    def update(self, factor: float = 1.0) -> None:
+        """Give all ranks the average (a collective).
+
+        Args:
+            factor: weight of this rank, whose mean over ranks is 1.
+        """
         if not self._moving or self._ring.size == 1:
             return
-        changes = [v.value - base for v, base in zip(self._moving, self._base, strict=True)]
+        changes = [(v.value - base) * factor for v, base in zip(self._moving, self._base, strict=True)]
         means = self._ring.allreduce_mean(changes)
         self._base = [base + mean for base, mean in zip(self._base, means, strict=True)]
         for variable, value in zip(self._moving, self._base, strict=True):

@@ -84,6 +84,8 @@ class SyncConfig:
         "fedavg: the ranks' own parts, one each: names of splits, or conditions on data.train_split such as "
         "carrier == 'AA'; null: equal shares of each batch",
     )
+    shares: str = key("equal", "of the ranks in each global batch: equal, or speed: what each can do in the same time")
+    share_bound: float = key(4.0, "speed: a share is at most this many times more or less than an equal one")
     optimizer_state: str = key("keep", "after a round: keep each rank's own, or average it too")
 
     def __post_init__(self) -> None:
@@ -100,6 +102,8 @@ class SyncConfig:
         one_of("sync.aggregate", self.aggregate, AGGREGATES)
         require(0 < self.trim < 0.5, "sync.trim", "in (0, 0.5)", self.trim)
         one_of("sync.topology", self.topology, TOPOLOGIES)
+        one_of("sync.shares", self.shares, ("equal", "speed"))
+        require(1 < self.share_bound < math.inf, "sync.share_bound", "finite and above 1", self.share_bound)
         one_of("sync.optimizer_state", self.optimizer_state, ("keep", "average"))
         robust = self.method == "fedavg" or self.aggregate == "mean"
         require(robust, "sync.aggregate", "mean but for fedavg", self.aggregate)
@@ -109,7 +113,7 @@ class SyncConfig:
 
 
 def check_synchronisation(
-    compression: CompressionConfig, sync: SyncConfig, optimizer: OptimizerConfig, precision: str
+    compression: CompressionConfig, sync: SyncConfig, optimizer: OptimizerConfig, precision: str, *, deterministic: bool
 ) -> None:
     """Refuse pairs of options that do not go together.
 
@@ -117,6 +121,12 @@ def check_synchronisation(
         ConfigError: two do not; the message names both, the reason and a remedy.
     """
     method = compression.method
+    if sync.shares == "speed" and deterministic:
+        reason = "measured times differ between runs, and with the shares the order of additions"
+        raise _refusal("sync.shares", "speed", "deterministic=true", reason, "deterministic=false")
+    if sync.shares == "speed" and sync.method != "every_step":
+        reason = "a mean of weights counts ranks, not samples"
+        raise _refusal("sync.shares", "speed", f"sync.method={sync.method}", reason, "sync.shares=equal")
     if sync.method != "every_step":
         if method != "none":
             raise _refusal(

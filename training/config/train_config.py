@@ -63,7 +63,9 @@ class TrainConfig:
             too_long = self.schedule.warmup_epochs >= length
             rule = f"below {name} ({length:g})"
             require(not too_long, "schedule.warmup_epochs", rule, self.schedule.warmup_epochs)
-        check_synchronisation(self.compression, self.sync, self.optimizer, self.precision)
+        check_synchronisation(
+            self.compression, self.sync, self.optimizer, self.precision, deterministic=self.deterministic
+        )
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the number of steps of the run."""

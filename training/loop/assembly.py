@@ -27,6 +27,7 @@ from ..ring.metered import MeteredRing
 from ..ring.ring import Ring
 from .clients import own_pace
 from .inputs import open_loader
+from .shares import Shares
 from .step import TrainStep, make_predict_step, make_train_step
 from .synchronisation import build_synchronizer, optimizer_options
 
@@ -43,7 +44,7 @@ class Assembly:
     """What a run consists of, before its first step.
 
     Attributes:
-        loader: this rank's loader of the training split.
+        shares: this rank's share of the training batches, and its loader.
         eval_loader: that of the evaluation's split, if there is one.
         preprocess: function from an element of a loader to ``(inputs, class_id, weight)``, and the same traced.
         augment: the same with random augmentation, for training.
@@ -54,7 +55,7 @@ class Assembly:
         train_step, predict: the compiled steps.
     """
 
-    loader: Loader
+    shares: Shares
     eval_loader: Loader | None
     preprocess: Functions
     augment: Functions
@@ -78,15 +79,11 @@ def assemble(config: TrainConfig, ring: Ring, schedule: Schedule | None = None) 
         RingfeedError: the dataset or the model does not fit the configuration.
     """
     _prepare_process(config)
-    loader = open_loader(config, ring, split=config.data.train_split, training=True)
+    shares = _shares(config, ring)
+    loader = shares.loader
     eval_loader = None
     if config.data.eval_split is not None:
         eval_loader = open_loader(config, ring, split=config.data.eval_split, training=False)
-    if loader.local_batch_size < config.optimizer.accumulate:
-        raise ConfigError(
-            f"optimizer.accumulate={config.optimizer.accumulate} is more than the "
-            f"{loader.local_batch_size} samples of a rank's batch; lower it, or raise data.batch_size"
-        )
     pace = own_pace(config, ring, loader)
     model = build_model(loader.manifest, config)
     preprocess = model.preprocess, tf.function(model.preprocess)  # traced once, not in each epoch
@@ -100,7 +97,7 @@ def assemble(config: TrainConfig, ring: Ring, schedule: Schedule | None = None) 
     parts = _parts(config, wire, pace, model, schedule)
     train_step, predict = _steps(config, loader, parts)
     return Assembly(
-        loader=loader,
+        shares=shares,
         eval_loader=eval_loader,
         preprocess=preprocess,
         augment=augment,
@@ -111,6 +108,32 @@ def assemble(config: TrainConfig, ring: Ring, schedule: Schedule | None = None) 
         train_step=train_step,
         predict=predict,
     )
+
+
+def _shares(config: TrainConfig, ring: Ring) -> Shares:
+    """Open the training split for this rank.
+
+    Raises:
+        ConfigError: a rank's batch could have too few samples.
+    """
+    loader = open_loader(config, ring, split=config.data.train_split, training=True)
+    follows_speed, batch_size = config.sync.shares == "speed", config.data.batch_size
+    if follows_speed and batch_size < ring.size:
+        raise ConfigError(f"sync.shares=speed needs a sample for each of {ring.size} ranks: raise data.batch_size")
+    shares = Shares(
+        loader,
+        ring,
+        batch_size,
+        config.sync.share_bound if follows_speed else None,
+        has_part=config.sync.clients is not None,
+    )
+    if shares.least < config.optimizer.accumulate:
+        remedy = ", or lower sync.share_bound" if follows_speed else ""
+        raise ConfigError(
+            f"optimizer.accumulate={config.optimizer.accumulate} is more than the {shares.least} samples of a rank's "
+            f"batch; lower it, or raise data.batch_size{remedy}"
+        )
+    return shares
 
 
 def _prepare_process(config: TrainConfig) -> None:
@@ -139,6 +162,7 @@ def _parts(config: TrainConfig, wire: MeteredRing, pace: Pace, model: BuiltModel
 
 def _steps(config: TrainConfig, loader: Loader, parts: Parts) -> tuple[TrainStep, Callable[[Any], Any]]:
     is_recorded = config.output.records is not None or config.output.prometheus_port is not None
+    follows_speed = config.sync.shares == "speed"
     in_one_line = own_errors(loader.manifest, config)
     train_step: TrainStep = in_one_line(
         make_train_step(
@@ -147,10 +171,11 @@ def _steps(config: TrainConfig, loader: Loader, parts: Parts) -> tuple[TrainStep
             parts.synchronizer,
             parts.scale,
             config.optimizer.clip_norm,
-            clock(deterministic=config.deterministic) if is_recorded else None,
+            clock(deterministic=config.deterministic) if is_recorded or follows_speed else None,
             loss_of=build_loss(config.loss, [str(name) for name in loader.manifest.classes]),
             accumulate=config.optimizer.accumulate,
             can_rest=config.sync.clients is not None,
+            any_batch=follows_speed,
         )
     )
     return train_step, in_one_line(make_predict_step(parts.network))

@@ -71,10 +71,13 @@ def find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], bool
 
 
 def _batches(assembly: Assembly, config: TrainConfig) -> Iterator[Any]:
-    loader, epoch = assembly.loader, 0
+    loader, factor, epoch = assembly.shares.loader, assembly.shares.factor, 0
     while True:
         with loader.own_errors():
-            yield from preprocessed(loader, epoch, 0, *assembly.augment, deterministic=config.deterministic)
+            for inputs, class_id, weight in preprocessed(
+                loader, epoch, 0, *assembly.augment, deterministic=config.deterministic
+            ):
+                yield inputs, class_id, weight * factor
         epoch += 1
 
 

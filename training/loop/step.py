@@ -121,11 +121,13 @@ def make_train_step(
     loss_of: Loss = cross_entropy,
     accumulate: int = 1,
     can_rest: bool = False,
+    any_batch: bool = False,
 ) -> TrainStep:
     """Compile the training step of a network whose optimizer and synchronizer are built.
 
     With `read_clock`, the metrics of a step have time stamps. With `accumulate`, the local batch passes through the
-    network in as many parts; reduction, clipping and update are of their sum.
+    network in as many parts; reduction, clipping and update are of their sum. With `any_batch` it is compiled once for
+    local batches of any size; else anew when the size first changes.
 
     All ranks agree on whether a step counts without a collective of its own: each rank's flag, 0 or 1 for an overflow,
     travels with the gradients, and their mean is exactly 0 only if all are 0. (A mean of ones need not be exactly 1:
@@ -187,7 +189,28 @@ def make_train_step(
         return StepMetrics(loss, is_finite, norm, stamps, any_stopping > 0.0)
 
     step: TrainStep = train_step
-    return step
+    return _for_any_batch(train_step) if any_batch else step
+
+
+def _for_any_batch(step: Any) -> TrainStep:
+    def any_size(tensor: Any) -> Any:
+        spec = tf.type_spec_from_value(tensor)
+        shape = [None, *spec.shape[1:]]
+        if isinstance(tensor, tf.RaggedTensor):
+            return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+        return tf.TensorSpec(shape, spec.dtype)
+
+    compiled: list[Any] = []
+
+    def call(inputs: Any, class_id: Tensor, weight: Tensor, stopping: Any = 0.0) -> StepMetrics:
+        batch = inputs, class_id, weight
+        if not compiled:
+            specs = tf.nest.map_structure(any_size, batch)
+            compiled.append(step.get_concrete_function(*specs, tf.TensorSpec([], tf.float32)))
+        metrics: StepMetrics = compiled[0](*batch, tf.convert_to_tensor(stopping, tf.float32))
+        return metrics
+
+    return call
 
 
 def make_predict_step(network: Any) -> Callable[[Any], Tensor]:

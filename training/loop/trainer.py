@@ -56,13 +56,12 @@ class Trainer:
     def __init__(self, config: TrainConfig, ring: Ring, check: Callable[[], bool] = lambda: False) -> None:
         self.config, self.ring, self._check = config, ring, check
         self._assembly = assemble(config, ring)
-        self.loader, self.parts = self._assembly.loader, self._assembly.parts
+        self._shares, self.parts = self._assembly.shares, self._assembly.parts
+        self.loader = self._shares.loader
         self.train_step = self._assembly.train_step
         self.pace = self._assembly.pace
         self.steps_per_epoch: int = self.pace.steps
         self.total_steps = config.total_steps(self.steps_per_epoch)
-        # The mean over ranks of sums over local batches, whose fillers have weight 0, is that of the global batch.
-        self._weight_scale = self.loader.local_batch_size * ring.size / config.data.batch_size
         start = resume(
             config,
             ring,
@@ -142,6 +141,8 @@ class Trainer:
 
     def _run_epoch(self) -> None:
         epoch = self.position.epoch
+        if self._shares.agree(epoch):
+            self.loader = self._shares.loader
         batches = self._batches(self.loader, epoch, self.position.epoch_step)
         self._window = Window()
         while self.position.epoch == epoch and self.position.step < self.total_steps:
@@ -193,8 +194,8 @@ class Trainer:
         window.wait_seconds += got - asked
         if self.config.sync.clients is not None:  # the mean is that of this rank's samples alone
             weight = tf.math.divide_no_nan(weight, tf.reduce_mean(weight))
-        elif self._weight_scale != 1.0:
-            weight = weight * self._weight_scale
+        elif self._shares.factor != 1.0:
+            weight = weight * self._shares.factor
         metrics = self.train_step(inputs, class_id, weight, tf.constant(float(self._asked_to_stop)))
         window.metrics.append(metrics)
         self._must_stop = metrics.is_stopping
@@ -217,6 +218,8 @@ class Trainer:
             self._window = Window()
             return
         summary = window.summary(self.pace.step_samples)
+        if self.config.sync.shares == "speed":
+            self._shares.add(window.timed_steps, summary["seconds"] - window.reduce_seconds())
         self._window = Window()
         if skipped := window.skipped_steps(self.position.step):
             self.skipped_steps += len(skipped)
@@ -271,7 +274,7 @@ class Trainer:
     def _settle(self) -> None:
         """Give all ranks the same weights and statistics."""
         self.parts.synchronizer.settle()
-        self._statistics.update()
+        self._statistics.update(self._shares.factor)
 
     def _save(self) -> None:
         """Commit a checkpoint, after a check that all ranks hold the same weights."""
@@ -312,6 +315,7 @@ class Trainer:
             "format": METRICS_FORMAT,
             "config": to_tree(self.config),
             "ranks": self.ring.size,
+            "shares": self._shares.of_ranks,
             "classes": [str(name) for name in self.loader.manifest.classes],
             "parameters": self.parts.network.count_params(),
             "steps_per_epoch": self.steps_per_epoch,

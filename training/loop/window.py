@@ -40,6 +40,11 @@ class Window:
         due = len(self.metrics) % every == 0
         return due and not all(bool(metrics.is_finite) for metrics in self.metrics[-every:])
 
+    def reduce_seconds(self) -> float:
+        """Return the time that this rank spent in collectives of gradients, waits included; needs a clock."""
+        timed = self.metrics[len(self.metrics) - self.timed_steps :]
+        return sum(float(done - ready) for ready, done in (metrics.stamps.numpy() for metrics in timed))
+
     def summary(self, batch_size: float) -> dict[str, Any]:
         """Return loss, gradient norm, rate and waits of the window, in JSON's types.
 

@@ -65,7 +65,7 @@ def build_loss(config: LossConfig, classes: Sequence[str]) -> Loss:
 def batch_loss(network: Any, inputs: Any, class_id: Tensor, weight: Tensor, loss_of: Loss = cross_entropy) -> Tensor:
     """Return the training loss of a local batch: weighted sum over samples / their number + the network's own losses.
 
-    All local batches have the same size, so its mean over ranks is the loss of the global batch.
+    Its mean over ranks is the loss of the global batch if weights make up for shares that differ: see `Shares.factor`.
     """
     losses = loss_of(network(inputs, training=True), class_id)
     loss = tf.reduce_mean(losses * weight)
