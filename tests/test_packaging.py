@@ -34,8 +34,8 @@ TRAINING = (
     "models",
     "metrics",
     "records",
-    "elastic",
     "loop",
+    "elastic",
     "backends",
 )
 ROOMS = (

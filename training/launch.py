@@ -1,7 +1,7 @@
 """The command `ringfeed launch`: starts the ranks of a run on one machine, and reports in one line how they ended.
 
 No ssh, no prefixes, no traces of the launcher: rank 0 writes to the terminal as if it were alone. A rank that fails
-says why through a pipe, and the launcher then ends the others. With `--elastic` it starts them again.
+says why through a pipe, and the launcher then ends the others. With `--elastic` the others go on: `elastic`.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from ..sharding.errors import ConfigError
 from .config.config_file import load_config
 from .config.train_config import TrainConfig
+from .elastic.processes import INTERRUPTED, SAVE_SECONDS, Asked, Ending, cause_of_death, start_rank
 from .elastic.restarts import Restarts, WantedRanks
-from .loop.stopping import RESUMABLE, TERMINATED
+from .elastic.supervisor import Supervisor
+from .loop.stopping import TERMINATED
 from .ring.horovod import local_ranks
-from .ring.launched import REPORT, SIBLINGS, Report
+from .ring.launched import Report
 
 __all__ = ["add_arguments", "run"]
 
@@ -39,19 +39,17 @@ Rank 0 writes to the terminal as if it were alone. A rank that fails, is killed,
 watchdog_seconds ends the run, with one line that names it and the cause. SIGTERM saves a checkpoint (status 75: the
 same command resumes), Ctrl-C ends at once. The ranks end with the launcher, however it ends.
 
---elastic starts the ranks again from the newest checkpoint when one dies or stalls, which loses at most the
-checkpoint.every_steps steps since then. If that fails three times without a new checkpoint, it goes on with one rank
-less, down to --min-ranks. The number in --ranks-file may change: the ranks then save a checkpoint and start anew in
-that number, which loses nothing. Every sample counts once an epoch, on any number of ranks.
+--elastic replaces a rank that dies. The others keep their processes: they go on from the last commit in memory, which
+loses at most checkpoint.commit_steps steps (null: every_steps), and let the new rank in when it is ready. Where all
+die or stall, they start again from the newest checkpoint. Three failures without progress lower the number of ranks by
+one, down to --min-ranks. The number in --ranks-file may change: ranks then join or leave, which loses no step. Every
+sample counts once an epoch, on any number of ranks.
 
 For several machines use horovodrun: see docs/ranks.md.
 """
 
 _POLL_SECONDS = 0.1
-_FILE_SECONDS = 1.0  # between looks at --ranks-file
 _REPORT_SECONDS = 1.0  # in which a rank that ends tells why
-_SAVE_SECONDS = 60.0  # after SIGTERM
-_INTERRUPTED = 130  # exit status
 _UNSUPPORTED = {
     "HOROVOD_AUTOTUNE": "autotuning changes how gradients are fused while they are reduced, and so their bits",
     "HOROVOD_HIERARCHICAL_ALLREDUCE": "hierarchical reduction needs groups of hosts",
@@ -59,44 +57,12 @@ _UNSUPPORTED = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ending:
-    """How the ranks ended: the exit status, and the line to print (empty after success).
-
-    `is_retryable` says whether the same ranks may succeed from the newest checkpoint: one was killed or stalled.
-    """
-
-    status: int
-    line: str = ""
-    is_retryable: bool = False
-
-
-class _Asked:
-    """The signals that the launcher has received: the last of Ctrl-C and SIGTERM, or none."""
-
-    def __init__(self) -> None:
-        self.number = 0
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        def note(number: int, frame: object) -> None:
-            self.number = signal.SIGINT if self.number else number  # a second signal ends at once
-
-        numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
-        before = {number: signal.signal(number, note) for number in numbers}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and the help of `ringfeed launch`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="number of ranks")
-    parser.add_argument("--elastic", action="store_true", help="start the ranks again when one dies or stalls")
+    parser.add_argument("--elastic", action="store_true", help="replace ranks that die, while the others go on")
     parser.add_argument(
         "--min-ranks", type=int, default=1, metavar="M", help="with --elastic: fewest ranks to go on with [1]"
     )
@@ -111,30 +77,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Start the ranks, wait for their end, and return the exit status."""
     config = _checked(args)
-    wanted = WantedRanks(args.ranks_file, args.ranks)
-    restarts = Restarts(ranks=wanted.number, least=args.min_ranks, url=(config and config.checkpoint.url) or "")
-    asked = _Asked()
+    asked = Asked()
     with asked.listening():
-        while True:
-            ranks = _Ranks(restarts.ranks, args.program, asked, wanted.has_changed)
-            ending = ranks.run()
-            if ranks.is_resized and not asked.number and ending.status in (RESUMABLE, TERMINATED):
-                restarts.ranks = wanted.number
-                sys.stderr.write(f"ringfeed launch: going on with {wanted.number} ranks\n")
-                continue
-            if not (args.elastic and ending.is_retryable):
-                break
-            line = restarts.after_failure(ending.line)
-            if line is not None:
-                ending = Ending(status=1, line=line)
-                break
-            sys.stderr.write(f"ringfeed launch: {ending.line}; starting {restarts.ranks} ranks again\n")
+        ending = _run_elastic(args, config, asked) if args.elastic and config else _Ranks(args, asked).run()
     if ending.line:
         event = {"event": "error" if ending.status == 1 else "interrupted"}
         as_json = json.dumps({**event, "message": ending.line, "status": ending.status})
         kind = "error: " if ending.status == 1 else ""
         sys.stderr.write(f"{as_json if '--json' in args.program else f'ringfeed launch: {kind}{ending.line}'}\n")
     return ending.status
+
+
+def _run_elastic(args: argparse.Namespace, config: TrainConfig, asked: Asked) -> Ending:
+    wanted = WantedRanks(args.ranks_file, args.ranks)
+    restarts = Restarts(ranks=wanted.number, least=args.min_ranks, url=str(config.checkpoint.url))
+    return Supervisor(
+        command=args.program,
+        wanted=wanted,
+        restarts=restarts,
+        asked=asked,
+        patience_seconds=config.watchdog_seconds,
+    ).run()
 
 
 def _checked(args: argparse.Namespace) -> TrainConfig | None:
@@ -162,29 +125,27 @@ def _checked(args: argparse.Namespace) -> TrainConfig | None:
     config = load_config(train.config, train.overrides)
     if args.elastic and (config.checkpoint.url is None or config.checkpoint.every_steps is None):
         raise ConfigError("--elastic goes on from checkpoints: set checkpoint.url and checkpoint.every_steps")
+    if args.elastic and not config.checkpoint.resume:
+        raise ConfigError("--elastic goes on from checkpoints, which checkpoint.resume=false forbids; leave it out")
+    if args.elastic and train.lr_find:
+        raise ConfigError("--lr-find runs 100 steps, and has no checkpoint to go on from: leave out --elastic")
     if args.ranks_file and not args.elastic:
         raise ConfigError("--ranks-file needs --elastic")
     return config
 
 
 class _Ranks:
-    """The processes of one start, from their first to their last moment.
+    """The processes of a run in which all ranks live or end together.
 
     Args:
-        size: number of ranks.
-        command: the command of each rank.
+        args: the command line.
         asked: the launcher's signals.
-        is_wanted_otherwise: whether another number of ranks is wanted.
-
-    Attributes:
-        is_resized: whether the ranks were told to end for that.
     """
 
-    def __init__(
-        self, size: int, command: Sequence[str], asked: _Asked, is_wanted_otherwise: Callable[[], bool]
-    ) -> None:
-        self._size, self._command, self._asked, self._is_wanted_otherwise = size, command, asked, is_wanted_otherwise
-        self.is_resized = False
+    def __init__(self, args: argparse.Namespace, asked: Asked) -> None:
+        self._size: int = args.ranks
+        self._command: Sequence[str] = args.program
+        self._asked = asked
         self._processes: list[subprocess.Popen[bytes]] = []
         self._reports: dict[int, Report] = {}
         self._selector = selectors.DefaultSelector()
@@ -196,7 +157,9 @@ class _Ranks:
         try:
             with local_ranks(self._size) as environments:
                 for environment in environments:
-                    self._start(environment, holder)
+                    process, reader = start_rank(self._command, environment, holder)
+                    self._selector.register(reader, selectors.EVENT_READ, len(self._processes))
+                    self._processes.append(process)
                 os.close(holder)
                 return self._wait()
         finally:
@@ -205,23 +168,8 @@ class _Ranks:
             if os.isatty(2):
                 sys.stderr.write("\x1b[?25h")  # the progress bar of rank 0 hid the cursor
 
-    def _start(self, environment: Mapping[str, str], holder: int) -> None:
-        reader, writer = os.pipe()
-        defaults = {"HOROVOD_LOG_LEVEL": "fatal", "HOROVOD_GLOO_TIMEOUT_SECONDS": "120", "PYTHONUNBUFFERED": "1"}
-        pipes = {REPORT: str(writer), SIBLINGS: str(holder)}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "ringfeed.tools.cli", *self._command],
-            env={**defaults, **os.environ, **environment, **pipes},
-            stdin=subprocess.DEVNULL,
-            pass_fds=(writer, holder),
-            process_group=0,  # Ctrl-C reaches the launcher alone
-        )
-        os.close(writer)
-        self._selector.register(reader, selectors.EVENT_READ, len(self._processes))
-        self._processes.append(process)
-
     def _wait(self) -> Ending:
-        looked, told = time.monotonic(), False
+        told = False
         while True:
             self._listen(_POLL_SECONDS)
             codes = [process.poll() for process in self._processes]
@@ -230,16 +178,14 @@ class _Ranks:
             if all(code == 0 for code in codes):
                 return Ending(status=0)
             if self._asked.number == signal.SIGINT:
-                return Ending(status=_INTERRUPTED, line="interrupted")
+                return Ending(status=INTERRUPTED, line="interrupted")
             now = time.monotonic()
-            if not told and now - looked > _FILE_SECONDS:
-                looked, self.is_resized = now, self._is_wanted_otherwise()
-            if not told and (self._asked.number or self.is_resized):
-                told, self._deadline = True, now + _SAVE_SECONDS
+            if not told and self._asked.number:
+                told, self._deadline = True, now + SAVE_SECONDS
                 for process in self._processes:
                     process.send_signal(signal.SIGTERM)
             if now > self._deadline:
-                return Ending(status=143, line=f"killed, since the ranks still ran {_SAVE_SECONDS:.0f} s after SIGTERM")
+                return Ending(status=143, line=f"killed, since the ranks still ran {SAVE_SECONDS:.0f} s after SIGTERM")
 
     def _listen(self, seconds: float) -> None:
         for key, _ in self._selector.select(seconds):
@@ -266,17 +212,13 @@ class _Ranks:
                 if is_common or report.is_stall or report.status != 1
                 else f"rank {rank}: {report.message}"
             )
-            return Ending(status=report.status, line=line, is_retryable=report.is_stall)
+            return Ending(status=report.status, line=line)
         # Horovod aborts ranks whose peers are gone.
         rank = min(by_signal, key=lambda rank: self._processes[rank].returncode == -signal.SIGABRT, default=first)
         code = self._processes[rank].returncode
         if code == TERMINATED and self._deadline != float("inf"):
             return Ending(status=TERMINATED, line="interrupted")  # before the first step
-        if code is None or code >= 0:
-            return Ending(status=1, line=f"rank {rank} ended with status {code}", is_retryable=True)
-        name = signal.Signals(-code).name
-        hint = " (as the kernel does when memory runs out)" if -code == signal.SIGKILL else ""
-        return Ending(status=1, line=f"rank {rank} was killed by {name}{hint}", is_retryable=True)
+        return Ending(status=1, line=cause_of_death(rank, code))
 
     def _kill(self) -> None:
         for process in self._processes:

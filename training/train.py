@@ -13,13 +13,15 @@ import re
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ..sharding.errors import ConfigError, RingfeedError
 from ..sharding.url_secrets import without_secrets
 from .config.config_file import describe_keys, load_config
+from .elastic.members import Members, open_members
 from .loop.outputs import check_writable, encode_metrics
 from .loop.reporting import configure_logging
 from .loop.stopping import RESUMABLE, TERMINATED, Stopped
@@ -27,6 +29,7 @@ from .ring.launched import Report, end_with_launcher, is_launched, report
 from .ring.world import world_from_environment
 
 if TYPE_CHECKING:
+    from .checkpoint.memory import Memory
     from .config.train_config import TrainConfig
     from .ring.ring import Ring
 
@@ -175,21 +178,58 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
             check_writable(f"{config.checkpoint.url.rstrip('/')}/checkpoint", in_stores=False)
         if config.output.records:
             check_writable(f"{config.output.records.rstrip('/')}/rank")
+    members = open_members()
+    if members is not None and not args.lr_find:
+        _train_elastically(config, members, watch, args)
+        return
     with quiet_tensorflow():
-        from .loop.trainer import train
         from .ring.connect import connect
-        from .ring.watchdog import Watchdog
 
         ring = connect()
+    with _watching(config, ring, watch, args) as check:
+        if args.lr_find:
+            _find_learning_rate(config, ring, check, args)
+            return
+        from .loop.trainer import train
+
+        _print_metrics(train(config, ring, check), ring, args)
+
+
+def _train_elastically(
+    config: TrainConfig, members: Members, watch: SignalWatch | None, args: argparse.Namespace
+) -> None:
+    with quiet_tensorflow():
+        from .elastic.survive import survive
+        from .loop.trainer import train
+
+    def run(ring: Ring, memory: Memory) -> dict[str, Any]:
+        with _watching(config, ring, watch, args) as check:
+            metrics = train(config, ring, lambda: check() or members.is_change_due(), memory)
+        _print_metrics(metrics, ring, args)
+        return metrics
+
+    survive(members, run, lambda: watch is not None and watch.is_terminating)
+
+
+@contextmanager
+def _watching(
+    config: TrainConfig, ring: Ring, watch: SignalWatch | None, args: argparse.Namespace
+) -> Iterator[_StopRequest]:
+    """Log, and watch for signals and stalled ranks, while a ring trains."""
+    from .ring.watchdog import Watchdog
+
     configure_logging(ring.rank, quiet=args.quiet, verbose=args.verbose)
-    beat: Callable[[], object] = int  # does nothing
-    if ring.size > 1 and config.watchdog_seconds:
-        beat = Watchdog(ring, config.watchdog_seconds, functools.partial(_stalled, as_json=args.json)).beat
-    check = _StopRequest(watch, beat)
-    if args.lr_find:
-        _find_learning_rate(config, ring, check, args)
+    if ring.size == 1 or not config.watchdog_seconds:
+        yield _StopRequest(watch, int)  # does nothing
         return
-    metrics = train(config, ring, check)
+    watchdog = Watchdog(ring, config.watchdog_seconds, functools.partial(_stalled, as_json=args.json))
+    try:
+        yield _StopRequest(watch, watchdog.beat)
+    finally:
+        watchdog.close()
+
+
+def _print_metrics(metrics: dict[str, Any], ring: Ring, args: argparse.Namespace) -> None:
     if args.json and ring.rank == 0:
         sys.stdout.write(encode_metrics(metrics).decode())
         sys.stdout.flush()

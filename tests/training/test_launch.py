@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,8 +10,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
 import pyarrow as pa
@@ -31,16 +34,22 @@ STEPS = RECORDS // BATCH
 NETWORK = """
 import os, time, keras, numpy as np, tensorflow as tf
 
-def note(ids):
-    with open(f"seen-{os.getpid()}", "a") as file:
-        file.write(" ".join(map(str, ids.tolist())) + "\\n")
+def note(step, ids):
+    with open("seen", "a") as file:
+        file.write(f"{os.getpid()} {os.environ['HOROVOD_RANK']} {os.environ['HOROVOD_SIZE']} {step} {ids.tolist()}\\n")
     if os.environ["HOROVOD_RANK"] == os.environ.get("STALLS") and os.path.exists("stall"):
         time.sleep(1000)  # line 8
+    time.sleep(float(os.environ.get("PAUSE", 0)) / 100)
     return ids
 
 class Note(keras.layers.Layer):
+    def build(self, shape):
+        self.steps = self.add_weight(shape=(), dtype="int64", initializer="zeros", trainable=False)
     def call(self, ids, training=False):
-        return tf.cast(tf.ensure_shape(tf.numpy_function(note, [ids], tf.int64), [None]), tf.float32) * 0.0
+        seen = tf.numpy_function(note, [self.steps.value, ids], tf.int64)
+        with tf.control_dependencies([seen]):
+            self.steps.assign_add(1)
+        return tf.cast(tf.ensure_shape(seen, [None]), tf.float32) * 0.0
     def compute_output_spec(self, ids, training=False): return keras.KerasTensor((None,))
 
 def network(manifest, config):
@@ -52,7 +61,7 @@ def network(manifest, config):
 
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
-    """A folder with a configuration whose network logs the ids of the samples that each process has seen."""
+    """A folder with a configuration whose network logs the ids of the samples of each step of each process."""
     table = pa.table(
         {"id": range(RECORDS), "value": [row / RECORDS for row in range(RECORDS)], "label": ["a", "b"] * 120}
     )
@@ -77,11 +86,7 @@ def _launch(folder: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
 
 
 def _wait_for_step(folder: Path, step: int, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 280
-    while max(saved_steps(folder / "run"), default=-1) < step:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    _wait_for(process, lambda: max(saved_steps(folder / "run"), default=-1) >= step)
 
 
 def _ranks(process: subprocess.Popen[str]) -> dict[int, psutil.Process]:
@@ -93,38 +98,68 @@ def _ranks(process: subprocess.Popen[str]) -> dict[int, psutil.Process]:
     return {int(rank): child for rank, child in found.items() if rank is not None}
 
 
-def _seen(folder: Path, pid: int) -> list[list[int]]:
-    return [[int(word) for word in line.split()] for line in (folder / f"seen-{pid}").read_text().splitlines()]
+class Seen(NamedTuple):
+    """What one process has seen in one step."""
+
+    pid: int
+    rank: int
+    size: int
+    step: int
+    ids: list[int]
 
 
-def test_an_elastic_run_survives_a_kill_and_sees_each_sample_once_an_epoch(run_folder: Path) -> None:
-    process = _launch(run_folder, "-n", "2", "--elastic")
-    _wait_for_step(run_folder, 5, process)
-    first = _ranks(process)
-    os.kill(first[1].pid, signal.SIGKILL)
-    while {rank.pid for rank in _ranks(process).values()} <= {rank.pid for rank in first.values()}:
+def _seen(folder: Path) -> list[Seen]:
+    lines = (line.split(" ", 4) for line in (folder / "seen").read_text().splitlines())
+    return [Seen(*map(int, fields), json.loads(ids)) for *fields, ids in lines]
+
+
+def _assert_each_sample_once_an_epoch(folder: Path, steps: int) -> dict[int, int]:
+    """Check what the last ranks to make each step have seen; return how often each step was begun, by a rank 0."""
+    attempts = {step: [seen for seen in _seen(folder) if seen.step == step] for step in range(steps)}
+    kept = {step: seen[-seen[-1].size :] for step, seen in attempts.items()}
+    assert all(sorted(seen.rank for seen in last) == list(range(last[0].size)) for last in kept.values())
+    for epoch in range(steps // STEPS):
+        last = [seen for step in range(epoch * STEPS, (epoch + 1) * STEPS) for seen in kept[step]]
+        assert Counter(number for seen in last for number in seen.ids) == Counter(range(RECORDS)), epoch
+    return {step: sum(seen.rank == 0 for seen in found) for step, found in attempts.items()}
+
+
+def _wait_for(process: subprocess.Popen[str], is_there: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 280
+    while not is_there():
         assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline, f"{process.pid} still runs"
         time.sleep(0.01)
-    newest = max(saved_steps(run_folder / "run"))
-    _wait_for_step(run_folder, newest + STEPS, process)
-    second = _ranks(process)
+
+
+def _stop(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """End a run by SIGTERM; return the number of its steps, and what it printed."""
     process.send_signal(signal.SIGTERM)
     _, stderr = process.communicate(timeout=240)
     assert process.returncode == 75, stderr
-    assert "rank 1 was killed by SIGKILL" in stderr
-    assert "starting 2 ranks again" in stderr
     assert "Traceback" not in stderr
-    last = stderr.splitlines()[-1]
-    assert last.startswith("ringfeed launch: stopped by SIGTERM; the checkpoint of step ")
-    stopped = int(re.search(r"of step (\d+)", last)[1])  # type: ignore[index]  # checked above
-    seen = {rank: _seen(run_folder, p.pid) for rank, p in first.items()}
-    assert len(seen[0]) - newest <= EVERY + 1  # what was lost: since the newest checkpoint, and the step of the kill
-    again = {rank: _seen(run_folder, p.pid) for rank, p in second.items()}
-    kept = [seen[0][step] + seen[1][step] for step in range(newest)]
-    kept += [again[0][step] + again[1][step] for step in range(stopped - newest)]
-    for epoch in range(stopped // STEPS):
-        ids = Counter(number for batch in kept[epoch * STEPS : (epoch + 1) * STEPS] for number in batch)
-        assert ids == Counter(range(RECORDS)), epoch
+    last = re.fullmatch(r"ringfeed launch: stopped by SIGTERM; the checkpoint of step (\d+).*", stderr.splitlines()[-1])
+    assert last is not None, stderr
+    return int(last[1]), stderr
+
+
+def test_when_rank_0_is_killed_the_other_keeps_its_process_and_lets_a_new_rank_in(run_folder: Path) -> None:
+    process = _launch(run_folder, "-n", "2", "--elastic", PAUSE="1")
+    _wait_for_step(run_folder, 5, process)
+    first = _ranks(process)
+    os.kill(first[0].pid, signal.SIGKILL)
+    newcomer = {first[0].pid, first[1].pid}
+    _wait_for(process, lambda: bool({seen.pid for seen in _seen(run_folder)} - newcomer))
+    survivor = [seen for seen in _seen(run_folder) if seen.pid == first[1].pid]
+    assert {(seen.rank, seen.size) for seen in survivor} >= {(1, 2), (0, 1)}
+    newest = max(saved_steps(run_folder / "run"))
+    _wait_for_step(run_folder, newest + EVERY, process)
+    stopped, stderr = _stop(process)
+    assert "rank 0 was killed by SIGKILL" in stderr
+    assert "going on with 1 ranks from step" in stderr
+    assert "going on with 2 ranks from step" in stderr
+    begun = _assert_each_sample_once_an_epoch(run_folder, stopped)
+    assert sum(count > 1 for count in begun.values()) <= EVERY + 1  # since the commit, and the step of the kill
 
 
 def test_a_rank_that_stalls_is_named_with_its_place_and_all_end(run_folder: Path) -> None:

@@ -159,18 +159,24 @@ def capture(
     dataset: str,
     history: Mapping[str, Any],
     of_ranks: Mapping[str, Any] = MappingProxyType({}),
+    rank: int = 0,
 ) -> Checkpoint:
     """Return the checkpoint of a run.
 
     Args:
-        parts: parts of the run, on rank 0.
+        parts: parts of the run.
         position: position of the run.
         config: configuration of the run.
         dataset: checksum of the dataset's shards.
         history: reports so far, in JSON's types.
         of_ranks: what `gather_rank_state` returned.
+        rank: this rank; the checkpoint is the same on all.
     """
     arrays = {name: np.asarray(tf.convert_to_tensor(v)) for name, v in parts.variables().items()} | dict(of_ranks)
+    if rank:
+        for name in [name for name in arrays if name.startswith("random/")]:  # undoes `set_rank_seeds`
+            key, counter = arrays[name].astype(np.int64)
+            arrays[name] = np.array([(int(key) - rank * _RANK_STRIDE) % 2**31, counter]).astype(arrays[name].dtype)
     state = {
         "position": asdict(position),
         "loader": {"seed": config.seed, "epoch": position.epoch, "step": position.epoch_step, "order": ORDER_VERSION},

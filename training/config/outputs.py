@@ -17,6 +17,9 @@ class CheckpointConfig:
 
     url: str | None = key(None, "folder of the run's checkpoints: a path, s3://..., hdfs://...; null: none")
     every_steps: int | None = key(None, "steps between checkpoints, in addition to one at the end of each epoch")
+    commit_steps: int | None = key(
+        None, "elastic runs: steps between commits, which ranks keep in memory; null: those between checkpoints"
+    )
     keep: int = key(3, "number of the newest checkpoints to keep")
     resume: bool = key(True, "resume from the newest checkpoint; false: the folder must hold none")
     on_damage: str = key("error", "if the newest checkpoint is damaged: error, or previous (with a warning)")
@@ -27,6 +30,8 @@ class CheckpointConfig:
         one_of("checkpoint.on_damage", self.on_damage, DAMAGE_POLICIES)
         if self.every_steps is not None:
             require(self.every_steps >= 1, "checkpoint.every_steps", "at least 1", self.every_steps)
+        if self.commit_steps is not None:
+            require(self.commit_steps >= 1, "checkpoint.commit_steps", "at least 1", self.commit_steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""When an elastic run starts its ranks again, and with how many."""
+"""When an elastic run replaces ranks that died, and how many ranks it goes on with."""
 
 from __future__ import annotations
 
@@ -57,16 +57,18 @@ class Restarts:
     url: str
     _failures: int = 0
     _newest: str = ""
+    _step: int = -1
 
-    def after_failure(self, line: str) -> str | None:
+    def after_failure(self, line: str, step: int = -1) -> str | None:
         """Count a failure, and decide on the number of ranks; return why the run ends, or None if it goes on.
 
         Args:
             line: how the ranks ended.
+            step: that of the newest commit among the ranks that live, or -1.
         """
         newest = max(CheckpointStore(self.url).names(), default="")
-        self._failures = self._failures + 1 if newest == self._newest else 1
-        self._newest = newest
+        self._failures = 1 if newest != self._newest or step > self._step else self._failures + 1
+        self._newest, self._step = newest, max(step, self._step)
         if self._failures < _TRIES:
             return None
         self._failures = 0

@@ -45,7 +45,7 @@ class Reporter:
     """Shows a run's progress and collects its history.
 
     Args:
-        is_chief: whether this is rank 0; the others collect and show nothing.
+        is_chief: whether this is rank 0; the others collect, too, since one may become rank 0, but show nothing.
         total_steps: number of steps of the whole run.
         done_steps: number of steps done before this process began.
     """
@@ -102,9 +102,9 @@ class Reporter:
 
     def add_steps(self, entry: dict[str, Any]) -> None:
         """Record and show a `Trainer`'s entry about some steps."""
+        self.steps.append(entry)
         if not self._is_chief:
             return
-        self.steps.append(entry)
         text = (
             f"epoch {entry['epoch']}  step {entry['step']}/{self._total}  loss {entry['loss']:.4f}  "
             f"lr {entry['learning_rate']:.3g}"
@@ -118,9 +118,9 @@ class Reporter:
 
     def add_evaluation(self, entry: dict[str, Any]) -> None:
         """Record and show an evaluation."""
+        self.evaluations.append(entry)
         if not self._is_chief:
             return
-        self.evaluations.append(entry)
         auc = "" if entry["auc"] is None else f"  AUC {entry['auc']:.4f}"
         text = (
             f"epoch {entry['epoch']}  evaluated {entry['samples']:,} samples: loss {entry['loss']:.4f}  "
@@ -133,6 +133,8 @@ class Reporter:
 
     def warn_of_waits(self) -> None:
         """Warn if the steps spent much of their time waiting for input, and name the command that finds out why."""
+        if not self._is_chief:
+            return
         seconds = sum(entry["seconds"] for entry in self.steps)
         waited = sum(entry["input_wait_seconds"] for entry in self.steps)
         if seconds >= LEAST_SECONDS and waited >= WAIT_FRACTION * seconds:
@@ -143,10 +145,9 @@ class Reporter:
 
     def history(self) -> dict[str, Any]:
         """Return all entries so far, in JSON's types."""
-        return {"steps": self.steps, "evaluations": self.evaluations}
+        return {"steps": list(self.steps), "evaluations": list(self.evaluations)}
 
     def restore(self, history: Mapping[str, Any]) -> None:
         """Start with the entries of the run's earlier processes."""
-        if self._is_chief:
-            self.steps = list(history["steps"])
-            self.evaluations = list(history["evaluations"])
+        self.steps = list(history["steps"])
+        self.evaluations = list(history["evaluations"])

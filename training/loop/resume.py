@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...sharding.errors import ConfigError, TrainingError
+from ..checkpoint.memory import Memory
 from ..checkpoint.snapshot import (
     Parts,
     Position,
@@ -58,21 +59,29 @@ def open_store(config: TrainConfig) -> CheckpointStore | None:
 
 
 def resume(
-    config: TrainConfig, ring: Ring, parts: Parts, *, dataset: str, steps_per_epoch: int, total_steps: int
+    config: TrainConfig,
+    ring: Ring,
+    parts: Parts,
+    memory: Memory,
+    *,
+    dataset: str,
+    steps_per_epoch: int,
+    total_steps: int,
 ) -> Start:
-    """Restore the newest checkpoint, which rank 0 reads, or share the initial weights of rank 0 (a collective).
+    """Restore rank 0's commit, or the newest checkpoint, or share the initial weights of rank 0 (a collective).
 
     Args:
         config: configuration of the run.
         ring: the ranks.
         parts: what a checkpoint restores.
+        memory: the commits of this process.
         dataset: checksum of the dataset's shards.
         steps_per_epoch, total_steps: length of the run.
 
     Raises:
         RingfeedError: the checkpoint is of another run, is damaged, or lies beyond the end of this run.
     """
-    state, of_ranks = _read_newest(config, parts, dataset) if ring.rank == 0 else (None, [])
+    state, of_ranks = _read_newest(config, parts, memory, dataset) if ring.rank == 0 else (None, [])
     state = ring.allgather_object(state)[0]
     ring.broadcast(list(parts.variables().values()))
     if state is not None:
@@ -87,12 +96,17 @@ def resume(
     if state["config"].get("data", {}).get("eval_split") == config.data.eval_split:
         evaluated = max((entry["step"] for entry in history["evaluations"]), default=None)
     if ring.rank == 0:
-        _log_resumed(position.step, total_steps)
+        _log_resumed(position.step, total_steps, "checkpoint" if memory.newest is None else "commit")
     return Start(position=position, resumed_from=position.step, history=history, evaluated_step=evaluated)
 
 
-def _read_newest(config: TrainConfig, parts: Parts, dataset: str) -> tuple[dict[str, Any] | None, list[Any]]:
-    """Restore the newest checkpoint, and return its state and what it holds of single ranks."""
+def _read_newest(
+    config: TrainConfig, parts: Parts, memory: Memory, dataset: str
+) -> tuple[dict[str, Any] | None, list[Any]]:
+    """Restore the newest commit or checkpoint, and return its state and what it holds of single ranks."""
+    if memory.newest is not None:
+        restore(parts, memory.newest.arrays)
+        return dict(memory.newest.state), rank_state(memory.newest.arrays)
     store = open_store(config)
     if store is None:
         return None, []
@@ -124,12 +138,12 @@ def _check_position(position: Position, config: TrainConfig, steps_per_epoch: in
         )
 
 
-def _log_resumed(step: int, total_steps: int) -> None:
-    if step == total_steps:
+def _log_resumed(step: int, total_steps: int, kind: str) -> None:
+    if step == total_steps and kind == "checkpoint":
         log.info(
             "the checkpoint of step %d is that of the last step: nothing is left to train. To train on, raise "
             "epochs or max_steps; for another run, set another checkpoint.url",
             step,
         )
     else:
-        log.info("resuming from the checkpoint of step %d", step)
+        log.info("resuming from the %s of step %d", kind, step)

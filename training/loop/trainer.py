@@ -16,7 +16,9 @@ import tensorflow as tf
 
 from ...sharding.errors import TrainingError
 from ..averaging.statistics import StatisticsAverage
+from ..checkpoint.memory import Memory
 from ..checkpoint.snapshot import capture, gather_rank_state
+from ..checkpoint.store import CheckpointStore
 from ..config.config_file import to_tree
 from ..config.train_config import TrainConfig
 from ..metrics.evaluate import evaluate
@@ -48,13 +50,20 @@ class Trainer:
         ring: the ranks; all of them construct a trainer with the same configuration.
         check: called before each step, and each batch of an evaluation: returns whether the run shall stop, which one
             rank decides for all; what it raises ends the run.
+        memory: where to keep commits, and to resume from; None: nowhere.
 
     Raises:
         RingfeedError: the dataset, the model or a checkpoint does not fit the configuration.
     """
 
-    def __init__(self, config: TrainConfig, ring: Ring, check: Callable[[], bool] = lambda: False) -> None:
-        self.config, self.ring, self._check = config, ring, check
+    def __init__(
+        self,
+        config: TrainConfig,
+        ring: Ring,
+        check: Callable[[], bool] = lambda: False,
+        memory: Memory | None = None,
+    ) -> None:
+        self.config, self.ring, self._check, self._memory = config, ring, check, memory
         self._assembly = assemble(config, ring)
         self._shares, self.parts = self._assembly.shares, self._assembly.parts
         self.loader = self._shares.loader
@@ -66,6 +75,7 @@ class Trainer:
             config,
             ring,
             self.parts,
+            memory or Memory(),
             dataset=self.loader.manifest.shards_checksum,
             steps_per_epoch=self.steps_per_epoch,
             total_steps=self.total_steps,
@@ -105,6 +115,8 @@ class Trainer:
         started = time.perf_counter()
         try:
             self._check_store()
+            if self._memory is not None:
+                self._commit(None)  # what another rank gave this one
             if self.position.step < self.total_steps:
                 self._recorder = self._open_recorder()
                 self.reporter.begin(
@@ -154,11 +166,15 @@ class Trainer:
                 break
             if self.position.step % self.config.output.log_every == 0 or self._window.has_overflowed(_WATCH_STEPS):
                 self._report(epoch)
-            every = self.config.checkpoint.every_steps
+            every, often = self.config.checkpoint.every_steps, self.config.checkpoint.commit_steps
             if every and self.position.step % every == 0:
                 self._report(epoch)
                 self._save()
                 self._window = Window()  # its clock starts after the checkpoint
+            elif often and self._memory is not None and self.position.step % often == 0:
+                self._report(epoch)
+                self._save(to_store=False)
+                self._window = Window()
         if self.position.epoch != epoch and next(batches, None) is not None:
             raise TrainingError(f"the loader continues after step {self.steps_per_epoch}, the last of the epoch")
         self._report(epoch)
@@ -276,21 +292,33 @@ class Trainer:
         self.parts.synchronizer.settle()
         self._statistics.update(self._shares.factor)
 
-    def _save(self) -> None:
-        """Commit a checkpoint, after a check that all ranks hold the same weights."""
-        store = open_store(self.config)
-        if store is None:
+    def _save(self, *, to_store: bool = True) -> None:
+        """Commit to memory and to the store, as far as there are any, after a check that all ranks have equal weights.
+
+        Args:
+            to_store: whether to write a checkpoint, too.
+        """
+        store = open_store(self.config) if to_store else None
+        if store is None and self._memory is None:
             return
         with self._activity(CHECKPOINT):
             self._settle()
             assert_same_weights(self.ring, self.parts.network.weights)
             self._check_weights()
-            of_ranks = gather_rank_state(self.ring, self.parts.synchronizer)
-            if self.ring.rank == 0:
-                history = self.reporter.history() | {"skipped_steps": self.skipped_steps}
-                checksum = self.loader.manifest.shards_checksum
-                store.save(capture(self.parts, self.position, self.config, checksum, history, of_ranks))
+            self._commit(store)
             self.ring.barrier()
+
+    def _commit(self, store: CheckpointStore | None) -> None:
+        rank, of_ranks = self.ring.rank, gather_rank_state(self.ring, self.parts.synchronizer)
+        if rank and self._memory is None:
+            return
+        history = self.reporter.history() | {"skipped_steps": self.skipped_steps}
+        checksum = self.loader.manifest.shards_checksum
+        commit = capture(self.parts, self.position, self.config, checksum, history, of_ranks, rank)
+        if self._memory is not None:
+            self._memory.keep(commit)
+        if rank == 0 and store is not None:
+            store.save(commit)
 
     def _check_weights(self) -> None:
         """Refuse to save weights that are not finite over those that are."""
@@ -335,13 +363,16 @@ class Trainer:
         return metrics
 
 
-def train(config: TrainConfig, ring: Ring, check: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+def train(
+    config: TrainConfig, ring: Ring, check: Callable[[], bool] = lambda: False, memory: Memory | None = None
+) -> dict[str, Any]:
     """Train according to a configuration, on this rank of a ring; return the metrics (docs/training.md).
 
-    `check` is called before each step: it returns whether the run shall stop, and what it raises ends the run.
+    `check` is called before each step: it returns whether the run shall stop, and what it raises ends the run. An
+    elastic run keeps commits in `memory`, and resumes from there.
 
     Raises:
         RingfeedError: training failed; the message is one line.
         Stopped: `check` asked for it, on any rank.
     """
-    return Trainer(config, ring, check).run()
+    return Trainer(config, ring, check, memory).run()

@@ -1,4 +1,4 @@
-"""Joins the ring that this process belongs to, and gives each rank its share of the host.
+"""Joins the ring that this process belongs to, once or again, and gives each rank its share of the host.
 
 Tested in tests/training/ring/test_ring.py.
 """
@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from typing import Any
 
 import tensorflow as tf
 
 from ...sharding.errors import TrainingError
+from .connections import open_sockets
 from .horovod import require_horovod
 from .horovod_ring import HorovodRing
 from .ring import Ring, SoloRing
-from .world import world_from_environment
+from .world import World, world_from_environment
 
-__all__ = ["connect", "share_cores"]
+__all__ = ["connect", "join", "pin_gpu", "prepare", "share_cores"]
 
 
 def connect(environ: Mapping[str, str] = os.environ) -> Ring:
@@ -33,20 +35,40 @@ def connect(environ: Mapping[str, str] = os.environ) -> Ring:
     if world is None:
         return SoloRing()
     size = world.size
-    hvd = require_horovod(size)
+    hvd = prepare(world)
+    ring = join(hvd)
+    if ring.size != size:
+        raise TrainingError(
+            f"the launcher started {size} ranks, but Horovod sees {ring.size}: it was built without the "
+            "protocol of this launcher (horovodrun --gloo needs Gloo, mpirun and srun need MPI). See `ringfeed doctor`"
+        )
+    pin_gpu(ring.local_rank, ring.local_size)
+    return ring
+
+
+def prepare(world: World) -> Any:
+    """Import Horovod, and give this rank its share of the host's cores; call it once. Return the module for `join`.
+
+    Raises:
+        TrainingError: Horovod is missing or broken.
+    """
+    hvd = require_horovod(world.size)
     share_cores(world.local_size)
+    return hvd
+
+
+def join(hvd: Any) -> HorovodRing:
+    """Join the ring that the environment describes (a collective), after `HorovodRing.leave` also another one.
+
+    Raises:
+        TrainingError: Horovod cannot connect the ranks.
+    """
+    before = open_sockets()
     try:
         hvd.init()
     except Exception as error:
-        raise TrainingError(f"Horovod could not connect the {size} ranks: {error}") from error
-    if hvd.size() != size:
-        raise TrainingError(
-            f"the launcher started {size} ranks, but Horovod sees {hvd.size()}: it was built without the "
-            "protocol of this launcher (horovodrun --gloo needs Gloo, mpirun and srun need MPI). See `ringfeed doctor`"
-        )
-    ring = HorovodRing(hvd)
-    _pin_gpu(ring)
-    return ring
+        raise TrainingError(f"Horovod could not connect the ranks: {error}") from error
+    return HorovodRing(hvd, open_sockets() - before)
 
 
 def share_cores(local_size: int) -> int:
@@ -61,11 +83,12 @@ def share_cores(local_size: int) -> int:
     return threads
 
 
-def _pin_gpu(ring: Ring) -> None:
+def pin_gpu(local_rank: int, local_size: int) -> None:
+    """Use one GPU of the host, for the life of this process; call it before TensorFlow's first operation."""
     gpus = tf.config.list_physical_devices("GPU")
     if not gpus:
         return
-    if ring.local_size > len(gpus):
-        raise TrainingError(f"{ring.local_size} ranks on this host, but {len(gpus)} GPUs: start one rank per GPU")
-    tf.config.set_visible_devices(gpus[ring.local_rank], "GPU")
-    tf.config.experimental.set_memory_growth(gpus[ring.local_rank], True)
+    if local_size > len(gpus):
+        raise TrainingError(f"{local_size} ranks on this host, but {len(gpus)} GPUs: start one rank per GPU")
+    tf.config.set_visible_devices(gpus[local_rank], "GPU")
+    tf.config.experimental.set_memory_growth(gpus[local_rank], True)

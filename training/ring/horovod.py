@@ -5,14 +5,14 @@ Nothing here imports TensorFlow, unless Horovod does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 from ...sharding.errors import TrainingError
 
-__all__ = ["local_ranks", "require_horovod"]
+__all__ = ["local_ranks", "on_hosts_changed", "require_horovod"]
 
 _LOOPBACK = "lo"
 
@@ -61,3 +61,19 @@ def local_ranks(size: int) -> Iterator[list[dict[str, str]]]:
         yield [{name: str(v) for name, v in {**shared, **gloo_run.create_slot_env_vars(s)}.items()} for s in slots]
     finally:
         server.stop()
+
+
+class _Listener:
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+
+    def on_hosts_updated(self, timestamp: int, result: object) -> None:
+        """Called by Horovod, in a thread of its own."""
+        self._act()
+
+
+def on_hosts_changed(act: Callable[[], None]) -> None:
+    """Call a function whenever `horovodrun` finds other hosts; in a thread, and on rank 0 alone. Horovod must run."""
+    manager = import_module("horovod.common.elastic").notification_manager
+    manager.init()
+    manager.register_listener(_Listener(act))

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from .connections import Connections, hang_up
 from .ring import dense
 
 __all__ = ["HorovodRing"]
@@ -31,10 +32,11 @@ class HorovodRing:
 
     Args:
         hvd: the module `horovod.tensorflow`, after `hvd.init()`.
+        connections: those that it has opened.
     """
 
-    def __init__(self, hvd: Any) -> None:
-        self._hvd = hvd
+    def __init__(self, hvd: Any, connections: Connections = frozenset()) -> None:
+        self._hvd, self._connections = hvd, connections
         self.rank: int = hvd.rank()
         self.size: int = hvd.size()
         self.local_rank: int = hvd.local_rank()
@@ -100,6 +102,11 @@ class HorovodRing:
         sizes = self.allgather(np.array([data.size], np.int64))
         joined = self.allgather(data)
         return [json.loads(part.tobytes()) for part in np.split(joined, np.cumsum(sizes)[:-1])]
+
+    def leave(self) -> None:
+        """Leave the ring, also after a collective has failed; not itself a collective. `join` then makes another."""
+        self._hvd.shutdown()
+        hang_up(self._connections)
 
     def barrier(self) -> None:
         """Wait for all ranks by a sum, which needs every rank: Horovod has no barrier for TensorFlow."""

@@ -97,6 +97,7 @@ class Watchdog:
     def __init__(self, ring: Ring, seconds: float, end: Callable[[str], None]) -> None:
         self._rank, self._seconds, self._end = ring.rank, seconds, end
         self._period = min(_LONGEST_PERIOD, seconds / _PERIODS)
+        self._closed = threading.Event()
         self._batches = 0
         self._reports: dict[int, Report] = {}
         self._verdict: str | None = None
@@ -113,6 +114,10 @@ class Watchdog:
         """Count a batch of the main thread."""
         self._batches += 1
 
+    def close(self) -> None:
+        """Watch no more, as when the ring is left."""
+        self._closed.set()
+
     def _start(self, work: Callable[..., None], *args: object) -> None:
         threading.Thread(target=work, args=args, name="ringfeed-watchdog", daemon=True).start()
 
@@ -123,29 +128,31 @@ class Watchdog:
         try:
             with socket.create_connection(self._address, timeout=self._seconds) as connection:
                 lines = connection.makefile("rw")
-                while verdict is None:
+                while verdict is None and not self._closed.is_set():
                     lines.write(json.dumps([self._rank, self._batches, _user_place()]) + "\n")
                     lines.flush()
                     answer = lines.readline()
                     if not answer:
                         return  # rank 0 has ended, and so will this rank
                     verdict = json.loads(answer)
-                    time.sleep(self._period)  # rank 0 ends only after the others have their answers
+                    self._closed.wait(self._period)  # rank 0 ends only after the others have their answers
         except TimeoutError:
             verdict = f"rank 0 has not answered for {self._seconds:.0f} s: stopped, or its machine is gone"
         except OSError:  # as above
             return
-        self._end(str(verdict))
+        if not self._closed.is_set():
+            self._end(str(verdict))
 
     # -- rank 0 --------------------------------------------------------------------------------------------------
 
     def _serve(self, server: socket.socket) -> None:
         server.settimeout(self._period)
-        while True:
-            try:
-                self._start(self._answer, server.accept()[0])
-            except TimeoutError:
-                self._verdict = judge(dict(self._reports), time.monotonic(), self._seconds)
+        with server:
+            while not self._closed.is_set():
+                try:
+                    self._start(self._answer, server.accept()[0])
+                except TimeoutError:
+                    self._verdict = judge(dict(self._reports), time.monotonic(), self._seconds)
 
     def _answer(self, connection: socket.socket) -> None:
         connection.settimeout(None)

@@ -1,0 +1,95 @@
+"""Which ranks of an elastic run make up the next ring, and when: decisions alone, which the launcher carries out.
+
+A process starts, waits for a place, joins a ring, and trains. When a rank dies, the others come back to wait.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+__all__ = ["Group", "Member", "Phase"]
+
+
+class Phase(Enum):
+    """What a process does."""
+
+    STARTING = auto()
+    WAITING = auto()
+    JOINING = auto()
+    TRAINING = auto()
+    LEAVING = auto()
+
+
+_IN_RING = (Phase.JOINING, Phase.TRAINING)
+
+
+@dataclass(slots=True, kw_only=True)
+class Member:
+    """A process of the run.
+
+    Attributes:
+        slot: its number on this host for life, such as that of its GPU.
+        phase: what it does.
+        step: that of its newest commit, or -1.
+        rank: its rank in the last ring; -1 before the first.
+    """
+
+    slot: int
+    phase: Phase = Phase.STARTING
+    step: int = -1
+    rank: int = -1
+
+    @property
+    def name(self) -> int:
+        """The number by which users know it: its rank, or the one that it will probably have."""
+        return self.rank if self.rank >= 0 else self.slot
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """The living processes of a run, by a number that is never used again.
+
+    Args:
+        wanted: number of ranks.
+        least: fewest ranks to train with.
+    """
+
+    wanted: int
+    least: int
+    members: dict[int, Member] = field(default_factory=dict)
+
+    def of(self, *phases: Phase) -> list[int]:
+        """Return the numbers of the processes in some phases."""
+        return [number for number, member in self.members.items() if member.phase in phases]
+
+    @property
+    def missing(self) -> int:
+        """How many processes to start."""
+        return max(0, self.wanted - len(self.members) + len(self.of(Phase.LEAVING)))
+
+    def free_slot(self) -> int:
+        """Return the lowest slot that no process has."""
+        taken = {member.slot for member in self.members.values()}
+        return next(slot for slot in range(len(taken) + 1) if slot not in taken)
+
+    def next_ring(self) -> list[int]:
+        """Return the processes that make up the next ring, in the order of their ranks; none if it is not yet time.
+
+        Rank 0 has the newest commit. Survivors wait for no newcomer; a run without any waits for all ranks.
+        """
+        if self.of(*_IN_RING):
+            return []
+        waiting = self.of(Phase.WAITING)
+        has_survivors = any(self.members[number].rank >= 0 for number in waiting)
+        if self.of(Phase.STARTING) and (not has_survivors or len(waiting) < self.least):
+            return []
+        ranks = {number: self.members[number].rank % 2**32 for number in waiting}  # newcomers last
+        return sorted(waiting, key=lambda number: (-self.members[number].step, ranks[number], number))[: self.wanted]
+
+    def is_change_due(self) -> bool:
+        """Whether the ring shall end for another one: a newcomer is ready, or there are too many ranks."""
+        ring = self.of(*_IN_RING)
+        if not ring or self.of(Phase.JOINING):
+            return False
+        return len(ring) > self.wanted or (len(ring) < self.wanted and bool(self.of(Phase.WAITING)))

@@ -1,0 +1,282 @@
+"""Runs the ranks of an elastic run on this machine: starts them, gives them their places, and replaces the dead.
+
+`Group` decides; here are processes, pipes and clocks.
+
+Tested in tests/training/test_launch.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
+
+from ..loop.stopping import TERMINATED
+from ..ring.horovod import local_ranks
+from ..ring.launched import Report
+from .group import Group, Member, Phase
+from .members import CHANNEL
+from .processes import INTERRUPTED, SAVE_SECONDS, Asked, Ending, cause_of_death, start_rank
+from .restarts import Restarts, WantedRanks
+
+__all__ = ["Supervisor"]
+
+_POLL_SECONDS = 0.05
+_FILE_SECONDS = 1.0  # between looks at --ranks-file
+_REPORT_SECONDS = 1.0  # in which a rank that ends tells why
+_JOIN_SECONDS = 5.0  # in which ranks join a ring of which one has died; then they wait for it in vain
+
+
+@dataclass(slots=True, kw_only=True)
+class _Process:
+    popen: subprocess.Popen[bytes]
+    reader: int
+    channel: socket.socket
+    unread: bytes = b""
+    report: Report | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Supervisor:
+    """The ranks of an elastic run.
+
+    Args:
+        command: the command of each rank.
+        wanted: number of ranks that is wanted.
+        restarts: counts failures, and lowers the number of ranks.
+        asked: the launcher's signals.
+        patience_seconds: in which ranks whose ring has lost one must come back; 0: for ever.
+    """
+
+    command: Sequence[str]
+    wanted: WantedRanks
+    restarts: Restarts
+    asked: Asked
+    patience_seconds: float
+    _processes: dict[int, _Process] = field(default_factory=dict)
+    _numbers: int = 0
+    _holder: int = -1
+    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
+    _rendezvous: ExitStack = field(default_factory=ExitStack)
+    _group: Group = field(init=False)
+    _is_told: bool = False  # the ring is to end for another one
+    _is_over: bool = False  # a rank has ended the run: no other is started
+    _has_failed: bool = False  # this ring
+    _deadline: float = float("inf")  # of ranks that do not come back, or do not join
+    _ending: Ending | None = None
+
+    def run(self) -> Ending:
+        """Start the ranks and wait for the end of the run."""
+        self._group = Group(wanted=self.restarts.ranks, least=self.restarts.least)
+        self._holder, held = os.pipe()  # the ranks end when the launcher's end of it closes
+        try:
+            return self._supervise()
+        finally:
+            for process in self._processes.values():
+                process.popen.kill()
+            for process in self._processes.values():
+                process.popen.wait()
+            for sources in self._readable().values():
+                for source in sources:
+                    self._close(source)
+            self._rendezvous.close()
+            os.close(self._holder)
+            os.close(held)
+            self._selector.close()
+            if os.isatty(2):
+                sys.stderr.write("\x1b[?25h")  # the progress bar of rank 0 hid the cursor
+
+    def _supervise(self) -> Ending:
+        looked, end = time.monotonic(), float("inf")
+        while True:
+            if not self._is_over:
+                while self._group.missing:
+                    self._start()
+            self._listen(_POLL_SECONDS)
+            for number in [n for n, process in self._processes.items() if process.popen.poll() is not None]:
+                self._bury(number)
+            if self._ending and (self._ending.status == 1 or not self._processes):
+                return self._ending
+            now = time.monotonic()
+            if self.asked.number == signal.SIGINT:
+                return Ending(status=INTERRUPTED, line="interrupted")
+            if self.asked.number and end == float("inf"):
+                self._is_over, end, self._group.least = True, now + SAVE_SECONDS, 0
+                for process in self._processes.values():
+                    process.popen.send_signal(signal.SIGTERM)
+            if now > end:
+                return Ending(status=143, line=f"killed, since the ranks still ran {SAVE_SECONDS:.0f} s after SIGTERM")
+            if now - looked > _FILE_SECONDS and not self._is_over:
+                looked = now
+                if self.wanted.has_changed():
+                    self._resize(self.wanted.number)
+            self._act(now)
+
+    def _act(self, now: float) -> None:
+        """Make a ring, ask for another one, or end ranks that hold it up, if it is time."""
+        if self._ending:
+            self._dismiss(self._group.of(Phase.WAITING, Phase.STARTING))
+        elif ring := self._group.next_ring():
+            self._form(ring)
+        elif self._group.is_change_due() and not self._is_told and not self._is_over:
+            self._is_told = True
+            for number in self._group.of(Phase.TRAINING):
+                self._send(number, {"regroup": True})
+        if now > self._deadline:
+            self._deadline = float("inf")
+            for number in self._group.of(Phase.JOINING) or self._group.of(Phase.TRAINING):
+                self._processes[number].popen.kill()
+
+    # -- processes -------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        number, slot, size = self._numbers, self._group.free_slot(), str(self._group.wanted)
+        self._numbers += 1
+        mine, theirs = socket.socketpair()
+        environment = {CHANNEL: str(theirs.fileno()), "RINGFEED_SLOT": str(slot), "HOROVOD_RANK": str(slot)}
+        environment |= {"HOROVOD_SIZE": size, "HOROVOD_LOCAL_SIZE": size}  # until it has its place
+        popen, reader = start_rank(self.command, environment, self._holder, [theirs.fileno()])
+        theirs.close()
+        self._selector.register(reader, selectors.EVENT_READ, number)
+        self._selector.register(mine, selectors.EVENT_READ, number)
+        self._processes[number] = _Process(popen=popen, reader=reader, channel=mine)
+        self._group.members[number] = Member(slot=slot)
+
+    def _bury(self, number: int) -> None:
+        """Take a process that has ended out of the run, and draw the consequences."""
+        until = time.monotonic() + _REPORT_SECONDS
+        while number in self._readable() and time.monotonic() < until:
+            self._listen(_POLL_SECONDS)
+        for source in self._readable().get(number, []):
+            self._close(source)
+        process, member = self._processes.pop(number), self._group.members.pop(number)
+        code, report = process.popen.returncode, process.report
+        if member.phase is Phase.LEAVING or self._ending:
+            return
+        if code == 0:
+            self._is_over, self._ending = True, Ending(status=0)  # all ranks have agreed that the run is finished
+        elif report and not report.is_echo and not report.is_stall:
+            is_common = report.status != 1 or self._others_say(report.message)
+            line = report.message if is_common else f"rank {member.name}: {report.message}"
+            self._is_over, self._ending = True, Ending(status=report.status, line=line)
+        elif self._is_over:
+            if not self._processes:
+                self._ending = Ending(status=TERMINATED, line="interrupted")
+        else:
+            self._replace(member, report.message if report and report.is_stall else None, code)
+
+    def _others_say(self, message: str) -> bool:
+        """Whether another rank reports the same, as they do about a mistake in the configuration."""
+        until = time.monotonic() + _REPORT_SECONDS
+        while self._processes and time.monotonic() < until:
+            if any(process.report and process.report.message == message for process in self._processes.values()):
+                return True
+            self._listen(_POLL_SECONDS)
+        return False
+
+    def _replace(self, member: Member, stall: str | None, code: int) -> None:
+        is_news = member.phase is Phase.STARTING or not self._has_failed
+        self._has_failed = self._has_failed or member.phase is not Phase.STARTING
+        if member.phase is not Phase.STARTING:
+            self._expect_back(_REPORT_SECONDS if stall else None)
+        if not is_news:  # ranks may abort when another one dies
+            return
+        line = stall or cause_of_death(member.name, code)
+        reason = self.restarts.after_failure(line, max((m.step for m in self._group.members.values()), default=-1))
+        if reason is not None:
+            self._is_over, self._ending = True, Ending(status=1, line=reason)
+            return
+        self._group.wanted = self.restarts.ranks
+        sys.stderr.write(f"ringfeed launch: {line}; starting {'another' if self._group.missing else 'none'} instead\n")
+
+    def _expect_back(self, seconds: float | None = None) -> None:
+        """Give the ranks of a ring that has ended some time to come back; to join it, if some still try."""
+        if seconds is None:
+            seconds = _JOIN_SECONDS if self._group.of(Phase.JOINING) else self.patience_seconds or float("inf")
+        self._deadline = min(self._deadline, time.monotonic() + seconds)
+
+    def _resize(self, ranks: int) -> None:
+        self._group.wanted = self.restarts.ranks = ranks
+        surplus = len(self._group.members) - ranks
+        self._dismiss(self._group.of(Phase.STARTING)[: max(0, surplus)])
+
+    def _dismiss(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            if self._group.members[number].phase is Phase.STARTING:
+                self._processes[number].popen.kill()
+            self._group.members[number].phase = Phase.LEAVING
+            self._send(number, {"environment": None})
+
+    # -- messages --------------------------------------------------------------------------------------------------
+
+    def _form(self, ring: Sequence[int]) -> None:
+        """Give processes their places in a ring; those that are left over go."""
+        self._dismiss([number for number in self._group.of(Phase.WAITING) if number not in ring])
+        is_first = all(self._group.members[number].rank < 0 for number in ring)
+        self._rendezvous.close()
+        self._rendezvous = ExitStack()
+        for rank, environment in enumerate(self._rendezvous.enter_context(local_ranks(len(ring)))):
+            member = self._group.members[ring[rank]]
+            member.phase, member.rank = Phase.JOINING, rank
+            self._send(ring[rank], {"environment": environment})
+        self._is_told = self._has_failed = False
+        self._deadline = float("inf")
+        if not is_first:
+            step = self._group.members[ring[0]].step
+            sys.stderr.write(f"ringfeed launch: going on with {len(ring)} ranks from step {step}\n")
+
+    def _send(self, number: int, message: object) -> None:
+        with suppress(OSError):  # it is dead, which `_bury` finds
+            self._processes[number].channel.sendall(json.dumps(message).encode() + b"\n")
+
+    def _readable(self) -> dict[int, list[object]]:
+        """The pipes and sockets by process that are still open."""
+        found: dict[int, list[object]] = {}
+        for key in self._selector.get_map().values():
+            found.setdefault(key.data, []).append(key.fileobj)
+        return found
+
+    def _close(self, source: object) -> None:
+        self._selector.unregister(source)  # type: ignore[arg-type]  # what was registered
+        if isinstance(source, socket.socket):
+            source.close()
+        else:
+            os.close(source)  # type: ignore[arg-type]  # a descriptor
+
+    def _listen(self, seconds: float) -> None:
+        for key, _ in self._selector.select(seconds):
+            process = self._processes[key.data]
+            try:
+                data = os.read(key.fd, 65536)  # a report is smaller than what a pipe writes at once
+            except OSError:
+                data = b""
+            if not data:
+                self._close(key.fileobj)
+            elif key.fd == process.reader:
+                process.report = process.report or Report.decode(data)
+            else:
+                *lines, process.unread = (process.unread + data).split(b"\n")
+                for line in lines:
+                    self._hear(self._group.members[key.data], json.loads(line))
+
+    def _hear(self, member: Member, message: dict[str, int]) -> None:
+        if member.phase is Phase.LEAVING:
+            return
+        if "step" in message:
+            member.phase, member.step = Phase.WAITING, message["step"]
+            if member.rank >= 0:
+                self._expect_back()
+        else:
+            member.phase = Phase.TRAINING
+            if not self._group.of(Phase.JOINING):
+                self._deadline = float("inf")
+                if self._has_failed:
+                    self._expect_back()

@@ -1,0 +1,107 @@
+"""The life of a rank in an elastic run: it trains in one ring after another, from one commit to the next.
+
+When a rank dies, the collectives of the others fail. Each then leaves the ring, waits for a place in the next one, and
+resumes from the commit of rank 0, which has the newest. Graphs hold rank and size, so all parts of a run are built
+anew; what remains is the process, with its TensorFlow, and the commit.
+
+Horovod's own wrapper (`horovod.common.elastic.run_fn`) is not used: it knows how to reset, but not when the next ranks
+are ready, and its translation of errors ends a run as if it were done (horovod#1994).
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...sharding.errors import TrainingError
+from ..checkpoint.memory import Memory
+from ..loop.stopping import Stopped
+from ..ring.connect import join, pin_gpu, prepare
+from ..ring.horovod_ring import HorovodRing
+from ..ring.world import world_from_environment
+from .members import Members
+
+__all__ = ["is_of_collective", "survive"]
+
+log = logging.getLogger(__name__)
+
+_SLOT = "RINGFEED_SLOT"
+_LOST = (
+    tf.errors.UnknownError,
+    tf.errors.AbortedError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
+    tf.errors.CancelledError,
+)
+
+Run = Callable[[HorovodRing, Memory], dict[str, Any]]
+
+
+def is_of_collective(error: BaseException) -> bool:
+    """Return whether an error says that a collective failed, as it does when a rank dies."""
+    return isinstance(error, _LOST) and "orovod" in str(error)
+
+
+def survive(
+    members: Members, run: Run, is_terminating: Callable[[], bool], environ: Mapping[str, str] = os.environ
+) -> dict[str, Any] | None:
+    """Train until the run ends, in one ring after another; return its metrics, or None if this rank has to go.
+
+    Args:
+        members: tell this rank its place.
+        run: trains in a ring, resumes from the commits in a memory, and keeps its own there.
+        is_terminating: whether this process was asked to end.
+        environ: environment variables.
+
+    Raises:
+        Stopped: a rank was asked to end, and all have saved a checkpoint.
+        RingfeedError: training failed.
+    """
+    world, memory = world_from_environment(environ), Memory()
+    assert world is not None
+    hvd = prepare(world)
+    is_first = True
+    while members.wait(memory.step):
+        ring = _rejoin(hvd, members)
+        if is_first:
+            pin_gpu(int(environ.get(_SLOT, ring.local_rank)), ring.local_size)
+        is_first = False
+        metrics = _train(run, ring, memory, is_terminating)
+        if metrics is not None:
+            return metrics
+        ring.leave()
+        keras.utils.clear_session()
+        gc.collect()
+    return None
+
+
+def _rejoin(hvd: Any, members: Members) -> HorovodRing:
+    try:
+        ring = join(hvd)
+    except TrainingError as error:  # another rank died meanwhile; Horovod cannot try again in this process
+        log.warning("%s", error)
+        os._exit(1)
+    members.joined(ring.rank, ring.size)
+    return ring
+
+
+def _train(run: Run, ring: HorovodRing, memory: Memory, is_terminating: Callable[[], bool]) -> dict[str, Any] | None:
+    """Train in a ring; return None where the ranks leave it for another one."""
+    try:
+        try:
+            return run(ring, memory)
+        except Stopped:
+            (asked,) = ring.allreduce_sum([tf.constant(float(is_terminating()))])
+            if asked > 0.0:
+                raise
+    except tf.errors.OpError as error:
+        if not is_of_collective(error):
+            raise
+        log.debug("a collective failed: %s", error)
+    return None
