@@ -58,6 +58,12 @@ def module_name(path: Path) -> str:
     return ".".join(("ringfeed", *(parts[:-1] if parts[-1] == "__init__" else parts)))
 
 
+def source_of(path: Path) -> str:
+    """The code of a module; of a package whose names are imported late, its list of them."""
+    stub = path.with_suffix(".pyi")
+    return (stub if stub.exists() else path).read_text()
+
+
 PATHS = {module_name(path): path for path in MODULES}
 
 
@@ -113,7 +119,7 @@ def test_the_layer_check_lets_earlier_layers_and_others_through() -> None:
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_a_layer_imports_only_the_ones_before_it(path: Path) -> None:
     is_package = path.name == "__init__.py"
-    assert layer_faults(path.read_text(), module_name(path), is_package=is_package) == []
+    assert layer_faults(source_of(path), module_name(path), is_package=is_package) == []
 
 
 def room_of(module: str, *, is_package: bool) -> str:
@@ -136,7 +142,7 @@ def test_every_folder_has_its_place_in_the_order() -> None:
 @pytest.mark.parametrize("path", [path for path in MODULES if module_name(path) not in FACES], ids=module_name)
 def test_a_folder_imports_only_the_ones_before_it(path: Path) -> None:
     own = ROOMS.index(room_of(module_name(path), is_package=path.name == "__init__.py"))
-    for name in imported_modules(path, ast.parse(path.read_text())) - FACES:
+    for name in imported_modules(path, ast.parse(source_of(path))) - FACES:
         room = room_of(name, is_package=PATHS[name].name == "__init__.py")
         assert ROOMS.index(room) <= own, name
 
@@ -145,7 +151,7 @@ def test_there_is_no_import_circle() -> None:
     """Not even one of annotations: what stands under `TYPE_CHECKING` counts, what a function imports does not."""
     graph: dict[str, set[str]] = {}
     for path in MODULES:
-        tree = ast.parse(path.read_text())
+        tree = ast.parse(source_of(path))
         for node in ast.walk(tree):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
                 node.body = [ast.Pass()]
@@ -159,7 +165,7 @@ def test_only_one_module_imports_horovod() -> None:
     importers = {
         module_name(path)
         for path in MODULES
-        for name in imports(path.read_text(), module_name(path), is_package=path.name == "__init__.py")
+        for name in imports(source_of(path), module_name(path), is_package=path.name == "__init__.py")
         if name.split(".")[0] == "horovod"
     }
     assert importers == {"ringfeed.training.ring.horovod"}
@@ -197,14 +203,14 @@ def test_every_package_of_the_tree_is_one() -> None:
 
 
 def test_every_module_says_what_it_is_and_declares_what_others_import_of_it() -> None:
-    trees = {module_name(path): ast.parse(path.read_text()) for path in MODULES}
+    trees = {module_name(path): ast.parse(source_of(path)) for path in MODULES}
     imported = {
         name
         for path in MODULES
-        for name in imports(path.read_text(), module_name(path), is_package=path.name == "__init__.py")
+        for name in imports(source_of(path), module_name(path), is_package=path.name == "__init__.py")
     }
     for module, tree in trees.items():
-        assert ast.get_docstring(tree), module
+        assert ast.get_docstring(ast.parse(PATHS[module].read_text())), module
         public = public_names(tree)
         assert public is not None, module
         used = {name.removeprefix(f"{module}.") for name in imported - trees.keys() if name.startswith(f"{module}.")}

@@ -19,7 +19,6 @@ from typing import Any
 import xxhash
 
 from ..errors import ConfigError
-from ..messages import brief
 from ..url_secrets import without_secrets
 
 __all__ = ["code_hash", "describe_error", "import_function"]
@@ -153,22 +152,37 @@ def describe_error(error: BaseException, name: str, file: str | None = None) -> 
         place = f"{error.filename}:{error.lineno}"
     elif chosen := own or users or frames:
         place = f"{chosen[-1].filename}:{chosen[-1].lineno}"
-    text = brief(error, _LONGEST)
+    if isinstance(error, MemoryError):
+        raise error
+    text = _shortened(_without_keras(str(error)))
     return f"{place}: {type(error).__name__}{': ' * bool(text)}{text}"
 
 
 def _converted_text(message: str) -> str:
-    """Return the text of an error below TensorFlow's trace, without what Keras adds to one in a layer's call.
+    """Return the text of an error below TensorFlow's trace.
 
     >>> _converted_text('in user code:\\n\\n    File "a.py", line 3, in f\\n        g()\\n\\n    ValueError: no more')
     'ValueError: no more'
     """
-    text = _COLOUR.sub("", message.strip().rpartition("\n\n    File ")[2])
-    text = text.partition("\n\n")[2].partition("Arguments received by ")[0]
+    text = message.strip().rpartition("\n\n    File ")[2].partition("\n\n")[2]
+    return _shortened(_without_keras(text))
+
+
+def _without_keras(text: str) -> str:
+    """Remove what Keras adds to the text of an error in a layer's call.
+
+    >>> _without_keras("Exception encountered when calling Mine.call().\\n\\nno more\\n\\nArguments received by Mine")
+    'no more (in Mine.call())'
+    """
+    text = _COLOUR.sub("", text).partition("Arguments received by ")[0]
     kind, _, rest = text.strip().partition("Exception encountered when calling ")
     if rest:  # "ValueError: Exception encountered when calling Mine.call().", then the text
         place, _, rest = rest.partition("\n")
         text = f"{kind}{rest.strip()} (in {place.strip().rstrip('.')})"
+    return text
+
+
+def _shortened(text: str) -> str:
     return " ".join(without_secrets(text).split())[:_LONGEST]
 
 

@@ -24,7 +24,7 @@ from .trials.slow_records import SlowRecords, find_slow_records
 from .trials.store_trial import StoreTrial, try_store
 from .trials.training_trials import TrainingTrials, Workload, try_together, try_training
 from .verdicts.bottleneck import Knob, StageProfile, name_bottleneck, name_knob
-from .verdicts.evidence import find_evidence
+from .verdicts.evidence import confirmed_limit, find_evidence
 from .verdicts.predictions import EpochFigures, Prediction, predict_gain
 from .verdicts.settings import LoaderFacts, LoaderTrials, candidate_settings
 from .verdicts.verdict import Verdict, judge
@@ -108,8 +108,9 @@ def investigate(loader: Loader, workload: Workload | None, request: Request) -> 
         together = training.together
         cpu_share = min(together.cpu_seconds / together.seconds / (os.cpu_count() or 1), 1.0)
         queued = together.core_wait_seconds / together.seconds
+    limit = confirmed_limit(knob.limit, figures, parts)
     verdict = judge(
-        figures, loader_limit=knob.limit, seconds=_shortest(trial, training), disturbed=clock.disturbed(),
+        figures, loader_limit=limit, seconds=_shortest(trial, training), disturbed=clock.disturbed(),
         cpu_share=cpu_share, queued=queued, slow=slow, decodes=workload is not None and workload.decodes,
     )  # fmt: skip
     verdict = replace(

@@ -86,8 +86,8 @@ def assemble(config: TrainConfig, ring: Ring, schedule: Schedule | None = None) 
         eval_loader = open_loader(config, ring, split=config.data.eval_split, training=False)
     pace = own_pace(config, ring, loader)
     model = build_model(loader.manifest, config)
-    preprocess = model.preprocess, tf.function(model.preprocess)  # traced once, not in each epoch
-    augment = preprocess if model.augmented is None else (model.augmented, tf.function(model.augmented))
+    preprocess = _traced(model.preprocess)
+    augment = preprocess if model.augmented is None else _traced(model.augmented)
     if schedule is None:
         schedule = build_schedule(config, pace.steps)
     if ring.rank == 0:
@@ -134,6 +134,11 @@ def _shares(config: TrainConfig, ring: Ring) -> Shares:
             f"batch; lower it, or raise data.batch_size{remedy}"
         )
     return shares
+
+
+def _traced(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return a function, and the same traced once for all epochs."""
+    return function, tf.function(function, autograph=False)
 
 
 def _prepare_process(config: TrainConfig) -> None:

@@ -162,7 +162,7 @@ def make_train_step(
         loss = loss / scalars[3] if can_rest else loss
         return [overflowed, loss, stopping, trains, *reduced]
 
-    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    @tf.function(reduce_retracing=True, autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def train_step(inputs: Any, class_id: Tensor, weight: Tensor, stopping: Tensor = go_on) -> StepMetrics:
         before = [tf.identity(variable) for variable in state]
         if accumulate == 1:
@@ -216,7 +216,7 @@ def _for_any_batch(step: Any) -> TrainStep:
 def make_predict_step(network: Any) -> Callable[[Any], Tensor]:
     """Compile the inference step: from the inputs of a batch to logits, float32 [batch, classes]."""
 
-    @tf.function(reduce_retracing=True)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    @tf.function(reduce_retracing=True, autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def predict(inputs: Any) -> Tensor:
         return tf.cast(network(inputs, training=False), tf.float32)
 

@@ -102,5 +102,4 @@ def _transformed(feature: Feature, shape: Shape, augment: AugmentConfig) -> Call
         jitter=augment.jitter,
         shape=feature.fixed_shape or None,
     )
-    transformed = tf.autograph.experimental.do_not_convert(transform)
-    return lambda element: transformed(element)[feature.name]
+    return lambda element: transform(element)[feature.name]

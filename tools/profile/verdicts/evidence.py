@@ -8,7 +8,9 @@ from .predictions import EpochFigures
 from .settings import LoaderFacts, LoaderTrials
 from .verdict import Evidence
 
-__all__ = ["find_evidence"]
+__all__ = ["confirmed_limit", "find_evidence"]
+
+_FAST_ENOUGH = 4  # times the loader's rate over an epoch: such a part is no limit
 
 
 def find_evidence(
@@ -46,9 +48,7 @@ def find_evidence(
         return Evidence(name="the slowest part alone", value=figures.samples / slowest, unit="samples/s"), epoch
     if bottleneck in ("step", "none") and figures.step is not None:
         return Evidence(name="the step alone", value=figures.step.value, unit="samples/s"), loader
-    alone = {"hand_over": trials.hand_over and trials.hand_over.samples_per_second}
-    if trials.opening is not None:
-        alone |= {"verification": trials.opening.verify, "decode": trials.opening.decode}
+    alone = _rates_alone(trials)
     if figures.transform is not None:
         alone["transform"] = figures.transform.value
         if bottleneck == "decode" and figures.transform.value < loader.value:
@@ -58,6 +58,30 @@ def find_evidence(
             loader if figures.step is None or bottleneck not in ("transform",) else epoch
         )
     return (loader,)
+
+
+def confirmed_limit(limit: str, figures: EpochFigures, trials: LoaderTrials) -> str:
+    """Return what limits the loader: a part, or the first batch, if that takes most of the epoch and the part does not.
+
+    In an epoch of a few small shards some stage is the busiest, though all of them are fast enough.
+
+    Args:
+        limit: the part, as the loader's stages tell it.
+        figures: the epoch as measured.
+        trials: the loader's parts as measured.
+    """
+    alone = _rates_alone(trials).get(limit)
+    needed = figures.samples / figures.loader_seconds
+    waits = figures.first_batch_seconds > figures.loader_seconds / 2
+    return "shuffle_fill" if waits and alone is not None and alone > _FAST_ENOUGH * needed else limit
+
+
+def _rates_alone(trials: LoaderTrials) -> dict[str, float]:
+    """Samples per second of each part that was measured alone."""
+    rates = {} if trials.hand_over is None else {"hand_over": trials.hand_over.samples_per_second}
+    if trials.opening is not None:
+        rates |= {"verification": trials.opening.verify, "decode": trials.opening.decode}
+    return rates
 
 
 def _of_store(bottleneck: str, facts: LoaderFacts, trials: LoaderTrials) -> tuple[Evidence, ...]:

@@ -5,8 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfeed.tools.profile.trials.estimates import Estimate, estimate, ratio
+from ringfeed.tools.profile.trials.part_trials import OpenTrial
 from ringfeed.tools.profile.trials.slow_records import SlowRecord, SlowRecords
+from ringfeed.tools.profile.verdicts.evidence import confirmed_limit
 from ringfeed.tools.profile.verdicts.predictions import EpochFigures, Setting, predict_gain
+from ringfeed.tools.profile.verdicts.settings import LoaderTrials
 from ringfeed.tools.profile.verdicts.verdict import LIMITS, Verdict, judge
 
 SAMPLES = 100_000
@@ -145,3 +148,18 @@ def test_a_ratio_spreads_more_than_its_parts() -> None:
     assert both.low < 0.9
     assert both.high > 1.1
     assert ratio(part, exact(2.0)).low == pytest.approx(0.9)
+
+
+@pytest.mark.parametrize(
+    ("decode", "first", "limit"),
+    [
+        (10_000_000, 2.0, "shuffle_fill"),  # of 3 s, though the loader decodes 300 times as fast
+        (40_000, 2.0, "decode"),  # it waits for what is decoded
+        (10_000_000, 0.1, "decode"),  # no wait explains it better
+    ],
+)
+def test_a_part_that_is_far_faster_than_the_loader_is_not_its_limit(decode: float, first: float, limit: str) -> None:
+    figures = epoch(step=1, together=1, loader=100_000, first=first)
+    parts = LoaderTrials(opening=OpenTrial(verify=1e9, decode=decode, shards=1))
+    assert confirmed_limit("decode", figures, parts) == limit
+    assert confirmed_limit("store_bandwidth", figures, parts) == "store_bandwidth"

@@ -1,0 +1,37 @@
+# What this package offers, by module. `__init__.py` reads it, and imports a name when it is first used.
+
+from .backends.multi_worker import MultiWorkerStrategy
+from .checkpoint.store import Checkpoint, CheckpointStore
+from .config.config_file import load_config
+from .config.train_config import TrainConfig
+from .loop.trainer import Trainer
+from .metrics.evaluate import Evaluation
+from .optimizers.adam import Adam
+from .optimizers.lamb import LAMB
+from .optimizers.lars import LARS
+from .optimizers.precision import LossScale, ScaleRule
+from .ring.connect import connect
+from .ring.horovod_ring import HorovodRing
+from .ring.ring import Ring, SoloRing
+from .schedules.learning_rate import WarmUpDecay, scaled_learning_rate
+
+__all__ = [
+    "LAMB",
+    "LARS",
+    "Adam",
+    "Checkpoint",
+    "CheckpointStore",
+    "Evaluation",
+    "HorovodRing",
+    "LossScale",
+    "MultiWorkerStrategy",
+    "Ring",
+    "ScaleRule",
+    "SoloRing",
+    "TrainConfig",
+    "Trainer",
+    "WarmUpDecay",
+    "connect",
+    "load_config",
+    "scaled_learning_rate",
+]
