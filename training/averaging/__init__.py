@@ -1,3 +1,3 @@
-"""Averages over ranks."""
+"""Averages over ranks, and over steps."""
 
 __all__: list[str] = []

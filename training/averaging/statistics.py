@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,13 +22,15 @@ class StatisticsAverage:
     Args:
         ring: the ranks, which hold the same weights now.
         network: the network.
+        further: variables to average in the same way.
     """
 
-    def __init__(self, ring: Ring, network: Any) -> None:
+    def __init__(self, ring: Ring, network: Any, further: Sequence[Any] = ()) -> None:
         trainable = {id(variable) for variable in network.trainable_weights}
         self._ring = ring
-        self._moving = [v for v in network.weights if id(v) not in trainable and "float" in str(v.dtype)]
-        self._base = [tf.identity(v.value) for v in self._moving]
+        own = [v.value for v in network.weights if id(v) not in trainable and "float" in str(v.dtype)]
+        self._moving = [*own, *further]
+        self._base = [tf.identity(v) for v in self._moving]
 
     def update(self, factor: float = 1.0) -> None:
         """Give all ranks the average (a collective).
@@ -37,7 +40,7 @@ class StatisticsAverage:
         """
         if not self._moving or self._ring.size == 1:
             return
-        changes = [(v.value - base) * factor for v, base in zip(self._moving, self._base, strict=True)]
+        changes = [(v - base) * factor for v, base in zip(self._moving, self._base, strict=True)]
         means = self._ring.allreduce_mean(changes)
         self._base = [base + mean for base, mean in zip(self._base, means, strict=True)]
         for variable, value in zip(self._moving, self._base, strict=True):

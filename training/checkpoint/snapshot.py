@@ -1,13 +1,14 @@
 """Snapshots: capture a run's state in a checkpoint, and restore it on any number of ranks.
 
 Tensors: the network's weights and the states of its random generators, the optimizer's variables, the loss scale, the
-state of the synchronizer; what each rank has of its own is stacked, [ranks, ...].
+state of the synchronizer, averages of weights; what each rank has of its own is stacked, [ranks, ...].
 JSON: the loader's position (seed, epoch, step), the configuration, the dataset's checksum, and the history.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
@@ -18,6 +19,7 @@ import tensorflow as tf
 from ...pipeline.order.epoch_order import ORDER_VERSION
 from ...sharding.common.validation import fit, integer
 from ...sharding.errors import ConfigError, TrainingError
+from ..averaging.moving import MovingAverage
 from ..config.config_file import all_keys, changed_keys, stretched_schedule, to_tree
 from ..config.train_config import TrainConfig
 from ..optimizers.precision import LossScale
@@ -77,6 +79,7 @@ class Parts:
     optimizer: Any
     scale: LossScale
     synchronizer: Synchronizer = field(default_factory=lambda: EveryStep(SoloRing()))
+    average: MovingAverage | None = None
 
     def variables(self) -> dict[str, Any]:
         """Return all variables by name: kind, place, path; kind and place are the same in every process.
@@ -89,12 +92,17 @@ class Parts:
             "optimizer": list(self.optimizer.variables),
             "loss_scale": self.scale.variables,
             "synchronizer": list(self.synchronizer.shared_variables),
+            "average": self.average.variables if self.average else [],
         }
         return {
             f"{kind}/{index:04d}/{getattr(variable, 'path', variable.name)}": variable
             for kind, variables in groups.items()
             for index, variable in enumerate(variables)
         }
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Give the network its averaged weights in the body, if the run averages them."""
+        return self.average.applied() if self.average else nullcontext()
 
 
 def seed_variables(network: Any) -> list[Any]:

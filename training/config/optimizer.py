@@ -1,4 +1,4 @@
-"""Options of the optimizer, its learning rate over the run, and the loss scale."""
+"""Options of the optimizer, its learning rate over the run, the loss scale, and the average of weights."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ __all__ = [
     "STRETCHED",
     "VARIANTS",
     "WARMUPS",
+    "EMAConfig",
     "LossScaleConfig",
     "OptimizerConfig",
     "ScheduleConfig",
@@ -174,3 +175,15 @@ class LossScaleConfig:
     def __post_init__(self) -> None:
         require(1 <= self.initial <= 2.0**126, "loss_scale.initial", "at least 1, and at most 2**126", self.initial)
         require_size("loss_scale.growth_interval", self.growth_interval)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EMAConfig:
+    """Options of the moving average of weights, which is evaluated and saved in place of the last weights."""
+
+    decay: float | None = key(None, "share of the average that a step keeps, such as 0.999; null: no average")
+    warmup: bool = key(True, "let step t keep at most (1 + t) / (10 + t), to forget the initial weights")
+
+    def __post_init__(self) -> None:
+        if self.decay is not None:
+            require(0 < self.decay < 1, "ema.decay", "in (0, 1)", self.decay)

@@ -11,7 +11,7 @@ from .checks import key, one_of, require, require_finite, require_size
 from .data import DataConfig
 from .loss import LossConfig
 from .model import AugmentConfig, ModelConfig
-from .optimizer import LossScaleConfig, OptimizerConfig, ScheduleConfig
+from .optimizer import EMAConfig, LossScaleConfig, OptimizerConfig, ScheduleConfig
 from .outputs import CheckpointConfig, OutputConfig
 from .synchronisation import CompressionConfig, SyncConfig, check_synchronisation
 
@@ -35,6 +35,7 @@ class TrainConfig:
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     loss_scale: LossScaleConfig = field(default_factory=LossScaleConfig)
+    ema: EMAConfig = field(default_factory=EMAConfig)
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
@@ -66,6 +67,9 @@ class TrainConfig:
         check_synchronisation(
             self.compression, self.sync, self.optimizer, self.precision, deterministic=self.deterministic
         )
+        averages_steps = self.ema.decay is None or self.sync.method == "every_step"
+        rule = f"null for sync.method={self.sync.method}, between whose rounds the ranks' weights differ"
+        require(averages_steps, "ema.decay", rule, self.ema.decay)
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the number of steps of the run."""

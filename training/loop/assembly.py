@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from ...pipeline import Loader
 from ...sharding.errors import ConfigError
+from ..averaging.moving import MovingAverage
 from ..averaging.pace import Pace
 from ..checkpoint.snapshot import Parts
 from ..config.train_config import TrainConfig
@@ -156,12 +157,16 @@ def _parts(config: TrainConfig, wire: MeteredRing, pace: Pace, model: BuiltModel
     variables = model.network.trainable_variables
     optimizer = build_optimizer(optimizer_options(config), schedule, variables)
     synchronizer.build(variables, optimizer.variables)
+    average = None
+    if config.ema.decay is not None:
+        average = MovingAverage(model.network, config.ema.decay, warms_up=config.ema.warmup)
     rule = ScaleRule(initial=config.loss_scale.initial, growth_interval=config.loss_scale.growth_interval)
     return Parts(
         network=model.network,
         optimizer=optimizer,
         scale=LossScale.for_precision(config.precision, rule),
         synchronizer=synchronizer,
+        average=average,
     )
 
 
@@ -181,6 +186,7 @@ def _steps(config: TrainConfig, loader: Loader, parts: Parts) -> tuple[TrainStep
             accumulate=config.optimizer.accumulate,
             can_rest=config.sync.clients is not None,
             any_batch=follows_speed,
+            average=parts.average,
         )
     )
     return train_step, in_one_line(make_predict_step(parts.network))

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ..averaging.moving import MovingAverage
 from ..models.losses import Loss, batch_loss, cross_entropy
 from ..optimizers.precision import LossScale, all_finite
 from ..records.clock import Clock, timed
@@ -122,12 +123,13 @@ def make_train_step(
     accumulate: int = 1,
     can_rest: bool = False,
     any_batch: bool = False,
+    average: MovingAverage | None = None,
 ) -> TrainStep:
     """Compile the training step of a network whose optimizer and synchronizer are built.
 
     With `read_clock`, the metrics of a step have time stamps. With `accumulate`, the local batch passes through the
     network in as many parts; reduction, clipping and update are of their sum. With `any_batch` it is compiled once for
-    local batches of any size; else anew when the size first changes.
+    local batches of any size; else anew when the size first changes. An `average` takes in the new weights.
 
     All ranks agree on whether a step counts without a collective of its own: each rank's flag, 0 or 1 for an overflow,
     travels with the gradients, and their mean is exactly 0 only if all are 0. (A mean of ones need not be exactly 1:
@@ -152,6 +154,8 @@ def make_train_step(
     def apply(gradients: Sequence[Tensor], is_connected: Sequence[bool]) -> Tensor:
         pairs = [pair for pair, used in zip(zip(gradients, trained, strict=True), is_connected, strict=True) if used]
         optimizer.apply(*zip(*pairs, strict=True))
+        if average is not None:
+            average.update(optimizer.iterations.value)
         return tf.constant(True)
 
     def reduce(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -83,7 +83,8 @@ class Trainer:
         self.position, self.resumed_from = start.position, start.resumed_from
         self._first_step = start.position.step
         self.skipped_steps, self._evaluated_step = start.skipped_steps, start.evaluated_step
-        self._statistics = StatisticsAverage(ring, self.parts.network)
+        average = self.parts.average
+        self._statistics = StatisticsAverage(ring, self.parts.network, average.statistics if average else ())
         self.reporter = Reporter(is_chief=ring.rank == 0, total_steps=self.total_steps, done_steps=self.position.step)
         if start.history:
             self.reporter.restore(start.history)
@@ -272,7 +273,7 @@ class Trainer:
         if loader is None or not (ended or due):
             return
         names = [str(name) for name in self.loader.manifest.classes]
-        with self._activity(EVALUATION):
+        with self._activity(EVALUATION), self.parts.averaged():
             result = evaluate(self.ring, self._assembly.predict, self._batches(loader, 0, 0), names)
             (asked,) = self.ring.allreduce_sum([tf.constant(float(self._asked_to_stop))])
         if asked > 0.0:  # then this evaluation is not whole; a resumed run makes it
@@ -303,7 +304,7 @@ class Trainer:
             return
         with self._activity(CHECKPOINT):
             self._settle()
-            assert_same_weights(self.ring, self.parts.network.weights)
+            self._assert_same_weights()
             self._check_weights()
             self._commit(store)
             self.ring.barrier()
@@ -320,6 +321,10 @@ class Trainer:
         if rank == 0 and store is not None:
             store.save(commit)
 
+    def _assert_same_weights(self) -> str:
+        averages = self.parts.average.variables if self.parts.average else []
+        return assert_same_weights(self.ring, [*self.parts.network.weights, *averages])
+
     def _check_weights(self) -> None:
         """Refuse to save weights that are not finite over those that are."""
         floats = [v.value for v in self.parts.network.weights if "float" in str(v.dtype)]
@@ -330,7 +335,7 @@ class Trainer:
             )
 
     def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
-        digest = assert_same_weights(self.ring, self.parts.network.weights)
+        digest = self._assert_same_weights()
         self._check_weights()
         self.reporter.warn_of_waits()
         if self.skipped_steps == self.position.step:
@@ -358,7 +363,8 @@ class Trainer:
             "final": self.reporter.evaluations[-1] if is_evaluated else None,
         }
         if self.ring.rank == 0:
-            write_outputs(self.config.output, self.parts.network, metrics)
+            with self.parts.averaged():
+                write_outputs(self.config.output, self.parts.network, metrics)
         self.ring.barrier()
         return metrics
 

@@ -27,6 +27,16 @@ def user_optimizer(config: OptimizerConfig, schedule: Any) -> Any:
     Raises:
         ConfigError: there is no such function, it refuses its arguments, or it returns no Keras optimizer.
     """
+    optimizer = _called(config, schedule)
+    if optimizer.use_ema:
+        raise ConfigError(
+            f"optimizer.name: {config.name} has use_ema, which Keras pairs with other variables where some have no "
+            "gradient: set ema.decay instead"
+        )
+    return optimizer
+
+
+def _called(config: OptimizerConfig, schedule: Any) -> Any:
     function = import_function("optimizer.name", config.name, str(Path.cwd()), example="keras.optimizers:Lion")
     if isinstance(function, type) and issubclass(function, keras.optimizers.Optimizer):
         decay = {"weight_decay": config.weight_decay} if config.weight_decay else {}

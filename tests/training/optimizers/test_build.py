@@ -64,6 +64,8 @@ def test_a_function_of_the_user_builds_the_optimizer(tmp_path: Path, monkeypatch
         build_optimizer(OptimizerConfig(name="own_optimizers:wrong"), RATE, [])
     with pytest.raises(ConfigError, match=r"optimizer.options: keras.optimizers:Lion refuses \{'beta_9': 1\}"):
         build_optimizer(OptimizerConfig(name="keras.optimizers:Lion", options={"beta_9": 1}), RATE, [])
+    with pytest.raises(ConfigError, match=r"keras.optimizers:Lion has use_ema, .*: set ema.decay instead"):
+        build_optimizer(OptimizerConfig(name="keras.optimizers:Lion", options={"use_ema": True}), RATE, [])
 
 
 def test_a_checkpoint_from_before_a_key_has_its_default() -> None:

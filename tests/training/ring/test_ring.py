@@ -172,7 +172,8 @@ def test_the_death_of_a_rank_ends_all_and_the_run_resumes_bit_identical_or_on_an
     metrics: Callable[[], dict[str, Any]],
 ) -> None:
     checkpoints = tmp_path / "checkpoints"
-    config = write_config(precision="float16", checkpoint={"url": str(checkpoints), "every_steps": 5, "keep": 50})
+    keep = {"url": str(checkpoints), "every_steps": 5, "keep": 50}
+    config = write_config(precision="float16", checkpoint=keep, ema={"decay": 0.9})
     process = start(config, ranks=2)
     deadline = time.monotonic() + 280
     while 10 not in saved_steps(checkpoints):

@@ -1,0 +1,74 @@
+"""The moving average of a network's weights over steps, which generalises better than the last weights.
+
+It is not an average over ranks: each rank keeps its own, from weights that are the same on all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import tensorflow as tf
+
+__all__ = ["MovingAverage"]
+
+Tensor = Any
+
+
+class MovingAverage:
+    """The exponential moving average of all floating-point weights of a network.
+
+    After step `t`, counted from 1::
+
+        d = min(decay, (1 + t) / (10 + t))     # without `warms_up`: d = decay
+        average = d * average + (1 - d) * weights
+
+    Polyak and Juditsky (1992); the rule for the first steps is that of `tf.train.ExponentialMovingAverage`. The
+    statistics of batch normalisation are averaged, too, for they belong to the weights that they were taken with.
+
+    Args:
+        network: the network, which is built.
+        decay: share of the average that a step keeps, in (0, 1).
+        warms_up: whether the first steps keep less, so that the initial weights are soon forgotten.
+
+    Attributes:
+        variables: the averages, as a checkpoint holds them.
+        statistics: those of them whose weights the optimizer does not update; ranks may differ in them, as they do in
+            the statistics themselves.
+    """
+
+    def __init__(self, network: Any, decay: float, *, warms_up: bool) -> None:
+        self._decay, self._warms_up = decay, warms_up
+        self._averaged = [v for v in network.weights if "float" in str(v.dtype)]
+        self._weights = [v.value for v in self._averaged]
+        self.variables = [tf.Variable(w, trainable=False, name="average") for w in self._weights]
+        trained = {id(v) for v in network.trainable_weights}
+        pairs = zip(self._averaged, self.variables, strict=True)
+        self.statistics = [average for weight, average in pairs if id(weight) not in trained]
+
+    def update(self, steps: Tensor) -> None:
+        """Take in the weights of now, in `tf.function`.
+
+        Args:
+            steps: number of updates of the weights so far, integer scalar.
+        """
+        share = tf.constant(1 - self._decay, tf.float64)
+        if self._warms_up:
+            share = tf.maximum(share, 9 / (10 + tf.cast(steps, tf.float64)))
+        for average, weight in zip(self.variables, self._weights, strict=True):
+            average.assign_add((weight - average) * tf.cast(share, average.dtype))
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Give the network its averages in the body; then its own weights again, bit for bit."""
+        own = [tf.identity(weight) for weight in self._weights]
+        self._assign(self.variables)
+        try:
+            yield
+        finally:
+            self._assign(own)
+
+    def _assign(self, values: list[Tensor]) -> None:
+        for weight, value in zip(self._weights, values, strict=True):
+            weight.assign(value)
