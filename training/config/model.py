@@ -10,28 +10,39 @@ from ...pipeline.transforms.image_options import ColourJitter, RandomCrop
 from ...sharding.errors import ConfigError
 from .checks import are_sizes, is_function, is_pattern, key, one_of, require, require_size
 
-__all__ = ["AugmentConfig", "ModelConfig"]
+__all__ = ["APPLICATIONS", "AugmentConfig", "ModelConfig"]
 
 NORMS = ("batch", "layer", "none")
+APPLICATIONS = "keras.applications:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelConfig:
     """Options of the network."""
 
-    name: str = key("tabular", "tabular, convnet, or module:function, called with (manifest, config)")
+    name: str = key(
+        "tabular",
+        "tabular, convnet, keras.applications:NAME, or module:function, called with (manifest, config)",
+    )
+    weights: str | None = key(
+        None, "file of initial weights (.keras, .weights.h5, .h5; path or URL), whose last layer may have other shapes"
+    )
     hidden: tuple[int, ...] = key((256, 128), "units of the hidden layers (tabular: all; convnet: before the output)")
     norm: str = key("batch", f"normalisation: {', '.join(NORMS)}")
     dropout: float = key(0.0, "fraction of hidden units dropped in training, in [0, 1)")
     embedding_dim: int | None = key(None, "width of embeddings; null: 1.6 * categories ** 0.56, at most 32")
     filters: tuple[int, ...] = key((32, 64), "convnet: filters of each block; each block halves the image")
-    image_shape: tuple[int, ...] | None = key(None, "convnet: [height, width, channels] to decode images to")
+    image_shape: tuple[int, ...] | None = key(None, "images: [height, width, channels] to decode them to")
     freeze: tuple[str, ...] = key((), "patterns of the paths of layers that training leaves as they are")
-    options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "any keys, for module:function"})
+    options: Mapping[str, Any] = field(
+        default_factory=dict, metadata={"help": "arguments for keras.applications, or any keys for module:function"}
+    )
 
     def __post_init__(self) -> None:
         known = self.name in ("tabular", "convnet") or is_function(self.name)
         require(known, "model.name", "tabular, convnet, or module:function", self.name)
+        is_file = self.weights is None or self.weights.endswith((".keras", ".h5"))
+        require(is_file, "model.weights", "a file that ends in .keras, .weights.h5 or .h5, or null", self.weights)
         one_of("model.norm", self.norm, NORMS)
         require(0 <= self.dropout < 1, "model.dropout", "in [0, 1)", self.dropout)
         require(are_sizes(self.hidden), "model.hidden", "a list of integers in [1, 2**31)", self.hidden)

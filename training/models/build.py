@@ -1,4 +1,4 @@
-"""Builds the network that a configuration names: a built-in one, or a user's own by `module:function`.
+"""Builds the network that a configuration names: a built-in one, one of Keras, or a user's own by `module:function`.
 
 A network ends in one float32 logit per class, whatever dtype it computes in. Losses and metrics are elsewhere.
 """
@@ -9,13 +9,16 @@ from collections.abc import Callable
 
 from ...sharding.dataset.manifest import Manifest
 from ...sharding.errors import ConfigError
+from ..config.model import APPLICATIONS
 from ..config.train_config import TrainConfig
 from ..optimizers.precision import compute_dtype
+from .application import application
 from .built_model import BuiltModel
 from .convnet import convnet
 from .freeze import freeze
 from .tabular import tabular
 from .user_model import user_model
+from .weight_file import load_weights
 
 __all__ = ["build_model"]
 
@@ -29,7 +32,10 @@ def build_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
     if manifest.schema.label is None or len(manifest.classes) < 2:
         raise ConfigError(f"{config.data.url}: training needs a label with at least two classes; build with --label")
     builders: dict[str, Callable[[Manifest, TrainConfig], BuiltModel]] = {"tabular": tabular, "convnet": convnet}
+    own = application if config.model.name.startswith(APPLICATIONS) else user_model
     with compute_dtype(config.precision):
-        built = builders.get(config.model.name, user_model)(manifest, config)
+        built = builders.get(config.model.name, own)(manifest, config)
+    if config.model.weights is not None:
+        load_weights(built.network, config.model.weights)
     freeze(built.network, config.model.freeze)
     return built

@@ -23,7 +23,7 @@ __all__ = ["image_column", "image_preprocess", "image_shape"]
 Shape = tuple[int, int, int]
 
 
-def image_column(manifest: Manifest, data: DataConfig) -> Feature:
+def image_column(manifest: Manifest, data: DataConfig, model: str = "the convnet") -> Feature:
     """Return the one column that holds images.
 
     Raises:
@@ -32,7 +32,7 @@ def image_column(manifest: Manifest, data: DataConfig) -> Feature:
     found = [f for f in feature_columns(manifest, data) if _is_encoded(f) or _is_tensor(f)]
     if len(found) != 1:
         listed = ", ".join(repr(f.name) for f in found) or "none"
-        raise ConfigError(f"the convnet takes one image column, the dataset has {listed}; choose with data.include")
+        raise ConfigError(f"{model} takes one image column, the dataset has {listed}; choose with data.include")
     return found[0]
 
 

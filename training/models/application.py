@@ -1,0 +1,67 @@
+"""A network of `keras.applications`, for an image column.
+
+Tested in tests/training/models/test_application.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import keras
+
+from ...sharding.dataset.manifest import Manifest
+from ...sharding.errors import ConfigError
+from ...sharding.messages import did_you_mean, listed, one_line
+from ..config.model import APPLICATIONS, AugmentConfig
+from ..config.train_config import TrainConfig
+from .built_model import BuiltModel
+from .images import image_column, image_preprocess, image_shape
+from .preprocess import Element, Preprocess
+
+__all__ = ["application"]
+
+
+def application(manifest: Manifest, config: TrainConfig) -> BuiltModel:
+    """Build the network with initial weights, and one logit for each class.
+
+    Its images are what the `preprocess_input` of its module makes of them. Nothing is downloaded.
+
+    Raises:
+        ConfigError: there is no such network, it refuses its arguments, or the dataset has no image column for it.
+    """
+    name = config.model.name.removeprefix(APPLICATIONS)
+    names = [known for known in dir(keras.applications) if callable(getattr(keras.applications, known))]
+    if name not in names:
+        hint = did_you_mean(name, names, f"there are: {listed(names)}")
+        raise ConfigError(f"model.name: keras.applications has no network {name!r}; {hint}")
+    feature = image_column(manifest, config.data, config.model.name)
+    shape = image_shape(feature, config.model.image_shape)
+    if shape[2] != 3:
+        raise ConfigError(
+            f"model.name: {config.model.name} takes images of 3 channels, got {list(shape)}: set model.image_shape to "
+            f"[{shape[0]}, {shape[1]}, 3]"
+        )
+    function = getattr(keras.applications, name)
+    fixed = {"weights": None, "input_shape": shape, "classes": len(manifest.classes), "classifier_activation": None}
+    try:
+        network = function(**fixed, **config.model.options)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"model.name: {config.model.name} refuses images of {list(shape)} or model.options: {one_line(error)}"
+        ) from error
+    plain, augment = AugmentConfig(), config.augment
+    prepare = sys.modules[function.__module__].preprocess_input
+    return BuiltModel(
+        network=network,
+        preprocess=_prepared(image_preprocess(feature, shape, plain), prepare),
+        augmented=_prepared(image_preprocess(feature, shape, augment), prepare) if augment.random else None,
+    )
+
+
+def _prepared(preprocess: Preprocess, prepare: Any) -> Preprocess:
+    def prepared(element: Element) -> tuple[Any, Any, Any]:
+        images, class_id, weight = preprocess(element)
+        return prepare(images * 255.0), class_id, weight
+
+    return prepared

@@ -1,0 +1,138 @@
+"""Starts a network with the weights of a file: those of a network of the same layers, whose last one may differ.
+
+Tested in tests/training/models/test_weight_file.py.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import h5py
+
+from ...sharding.errors import ConfigError
+from ...sharding.storage.storage import Storage
+
+__all__ = ["load_weights"]
+
+log = logging.getLogger(__name__)
+
+Layout = Mapping[str, tuple[str, tuple[int, ...]]]
+"""Place in a file -> the name of a layer, and the shape of one of its weights."""
+
+_IGNORED = ("optimizer/", "/seed_generator/")
+
+
+def load_weights(network: Any, url: str) -> None:
+    """Assign the weights of a file. The last layer keeps its initial ones if the file has others, or none, for it.
+
+    Args:
+        network: the network, which is built.
+        url: path or URL of a `.keras`, `.weights.h5` or `.h5` file; the last is that of Keras 2, as of
+            `keras.applications`, whose layers are found by name.
+
+    Raises:
+        ConfigError: it cannot be read, is no such file, or another layer does not fit.
+    """
+    folder, separator, name = url.rpartition("/")
+    try:
+        data = Storage(folder or separator or ".").read(name)
+    except OSError as error:
+        raise ConfigError(f"model.weights: {error}") from error
+    head = [layer for layer in network._flatten_layers(include_self=False, recursive=True) if layer.weights][-1]
+    is_old = name.endswith(".h5") and not name.endswith(".weights.h5")
+    with TemporaryDirectory() as temporary:
+        path = Path(temporary) / ("old.h5" if is_old else "given.weights.h5")
+        path.write_bytes(_weights_of(url, data))
+        given = _layout(url, path)
+        if is_old:
+            own = _named_layout(network)
+        else:
+            own_path = Path(temporary) / "own.weights.h5"
+            network.save_weights(own_path)
+            own = _layout(url, own_path)
+        is_new = _check(url, own, given, head.name)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about the last layer
+            network.load_weights(path, skip_mismatch=is_new, **({"by_name": True} if is_old else {}))
+    log.info(
+        "starting from the weights of %s%s",
+        url,
+        f", but for its last layer, {head.name!r}, which has other shapes" if is_new else "",
+    )
+
+
+def _weights_of(url: str, data: bytes) -> bytes:
+    if not url.endswith(".keras"):
+        return data
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            return archive.read("model.weights.h5")
+    except (zipfile.BadZipFile, KeyError) as error:
+        raise ConfigError(f"model.weights: {url} is not a .keras file, or is damaged") from error
+
+
+def _layout(url: str, path: Path) -> Layout:
+    """Return where a file has the weights of layers."""
+    found: dict[str, tuple[str, tuple[int, ...]]] = {}
+
+    def visit(place: str, item: Any) -> None:
+        group, _, index = place.rpartition("/vars/")
+        if isinstance(item, h5py.Dataset) and index and not any(part in f"{place}/" for part in _IGNORED):
+            layer = item.parent.attrs.get("name", group)
+            found[place] = str(layer), tuple(item.shape)
+
+    try:
+        with h5py.File(path) as file:
+            groups = file.get("model_weights", file)
+            if "layer_names" not in groups.attrs:
+                file.visititems(visit)
+                return found
+            for layer in _texts(groups.attrs["layer_names"]):
+                for number, weight in enumerate(_texts(groups[layer].attrs["weight_names"])):
+                    found[f"{layer}/{number}"] = layer, tuple(groups[layer][weight].shape)
+    except (OSError, KeyError) as error:
+        raise ConfigError(f"model.weights: {url} does not hold the weights of a Keras model, or is damaged") from error
+    return found
+
+
+def _texts(values: Any) -> list[str]:
+    return [value.decode() if isinstance(value, bytes) else str(value) for value in values]
+
+
+def _named_layout(network: Any) -> Layout:
+    """Return the layout that a file of Keras 2 has for a network."""
+    return {
+        f"{layer.name}/{number}": (layer.name, tuple(weight.shape))
+        for layer in network.layers
+        for number, weight in enumerate([*layer.trainable_weights, *layer.non_trainable_weights])
+    }
+
+
+def _check(url: str, own: Layout, given: Layout, head: str) -> bool:
+    """Return whether the last layer, `head`, does not fit; all others have to."""
+    is_new = False
+    for place in sorted({*own, *given}):
+        (layer, shape), (their_layer, their_shape) = own.get(place, ("", None)), given.get(place, ("", None))
+        if shape == their_shape:
+            continue
+        if layer == head or (not layer and their_layer == head):
+            is_new = True
+            continue
+        if their_shape is None:
+            problem = f"the network's layer {layer!r} is not in it ({place})"
+        elif shape is None:
+            problem = f"the network has no layer for its {their_layer!r} ({place})"
+        else:
+            problem = f"{layer!r} has the shape {list(their_shape)} there, {list(shape)} in the network ({place})"
+        raise ConfigError(
+            f"model.weights: {url} does not fit: {problem}; only the last layer, {head!r}, may differ. Make the "
+            "model's options those of the file's network"
+        )
+    return is_new
