@@ -84,6 +84,7 @@ class SyncConfig:
         "fedavg: the ranks' own parts, one each: names of splits, or conditions on data.train_split such as "
         "carrier == 'AA'; null: equal shares of each batch",
     )
+    batch_norm: bool = key(False, "normalise batches over the samples of all ranks, not each rank's own")
     shares: str = key("equal", "of the ranks in each global batch: equal, or speed: what each can do in the same time")
     share_bound: float = key(4.0, "speed: a share is at most this many times more or less than an equal one")
     optimizer_state: str = key("keep", "after a round: keep each rank's own, or average it too")
@@ -124,6 +125,9 @@ def check_synchronisation(
     if sync.shares == "speed" and deterministic:
         reason = "measured times differ between runs, and with the shares the order of additions"
         raise _refusal("sync.shares", "speed", "deterministic=true", reason, "deterministic=false")
+    if sync.batch_norm and sync.method != "every_step":
+        reason = "ranks with different weights have no common statistics"
+        raise _refusal("sync.batch_norm", "true", f"sync.method={sync.method}", reason, "sync.batch_norm=false")
     if sync.shares == "speed" and sync.method != "every_step":
         reason = "a mean of weights counts ranks, not samples"
         raise _refusal("sync.shares", "speed", f"sync.method={sync.method}", reason, "sync.shares=equal")

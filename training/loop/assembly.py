@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from ...pipeline import Loader
 from ...sharding.errors import ConfigError
+from ..averaging.batch_norm import synchronise_batch_norm
 from ..averaging.moving import MovingAverage
 from ..averaging.pace import Pace
 from ..checkpoint.snapshot import Parts
@@ -95,6 +96,8 @@ def assemble(config: TrainConfig, ring: Ring, schedule: Schedule | None = None) 
         for remark in schedule_warnings(config):
             log.warning(remark)
     wire = MeteredRing(ring)
+    if config.sync.batch_norm:
+        synchronise_batch_norm(model.network, wire)
     parts = _parts(config, wire, pace, model, schedule)
     train_step, predict = _steps(config, loader, parts)
     return Assembly(
@@ -119,8 +122,9 @@ def _shares(config: TrainConfig, ring: Ring) -> Shares:
     """
     loader = open_loader(config, ring, split=config.data.train_split, training=True)
     follows_speed, batch_size = config.sync.shares == "speed", config.data.batch_size
-    if follows_speed and batch_size < ring.size:
-        raise ConfigError(f"sync.shares=speed needs a sample for each of {ring.size} ranks: raise data.batch_size")
+    if (follows_speed or config.sync.batch_norm) and batch_size < ring.size:
+        key = "sync.shares=speed" if follows_speed else "sync.batch_norm=true"
+        raise ConfigError(f"{key} needs a sample for each of {ring.size} ranks: raise data.batch_size")
     shares = Shares(
         loader,
         ring,

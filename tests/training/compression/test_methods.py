@@ -47,6 +47,9 @@ def test_three_ranks_agree_by_every_method_and_a_resumed_run_has_the_same_bits(f
         assert results[name]["bytes"] == pytest.approx(expected, rel=1e-6), name
     assert results["local_sgd, 1"]["weights"] == pytest.approx(results["plain"]["weights"], abs=2e-6)
     assert results["local_sgd, 4"]["bytes"] == pytest.approx(4 / 3 * ((MATRIX_BYTES + VECTOR_BYTES) / 4 + SCALAR_BYTES))
+    alone = results["batch_norm, alone"]
+    assert results["batch_norm"]["weights"] == pytest.approx(alone["weights"], abs=2e-6)
+    assert results["batch_norm"]["last"] == pytest.approx(alone["last"], abs=2e-6)
     for name, result in results.items():
         assert result["last"] < 0.85 * result["first"], name
     assert len({result["digest"] for result in results.values()}) == len(results)

@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ringfeed.training.averaging.batch_norm import synchronise_batch_norm
 from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.checkpoint.snapshot import (
     Parts,
@@ -36,10 +37,10 @@ from ringfeed.training.optimizers.build import build_optimizer, build_schedule
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.connect import connect
 from ringfeed.training.ring.metered import MeteredRing
-from ringfeed.training.ring.ring import Ring
+from ringfeed.training.ring.ring import Ring, SoloRing
 from ringfeed.training.ring.same_weights import assert_same_weights
 
-STEPS = 16
+STEPS, RANKS = 16, 3
 SGD = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.0}
 METHODS: dict[str, dict[str, Any]] = {
     "every_step": {},
@@ -59,6 +60,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"sync": {"method": "fedavg", "every": 4}},
     "median": {"sync": {"method": "fedavg", "every": 4, "aggregate": "median"}},
     "gossip": {"sync": {"method": "gossip", "every": 2}},
+    "batch_norm": {"sync": {"batch_norm": True}},
 }
 
 
@@ -67,8 +69,13 @@ def build(ring: Ring, options: dict[str, Any]) -> Callable[[bool], dict[str, Any
     config = parse_config({"data": {"url": "x"}, "optimizer": SGD | {"momentum": 0.5}, "epochs": 4, **options}, "test")
     keras.utils.set_random_seed(3)
     inputs = keras.Input((40,))
-    network = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Dense(30, activation="tanh")(inputs)))
+    hidden = keras.layers.Dense(30, activation="tanh")(inputs)
     wire = MeteredRing(ring)
+    if config.sync.batch_norm:
+        hidden = keras.layers.BatchNormalization()(hidden)
+    network = keras.Model(inputs, keras.layers.Dense(3)(hidden))
+    if config.sync.batch_norm:
+        synchronise_batch_norm(network, wire)
     samples = STEPS * (1 + ring.rank)
     pace = Pace(batches=STEPS, steps=STEPS, samples=samples, batch_size=1 + ring.rank, step_samples=6)
     synchronizer = build_synchronizer(config, wire, total_steps=STEPS, pace=pace)
@@ -101,14 +108,16 @@ def build(ring: Ring, options: dict[str, Any]) -> Callable[[bool], dict[str, Any
         truth = rng.normal(size=(40, 3))
         losses = []
         for number in range(STEPS):
-            features = rng.normal(size=(ring.size, 16, 40)).astype(np.float32)
+            features = rng.normal(size=(RANKS, 16, 40)).astype(np.float32)
             classes = (features @ truth).argmax(-1).astype(np.int32)
             time.sleep(0.002 * ((number + ring.rank) % 3))  # ranks arrive in another order each time
             if number == STEPS // 2:
                 synchronizer.settle()
                 if interrupt:
                     resume()
-            losses.append(float(step(features[ring.rank], classes[ring.rank], tf.ones(16)).loss))
+            if ring.size == 1:  # all samples of three
+                features, classes = features.reshape(1, -1, 40), classes.reshape(1, -1)
+            losses.append(float(step(features[ring.rank], classes[ring.rank], tf.ones(len(classes[0]))).loss))
             synchronizer.after_step(number + 1)
         synchronizer.settle()
         digest = assert_same_weights(ring, network.weights)
@@ -154,6 +163,7 @@ def main() -> None:
         once, again = train(False), train(True)
         assert once == again, (name, once, again)
         results[name] = once
+    results["batch_norm, alone"] = build(SoloRing(), METHODS["batch_norm"])(False)
     if ring.rank == 0:
         sys.stdout.write(json.dumps(results) + "\n")
 
