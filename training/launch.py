@@ -17,6 +17,8 @@ import time
 from collections.abc import Sequence
 
 from ..sharding.errors import ConfigError
+from .backends.local_cluster import LocalCluster
+from .config.backend import PARAMETER_SERVER
 from .config.config_file import load_config
 from .config.train_config import TrainConfig
 from .elastic.processes import INTERRUPTED, SAVE_SECONDS, Asked, Ending, cause_of_death, start_rank
@@ -34,6 +36,7 @@ EPILOG = """\
 examples:
   ringfeed launch -n 2 train --config flights.yaml
   ringfeed launch -n 4 --elastic train --config flights.yaml --set checkpoint.every_steps=100
+  ringfeed launch --ps 1 --workers 4 train --config flights.yaml --set backend=parameter_server
 
 Rank 0 writes to the terminal as if it were alone. A rank that fails, is killed, or lets the others wait for
 watchdog_seconds ends the run, with one line that names it and the cause. SIGTERM saves a checkpoint (status 75: the
@@ -44,6 +47,9 @@ loses at most checkpoint.commit_steps steps (null: every_steps), and let the new
 die or stall, they start again from the newest checkpoint. Three failures without progress lower the number of ranks by
 one, down to --min-ranks. The number in --ranks-file may change: ranks then join or leave, which loses no step. Every
 sample counts once an epoch, on any number of ranks.
+
+--workers starts workers, parameter servers and a chief for backend=parameter_server (docs/asynchronous.md). A worker
+that dies is started again, and the others go on meanwhile.
 
 For several machines use horovodrun: see docs/ranks.md.
 """
@@ -61,7 +67,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and the help of `ringfeed launch`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description, parser.epilog = DESCRIPTION, EPILOG
-    parser.add_argument("-n", "--ranks", type=int, required=True, metavar="N", help="number of ranks")
+    parser.add_argument("-n", "--ranks", type=int, default=0, metavar="N", help="number of ranks")
+    parser.add_argument("--ps", type=int, metavar="P", help="number of parameter servers, with --workers [1]")
+    parser.add_argument("--workers", type=int, metavar="W", help="workers of parameter servers, in place of -n")
     parser.add_argument("--elastic", action="store_true", help="replace ranks that die, while the others go on")
     parser.add_argument(
         "--min-ranks", type=int, default=1, metavar="M", help="with --elastic: fewest ranks to go on with [1]"
@@ -79,7 +87,10 @@ def run(args: argparse.Namespace) -> int:
     config = _checked(args)
     asked = Asked()
     with asked.listening():
-        ending = _run_elastic(args, config, asked) if args.elastic and config else _Ranks(args, asked).run()
+        if args.workers is not None:
+            ending = LocalCluster(args.ps or 1, args.workers, args.program, asked).run()
+        else:
+            ending = _run_elastic(args, config, asked) if args.elastic and config else _Ranks(args, asked).run()
     if ending.line:
         event = {"event": "error" if ending.status == 1 else "interrupted"}
         as_json = json.dumps({**event, "message": ending.line, "status": ending.status})
@@ -106,7 +117,12 @@ def _checked(args: argparse.Namespace) -> TrainConfig | None:
     Raises:
         ConfigError: the command is wrong, or cannot be elastic.
     """
-    if args.ranks < 1 or not 1 <= args.min_ranks <= args.ranks:
+    if args.ps is not None and args.workers is None:
+        raise ConfigError("--ps needs --workers: ringfeed launch --ps 1 --workers 2 train --config FILE.yaml")
+    if args.workers is not None:
+        if args.ranks or args.elastic or min(args.workers, args.ps or 1) < 1:
+            raise ConfigError("--workers and --ps are at least 1, and go without -n and --elastic")
+    elif args.ranks < 1 or not 1 <= args.min_ranks <= args.ranks:
         raise ConfigError(f"1 <= --min-ranks <= -n must hold, got -n {args.ranks} and --min-ranks {args.min_ranks}")
     if args.program[:1] not in (["train"], ["bench-ring"]):
         raise ConfigError("the ranks run train or bench-ring: ringfeed launch -n 2 train --config FILE.yaml")
@@ -114,6 +130,8 @@ def _checked(args: argparse.Namespace) -> TrainConfig | None:
         if os.environ.get(name, "0") not in ("0", ""):
             raise ConfigError(f"{name} is set, which is not supported ({reason}); unset it")
     if args.program[0] == "bench-ring":
+        if args.workers is not None:
+            raise ConfigError("bench-ring measures a ring: ringfeed launch -n 2 bench-ring")
         if args.elastic:
             raise ConfigError("--elastic goes on from checkpoints, which bench-ring has not; leave it out")
         return None
@@ -123,6 +141,9 @@ def _checked(args: argparse.Namespace) -> TrainConfig | None:
     add_train_arguments(parser)
     train = parser.parse_args(args.program[1:])
     config = load_config(train.config, train.overrides)
+    if (config.backend == PARAMETER_SERVER) != (args.workers is not None):
+        flags = "--ps 1 --workers 2" if config.backend == PARAMETER_SERVER else "-n 2"
+        raise ConfigError(f"backend={config.backend} is started by: ringfeed launch {flags} train --config FILE.yaml")
     if args.elastic and (config.checkpoint.url is None or config.checkpoint.every_steps is None):
         raise ConfigError("--elastic goes on from checkpoints: set checkpoint.url and checkpoint.every_steps")
     if args.elastic and not config.checkpoint.resume:

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ..sharding.errors import ConfigError, RingfeedError
 from ..sharding.url_secrets import without_secrets
+from .backends.cluster import CHIEF, cluster_from_environment
+from .config.backend import PARAMETER_SERVER
 from .config.config_file import describe_keys, load_config
 from .elastic.members import Members, open_members
 from .loop.outputs import check_writable, encode_metrics
@@ -167,17 +169,15 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
     config = load_config(args.config, args.overrides)
     if args.lr_find and not args.lr_find.endswith(_PLOTS):
         raise ConfigError(f"--lr-find: {args.lr_find} must end in one of {', '.join(_PLOTS)}")
+    if config.backend == PARAMETER_SERVER:
+        _train_on_servers(config, args, watch)
+        return
     world = world_from_environment(os.environ)
     if watch is not None:
         watch.is_silent = (world is not None and world.rank > 0) or is_launched()
     end_with_launcher()
     if world is None or world.rank == 0:  # the rank that writes outputs
-        for output in filter(None, (config.output.model, config.output.metrics, args.lr_find)):
-            check_writable(output)
-        if config.checkpoint.url:  # the trainer checks stores itself, unless the run has ended
-            check_writable(f"{config.checkpoint.url.rstrip('/')}/checkpoint", in_stores=False)
-        if config.output.records:
-            check_writable(f"{config.output.records.rstrip('/')}/rank")
+        _check_outputs(config, args)
     members = open_members()
     if members is not None and not args.lr_find:
         _train_elastically(config, members, watch, args)
@@ -193,6 +193,44 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
         from .loop.trainer import train
 
         _print_metrics(train(config, ring, check), ring, args)
+
+
+def _check_outputs(config: TrainConfig, args: argparse.Namespace) -> None:
+    for output in filter(None, (config.output.model, config.output.metrics, args.lr_find)):
+        check_writable(output)
+    if config.checkpoint.url:  # the trainer checks stores itself, unless the run has ended
+        check_writable(f"{config.checkpoint.url.rstrip('/')}/checkpoint", in_stores=False)
+    if config.output.records:
+        check_writable(f"{config.output.records.rstrip('/')}/rank")
+
+
+def _train_on_servers(config: TrainConfig, args: argparse.Namespace, watch: SignalWatch | None) -> None:
+    """Do this process's task in a cluster with parameter servers: that of the chief, or serve until it ends."""
+    cluster = cluster_from_environment(os.environ)
+    if args.lr_find:
+        raise ConfigError("--lr-find does not go with backend=parameter_server; use it with backend=horovod")
+    is_chief = cluster.kind == CHIEF
+    if watch is not None:
+        watch.is_silent = not is_chief or is_launched()
+    end_with_launcher()
+    if is_chief:
+        _check_outputs(config, args)
+    with quiet_tensorflow():
+        from .ring.connect import share_cores
+
+        share_cores(cluster.local_tasks)
+    configure_logging(0 if is_chief else cluster.index + 1, quiet=args.quiet, verbose=args.verbose)
+    if not is_chief:
+        from .backends.task import serve_task
+
+        serve_task(config, cluster)
+    from .backends.parameter_server import ServerTrainer
+    from .ring.ring import SoloRing
+
+    trainer = ServerTrainer(config, cluster, _StopRequest(watch, int))
+    _print_metrics(trainer.run(), SoloRing(), args)
+    trainer.dismiss()
+    os._exit(0)  # TensorFlow would complain of tasks that are gone
 
 
 def _train_elastically(

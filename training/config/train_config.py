@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from .backend import BACKENDS, ParameterServerConfig, check_backend
 from .checks import key, one_of, require, require_finite, require_size
 from .data import DataConfig
 from .loss import LossConfig
@@ -38,8 +39,10 @@ class TrainConfig:
     ema: EMAConfig = field(default_factory=EMAConfig)
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
+    parameter_server: ParameterServerConfig = field(default_factory=ParameterServerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
+    backend: str = key("horovod", f"what processes exchange gradients by: {', '.join(BACKENDS)}")
     precision: str = key("float32", f"dtype of computation in layers: one of {', '.join(PRECISIONS)}")
     epochs: int = key(1, "passes over the training split")
     max_steps: int | None = key(None, "stop after this many steps; null: after all epochs")
@@ -71,6 +74,10 @@ class TrainConfig:
         averages_steps = self.ema.decay is None or self.sync.method == "every_step"
         rule = f"null for sync.method={self.sync.method}, between whose rounds the ranks' weights differ"
         require(averages_steps, "ema.decay", rule, self.ema.decay)
+        groups = {
+            name: getattr(self, name) for name in ("compression", "sync", "optimizer", "ema", "checkpoint", "output")
+        }
+        check_backend(self.backend, self.parameter_server, self.precision, groups)
 
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the number of steps of the run."""

@@ -73,13 +73,14 @@ def start_rank(
     return process, reader
 
 
-def cause_of_death(rank: int, code: int | None) -> str:
-    """Return in words how a rank ended that reported nothing.
+def cause_of_death(process: int | str, code: int | None) -> str:
+    """Return in words how a process ended that reported nothing: a rank, by its number, or another, by its name.
 
     >>> cause_of_death(1, -9)
     'rank 1 was killed by SIGKILL (as the kernel does when memory runs out)'
     """
+    name = f"rank {process}" if isinstance(process, int) else process
     if code is None or code >= 0:
-        return f"rank {rank} ended with status {code}"
+        return f"{name} ended with status {code}"
     hint = " (as the kernel does when memory runs out)" if -code == signal.SIGKILL else ""
-    return f"rank {rank} was killed by {signal.Signals(-code).name}{hint}"
+    return f"{name} was killed by {signal.Signals(-code).name}{hint}"

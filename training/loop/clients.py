@@ -17,11 +17,12 @@ from ...sharding.errors import ConfigError
 from ..averaging.pace import Pace
 from ..config.train_config import TrainConfig
 from ..ring.ring import Ring
+from ..ring.world import World
 
 __all__ = ["own_pace", "own_part", "paced"]
 
 
-def own_part(config: TrainConfig, ring: Ring, manifest: Manifest) -> str | None:
+def own_part(config: TrainConfig, ring: Ring | World, manifest: Manifest) -> str | None:
     """Return the split or condition of this rank's own part, if it has one.
 
     Raises:

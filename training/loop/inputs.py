@@ -14,6 +14,7 @@ from ...sharding.errors import ConfigError, DatasetError
 from ..config.train_config import TrainConfig
 from ..models.preprocess import Preprocess, fill_values
 from ..ring.ring import Ring
+from ..ring.world import World
 from .clients import own_part
 
 __all__ = ["open_loader", "preprocessed"]
@@ -21,7 +22,7 @@ __all__ = ["open_loader", "preprocessed"]
 _PREFETCH_BATCHES = 4
 
 
-def open_loader(config: TrainConfig, ring: Ring, *, split: str, training: bool) -> Loader:
+def open_loader(config: TrainConfig, ring: Ring | World, *, split: str, training: bool) -> Loader:
     """Open this rank's loader of a split; training drops the remainder, evaluation reads each sample once.
 
     A rank that trains on a part of its own reads each of its samples once, in batches of its share of the global batch.

@@ -1,0 +1,160 @@
+"""Training on parameter servers: the workers' loop in this process, and a whole cluster as users start it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import yaml
+from safetensors.numpy import load_file
+
+from ringfeed.sharding import BuildOptions, build
+from ringfeed.tools.cli import main
+from tests.helpers.checkpoints import saved_steps
+from tests.helpers.lean import lean_environment
+
+RECORDS, BATCH, EPOCHS = 240, 12, 40
+NETWORK = """
+import keras, tensorflow as tf
+
+class Count(keras.layers.Layer):
+    def build(self, shape):
+        self.counts = self.add_weight(shape=(240,), initializer="zeros", trainable=False, name="counts")
+    def call(self, ids, training=False):
+        if training:
+            self.counts.value.scatter_add(tf.IndexedSlices(tf.ones_like(ids, tf.float32), ids))
+        return tf.cast(ids, tf.float32) * 0.0
+    def compute_output_spec(self, ids, training=False): return keras.KerasTensor((None,))
+
+def network(manifest, config):
+    ids, value = keras.Input((), dtype="int64", name="id"), keras.Input((), dtype="float32", name="value")
+    both = keras.ops.expand_dims(value + Count()(ids), 1)
+    return keras.Model({"id": ids, "value": value}, keras.layers.Dense(2)(both))
+"""
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    """A folder with a configuration whose network counts, on the servers, how often it has seen each sample."""
+    values = [row / RECORDS for row in range(RECORDS)]
+    labels = ["ab"[row * 2 // RECORDS] for row in range(RECORDS)]
+    pq.write_table(pa.table({"id": range(RECORDS), "value": values, "label": labels}), tmp_path / "source.parquet")
+    build(BuildOptions(source=str(tmp_path / "source.parquet"), destination=str(tmp_path / "data"), label="label"))
+    (tmp_path / "networks.py").write_text(NETWORK)
+    tree = {
+        "backend": "parameter_server",
+        "data": {"url": "data", "batch_size": BATCH, "eval_split": "train"},
+        "model": {"name": "networks:network"},
+        "optimizer": {"name": "sgd", "learning_rate": 0.5},
+        "checkpoint": {"url": "run", "keep": 1000},
+        "epochs": EPOCHS,
+        "eval_every_epochs": EPOCHS,
+        "output": {"metrics": "metrics.json"},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
+    return tmp_path
+
+
+def _counts(folder: Path, step: int) -> np.ndarray:
+    (path,) = (path for path in (folder / "run").glob("step-*") if int(path.name.split("-")[1]) == step)
+    (counts,) = (array for name, array in load_file(path).items() if name.endswith("counts"))
+    return counts
+
+
+def _worker(process: subprocess.Popen[str], index: int) -> psutil.Process:
+    for child in psutil.Process(process.pid).children():
+        with suppress(psutil.Error, KeyError):
+            task = json.loads(child.environ()["TF_CONFIG"])["task"]
+            if task == {"type": "worker", "index": index}:
+                return child
+    raise AssertionError(f"there is no worker {index}")
+
+
+def test_a_run_survives_a_workers_death_and_reads_each_sample_once_an_epoch(run_folder: Path) -> None:
+    command = [sys.executable, "-m", "ringfeed.tools.cli", "launch", "--ps", "2", "--workers", "2"]
+    process = subprocess.Popen(
+        [*command, "train", "--config", "run.yaml"],
+        cwd=run_folder,
+        env=lean_environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 280
+    while not saved_steps(run_folder / "run"):
+        assert process.poll() is None, process.communicate()[1]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    killed = _worker(process, 1)
+    os.kill(killed.pid, signal.SIGKILL)
+    _, stderr = process.communicate(timeout=280)
+    assert process.returncode == 0, stderr
+    assert "ringfeed launch: worker 1 was killed by SIGKILL" in stderr
+    assert "Traceback" not in stderr
+
+    metrics = json.loads((run_folder / "metrics.json").read_text())
+    steps = RECORDS // BATCH
+    assert metrics["total_steps"] == steps * EPOCHS
+    assert metrics["final"]["accuracy"] > 0.9
+    assert metrics["history"]["steps"][-1]["step"] == steps * EPOCHS
+    before = [step for step in saved_steps(run_folder / "run") if _counts(run_folder, step).sum() == step * BATCH]
+    for step in before:  # of the first epoch, and as long as no worker had died
+        assert (_counts(run_folder, step) == step // steps).all()
+    assert steps in before
+    counts = _counts(run_folder, steps * EPOCHS)
+    assert counts.min() == EPOCHS
+    assert counts.sum() <= RECORDS * EPOCHS + metrics["deaths"] * BATCH // 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "settings", "message"),
+    [
+        (["--workers", "0"], [], "--workers and --ps are at least 1"),
+        (["--ps", "1"], [], "--ps needs --workers"),
+        (["--workers", "2", "--elastic"], [], "go without -n and --elastic"),
+        (["-n", "2"], [], "backend=parameter_server is started by: ringfeed launch --ps 1 --workers 2"),
+        (["--workers", "2"], ["backend=horovod"], "backend=horovod is started by: ringfeed launch -n 2 train"),
+        (["--workers", "2"], ["backend=ring"], "backend must be one of horovod, parameter_server, got 'ring'"),
+        (["--workers", "2"], ["compression.method=qsgd"], "compression.method=qsgd does not go with backend=param"),
+        (["--workers", "2"], ["sync.method=local_sgd"], "use sync.method=every_step"),
+        (["--workers", "2"], ["optimizer.accumulate=2"], "optimizer.accumulate=2 does not go with"),
+        (["--workers", "2"], ["precision=float16"], "use precision=bfloat16"),
+        (["--workers", "2"], ["output.records=x"], "use output.records=null"),
+        (["--workers", "2"], ["parameter_server.mode=bsp"], "parameter_server.mode must be one of async"),
+    ],
+)
+def test_what_a_backend_does_not_support_is_refused_by_name(
+    flags: list[str],
+    settings: list[str],
+    message: str,
+    run_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(run_folder)
+    overrides = [part for item in settings for part in ("--set", item)]
+    assert main(["launch", *flags, "train", "--config", "run.yaml", *overrides]) == 1
+    output = capfd.readouterr().err
+    assert message in output
+    assert output.count("\n") == 1
+
+
+def test_without_a_cluster_one_line_says_how_to_start_one(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(run_folder)
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    assert main(["train", "--config", "run.yaml"]) == 1
+    output = capfd.readouterr().err
+    assert "ringfeed launch --ps 1 --workers 2 train --config FILE on one machine, or TF_CONFIG" in output
+    assert output.count("\n") == 1

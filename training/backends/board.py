@@ -1,0 +1,200 @@
+"""The chief's board: workers take their steps from it, report what they did, and are missed when they die.
+
+A worker keeps a connection of its own, over which lines of JSON go back and forth; it closes with the worker, however
+that ends. Without it the chief would learn of a death only from TensorFlow, minutes later where another worker waits.
+Tested in tests/training/backends/test_board.py.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import socketserver
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .part_plan import OVER, PartPlan, Step
+
+__all__ = ["Board", "Done", "serve_board"]
+
+log = logging.getLogger(__name__)
+
+BYE = b"bye\n"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What a worker reports of an update.
+
+    Attributes:
+        loss: mean loss of its batch, before the update.
+        gradient_norm: global norm of its gradient.
+        staleness: number of updates of other workers between its reading of the weights and its own update.
+        wait_seconds: time that it waited for its input.
+        sent_share: share of the gradient's entries that it has sent.
+    """
+
+    loss: float
+    gradient_norm: float
+    staleness: int
+    wait_seconds: float
+    sent_share: float = 1.0
+
+
+@dataclass(slots=True)
+class Board:
+    """The plan of the present phase, behind a lock.
+
+    Attributes:
+        failure: what a worker said when it failed, in one line; None if none has.
+        deaths: number of workers that died so far, each time one does.
+        updates: number of updates begun since the start of the run.
+    """
+
+    updates: int = 0
+    failure: str | None = None
+    deaths: int = 0
+    _epoch: int = 0
+    _plan: PartPlan | None = None
+    _reports: list[Done] = field(default_factory=list)
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _connections: dict[int, int] = field(default_factory=dict)
+
+    def begin(self, epoch: int, plan: PartPlan) -> None:
+        """Start a phase within an epoch."""
+        with self._changed:
+            self._epoch, self._plan = epoch, plan
+            self._changed.notify_all()
+
+    def cut(self) -> int:
+        """End the phase early, after the same step of all parts; return that step."""
+        with self._changed:
+            stop = self._plan.cut() if self._plan else 0
+            self._changed.notify_all()
+            return stop
+
+    def reports(self, timeout_seconds: float) -> list[Done]:
+        """Return what was reported since the last call, after a wait if there is nothing yet."""
+        with self._changed:
+            if not self._reports and self.failure is None:
+                self._changed.wait(timeout_seconds)
+            found, self._reports = self._reports, []
+            return found
+
+    def fail(self, message: str) -> None:
+        """End the run's steps, for a reason."""
+        with self._changed:
+            self.failure = self.failure or message
+            self._changed.notify_all()
+
+    # -- of one worker, each on a thread of its own ------------------------------------------------------------------
+
+    def attach(self, worker: int) -> int:
+        """Note a worker's connection, and return its number: a worker that was started again has a new one."""
+        with self._changed:
+            self._leave(worker)
+            self._connections[worker] = self._connections.get(worker, 0) + 1
+            return self._connections[worker]
+
+    def detach(self, worker: int, connection: int) -> None:
+        """Note that a worker's connection has closed."""
+        with self._changed:
+            if self._connections[worker] == connection and self._plan is not None and not self._plan.is_over:
+                self._leave(worker)
+                self.deaths += 1
+
+    def _leave(self, worker: int) -> None:
+        step = self._plan.leave(worker) if self._plan is not None else None
+        if step is not None:
+            log.warning(
+                "worker %d has died in step %d of epoch %d: that step's %s is done again, so it may count twice",
+                worker,
+                step.step,
+                self._epoch,
+                f"batch of part {step.part}",
+            )
+        self._changed.notify_all()
+
+    def handle(self, worker: int, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer a worker's message; a worker that asks for a step may wait."""
+        match message:
+            case {"take": _}:
+                return self._take(worker)
+            case {"done": report}:
+                with self._changed:
+                    if self._plan is not None:
+                        self._plan.finish(worker)
+                    self._reports.append(Done(**report))
+                    self._changed.notify_all()
+            case {"error": str(text)}:
+                self.fail(f"worker {worker}: {text}")
+        return {}
+
+    def _take(self, worker: int) -> dict[str, Any]:
+        with self._changed:
+            while True:
+                plan = self._plan
+                step = OVER if plan is None or self.failure is not None else plan.take(worker)
+                if isinstance(step, Step):
+                    self.updates += 1
+                    answer = {"epoch": self._epoch, "part": step.part, "step": step.step}
+                    return {**answer, "update": self.updates - 1}
+                if step is OVER:
+                    return {"over": True}
+                self._changed.wait()
+
+
+class _Handler(socketserver.StreamRequestHandler):
+    """The chief's end of a connection: of a worker, or of a task that only wants to know when the chief ends."""
+
+    server: _Server
+
+    def handle(self) -> None:
+        hello = json.loads(self.rfile.readline() or b"{}")
+        if "worker" not in hello:
+            self.server.listeners.append(self.request)
+            self.rfile.read()
+            return
+        worker, board = int(hello["worker"]), self.server.board
+        connection = board.attach(worker)
+        try:
+            for line in self.rfile:
+                self.wfile.write(json.dumps(board.handle(worker, json.loads(line))).encode() + b"\n")
+        except OSError:
+            pass  # the worker has died; what it had is given back
+        finally:
+            board.detach(worker, connection)
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    allow_reuse_address = True
+    request_queue_size = 1024
+
+    def __init__(self, host: str, board: Board) -> None:
+        self.board = board
+        self.listeners: list[socket.socket] = []
+        super().__init__((host, 0), _Handler)
+
+    @property
+    def address(self) -> str:
+        """``host:port`` of this server."""
+        return f"{self.server_address[0]!s}:{self.server_address[1]}"
+
+    def dismiss(self) -> None:
+        """Tell all tasks that the run has ended."""
+        for listener in self.listeners:
+            try:
+                listener.sendall(BYE)
+            except OSError:
+                continue  # it has ended already
+
+
+def serve_board(host: str, board: Board) -> _Server:
+    """Serve a board on a free port of one of this machine's addresses, on a thread; call `dismiss` at the end."""
+    server = _Server(host, board)
+    threading.Thread(target=server.serve_forever, name="ringfeed-board", daemon=True).start()
+    return server

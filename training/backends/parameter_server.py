@@ -1,0 +1,295 @@
+"""The chief of a run on parameter servers: it hands out steps, evaluates, saves and reports, and trains nothing itself.
+
+The workers' loop is `worker_loop`; who does which step is `part_plan`. Tested in
+tests/training/backends/test_parameter_server.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...sharding.errors import TrainingError
+from ..checkpoint.memory import Memory
+from ..checkpoint.snapshot import Parts, capture
+from ..config.config_file import to_tree
+from ..config.train_config import TrainConfig
+from ..loop.inputs import open_loader, preprocessed
+from ..loop.outputs import METRICS_FORMAT, write_outputs
+from ..loop.reporting import Reporter
+from ..loop.resume import open_store, resume
+from ..loop.step import make_predict_step
+from ..loop.stopping import Stopped
+from ..metrics.evaluate import evaluate
+from ..models.build import build_model
+from ..models.losses import build_loss
+from ..models.user_model import own_errors
+from ..optimizers.build import build_schedule, schedule_warnings
+from ..optimizers.precision import LossScale, all_finite
+from ..ring.ring import SoloRing
+from ..ring.same_weights import assert_same_weights
+from ..ring.world import World
+from .board import Board, serve_board
+from .cluster import CHIEF, PS, WORKER, Cluster
+from .part_plan import PartPlan
+from .placement import ServerOptimizers, placed, server_device
+from .rate import UpdateRate
+from .server_reports import ServerReports
+from .task import MEET_TOKEN
+from .worker_loop import make_worker_loop
+
+__all__ = ["ServerTrainer"]
+
+log = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.2
+_LOST_SERVER = ("UnavailableError", "PSUnavailableError", "AbortedError")
+
+
+class ServerTrainer:
+    """One run, on the chief.
+
+    Args:
+        config: configuration of the run.
+        cluster: the cluster, with the chief's task.
+        check: as that of `Trainer`.
+
+    Raises:
+        RingfeedError: the dataset, the model or a checkpoint does not fit the configuration.
+    """
+
+    def __init__(self, config: TrainConfig, cluster: Cluster, check: Callable[[], bool]) -> None:
+        self.config, self._cluster, self._check = config, cluster, check
+        self._workers = cluster.workers
+        self._ring = SoloRing()
+        self._coordinator = _connect(cluster)
+        self._board = Board()
+        self._server = serve_board(cluster.host, self._board)
+        for kind, count in ((PS, cluster.servers), (WORKER, cluster.workers)):
+            for index in range(count):
+                with tf.device(f"/job:{kind}/replica:0/task:{index}"):
+                    tf.raw_ops.PyFunc(input=[tf.constant(self._server.address)], token=MEET_TOKEN, Tout=[tf.bool])
+        keras.utils.set_random_seed(config.seed)
+        place = World(rank=0, size=self._workers, local_size=1)
+        self.loader = open_loader(config, place, split=config.data.train_split, training=True)
+        self.steps_per_epoch: int = self.loader.steps_per_epoch
+        self.total_steps = config.total_steps(self.steps_per_epoch)
+        self._build()
+        start = resume(
+            config,
+            self._ring,
+            self.parts,
+            Memory(),
+            dataset=self.loader.manifest.shards_checksum,
+            steps_per_epoch=self.steps_per_epoch,
+            total_steps=self.total_steps,
+        )
+        self.position, self.resumed_from = start.position, start.resumed_from
+        self._evaluated_step = start.evaluated_step
+        self._board.updates = self.position.step * self._workers
+        self.reporter = Reporter(is_chief=True, total_steps=self.total_steps, done_steps=self.position.step)
+        if start.history:
+            self.reporter.restore(start.history)
+        self._reports = ServerReports(config, self.reporter, self._workers, self.rate)
+        self._first_step = self.position.step
+
+    def _build(self) -> None:
+        """Build the network twice: on the servers, and here for evaluation and the model's file."""
+        config, manifest = self.config, self.loader.manifest
+        for remark in schedule_warnings(config):
+            log.warning(remark)
+        built = build_model(manifest, config)
+        keras.utils.set_random_seed(config.seed)
+        with placed([server_device(index) for index in range(self._cluster.servers)]) as server_bytes:
+            network = build_model(manifest, config).network
+        self.local, self._preprocess = built.network, (built.preprocess, tf.function(built.preprocess))
+        self.rate = UpdateRate(build_schedule(config, self.steps_per_epoch), self._workers, config.optimizer.scaling)
+        optimizers = ServerOptimizers(config.optimizer, self.rate, network.trainable_variables)
+        self.parts = Parts(network=network, optimizer=optimizers, scale=LossScale(None))
+        self.server_bytes = server_bytes
+        function = built.augmented or built.preprocess
+        in_one_line = own_errors(manifest, config)
+        self._loop = in_one_line(make_worker_loop)(
+            network,
+            optimizers,
+            preprocessed(self.loader, 0, 0, function, tf.function(function), deterministic=False),
+            self._server.address,
+            clip_norm=config.optimizer.clip_norm,
+            loss_of=build_loss(config.loss, [str(name) for name in manifest.classes]),
+            weight_scale=self.loader.local_batch_size * self._workers / config.data.batch_size,
+        )
+        self._predict = in_one_line(make_predict_step(self.local))
+
+    # -- loop ----------------------------------------------------------------------------------------------------
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end and return the metrics.
+
+        Raises:
+            Stopped: the run was asked to stop.
+        """
+        started = time.perf_counter()
+        store = open_store(self.config)
+        if store is not None and self.position.step < self.total_steps:
+            store.check_writable()
+        try:
+            self._begin()
+            while self.position.step < self.total_steps:
+                self._run_phase()
+            if self._evaluated_step != self.position.step:
+                self._evaluate(self.position.epoch - (self.position.epoch_step == 0))
+        finally:
+            self.reporter.close()
+        return self._finish(time.perf_counter() - started)
+
+    def _begin(self) -> None:
+        if self.position.epoch_step == 0 and self._evaluated_step != self.position.step > 0:
+            self._evaluate(self.position.epoch - 1)
+        if self.position.step < self.total_steps:
+            batch_size = self.config.data.batch_size
+            self.reporter.begin(self.position.epoch, self.position.step, batch_size, self._workers)
+
+    def _run_phase(self) -> None:
+        """Train to the next checkpoint or the end of the epoch; then all workers have done the same steps."""
+        epoch, start = self.position.epoch, self.position.epoch_step
+        every = self.config.checkpoint.every_steps if self.config.checkpoint.url else None
+        steps = min(self.steps_per_epoch - start, self.total_steps - self.position.step)
+        if every:
+            steps = min(steps, every - self.position.step % every)
+        plan = PartPlan(self._workers, start, start + steps)
+        self._board.begin(epoch, plan)
+        is_stopping = self._train(epoch, plan)
+        for _ in range(plan.done // self._workers):
+            self.position = self.position.advanced(self.steps_per_epoch)
+        self._reports.report(self.position.step, epoch, plan.most_ahead)
+        if is_stopping:
+            self._save()
+            raise Stopped(self.position.step, self._first_step, self.config.checkpoint.url)
+        if self.position.epoch != epoch or self.position.step == self.total_steps:
+            self._evaluate(epoch)
+        self._save()
+
+    def _train(self, epoch: int, plan: PartPlan) -> bool:
+        """Let the workers do a plan, and return whether it was cut short, since the run shall stop."""
+        first, is_stopping = self.position.step, False
+        try:
+            for _ in range(self._workers):
+                self._coordinator.schedule(self._loop)
+            while not self._coordinator.done():
+                for done in self._board.reports(_POLL_SECONDS):
+                    self._reports.add(done, first + plan.done // self._workers, epoch, plan.most_ahead)
+                self.reporter.advance(epoch, first + plan.done // self._workers)
+                if self._check() and not is_stopping:
+                    is_stopping = True
+                    self._board.cut()
+            self._coordinator.join()
+        except tf.errors.OpError as error:
+            self._board.fail("a task of the cluster failed")
+            raise self._explained(error) from error
+        if self._board.failure is not None:
+            raise TrainingError(self._board.failure)
+        for done in self._board.reports(0.0):
+            self._reports.add(done, first + plan.done // self._workers, epoch, plan.most_ahead)
+        return is_stopping
+
+    def _explained(self, error: Exception) -> Exception:
+        failure = self._board.failure
+        if failure is not None and failure.startswith("worker"):
+            return TrainingError(failure)
+        if type(error).__name__ in _LOST_SERVER:
+            saved = self.config.checkpoint.url
+            remedy = f"the same command resumes from {saved}" if saved else "set checkpoint.url to resume such a run"
+            return TrainingError(f"a parameter server has died, and its variables with it: {remedy}")
+        return error
+
+    # -- evaluation, checkpoints, end ----------------------------------------------------------------------------
+
+    def _fetch(self) -> None:
+        """Copy the servers' weights to the local network.
+
+        Raises:
+            TrainingError: they are not finite.
+        """
+        for own, served in zip(self.local.weights, self.parts.network.weights, strict=True):
+            own.assign(tf.convert_to_tensor(served).numpy())
+        if not bool(all_finite([v.value for v in self.local.weights if "float" in str(v.dtype)])):
+            raise TrainingError(
+                f"after step {self.position.step} weights are not finite, and are not saved: lower "
+                "optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
+            )
+
+    def _batches(self, loader: Any) -> Iterator[Any]:
+        with loader.own_errors():
+            for batch in preprocessed(loader, 0, 0, *self._preprocess, deterministic=False):
+                self._check()
+                yield batch
+
+    def _evaluate(self, epoch: int) -> None:
+        split, ended = self.config.data.eval_split, self.position.step == self.total_steps
+        due = self.position.epoch != epoch and self.position.epoch % self.config.eval_every_epochs == 0
+        if split is None or not (ended or due):
+            return
+        self._fetch()
+        loader = open_loader(self.config, self._ring, split=split, training=False)
+        names = [str(name) for name in self.loader.manifest.classes]
+        result = evaluate(self._ring, self._predict, self._batches(loader), names)
+        self.reporter.add_evaluation({"epoch": epoch, "step": self.position.step, **result.to_json()})
+        self._evaluated_step = self.position.step
+
+    def _save(self) -> None:
+        store = open_store(self.config)
+        if store is not None:
+            self._fetch()
+            history = self.reporter.history() | {"skipped_steps": 0}
+            checksum = self.loader.manifest.shards_checksum
+            store.save(capture(self.parts, self.position, self.config, checksum, history))
+
+    def _finish(self, seconds: float) -> dict[str, Any]:
+        self._fetch()
+        self.reporter.warn_of_waits()
+        steps = self.position.step - self._first_step
+        metrics = {
+            "format": METRICS_FORMAT,
+            "config": to_tree(self.config),
+            "ranks": self._workers,
+            "parameter_servers": self._cluster.servers,
+            "server_bytes": self.server_bytes,
+            "classes": [str(name) for name in self.loader.manifest.classes],
+            "parameters": self.local.count_params(),
+            "steps_per_epoch": self.steps_per_epoch,
+            "total_steps": self.total_steps,
+            "resumed_from_step": self.resumed_from,
+            "skipped_steps": 0,
+            "deaths": self._board.deaths,
+            **self._reports.totals(),
+            "train_seconds": seconds,
+            "train_samples": steps * self.config.data.batch_size,
+            "weights_digest": assert_same_weights(self._ring, self.local.weights),
+            "history": self.reporter.history(),
+            "final": self.reporter.evaluations[-1] if self._evaluated_step == self.position.step else None,
+        }
+        write_outputs(self.config.output, self.local, metrics)
+        return metrics
+
+    def dismiss(self) -> None:
+        """Let all tasks end with status 0; then this process has to end, too, for it has lost its cluster."""
+        self._server.dismiss()
+
+
+def _connect(cluster: Cluster) -> Any:
+    """Connect to all tasks, which takes until they are up, and return the coordinator."""
+    logging.getLogger("tensorflow").setLevel(logging.CRITICAL)  # it logs a worker's death as pages of traces
+    log.info("waiting for %d workers and %d parameter servers", cluster.workers, cluster.servers)
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({kind: list(addresses) for kind, addresses in cluster.tasks.items()}),
+        task_type=CHIEF,
+        task_id=0,
+        rpc_layer="grpc",
+    )
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    return tf.distribute.coordinator.ClusterCoordinator(strategy)

@@ -1,0 +1,97 @@
+"""Turns what workers report of their updates into the entries of the log and the metrics."""
+
+from __future__ import annotations
+
+import math
+import time
+from typing import Any
+
+from ...sharding.errors import TrainingError
+from ..config.train_config import TrainConfig
+from ..loop.reporting import Reporter
+from .board import Done
+from .rate import UpdateRate
+
+__all__ = ["ServerReports"]
+
+
+class ServerReports:
+    """The updates since the last entry.
+
+    Args:
+        config: configuration of the run.
+        reporter: shows and keeps the entries.
+        workers: number of workers.
+        rate: the learning rate.
+    """
+
+    def __init__(self, config: TrainConfig, reporter: Reporter, workers: int, rate: UpdateRate) -> None:
+        self._config, self._reporter, self._workers, self._rate = config, reporter, workers, rate
+        self._updates: list[Done] = []
+        self._started = time.perf_counter()
+        self._reported_step: int | None = None
+        self._count, self._staleness, self._stalest, self._most_ahead = 0, 0, 0, 0
+
+    def add(self, done: Done, step: int, epoch: int, most_ahead: int) -> None:
+        """Add an update, and report if as many steps are done as `output.log_every` says.
+
+        Args:
+            done: the update.
+            step: number of steps done by now.
+            epoch: the epoch.
+            most_ahead: largest lead of a worker so far.
+
+        Raises:
+            TrainingError: its loss or gradient was not finite.
+        """
+        if not (math.isfinite(done.loss) and math.isfinite(done.gradient_norm)):
+            raise TrainingError(
+                f"the loss or the gradients of an update after step {step} are not finite in {self._config.precision}: "
+                "lower optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
+            )
+        if self._reported_step is None:
+            self._reported_step, self._started = step, time.perf_counter()  # the first update compiled
+        self._updates.append(done)
+        self._count += 1
+        self._staleness += done.staleness
+        self._stalest = max(self._stalest, done.staleness)
+        every = self._config.output.log_every
+        if step // every > self._reported_step // every:
+            self.report(step, epoch, most_ahead)
+
+    def report(self, step: int, epoch: int, most_ahead: int) -> None:
+        """Report the updates since the last entry; `step` is the number of steps done."""
+        updates, seconds = self._updates, time.perf_counter() - self._started
+        self._most_ahead = max(self._most_ahead, most_ahead)
+        if not updates:
+            return
+        count, waited = len(updates), sum(done.wait_seconds for done in updates) / self._workers
+        samples = count * self._config.data.batch_size / self._workers
+        self._reporter.add_steps(
+            {
+                "step": step,
+                "epoch": epoch,
+                "steps": step - (self._reported_step or 0),
+                "loss": sum(done.loss for done in updates) / count,
+                "gradient_norm": updates[-1].gradient_norm,
+                "seconds": seconds,
+                "samples_per_second": samples / max(seconds, 1e-9),
+                "input_wait_seconds": waited,
+                "input_wait_fraction": min(1.0, waited / max(seconds, 1e-9)),
+                "learning_rate": self._rate.at_step(max(step - 1, 0)),
+                "loss_scale": 1.0,
+                "skipped_steps": 0,
+                "staleness": sum(done.staleness for done in updates) / count,
+                "most_ahead": most_ahead,
+                "sent_share": sum(done.sent_share for done in updates) / count,
+            }
+        )
+        self._updates, self._reported_step, self._started = [], step, time.perf_counter()
+
+    def totals(self) -> dict[str, Any]:
+        """Return what the metrics say of the whole run."""
+        return {
+            "updates": self._count,
+            "staleness": {"mean": self._staleness / max(self._count, 1), "largest": self._stalest},
+            "most_ahead": self._most_ahead,
+        }

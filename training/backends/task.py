@@ -1,0 +1,163 @@
+"""A worker or a parameter server: a TensorFlow server, and the Python functions that the chief's graph calls in it.
+
+The chief traces the steps; TensorFlow runs them in the workers' processes. There `tf.raw_ops.PyFunc` finds a Python
+function by a token, which TensorFlow counts up in each process. So every task declares the same functions, in the same
+order, before anything else does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...pipeline import Loader
+from ...sharding.errors import RingfeedError, TrainingError
+from ..config.train_config import TrainConfig
+from ..loop.inputs import open_loader, preprocessed
+from ..models.build import build_model
+from ..ring.world import World
+from .board_client import BoardClient, end_with_chief
+from .cluster import WORKER, Cluster
+
+__all__ = ["DONE_TOKEN", "MEET_TOKEN", "NEXT_TOKEN", "batch_spec", "serve_task"]
+
+NEXT_TOKEN, DONE_TOKEN, MEET_TOKEN = "pyfunc_0", "pyfunc_1", "pyfunc_2"
+
+Batches = Any
+
+
+def part_loader(config: TrainConfig, part: int, parts: int) -> Loader:
+    """Open the loader of a part of the training split."""
+    place = World(rank=part, size=parts, local_size=1)
+    return open_loader(config, place, split=config.data.train_split, training=True)
+
+
+def batch_spec(batches: Batches) -> list[tf.TensorSpec]:
+    """Return the tensors that a batch consists of, lists of varying length taken apart."""
+    return list(tf.nest.flatten(batches.element_spec, expand_composites=True))
+
+
+class _Reader:
+    """Reads batches of any part, in the order in which the board hands them out: mostly that of one part."""
+
+    def __init__(self, config: TrainConfig, part: int, parts: int) -> None:
+        self._config, self._parts = config, parts
+        self._loaders = {part: part_loader(config, part, parts)}
+        model = build_model(self._loaders[part].manifest, config)
+        function = model.augmented or model.preprocess
+        self._functions = function, tf.function(function)
+        self.spec = batch_spec(self._open(part, 0, 0))
+        self._place: tuple[int, int, int] | None = None
+        self._batches: Any = None
+
+    def _open(self, part: int, epoch: int, step: int) -> Batches:
+        if part not in self._loaders:
+            self._loaders[part] = part_loader(self._config, part, self._parts)
+        return preprocessed(self._loaders[part], epoch, step, *self._functions, deterministic=False)
+
+    def batch(self, epoch: int, part: int, step: int) -> list[Any]:
+        """Return the arrays of a batch."""
+        if self._place != (epoch, part, step):
+            self._batches = iter(self._open(part, epoch, step))
+        with self._loaders[part].own_errors():
+            batch = next(self._batches)
+        self._place = (epoch, part, step + 1)
+        return [tensor.numpy() for tensor in tf.nest.flatten(batch, expand_composites=True)]
+
+    def nothing(self) -> list[Any]:
+        """Return arrays without samples, of a batch's dtypes."""
+        return [np.zeros([size or 0 for size in spec.shape], spec.dtype.as_numpy_dtype) for spec in self.spec]
+
+
+class _Task:
+    """The functions that the chief's graph calls, and the state between their calls."""
+
+    def __init__(self, config: TrainConfig, cluster: Cluster) -> None:
+        self._config, self._cluster = config, cluster
+        self._board: BoardClient | None = None
+        self._reader: _Reader | None = None
+        self._waited = 0.0
+        self._met = False
+        self._lock = threading.Lock()
+
+    def next(self, address: bytes) -> list[Any]:
+        """Return whether there is a step, the number of its update, and its batch."""
+        try:
+            if self._board is None:
+                self.meet(address)
+                self._board = BoardClient(address.decode(), self._cluster.index)
+            if self._reader is None:
+                self._reader = _Reader(self._config, self._cluster.index, self._cluster.workers)
+            step = self._board.ask({"take": True})
+            if "over" in step:
+                return [np.bool_(False), np.int64(0), *self._reader.nothing()]
+            asked = time.monotonic()
+            batch = self._reader.batch(step["epoch"], step["part"], step["step"])
+            self._waited = time.monotonic() - asked
+            return [np.bool_(True), np.int64(step["update"]), *batch]
+        except Exception as error:
+            self._tell(error)
+            raise
+
+    def done(self, loss: Any, norm: Any, staleness: Any, sent_share: Any) -> Any:
+        """Report an update."""
+        report = {
+            "loss": float(loss),
+            "gradient_norm": float(norm),
+            "staleness": int(staleness),
+            "wait_seconds": self._waited,
+            "sent_share": float(sent_share),
+        }
+        assert self._board is not None
+        self._board.ask({"done": report})
+        return np.bool_(True)
+
+    def meet(self, address: bytes) -> Any:
+        """End this process with the chief."""
+        with self._lock:
+            if not self._met:
+                end_with_chief(address.decode())
+                self._met = True
+        return np.bool_(True)
+
+    def _tell(self, error: Exception) -> None:
+        if self._board is None or isinstance(error, OSError):
+            return
+        text = str(error) if isinstance(error, RingfeedError) else f"{type(error).__name__}: {error}"
+        self._board.ask({"error": " ".join(text.split())[:1000]})
+
+
+def _declare(functions: Sequence[tuple[str, Any, int]]) -> tf.Graph:
+    """Give this process's functions the tokens that the chief calls them by."""
+    graph = tf.Graph()
+    with graph.as_default():
+        for token, function, arguments in functions:
+            tensor = tf.numpy_function(function, [tf.constant(0.0)] * arguments, [tf.bool])[0]
+            if tensor.op.get_attr("token") != token.encode():
+                raise TrainingError("TensorFlow names Python functions otherwise than this version of ringfeed expects")
+    return graph
+
+
+def serve_task(config: TrainConfig, cluster: Cluster) -> None:
+    """Serve as this process's task until the chief ends, which ends this process."""
+    logging.getLogger("tensorflow").setLevel(logging.CRITICAL)
+    task = _Task(config, cluster)
+    functions = [(NEXT_TOKEN, task.next, 1), (DONE_TOKEN, task.done, 4), (MEET_TOKEN, task.meet, 1)]
+    kept = _declare(functions)
+    server = tf.distribute.Server(
+        {kind: list(addresses) for kind, addresses in cluster.tasks.items()},
+        job_name=cluster.kind,
+        task_index=cluster.index,
+        protocol="grpc",
+        start=True,
+    )
+    kind = "worker" if cluster.kind == WORKER else "parameter server"
+    logging.getLogger(__name__).debug("%s %d serves at %s", kind, cluster.index, server.target)
+    threading.Event().wait()
+    del kept

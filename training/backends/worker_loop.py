@@ -1,0 +1,110 @@
+"""The loop that a worker runs, traced by the chief: read weights and a batch, and update the servers' variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ..loop.step import clip_by_global_norm
+from ..models.losses import Loss, batch_loss
+from ..optimizers.precision import all_finite
+from .placement import ServerOptimizers
+from .task import DONE_TOKEN, NEXT_TOKEN, batch_spec
+
+__all__ = ["make_worker_loop"]
+
+Tensor = Any
+
+
+def _after(work: Callable[[], None]) -> Any:
+    """Do some work, and return a context whose operations wait for all of it, also for what returns nothing."""
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    work()
+    return tf.control_dependencies(graph.get_operations()[before:])
+
+
+def make_worker_loop(
+    network: Any,
+    optimizers: ServerOptimizers,
+    batches: Any,
+    address: str,
+    *,
+    clip_norm: float | None,
+    loss_of: Loss,
+    weight_scale: float,
+) -> Any:
+    """Trace the loop.
+
+    Args:
+        network: with variables on servers.
+        optimizers: of its trainable variables.
+        batches: a dataset whose elements are as those of the workers.
+        address: of the chief's board.
+        clip_norm: as in `make_train_step`, of each worker's gradient.
+        loss_of: loss of each sample.
+        weight_scale: factor of the samples' weights.
+
+    Returns:
+        A concrete function, which makes updates as long as the board gives it steps.
+    """
+    variables = [variable.value for variable in network.trainable_variables]
+    spec = batch_spec(batches)
+    with tf.device(optimizers.first_device):
+        version = tf.Variable(0, trainable=False, dtype=tf.int64, name="version")
+
+    def update(number: Tensor, flat: Sequence[Tensor]) -> Tensor:
+        for tensor, one in zip(flat, spec, strict=True):
+            tensor.set_shape(one.shape)
+        inputs, class_id, weight = tf.nest.pack_sequence_as(batches.element_spec, flat, expand_composites=True)
+        seen = version.read_value()
+        with tf.control_dependencies([seen]):
+            with tf.GradientTape() as tape:
+                loss = batch_loss(network, inputs, class_id, weight * weight_scale, loss_of)
+            gradients = tape.gradient(loss, variables)
+            used = [place for place, gradient in enumerate(gradients) if gradient is not None]
+            clipped, norm = clip_by_global_norm([gradients[i] for i in used], clip_norm)
+            if clip_norm is not None:
+                for place, gradient in zip(used, clipped, strict=True):
+                    gradients[place] = gradient
+            is_finite = all_finite([loss, norm])
+
+        def apply() -> Tensor:
+            with _after(lambda: optimizers.apply(number, gradients)):
+                return _reported(loss, norm, version.read_value() - seen, _counted(version))
+
+        def refuse() -> Tensor:
+            return _reported(loss, norm, tf.constant(-1, tf.int64), tf.constant(True))
+
+        return tf.cond(is_finite, apply, refuse)
+
+    def body(_: Tensor) -> Tensor:
+        is_step, number, *flat = tf.raw_ops.PyFunc(
+            input=[tf.constant(address)], token=NEXT_TOKEN, Tout=[tf.bool, tf.int64, *(one.dtype for one in spec)]
+        )
+        is_step.set_shape([])
+        number.set_shape([])
+        return tf.cond(is_step, lambda: update(number, flat), lambda: tf.constant(False))
+
+    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    def loop() -> Tensor:
+        return tf.while_loop(lambda go_on: go_on, body, [tf.constant(True)], parallel_iterations=1)
+
+    return loop.get_concrete_function()
+
+
+def _counted(version: Any) -> Tensor:
+    with tf.control_dependencies([version.read_value()]):
+        version.assign_add(1)
+        return tf.constant(True)
+
+
+def _reported(loss: Tensor, norm: Tensor, staleness: Tensor, after: Tensor) -> Tensor:
+    with tf.control_dependencies([after]):
+        (is_known,) = tf.raw_ops.PyFunc(
+            input=[loss, norm, staleness, tf.constant(1.0)], token=DONE_TOKEN, Tout=[tf.bool]
+        )
+    is_known.set_shape([])
+    return is_known

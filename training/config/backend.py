@@ -1,0 +1,66 @@
+"""Options of the backend, which starts the processes of a run and moves what they exchange; and what it supports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...sharding.errors import ConfigError
+from .checks import key, one_of
+
+__all__ = ["BACKENDS", "PARAMETER_SERVER", "ParameterServerConfig", "check_backend"]
+
+PARAMETER_SERVER = "parameter_server"
+BACKENDS = ("horovod", PARAMETER_SERVER)
+MODES = ("async",)
+_WITHOUT = {  # of a run on parameter servers: the only value of a key, and why
+    "compression.method": ("none", "workers send their gradients as they are"),
+    "sync.method": ("every_step", "workers hold no weights of their own that could be averaged"),
+    "sync.shares": ("equal", "fast workers take over what slow ones have left"),
+    "optimizer.accumulate": (1, "each batch of a worker is an update"),
+    "ema.decay": (None, "its updates have no common order"),
+    "checkpoint.commit_steps": (None, "workers hold no weights of their own"),
+    "output.records": (None, "they are of the ranks of a ring"),
+    "output.prometheus_port": (None, "they are of the ranks of a ring"),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ParameterServerConfig:
+    """Options of a run on parameter servers."""
+
+    mode: str = key("async", f"of the workers' updates: {', '.join(MODES)}")
+
+    def __post_init__(self) -> None:
+        one_of("parameter_server.mode", self.mode, MODES)
+
+
+def check_backend(backend: str, options: ParameterServerConfig, precision: str, groups: Mapping[str, Any]) -> None:
+    """Refuse what a backend does not support.
+
+    Args:
+        backend: name of the backend.
+        options: those of parameter servers.
+        precision: that of the run.
+        groups: the other groups of the configuration, by name.
+
+    Raises:
+        ConfigError: the backend does not support a value; the message names both, the reason and a remedy.
+    """
+    one_of("backend", backend, BACKENDS)
+    if backend != PARAMETER_SERVER:
+        if options != ParameterServerConfig():
+            raise ConfigError(f"parameter_server needs backend={PARAMETER_SERVER}, got backend={backend}")
+        return
+    for name, (allowed, reason) in _WITHOUT.items():
+        group, _, leaf = name.partition(".")
+        value = getattr(groups[group], leaf)
+        if value != allowed:
+            shown = "null" if allowed is None else allowed
+            raise ConfigError(f"{name}={value} does not go with backend={backend}: {reason}; use {name}={shown}")
+    if precision == "float16":
+        raise ConfigError(
+            f"precision=float16 does not go with backend={backend}: workers do not agree on a loss scale; "
+            "use precision=bfloat16"
+        )
