@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +12,7 @@ import tensorflow as tf
 from ..ring.ring import Ring
 from ..ring.synchronizer import EveryStep
 
-__all__ = ["Compressed", "Tensor", "Variable", "zeros_like"]
+__all__ = ["Compressed", "Tensor", "Variable", "joined", "parted", "zeros_like"]
 
 Tensor = Any
 Variable = Any
@@ -82,3 +83,18 @@ class Compressed(EveryStep, ABC):
 def zeros_like(shapes: Sequence[Sequence[int]], name: str) -> list[Variable]:
     """Create float32 variables of zeros."""
     return [tf.Variable(tf.zeros(shape), trainable=False, name=f"{name}_{i}") for i, shape in enumerate(shapes)]
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the entries of all tensors as one vector."""
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+
+
+def parted(vector: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Return the tensors of which `joined` made a vector.
+
+    >>> [part.numpy().tolist() for part in parted(joined([tf.constant([[1, 2]]), tf.constant([3])]), [[1, 2], [1]])]
+    [[[1, 2]], [3]]
+    """
+    parts = tf.split(vector, [math.prod(shape) for shape in shapes])
+    return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -1,6 +1,7 @@
 """Deep Gradient Compression: top-k of what momentum has accumulated. Lin et al., arXiv 1712.01887, Algorithms 1 to 4.
 
-The largest entries are found exactly, where the authors' code samples a threshold.
+The largest entries are found exactly, where the authors' code samples a threshold, and among those of all matrices
+together, where it goes by layer: with equal bytes that leaves the least, and does not starve small layers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from ..ring.ring import Ring
-from .base import Compressed, Tensor, Variable, zeros_like
+from .base import Compressed, Tensor, Variable, joined, parted, zeros_like
 from .gathered import gathered_means
 from .top_k import TopK, largest, sparse_payload
 
@@ -92,6 +93,20 @@ class DGC(Compressed):
         others = [v for i, v in enumerate(variables) if i not in self._places]
         self.shared_variables = [tf.Variable(tf.zeros(v.shape, v.dtype), name="dense_momentum") for v in others]
 
+    def _sent(self, gradients: list[Tensor], ratio: Tensor) -> list[Tensor]:
+        """The means of the largest entries of all matrices together."""
+        states = zip(gradients, self._momenta, self._totals, strict=True)
+        momenta, totals = zip(*(accumulate(*state, self._rule) for state in states), strict=True)
+        everything = joined(totals)
+        indices = largest(everything, ratio)
+        mask = tf.tensor_scatter_nd_update(tf.ones_like(everything), indices[:, None], tf.zeros(tf.shape(indices)))
+        for i, kept in enumerate(parted(mask, self._shapes)):
+            self._momenta[i].assign(tf.where(kept > 0, momenta[i], 0.0))  # factor masking, section 3.3
+            self._totals[i].assign(tf.where(kept > 0, totals[i], 0.0))
+        payload = sparse_payload(everything, indices)
+        (mean,) = gathered_means(self._ring, TopK(ratio=1.0), [payload], [list(everything.shape)])
+        return parted(mean, self._shapes)
+
     def compressed_means(
         self, tensors: list[Tensor], dense: list[Tensor], step: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
@@ -102,18 +117,7 @@ class DGC(Compressed):
             clipped, _ = tf.clip_by_global_norm([*tensors, *dense[scalars:]], limit)
             tensors, dense = clipped[: len(tensors)], [*dense[:scalars], *clipped[len(tensors) :]]
         ratio = warm_up_ratio(step, self._rule)
-        payloads = []
-        for gradient, momentum, total in zip(tensors, self._momenta, self._totals, strict=True):
-            new_momentum, new_total = accumulate(gradient, momentum, total, self._rule)
-            indices = largest(new_total, ratio)
-            payloads.append(sparse_payload(new_total, indices))
-            kept = tf.tensor_scatter_nd_update(
-                tf.ones([tf.size(new_total)]), indices[:, None], tf.zeros(tf.shape(indices))
-            )
-            kept = tf.reshape(kept, new_total.shape)
-            momentum.assign(tf.where(kept > 0, new_momentum, 0.0))  # factor masking, section 3.3
-            total.assign(tf.where(kept > 0, new_total, 0.0))
-        means = gathered_means(self._ring, TopK(ratio=1.0), payloads, self._shapes) if tensors else []
+        means = self._sent(tensors, ratio) if tensors else []
         dense = self._ring.allreduce_mean(dense)
         updates = []
         for mean, variable in zip(dense[scalars:], self.shared_variables, strict=True):

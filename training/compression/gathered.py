@@ -11,7 +11,7 @@ from typing import Protocol
 import tensorflow as tf
 
 from ..ring.ring import Ring
-from .base import Compressed, Tensor, Variable, zeros_like
+from .base import Compressed, Tensor, Variable, joined, parted, zeros_like
 from .payload import step_seed
 
 __all__ = ["Codec", "Gathered", "gathered_means"]
@@ -57,14 +57,22 @@ class Gathered(Compressed):
         codec: encoding of a tensor.
         seed: seed of the run.
         error_feedback: whether to keep residuals; a codec that is unbiased needs none.
+        together: whether all tensors are encoded as one.
         start_step: steps before this one are dense.
     """
 
     def __init__(
-        self, ring: Ring, codec: Codec, *, seed: int = 0, error_feedback: bool = False, start_step: int = 0
+        self,
+        ring: Ring,
+        codec: Codec,
+        *,
+        seed: int = 0,
+        error_feedback: bool = False,
+        together: bool = False,
+        start_step: int = 0,
     ) -> None:
         super().__init__(ring, start_step)
-        self._codec, self._seed, self._error_feedback = codec, seed, error_feedback
+        self._codec, self._seed, self._error_feedback, self._together = codec, seed, error_feedback, together
         self.rank_variables: list[Variable] = []
 
     def create(self, variables: Sequence[Variable]) -> None:
@@ -75,13 +83,24 @@ class Gathered(Compressed):
         self, tensors: list[Tensor], dense: list[Tensor], step: Tensor
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The means, by an all-gather of payloads."""
+        if not tensors:
+            return [], self._ring.allreduce_mean(dense)
         if self._error_feedback:
             tensors = [tensor + residual for tensor, residual in zip(tensors, self.rank_variables, strict=True)]
+        tensors = [joined(tensors)] if self._together else tensors
+        shapes = [list(tensor.shape) for tensor in tensors]
         payloads = [
             self._codec.encode(tensor, step_seed(self._seed, self._ring.rank, step, i))
             for i, tensor in enumerate(tensors)
         ]
-        for i, residual in enumerate(self.rank_variables):
-            residual.assign(tensors[i] - self._codec.decode(payloads[i], self._shapes[i]))
-        means = gathered_means(self._ring, self._codec, payloads, self._shapes) if tensors else []
-        return means, self._ring.allreduce_mean(dense)
+        if self._error_feedback:
+            encoded = zip(tensors, payloads, shapes, strict=True)
+            left = [tensor - self._codec.decode(payload, shape) for tensor, payload, shape in encoded]
+            for residual, value in zip(self.rank_variables, self._apart(left), strict=True):
+                residual.assign(value)
+        means = gathered_means(self._ring, self._codec, payloads, shapes)
+        return self._apart(means), self._ring.allreduce_mean(dense)
+
+    def _apart(self, tensors: list[Tensor]) -> list[Tensor]:
+        """The tensors that were encoded, in their own shapes."""
+        return parted(tensors[0], self._shapes) if self._together else tensors

@@ -95,7 +95,8 @@ class TwoStage(Compressed):
         """The means, by an all-to-all and an all-gather of payloads."""
         if not tensors:
             return [], self._ring.allreduce_mean(dense)
-        own, part = self.rank_variables[: len(tensors)], self.rank_variables[len(tensors) :]
+        count = len(tensors)
+        own, part = self.rank_variables[:count], self.rank_variables[count : 2 * count]
         sent = []
         for i, tensor in enumerate(tensors):
             corrected = tensor + own[i] if own else tensor

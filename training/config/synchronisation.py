@@ -9,14 +9,16 @@ from ...sharding.errors import ConfigError
 from .checks import key, one_of, require, require_finite, require_size
 from .optimizer import OptimizerConfig
 
-__all__ = ["CompressionConfig", "SyncConfig", "check_synchronisation"]
+__all__ = ["MOMENTUM_FIRST", "CompressionConfig", "SyncConfig", "check_synchronisation"]
 
 COMPRESSIONS = ("none", "fp16", "bf16", "top_k", "dgc", "powersgd", "qsgd", "terngrad", "onebit")
 METHODS = ("every_step", "local_sgd", "post_local_sgd", "diloco", "fedavg", "gossip")
 AGGREGATES = ("mean", "median", "trimmed")
 TOPOLOGIES = ("ring", "random")
-ADAPTIVE = ("adam", "adamw", "lamb")
-_POWERSGD_START = 1000  # as in PyTorch's hook
+MOMENTUM_FIRST = ("dgc", "onebit")
+"""Methods that apply momentum on each rank, before the average."""
+_DENSE_SHARES = {"powersgd": 0.1, "onebit": 0.2}  # of a run: PyTorch's hook and 1-bit Adam say about as much
+_DGC_EPOCHS, _DGC_SHARE = 4.0, 0.3  # of warm-up: the paper's, but of a short run no more than a share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,9 +31,13 @@ class CompressionConfig:
     min_rate: float = key(2.0, "powersgd: matrices that it makes less than this many times smaller stay dense")
     levels: int = key(127, "qsgd: positive levels of an entry, at most 127")
     clip_factor: float = key(2.5, "terngrad: clip at this many standard deviations; 0: do not")
-    warmup_epochs: float = key(4.0, "dgc: epochs in which the share falls to ratio")
+    warmup_epochs: float | None = key(
+        None, "dgc: epochs in which the share falls to ratio; null: 4, but at most 0.3 of the run"
+    )
     local_clip_norm: float | None = key(None, "dgc: clip_norm of the mean gradient, applied on each rank")
-    start_step: int | None = key(None, "dense steps at the start; null: 0, but 1000 for powersgd")
+    start_step: int | None = key(
+        None, "dense steps at the start; null: none, but 0.1 of the run for powersgd, and 0.2 for onebit"
+    )
 
     def __post_init__(self) -> None:
         one_of("compression.method", self.method, COMPRESSIONS)
@@ -41,7 +47,8 @@ class CompressionConfig:
         require(1 <= self.min_rate < math.inf, "compression.min_rate", "finite and at least 1", self.min_rate)
         require(1 <= self.levels <= 127, "compression.levels", "in [1, 127]", self.levels)
         require_finite("compression.clip_factor", self.clip_factor)
-        require_finite("compression.warmup_epochs", self.warmup_epochs)
+        if self.warmup_epochs is not None:
+            require_finite("compression.warmup_epochs", self.warmup_epochs)
         if self.local_clip_norm is not None:
             holds = 0 < self.local_clip_norm < math.inf
             require(holds, "compression.local_clip_norm", "finite and above 0", self.local_clip_norm)
@@ -52,12 +59,23 @@ class CompressionConfig:
             warms_up = self.method != "dgc" or self.start_step == 0
             require(warms_up, "compression.start_step", "0 for dgc, which has warmup_epochs", self.start_step)
 
-    @property
-    def dense_steps(self) -> int:
-        """Number of steps before the first compressed one."""
-        if self.start_step is not None:
-            return self.start_step
-        return _POWERSGD_START if self.method == "powersgd" else 0
+    def dense_steps(self, steps: int) -> int:
+        """Return the number of steps before the first compressed one, of a run of `steps`.
+
+        >>> CompressionConfig(method="powersgd").dense_steps(468)
+        46
+        """
+        return int(steps * _DENSE_SHARES.get(self.method, 0)) if self.start_step is None else self.start_step
+
+    def warmup_steps(self, steps: int, steps_per_epoch: int) -> int:
+        """Return the number of steps in which the share that dgc sends falls, of a run of `steps`.
+
+        >>> CompressionConfig(method="dgc").warmup_steps(468, 117)
+        140
+        """
+        if self.warmup_epochs is None:
+            return int(min(_DGC_EPOCHS * steps_per_epoch, _DGC_SHARE * steps))
+        return round(self.warmup_epochs * steps_per_epoch)
 
     @property
     def sent_share(self) -> float:
@@ -148,17 +166,15 @@ def check_synchronisation(
                 "the loss scales of the ranks could part",
                 "precision=bfloat16",
             )
-    if method == "dgc" and optimizer.name != "sgd":
-        reason = "dgc applies momentum before the average, so any other rule would see sums of many steps"
-        raise _refusal("compression.method", method, f"optimizer.name={optimizer.name}", reason, "optimizer.name=sgd")
-    if method == "dgc" and optimizer.clip_norm is not None:
+    if method in MOMENTUM_FIRST and optimizer.name != "sgd":
+        reason = f"{method} applies momentum before the average, so any other rule would see momenta"
+        remedy = "optimizer.name=sgd, or compression.method=powersgd"
+        raise _refusal("compression.method", method, f"optimizer.name={optimizer.name}", reason, remedy)
+    if method in MOMENTUM_FIRST and optimizer.clip_norm is not None:
         reason = "it would clip what momentum has accumulated"
         pair = f"optimizer.clip_norm={optimizer.clip_norm}"
-        raise _refusal("compression.method", method, pair, reason, "compression.local_clip_norm")
-    if method == "onebit" and optimizer.name in ADAPTIVE:
-        reason = "its second moments would be those of scaled signs"
-        remedy = "optimizer.name=sgd or lars, or compression.method=powersgd"
-        raise _refusal("compression.method", method, f"optimizer.name={optimizer.name}", reason, remedy)
+        remedy = "compression.local_clip_norm" if method == "dgc" else "compression.method=powersgd"
+        raise _refusal("compression.method", method, pair, reason, remedy)
     if method == "fp16" and precision == "float16":
         reason = "small gradients, which the loss scale saves, would be lost on the wire"
         raise _refusal("compression.method", method, "precision=float16", reason, "compression.method=bf16")

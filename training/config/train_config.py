@@ -79,6 +79,10 @@ class TrainConfig:
         }
         check_backend(self.backend, self.parameter_server, self.precision, groups)
 
+    def schedule_steps(self, steps_per_epoch: int) -> int:
+        """Return the number of steps that schedules are made for, wherever the run ends."""
+        return self.schedule.total_steps or round((self.schedule.total_epochs or self.epochs) * steps_per_epoch)
+
     def total_steps(self, steps_per_epoch: int) -> int:
         """Return the number of steps of the run."""
         return min(self.epochs * steps_per_epoch, self.max_steps or 2**62)

@@ -22,14 +22,14 @@ from ..averaging.robust import median, trimmed_count, trimmed_mean
 from ..compression.dgc import DGC, DGCRule
 from ..compression.gathered import Gathered
 from ..compression.half import Half
-from ..compression.onebit import OneBit
 from ..compression.powersgd import PowerSGD
 from ..compression.qsgd import QSGD
+from ..compression.sign_momentum import SignMomentum
 from ..compression.terngrad import TernGrad
 from ..compression.top_k import TopK
 from ..compression.two_stage import TwoStage
 from ..config.optimizer import OptimizerConfig
-from ..config.synchronisation import SyncConfig
+from ..config.synchronisation import MOMENTUM_FIRST, SyncConfig
 from ..config.train_config import TrainConfig
 from ..ring.ring import Ring
 from ..ring.synchronizer import EveryStep, Synchronizer
@@ -39,7 +39,7 @@ __all__ = ["build_synchronizer", "optimizer_options"]
 
 def optimizer_options(config: TrainConfig) -> OptimizerConfig:
     """Return the options of the optimizer, without momentum where the synchronizer applies it."""
-    if config.compression.method == "dgc":
+    if config.compression.method in MOMENTUM_FIRST:
         return replace(config.optimizer, momentum=0.0, nesterov=False)
     return config.optimizer
 
@@ -63,7 +63,7 @@ def build_synchronizer(config: TrainConfig, ring: Ring, *, total_steps: int, pac
         )
     if config.sync.method != "every_step":
         return _periodic(config, ring, pace)
-    start = config.compression.dense_steps
+    start = config.compression.start_step or 0
     if config.compression.method != "none" and start >= total_steps:
         raise ConfigError(
             f"compression.start_step={start} is beyond the {total_steps} steps of this run, none of which "
@@ -100,15 +100,18 @@ def _robust(options: SyncConfig, ranks: int) -> Callable[[Any], Any] | None:
 
 
 def _compressed(config: TrainConfig, ring: Ring, steps_per_epoch: int) -> Synchronizer:
-    options, start = config.compression, config.compression.dense_steps
+    options, steps = config.compression, config.schedule_steps(steps_per_epoch)
+    start = options.dense_steps(steps)
     match options.method:
         case "fp16" | "bf16":
             dtype = tf.float16 if options.method == "fp16" else tf.bfloat16
             return TwoStage(ring, Half(dtype=dtype), least_dimensions=1, start_step=start)
         case "onebit":
-            return TwoStage(ring, OneBit(), error_feedback=True, start_step=start)
+            momentum, nesterov = config.optimizer.momentum, config.optimizer.nesterov
+            return SignMomentum(ring, momentum=momentum, nesterov=nesterov, start_step=start)
         case "top_k":
-            return Gathered(ring, TopK(ratio=options.sent_share), error_feedback=True, start_step=start)
+            codec = TopK(ratio=options.sent_share)
+            return Gathered(ring, codec, error_feedback=True, together=True, start_step=start)
         case "qsgd":
             return Gathered(ring, QSGD(levels=options.levels), seed=config.seed, start_step=start)
         case "terngrad":
@@ -118,7 +121,7 @@ def _compressed(config: TrainConfig, ring: Ring, steps_per_epoch: int) -> Synchr
         case "dgc":
             rule = DGCRule(
                 ratio=options.sent_share,
-                warmup_steps=round(options.warmup_epochs * steps_per_epoch),
+                warmup_steps=options.warmup_steps(steps, steps_per_epoch),
                 momentum=config.optimizer.momentum,
                 nesterov=config.optimizer.nesterov,
                 clip_norm=options.local_clip_norm,

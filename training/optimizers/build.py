@@ -39,7 +39,7 @@ def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay:
         return WarmUpDecay(
             peak_value=peak,
             warmup_steps=warmup,
-            total_steps=schedule.total_steps or round((schedule.total_epochs or config.epochs) * steps_per_epoch),
+            total_steps=config.schedule_steps(steps_per_epoch),
             decay=schedule.decay,
             init_value=peak * schedule.init_factor,
             end_value=peak * schedule.end_factor,

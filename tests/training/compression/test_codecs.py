@@ -38,7 +38,7 @@ few = settings(max_examples=15, deadline=None)
 
 def with_feedback(kind: str) -> Compressed:
     made: dict[str, Compressed] = {
-        "top_k": Gathered(SoloRing(), TopK(ratio=0.1), error_feedback=True),
+        "top_k": Gathered(SoloRing(), TopK(ratio=0.1), error_feedback=True, together=True),
         "onebit": TwoStage(SoloRing(), OneBit(), error_feedback=True),
         "powersgd": PowerSGD(SoloRing(), rank=1, min_rate=1.0),
         "dgc": DGC(SoloRing(), DGCRule(ratio=0.1, momentum=0.0)),
@@ -142,6 +142,20 @@ def test_dgc_applies_momentum_to_what_was_not_sent_yet() -> None:
     assert sent == [([4.0, 0.0], 2.0), ([4.0, 0.0], 3.0), ([0.0, 1.0 + 1.5 + 1.75], 3.5)]
     momentum, total = (v.numpy().ravel().tolist() for v in synchronizer.rank_variables)
     assert (momentum, total) == ([4.0, 0.0], [4.0, 0.0])
+
+
+@pytest.mark.parametrize("kind", ["top_k", "dgc"])
+def test_the_largest_entries_of_all_matrices_are_sent(kind: str) -> None:
+    """One of ten: that of the second matrix; then, of what has added up, that of the first."""
+    synchronizer = with_feedback(kind)
+    gradients = [tf.constant([[-3.0, 1.0]]), tf.constant([[1.0, 2.0], [0.0, 4.0], [1.0, 0.0], [0.0, 1.0]])]
+    synchronizer.build([tf.Variable(gradient) for gradient in gradients])
+    first, _ = synchronizer.reduce(gradients, [], STEP)
+    assert [(mean != 0).numpy().nonzero()[0].size for mean in first] == [0, 1]
+    assert float(first[1][1, 1]) == 4.0
+    second, _ = synchronizer.reduce(gradients, [], STEP)
+    assert second[0].numpy().tolist() == [[-6.0, 0.0]]
+    assert not second[1].numpy().any()
 
 
 @pytest.mark.parametrize("kind", ["top_k", "onebit", "powersgd", "dgc", "qsgd", "terngrad", "half"])

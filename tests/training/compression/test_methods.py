@@ -5,20 +5,27 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.averaging.pace import Pace
+from ringfeed.training.compression.sign_momentum import SignMomentum
 from ringfeed.training.config.config_file import parse_config
+from ringfeed.training.config.synchronisation import CompressionConfig
 from ringfeed.training.loop.synchronisation import build_synchronizer
 from ringfeed.training.ring.ring import SoloRing
 from tests.helpers.lean import lean_environment
 
 ROOT = Path(__file__).parents[3]
 PACE = Pace(batches=31, steps=31, samples=31, batch_size=1, step_samples=1)
+SGD = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}
 
 # Of 1,323 parameters in float32, and the loss and two flags beside them: 2 * 2 / 3 * 5,304 bytes are received.
 MATRIX_BYTES, VECTOR_BYTES, SCALAR_BYTES = 4 * 1290, 4 * 33, 12
@@ -75,7 +82,14 @@ def _check_clients(found: dict[str, Any]) -> None:
             {"compression": {"method": "dgc"}, "optimizer": {"name": "sgd", "clip_norm": 1.0}},
             r"does not go with optimizer.clip_norm=1.0: .* use compression.local_clip_norm",
         ),
-        ({"compression": {"method": "onebit"}, "optimizer": {"name": "adamw"}}, "second moments .* signs; use"),
+        (
+            {"compression": {"method": "onebit"}, "optimizer": {"name": "adamw"}},
+            "onebit does not go with optimizer.name=adamw: onebit applies momentum before .* momenta; use optimizer",
+        ),
+        (
+            {"compression": {"method": "onebit"}, "optimizer": {"name": "sgd", "clip_norm": 1.0}},
+            r"onebit does not go with optimizer.clip_norm=1.0: .* use compression.method=powersgd",
+        ),
         ({"compression": {"method": "fp16"}, "precision": "float16"}, "lost on the wire; use compression.method=bf16"),
         ({"compression": {"method": "topk"}}, "must be one of none, fp16, .*, got 'topk'"),
         ({"compression": {"method": "dgc", "ratio": 2.0}}, r"compression.ratio must be in \(0, 1\], got 2.0"),
@@ -93,6 +107,44 @@ def test_unsound_pairs_are_refused_by_name(groups: dict[str, dict[str, object]],
 
 
 def test_a_run_that_ends_before_its_compression_starts_is_refused() -> None:
-    config = parse_config({"data": {"url": "x"}, "compression": {"method": "powersgd"}}, "test")
+    tree = {"data": {"url": "x"}, "compression": {"method": "powersgd", "start_step": 1000}}
+    config = parse_config(tree, "test")
     with pytest.raises(ConfigError, match=r"start_step=1000 is beyond the 31 steps of this run, none"):
         build_synchronizer(config, SoloRing(), total_steps=31, pace=PACE)
+
+
+def test_what_is_dense_at_the_start_is_a_share_of_the_run() -> None:
+    """It follows the length of the schedules, so that a trial of a few steps is one of the run."""
+    for method, groups, expected in [
+        ("powersgd", {"epochs": 4}, 46),
+        ("onebit", {"epochs": 4, "max_steps": 5}, 93),
+        ("onebit", {"epochs": 4, "schedule": {"total_epochs": 8}}, 187),
+        ("top_k", {"epochs": 4}, 0),
+    ]:
+        tree = {"data": {"url": "x"}, "compression": {"method": method}, "optimizer": SGD, **groups}
+        config = parse_config(tree, "test")
+        assert config.compression.dense_steps(config.schedule_steps(117)) == expected
+        pace = replace(PACE, batches=117, steps=117)
+        build_synchronizer(config, SoloRing(), total_steps=config.total_steps(117), pace=pace)
+    dgc = CompressionConfig(method="dgc")
+    assert dgc.warmup_steps(468, 117) == 140
+    assert dgc.warmup_steps(90 * 117, 117) == 4 * 117
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_momentum_on_the_ranks_is_that_of_the_optimizer_until_signs_are_sent(nesterov: bool) -> None:
+    variable, reference = keras.Variable(np.zeros((4, 2), np.float32)), keras.Variable(np.zeros((4, 2), np.float32))
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=nesterov)
+    optimizer.build([reference])
+    method = SignMomentum(SoloRing(), momentum=0.9, nesterov=nesterov, start_step=5)
+    method.build([variable], [])
+    for step in range(6):
+        gradient = tf.random.stateless_normal([4, 2], [step, 1])
+        (update,), _ = method.reduce([gradient], [], tf.constant(step))
+        optimizer.apply([gradient])
+        variable.assign_sub(0.1 * update)
+        if step < 5:
+            np.testing.assert_allclose(variable, reference, rtol=1e-5, atol=1e-6)
+    assert len(np.unique(np.abs(update))) == 1
+    left = method.rank_variables[0] + method.rank_variables[1][:8].numpy().reshape(4, 2)
+    np.testing.assert_allclose(variable - 0.1 * left, reference, rtol=1e-4, atol=1e-5)

@@ -51,7 +51,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "powersgd": {"compression": {"method": "powersgd", "rank": 2, "start_step": 3}},
     "qsgd": {"compression": {"method": "qsgd"}},
     "terngrad": {"compression": {"method": "terngrad"}},
-    "onebit": {"compression": {"method": "onebit"}},
+    "onebit": {"compression": {"method": "onebit", "start_step": 0}},
     "plain": {"optimizer": SGD},
     "local_sgd, 1": {"sync": {"method": "local_sgd", "every": 1}, "optimizer": SGD},
     "local_sgd, 4": {"sync": {"method": "local_sgd", "every": 4}},
