@@ -22,6 +22,7 @@ from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 with quiet_tensorflow():
     import tensorflow  # noqa: F401
 
+import asynchronous
 import dlio
 import image_reading
 import images
@@ -58,9 +59,10 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "simulation": simulation.run,
     "dlio": dlio.run,
     "synchronisation": synchronisation.run,
+    "asynchronous": asynchronous.run,
 }
 # They download gigabytes, need Horovod or write gigabytes: they run only when named.
-OPTIONAL = {"rivals", "simulation", "dlio", "synchronisation"}
+OPTIONAL = {"rivals", "simulation", "dlio", "synchronisation", "asynchronous"}
 
 
 def main() -> int:

@@ -17,8 +17,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .part_plan import OVER, PartPlan, Step
+from .round_plan import RoundPlan
 
-__all__ = ["Board", "Done", "serve_board"]
+__all__ = ["Board", "Done", "Plan", "serve_board"]
+
+Plan = PartPlan | RoundPlan
 
 log = logging.getLogger(__name__)
 
@@ -34,7 +37,7 @@ class Done:
         gradient_norm: global norm of its gradient.
         staleness: number of updates of other workers between its reading of the weights and its own update.
         wait_seconds: time that it waited for its input.
-        sent_share: share of the gradient's entries that it has sent.
+        sent_share: share of the gradient's entries that it has sent; 0 if its gradient came too late.
     """
 
     loss: float
@@ -51,22 +54,21 @@ class Board:
     Attributes:
         failure: what a worker said when it failed, in one line; None if none has.
         deaths: number of workers that died so far, each time one does.
-        updates: number of updates begun since the start of the run.
     """
 
-    updates: int = 0
     failure: str | None = None
     deaths: int = 0
     _epoch: int = 0
-    _plan: PartPlan | None = None
+    _plan: Plan | None = None
+    _first: int = 0
     _reports: list[Done] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _connections: dict[int, int] = field(default_factory=dict)
 
-    def begin(self, epoch: int, plan: PartPlan) -> None:
-        """Start a phase within an epoch."""
+    def begin(self, epoch: int, plan: Plan, first: int) -> None:
+        """Start a phase within an epoch; `first` is the number of its first update."""
         with self._changed:
-            self._epoch, self._plan = epoch, plan
+            self._epoch, self._plan, self._first = epoch, plan, first
             self._changed.notify_all()
 
     def cut(self) -> int:
@@ -123,6 +125,12 @@ class Board:
         match message:
             case {"take": _}:
                 return self._take(worker)
+            case {"vote": _}:
+                with self._changed:
+                    return {"counts": self._plan is not None and self._plan.vote(worker)}
+            case {"added": _}:
+                with self._changed:
+                    return {"applies": self._plan is not None and self._plan.add(worker)}
             case {"done": report}:
                 with self._changed:
                     if self._plan is not None:
@@ -138,10 +146,9 @@ class Board:
             while True:
                 plan = self._plan
                 step = OVER if plan is None or self.failure is not None else plan.take(worker)
-                if isinstance(step, Step):
-                    self.updates += 1
-                    answer = {"epoch": self._epoch, "part": step.part, "step": step.step}
-                    return {**answer, "update": self.updates - 1}
+                if plan is not None and isinstance(step, Step):
+                    update = self._first + plan.number(worker)
+                    return {"epoch": self._epoch, "part": step.part, "step": step.step, "update": update}
                 if step is OVER:
                     return {"over": True}
                 self._changed.wait()

@@ -52,6 +52,11 @@ class BoardClient:
         answer: dict[str, Any] = json.loads(line)
         return answer
 
+    def close(self) -> None:
+        """Close the connection."""
+        self._file.close()
+        self._socket.close()
+
 
 def end_with_chief(address: str) -> None:
     """End this process when the chief ends: with status 0 if it says so, else with 1."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ...sharding.errors import TrainingError
+from ...sharding.errors import ConfigError, TrainingError
 from ..checkpoint.memory import Memory
 from ..checkpoint.snapshot import Parts, capture
 from ..config.config_file import to_tree
@@ -34,13 +34,15 @@ from ..optimizers.precision import LossScale, all_finite
 from ..ring.ring import SoloRing
 from ..ring.same_weights import assert_same_weights
 from ..ring.world import World
-from .board import Board, serve_board
+from .board import Board, Plan, serve_board
 from .cluster import CHIEF, PS, WORKER, Cluster
 from .part_plan import PartPlan
 from .placement import ServerOptimizers, placed, server_device
 from .rate import UpdateRate
+from .round_plan import RoundPlan
 from .server_reports import ServerReports
 from .task import MEET_TOKEN
+from .updates import DirectUpdates, SignificantUpdates, SynchronousUpdates, Updates
 from .worker_loop import make_worker_loop
 
 __all__ = ["ServerTrainer"]
@@ -91,7 +93,6 @@ class ServerTrainer:
         )
         self.position, self.resumed_from = start.position, start.resumed_from
         self._evaluated_step = start.evaluated_step
-        self._board.updates = self.position.step * self._workers
         self.reporter = Reporter(is_chief=True, total_steps=self.total_steps, done_steps=self.position.step)
         if start.history:
             self.reporter.restore(start.history)
@@ -108,7 +109,8 @@ class ServerTrainer:
         with placed([server_device(index) for index in range(self._cluster.servers)]) as server_bytes:
             network = build_model(manifest, config).network
         self.local, self._preprocess = built.network, (built.preprocess, tf.function(built.preprocess))
-        self.rate = UpdateRate(build_schedule(config, self.steps_per_epoch), self._workers, config.optimizer.scaling)
+        self._updates = 1 if config.parameter_server.mode == "sync" else self._workers  # in a step
+        self.rate = UpdateRate(build_schedule(config, self.steps_per_epoch), self._updates, config.optimizer.scaling)
         optimizers = ServerOptimizers(config.optimizer, self.rate, network.trainable_variables)
         self.parts = Parts(network=network, optimizer=optimizers, scale=LossScale(None))
         self.server_bytes = server_bytes
@@ -116,14 +118,43 @@ class ServerTrainer:
         in_one_line = own_errors(manifest, config)
         self._loop = in_one_line(make_worker_loop)(
             network,
-            optimizers,
+            self._sent_by(optimizers, [variable.value for variable in network.trainable_variables]),
             preprocessed(self.loader, 0, 0, function, tf.function(function), deterministic=False),
             self._server.address,
+            device=server_device(0),
             clip_norm=config.optimizer.clip_norm,
             loss_of=build_loss(config.loss, [str(name) for name in manifest.classes]),
             weight_scale=self.loader.local_batch_size * self._workers / config.data.batch_size,
         )
         self._predict = in_one_line(make_predict_step(self.local))
+
+    def _sent_by(self, optimizers: ServerOptimizers, variables: Sequence[Any]) -> Updates:
+        match self.config.parameter_server.mode:
+            case "sync":
+                return SynchronousUpdates(optimizers, variables, self._needed())
+            case "asp":
+                return SignificantUpdates(optimizers, variables, self.rate, self._updates)
+        return DirectUpdates(optimizers)
+
+    def _needed(self) -> int:
+        """Return the number of gradients of a synchronous step.
+
+        Raises:
+            ConfigError: all workers would be backups.
+        """
+        backup = self.config.parameter_server.backup_workers
+        if backup >= self._workers:
+            raise ConfigError(
+                f"parameter_server.backup_workers={backup} leaves none of {self._workers} workers; lower it, or start "
+                "more workers"
+            )
+        return self._workers - backup
+
+    def _plan(self, start: int, stop: int) -> Plan:
+        options = self.config.parameter_server
+        if options.mode == "sync":
+            return RoundPlan(self._workers, self._needed(), start, stop)
+        return PartPlan(self._workers, start, stop, options.staleness if options.mode == "ssp" else None)
 
     # -- loop ----------------------------------------------------------------------------------------------------
 
@@ -161,12 +192,13 @@ class ServerTrainer:
         steps = min(self.steps_per_epoch - start, self.total_steps - self.position.step)
         if every:
             steps = min(steps, every - self.position.step % every)
-        plan = PartPlan(self._workers, start, start + steps)
-        self._board.begin(epoch, plan)
+        plan = self._plan(start, start + steps)
+        self._board.begin(epoch, plan, self.position.step * self._updates)
         is_stopping = self._train(epoch, plan)
-        for _ in range(plan.done // self._workers):
+        for _ in range(plan.steps_done):
             self.position = self.position.advanced(self.steps_per_epoch)
         self._reports.report(self.position.step, epoch, plan.most_ahead)
+        self._check_bound(plan)
         if is_stopping:
             self._save()
             raise Stopped(self.position.step, self._first_step, self.config.checkpoint.url)
@@ -174,7 +206,15 @@ class ServerTrainer:
             self._evaluate(epoch)
         self._save()
 
-    def _train(self, epoch: int, plan: PartPlan) -> bool:
+    def _check_bound(self, plan: Plan) -> None:
+        options = self.config.parameter_server
+        if options.mode == "ssp" and plan.most_ahead > options.staleness:
+            raise TrainingError(
+                f"a worker was {plan.most_ahead} steps ahead of the slowest, but parameter_server.staleness is "
+                f"{options.staleness}: this is a defect of ringfeed"
+            )
+
+    def _train(self, epoch: int, plan: Plan) -> bool:
         """Let the workers do a plan, and return whether it was cut short, since the run shall stop."""
         first, is_stopping = self.position.step, False
         try:
@@ -182,8 +222,8 @@ class ServerTrainer:
                 self._coordinator.schedule(self._loop)
             while not self._coordinator.done():
                 for done in self._board.reports(_POLL_SECONDS):
-                    self._reports.add(done, first + plan.done // self._workers, epoch, plan.most_ahead)
-                self.reporter.advance(epoch, first + plan.done // self._workers)
+                    self._reports.add(done, first + plan.steps_done, epoch, plan.most_ahead)
+                self.reporter.advance(epoch, first + plan.steps_done)
                 if self._check() and not is_stopping:
                     is_stopping = True
                     self._board.cut()
@@ -194,7 +234,7 @@ class ServerTrainer:
         if self._board.failure is not None:
             raise TrainingError(self._board.failure)
         for done in self._board.reports(0.0):
-            self._reports.add(done, first + plan.done // self._workers, epoch, plan.most_ahead)
+            self._reports.add(done, first + plan.steps_done, epoch, plan.most_ahead)
         return is_stopping
 
     def _explained(self, error: Exception) -> Exception:

@@ -30,7 +30,7 @@ class ServerReports:
         self._updates: list[Done] = []
         self._started = time.perf_counter()
         self._reported_step: int | None = None
-        self._count, self._staleness, self._stalest, self._most_ahead = 0, 0, 0, 0
+        self._count, self._dropped, self._staleness, self._stalest, self._most_ahead = 0, 0, 0, 0, 0
 
     def add(self, done: Done, step: int, epoch: int, most_ahead: int) -> None:
         """Add an update, and report if as many steps are done as `output.log_every` says.
@@ -51,6 +51,9 @@ class ServerReports:
             )
         if self._reported_step is None:
             self._reported_step, self._started = step, time.perf_counter()  # the first update compiled
+        if done.sent_share == 0.0 and self._config.parameter_server.mode == "sync":
+            self._dropped += 1
+            return
         self._updates.append(done)
         self._count += 1
         self._staleness += done.staleness
@@ -92,6 +95,7 @@ class ServerReports:
         """Return what the metrics say of the whole run."""
         return {
             "updates": self._count,
+            "dropped_updates": self._dropped,
             "staleness": {"mean": self._staleness / max(self._count, 1), "largest": self._stalest},
             "most_ahead": self._most_ahead,
         }

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,27 @@ from ..models.build import build_model
 from ..ring.world import World
 from .board_client import BoardClient, end_with_chief
 from .cluster import WORKER, Cluster
+from .significance import Significance
 
-__all__ = ["DONE_TOKEN", "MEET_TOKEN", "NEXT_TOKEN", "batch_spec", "serve_task"]
+__all__ = [
+    "ADDED_TOKEN",
+    "DONE_TOKEN",
+    "FLUSH_TOKEN",
+    "MEET_TOKEN",
+    "NEXT_TOKEN",
+    "SIFT_TOKEN",
+    "VOTE_TOKEN",
+    "Declared",
+    "Task",
+    "batch_spec",
+    "declare",
+    "part_loader",
+    "serve_task",
+]
 
-NEXT_TOKEN, DONE_TOKEN, MEET_TOKEN = "pyfunc_0", "pyfunc_1", "pyfunc_2"
+NEXT_TOKEN, DONE_TOKEN, MEET_TOKEN, VOTE_TOKEN, ADDED_TOKEN, SIFT_TOKEN, FLUSH_TOKEN = (
+    f"pyfunc_{number}" for number in range(7)
+)
 
 Batches = Any
 
@@ -75,15 +93,16 @@ class _Reader:
         return [np.zeros([size or 0 for size in spec.shape], spec.dtype.as_numpy_dtype) for spec in self.spec]
 
 
-class _Task:
+class Task:
     """The functions that the chief's graph calls, and the state between their calls."""
 
-    def __init__(self, config: TrainConfig, cluster: Cluster) -> None:
+    def __init__(self, config: TrainConfig, cluster: Cluster, *, ends_with_chief: bool) -> None:
         self._config, self._cluster = config, cluster
         self._board: BoardClient | None = None
         self._reader: _Reader | None = None
         self._waited = 0.0
-        self._met = False
+        self.significance = Significance(config.parameter_server.threshold)
+        self._met = not ends_with_chief
         self._lock = threading.Lock()
 
     def next(self, address: bytes) -> list[Any]:
@@ -114,9 +133,29 @@ class _Task:
             "wait_seconds": self._waited,
             "sent_share": float(sent_share),
         }
-        assert self._board is not None
-        self._board.ask({"done": report})
+        self._ask({"done": report})
         return np.bool_(True)
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        assert self._board is not None  # the graph calls `next` first
+        return self._board.ask(message)
+
+    def vote(self, _: Any) -> Any:
+        """Return whether this worker's gradient counts."""
+        return np.bool_(self._ask({"vote": True})["counts"])
+
+    def added(self, _: Any) -> Any:
+        """Report that the gradient is added to those of the others; return whether to apply their mean."""
+        return np.bool_(self._ask({"added": True})["applies"])
+
+    def sift(self, step: Any, rate: Any, *tensors: Any) -> list[Any]:
+        """Return the significant entries of gradients: indices and values of each variable."""
+        half = len(tensors) // 2
+        return _flat(self.significance.sift(int(step), float(rate), tensors[:half], tensors[half:]))
+
+    def flush(self, count: Any, rate: Any) -> list[Any]:
+        """Return all entries that are held back."""
+        return _flat(self.significance.flush(int(count), float(rate)))
 
     def meet(self, address: bytes) -> Any:
         """End this process with the chief."""
@@ -133,23 +172,47 @@ class _Task:
         self._board.ask({"error": " ".join(text.split())[:1000]})
 
 
-def _declare(functions: Sequence[tuple[str, Any, int]]) -> tf.Graph:
-    """Give this process's functions the tokens that the chief calls them by."""
+def _flat(entries: Sequence[tuple[Any, Any]]) -> list[Any]:
+    return [array for pair in entries for array in pair]
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A task, and the graph whose life is that of its functions."""
+
+    task: Task
+    graph: tf.Graph
+
+
+def declare(config: TrainConfig, cluster: Cluster, *, ends_with_chief: bool = True) -> Declared:
+    """Give this process's functions the tokens that the chief calls them by.
+
+    Raises:
+        TrainingError: something else has declared functions before.
+    """
+    task = Task(config, cluster, ends_with_chief=ends_with_chief)
+    functions = {
+        NEXT_TOKEN: task.next,
+        DONE_TOKEN: task.done,
+        MEET_TOKEN: task.meet,
+        VOTE_TOKEN: task.vote,
+        ADDED_TOKEN: task.added,
+        SIFT_TOKEN: task.sift,
+        FLUSH_TOKEN: task.flush,
+    }
     graph = tf.Graph()
     with graph.as_default():
-        for token, function, arguments in functions:
-            tensor = tf.numpy_function(function, [tf.constant(0.0)] * arguments, [tf.bool])[0]
+        for token, function in functions.items():
+            tensor = tf.numpy_function(function, [], [tf.bool])[0]
             if tensor.op.get_attr("token") != token.encode():
                 raise TrainingError("TensorFlow names Python functions otherwise than this version of ringfeed expects")
-    return graph
+    return Declared(task, graph)
 
 
 def serve_task(config: TrainConfig, cluster: Cluster) -> None:
     """Serve as this process's task until the chief ends, which ends this process."""
     logging.getLogger("tensorflow").setLevel(logging.CRITICAL)
-    task = _Task(config, cluster)
-    functions = [(NEXT_TOKEN, task.next, 1), (DONE_TOKEN, task.done, 4), (MEET_TOKEN, task.meet, 1)]
-    kept = _declare(functions)
+    kept = declare(config, cluster)
     server = tf.distribute.Server(
         {kind: list(addresses) for kind, addresses in cluster.tasks.items()},
         job_name=cluster.kind,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,28 +10,21 @@ import tensorflow as tf
 from ..loop.step import clip_by_global_norm
 from ..models.losses import Loss, batch_loss
 from ..optimizers.precision import all_finite
-from .placement import ServerOptimizers
 from .task import DONE_TOKEN, NEXT_TOKEN, batch_spec
+from .updates import Updates, finished
 
 __all__ = ["make_worker_loop"]
 
 Tensor = Any
 
 
-def _after(work: Callable[[], None]) -> Any:
-    """Do some work, and return a context whose operations wait for all of it, also for what returns nothing."""
-    graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
-    work()
-    return tf.control_dependencies(graph.get_operations()[before:])
-
-
 def make_worker_loop(
     network: Any,
-    optimizers: ServerOptimizers,
+    updates: Updates,
     batches: Any,
     address: str,
     *,
+    device: str,
     clip_norm: float | None,
     loss_of: Loss,
     weight_scale: float,
@@ -40,9 +33,10 @@ def make_worker_loop(
 
     Args:
         network: with variables on servers.
-        optimizers: of its trainable variables.
+        updates: what becomes of gradients.
         batches: a dataset whose elements are as those of the workers.
         address: of the chief's board.
+        device: that of a server.
         clip_norm: as in `make_train_step`, of each worker's gradient.
         loss_of: loss of each sample.
         weight_scale: factor of the samples' weights.
@@ -52,7 +46,7 @@ def make_worker_loop(
     """
     variables = [variable.value for variable in network.trainable_variables]
     spec = batch_spec(batches)
-    with tf.device(optimizers.first_device):
+    with tf.device(device):
         version = tf.Variable(0, trainable=False, dtype=tf.int64, name="version")
 
     def update(number: Tensor, flat: Sequence[Tensor]) -> Tensor:
@@ -72,25 +66,31 @@ def make_worker_loop(
             is_finite = all_finite([loss, norm])
 
         def apply() -> Tensor:
-            with _after(lambda: optimizers.apply(number, gradients)):
-                return _reported(loss, norm, version.read_value() - seen, _counted(version))
+            sent_share, after = finished(lambda: updates.send(number, gradients))
+            with after:
+                return _reported(loss, norm, version.read_value() - seen, tf.identity(sent_share), _counted(version))
 
         def refuse() -> Tensor:
-            return _reported(loss, norm, tf.constant(-1, tf.int64), tf.constant(True))
+            return _reported(loss, norm, tf.constant(-1, tf.int64), tf.constant(0.0), tf.constant(True))
 
         return tf.cond(is_finite, apply, refuse)
 
-    def body(_: Tensor) -> Tensor:
+    def body(_: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
         is_step, number, *flat = tf.raw_ops.PyFunc(
             input=[tf.constant(address)], token=NEXT_TOKEN, Tout=[tf.bool, tf.int64, *(one.dtype for one in spec)]
         )
         is_step.set_shape([])
         number.set_shape([])
-        return tf.cond(is_step, lambda: update(number, flat), lambda: tf.constant(False))
+        go_on = tf.cond(is_step, lambda: update(number, flat), lambda: tf.constant(False))
+        return go_on, tf.maximum(last, number)
 
     @tf.function  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def loop() -> Tensor:
-        return tf.while_loop(lambda go_on: go_on, body, [tf.constant(True)], parallel_iterations=1)
+        start = [tf.constant(True), tf.constant(0, tf.int64)]
+        (go_on, last), after = finished(lambda: tf.while_loop(lambda go, _: go, body, start, parallel_iterations=1))
+        with after:
+            updates.end(tf.identity(last))
+        return go_on
 
     return loop.get_concrete_function()
 
@@ -101,10 +101,8 @@ def _counted(version: Any) -> Tensor:
         return tf.constant(True)
 
 
-def _reported(loss: Tensor, norm: Tensor, staleness: Tensor, after: Tensor) -> Tensor:
+def _reported(loss: Tensor, norm: Tensor, staleness: Tensor, sent_share: Tensor, after: Tensor) -> Tensor:
     with tf.control_dependencies([after]):
-        (is_known,) = tf.raw_ops.PyFunc(
-            input=[loss, norm, staleness, tf.constant(1.0)], token=DONE_TOKEN, Tout=[tf.bool]
-        )
+        (is_known,) = tf.raw_ops.PyFunc(input=[loss, norm, staleness, sent_share], token=DONE_TOKEN, Tout=[tf.bool])
     is_known.set_shape([])
     return is_known

@@ -7,17 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...sharding.errors import ConfigError
-from .checks import key, one_of
+from .checks import key, one_of, require, require_finite
 
 __all__ = ["BACKENDS", "PARAMETER_SERVER", "ParameterServerConfig", "check_backend"]
 
 PARAMETER_SERVER = "parameter_server"
 BACKENDS = ("horovod", PARAMETER_SERVER)
-MODES = ("async",)
+MODES = ("async", "ssp", "asp", "sync")
 _WITHOUT = {  # of a run on parameter servers: the only value of a key, and why
     "compression.method": ("none", "workers send their gradients as they are"),
     "sync.method": ("every_step", "workers hold no weights of their own that could be averaged"),
     "sync.shares": ("equal", "fast workers take over what slow ones have left"),
+    "sync.batch_norm": (False, "workers share no batch"),
     "optimizer.accumulate": (1, "each batch of a worker is an update"),
     "ema.decay": (None, "its updates have no common order"),
     "checkpoint.commit_steps": (None, "workers hold no weights of their own"),
@@ -31,9 +32,17 @@ class ParameterServerConfig:
     """Options of a run on parameter servers."""
 
     mode: str = key("async", f"of the workers' updates: {', '.join(MODES)}")
+    staleness: int = key(4, "ssp: steps that a worker may be ahead of the slowest when it begins one")
+    threshold: float = key(0.01, "asp: share of a weight that a change must exceed at first, later by 1 / sqrt(step)")
+    backup_workers: int = key(0, "sync: workers whose gradients a step does not wait for")
 
     def __post_init__(self) -> None:
         one_of("parameter_server.mode", self.mode, MODES)
+        require(self.staleness >= 0, "parameter_server.staleness", "at least 0", self.staleness)
+        require_finite("parameter_server.threshold", self.threshold)
+        require(self.backup_workers >= 0, "parameter_server.backup_workers", "at least 0", self.backup_workers)
+        is_used = self.mode == "sync" or self.backup_workers == 0
+        require(is_used, "parameter_server.backup_workers", "0 but for mode sync", self.backup_workers)
 
 
 def check_backend(backend: str, options: ParameterServerConfig, precision: str, groups: Mapping[str, Any]) -> None:
@@ -59,6 +68,11 @@ def check_backend(backend: str, options: ParameterServerConfig, precision: str, 
         if value != allowed:
             shown = "null" if allowed is None else allowed
             raise ConfigError(f"{name}={value} does not go with backend={backend}: {reason}; use {name}={shown}")
+    if options.mode == "asp" and groups["optimizer"].name != "sgd":
+        raise ConfigError(
+            f"parameter_server.mode=asp does not go with optimizer.name={groups['optimizer'].name}: what is held back "
+            "is measured by the update of SGD; use optimizer.name=sgd"
+        )
     if precision == "float16":
         raise ConfigError(
             f"precision=float16 does not go with backend={backend}: workers do not agree on a loss scale; "

@@ -130,7 +130,13 @@ def test_a_run_survives_a_workers_death_and_reads_each_sample_once_an_epoch(run_
         (["--workers", "2"], ["optimizer.accumulate=2"], "optimizer.accumulate=2 does not go with"),
         (["--workers", "2"], ["precision=float16"], "use precision=bfloat16"),
         (["--workers", "2"], ["output.records=x"], "use output.records=null"),
-        (["--workers", "2"], ["parameter_server.mode=bsp"], "parameter_server.mode must be one of async"),
+        (["--workers", "2"], ["parameter_server.mode=bsp"], "parameter_server.mode must be one of async, ssp, asp"),
+        (["--workers", "2"], ["parameter_server.backup_workers=1"], "must be 0 but for mode sync, got 1"),
+        (
+            ["--workers", "2"],
+            ["parameter_server.mode=asp", "optimizer.name=lars"],
+            "parameter_server.mode=asp does not go with optimizer.name=lars",
+        ),
     ],
 )
 def test_what_a_backend_does_not_support_is_refused_by_name(

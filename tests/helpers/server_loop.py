@@ -1,0 +1,79 @@
+"""A program for tests: the loop of one worker, in one process with the variables, by each mode; and the usual trainer.
+
+It is a process of its own, since a worker declares its functions before anything else does. Prints, as JSON, the
+weights after one epoch by each mode, and what was reported.
+"""
+
+import json
+import sys
+from dataclasses import replace
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ringfeed.training.backends.board import Board, serve_board
+from ringfeed.training.backends.cluster import Cluster
+from ringfeed.training.backends.part_plan import PartPlan
+from ringfeed.training.backends.placement import ServerOptimizers, placed
+from ringfeed.training.backends.rate import UpdateRate
+from ringfeed.training.backends.round_plan import RoundPlan
+from ringfeed.training.backends.significance import Significance
+from ringfeed.training.backends.task import declare, part_loader
+from ringfeed.training.backends.updates import DirectUpdates, SignificantUpdates, SynchronousUpdates
+from ringfeed.training.backends.worker_loop import make_worker_loop
+from ringfeed.training.config.config_file import load_config
+from ringfeed.training.loop.inputs import preprocessed
+from ringfeed.training.loop.trainer import Trainer
+from ringfeed.training.models.build import build_model
+from ringfeed.training.models.losses import cross_entropy
+from ringfeed.training.optimizers.build import build_schedule
+from ringfeed.training.ring.ring import SoloRing
+
+DEVICE = "/device:CPU:0"
+
+
+def flat(network: Any) -> list[float]:
+    return [float(value) for weight in network.weights for value in tf.reshape(tf.convert_to_tensor(weight), [-1])]
+
+
+def main(path: str) -> dict[str, Any]:
+    """Train an epoch by each mode."""
+    config = load_config(path)
+    cluster = Cluster(tasks={"chief": ("a:1",), "ps": ("a:2",), "worker": ("a:3",)}, kind="worker", index=0)
+    functions = declare(config, cluster, ends_with_chief=False)
+    board = Board()
+    server = serve_board("127.0.0.1", board)
+    loader = part_loader(config, 0, 1)
+    steps, results = loader.steps_per_epoch, {}
+    rate = UpdateRate(build_schedule(config, steps), 1, "linear")
+    for mode in ("async", "ssp", "asp", "hold", "sync"):
+        keras.utils.set_random_seed(config.seed)
+        with placed([DEVICE]):
+            built = build_model(loader.manifest, config)
+        trained = [variable.value for variable in built.network.trainable_variables]
+        optimizers = ServerOptimizers(config.optimizer, rate, built.network.trainable_variables)
+        updates: Any = DirectUpdates(optimizers)
+        if mode in ("asp", "hold"):
+            updates = SignificantUpdates(optimizers, trained, rate, 1)
+        elif mode == "sync":
+            updates = SynchronousUpdates(optimizers, trained, 1)
+        batches = preprocessed(loader, 0, 0, built.preprocess, tf.function(built.preprocess), deterministic=False)
+        loop = make_worker_loop(
+            built.network, updates, batches, server.address, device=DEVICE, clip_norm=None, loss_of=cross_entropy,
+            weight_scale=1.0,
+        )  # fmt: skip
+        functions.task.significance = Significance(0.3 if mode == "hold" else 0.0)
+        plan = RoundPlan(1, 1, 0, steps) if mode == "sync" else PartPlan(1, 0, steps, 0 if mode == "ssp" else None)
+        board.begin(0, plan, 0)
+        loop()
+        reports = board.reports(1.0)
+        shares = [report.sent_share for report in reports]
+        results[mode] = {"weights": flat(built.network), "updates": len(reports), "least_share": min(shares)}
+    trainer = Trainer(replace(config, backend="horovod"), SoloRing())
+    trainer.run()
+    return {**results, "trainer": {"weights": flat(trainer.parts.network), "steps": steps}}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main(sys.argv[1])) + "\n")

@@ -1,0 +1,36 @@
+"""One worker's loop, by each mode, ends with the weights of the usual trainer on the same batches."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from tests.helpers import server_loop
+from tests.helpers.lean import lean_environment
+
+
+def test_each_mode_equals_the_trainer_where_nothing_is_late_or_held_back(tmp_path: Path, flights: str) -> None:
+    tree = {
+        "backend": "parameter_server",
+        "data": {"url": flights, "batch_size": 60, "categorical": ["hour"], "eval_split": None},
+        "model": {"hidden": [16, 8]},
+        "optimizer": {"name": "sgd", "learning_rate": 0.2, "momentum": 0.0},
+        "schedule": {"warmup_epochs": 0.5},
+    }
+    path = tmp_path / "run.yaml"
+    path.write_text(yaml.safe_dump(tree))
+    command = [sys.executable, server_loop.__file__, str(path)]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=280, env=lean_environment(), check=False)
+    assert found.returncode == 0, found.stderr
+    results = json.loads(found.stdout)
+    steps, weights = results["trainer"]["steps"], np.array(results["trainer"]["weights"])
+    for mode in ("async", "ssp", "asp", "sync"):
+        assert results[mode]["updates"] == steps
+        np.testing.assert_allclose(results[mode]["weights"], weights, atol=1e-5, err_msg=mode)
+    assert results["hold"]["least_share"] < 0.5
+    assert np.abs(np.array(results["hold"]["weights"]) - weights).max() > 1e-3
