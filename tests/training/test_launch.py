@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import NamedTuple
 
 import psutil
@@ -82,6 +83,7 @@ def run_folder(tmp_path: Path) -> Path:
 
 def _launch(folder: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "ringfeed.tools.cli", "launch", *flags, "train", "--config", "run.yaml"]
+    command += filter(None, [environ.get("QUIET")])  # a pipe that nobody reads holds 64 KiB
     return subprocess.Popen(command, cwd=folder, env=lean_environment(environ), stderr=subprocess.PIPE, text=True)
 
 
@@ -160,6 +162,56 @@ def test_when_rank_0_is_killed_the_other_keeps_its_process_and_lets_a_new_rank_i
     assert "going on with 2 ranks from step" in stderr
     begun = _assert_each_sample_once_an_epoch(run_folder, stopped)
     assert sum(count > 1 for count in begun.values()) <= EVERY + 1  # since the commit, and the step of the kill
+
+
+def test_under_horovodrun_the_other_rank_goes_on_and_ends_the_run(run_folder: Path) -> None:
+    (run_folder / "hosts").write_text("localhost:1\n127.0.0.1:1\n")
+    (run_folder / "discover.sh").write_text("#!/bin/sh\ncat hosts\n")
+    (run_folder / "discover.sh").chmod(0o755)
+    programs = Path(sys.executable).parent
+    command = [programs / "horovodrun", "--gloo", "-np", "2", "--min-np", "1", "--max-np", "4"]
+    command += ["--network-interfaces", "lo", "--host-discovery-script", run_folder / "discover.sh"]
+    command += [sys.executable, "-m", "ringfeed.tools.cli", "train", "--config", "run.yaml"]
+    settings = ["epochs=2", "checkpoint.url=null", f"checkpoint.commit_steps={EVERY}", "output.metrics=metrics.json"]
+    command += [part for setting in settings for part in ("--set", setting)]
+    process = subprocess.Popen(
+        command, cwd=run_folder, env=lean_environment({"PAUSE": "20"}), stderr=subprocess.PIPE, text=True
+    )
+    (run_folder / "seen").touch()
+    _wait_for(process, lambda: any(seen.step > EVERY for seen in _seen(run_folder)))
+    os.kill(next(seen.pid for seen in _seen(run_folder) if seen.rank == 0), signal.SIGKILL)
+    _, stderr = process.communicate(timeout=240)
+    assert "resuming from the commit of step " in stderr
+    metrics = json.loads((run_folder / "metrics.json").read_text())
+    assert (metrics["ranks"], metrics["total_steps"]) == (1, 2 * STEPS)
+    begun = _assert_each_sample_once_an_epoch(run_folder, 2 * STEPS)
+    assert sum(count > 1 for count in begun.values()) <= EVERY + 1
+
+
+@pytest.mark.campaign
+def test_campaign_of_kills_and_joins(run_folder: Path) -> None:
+    """Fifty kills, a third of them during the recovery from another, and joins, of up to four ranks."""
+    random = Random("elastic")
+    (run_folder / "ranks").write_text("3")
+    process = _launch(run_folder, "-n", "3", "--elastic", "--ranks-file", "ranks", PAUSE="5", QUIET="-q")
+    kills, deaths, progress = 0, 0, 0
+    while kills < 50:
+        _wait_for_step(run_folder, progress + random.choice([1, EVERY, STEPS]), process)
+        progress = max(saved_steps(run_folder / "run"))
+        victims = [child for child in psutil.Process(process.pid).children() if child.status() != "zombie"]
+        for victim in random.sample(victims, min(len(victims), random.choice([1, 1, 2]))):
+            with suppress(psutil.Error):
+                victim.kill()
+                kills += 1
+            time.sleep(random.choice([0, 0.2, 1, 3]))  # detection, the next ring, the first step
+        deaths += 1
+        (run_folder / "ranks").write_text(str(random.randint(2, 4)))
+    _wait_for_step(run_folder, progress + 2 * STEPS, process)
+    stopped, stderr = _stop(process)
+    begun = _assert_each_sample_once_an_epoch(run_folder, stopped)
+    print(f"{kills} kills, {stopped} steps, {sum(n - 1 for n in begun.values())} again")
+    assert max(begun.values()) <= 2 * kills
+    assert sum(count - 1 for count in begun.values()) <= (EVERY + 1) * (kills + deaths), stderr
 
 
 def test_a_rank_that_stalls_is_named_with_its_place_and_all_end(run_folder: Path) -> None:
