@@ -148,6 +148,8 @@ def _checked(args: argparse.Namespace) -> TrainConfig | None:
         raise ConfigError("--elastic goes on from checkpoints: set checkpoint.url and checkpoint.every_steps")
     if args.elastic and not config.checkpoint.resume:
         raise ConfigError("--elastic goes on from checkpoints, which checkpoint.resume=false forbids; leave it out")
+    if args.elastic and config.sync.clients is not None:
+        raise ConfigError("sync.clients gives each rank a part of its own, so none can come or go: leave out --elastic")
     if args.elastic and train.lr_find:
         raise ConfigError("--lr-find runs 100 steps, and has no checkpoint to go on from: leave out --elastic")
     if args.ranks_file and not args.elastic:

@@ -237,6 +237,10 @@ def test_a_rank_that_stalls_is_named_with_its_place_and_all_end(run_folder: Path
             ["-n", "2", "--elastic", "train", "--config", "run.yaml", "--set", "checkpoint.every_steps=null"],
             "--elastic goes on from checkpoints: set checkpoint.url and checkpoint.every_steps",
         ),
+        (
+            ["-n", "2", "--elastic", "train", "--config", "run.yaml", "--set", "checkpoint.resume=false"],
+            "--elastic goes on from checkpoints, which checkpoint.resume=false forbids; leave it out",
+        ),
         (["-n", "2", "--ranks-file", "x", "train", "--config", "run.yaml"], "--ranks-file needs --elastic"),
     ],
 )
