@@ -40,7 +40,7 @@ class RoundPlan:
     def __init__(self, workers: int, needed: int, start: int, stop: int) -> None:
         self._workers, self._needed, self._start, self._round, self._stop = workers, needed, start, start, stop
         self._held: dict[int, Step] = {}
-        self._taken: set[int] = set()  # parts of the present step
+        self._taken: set[int] = set()  # parts of the present step, as the next two
         self._granted: set[int] = set()
         self._added: set[int] = set()
         self._last: int | None = None
@@ -82,12 +82,14 @@ class RoundPlan:
         if step is None or step.step != self._round or len(self._granted) == self._needed:
             self.dropped += 1
             return False
-        self._granted.add(worker)
+        self._granted.add(step.part)
         return True
 
     def add(self, worker: int) -> bool:
         """Note that a worker has added its gradient, and return whether it has to apply the mean."""
-        self._added.add(worker)
+        if worker not in self._held:
+            return False  # it has died since
+        self._added.add(self._held[worker].part)
         if len(self._added) < self._needed:
             return False
         self._last = worker
@@ -110,11 +112,11 @@ class RoundPlan:
         self._away.add(worker)
         step = self._held.pop(worker, None)
         if step is not None and step.step == self._round:
-            is_counted = worker in self._added and worker != self._last
+            is_counted = step.part in self._added and worker != self._last
             if not is_counted:
                 self._taken.discard(step.part)
-                self._granted.discard(worker)
-                self._added.discard(worker)
+                self._granted.discard(step.part)
+                self._added.discard(step.part)
                 self._last = None if worker == self._last else self._last
         return step
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -11,22 +11,30 @@ from ringfeed.training.backends.board import Board, Done, serve_board
 from ringfeed.training.backends.board_client import BoardClient
 from ringfeed.training.backends.part_plan import PartPlan
 
+Connect = Callable[[int], BoardClient]
 DONE = {"loss": 1.0, "gradient_norm": 2.0, "staleness": 0, "wait_seconds": 0.0, "sent_share": 1.0}
 
 
 @pytest.fixture
-def board() -> Iterator[tuple[Board, str]]:
-    """A board, and its address."""
-    board = Board()
+def board() -> Iterator[tuple[Board, Connect]]:
+    """A board, and a function that connects a worker to it."""
+    board, clients = Board(), []
     server = serve_board("127.0.0.1", board)
-    yield board, server.address
+
+    def connect(worker: int) -> BoardClient:
+        clients.append(BoardClient(server.address, worker))
+        return clients[-1]
+
+    yield board, connect
+    for client in clients:
+        client.close()
     server.shutdown()
     server.server_close()
 
 
-def test_a_worker_does_its_part_and_reports(board: tuple[Board, str]) -> None:
+def test_a_worker_does_its_part_and_reports(board: tuple[Board, Connect]) -> None:
     board[0].begin(7, PartPlan(1, 2, 4), 10)
-    worker = BoardClient(board[1], 0)
+    worker = board[1](0)
     assert worker.ask({"take": True}) == {"epoch": 7, "part": 0, "step": 2, "update": 10}
     assert worker.ask({"take": True}) == {"epoch": 7, "part": 0, "step": 2, "update": 10}  # it has not finished
     worker.ask({"done": DONE})
@@ -38,10 +46,10 @@ def test_a_worker_does_its_part_and_reports(board: tuple[Board, str]) -> None:
 
 
 def test_a_worker_that_waits_does_the_step_of_one_that_dies(
-    board: tuple[Board, str], caplog: pytest.LogCaptureFixture
+    board: tuple[Board, Connect], caplog: pytest.LogCaptureFixture
 ) -> None:
     board[0].begin(0, PartPlan(2, 0, 1), 0)
-    first, second = BoardClient(board[1], 0), BoardClient(board[1], 1)
+    first, second = board[1](0), board[1](1)
     taken = [client.ask({"take": True}) for client in (first, second)]
     second.ask({"done": DONE})
     answers: list[dict[str, object]] = []
@@ -53,12 +61,12 @@ def test_a_worker_that_waits_does_the_step_of_one_that_dies(
     assert "worker 0 has died in step 0 of epoch 0" in caplog.text
     assert board[0].deaths == 1
     second.ask({"done": DONE})
-    assert BoardClient(board[1], 0).ask({"take": True}) == {"over": True}  # it is back
+    assert board[1](0).ask({"take": True}) == {"over": True}  # it is back
 
 
-def test_an_error_of_a_worker_ends_all(board: tuple[Board, str]) -> None:
+def test_an_error_of_a_worker_ends_all(board: tuple[Board, Connect]) -> None:
     board[0].begin(0, PartPlan(2, 0, 5), 0)
-    first, second = BoardClient(board[1], 0), BoardClient(board[1], 1)
+    first, second = board[1](0), board[1](1)
     first.ask({"error": "shard 3 is damaged"})
     assert second.ask({"take": True}) == {"over": True}
     assert board[0].failure == "worker 0: shard 3 is damaged"
