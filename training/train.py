@@ -1,4 +1,4 @@
-"""The command `ringfeed train`, also `python -m ringfeed.training.train`: parses arguments and reports errors.
+"""The command `ringfeed train`: parses arguments and reports errors.
 
 TensorFlow is imported only once the configuration is valid.
 """
@@ -321,7 +321,3 @@ def _leave(message: str, status: int, *, as_json: bool, is_echo: bool = False, i
         sys.stdout.flush()
         os._exit(status)
     return status
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -108,7 +108,7 @@ def start(tmp_path: Path) -> Start:
     def launch(
         config: Path, *overrides: str, ranks: int = 0, environ: Mapping[str, str] | None = None
     ) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "ringfeed.training.train", "--config", str(config)]
+        command = [sys.executable, "-m", "ringfeed.tools.cli", "train", "--config", str(config)]
         command += [part for item in overrides for part in ("--set", item)]
         if ranks:
             horovodrun = str(Path(sys.executable).parent / "horovodrun")

@@ -214,6 +214,17 @@ def test_campaign_of_kills_and_joins(run_folder: Path) -> None:
     assert sum(count - 1 for count in begun.values()) <= (EVERY + 1) * (kills + deaths), stderr
 
 
+def test_ctrl_c_is_one_line_and_leaves_no_process(run_folder: Path) -> None:
+    process = _launch(run_folder, "-n", "2")
+    _wait_for(process, lambda: len(_ranks(process)) == 2)
+    ranks = _ranks(process)
+    assert all(os.getpgid(rank.pid) == rank.pid for rank in ranks.values())  # a terminal's Ctrl-C does not reach them
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=280)
+    assert (process.returncode, stderr) == (130, "ringfeed launch: interrupted\n")
+    assert not [p for p in ranks.values() if p.is_running()]
+
+
 def test_a_rank_that_stalls_is_named_with_its_place_and_all_end(run_folder: Path) -> None:
     process = _launch(run_folder, "-n", "2", STALLS="1")
     _wait_for_step(run_folder, 5, process)

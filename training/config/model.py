@@ -34,6 +34,9 @@ class ModelConfig:
     filters: tuple[int, ...] = key((32, 64), "convnet: filters of each block; each block halves the image")
     image_shape: tuple[int, ...] | None = key(None, "images: [height, width, channels] to decode them to")
     freeze: tuple[str, ...] = key((), "patterns of the paths of layers that training leaves as they are")
+    remat: tuple[str, ...] = key(
+        (), "patterns of the paths of layers whose activations are computed again in the backward pass, to save memory"
+    )
     options: Mapping[str, Any] = field(
         default_factory=dict, metadata={"help": "arguments for keras.applications, or any keys for module:function"}
     )
@@ -48,8 +51,9 @@ class ModelConfig:
         require(are_sizes(self.hidden), "model.hidden", "a list of integers in [1, 2**31)", self.hidden)
         filters_hold = bool(self.filters) and are_sizes(self.filters)
         require(filters_hold, "model.filters", "a non-empty list of integers in [1, 2**31)", self.filters)
-        for pattern in self.freeze:
-            require(is_pattern(pattern), "model.freeze", "regular expressions", pattern)
+        for name in ("freeze", "remat"):
+            for pattern in getattr(self, name):
+                require(is_pattern(pattern), f"model.{name}", "regular expressions", pattern)
         if self.embedding_dim is not None:
             require_size("model.embedding_dim", self.embedding_dim)
         if self.image_shape is not None:

@@ -49,6 +49,7 @@ class TrainConfig:
     eval_every_epochs: int = key(1, "epochs between evaluations; the last epoch is always evaluated")
     seed: int = key(0, "seed of the weights, the order of samples and dropout")
     watchdog_seconds: float = key(100.0, "end the run if a rank lets the others wait for this long; 0: never")
+    jit_compile: bool = key(False, "compile the forward and the backward pass with XLA")
     deterministic: bool = key(True, "make the same run on the same machine give the same weights, bit for bit")
 
     def __post_init__(self) -> None:
@@ -74,6 +75,11 @@ class TrainConfig:
         averages_steps = self.ema.decay is None or self.sync.method == "every_step"
         rule = f"null for sync.method={self.sync.method}, between whose rounds the ranks' weights differ"
         require(averages_steps, "ema.decay", rule, self.ema.decay)
+        needs_plain = not (self.sync.batch_norm and (self.jit_compile or self.model.remat))
+        rule = "false with jit_compile or model.remat, for the forward pass would exchange statistics within them"
+        require(needs_plain, "sync.batch_norm", rule, self.sync.batch_norm)
+        has_step = not (self.jit_compile or self.model.remat) or self.backend != "parameter_server"
+        require(has_step, "backend", "another than parameter_server for jit_compile and model.remat", self.backend)
         groups = {
             name: getattr(self, name) for name in ("compression", "sync", "optimizer", "ema", "checkpoint", "output")
         }

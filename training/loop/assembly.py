@@ -191,6 +191,7 @@ def _steps(config: TrainConfig, loader: Loader, parts: Parts) -> tuple[TrainStep
             can_rest=config.sync.clients is not None,
             any_batch=follows_speed,
             average=parts.average,
+            jit_compile=config.jit_compile,
         )
     )
     return train_step, in_one_line(make_predict_step(parts.network))

@@ -124,12 +124,14 @@ def make_train_step(
     can_rest: bool = False,
     any_batch: bool = False,
     average: MovingAverage | None = None,
+    jit_compile: bool = False,
 ) -> TrainStep:
     """Compile the training step of a network whose optimizer and synchronizer are built.
 
     With `read_clock`, the metrics of a step have time stamps. With `accumulate`, the local batch passes through the
     network in as many parts; reduction, clipping and update are of their sum. With `any_batch` it is compiled once for
     local batches of any size; else anew when the size first changes. An `average` takes in the new weights.
+    With `jit_compile` XLA compiles the forward and backward pass, but not what ranks exchange.
 
     All ranks agree on whether a step counts without a collective of its own: each rank's flag, 0 or 1 for an overflow,
     travels with the gradients, and their mean is exactly 0 only if all are 0. (A mean of ones need not be exactly 1:
@@ -150,6 +152,8 @@ def make_train_step(
 
     def one(inputs: Any, class_id: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor | None]]:
         return backward(network, variables, scale, inputs, class_id, weight, loss_of)
+
+    one = tf.function(one, jit_compile=True, reduce_retracing=True) if jit_compile else one
 
     def apply(gradients: Sequence[Tensor], is_connected: Sequence[bool]) -> Tensor:
         pairs = [pair for pair, used in zip(zip(gradients, trained, strict=True), is_connected, strict=True) if used]

@@ -16,6 +16,7 @@ from .application import application
 from .built_model import BuiltModel
 from .convnet import convnet
 from .freeze import freeze
+from .remat import rematerialise
 from .tabular import tabular
 from .user_model import user_model
 from .weight_file import load_weights
@@ -38,4 +39,5 @@ def build_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
     if config.model.weights is not None:
         load_weights(built.network, config.model.weights)
     freeze(built.network, config.model.freeze)
+    rematerialise(built.network, config.model.remat)
     return built

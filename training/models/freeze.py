@@ -12,7 +12,7 @@ from typing import Any
 from ...sharding.errors import ConfigError
 from ...sharding.messages import listed
 
-__all__ = ["freeze"]
+__all__ = ["freeze", "matching_layers"]
 
 
 def freeze(network: Any, patterns: Sequence[str]) -> None:
@@ -21,14 +21,23 @@ def freeze(network: Any, patterns: Sequence[str]) -> None:
     Raises:
         ConfigError: a pattern matches no layer, or no weight is left to train.
     """
-    layers = {layer.path or layer.name: layer for layer in network._flatten_layers(include_self=False) if layer.weights}
     for pattern in patterns:
-        matching = [layer for path, layer in layers.items() if re.search(pattern, path)]
-        if not matching:
-            raise ConfigError(f"model.freeze: {pattern!r} matches no layer; the layers are: {listed(list(layers))}")
-        for layer in matching:
+        for layer in matching_layers(network, "model.freeze", pattern):
             layer.trainable = False
     if patterns and not network.trainable_weights:
         raise ConfigError(
             f"model.freeze: {list(patterns)} leave no weight to train; leave out a layer, as the last one"
         )
+
+
+def matching_layers(network: Any, key: str, pattern: str) -> list[Any]:
+    """Return the layers with weights whose path matches a pattern; `key` is that of the configuration.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    layers = {layer.path or layer.name: layer for layer in network._flatten_layers(include_self=False) if layer.weights}
+    matching = [layer for path, layer in layers.items() if re.search(pattern, path)]
+    if not matching:
+        raise ConfigError(f"{key}: {pattern!r} matches no layer; the layers are: {listed(list(layers))}")
+    return matching

@@ -73,8 +73,10 @@ def test_a_run_trains_as_without_it_but_evaluates_and_saves_the_average(
     assert abs(plain["final"]["loss"] - averaged["final"]["loss"]) > 5e-4
 
 
-def test_weights_that_differ_between_ranks_have_no_average() -> None:
+def test_options_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"ema.decay must be null for sync.method=local_sgd"):
         parse_config({"data": {"url": "x"}, "ema": {"decay": 0.9}, "sync": {"method": "local_sgd"}}, "a.yaml")
+    with pytest.raises(ConfigError, match=r"sync.batch_norm must be false with jit_compile or model.remat"):
+        parse_config({"data": {"url": "x"}, "jit_compile": True, "sync": {"batch_norm": True}}, "a.yaml")
     with pytest.raises(ConfigError, match=r"ema.decay must be in \(0, 1\), got 1.0"):
         parse_config({"data": {"url": "x"}, "ema": {"decay": 1.0}}, "a.yaml")

@@ -153,7 +153,7 @@ def _ranks(launcher: int) -> dict[int, psutil.Process]:
             command, environ = child.cmdline(), child.environ()
         except psutil.Error:
             continue
-        if "ringfeed.training.train" in command and command[0] == sys.executable and "HOROVOD_RANK" in environ:
+        if "ringfeed.tools.cli" in command and command[0] == sys.executable and "HOROVOD_RANK" in environ:
             found[int(environ["HOROVOD_RANK"])] = child
     return found
 
