@@ -75,6 +75,13 @@ class TwoStage(Compressed):
         """Create for each tensor the residual of this rank's gradient, and that of the part which it averages."""
         self._sizes = [math.prod(shape) for shape in self._shapes]
         self._lengths = [part_length(size, self._ring.size, self._codec.multiple) for size in self._sizes]
+        starts = [np.arange(self._ring.size) * length for length in self._lengths]
+        held = [
+            np.clip(size - at, 0, length) for size, at, length in zip(self._sizes, starts, self._lengths, strict=True)
+        ]
+        # Variables: of constants TensorFlow would see that a rank without a part needs nothing of the all-to-all, and
+        # prune it there, while the others wait for ever.
+        self._counts = [tf.Variable(counts.astype(np.float32), trainable=False) for counts in held]
         if self._error_feedback:
             own = zeros_like(self._shapes, "residual")
             self.rank_variables = own + zeros_like([[length] for length in self._lengths], "part_residual")
@@ -95,20 +102,19 @@ class TwoStage(Compressed):
         """The means, by an all-to-all and an all-gather of payloads."""
         if not tensors:
             return [], self._ring.allreduce_mean(dense)
-        count = len(tensors)
-        own, part = self.rank_variables[:count], self.rank_variables[count : 2 * count]
+        own, part = self.rank_variables[: len(tensors)], self.rank_variables[len(tensors) : 2 * len(tensors)]
         sent = []
         for i, tensor in enumerate(tensors):
             corrected = tensor + own[i] if own else tensor
             rows = self._rows(corrected, i)
-            sent.append(self._codec.encode(rows, self._counts(i)))
+            sent.append(self._codec.encode(rows, self._counts[i]))
             if own:
                 own[i].assign(corrected - self._tensor(self._codec.decode(sent[i]), i))
         widths = [payload.shape[1] for payload in sent]
         received = tf.split(self._ring.exchange(tf.concat(sent, 1)), widths, 1)
         replies = []
         for i, payloads in enumerate(received):
-            count = self._counts(i)[self._ring.rank]
+            count = self._counts[i][self._ring.rank]
             mean = tf.reduce_mean(self._codec.decode(payloads), 0)
             mean = tf.where(tf.range(self._lengths[i]) < tf.cast(count, tf.int32), mean, 0.0)
             mean = mean + part[i] if part else mean
@@ -127,8 +133,3 @@ class TwoStage(Compressed):
 
     def _tensor(self, rows: Tensor, i: int) -> Tensor:
         return tf.reshape(tf.reshape(rows, [-1])[: self._sizes[i]], self._shapes[i])
-
-    def _counts(self, i: int) -> Tensor:
-        """How many entries the part of each rank holds, float32 [ranks]."""
-        starts = np.arange(self._ring.size) * self._lengths[i]
-        return tf.constant(np.clip(self._sizes[i] - starts, 0, self._lengths[i]), tf.float32)

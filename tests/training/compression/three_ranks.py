@@ -29,6 +29,7 @@ from ringfeed.training.checkpoint.snapshot import (
     restore_rank_state,
 )
 from ringfeed.training.checkpoint.store import decode, encode
+from ringfeed.training.compression.sign_momentum import SignMomentum
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.loop.step import make_train_step
 from ringfeed.training.loop.synchronisation import build_synchronizer, optimizer_options
@@ -153,10 +154,20 @@ def train_clients(ring: Ring, url: str, folder: str) -> dict[str, Any]:
     }
 
 
+def average_a_small_matrix(ring: Ring) -> None:
+    """Average a matrix of which some ranks have no part: they take part in the all-to-all all the same."""
+    method = SignMomentum(ring, momentum=0.0)
+    method.build([tf.Variable(tf.zeros([4, 2]))])
+    reduce = tf.function(lambda gradient, loss: method.reduce([gradient], [loss], tf.constant(0, tf.int64)))
+    (mean,), _ = reduce(tf.fill([4, 2], 1.0 + ring.rank), tf.constant(0.0))
+    np.testing.assert_allclose(mean, (1 + ring.size) / 2)
+
+
 def main() -> None:
     """Train by each method twice, the second time with a restart."""
     tf.config.experimental.enable_op_determinism()
     ring = connect()
+    average_a_small_matrix(ring)
     results = {"clients": train_clients(ring, *sys.argv[1:])}
     for name, options in METHODS.items():
         train = build(ring, options)
