@@ -177,7 +177,11 @@ def test_every_store_is_asked_for_parts(store: Store, source: Path, make: Make) 
     assert bytes_read(loader) == bytes_read(local)
 
 
-@pytest.mark.parametrize("kind", ["texts", "parquet"])
+@pytest.mark.parametrize(
+    ("store", "kind"),
+    [("local", "texts"), ("local", "parquet"), ("s3", "texts"), ("hdfs", "parquet")],
+    indirect=["store"],
+)
 def test_a_truncated_shard_is_damaged_on_every_store(
     store: Store, source: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -49,7 +49,11 @@ pytestmark = pytest.mark.usefixtures("temporary_folder")
 # --- what comes out ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+@pytest.mark.parametrize(
+    ("store", "shard_format"),
+    [("local", "tfrecord"), ("local", "parquet"), ("s3", "tfrecord"), ("hdfs", "parquet")],
+    indirect=["store"],
+)
 def test_old_and_new_records_are_stored_once_and_no_old_file_changes(
     store: Store, parquet: str, newer: str, shard_format: str
 ) -> None:

@@ -518,6 +518,12 @@ def undisturbed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
     return Undisturbed(source=source, shard_format=request.param, files=files, seconds=seconds)
 
 
+# The campaign has every pair.
+@pytest.mark.parametrize(
+    ("store", "undisturbed"),
+    [("local", "tfrecord"), ("local", "parquet"), ("s3", "tfrecord"), ("hdfs", "parquet")],
+    indirect=True,
+)
 def test_a_build_killed_at_random_ends_byte_identical(store: Store, undisturbed: Undisturbed) -> None:
     """The short version of the campaign below."""
     _campaign(store, undisturbed, kills=3, seed=1)
