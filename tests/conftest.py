@@ -34,9 +34,14 @@ settings.load_profile("ringfeed")
 
 _LONGEST = (
     "training/test_train.py",
-    "tools/demo/test_run.py",
-    "tools/shard_dataset/test_program.py",
+    "training/compression/test_methods.py",
     "training/ring/test_ring.py",
+    "training/test_launch.py",
+    "training/records/test_real_runs.py",
+    "tools/demo/test_run.py",
+    "tools/profile/test_measure.py",
+    "tests/test_notebooks.py",
+    "tools/shard_dataset/test_program.py",
     "tools/shard_dataset/test_errors.py",
     "sharding/building/test_build_faults.py",
     "sharding/engines/test_engine.py",
