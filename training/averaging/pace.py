@@ -26,9 +26,9 @@ class Pace:
 
     >>> pace = Pace(batches=2, steps=5, samples=7, batch_size=4, step_samples=5.2)
     >>> [pace.trains(step) for step in range(5)]
-    [True, False, False, True, False]
+    [True, False, True, False, False]
     >>> [pace.samples_before(step) for step in (0, 1, 3, 4, 5, 6)]
-    [0, 4, 4, 7, 7, 11]
+    [0, 4, 7, 7, 7, 11]
     """
 
     batches: int
