@@ -27,6 +27,7 @@ from .elastic.supervisor import Supervisor
 from .loop.stopping import TERMINATED
 from .ring.horovod import local_ranks
 from .ring.launched import Report
+from .ring.world import refuse_settings
 
 __all__ = ["add_arguments", "run"]
 
@@ -56,11 +57,6 @@ For several machines use horovodrun: see docs/ranks.md.
 
 _POLL_SECONDS = 0.1
 _REPORT_SECONDS = 1.0  # in which a rank that ends tells why
-_UNSUPPORTED = {
-    "HOROVOD_AUTOTUNE": "autotuning changes how gradients are fused while they are reduced, and so their bits",
-    "HOROVOD_HIERARCHICAL_ALLREDUCE": "hierarchical reduction needs groups of hosts",
-    "HOROVOD_HIERARCHICAL_ALLGATHER": "hierarchical gathering needs groups of hosts",
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -126,9 +122,7 @@ def _checked(args: argparse.Namespace) -> TrainConfig | None:
         raise ConfigError(f"1 <= --min-ranks <= -n must hold, got -n {args.ranks} and --min-ranks {args.min_ranks}")
     if args.program[:1] not in (["train"], ["bench-ring"]):
         raise ConfigError("the ranks run train or bench-ring: ringfeed launch -n 2 train --config FILE.yaml")
-    for name, reason in _UNSUPPORTED.items():
-        if os.environ.get(name, "0") not in ("0", ""):
-            raise ConfigError(f"{name} is set, which is not supported ({reason}); unset it")
+    refuse_settings(os.environ)
     if args.program[0] == "bench-ring":
         if args.workers is not None:
             raise ConfigError("bench-ring measures a ring: ringfeed launch -n 2 bench-ring")

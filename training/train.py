@@ -28,7 +28,7 @@ from .loop.outputs import check_writable, encode_metrics
 from .loop.reporting import configure_logging
 from .loop.stopping import RESUMABLE, TERMINATED, Stopped
 from .ring.launched import Report, end_with_launcher, is_launched, report
-from .ring.world import world_from_environment
+from .ring.world import refuse_settings, world_from_environment
 
 if TYPE_CHECKING:
     from .checkpoint.memory import Memory
@@ -176,6 +176,8 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
     if watch is not None:
         watch.is_silent = (world is not None and world.rank > 0) or is_launched()
     end_with_launcher()
+    if world is not None:
+        refuse_settings(os.environ)
     if world is None or world.rank == 0:  # the rank that writes outputs
         _check_outputs(config, args)
     members = open_members()

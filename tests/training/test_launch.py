@@ -270,9 +270,16 @@ def test_a_mistake_is_one_line_before_any_rank_starts(
 
 
 @pytest.mark.parametrize("name", ["HOROVOD_AUTOTUNE", "HOROVOD_HIERARCHICAL_ALLREDUCE"])
+@pytest.mark.parametrize("launcher", [["launch", "-n", "2"], []])
 def test_settings_of_horovod_that_change_bits_are_refused_by_name(
-    name: str, run_folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    name: str,
+    launcher: list[str],
+    run_folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setenv(name, "1")
-    assert main(["launch", "-n", "2", "train", "--config", str(run_folder / "run.yaml")]) == 1
+    if not launcher:
+        monkeypatch.setenv("HOROVOD_RANK", "0")  # as a rank of horovodrun
+    assert main([*launcher, "train", "--config", str(run_folder / "run.yaml")]) == 1
     assert f"{name} is set, which is not supported" in capfd.readouterr().err

@@ -108,7 +108,7 @@ class ServerTrainer:
         keras.utils.set_random_seed(config.seed)
         with placed([server_device(index) for index in range(self._cluster.servers)]) as server_bytes:
             network = build_model(manifest, config).network
-        self.local, self._preprocess = built.network, (built.preprocess, tf.function(built.preprocess))
+        self.local, self._preprocess = built.network, (built.preprocess, tf.function(built.preprocess, autograph=False))
         self._updates = 1 if config.parameter_server.mode == "sync" else self._workers  # in a step
         self.rate = UpdateRate(build_schedule(config, self.steps_per_epoch), self._updates, config.optimizer.scaling)
         optimizers = ServerOptimizers(config.optimizer, self.rate, network.trainable_variables)
@@ -119,7 +119,7 @@ class ServerTrainer:
         self._loop = in_one_line(make_worker_loop)(
             network,
             self._sent_by(optimizers, [variable.value for variable in network.trainable_variables]),
-            preprocessed(self.loader, 0, 0, function, tf.function(function), deterministic=False),
+            preprocessed(self.loader, 0, 0, function, tf.function(function, autograph=False), deterministic=False),
             self._server.address,
             device=server_device(0),
             clip_norm=config.optimizer.clip_norm,

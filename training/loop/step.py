@@ -153,7 +153,7 @@ def make_train_step(
     def one(inputs: Any, class_id: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor | None]]:
         return backward(network, variables, scale, inputs, class_id, weight, loss_of)
 
-    one = tf.function(one, jit_compile=True, reduce_retracing=True) if jit_compile else one
+    one = tf.function(one, jit_compile=True, reduce_retracing=True, autograph=False) if jit_compile else one
 
     def apply(gradients: Sequence[Tensor], is_connected: Sequence[bool]) -> Tensor:
         pairs = [pair for pair, used in zip(zip(gradients, trained, strict=True), is_connected, strict=True) if used]

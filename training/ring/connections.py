@@ -3,7 +3,7 @@
 Horovod keeps them after `shutdown`. A rank that has noticed a death, and has left the ring, thus looks alive to a rank
 that waits for it, which notices nothing until Gloo's timeout (seen with 3 ranks: 120 s; trial of 2026-11-26).
 
-Tested in tests/training/elastic/test_survive.py.
+Tested in tests/training/test_launch.py.
 """
 
 from __future__ import annotations

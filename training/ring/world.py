@@ -8,7 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["World", "world_from_environment"]
+from ...sharding.errors import ConfigError
+
+__all__ = ["World", "refuse_settings", "world_from_environment"]
+
+# Settings of Horovod's that would change results or reach what was never tried.
+_REFUSED = {
+    "HOROVOD_AUTOTUNE": "autotuning changes how gradients are fused while they are reduced, and so their bits",
+    "HOROVOD_HIERARCHICAL_ALLREDUCE": "hierarchical reduction needs groups of hosts",
+    "HOROVOD_HIERARCHICAL_ALLGATHER": "hierarchical gathering needs groups of hosts",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,3 +62,14 @@ def world_from_environment(environ: Mapping[str, str]) -> World | None:
 def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
     text = environ.get(name, "")
     return int(text) if text.isdigit() else default
+
+
+def refuse_settings(environ: Mapping[str, str]) -> None:
+    """Refuse settings of Horovod's under which runs would not be the same again.
+
+    Raises:
+        ConfigError: one is set; the message names it.
+    """
+    for name, reason in _REFUSED.items():
+        if environ.get(name, "0") not in ("0", ""):
+            raise ConfigError(f"{name} is set, which is not supported ({reason}); unset it")
