@@ -36,7 +36,7 @@ lint: setup ## ruff, mypy (strict) and doctests
 
 test: lint ## all that a contributor must pass: lint, then the tests
 	@$(BIN)/python -m tests.servers.install
-	@$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder --timeout 900 $(PYTEST_ARGS)
+	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --timeout 900 $(PYTEST_ARGS)
 
 bench: setup ## the benchmarks, each a ratio from one run
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)

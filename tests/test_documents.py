@@ -360,6 +360,7 @@ def test_flags_exist() -> None:
     known = {flag for text in help_texts().values() for flag in re.findall(r"--[a-z][a-z-]*", text)}
     known |= {"--rounds", "--precision", "--output", "--quick", "--no-deps"}  # of benchmarks, the demo and pip
     known |= {"--network-interfaces", "--start-timeout", "--ssh-port", "--execute"}  # of horovodrun and nbconvert
+    known |= {"--host-discovery-script", "--min-np", "--max-np", "--gloo-timeout-seconds"}  # of horovodrun
     for page, text in PAGES.items():
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))
         assert named - known == set(), page

@@ -84,7 +84,7 @@ def test_another_model_or_optimizer_is_refused_before_anything_is_assigned() -> 
     with pytest.raises(TrainingError, match=r"is float32 of shape \(3, 4\), the model's is float32 of shape \(3, 5\)"):
         restore(other, saved.arrays)
     with pytest.raises(TrainingError, match=r"the checkpoint holds \d+ variables, this model and optimizer have \d+"):
-        restore(_parts(seed=2, optimizer="adam"), saved.arrays)
+        restore(_parts(seed=2, optimizer="keras.optimizers:Adam"), saved.arrays)
     for a, b in zip(before, other.network.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
 
