@@ -22,13 +22,11 @@ from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 with quiet_tensorflow():
     import tensorflow  # noqa: F401
 
-import asynchronous
 import dlio
 import image_reading
 import images
 import loader_memory
 import memory
-import optimizers
 import planner
 import projection
 import reading
@@ -36,9 +34,9 @@ import remote
 import resuming
 import rivals
 import simulation
-import synchronisation
 import writing
 from parts.tables import write_source
+from train import asynchronous, optimizers, synchronisation
 
 BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]]] = {
     "write": writing.run,

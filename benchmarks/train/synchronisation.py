@@ -19,6 +19,8 @@ FOLDER = Path("/usr/share/datasets/fashion-mnist")
 SEEDS, EPOCHS = 3, 4
 ADAMW = {"optimizer": {"name": "adamw", "learning_rate": 0.001}}
 LONG = {"epochs": 12}
+HALF = {"optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9}}
+PLAIN = {"optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.0}}  # a tenth of the effective rate
 METHODS: dict[str, dict[str, Any]] = {
     "none": {},
     "fp16": {"compression": {"method": "fp16"}},
@@ -32,7 +34,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "onebit": {"compression": {"method": "onebit"}},
     "local_sgd, 8": {"sync": {"method": "local_sgd"}},
     "gossip, 8": {"sync": {"method": "gossip"}},
+    "diloco, 8": {"sync": {"method": "diloco"}},
     "diloco, 8, momentum 0.5": {"sync": {"method": "diloco", "outer_momentum": 0.5}},
+    "none, rate 0.05": HALF,
+    "onebit, rate 0.05": {"compression": {"method": "onebit"}, **HALF},
+    "none, no momentum": PLAIN,
+    "powersgd 2, no momentum": {"compression": {"method": "powersgd", "rank": 2}, **PLAIN},
+    "onebit, no momentum": {"compression": {"method": "onebit"}, **PLAIN},
     "none, adamw": ADAMW,
     "diloco, 8, adamw": {"sync": {"method": "diloco"}, **ADAMW},
     "none, 12 epochs": LONG,
@@ -78,7 +86,7 @@ def measure(folder: Path, ranks: int) -> dict[str, list[dict[str, Any]]]:
     plan = folder / "methods.json"
     plan.write_text(json.dumps([METHODS, str(FOLDER), SEEDS, EPOCHS]))
     launcher = str(Path(sys.executable).parent / "horovodrun")
-    program = str(Path(__file__).with_name("parts") / "synchronisation_ranks.py")
+    program = str(Path(__file__).parents[1] / "parts" / "synchronisation_ranks.py")
     command = [launcher, "-np", str(ranks), "--gloo", sys.executable, program, str(plan)]
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in METHODS}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:

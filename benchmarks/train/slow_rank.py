@@ -1,6 +1,6 @@
 """Epochs of two ranks of which one is half as fast, with equal shares of the global batch and with `sync.shares=speed`.
 
-    python benchmarks/slow_rank.py
+    python benchmarks/train/slow_rank.py
 
 A rank's time is made on purpose: it sleeps for each of its samples, rank 1 twice as long. Prints the seconds of each
 epoch (of an epoch without the step that compiles) and the shares.

@@ -1,6 +1,6 @@
 """Memory and CPU time of a step of a convolutional network: plain, with `model.remat`, or with `jit_compile`.
 
-python benchmarks/remat.py plain|remat|jit
+python benchmarks/train/remat.py plain|remat|jit
 
 Each in a process of its own, since memory is that at the peak.
 """

@@ -1,6 +1,6 @@
 """What records cost a training step: pairs of steps with and without, in one process, in random order.
 
-    python benchmarks/records.py [--blocks 200]
+    python benchmarks/train/records.py [--blocks 200]
 
 Each block is 50 steps of a network that takes about 2 ms. The median of the ratios of neighbouring blocks is printed.
 """

@@ -1,6 +1,6 @@
 """Whether buckets of gradients, reduced while the backward pass goes on, beat one grouped all-reduce after it.
 
-    python benchmarks/buckets.py
+    python benchmarks/train/buckets.py
 
 Two ranks by `horovodrun`, a network of 8 matrices of 1024 x 1024 (34 MB), 64 samples on each rank. With buckets, groups
 are not fused (`HOROVOD_DISABLE_GROUP_FUSION=1`), without which three ranks have other bits in each run. Prints the

@@ -1,0 +1,1 @@
+"""Benchmarks of `ringfeed train`: its ranks, optimizers, memory and records."""
