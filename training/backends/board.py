@@ -53,7 +53,7 @@ class Board:
 
     Attributes:
         failure: what a worker said when it failed, in one line; None if none has.
-        deaths: number of workers that died so far, each time one does.
+        deaths: number of deaths of workers within a phase so far.
     """
 
     failure: str | None = None
@@ -64,11 +64,14 @@ class Board:
     _reports: list[Done] = field(default_factory=list)
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _connections: dict[int, int] = field(default_factory=dict)
+    _away: set[int] = field(default_factory=set)  # workers that have died, and are not back
 
     def begin(self, epoch: int, plan: Plan, first: int) -> None:
         """Start a phase within an epoch; `first` is the number of its first update."""
         with self._changed:
             self._epoch, self._plan, self._first = epoch, plan, first
+            for worker in self._away:  # none waits for one that died between phases
+                plan.leave(worker)
             self._changed.notify_all()
 
     def cut(self) -> int:
@@ -97,26 +100,31 @@ class Board:
     def attach(self, worker: int) -> int:
         """Note a worker's connection, and return its number: a worker that was started again has a new one."""
         with self._changed:
-            self._leave(worker)
+            if worker in self._connections and worker not in self._away:
+                self._leave(worker)  # its old connection has not closed yet
+            self._away.discard(worker)
             self._connections[worker] = self._connections.get(worker, 0) + 1
             return self._connections[worker]
 
     def detach(self, worker: int, connection: int) -> None:
         """Note that a worker's connection has closed."""
         with self._changed:
-            if self._connections[worker] == connection and self._plan is not None and not self._plan.is_over:
+            if self._connections[worker] == connection:
                 self._leave(worker)
-                self.deaths += 1
 
     def _leave(self, worker: int) -> None:
-        step = self._plan.leave(worker) if self._plan is not None else None
+        self._away.add(worker)
+        if self._plan is None or self._plan.is_over:
+            return
+        self.deaths += 1
+        step = self._plan.leave(worker)
         if step is not None:
             log.warning(
-                "worker %d has died in step %d of epoch %d: that step's %s is done again, so it may count twice",
+                "worker %d has died in step %d of epoch %d: the batch of part %d is read again, so it may count twice",
                 worker,
                 step.step,
                 self._epoch,
-                f"batch of part {step.part}",
+                step.part,
             )
         self._changed.notify_all()
 

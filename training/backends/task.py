@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,10 +167,10 @@ class Task:
         return np.bool_(True)
 
     def _tell(self, error: Exception) -> None:
-        if self._board is None or isinstance(error, OSError):
-            return
         text = str(error) if isinstance(error, RingfeedError) else f"{type(error).__name__}: {error}"
-        self._board.ask({"error": " ".join(text.split())[:1000]})
+        if self._board is not None:
+            with suppress(OSError):  # the chief has ended
+                self._board.ask({"error": " ".join(text.split())[:1000]})
 
 
 def _flat(entries: Sequence[tuple[Any, Any]]) -> list[Any]:

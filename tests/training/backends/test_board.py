@@ -64,6 +64,29 @@ def test_a_worker_that_waits_does_the_step_of_one_that_dies(
     assert board[1](0).ask({"take": True}) == {"over": True}  # it is back
 
 
+def test_nobody_waits_for_a_worker_that_died_between_phases() -> None:
+    board = Board()
+    connection, _ = board.attach(0), board.attach(1)
+    board.begin(0, PartPlan(2, 0, 0), 0)
+    board.detach(0, connection)
+    board.begin(1, PartPlan(2, 0, 1, bound=0), 0)
+    for part in (1, 0):
+        assert board.handle(1, {"take": True}) == {"epoch": 1, "part": part, "step": 0, "update": 1 - part}
+        board.handle(1, {"done": DONE})
+    assert board.handle(1, {"take": True}) == {"over": True}
+    assert board.deaths == 0  # it died with no batch
+
+
+def test_a_worker_that_is_back_before_its_old_connection_closes_has_died_once() -> None:
+    board = Board()
+    board.begin(0, PartPlan(1, 0, 1), 0)
+    old = board.attach(0)
+    board.handle(0, {"take": True})
+    board.attach(0)
+    board.detach(0, old)
+    assert board.deaths == 1
+
+
 def test_an_error_of_a_worker_ends_all(board: tuple[Board, Connect]) -> None:
     board[0].begin(0, PartPlan(2, 0, 5), 0)
     first, second = board[1](0), board[1](1)
