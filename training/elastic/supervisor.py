@@ -2,7 +2,7 @@
 
 `Group` decides; here are processes, pipes and clocks.
 
-Tested in tests/training/test_launch.py.
+Tested in tests/training/elastic/test_supervisor.py, and with real ranks in tests/training/test_launch.py.
 """
 
 from __future__ import annotations
@@ -103,8 +103,10 @@ class Supervisor:
             self._listen(_POLL_SECONDS)
             for number in [n for n, process in self._processes.items() if process.popen.poll() is not None]:
                 self._bury(number)
-            if self._ending and (self._ending.status == 1 or not self._processes):
+            if self._ending and self._ending.status == 1:
                 return self._ending
+            if self._is_over and not self._processes:
+                return self._ending or Ending(status=TERMINATED, line="interrupted")
             now = time.monotonic()
             if self.asked.number == signal.SIGINT:
                 return Ending(status=INTERRUPTED, line="interrupted")
@@ -167,10 +169,7 @@ class Supervisor:
             is_common = report.status != 1 or self._others_say(report.message)
             line = report.message if is_common else f"rank {member.name}: {report.message}"
             self._is_over, self._ending = True, Ending(status=report.status, line=line)
-        elif self._is_over:
-            if not self._processes:
-                self._ending = Ending(status=TERMINATED, line="interrupted")
-        else:
+        elif not self._is_over:
             self._replace(member, report.message if report and report.is_stall else None, code)
 
     def _others_say(self, message: str) -> bool:
@@ -183,9 +182,10 @@ class Supervisor:
         return False
 
     def _replace(self, member: Member, stall: str | None, code: int) -> None:
-        is_news = member.phase is Phase.STARTING or not self._has_failed
-        self._has_failed = self._has_failed or member.phase is not Phase.STARTING
-        if member.phase is not Phase.STARTING:
+        is_of_ring = member.rank >= 0  # a newcomer that dies does not harm the ring
+        is_news = not is_of_ring or not self._has_failed
+        if is_of_ring:
+            self._has_failed = True
             self._expect_back(_REPORT_SECONDS if stall else None)
         if not is_news:  # ranks may abort when another one dies
             return

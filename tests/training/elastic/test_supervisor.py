@@ -1,0 +1,110 @@
+"""The launcher's part of an elastic run, with ranks that speak its protocol and train nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ringfeed.training.elastic import supervisor
+from ringfeed.training.elastic.processes import Asked, Ending
+from ringfeed.training.elastic.restarts import Restarts, WantedRanks
+from ringfeed.training.elastic.supervisor import Supervisor
+
+RANK = """
+import json, os, pathlib, signal, socket, sys, time
+folder, slot = pathlib.Path(sys.argv[1]), int(os.environ["RINGFEED_SLOT"])
+channel = socket.socket(fileno=int(os.environ["RINGFEED_ELASTIC"]))
+
+def wait_for(name):
+    while not (folder / name).exists():
+        time.sleep(0.01)
+"""
+
+
+@contextmanager
+def _places(size: int) -> Iterator[list[dict[str, str]]]:
+    yield [{"HOROVOD_RANK": str(rank)} for rank in range(size)]
+
+
+def _run(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch, asked: Asked | None = None) -> Ending:
+    """Supervise ranks that run a script; `folder` holds the number of ranks."""
+
+    def start(
+        command: Sequence[str], environment: Mapping[str, str], holder: int, others: Sequence[int]
+    ) -> tuple[subprocess.Popen[bytes], int]:
+        reader, writer = os.pipe()
+        program = [sys.executable, "-c", RANK + script, str(folder)]
+        process = subprocess.Popen(program, env={**os.environ, **environment}, pass_fds=(writer, *others))
+        os.close(writer)
+        return process, reader
+
+    monkeypatch.setattr(supervisor, "start_rank", start)
+    monkeypatch.setattr(supervisor, "local_ranks", _places)
+    wanted = WantedRanks(str(folder / "ranks"), 1)
+    restarts = Restarts(ranks=wanted.number, least=1, url=str(folder / "run"))
+    return Supervisor(command=[], wanted=wanted, restarts=restarts, asked=asked or Asked(), patience_seconds=0.5).run()
+
+
+def test_a_newcomer_that_dies_while_it_waits_does_not_end_the_ring(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ranks").write_text("2")
+    script = """
+channel.sendall(b'{"step": -1}\\n')
+if slot < 2:
+    place = json.loads(channel.makefile().readline())["environment"]
+    channel.sendall(json.dumps({"joined": int(place["HOROVOD_RANK"])}).encode() + b"\\n")
+    (folder / f"joined-{os.getpid()}").touch()
+    (folder / "ranks").write_text("3")
+    wait_for("died")  # a step that is longer than the launcher's patience
+    time.sleep(2.0)
+elif not (folder / "died").exists():
+    (folder / "died").touch()
+    os._exit(1)
+else:
+    channel.recv(1000)
+"""
+    assert _run(tmp_path, script, monkeypatch) == Ending(status=0)
+    assert capfd.readouterr().err == "ringfeed launch: rank 2 ended with status 1; starting another instead\n"
+    assert len(list(tmp_path.glob("joined-*"))) == 2  # the same processes to the end
+
+
+class _AskedByFile(Asked):
+    """SIGTERM comes when a file appears."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @property
+    def number(self) -> int:  # type: ignore[override]
+        return signal.SIGTERM if self._path.exists() else 0
+
+
+def test_a_terminated_run_ends_with_its_last_process_even_if_that_had_to_go_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ranks").write_text("2")
+    script = """
+lines = channel.makefile()
+channel.sendall(b'{"step": -1}\\n')
+rank = int(json.loads(lines.readline())["environment"]["HOROVOD_RANK"])
+signal.signal(signal.SIGTERM, signal.SIG_IGN if rank else signal.SIG_DFL)
+channel.sendall(json.dumps({"joined": rank}).encode() + b"\\n")
+(folder / "ranks").write_text("1")
+assert json.loads(lines.readline()) == {"regroup": True}
+channel.sendall(b'{"step": 5}\\n')
+if json.loads(lines.readline())["environment"] is None:
+    (folder / "sigterm").touch()
+    time.sleep(1.0)
+else:
+    channel.recv(1000)
+"""
+    asked = _AskedByFile(tmp_path / "sigterm")
+    assert _run(tmp_path, script, monkeypatch, asked) == Ending(status=143, line="interrupted")
