@@ -72,7 +72,7 @@ class Restarts:
         if self._failures < _TRIES:
             return None
         self._failures = 0
-        if self.ranks == self.least:
-            return f"{line}; so it went {_TRIES} times without a new checkpoint in {self.url}"
+        if self.ranks <= self.least:  # a file may ask for fewer
+            return f"{line}; this was failure {_TRIES} in a row without a new checkpoint in {self.url}"
         self.ranks -= 1
         return None
