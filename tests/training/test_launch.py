@@ -234,7 +234,7 @@ def test_a_rank_that_stalls_is_named_with_its_place_and_all_end(run_folder: Path
     assert process.returncode == 1
     line = stderr.splitlines()[-1]
     assert line.startswith("ringfeed launch: error: rank 1 has stalled in ")
-    assert "networks.py:8 in note: the others wait for it" in line
+    assert "networks.py:8 in note: the others have waited for " in line
     assert not [p for p in ranks.values() if p.is_running()]
 
 

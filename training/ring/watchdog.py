@@ -1,8 +1,8 @@
 """A watchdog: names the rank that the others wait for, which Horovod's stall check does not.
 
-A thread of each rank reports to rank 0 about once a second how many batches its main thread has begun, and where the
-user's code stands; a step costs one addition. Rank 0 judges, and its answers carry the verdict. Ranks whose rank 0 does
-not answer judge that themselves.
+A thread of each rank reports to rank 0, at least every two seconds, how many batches its main thread has begun, and
+where the user's code stands; a step costs one addition. Rank 0 judges, and its answers carry the verdict. Ranks whose
+rank 0 does not answer judge that themselves.
 
 Tested in tests/training/ring/test_watchdog.py.
 """
@@ -57,7 +57,7 @@ def judge(reports: Mapping[int, Report], now: float, seconds: float) -> str | No
     >>> judge({0: at_work, 1: Report(batches=6, place="net.py:3 in f", seen=100, moved=49)}, 100, 60) is None
     True
     >>> judge({0: at_work, 1: Report(batches=6, place="net.py:3 in f", seen=100, moved=49)}, 111, 60)
-    'rank 1 has stalled in net.py:3 in f: the others wait for it since 61 s, at batch 7 of this process'
+    'rank 1 has stalled in net.py:3 in f: the others have waited for 61 s, at batch 7 of this process'
     """
     silent = [rank for rank, report in reports.items() if now - report.seen > seconds]
     if silent:
@@ -73,12 +73,13 @@ def judge(reports: Mapping[int, Report], now: float, seconds: float) -> str | No
         if len(behind) in (0, len(reports)) and (idle <= _GIVE_UP * seconds or last == 0):
             return None
         behind = behind or list(reports)
-    place = next((f" in {reports[rank].place}" for rank in behind if reports[rank].place), "")
+    held = next((rank for rank in behind if reports[rank].place), None)
     if len(behind) == len(reports):
-        return f"no rank has begun a batch for {idle:.0f} s{place}"
-    return (
-        f"{_names(behind)} stalled{place}: the others wait for it since {idle:.0f} s, at batch {first} of this process"
-    )
+        where = "" if held is None else f"; rank {held} is in {reports[held].place}"
+        return f"no rank has begun a batch for {idle:.0f} s{where}"
+    place = "" if held is None else f" in {reports[held].place}"
+    waited = f"the others have waited for {idle:.0f} s, at batch {first} of this process"
+    return f"{_names(behind)} stalled{place}: {waited}"
 
 
 def _names(ranks: list[int]) -> str:

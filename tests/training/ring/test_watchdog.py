@@ -21,11 +21,19 @@ def _report(batches: int, place: str = "", seen: float = 100.0, moved: float = 4
     [
         ([_report(5), _report(5)], None),  # perhaps both compile, or one saves a checkpoint
         ([_report(5), _report(4, moved=95)], None),
-        ([_report(5), _report(4)], "rank 1 has stalled: the others wait for it since 60 s, at batch 5 of this process"),
+        ([_report(5), _report(4)], "rank 1 has stalled: the others have waited for 60 s, at batch 5 of this process"),
         ([_report(5), _report(4, "net.py:3 in f"), _report(4)], "ranks 1, 2 have stalled in net.py:3 in f: the others"),
         ([_report(5, "net.py:3 in f"), _report(5)], "rank 0 has stalled in net.py:3 in f: the others"),
         ([_report(5), _report(5, seen=45)], "rank 1 has not answered for 55 s: stopped, or its machine is gone"),
         ([_report(5, moved=-200), _report(5, moved=-200)], "no rank has begun a batch for 300 s"),
+        (
+            [_report(5, moved=-200), _report(5, moved=-200, place="net.py:3 in f")],
+            "rank 1 has stalled in net.py:3 in f: the others have waited for 300 s",
+        ),
+        (
+            [_report(5, "net.py:3 in f", moved=-200), _report(5, "net.py:3 in f", moved=-200)],
+            "no rank has begun a batch for 300 s; rank 0 is in net.py:3 in f",
+        ),
         ([_report(0, moved=-200), _report(0, moved=-200)], None),  # the first step may compile for long
     ],
 )
