@@ -96,7 +96,7 @@ class ServerTrainer:
         self.reporter = Reporter(is_chief=True, total_steps=self.total_steps, done_steps=self.position.step)
         if start.history:
             self.reporter.restore(start.history)
-        self._reports = ServerReports(config, self.reporter, self._workers, self.rate)
+        self._reports = ServerReports(config, self.reporter, self._workers, self.rate, self.position.step)
         self._first_step = self.position.step
 
     def _build(self) -> None:
@@ -221,9 +221,12 @@ class ServerTrainer:
             for _ in range(self._workers):
                 self._coordinator.schedule(self._loop)
             while not self._coordinator.done():
-                for done in self._board.reports(_POLL_SECONDS):
-                    self._reports.add(done, first + plan.steps_done, epoch, plan.most_ahead)
-                self.reporter.advance(epoch, first + plan.steps_done)
+                reports = self._board.reports(_POLL_SECONDS)
+                step = first + plan.steps_done
+                self._reports.add(reports, step)
+                if self._reports.is_due(step) and not plan.is_over:  # its last entry needs the last reports
+                    self._reports.report(step, epoch, plan.most_ahead)
+                self.reporter.advance(epoch, step)
                 if self._check() and not is_stopping:
                     is_stopping = True
                     self._board.cut()
@@ -233,8 +236,7 @@ class ServerTrainer:
             raise self._explained(error) from error
         if self._board.failure is not None:
             raise TrainingError(self._board.failure)
-        for done in self._board.reports(0.0):
-            self._reports.add(done, first + plan.steps_done, epoch, plan.most_ahead)
+        self._reports.add(self._board.reports(0.0), first + plan.steps_done)
         return is_stopping
 
     def _explained(self, error: Exception) -> Exception:

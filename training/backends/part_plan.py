@@ -62,8 +62,6 @@ class PartPlan:
     Step(part=1, step=1)
     """
 
-    dropped = 0
-
     def __init__(self, workers: int, start: int, stop: int, bound: int | None = None) -> None:
         self._bound = bound
         self._ranges = [deque([_Range(part, start, stop)] if stop > start else []) for part in range(workers)]

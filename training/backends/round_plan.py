@@ -23,7 +23,6 @@ class RoundPlan:
         start, stop: the steps.
 
     Attributes:
-        dropped: number of gradients that came too late.
         most_ahead: 0.
 
     >>> plan = RoundPlan(2, 1, 0, 2)
@@ -45,7 +44,6 @@ class RoundPlan:
         self._added: set[int] = set()
         self._last: int | None = None
         self._away: set[int] = set()
-        self.dropped = 0
 
     @property
     def is_over(self) -> bool:
@@ -80,7 +78,6 @@ class RoundPlan:
         """Return whether a worker's gradient counts."""
         step = self._held.get(worker)
         if step is None or step.step != self._round or len(self._granted) == self._needed:
-            self.dropped += 1
             return False
         self._granted.add(step.part)
         return True

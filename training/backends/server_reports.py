@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from ...sharding.errors import TrainingError
@@ -23,58 +24,68 @@ class ServerReports:
         reporter: shows and keeps the entries.
         workers: number of workers.
         rate: the learning rate.
+        first_step: number of steps done before this process began.
     """
 
-    def __init__(self, config: TrainConfig, reporter: Reporter, workers: int, rate: UpdateRate) -> None:
+    def __init__(
+        self, config: TrainConfig, reporter: Reporter, workers: int, rate: UpdateRate, first_step: int
+    ) -> None:
         self._config, self._reporter, self._workers, self._rate = config, reporter, workers, rate
         self._updates: list[Done] = []
         self._started = time.perf_counter()
-        self._reported_step: int | None = None
+        self._reported_step, self._untimed = first_step, 0
         self._count, self._dropped, self._staleness, self._stalest, self._most_ahead = 0, 0, 0, 0, 0
 
-    def add(self, done: Done, step: int, epoch: int, most_ahead: int) -> None:
-        """Add an update, and report if as many steps are done as `output.log_every` says.
-
-        Args:
-            done: the update.
-            step: number of steps done by now.
-            epoch: the epoch.
-            most_ahead: largest lead of a worker so far.
+    def add(self, reports: Sequence[Done], step: int) -> None:
+        """Add what workers reported; `step` is the number of steps done by now.
 
         Raises:
-            TrainingError: its loss or gradient was not finite.
+            TrainingError: a loss or gradient was not finite.
         """
+        for done in reports:
+            self._add(done, step)
+
+    def _add(self, done: Done, step: int) -> None:
         if not (math.isfinite(done.loss) and math.isfinite(done.gradient_norm)):
             raise TrainingError(
                 f"the loss or the gradients of an update after step {step} are not finite in {self._config.precision}: "
                 "lower optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
             )
-        if self._reported_step is None:
-            self._reported_step, self._started = step, time.perf_counter()  # the first update compiled
         if done.sent_share == 0.0 and self._config.parameter_server.mode == "sync":
             self._dropped += 1
             return
+        if not self._count:
+            self._untimed, self._started = 1, time.perf_counter()  # it compiled: it says nothing about throughput
         self._updates.append(done)
         self._count += 1
         self._staleness += done.staleness
         self._stalest = max(self._stalest, done.staleness)
+
+    def is_due(self, step: int) -> bool:
+        """Whether as many steps are done as `output.log_every` says."""
         every = self._config.output.log_every
-        if step // every > self._reported_step // every:
-            self.report(step, epoch, most_ahead)
+        return step // every > self._reported_step // every
 
     def report(self, step: int, epoch: int, most_ahead: int) -> None:
-        """Report the updates since the last entry; `step` is the number of steps done."""
+        """Report the updates since the last entry.
+
+        Args:
+            step: number of steps done.
+            epoch: the epoch.
+            most_ahead: largest lead of a worker so far.
+        """
         updates, seconds = self._updates, time.perf_counter() - self._started
         self._most_ahead = max(self._most_ahead, most_ahead)
         if not updates:
             return
-        count, waited = len(updates), sum(done.wait_seconds for done in updates) / self._workers
-        samples = count * self._config.data.batch_size / self._workers
+        count, timed = len(updates), updates[self._untimed :]
+        waited = sum(done.wait_seconds for done in timed) / self._workers
+        samples = len(timed) * self._config.data.batch_size / self._workers
         self._reporter.add_steps(
             {
                 "step": step,
                 "epoch": epoch,
-                "steps": step - (self._reported_step or 0),
+                "steps": step - self._reported_step,
                 "loss": sum(done.loss for done in updates) / count,
                 "gradient_norm": updates[-1].gradient_norm,
                 "seconds": seconds,
@@ -89,10 +100,11 @@ class ServerReports:
                 "sent_share": sum(done.sent_share for done in updates) / count,
             }
         )
-        self._updates, self._reported_step, self._started = [], step, time.perf_counter()
+        self._updates, self._untimed = [], 0
+        self._reported_step, self._started = step, time.perf_counter()
 
     def totals(self) -> dict[str, Any]:
-        """Return what the metrics say of the whole run."""
+        """Return what the metrics say of all updates since the run was started or resumed."""
         return {
             "updates": self._count,
             "dropped_updates": self._dropped,
