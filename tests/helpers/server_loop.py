@@ -6,13 +6,14 @@ weights after one epoch by each mode, and what was reported.
 
 import json
 import sys
-from dataclasses import replace
+import threading
+from dataclasses import asdict, replace
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ringfeed.training.backends.board import Board, serve_board
+from ringfeed.training.backends.board import Board, Done, serve_board
 from ringfeed.training.backends.cluster import Cluster
 from ringfeed.training.backends.part_plan import PartPlan
 from ringfeed.training.backends.placement import ServerOptimizers, placed
@@ -35,6 +36,21 @@ DEVICE = "/device:CPU:0"
 
 def flat(network: Any) -> list[float]:
     return [float(value) for weight in network.weights for value in tf.reshape(tf.convert_to_tensor(weight), [-1])]
+
+
+def drop_a_gradient(board: Board, loop: Any) -> list[float]:
+    """Let the gradient of this process's worker, 0, come after that of another; return what share it has sent."""
+    plan = RoundPlan(2, 1, 0, 1)
+    plan.take(1)
+    plan.vote(1)
+    board.begin(0, plan, 0)
+    late = threading.Thread(target=loop)
+    late.start()
+    shares = [report.sent_share for report in board.reports(60.0)]
+    plan.add(1)
+    board.handle(1, {"done": asdict(Done(loss=0.0, gradient_norm=0.0, staleness=0, wait_seconds=0.0))})
+    late.join()
+    return shares
 
 
 def main(path: str) -> dict[str, Any]:
@@ -60,8 +76,8 @@ def main(path: str) -> dict[str, Any]:
             updates = SynchronousUpdates(optimizers, trained, 1)
         batches = preprocessed(loader, 0, 0, built.preprocess, tf.function(built.preprocess), deterministic=False)
         loop = make_worker_loop(
-            built.network, updates, batches, server.address, device=DEVICE, clip_norm=None, loss_of=cross_entropy,
-            weight_scale=1.0,
+            built.network, updates, batches, server.address, optimizers.version, clip_norm=None,
+            loss_of=cross_entropy, weight_scale=1.0,
         )  # fmt: skip
         functions.task.significance = Significance(0.3 if mode == "hold" else 0.0)
         plan = RoundPlan(1, 1, 0, steps) if mode == "sync" else PartPlan(1, 0, steps, 0 if mode == "ssp" else None)
@@ -70,6 +86,8 @@ def main(path: str) -> dict[str, Any]:
         reports = board.reports(1.0)
         shares = [report.sent_share for report in reports]
         results[mode] = {"weights": flat(built.network), "updates": len(reports), "least_share": min(shares)}
+        results[mode]["staleness"] = [report.staleness for report in reports]
+    results["late"] = {"shares": drop_a_gradient(board, loop), "version": int(optimizers.version.numpy())}
     trainer = Trainer(replace(config, backend="horovod"), SoloRing())
     trainer.run()
     return {**results, "trainer": {"weights": flat(trainer.parts.network), "steps": steps}}

@@ -121,7 +121,7 @@ class ServerTrainer:
             self._sent_by(optimizers, [variable.value for variable in network.trainable_variables]),
             preprocessed(self.loader, 0, 0, function, tf.function(function, autograph=False), deterministic=False),
             self._server.address,
-            device=server_device(0),
+            optimizers.version,
             clip_norm=config.optimizer.clip_norm,
             loss_of=build_loss(config.loss, [str(name) for name in manifest.classes]),
             weight_scale=self.loader.local_batch_size * self._workers / config.data.batch_size,

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from ..config.optimizer import OptimizerConfig
 from ..optimizers.build import build_optimizer
+from .ordering import finished
 
 __all__ = ["ServerOptimizers", "placed", "server_device"]
 
@@ -55,7 +56,7 @@ class ServerOptimizers:
 
     Attributes:
         variables: those of all optimizers, for checkpoints.
-        first_device: that of one of the servers.
+        version: number of updates applied so far, on one of the servers; int64.
     """
 
     def __init__(self, config: OptimizerConfig, schedule: Any, variables: Sequence[Variable]) -> None:
@@ -66,14 +67,20 @@ class ServerOptimizers:
             with tf.device(device):
                 self._groups.append((device, build_optimizer(config, schedule, [variables[i] for i in places]), places))
         self._variables = variables
-        self.first_device = self._groups[0][0]
+        with tf.device(self._groups[0][0]):
+            self.version = tf.Variable(0, trainable=False, dtype=tf.int64, name="version")
         self.variables = [variable for _, optimizer, _ in self._groups for variable in optimizer.variables]
 
     def apply(self, update: Tensor, gradients: Sequence[Tensor | None]) -> None:
-        """Apply the gradients of an update, inside `tf.function`; None leaves a variable as it is.
+        """Apply the gradients of an update, inside `tf.function`, then count it; None leaves a variable as it is.
 
         Workers race for the optimizers' counters, so each sets them to the number of its update.
         """
+        _, after = finished(lambda: self._apply(update, gradients))
+        with after:
+            self.version.assign_add(1)
+
+    def _apply(self, update: Tensor, gradients: Sequence[Tensor | None]) -> None:
         for device, optimizer, places in self._groups:
             used = [place for place in places if gradients[place] is not None]
             if not used:

@@ -7,10 +7,11 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from .ordering import finished
 from .placement import ServerOptimizers
 from .task import ADDED_TOKEN, FLUSH_TOKEN, SIFT_TOKEN, VOTE_TOKEN
 
-__all__ = ["DirectUpdates", "SignificantUpdates", "SynchronousUpdates", "Updates", "finished"]
+__all__ = ["DirectUpdates", "SignificantUpdates", "SynchronousUpdates", "Updates"]
 
 Tensor = Any
 Gradients = Sequence[Any]
@@ -24,14 +25,6 @@ class Updates(Protocol):
 
     def end(self, number: Tensor) -> None:
         """Send what was held back, after the last update before an evaluation or a checkpoint."""
-
-
-def finished(work: Callable[[], Any]) -> tuple[Any, Any]:
-    """Do some work in a graph, and return its result and a context whose operations wait for all of the work."""
-    graph = tf.compat.v1.get_default_graph()
-    before = len(graph.get_operations())
-    result = work()
-    return result, tf.control_dependencies(graph.get_operations()[before:])
 
 
 class DirectUpdates:

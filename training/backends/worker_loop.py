@@ -10,8 +10,9 @@ import tensorflow as tf
 from ..loop.step import clip_by_global_norm
 from ..models.losses import Loss, batch_loss
 from ..optimizers.precision import all_finite
+from .ordering import finished
 from .task import DONE_TOKEN, NEXT_TOKEN, batch_spec
-from .updates import Updates, finished
+from .updates import Updates
 
 __all__ = ["make_worker_loop"]
 
@@ -23,8 +24,8 @@ def make_worker_loop(
     updates: Updates,
     batches: Any,
     address: str,
+    version: Any,
     *,
-    device: str,
     clip_norm: float | None,
     loss_of: Loss,
     weight_scale: float,
@@ -36,7 +37,7 @@ def make_worker_loop(
         updates: what becomes of gradients.
         batches: a dataset whose elements are as those of the workers.
         address: of the chief's board.
-        device: that of a server.
+        version: variable that counts the updates, of all workers.
         clip_norm: as in `make_train_step`, of each worker's gradient.
         loss_of: loss of each sample.
         weight_scale: factor of the samples' weights.
@@ -46,8 +47,6 @@ def make_worker_loop(
     """
     variables = [variable.value for variable in network.trainable_variables]
     spec = batch_spec(batches)
-    with tf.device(device):
-        version = tf.Variable(0, trainable=False, dtype=tf.int64, name="version")
 
     def update(number: Tensor, flat: Sequence[Tensor]) -> Tensor:
         for tensor, one in zip(flat, spec, strict=True):
@@ -66,12 +65,14 @@ def make_worker_loop(
             is_finite = all_finite([loss, norm])
 
         def apply() -> Tensor:
-            sent_share, after = finished(lambda: updates.send(number, gradients))
+            staleness = version.read_value() - seen
+            with tf.control_dependencies([staleness]):  # before this update counts, too
+                sent_share, after = finished(lambda: updates.send(number, gradients))
             with after:
-                return _reported(loss, norm, version.read_value() - seen, tf.identity(sent_share), _counted(version))
+                return _reported(loss, norm, staleness, tf.identity(sent_share))
 
         def refuse() -> Tensor:
-            return _reported(loss, norm, tf.constant(-1, tf.int64), tf.constant(0.0), tf.constant(True))
+            return _reported(loss, norm, tf.constant(0, tf.int64), tf.constant(0.0))
 
         return tf.cond(is_finite, apply, refuse)
 
@@ -95,14 +96,7 @@ def make_worker_loop(
     return loop.get_concrete_function()
 
 
-def _counted(version: Any) -> Tensor:
-    with tf.control_dependencies([version.read_value()]):
-        version.assign_add(1)
-        return tf.constant(True)
-
-
-def _reported(loss: Tensor, norm: Tensor, staleness: Tensor, sent_share: Tensor, after: Tensor) -> Tensor:
-    with tf.control_dependencies([after]):
-        (is_known,) = tf.raw_ops.PyFunc(input=[loss, norm, staleness, sent_share], token=DONE_TOKEN, Tout=[tf.bool])
+def _reported(loss: Tensor, norm: Tensor, staleness: Tensor, sent_share: Tensor) -> Tensor:
+    (is_known,) = tf.raw_ops.PyFunc(input=[loss, norm, staleness, sent_share], token=DONE_TOKEN, Tout=[tf.bool])
     is_known.set_shape([])
     return is_known
