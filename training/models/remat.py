@@ -32,12 +32,15 @@ def rematerialise(network: Any, patterns: Sequence[str]) -> None:
 
 
 def _wrap_call(layer: Any) -> None:
-    """Wrap a layer's call: the second starts from the state of the first, as of dropout, and leaves it as it is."""
+    """Wrap a layer's call: the second starts from the state of the first, as of dropout, and leaves it as it is.
+
+    The second is one of Keras', without which layers within would not know that they train, nor in which dtype.
+    """
     call = layer.call
     states = [variable.value for variable in layer.variables if not variable.value.trainable]
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if not kwargs.get("training"):
+        if not layer._get_call_context().get_value("training"):
             return call(*args, **kwargs)
         before: list[Any] = []
 
@@ -48,7 +51,9 @@ def _wrap_call(layer: Any) -> None:
                 return call(*given, **kwargs)
             after = [tf.identity(state) for state in states]
             _assign(states, before)
-            outputs = call(*given, **kwargs)
+            layer.call = call
+            outputs = layer(*given, **{**kwargs, "training": True})
+            layer.call = wrapped
             _assign(states, after)
             return outputs
 
