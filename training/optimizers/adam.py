@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from .stacked import StackedOptimizer, check_argument
+from .moments import MomentsOptimizer
 
 __all__ = ["Adam"]
 
@@ -19,12 +19,12 @@ Tensor = Any
 
 
 @keras.saving.register_keras_serializable(package="ringfeed", name="Adam")
-class Adam(StackedOptimizer):
+class Adam(MomentsOptimizer):
     """Adaptive moments with decoupled weight decay, the same step as Keras' Adam and AdamW.
 
     For each variable `w` with gradient `g`, at step `t`, counted from 1::
 
-        w = w - learning_rate(t) * weight_decay * w                                          # left out: not
+        w = w - learning_rate(t) * weight_decay * w                                          # left out: no decay
         m = beta_1 * m + (1 - beta_1) * g
         v = beta_2 * v + (1 - beta_2) * g ** 2
         w = w - learning_rate(t) * sqrt(1 - beta_2 ** t) / (1 - beta_1 ** t) * m / (sqrt(v) + eps)
@@ -50,8 +50,6 @@ class Adam(StackedOptimizer):
     [1.75, 3.5]
     """
 
-    slots = (("moments", (2,)),)  # one variable for both: reads and writes are what a small update costs
-
     def __init__(
         self,
         learning_rate: float | Callable[..., Any] = 0.001,
@@ -62,40 +60,21 @@ class Adam(StackedOptimizer):
         exclude: Sequence[str] | None = None,
         name: str = "adam",
     ) -> None:
-        check_argument("Adam", "weight_decay", weight_decay, "at least 0", weight_decay >= 0)
-        check_argument("Adam", "eps", eps, "at least 0", eps >= 0)
-        check_argument("Adam", "beta_1", beta_1, "in [0, 1)", 0 <= beta_1 < 1)
-        check_argument("Adam", "beta_2", beta_2, "in [0, 1)", 0 <= beta_2 < 1)
-        super().__init__(learning_rate, name, exclude, None)
-        self.decay_rate = float(weight_decay)
-        self.beta_1, self.beta_2 = float(beta_1), float(beta_2)
-        self.eps = float(eps)
+        super().__init__(learning_rate, weight_decay, beta_1, beta_2, eps, exclude, name)
 
     def updated(
         self, weights: Tensor, gradient: Tensor, slots: Sequence[Tensor], rate: Tensor, *, decays: bool, adapts: bool
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """One step of a stack of variables."""
-        first = self.beta_1 * slots[0][:, 0] + (1 - self.beta_1) * gradient
-        second = self.beta_2 * slots[0][:, 1] + (1 - self.beta_2) * gradient * gradient
-        correction = tf.sqrt(self._share(self.beta_2)) / self._share(self.beta_1)
+        first, second = self.moments(gradient, slots)
+        correction = tf.sqrt(self.share(self.beta_2)) / self.share(self.beta_1)
         if decays and self.decay_rate:
             weights -= rate * self.decay_rate * weights
         step = rate * tf.cast(correction, weights.dtype) * first / (tf.sqrt(second) + self.eps)
         return weights - step, [tf.stack([first, second], axis=1)]
 
-    def _share(self, beta: float) -> Tensor:
-        """Return `1 - beta ** t`, float64: float32 would lose digits of it in the first steps."""
-        step = tf.cast(self.iterations.value + 1, tf.float64)
-        return -tf.math.expm1(step * tf.math.log(tf.constant(beta, tf.float64)))
-
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments, for Keras to save and restore."""
-        base = super().get_config()
-        del base["exclude_ratio"]
-        return {
-            **base,
-            "weight_decay": self.decay_rate,
-            "beta_1": self.beta_1,
-            "beta_2": self.beta_2,
-            "eps": self.eps,
-        }
+        config = super().get_config()
+        del config["exclude_ratio"]
+        return config

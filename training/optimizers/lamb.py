@@ -12,8 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from .moments import MomentsOptimizer
 from .norms import layer_norms, trust_ratio
-from .stacked import StackedOptimizer, check_argument
 
 __all__ = ["LAMB"]
 
@@ -45,7 +45,7 @@ VARIANTS = {
 
 
 @keras.saving.register_keras_serializable(package="ringfeed", name="LAMB")
-class LAMB(StackedOptimizer):
+class LAMB(MomentsOptimizer):
     """Layer-wise adaptive moments; with `exclude_ratio=[]` equal to `optax.lamb` step by step.
 
     For each variable `w` with gradient `g`, at step `t`, counted from 1::
@@ -83,8 +83,6 @@ class LAMB(StackedOptimizer):
     [2.6464, 3.6464]
     """
 
-    slots = (("moments", (2,)),)  # one variable for both: reads and writes are what a small update costs
-
     def __init__(
         self,
         learning_rate: float | Callable[..., Any] = 0.001,
@@ -97,17 +95,11 @@ class LAMB(StackedOptimizer):
         variant: str = "paper",
         exclude_ratio: Sequence[str] | None = None,
     ) -> None:
-        check_argument("LAMB", "weight_decay", weight_decay, "at least 0", weight_decay >= 0)
-        check_argument("LAMB", "eps", eps, "at least 0", eps >= 0)
-        check_argument("LAMB", "beta_1", beta_1, "in [0, 1)", 0 <= beta_1 < 1)
-        check_argument("LAMB", "beta_2", beta_2, "in [0, 1)", 0 <= beta_2 < 1)
         if variant not in VARIANTS:
             raise ValueError(f"LAMB: variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
         all_adapt = exclude_ratio is None and VARIANTS[variant].adapts_all
-        super().__init__(learning_rate, name, exclude, [] if all_adapt else exclude_ratio)
-        self.decay_rate = float(weight_decay)
-        self.beta_1, self.beta_2 = float(beta_1), float(beta_2)
-        self.eps = float(eps)
+        ratio = [] if all_adapt else exclude_ratio
+        super().__init__(learning_rate, weight_decay, beta_1, beta_2, eps, exclude, name, ratio)
         self.variant = variant
         self.needs_all_gradients = VARIANTS[variant].largest_gradient is not None
 
@@ -126,8 +118,7 @@ class LAMB(StackedOptimizer):
         self, weights: Tensor, gradient: Tensor, slots: Sequence[Tensor], rate: Tensor, *, decays: bool, adapts: bool
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """One step of a stack of variables."""
-        first = self.beta_1 * slots[0][:, 0] + (1 - self.beta_1) * gradient
-        second = self.beta_2 * slots[0][:, 1] + (1 - self.beta_2) * gradient * gradient
+        first, second = self.moments(gradient, slots)
         update = self._corrected(first, self.beta_1)
         update /= tf.sqrt(self._corrected(second, self.beta_2)) + self.eps
         if decays:
@@ -140,16 +131,8 @@ class LAMB(StackedOptimizer):
     def _corrected(self, moment: Tensor, beta: float) -> Tensor:
         if beta == 0 or not VARIANTS[self.variant].corrects_bias:
             return moment
-        step = tf.cast(self.iterations.value + 1, tf.float64)  # float32 would lose 1 - beta_2 in the first steps
-        return moment / tf.cast(-tf.math.expm1(step * tf.math.log(tf.constant(beta, tf.float64))), moment.dtype)
+        return moment / tf.cast(self.share(beta), moment.dtype)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments, for Keras to save and restore."""
-        return {
-            **super().get_config(),
-            "weight_decay": self.decay_rate,
-            "beta_1": self.beta_1,
-            "beta_2": self.beta_2,
-            "eps": self.eps,
-            "variant": self.variant,
-        }
+        return {**super().get_config(), "variant": self.variant}
