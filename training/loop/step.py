@@ -164,6 +164,7 @@ def make_train_step(
 
     def reduce(tensors: Sequence[Tensor]) -> list[Tensor]:
         overflowed, loss, stopping, trains, *gradients = tensors
+        loss = loss * trains if can_rest else loss  # at rest there is still that of the network's regularizers
         sent = [loss, overflowed, stopping, *([trains] if can_rest else [])]
         reduced, scalars = synchronizer.reduce(gradients, sent, optimizer.iterations.value)
         loss, overflowed, stopping = scalars[:3]

@@ -235,6 +235,16 @@ def test_a_rank_that_rests_changes_nothing_but_the_number_of_the_step() -> None:
     assert int(optimizer.iterations) == 2
 
 
+def test_a_rank_at_rest_adds_no_regularization_to_the_loss_of_the_others() -> None:
+    network = _network()
+    network.layers[-1].kernel.regularizer = keras.regularizers.L2(0.1)
+    optimizer = keras.optimizers.SGD(0.5)
+    optimizer.build(network.trainable_variables)
+    step = make_train_step(network, optimizer, EveryStep(_OneOfTwo()), LossScale(None), None, can_rest=True)
+    assert float(batch_loss(network, INPUTS, CLASSES, tf.zeros(6))) > 0
+    assert float(step(INPUTS, CLASSES, tf.zeros(6)).loss) == 0.0
+
+
 class _OneOfTwo(SoloRing):
     """A ring whose other rank trains with the same loss, or rests."""
 
