@@ -15,7 +15,7 @@ from ...sharding.errors import ConfigError
 from ...sharding.messages import did_you_mean, listed, one_line
 from ..config.model import APPLICATIONS, AugmentConfig
 from ..config.train_config import TrainConfig
-from .built_model import BuiltModel
+from .built_model import BuiltModel, check_logits
 from .images import image_column, image_preprocess, image_shape
 from .preprocess import Element, Preprocess
 
@@ -28,7 +28,8 @@ def application(manifest: Manifest, config: TrainConfig) -> BuiltModel:
     Its images are what the `preprocess_input` of its module makes of them. Nothing is downloaded.
 
     Raises:
-        ConfigError: there is no such network, it refuses its arguments, or the dataset has no image column for it.
+        ConfigError: there is no such network, it refuses its arguments or has other outputs, or the dataset has no
+            image column for it.
     """
     name = config.model.name.removeprefix(APPLICATIONS)
     names = [known for known in dir(keras.applications) if callable(getattr(keras.applications, known))]
@@ -50,6 +51,7 @@ def application(manifest: Manifest, config: TrainConfig) -> BuiltModel:
         raise ConfigError(
             f"model.name: {config.model.name} refuses images of {list(shape)} or model.options: {one_line(error)}"
         ) from error
+    check_logits(network, config.model.name, len(manifest.classes))
     plain, augment = AugmentConfig(), config.augment
     prepare = sys.modules[function.__module__].preprocess_input
     return BuiltModel(

@@ -15,7 +15,7 @@ from ...sharding.dataset.manifest import Manifest
 from ...sharding.errors import ConfigError, RingfeedError, TrainingError
 from ...sharding.sources.user_code import describe_error, import_function
 from ..config.train_config import TrainConfig
-from .built_model import BuiltModel
+from .built_model import BuiltModel, check_logits
 from .preprocess import Element, feature_columns, label_and_weight
 
 __all__ = ["own_errors", "user_model"]
@@ -62,17 +62,12 @@ def user_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
         network = function(manifest, config)
     if not isinstance(network, keras.Model):
         raise ConfigError(f"model.name: {config.model.name} must return a keras.Model, got {type(network).__name__}")
-    classes, shape = len(manifest.classes), getattr(network, "output_shape", None)
-    if shape is None:
+    if getattr(network, "output_shape", None) is None:
         raise ConfigError(
             f"model.name: {config.model.name} must return a model built from keras.Input, got one without a "
             f"shape ({type(network).__name__})"
         )
-    if not isinstance(shape, tuple) or shape[-1] != classes:
-        raise ConfigError(
-            f"model.name: {config.model.name} must return a model of {classes} logits, one per class, got an output of "
-            f"shape {shape}"
-        )
+    check_logits(network, config.model.name, len(manifest.classes))
     if (activation := _last_activation(network)) in ("softmax", "sigmoid"):
         raise ConfigError(
             f"model.name: {config.model.name} must return a model of logits, but its last layer applies {activation}, "

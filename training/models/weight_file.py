@@ -64,7 +64,7 @@ def load_weights(network: Any, url: str) -> None:
     log.info(
         "starting from the weights of %s%s",
         url,
-        f", but for its last layer, {head.name!r}, which has other shapes" if is_new else "",
+        f", but for its last layer, {head.name!r}, which starts anew" if is_new else "",
     )
 
 
