@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from ..ring.ring import Ring
-from ..ring.synchronizer import Array
+from ..ring.synchronizer import Array, EveryStep
 from .base import Tensor, Variable
 from .dgc import DGCRule, accumulate
 from .onebit import OneBit
@@ -46,8 +46,7 @@ class SignMomentum(TwoStage):
     def resize(self, stacked: Sequence[Array], rank: int, size: int) -> list[Array]:
         """The mean of the ranks' residuals and momenta; the residuals of parts are cut anew."""
         count = len(stacked) - len(self._momenta)
-        momenta = [values.mean(axis=0, dtype="float64").astype(values.dtype) for values in stacked[count:]]
-        return super().resize(stacked[:count], rank, size) + momenta
+        return super().resize(stacked[:count], rank, size) + EveryStep.resize(self, stacked[count:], rank, size)
 
     def reduce(
         self, gradients: Sequence[Tensor], scalars: Sequence[Tensor], step: Tensor

@@ -41,6 +41,11 @@ class ModelConfig:
         default_factory=dict, metadata={"help": "arguments for keras.applications, or any keys for module:function"}
     )
 
+    @property
+    def takes_images(self) -> bool:
+        """Whether the trainer decodes images for the network."""
+        return self.name == "convnet" or self.name.startswith(APPLICATIONS)
+
     def __post_init__(self) -> None:
         known = self.name in ("tabular", "convnet") or is_function(self.name)
         require(known, "model.name", "tabular, convnet, or module:function", self.name)

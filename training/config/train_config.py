@@ -11,7 +11,7 @@ from .backend import BACKENDS, ParameterServerConfig, check_backend
 from .checks import key, one_of, require, require_finite, require_size
 from .data import DataConfig
 from .loss import LossConfig
-from .model import APPLICATIONS, AugmentConfig, ModelConfig
+from .model import AugmentConfig, ModelConfig
 from .optimizer import EMAConfig, LossScaleConfig, OptimizerConfig, ScheduleConfig
 from .outputs import CheckpointConfig, OutputConfig
 from .synchronisation import CompressionConfig, SyncConfig, check_synchronisation
@@ -60,8 +60,7 @@ class TrainConfig:
         require_finite("watchdog_seconds", self.watchdog_seconds)
         if self.max_steps is not None:
             require(self.max_steps >= 1, "max_steps", "at least 1", self.max_steps)
-        takes_images = self.model.name == "convnet" or self.model.name.startswith(APPLICATIONS)
-        augmentable = takes_images or not self.augment.random
+        augmentable = self.model.takes_images or not self.augment.random
         require(augmentable, "model.name", "convnet, or of keras.applications, for augment", self.model.name)
         if self.schedule.total_steps is None:
             length = self.schedule.total_epochs or self.epochs

@@ -18,6 +18,7 @@ from ..averaging.pace import Pace
 from ..config.train_config import TrainConfig
 from ..ring.ring import Ring
 from ..ring.world import World
+from .shares import even_shares
 
 __all__ = ["own_pace", "own_part", "paced"]
 
@@ -53,7 +54,7 @@ def own_pace(config: TrainConfig, ring: Ring, loader: Loader) -> Pace:
     batches = loader.steps_per_epoch
     if config.sync.clients is None:
         batch_size = config.data.batch_size
-        share = (ring.rank + 1) * batch_size // ring.size - ring.rank * batch_size // ring.size
+        share = even_shares(batch_size, ring.size)[ring.rank]
         return Pace(batches=batches, steps=batches, samples=batches * share, batch_size=share, step_samples=batch_size)
     sizes = ring.allgather_object([batches, loader.records])
     steps = max(size[0] for size in sizes)

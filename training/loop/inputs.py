@@ -16,6 +16,7 @@ from ..models.preprocess import Preprocess, fill_values
 from ..ring.ring import Ring
 from ..ring.world import World
 from .clients import own_part
+from .shares import even_shares
 
 __all__ = ["open_loader", "preprocessed"]
 
@@ -47,7 +48,7 @@ def open_loader(config: TrainConfig, ring: Ring | World, *, split: str, training
     rank, ranks, where = ring.rank, ring.size, None
     if own is not None:
         split, where = (own, None) if own in manifest.splits else (split, own)
-        batch_size = (ring.rank + 1) * batch_size // ranks - ring.rank * batch_size // ranks
+        batch_size = even_shares(batch_size, ranks)[rank]
         rank, ranks = 0, 1
     return Loader(
         config.data.url,

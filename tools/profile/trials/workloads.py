@@ -27,7 +27,6 @@ def configured_workload(config: str, overrides: Sequence[str]) -> Workload:
         RingfeedError: the configuration, its dataset or its model is wrong.
     """
     from ....training.config.config_file import load_config
-    from ....training.config.model import APPLICATIONS
     from ....training.config.outputs import CheckpointConfig, OutputConfig
     from ....training.loop.trainer import Trainer
     from ....training.ring.ring import SoloRing
@@ -41,7 +40,7 @@ def configured_workload(config: str, overrides: Sequence[str]) -> Workload:
         transform_name="the preprocessing",
         step_name=f"the step of {options.model.name}",
         is_deterministic=options.deterministic,
-        decodes=options.model.name == "convnet" or options.model.name.startswith(APPLICATIONS),
+        decodes=options.model.takes_images,
     )
 
 
