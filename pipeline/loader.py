@@ -330,8 +330,8 @@ class Loader(BaseLoader):
     def with_share(self, start: int, stop: int) -> Loader:
         """The same loader with another share of each global batch: its samples ``[start, stop)``.
 
-        If the shares of all ranks make up ``[0, batch_size)``, together they read the same global batches as ever.
-        Shares are not filled up, but that an empty one has one sample of weight 0.
+        If the shares of all ranks make up ``[0, batch_size)``, together they read the same global batches as before.
+        Shares are not filled up, except that an empty one gets one sample of weight 0.
 
         Raises:
             ConfigError: there are no such samples.

@@ -140,7 +140,7 @@ class Geometry:
     def share_slices(self, start: int, stop: int) -> tuple[StreamSlice, ...]:
         """Return the pieces of the samples ``[start, stop)`` of every global batch, in order.
 
-        Nothing is filled up, but that no samples at all become one of weight 0.
+        Nothing is filled up, except that an empty share gets one sample of weight 0.
 
         Raises:
             ConfigError: there are no such samples.

@@ -29,7 +29,7 @@ Moments = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 def synchronise_batch_norm(network: Any, ring: Ring) -> None:
     """Let the layers of batch normalisation in a network normalise over all ranks, where they use a batch's statistics.
 
-    They stay layers of Keras, so a saved network needs nothing of ringfeed. Frozen ones go by their moving statistics.
+    They stay layers of Keras, so a saved network needs nothing of ringfeed. Frozen ones use their moving statistics.
 
     Raises:
         ConfigError: the network has no such layer.

@@ -99,7 +99,7 @@ class Shares:
 
     @property
     def least(self) -> int:
-        """The smallest share that a rank may get, including a sample of weight 0."""
+        """The fewest samples that a rank may get; an empty share has one, of weight 0."""
         if self._bound is None:
             return max(1, min(self.of_ranks))
         return max(1, math.floor(self._batch_size / self._ring.size / self._bound))
