@@ -122,8 +122,9 @@ class Task:
             self._waited = time.monotonic() - asked
             return [np.bool_(True), np.int64(step["update"]), *batch]
         except Exception as error:
-            self._tell(error)
-            raise
+            if not self._tell(error) or self._reader is None:
+                raise
+            return [np.bool_(False), np.int64(0), *self._reader.nothing()]  # the chief ends the run
 
     def done(self, loss: Any, norm: Any, staleness: Any, sent_share: Any) -> Any:
         """Report an update."""
@@ -166,11 +167,14 @@ class Task:
                 self._met = True
         return np.bool_(True)
 
-    def _tell(self, error: Exception) -> None:
+    def _tell(self, error: Exception) -> bool:
+        """Tell the chief of an error, and return whether it knows."""
         text = str(error) if isinstance(error, RingfeedError) else f"{type(error).__name__}: {error}"
         if self._board is not None:
             with suppress(OSError):  # the chief has ended
                 self._board.ask({"error": " ".join(text.split())[:1000]})
+                return True
+        return False
 
 
 def _flat(entries: Sequence[tuple[Any, Any]]) -> list[Any]:

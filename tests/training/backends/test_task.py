@@ -1,45 +1,42 @@
-"""A worker tells the chief why it failed, in one line."""
+"""A worker's functions: a damaged shard ends the run with the line that names it, and with no trace of TensorFlow's."""
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
-import pytest
+import yaml
 
-from ringfeed.sharding.errors import CorruptionError, StorageError
-from ringfeed.training.backends import task as task_module
 from ringfeed.training.backends.board import Board, serve_board
 from ringfeed.training.backends.cluster import Cluster
-from ringfeed.training.config.data import DataConfig
-from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.backends.part_plan import PartPlan
+from ringfeed.training.backends.task import Task
+from ringfeed.training.config.config_file import load_config
 
 
-@pytest.mark.parametrize(
-    ("error", "text"),
-    [
-        (CorruptionError("shard 3 is damaged"), "shard 3 is damaged"),
-        (StorageError("the store\nrefuses"), "the store refuses"),
-        (KeyError("x"), "KeyError: 'x'"),
-        (FileNotFoundError("vocabulary.txt"), "FileNotFoundError: vocabulary.txt"),
-    ],
-)
-def test_the_chief_is_told_of_each_failure(
-    error: Exception, text: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def fail(*_: object) -> None:
-        raise error
-
-    monkeypatch.setattr(task_module, "_Reader", fail)
+def test_a_worker_that_cannot_read_tells_the_chief_and_takes_no_more_steps(tmp_path: Path, flights: str) -> None:
+    folder = Path(shutil.copytree(flights, tmp_path / "damaged"))
+    for shard in folder.glob("train-*.tfrecord"):
+        shard.write_bytes(shard.read_bytes()[:-3])
+    tree = {
+        "backend": "parameter_server",
+        "data": {"url": str(folder), "batch_size": 60, "eval_split": None},
+        "optimizer": {"name": "sgd"},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
     cluster = Cluster(tasks={"chief": ("a:1",), "ps": ("a:2",), "worker": ("a:3",)}, kind="worker", index=0)
-    task = task_module.Task(
-        TrainConfig(data=DataConfig(url=str(tmp_path), batch_size=1)), cluster, ends_with_chief=False
-    )
     board = Board()
+    board.begin(0, PartPlan(1, 0, 5), 0)
     server = serve_board("127.0.0.1", board)
+    task = Task(load_config(tmp_path / "run.yaml"), cluster, ends_with_chief=False)
     try:
-        with pytest.raises(type(error)):
-            task.next(server.address.encode())
-        assert board.failure == f"worker 0: {text}"
+        is_step, *_ = task.next(server.address.encode())
     finally:
+        if task._board is not None:
+            task._board.close()
         server.shutdown()
         server.server_close()
+    assert not is_step
+    assert board.failure is not None
+    assert board.failure.startswith(f"worker 0: {folder}/train-")
+    assert board.failure.endswith(f"repair it with: shard-dataset repair {folder}")
