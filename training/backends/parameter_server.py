@@ -19,8 +19,9 @@ from ..checkpoint.memory import Memory
 from ..checkpoint.snapshot import Parts, capture
 from ..config.config_file import to_tree
 from ..config.train_config import TrainConfig
-from ..loop.inputs import open_loader, preprocessed
+from ..loop.inputs import open_loader, preprocessed, traced
 from ..loop.outputs import METRICS_FORMAT, write_outputs
+from ..loop.overflows import check_weights
 from ..loop.reporting import Reporter
 from ..loop.resume import open_store, resume
 from ..loop.step import make_predict_step
@@ -30,7 +31,7 @@ from ..models.build import build_model
 from ..models.losses import build_loss
 from ..models.user_model import own_errors
 from ..optimizers.build import build_schedule, schedule_warnings
-from ..optimizers.precision import LossScale, all_finite
+from ..optimizers.precision import LossScale
 from ..ring.ring import SoloRing
 from ..ring.same_weights import assert_same_weights
 from ..ring.world import World
@@ -79,6 +80,9 @@ class ServerTrainer:
         keras.utils.set_random_seed(config.seed)
         place = World(rank=0, size=self._workers, local_size=1)
         self.loader = open_loader(config, place, split=config.data.train_split, training=True)
+        self._eval_loader = None
+        if config.data.eval_split is not None:
+            self._eval_loader = open_loader(config, self._ring, split=config.data.eval_split, training=False)
         self.steps_per_epoch: int = self.loader.steps_per_epoch
         self.total_steps = config.total_steps(self.steps_per_epoch)
         self._build()
@@ -98,6 +102,7 @@ class ServerTrainer:
             self.reporter.restore(start.history)
         self._reports = ServerReports(config, self.reporter, self._workers, self.rate, self.position.step)
         self._first_step = self.position.step
+        self._asked_to_stop = False
 
     def _build(self) -> None:
         """Build the network twice: on the servers, and here for evaluation and the model's file."""
@@ -108,18 +113,18 @@ class ServerTrainer:
         keras.utils.set_random_seed(config.seed)
         with placed([server_device(index) for index in range(self._cluster.servers)]) as server_bytes:
             network = build_model(manifest, config).network
-        self.local, self._preprocess = built.network, (built.preprocess, tf.function(built.preprocess, autograph=False))
+        self.local, self._preprocess = built.network, traced(built.preprocess)
         self._updates = 1 if config.parameter_server.mode == "sync" else self._workers  # in a step
         self.rate = UpdateRate(build_schedule(config, self.steps_per_epoch), self._updates, config.optimizer.scaling)
         optimizers = ServerOptimizers(config.optimizer, self.rate, network.trainable_variables)
         self.parts = Parts(network=network, optimizer=optimizers, scale=LossScale(None))
         self.server_bytes = server_bytes
-        function = built.augmented or built.preprocess
+        augment = traced(built.augmented or built.preprocess)
         in_one_line = own_errors(manifest, config)
         self._loop = in_one_line(make_worker_loop)(
             network,
             self._sent_by(optimizers, [variable.value for variable in network.trainable_variables]),
-            preprocessed(self.loader, 0, 0, function, tf.function(function, autograph=False), deterministic=False),
+            preprocessed(self.loader, 0, 0, *augment, deterministic=False),
             self._server.address,
             optimizers.version,
             clip_norm=config.optimizer.clip_norm,
@@ -200,8 +205,7 @@ class ServerTrainer:
         self._reports.report(self.position.step, epoch, plan.most_ahead)
         self._check_bound(plan)
         if is_stopping:
-            self._save()
-            raise Stopped(self.position.step, self._first_step, self.config.checkpoint.url)
+            self._stop()
         if self.position.epoch != epoch or self.position.step == self.total_steps:
             self._evaluate(epoch)
         self._save()
@@ -259,29 +263,33 @@ class ServerTrainer:
         """
         for own, served in zip(self.local.weights, self.parts.network.weights, strict=True):
             own.assign(tf.convert_to_tensor(served).numpy())
-        if not bool(all_finite([v.value for v in self.local.weights if "float" in str(v.dtype)])):
-            raise TrainingError(
-                f"after step {self.position.step} weights are not finite, and are not saved: lower "
-                "optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
-            )
+        check_weights(self.local, self.position.step)
 
     def _batches(self, loader: Any) -> Iterator[Any]:
         with loader.own_errors():
             for batch in preprocessed(loader, 0, 0, *self._preprocess, deterministic=False):
-                self._check()
+                self._asked_to_stop = self._check() or self._asked_to_stop
+                if self._asked_to_stop:
+                    return
                 yield batch
 
     def _evaluate(self, epoch: int) -> None:
-        split, ended = self.config.data.eval_split, self.position.step == self.total_steps
+        ended = self.position.step == self.total_steps
         due = self.position.epoch != epoch and self.position.epoch % self.config.eval_every_epochs == 0
-        if split is None or not (ended or due):
+        if self._eval_loader is None or not (ended or due):
             return
         self._fetch()
-        loader = open_loader(self.config, self._ring, split=split, training=False)
         names = [str(name) for name in self.loader.manifest.classes]
-        result = evaluate(self._ring, self._predict, self._batches(loader), names)
+        result = evaluate(self._ring, self._predict, self._batches(self._eval_loader), names)
+        if self._asked_to_stop:  # then this evaluation is not whole; a resumed run makes it
+            self._stop()
         self.reporter.add_evaluation({"epoch": epoch, "step": self.position.step, **result.to_json()})
         self._evaluated_step = self.position.step
+
+    def _stop(self) -> None:
+        """Save and leave the run."""
+        self._save()
+        raise Stopped(self.position.step, self._first_step, self.config.checkpoint.url)
 
     def _save(self) -> None:
         store = open_store(self.config)

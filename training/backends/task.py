@@ -21,7 +21,7 @@ import tensorflow as tf
 from ...pipeline import Loader
 from ...sharding.errors import RingfeedError, TrainingError
 from ..config.train_config import TrainConfig
-from ..loop.inputs import open_loader, preprocessed
+from ..loop.inputs import open_loader, preprocessed, traced
 from ..models.build import build_model
 from ..ring.world import World
 from .board_client import BoardClient, end_with_chief
@@ -69,8 +69,7 @@ class _Reader:
         self._config, self._parts = config, parts
         self._loaders = {part: part_loader(config, part, parts)}
         model = build_model(self._loaders[part].manifest, config)
-        function = model.augmented or model.preprocess
-        self._functions = function, tf.function(function)
+        self._functions = traced(model.augmented or model.preprocess)
         self.spec = batch_spec(self._open(part, 0, 0))
         self._place: tuple[int, int, int] | None = None
         self._batches: Any = None

@@ -28,7 +28,7 @@ from ..records.clock import clock
 from ..ring.metered import MeteredRing
 from ..ring.ring import Ring
 from .clients import own_pace
-from .inputs import open_loader
+from .inputs import open_loader, traced
 from .shares import Shares
 from .step import TrainStep, make_predict_step, make_train_step
 from .synchronisation import build_synchronizer, optimizer_options
@@ -88,8 +88,8 @@ def assemble(config: TrainConfig, ring: Ring, schedule: Schedule | None = None) 
         eval_loader = open_loader(config, ring, split=config.data.eval_split, training=False)
     pace = own_pace(config, ring, loader)
     model = build_model(loader.manifest, config)
-    preprocess = _traced(model.preprocess)
-    augment = preprocess if model.augmented is None else _traced(model.augmented)
+    preprocess = traced(model.preprocess)
+    augment = preprocess if model.augmented is None else traced(model.augmented)
     if schedule is None:
         schedule = build_schedule(config, pace.steps)
     if ring.rank == 0:
@@ -139,11 +139,6 @@ def _shares(config: TrainConfig, ring: Ring) -> Shares:
             f"batch; lower it, or raise data.batch_size{remedy}"
         )
     return shares
-
-
-def _traced(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Return a function, and the same traced once for all epochs."""
-    return function, tf.function(function, autograph=False)
 
 
 def _prepare_process(config: TrainConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +19,7 @@ from ..ring.world import World
 from .clients import own_part
 from .shares import even_shares
 
-__all__ = ["open_loader", "preprocessed"]
+__all__ = ["open_loader", "preprocessed", "traced"]
 
 _PREFETCH_BATCHES = 4
 
@@ -68,6 +69,11 @@ def open_loader(config: TrainConfig, ring: Ring | World, *, split: str, training
         fetch_threads=config.data.fetch_threads,
         prefetch_bytes=config.data.prefetch_bytes,
     )
+
+
+def traced(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return a function, and the same traced once for all epochs."""
+    return function, tf.function(function, autograph=False)
 
 
 def preprocessed(

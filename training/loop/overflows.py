@@ -9,11 +9,11 @@ from ...pipeline import Loader
 from ...sharding.errors import TrainingError
 from ..averaging.pace import Pace
 from ..config.train_config import TrainConfig
-from ..optimizers.precision import LossScale
+from ..optimizers.precision import LossScale, all_finite
 from ..ring.ring import Ring
 from .bad_records import bad_records
 
-__all__ = ["check_overflows", "check_records", "is_at_floor"]
+__all__ = ["check_overflows", "check_records", "check_weights", "is_at_floor"]
 
 _CHECKED_STEPS = 4  # of a report's skipped steps, whose batches are read again
 
@@ -38,6 +38,19 @@ def check_overflows(skipped: Sequence[int], config: TrainConfig, scale: LossScal
         raise TrainingError(
             f"the gradients of step {skipped[0]} are not finite in {config.precision}: "
             "lower optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
+        )
+
+
+def check_weights(network: Any, step: int) -> None:
+    """Refuse to save weights that are not finite over those that are; `step` is the number of steps done.
+
+    Raises:
+        TrainingError: they are not finite.
+    """
+    if not bool(all_finite([v.value for v in network.weights if "float" in str(v.dtype)])):
+        raise TrainingError(
+            f"after step {step} weights are not finite, and are not saved: lower "
+            "optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
         )
 
 

@@ -22,7 +22,6 @@ from ..checkpoint.store import CheckpointStore
 from ..config.config_file import to_tree
 from ..config.train_config import TrainConfig
 from ..metrics.evaluate import evaluate
-from ..optimizers.precision import all_finite
 from ..records.record_format import CHECKPOINT, EVALUATION
 from ..records.recorder import Recorder, StepTimes, open_recorder
 from ..ring.ring import Ring
@@ -31,7 +30,7 @@ from .assembly import assemble
 from .clients import paced
 from .inputs import preprocessed
 from .outputs import METRICS_FORMAT, write_outputs
-from .overflows import check_overflows, check_records, is_at_floor
+from .overflows import check_overflows, check_records, check_weights, is_at_floor
 from .reporting import Reporter
 from .resume import open_store, resume
 from .stopping import Stopped
@@ -305,7 +304,7 @@ class Trainer:
         with self._activity(CHECKPOINT):
             self._settle()
             self._assert_same_weights()
-            self._check_weights()
+            check_weights(self.parts.network, self.position.step)
             self._commit(store)
             self.ring.barrier()
 
@@ -325,18 +324,9 @@ class Trainer:
         averages = self.parts.average.variables if self.parts.average else []
         return assert_same_weights(self.ring, [*self.parts.network.weights, *averages])
 
-    def _check_weights(self) -> None:
-        """Refuse to save weights that are not finite over those that are."""
-        floats = [v.value for v in self.parts.network.weights if "float" in str(v.dtype)]
-        if not bool(all_finite(floats)):
-            raise TrainingError(
-                f"after step {self.position.step} weights are not finite, and are not saved: lower "
-                "optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
-            )
-
     def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
         digest = self._assert_same_weights()
-        self._check_weights()
+        check_weights(self.parts.network, self.position.step)
         self.reporter.warn_of_waits()
         if self.skipped_steps == self.position.step:
             raise TrainingError(
