@@ -84,3 +84,28 @@ def test_a_worker_without_work_takes_half_of_what_is_left_and_all_of_a_dead_one(
         taken.append(plan.take(0))
         plan.finish(0)
     assert {Step(2, step) for step in range(9)} <= set(taken)
+
+
+@given(st.integers(2, 4), st.integers(0, 3), st.integers(1, 9), MOVES)
+def test_no_worker_begins_a_step_beyond_the_bound(
+    workers: int, bound: int, steps: int, moves: list[tuple[int, str]]
+) -> None:
+    plan = PartPlan(workers, 0, steps, bound)
+    done, held = [0] * workers, set()
+    for number, move in moves:
+        worker = number % workers
+        if worker in held and move == "finish":
+            plan.finish(worker)
+            held.remove(worker)
+            done[worker] += 1
+        elif move == "take" and isinstance(step := plan.take(worker), Step):
+            held.add(worker)
+            assert step == Step(worker, done[worker])  # its own part
+            slowest = min((d for d in done if d < steps), default=steps)
+            assert done[worker] - slowest <= bound
+    assert plan.most_ahead <= bound
+    while plan.take(0) is not OVER or not plan.is_over:  # nobody waits for ever
+        for worker in range(workers):
+            if isinstance(plan.take(worker), Step):
+                plan.finish(worker)
+    assert plan.done == workers * steps

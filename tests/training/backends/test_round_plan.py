@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.training.backends.part_plan import OVER, PartPlan, Step
+from ringfeed.training.backends.part_plan import Step
 from ringfeed.training.backends.round_plan import RoundPlan
 
 MOVES = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["go", "go", "go", "leave"])), max_size=200)
@@ -57,28 +57,3 @@ def test_each_step_is_applied_and_in_order(workers: int, needed: int, steps: int
     assert sorted(set(applied)) == list(range(3, 3 + steps))
     if not any(move == "leave" for _, move in moves):
         assert applied == list(range(3, 3 + steps))
-
-
-@given(st.integers(2, 4), st.integers(0, 3), st.integers(1, 9), MOVES)
-def test_no_worker_begins_a_step_beyond_the_bound(
-    workers: int, bound: int, steps: int, moves: list[tuple[int, str]]
-) -> None:
-    plan = PartPlan(workers, 0, steps, bound)
-    done, held = [0] * workers, set()
-    for number, move in moves:
-        worker = number % workers
-        if worker in held and move == "go":
-            plan.finish(worker)
-            held.remove(worker)
-            done[worker] += 1
-        elif move == "go" and isinstance(step := plan.take(worker), Step):
-            held.add(worker)
-            assert step == Step(worker, done[worker])  # its own part
-            slowest = min((d for d in done if d < steps), default=steps)
-            assert done[worker] - slowest <= bound
-    assert plan.most_ahead <= bound
-    while plan.take(0) is not OVER or not plan.is_over:  # nobody waits for ever
-        for worker in range(workers):
-            if isinstance(plan.take(worker), Step):
-                plan.finish(worker)
-    assert plan.done == workers * steps
