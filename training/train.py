@@ -217,6 +217,7 @@ def _train_on_servers(config: TrainConfig, args: argparse.Namespace, watch: Sign
     end_with_launcher()
     if is_chief:
         _check_outputs(config, args)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # it would log a task's error as pages of traces
     with quiet_tensorflow():
         from .ring.connect import share_cores
 

@@ -237,7 +237,8 @@ class ServerTrainer:
             self._coordinator.join()
         except tf.errors.OpError as error:
             self._board.fail("a task of the cluster failed")
-            raise self._explained(error) from error
+            with own_errors(self.loader.manifest, self.config):
+                raise self._explained(error) from error
         if self._board.failure is not None:
             raise TrainingError(self._board.failure)
         self._reports.add(self._board.reports(0.0), first + plan.steps_done)

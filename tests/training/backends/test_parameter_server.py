@@ -41,6 +41,17 @@ def network(manifest, config):
     ids, value = keras.Input((), dtype="int64", name="id"), keras.Input((), dtype="float32", name="value")
     both = keras.ops.expand_dims(value + Count()(ids), 1)
     return keras.Model({"id": ids, "value": value}, keras.layers.Dense(2)(both))
+
+class Failing(keras.layers.Layer):
+    def call(self, x):
+        def fail(x):
+            raise ValueError("a value of your own")  # line 21
+        return tf.ensure_shape(tf.py_function(fail, [x], tf.float32), [None, 1])
+    def compute_output_spec(self, x): return keras.KerasTensor((x.shape[0], 1))
+
+def failing(manifest, config):
+    value = keras.Input((), dtype="float32", name="value")
+    return keras.Model({"value": value}, keras.layers.Dense(2)(Failing()(keras.ops.expand_dims(value, 1))))
 """
 
 
@@ -66,6 +77,11 @@ def run_folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def _launched(folder: Path, *words: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "ringfeed.tools.cli", "launch", *words]
+    return subprocess.Popen(command, cwd=folder, env=lean_environment(), stderr=subprocess.PIPE, text=True)
+
+
 def _counts(folder: Path, step: int) -> np.ndarray:
     (path,) = (path for path in (folder / "run").glob("step-*") if int(path.name.split("-")[1]) == step)
     (counts,) = (array for name, array in load_file(path).items() if name.endswith("counts"))
@@ -82,14 +98,7 @@ def _worker(process: subprocess.Popen[str], index: int) -> psutil.Process:
 
 
 def test_a_run_survives_a_workers_death_and_reads_each_sample_once_an_epoch(run_folder: Path) -> None:
-    command = [sys.executable, "-m", "ringfeed.tools.cli", "launch", "--ps", "2", "--workers", "2"]
-    process = subprocess.Popen(
-        [*command, "train", "--config", "run.yaml"],
-        cwd=run_folder,
-        env=lean_environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = _launched(run_folder, "--ps", "2", "--workers", "2", "train", "--config", "run.yaml")
     deadline = time.monotonic() + 280
     while not saved_steps(run_folder / "run"):
         assert process.poll() is None, process.communicate()[1]
@@ -153,6 +162,16 @@ def test_what_a_backend_does_not_support_is_refused_by_name(
     output = capfd.readouterr().err
     assert message in output
     assert output.count("\n") == 1
+
+
+def test_an_error_in_a_network_is_one_line(run_folder: Path) -> None:
+    changes = ["--set", "model.name=networks:failing", "--quiet"]
+    process = _launched(run_folder, "--workers", "1", "train", "--config", "run.yaml", *changes)
+    _, stderr = process.communicate(timeout=280)
+    assert process.returncode == 1
+    assert stderr.startswith("ringfeed launch: error: model.name networks:failing: ")
+    assert stderr.endswith("networks.py:21: ValueError: a value of your own\n")
+    assert stderr.count("\n") == 1
 
 
 def test_without_a_cluster_one_line_says_how_to_start_one(
