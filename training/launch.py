@@ -122,6 +122,8 @@ def _checked(args: argparse.Namespace) -> TrainConfig | None:
         raise ConfigError(f"1 <= --min-ranks <= -n must hold, got -n {args.ranks} and --min-ranks {args.min_ranks}")
     if args.program[:1] not in (["train"], ["bench-ring"]):
         raise ConfigError("the ranks run train or bench-ring: ringfeed launch -n 2 train --config FILE.yaml")
+    if args.ranks_file and not args.elastic:
+        raise ConfigError("--ranks-file needs --elastic")
     refuse_settings(os.environ)
     if args.program[0] == "bench-ring":
         if args.workers is not None:
@@ -146,8 +148,6 @@ def _checked(args: argparse.Namespace) -> TrainConfig | None:
         raise ConfigError("sync.clients gives each rank a part of its own, so none can come or go: leave out --elastic")
     if args.elastic and train.lr_find:
         raise ConfigError("--lr-find runs 100 steps, and has no checkpoint to go on from: leave out --elastic")
-    if args.ranks_file and not args.elastic:
-        raise ConfigError("--ranks-file needs --elastic")
     return config
 
 

@@ -253,6 +253,7 @@ def test_a_rank_that_stalls_is_named_with_its_place_and_all_end(run_folder: Path
             "--elastic goes on from checkpoints, which checkpoint.resume=false forbids; leave it out",
         ),
         (["-n", "2", "--ranks-file", "x", "train", "--config", "run.yaml"], "--ranks-file needs --elastic"),
+        (["-n", "2", "--ranks-file", "x", "bench-ring"], "--ranks-file needs --elastic"),
     ],
 )
 def test_a_mistake_is_one_line_before_any_rank_starts(

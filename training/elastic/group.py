@@ -69,8 +69,8 @@ class Group:
         return max(0, self.wanted - len(self.members) + len(self.of(Phase.LEAVING)))
 
     def free_slot(self) -> int:
-        """Return the lowest slot that no process has."""
-        taken = {member.slot for member in self.members.values()}
+        """Return the lowest slot that no process has which stays: a host has a GPU for each rank that is wanted."""
+        taken = {member.slot for member in self.members.values() if member.phase is not Phase.LEAVING}
         return next(slot for slot in range(len(taken) + 1) if slot not in taken)
 
     def next_ring(self) -> list[int]:
