@@ -21,8 +21,8 @@ import numpy as np
 from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.loop.step import make_predict_step, make_train_step
-from ringfeed.training.loop.synchronisation import build_synchronizer, optimizer_options
-from ringfeed.training.optimizers.build import build_optimizer, build_schedule
+from ringfeed.training.loop.synchronisation import build_run_optimizer, build_synchronizer
+from ringfeed.training.optimizers.build import build_schedule
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.connect import connect
 from ringfeed.training.ring.metered import MeteredRing
@@ -65,7 +65,7 @@ def train(ring: Ring, options: dict[str, Any], data: Any, seed: int, epochs: int
     wire = MeteredRing(ring)
     pace = Pace(batches=steps, steps=steps, samples=len(pixels), batch_size=BATCH // ring.size, step_samples=BATCH)
     synchronizer = build_synchronizer(config, wire, total_steps=steps * epochs, pace=pace)
-    optimizer = build_optimizer(optimizer_options(config), build_schedule(config, steps), network.trainable_variables)
+    optimizer = build_run_optimizer(config, build_schedule(config, steps), network.trainable_variables, steps)
     synchronizer.build(network.trainable_variables, optimizer.variables)
     synchronizer.begin()
     step = make_train_step(network, optimizer, synchronizer, LossScale(None), None)

@@ -16,7 +16,8 @@ METHODS = ("every_step", "local_sgd", "post_local_sgd", "diloco", "fedavg", "gos
 AGGREGATES = ("mean", "median", "trimmed")
 TOPOLOGIES = ("ring", "random")
 MOMENTUM_FIRST = ("dgc", "onebit")
-"""Methods that apply momentum on each rank, before the average."""
+"""Methods that apply the momentum of SGD on each rank, before the average."""
+ONEBIT_OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
 _DENSE_SHARES = {"powersgd": 0.1, "onebit": 0.2}  # of a run: PyTorch's hook and 1-bit Adam say about as much
 _DGC_EPOCHS, _DGC_SHARE = 4.0, 0.3  # of warm-up: the paper's, but of a short run no more than a share
 
@@ -36,7 +37,9 @@ class CompressionConfig:
     )
     local_clip_norm: float | None = key(None, "dgc: clip_norm of the mean gradient, applied on each rank")
     start_step: int | None = key(
-        None, "dense steps at the start; null: none, but 0.1 of the run for powersgd, and 0.2 for onebit"
+        None,
+        "dense steps at the start, after which onebit freezes the second moment of adam and lamb; null: none, but 0.1 "
+        "of the run for powersgd, and 0.2 for onebit",
     )
 
     def __post_init__(self) -> None:
@@ -166,18 +169,33 @@ def check_synchronisation(
                 "the loss scales of the ranks could part",
                 "precision=bfloat16",
             )
-    if method in MOMENTUM_FIRST and optimizer.name != "sgd":
+    _check_momentum_first(compression, optimizer)
+    if method == "fp16" and precision == "float16":
+        reason = "small gradients, which the loss scale saves, would be lost on the wire"
+        raise _refusal("compression.method", method, "precision=float16", reason, "compression.method=bf16")
+
+
+def _check_momentum_first(compression: CompressionConfig, optimizer: OptimizerConfig) -> None:
+    method = compression.method
+    if method not in MOMENTUM_FIRST:
+        return
+    known = ONEBIT_OPTIMIZERS if method == "onebit" else ("sgd",)
+    if optimizer.name not in known:
         reason = f"{method} applies momentum before the average, so any other rule would see momenta"
-        remedy = "optimizer.name=sgd, or compression.method=powersgd"
+        remedy = f"optimizer.name={' or '.join(known)}, or compression.method=powersgd"
         raise _refusal("compression.method", method, f"optimizer.name={optimizer.name}", reason, remedy)
-    if method in MOMENTUM_FIRST and optimizer.clip_norm is not None:
+    if optimizer.clip_norm is not None:
         reason = "it would clip what momentum has accumulated"
         pair = f"optimizer.clip_norm={optimizer.clip_norm}"
         remedy = "compression.local_clip_norm" if method == "dgc" else "compression.method=powersgd"
         raise _refusal("compression.method", method, pair, reason, remedy)
-    if method == "fp16" and precision == "float16":
-        reason = "small gradients, which the loss scale saves, would be lost on the wire"
-        raise _refusal("compression.method", method, "precision=float16", reason, "compression.method=bf16")
+    if optimizer.variant == "nvlamb":
+        reason, remedy = "it would clip what momentum has accumulated", "optimizer.variant=paper or v1"
+        raise _refusal("compression.method", method, "optimizer.variant=nvlamb", reason, remedy)
+    if optimizer.name != "sgd" and compression.start_step == 0:
+        pair = f"compression.method={method} and optimizer.name={optimizer.name}"
+        reason = "the second moment, which freezes then, needs dense steps"
+        raise _refusal("compression.start_step", "0", pair, reason, "about a fifth of the steps, or null")
 
 
 def _refusal(name: str, value: str, pair: str, reason: str, remedy: str) -> ConfigError:

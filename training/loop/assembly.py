@@ -22,7 +22,7 @@ from ..models.built_model import BuiltModel
 from ..models.losses import build_loss
 from ..models.preprocess import Preprocess
 from ..models.user_model import own_errors
-from ..optimizers.build import build_optimizer, build_schedule, schedule_warnings
+from ..optimizers.build import build_schedule, schedule_warnings
 from ..optimizers.precision import LossScale, ScaleRule
 from ..records.clock import clock
 from ..ring.metered import MeteredRing
@@ -31,7 +31,7 @@ from .clients import own_pace
 from .inputs import open_loader, traced
 from .shares import Shares
 from .step import TrainStep, make_predict_step, make_train_step
-from .synchronisation import build_synchronizer, optimizer_options
+from .synchronisation import build_run_optimizer, build_synchronizer
 
 __all__ = ["Assembly", "assemble"]
 
@@ -154,7 +154,7 @@ def _prepare_process(config: TrainConfig) -> None:
 def _parts(config: TrainConfig, wire: MeteredRing, pace: Pace, model: BuiltModel, schedule: Schedule) -> Parts:
     synchronizer = build_synchronizer(config, wire, total_steps=config.total_steps(pace.steps), pace=pace)
     variables = model.network.trainable_variables
-    optimizer = build_optimizer(optimizer_options(config), schedule, variables)
+    optimizer = build_run_optimizer(config, schedule, variables, pace.steps)
     synchronizer.build(variables, optimizer.variables)
     average = None
     if config.ema.decay is not None:

@@ -6,7 +6,7 @@ Tested in tests/training/compression/test_methods.py.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,26 +22,33 @@ from ..averaging.robust import median, trimmed_count, trimmed_mean
 from ..compression.dgc import DGC, DGCRule
 from ..compression.gathered import Gathered
 from ..compression.half import Half
+from ..compression.onebit_adam import OneBitAdam
 from ..compression.powersgd import PowerSGD
 from ..compression.qsgd import QSGD
 from ..compression.sign_momentum import SignMomentum
 from ..compression.terngrad import TernGrad
 from ..compression.top_k import TopK
 from ..compression.two_stage import TwoStage
-from ..config.optimizer import OptimizerConfig
 from ..config.synchronisation import MOMENTUM_FIRST, SyncConfig
 from ..config.train_config import TrainConfig
+from ..optimizers.build import build_optimizer, eps_of
 from ..ring.ring import Ring
 from ..ring.synchronizer import EveryStep, Synchronizer
 
-__all__ = ["build_synchronizer", "optimizer_options"]
+__all__ = ["build_run_optimizer", "build_synchronizer"]
 
 
-def optimizer_options(config: TrainConfig) -> OptimizerConfig:
-    """Return the options of the optimizer, without momentum where the synchronizer applies it."""
-    if config.compression.method in MOMENTUM_FIRST:
-        return replace(config.optimizer, momentum=0.0, nesterov=False)
-    return config.optimizer
+def build_run_optimizer(config: TrainConfig, schedule: Any, variables: Sequence[Any], steps_per_epoch: int) -> Any:
+    """Build the optimizer beside a run's synchronizer: without the momentum that this one applies.
+
+    Under `onebit`, Adam's second moment changes no more from the first compressed step on.
+    """
+    compression, options, freeze_step = config.compression, config.optimizer, None
+    if compression.method in MOMENTUM_FIRST and options.name == "sgd":
+        options = replace(options, momentum=0.0, nesterov=False)
+    elif compression.method == "onebit":
+        freeze_step = compression.dense_steps(config.schedule_steps(steps_per_epoch))
+    return build_optimizer(options, schedule, variables, freeze_step)
 
 
 def build_synchronizer(config: TrainConfig, ring: Ring, *, total_steps: int, pace: Pace) -> Synchronizer:
@@ -107,8 +114,10 @@ def _compressed(config: TrainConfig, ring: Ring, steps_per_epoch: int) -> Synchr
             dtype = tf.float16 if options.method == "fp16" else tf.bfloat16
             return TwoStage(ring, Half(dtype=dtype), least_dimensions=1, start_step=start)
         case "onebit":
-            momentum, nesterov = config.optimizer.momentum, config.optimizer.nesterov
-            return SignMomentum(ring, momentum=momentum, nesterov=nesterov, start_step=start)
+            optimizer = config.optimizer
+            if optimizer.name != "sgd":
+                return OneBitAdam(ring, beta_1=optimizer.beta_1, eps=eps_of(optimizer), start_step=start)
+            return SignMomentum(ring, momentum=optimizer.momentum, nesterov=optimizer.nesterov, start_step=start)
         case "top_k":
             codec = TopK(ratio=options.sent_share)
             return Gathered(ring, codec, error_feedback=True, together=True, start_step=start)

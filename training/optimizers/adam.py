@@ -37,6 +37,7 @@ class Adam(MomentsOptimizer):
         weight_decay: share of `w` that a step at rate 1 takes away; 0: Adam.
         beta_1, beta_2: decay of the moments, in [0, 1).
         eps: added to the root of the second moment.
+        freeze_step: steps after which `v`, and its correction, change no more (1-bit Adam); None: they always do.
         exclude: regular expressions of the paths without decay; `None` leaves out variables of fewer than two
             dimensions.
         name: the optimizer's name.
@@ -59,15 +60,16 @@ class Adam(MomentsOptimizer):
         eps: float = 1e-7,
         exclude: Sequence[str] | None = None,
         name: str = "adam",
+        freeze_step: int | None = None,
     ) -> None:
-        super().__init__(learning_rate, weight_decay, beta_1, beta_2, eps, exclude, name)
+        super().__init__(learning_rate, weight_decay, beta_1, beta_2, eps, exclude, name, freeze_step=freeze_step)
 
     def updated(
         self, weights: Tensor, gradient: Tensor, slots: Sequence[Tensor], rate: Tensor, *, decays: bool, adapts: bool
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """One step of a stack of variables."""
         first, second = self.moments(gradient, slots)
-        correction = tf.sqrt(self.share(self.beta_2)) / self.share(self.beta_1)
+        correction = tf.sqrt(self.share(self.beta_2, self.freeze_step)) / self.share(self.beta_1)
         if decays and self.decay_rate:
             weights -= rate * self.decay_rate * weights
         step = rate * tf.cast(correction, weights.dtype) * first / (tf.sqrt(second) + self.eps)

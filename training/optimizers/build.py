@@ -21,7 +21,7 @@ from .masks import is_adapted
 from .stacked import StackedOptimizer
 from .user_optimizer import user_optimizer
 
-__all__ = ["build_optimizer", "build_schedule", "schedule_warnings"]
+__all__ = ["build_optimizer", "build_schedule", "eps_of", "schedule_warnings"]
 
 
 def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay:
@@ -67,8 +67,10 @@ def schedule_warnings(config: TrainConfig) -> list[str]:
     return remarks
 
 
-def build_optimizer(config: OptimizerConfig, schedule: Any, variables: Sequence[Any]) -> Any:
-    """Build a Keras optimizer for variables.
+def build_optimizer(
+    config: OptimizerConfig, schedule: Any, variables: Sequence[Any], freeze_step: int | None = None
+) -> Any:
+    """Build a Keras optimizer for variables; with `freeze_step` Adam's second moment then changes no more.
 
     Variables that match `optimizer.exclude` (by default: biases and normalisation parameters) get no weight decay, and
     no trust ratio under LARS and LAMB.
@@ -76,7 +78,7 @@ def build_optimizer(config: OptimizerConfig, schedule: Any, variables: Sequence[
     Raises:
         ConfigError: the function of `optimizer.name` does not return an optimizer.
     """
-    optimizer = _new(config, schedule)
+    optimizer = _new(config, schedule, freeze_step)
     if not isinstance(optimizer, StackedOptimizer):
         optimizer.exclude_from_weight_decay(
             var_list=[v for v in variables if not is_adapted(v.path, v.shape, config.exclude)]
@@ -85,19 +87,34 @@ def build_optimizer(config: OptimizerConfig, schedule: Any, variables: Sequence[
     return optimizer
 
 
-def _new(config: OptimizerConfig, schedule: WarmUpDecay) -> Any:
+def eps_of(config: OptimizerConfig) -> float:
+    """Return what the optimizer adds to its denominator."""
+    if config.eps is not None:
+        return config.eps
+    defaults = {"lamb": 1e-6, "adam": 1e-7, "adamw": 1e-7, "lars": 1e-8 if config.variant == "larc" else 0.0}
+    return defaults[config.name]
+
+
+def _new(config: OptimizerConfig, schedule: WarmUpDecay, freeze_step: int | None) -> Any:
     if config.name == "sgd":
         decay = config.weight_decay or None
         return keras.optimizers.SGD(schedule, config.momentum, config.nesterov, weight_decay=decay)
     if config.name in ("adam", "adamw"):
-        eps = 1e-7 if config.eps is None else config.eps
-        return Adam(schedule, config.weight_decay, config.beta_1, config.beta_2, eps, config.exclude)
+        return Adam(
+            schedule,
+            config.weight_decay,
+            config.beta_1,
+            config.beta_2,
+            eps_of(config),
+            config.exclude,
+            freeze_step=freeze_step,
+        )
     if config.name in VARIANTS:
-        return _layerwise(config, schedule)
+        return _layerwise(config, schedule, freeze_step)
     return user_optimizer(config, schedule)
 
 
-def _layerwise(config: OptimizerConfig, schedule: WarmUpDecay) -> LARS | LAMB:
+def _layerwise(config: OptimizerConfig, schedule: WarmUpDecay, freeze_step: int | None) -> LARS | LAMB:
     variant = config.variant or VARIANTS[config.name][0]
     if config.name == "lamb":
         return LAMB(
@@ -105,17 +122,17 @@ def _layerwise(config: OptimizerConfig, schedule: WarmUpDecay) -> LARS | LAMB:
             weight_decay=config.weight_decay,
             beta_1=config.beta_1,
             beta_2=config.beta_2,
-            eps=1e-6 if config.eps is None else config.eps,
+            eps=eps_of(config),
             exclude=config.exclude,
             variant=variant,
             exclude_ratio=config.exclude_ratio,
+            freeze_step=freeze_step,
         )
-    default_eps = 1e-8 if variant == "larc" else 0.0
     return LARS(
         learning_rate=schedule,
         weight_decay=config.weight_decay,
         trust_coefficient=config.trust_coefficient,
-        eps=default_eps if config.eps is None else config.eps,
+        eps=eps_of(config),
         momentum=config.momentum,
         nesterov=config.nesterov,
         exclude=config.exclude,

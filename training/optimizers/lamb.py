@@ -73,6 +73,7 @@ class LAMB(MomentsOptimizer):
         name: the optimizer's name.
         variant: one of `VARIANTS`.
         exclude_ratio: regular expressions of the paths without trust ratio; `None`: those of `exclude`.
+        freeze_step: steps after which `v`, and its correction, change no more; `None`: they always do.
 
     Raises:
         ValueError: an argument out of its range.
@@ -94,12 +95,13 @@ class LAMB(MomentsOptimizer):
         name: str = "lamb",
         variant: str = "paper",
         exclude_ratio: Sequence[str] | None = None,
+        freeze_step: int | None = None,
     ) -> None:
         if variant not in VARIANTS:
             raise ValueError(f"LAMB: variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
         all_adapt = exclude_ratio is None and VARIANTS[variant].adapts_all
         ratio = [] if all_adapt else exclude_ratio
-        super().__init__(learning_rate, weight_decay, beta_1, beta_2, eps, exclude, name, ratio)
+        super().__init__(learning_rate, weight_decay, beta_1, beta_2, eps, exclude, name, ratio, freeze_step)
         self.variant = variant
         self.needs_all_gradients = VARIANTS[variant].largest_gradient is not None
 
@@ -120,7 +122,7 @@ class LAMB(MomentsOptimizer):
         """One step of a stack of variables."""
         first, second = self.moments(gradient, slots)
         update = self._corrected(first, self.beta_1)
-        update /= tf.sqrt(self._corrected(second, self.beta_2)) + self.eps
+        update /= tf.sqrt(self._corrected(second, self.beta_2, self.freeze_step)) + self.eps
         if decays:
             update += self.decay_rate * weights
         if adapts:
@@ -128,10 +130,10 @@ class LAMB(MomentsOptimizer):
             update *= trust_ratio(norm if largest is None else tf.minimum(norm, largest), layer_norms(update))
         return weights - rate * update, [tf.stack([first, second], axis=1)]
 
-    def _corrected(self, moment: Tensor, beta: float) -> Tensor:
+    def _corrected(self, moment: Tensor, beta: float, last: int | None = None) -> Tensor:
         if beta == 0 or not VARIANTS[self.variant].corrects_bias:
             return moment
-        return moment / tf.cast(self.share(beta), moment.dtype)
+        return moment / tf.cast(self.share(beta, last), moment.dtype)
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments, for Keras to save and restore."""

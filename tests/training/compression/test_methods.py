@@ -83,8 +83,16 @@ def _check_clients(found: dict[str, Any]) -> None:
             r"does not go with optimizer.clip_norm=1.0: .* use compression.local_clip_norm",
         ),
         (
-            {"compression": {"method": "onebit"}, "optimizer": {"name": "adamw"}},
-            "onebit does not go with optimizer.name=adamw: onebit applies momentum before .* momenta; use optimizer",
+            {"compression": {"method": "onebit"}},
+            "onebit does not go with optimizer.name=lars: onebit applies momentum before .*=sgd or adam or adamw or la",
+        ),
+        (
+            {"compression": {"method": "onebit", "start_step": 0}, "optimizer": {"name": "adamw"}},
+            "start_step=0 does not go with compression.method=onebit and optimizer.name=adamw: the second moment",
+        ),
+        (
+            {"compression": {"method": "onebit"}, "optimizer": {"name": "lamb", "variant": "nvlamb"}},
+            "onebit does not go with optimizer.variant=nvlamb: .* use optimizer.variant=paper or v1",
         ),
         (
             {"compression": {"method": "onebit"}, "optimizer": {"name": "sgd", "clip_norm": 1.0}},

@@ -32,9 +32,9 @@ from ringfeed.training.checkpoint.store import decode, encode
 from ringfeed.training.compression.sign_momentum import SignMomentum
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.loop.step import make_train_step
-from ringfeed.training.loop.synchronisation import build_synchronizer, optimizer_options
+from ringfeed.training.loop.synchronisation import build_run_optimizer, build_synchronizer
 from ringfeed.training.loop.trainer import Trainer
-from ringfeed.training.optimizers.build import build_optimizer, build_schedule
+from ringfeed.training.optimizers.build import build_schedule
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.connect import connect
 from ringfeed.training.ring.metered import MeteredRing
@@ -53,6 +53,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "qsgd": {"compression": {"method": "qsgd"}},
     "terngrad": {"compression": {"method": "terngrad"}},
     "onebit": {"compression": {"method": "onebit", "start_step": 0}},
+    "onebit, adamw": {
+        "compression": {"method": "onebit", "start_step": 4},
+        "optimizer": {"name": "adamw", "learning_rate": 0.02, "weight_decay": 0.01},
+    },
     "plain": {"optimizer": SGD},
     "local_sgd, 1": {"sync": {"method": "local_sgd", "every": 1}, "optimizer": SGD},
     "local_sgd, 4": {"sync": {"method": "local_sgd", "every": 4}},
@@ -81,7 +85,7 @@ def build(ring: Ring, options: dict[str, Any]) -> Callable[[bool], dict[str, Any
     pace = Pace(batches=STEPS, steps=STEPS, samples=samples, batch_size=1 + ring.rank, step_samples=6)
     synchronizer = build_synchronizer(config, wire, total_steps=STEPS, pace=pace)
     schedule = build_schedule(config, STEPS)
-    keras_optimizer = build_optimizer(optimizer_options(config), schedule, network.trainable_variables)
+    keras_optimizer = build_run_optimizer(config, schedule, network.trainable_variables, STEPS)
     synchronizer.build(network.trainable_variables, keras_optimizer.variables)
     step = make_train_step(network, keras_optimizer, synchronizer, LossScale(None), None)
     parts = Parts(network=network, optimizer=keras_optimizer, scale=LossScale(None), synchronizer=synchronizer)
