@@ -66,6 +66,7 @@ def survive(
     world, memory = world_from_environment(environ), Memory()
     assert world is not None
     hvd = prepare(world)
+    gc.freeze()  # what imports made stays, and `gc.collect` would look at it for a second each time
     is_first = True
     while members.wait(memory.step):
         ring = _rejoin(hvd, members)
@@ -76,7 +77,7 @@ def survive(
         if metrics is not None:
             return metrics
         ring.leave()
-        keras.utils.clear_session()
+        keras.utils.clear_session(free_memory=False)
         gc.collect()
     return None
 
