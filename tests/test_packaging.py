@@ -35,6 +35,7 @@ TRAINING = (
     "metrics",
     "records",
     "loop",
+    "planning",
     "elastic",
     "backends",
 )

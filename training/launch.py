@@ -28,6 +28,8 @@ from .loop.stopping import TERMINATED
 from .ring.horovod import local_ranks
 from .ring.launched import Report
 from .ring.world import refuse_settings
+from .train import add_arguments as add_train_arguments
+from .train import run as run_train
 
 __all__ = ["add_arguments", "run"]
 
@@ -80,7 +82,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Start the ranks, wait for their end, and return the exit status."""
-    config = _checked(args)
+    train = _train_arguments(args)
+    config = _checked(args, train)
+    if train is not None and (train.print_config or train.dry_run):
+        train.ranks = args.ranks
+        return run_train(train)
     asked = Asked()
     with asked.listening():
         if args.workers is not None:
@@ -107,7 +113,16 @@ def _run_elastic(args: argparse.Namespace, config: TrainConfig, asked: Asked) ->
     ).run()
 
 
-def _checked(args: argparse.Namespace) -> TrainConfig | None:
+def _train_arguments(args: argparse.Namespace) -> argparse.Namespace | None:
+    """Return the arguments of the ranks, if they train."""
+    if args.program[:1] != ["train"]:
+        return None
+    parser = argparse.ArgumentParser(prog="ringfeed train")
+    add_train_arguments(parser)
+    return parser.parse_args(args.program[1:])
+
+
+def _checked(args: argparse.Namespace, train: argparse.Namespace | None) -> TrainConfig | None:
     """Return the configuration of the run, if it has one, after a check of everything that needs no rank.
 
     Raises:
@@ -125,17 +140,12 @@ def _checked(args: argparse.Namespace) -> TrainConfig | None:
     if args.ranks_file and not args.elastic:
         raise ConfigError("--ranks-file needs --elastic")
     refuse_settings(os.environ)
-    if args.program[0] == "bench-ring":
+    if train is None:
         if args.workers is not None:
             raise ConfigError("bench-ring measures a ring: ringfeed launch -n 2 bench-ring")
         if args.elastic:
             raise ConfigError("--elastic goes on from checkpoints, which bench-ring has not; leave it out")
         return None
-    parser = argparse.ArgumentParser(prog="ringfeed train")
-    from .train import add_arguments as add_train_arguments
-
-    add_train_arguments(parser)
-    train = parser.parse_args(args.program[1:])
     config = load_config(train.config, train.overrides)
     if (config.backend == PARAMETER_SERVER) != (args.workers is not None):
         flags = "--ps 1 --workers 2" if config.backend == PARAMETER_SERVER else "-n 2"

@@ -22,7 +22,8 @@ from ..sharding.errors import ConfigError, RingfeedError
 from ..sharding.url_secrets import without_secrets
 from .backends.cluster import CHIEF, cluster_from_environment
 from .config.backend import PARAMETER_SERVER
-from .config.config_file import describe_keys, load_config
+from .config.config_file import load_config
+from .config.keys import describe_keys
 from .elastic.members import Members, open_members
 from .loop.outputs import check_writable, encode_metrics
 from .loop.reporting import configure_logging
@@ -113,7 +114,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest="overrides",
         help="override a key of the configuration, such as optimizer.learning_rate=0.5; may be repeated",
     )
-    parser.add_argument(
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument(
+        "--print-config",
+        action="store_true",
+        help="do not train, but print the whole configuration as YAML, with a comment for each key",
+    )
+    modes.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="do not train, but print what the run would do: steps, parameters, memory, bytes that ranks exchange",
+    )
+    modes.add_argument(
         "--lr-find",
         metavar="FILE",
         help="do not train, but try 100 steps with a rising learning rate, print where the loss falls most steeply, "
@@ -124,6 +136,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the metrics as JSON on standard output (rank 0), and an error as JSON",
     )
+    parser.set_defaults(ranks=0)  # of `ringfeed launch`, for --dry-run
     group = parser.add_mutually_exclusive_group()
     group.add_argument("-q", "--quiet", action="store_true", help="print no progress; warnings remain")
     group.add_argument("-v", "--verbose", action="store_true", help="print details, and those of all ranks")
@@ -167,6 +180,9 @@ def _brief(error: Exception) -> str:
 
 def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
     config = load_config(args.config, args.overrides)
+    if args.print_config or args.dry_run:
+        _describe(config, args)
+        return
     if args.lr_find and not args.lr_find.endswith(_PLOTS):
         raise ConfigError(f"--lr-find: {args.lr_find} must end in one of {', '.join(_PLOTS)}")
     if config.backend == PARAMETER_SERVER:
@@ -195,6 +211,28 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
         from .loop.trainer import train
 
         _print_metrics(train(config, ring, check), ring, args)
+
+
+def _describe(config: TrainConfig, args: argparse.Namespace) -> None:
+    """Print the configuration, or the plan of the run, on rank 0 alone."""
+    world = world_from_environment(os.environ)
+    if world is not None and world.rank > 0:
+        return
+    if args.print_config:
+        from .config.printed import print_config
+
+        sys.stdout.write(print_config(config))
+        return
+    if config.backend == PARAMETER_SERVER:
+        raise ConfigError(f"--dry-run does not go with backend={PARAMETER_SERVER}; use it with backend=horovod")
+    _check_outputs(config, args)
+    configure_logging(0, quiet=args.quiet, verbose=args.verbose)
+    with quiet_tensorflow():
+        from .planning.plan import plan_run
+    from .planning.page import plan_json, plan_text
+
+    plan = plan_run(config, args.ranks or (world.size if world else 1))
+    sys.stdout.write(plan_json(plan) if args.json else plan_text(plan))
 
 
 def _check_outputs(config: TrainConfig, args: argparse.Namespace) -> None:

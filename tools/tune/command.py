@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
-from ...sharding.common.strict_yaml import load_yaml
 from ...sharding.errors import ConfigError
 from ...sharding.sources.user_code import import_function
 from ...training.loop.outputs import check_writable, write_file
@@ -125,9 +123,10 @@ def _configuration(args: argparse.Namespace, result: Tuning) -> str:
     if args.config is None:
         tree: dict[str, Any] = {"data": {"url": args.url, "batch_size": args.batch_size}}
     else:
-        from ...training.config.config_file import apply_overrides
+        from ...training.config.config_file import load_tree
+        from ...training.config.paths import absolute_paths
 
-        tree = apply_overrides(load_yaml(Path(args.config).read_text(encoding="utf-8")) or {}, args.overrides)
+        tree = absolute_paths(load_tree(args.config, args.overrides))  # --out may be in another folder
     tree["data"] = {**tree.get("data", {}), **result.options}
     if args.config is None and args.split != "train":
         tree["data"]["train_split"] = args.split

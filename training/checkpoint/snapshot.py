@@ -20,7 +20,8 @@ from ...pipeline.order.epoch_order import ORDER_VERSION
 from ...sharding.common.validation import fit, integer
 from ...sharding.errors import ConfigError, TrainingError
 from ..averaging.moving import MovingAverage
-from ..config.config_file import all_keys, changed_keys, stretched_schedule, to_tree
+from ..config.config_file import changed_keys, stretched_schedule, to_tree
+from ..config.keys import all_keys
 from ..config.train_config import TrainConfig
 from ..optimizers.precision import LossScale
 from ..ring.ring import Ring, SoloRing

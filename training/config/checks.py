@@ -15,9 +15,15 @@ __all__ = ["are_sizes", "is_function", "is_pattern", "key", "one_of", "require",
 _SIZES = 2**31  # TensorFlow's limit for many sizes; and a float holds the product of any two
 
 
-def key(default: Any, text: str) -> Any:
-    """Declare a field with the line that `--help` prints for it."""
-    return field(default=default, metadata={"help": text})
+def key(default: Any, text: str, *, is_path: bool = False) -> Any:
+    """Declare a field with the line that `--help` prints for it.
+
+    Args:
+        default: default of the key; MISSING: it is required.
+        text: what it is.
+        is_path: whether a relative path in a file counts from the file's folder.
+    """
+    return field(default=default, metadata={"help": text, "is_path": is_path})
 
 
 def require(holds: bool, name: str, rule: str, value: object) -> None:

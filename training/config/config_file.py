@@ -6,29 +6,29 @@ The values of `--set` are YAML, too. Tested in tests/training/config/test_config
 from __future__ import annotations
 
 import json
+import os
 import typing
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, asdict, fields, is_dataclass
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ...sharding.common.strict_yaml import YAML_SCALARS, load_yaml
-from ...sharding.common.validation import fit, is_required
+from ...sharding.common.validation import fit
 from ...sharding.errors import ConfigError
 from ...sharding.messages import closest
 from ...sharding.storage.special_files import check_regular
 from ...sharding.url_secrets import public_url
+from .keys import all_keys, key_default
 from .optimizer import STRETCHED
+from .paths import paths_from
 from .train_config import TrainConfig
 
 __all__ = [
-    "all_keys",
     "apply_overrides",
     "changed_keys",
-    "describe_keys",
     "load_config",
+    "load_tree",
     "parse_config",
     "stretched_schedule",
     "to_tree",
@@ -39,11 +39,21 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a configuration.
 
     Args:
-        path: path of the YAML file.
-        overrides: `key.key=value` items, which override the file in order.
+        path: path of the YAML file. Relative paths in it count from its folder.
+        overrides: `key.key=value` items, which override the file in order. Relative paths in them count from the
+            working directory.
 
     Raises:
         ConfigError: the file cannot be read, or a key or value is wrong.
+    """
+    return parse_config(load_tree(path, overrides), path)
+
+
+def load_tree(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
+    """Read the keys that a file and overrides give, with relative paths that count from the working directory.
+
+    Raises:
+        ConfigError: the file cannot be read, is not YAML, or an override is wrong.
     """
     try:
         check_regular(path)
@@ -59,7 +69,7 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> TrainConfig:
     tree = {} if tree is None else tree
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} must hold keys and values, got a {type(tree).__name__}")
-    return parse_config(apply_overrides(tree, overrides), path)
+    return apply_overrides(paths_from(tree, os.path.dirname(path)), overrides)
 
 
 def apply_overrides(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
@@ -165,38 +175,6 @@ def _like_name(key: str, names: list[str]) -> str | None:
     return None if close is None else leaves[close]
 
 
-def all_keys() -> list[tuple[str, Field[Any]]]:
-    """Return all keys in order: dotted name and field."""
-    result: list[tuple[str, Field[Any]]] = []
-    hints = typing.get_type_hints(TrainConfig)
-    for spec in fields(TrainConfig):
-        if is_dataclass(hints[spec.name]):
-            result += [(f"{spec.name}.{inner.name}", inner) for inner in fields(hints[spec.name])]
-        else:
-            result.append((spec.name, spec))
-    return result
-
-
-def describe_keys() -> str:
-    """Return the help of all keys, with their defaults, for `--help`."""
-    lines = []
-    for name, spec in all_keys():
-        default = "required" if is_required(spec) else _shown(spec)
-        lines.append(f"  {name:<28} {spec.metadata['help']} [{default}]")
-    return "\n".join(lines)
-
-
-def _default(spec: Field[Any]) -> Any:
-    return spec.default_factory() if spec.default is MISSING and spec.default_factory is not MISSING else spec.default
-
-
-def _shown(spec: Field[Any]) -> str:
-    value = _default(spec)
-    value = list(value) if isinstance(value, tuple) else value
-    text: str = yaml.safe_dump(value, default_flow_style=True, explicit_end=False).strip()
-    return text.removesuffix("...").strip()
-
-
 def to_tree(config: TrainConfig) -> dict[str, Any]:
     """Return the configuration in JSON's types, without the secrets of URLs; `parse_config` reads it back."""
     return typing.cast("dict[str, Any]", _plain(asdict(config)))
@@ -250,6 +228,8 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
         if group in ("checkpoint", "output") or name in neutral:
             continue
         mine, theirs = (tree.get(group, {}) if group else tree for tree in (current, before))
-        if mine.get(leaf) != theirs.get(leaf, _plain(_default(spec))):  # older runs, without the key, had its default
+        if mine.get(leaf) != theirs.get(
+            leaf, _plain(key_default(spec))
+        ):  # older runs, without the key, had its default
             differing.append(name)
     return differing

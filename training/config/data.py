@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass
 from typing import Any
 
 from .checks import key, require, require_size
@@ -15,7 +15,7 @@ __all__ = ["DataConfig"]
 class DataConfig:
     """Options of the data: samples, batches and features."""
 
-    url: str = field(metadata={"help": "dataset that shard-dataset wrote: a path, s3://..., hdfs://..."})
+    url: str = key(MISSING, "dataset that shard-dataset wrote: a path, s3://..., hdfs://...", is_path=True)
     train_split: str = key("train", "split to train on")
     eval_split: str | None = key("test", "split to evaluate on; null: no evaluation")
     batch_size: int = key(1024, "samples per step over all ranks together (the global batch)")
@@ -23,7 +23,7 @@ class DataConfig:
     include: tuple[str, ...] | None = key(None, "columns to use as features; null: all but the label")
     exclude: tuple[str, ...] = key((), "columns to leave out of the features")
     categorical: tuple[str, ...] = key((), "integer columns that are codes: embedded, not standardised")
-    cache: str = key("none", "where to keep copies of shards: none, memory, or a folder on a local disk")
+    cache: str = key("none", "where to keep copies of shards: none, memory, or a folder on a local disk", is_path=True)
     cache_bytes: int | None = key(
         None, "size limit of the cache; null: 1 GiB of memory, or 0.8 of the free space of the disk"
     )

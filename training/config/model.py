@@ -25,7 +25,9 @@ class ModelConfig:
         "tabular, convnet, keras.applications:NAME, or module:function, called with (manifest, config)",
     )
     weights: str | None = key(
-        None, "file of initial weights (.keras, .weights.h5, .h5; path or URL), whose last layer may have other shapes"
+        None,
+        "file of initial weights (.keras, .weights.h5, .h5; path or URL), whose last layer may have other shapes",
+        is_path=True,
     )
     hidden: tuple[int, ...] = key((256, 128), "units of the hidden layers (tabular: all; convnet: before the output)")
     norm: str = key("batch", f"normalisation: {', '.join(NORMS)}")

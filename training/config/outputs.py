@@ -15,7 +15,9 @@ DAMAGE_POLICIES = ("error", "previous")
 class CheckpointConfig:
     """Options of the checkpoints that a killed run resumes from."""
 
-    url: str | None = key(None, "folder of the run's checkpoints: a path, s3://..., hdfs://...; null: none")
+    url: str | None = key(
+        None, "folder of the run's checkpoints: a path, s3://..., hdfs://...; null: none", is_path=True
+    )
     every_steps: int | None = key(None, "steps between checkpoints, in addition to one at the end of each epoch")
     commit_steps: int | None = key(
         None, "elastic runs: steps between commits, which ranks keep in memory; null: those between checkpoints"
@@ -38,12 +40,15 @@ class CheckpointConfig:
 class OutputConfig:
     """Options of the files that a run writes."""
 
-    metrics: str | None = key(None, "JSON file of losses, rates, throughput and evaluations (path or URL)")
-    model: str | None = key(None, "file of the trained model, ending in .keras (path or URL)")
+    metrics: str | None = key(
+        None, "JSON file of losses, rates, throughput and evaluations (path or URL)", is_path=True
+    )
+    model: str | None = key(None, "file of the trained model, ending in .keras (path or URL)", is_path=True)
     log_every: int = key(50, "steps between entries of the log and of the metrics")
     records: str | None = key(
         None,
         "folder for each rank's records of its steps, which ringfeed profile reads; on a disk that all ranks share",
+        is_path=True,
     )
     prometheus_port: int | None = key(None, "port of rank 0's Prometheus metrics; rank r takes the port + r")
 

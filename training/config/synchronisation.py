@@ -9,7 +9,7 @@ from ...sharding.errors import ConfigError
 from .checks import key, one_of, require, require_finite, require_size
 from .optimizer import OptimizerConfig
 
-__all__ = ["MOMENTUM_FIRST", "CompressionConfig", "SyncConfig", "check_synchronisation"]
+__all__ = ["COMPRESSIONS", "MOMENTUM_FIRST", "CompressionConfig", "SyncConfig", "check_synchronisation"]
 
 COMPRESSIONS = ("none", "fp16", "bf16", "top_k", "dgc", "powersgd", "qsgd", "terngrad", "onebit")
 METHODS = ("every_step", "local_sgd", "post_local_sgd", "diloco", "fedavg", "gossip")

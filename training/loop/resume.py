@@ -19,11 +19,11 @@ from ..checkpoint.snapshot import (
     restore_rank_state,
     set_rank_seeds,
 )
-from ..checkpoint.store import CheckpointStore
+from ..checkpoint.store import Checkpoint, CheckpointStore
 from ..config.train_config import TrainConfig
 from ..ring.ring import Ring
 
-__all__ = ["Start", "open_store", "resume"]
+__all__ = ["Start", "newest_checkpoint", "open_store", "resume"]
 
 log = logging.getLogger(__name__)
 
@@ -107,22 +107,37 @@ def _read_newest(
     if memory.newest is not None:
         restore(parts, memory.newest.arrays)
         return dict(memory.newest.state), rank_state(memory.newest.arrays)
+    newest = newest_checkpoint(config, dataset)
+    if newest is None:
+        return None, []
+    restore(parts, newest.arrays)
+    return dict(newest.state), rank_state(newest.arrays)
+
+
+def newest_checkpoint(config: TrainConfig, dataset: str) -> Checkpoint | None:
+    """Read the checkpoint that a run would resume from; None if it begins anew.
+
+    Args:
+        config: configuration of the run.
+        dataset: checksum of the dataset's shards.
+
+    Raises:
+        RingfeedError: the checkpoint is of another run or damaged, or the folder holds one and `resume` is false.
+    """
     store = open_store(config)
     if store is None:
-        return None, []
+        return None
     if not config.checkpoint.resume:
         if store.names():
             raise ConfigError(
                 f"checkpoint.resume is false, but {config.checkpoint.url} holds checkpoints; "
                 "remove them, or set another checkpoint.url"
             )
-        return None, []
+        return None
     newest = store.newest()
-    if newest is None:
-        return None, []
-    check_resumable(newest.state, config, dataset)
-    restore(parts, newest.arrays)
-    return dict(newest.state), rank_state(newest.arrays)
+    if newest is not None:
+        check_resumable(newest.state, config, dataset)
+    return newest
 
 
 def _check_position(position: Position, config: TrainConfig, steps_per_epoch: int, total_steps: int) -> None:

@@ -11,14 +11,8 @@ from typing import Any
 import pytest
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.training.config.config_file import (
-    all_keys,
-    changed_keys,
-    describe_keys,
-    load_config,
-    parse_config,
-    to_tree,
-)
+from ringfeed.training.config.config_file import changed_keys, load_config, parse_config, to_tree
+from ringfeed.training.config.keys import all_keys, describe_keys
 from ringfeed.training.config.train_config import TrainConfig
 
 MINIMAL: dict[str, Any] = {"data": {"url": "x"}}

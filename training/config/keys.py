@@ -1,0 +1,57 @@
+"""All keys of a configuration in order, with their defaults: for `--help`, `--print-config` and the schema.
+
+Tested in tests/training/config/test_config.py.
+"""
+
+from __future__ import annotations
+
+import typing
+from dataclasses import MISSING, Field, fields, is_dataclass
+from typing import Any
+
+import yaml
+
+from ...sharding.common.strict_yaml import load_yaml
+from ...sharding.common.validation import is_required
+from .train_config import TrainConfig
+
+__all__ = ["all_keys", "as_yaml", "describe_keys", "key_default"]
+
+
+def all_keys() -> list[tuple[str, Field[Any]]]:
+    """Return all keys in order: dotted name and field."""
+    result: list[tuple[str, Field[Any]]] = []
+    hints = typing.get_type_hints(TrainConfig)
+    for spec in fields(TrainConfig):
+        if is_dataclass(hints[spec.name]):
+            result += [(f"{spec.name}.{inner.name}", inner) for inner in fields(hints[spec.name])]
+        else:
+            result.append((spec.name, spec))
+    return result
+
+
+def key_default(spec: Field[Any]) -> Any:
+    """Return the default of a key that has one."""
+    return spec.default_factory() if spec.default is MISSING and spec.default_factory is not MISSING else spec.default
+
+
+def describe_keys() -> str:
+    """Return the help of all keys, with their defaults, for `--help`."""
+    lines = []
+    for name, spec in all_keys():
+        default = "required" if is_required(spec) else as_yaml(key_default(spec))
+        lines.append(f"  {name:<28} {spec.metadata['help']} [{default}]")
+    return "\n".join(lines)
+
+
+def as_yaml(value: Any) -> str:
+    """Return a value as one line of YAML, which `load_yaml` reads back.
+
+    >>> as_yaml((256, 128)), as_yaml({1: 0.5}), as_yaml("null")
+    ('[256, 128]', '{1: 0.5}', "'null'")
+    """
+    value = list(value) if isinstance(value, tuple) else value
+    text: str = yaml.safe_dump(value, default_flow_style=True, explicit_end=False, width=2**31, allow_unicode=True)
+    text = text.strip().removesuffix("...").strip()
+    assert load_yaml(text) == value or value != value, text
+    return text

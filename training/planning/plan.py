@@ -1,0 +1,137 @@
+"""The plan of a run: built as the run itself would be, up to its first step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..averaging.pace import Pace
+from ..config.train_config import TrainConfig
+from ..loop.assembly import Assembly, assemble
+from ..loop.inputs import open_loader
+from ..loop.resume import newest_checkpoint
+from ..loop.shares import even_shares
+from ..ring.ring import Ring, SoloRing
+from ..ring.world import World
+from .memory import memory_bytes
+from .planned_ring import PlannedRing
+from .wire import bytes_by_method
+
+__all__ = ["RunPlan", "plan_run"]
+
+_RANKS = (2, 8)  # for which a run of one process says what it would exchange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """What a run would do.
+
+    Attributes:
+        dataset: URL of the dataset.
+        ranks: number of ranks.
+        records: of each split that the run reads.
+        classes: names of the classes.
+        batch_size, local_batch_size: samples of a step, over all ranks and on the rank with the most.
+        steps_per_epoch, total_steps: length.
+        network: `model.name`.
+        parameters, trained_parameters: numbers of the network, and those that training changes.
+        precision: dtype of computation.
+        optimizer: `optimizer.name`.
+        first_rate, peak_rate, last_rate: learning rate at the first step, after the warm-up of `warmup_steps`, and at
+            the last step.
+        memory_bytes: of a rank, by kind.
+        wire_bytes: that a rank receives for a step, by number of ranks and method; None: the configuration refuses it.
+        method: that of this run.
+        checkpoints: their URL.
+        resumes_from: step of the checkpoint that the run resumes from; None: it begins anew.
+        outputs: URLs of what the run writes, by key.
+    """
+
+    dataset: str
+    ranks: int
+    records: dict[str, int]
+    classes: list[str]
+    batch_size: int
+    local_batch_size: int
+    steps_per_epoch: int
+    total_steps: int
+    network: str
+    parameters: int
+    trained_parameters: int
+    precision: str
+    optimizer: str
+    first_rate: float
+    peak_rate: float
+    last_rate: float
+    warmup_steps: int
+    memory_bytes: dict[str, int]
+    wire_bytes: dict[int, dict[str, float | None]]
+    method: str
+    checkpoints: str | None
+    resumes_from: int | None
+    outputs: dict[str, str]
+
+
+def plan_run(config: TrainConfig, ranks: int) -> RunPlan:
+    """Plan a run: everything but its steps, with the same checks of dataset, model and checkpoint.
+
+    Args:
+        config: configuration of the run.
+        ranks: number of ranks.
+
+    Raises:
+        RingfeedError: the run could not start.
+    """
+    ring: Ring = PlannedRing(ranks) if ranks > 1 else SoloRing()
+    assembly = assemble(config, ring)
+    parts, manifest = assembly.parts, assembly.shares.loader.manifest
+    pace = _pace(config, ranks, assembly)
+    total, local = config.total_steps(pace.steps), max(even_shares(config.data.batch_size, ranks))
+    newest = newest_checkpoint(config, manifest.shards_checksum)
+    schedule: Any = assembly.schedule
+    eval_split = config.data.eval_split
+    records = {config.data.train_split: manifest.split(config.data.train_split).records}
+    records |= {} if eval_split is None else {eval_split: manifest.split(eval_split).records}
+    return RunPlan(
+        dataset=config.data.url,
+        ranks=ranks,
+        records=records,
+        classes=[str(name) for name in manifest.classes],
+        batch_size=config.data.batch_size,
+        local_batch_size=local,
+        steps_per_epoch=pace.steps,
+        total_steps=total,
+        network=config.model.name,
+        parameters=parts.network.count_params(),
+        trained_parameters=sum(int(v.value.shape.num_elements()) for v in parts.network.trainable_variables),
+        precision=config.precision,
+        optimizer=config.optimizer.name,
+        first_rate=float(schedule(0)),
+        peak_rate=schedule.peak_value,
+        last_rate=float(schedule(total - 1)),
+        warmup_steps=schedule.warmup_steps,
+        memory_bytes=memory_bytes(parts, local, config.optimizer.accumulate),
+        wire_bytes={n: bytes_by_method(config, n, parts, pace) for n in ((ranks,) if ranks > 1 else _RANKS)},
+        method=config.compression.method if config.sync.method == "every_step" else config.sync.method,
+        checkpoints=config.checkpoint.url,
+        resumes_from=None if newest is None else newest.step,
+        outputs=_outputs(config),
+    )
+
+
+def _pace(config: TrainConfig, ranks: int, assembly: Assembly) -> Pace:
+    """The pace of the ranks; where they have parts of their own, that of the largest."""
+    if config.sync.clients is None:
+        return assembly.pace
+    worlds = [World(rank=rank, size=ranks, local_size=ranks) for rank in range(ranks)]
+    loaders = [open_loader(config, world, split=config.data.train_split, training=True) for world in worlds]
+    own = assembly.pace
+    steps = max(loader.steps_per_epoch for loader in loaders)
+    return Pace(
+        batches=own.batches, steps=steps, samples=own.samples, batch_size=own.batch_size, step_samples=own.step_samples
+    )
+
+
+def _outputs(config: TrainConfig) -> dict[str, str]:
+    names = ("metrics", "model", "records")
+    return {f"output.{name}": value for name in names if (value := getattr(config.output, name)) is not None}

@@ -1,0 +1,70 @@
+"""Bytes that a rank receives for synchronisation in a step: counted in one synchronisation of zeros, not estimated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
+
+from ...sharding.errors import ConfigError
+from ..averaging.pace import Pace
+from ..checkpoint.snapshot import Parts
+from ..config.synchronisation import COMPRESSIONS, CompressionConfig
+from ..config.train_config import TrainConfig
+from ..loop.synchronisation import build_synchronizer
+from ..ring.metered import MeteredRing
+from .planned_ring import PlannedRing
+
+__all__ = ["bytes_by_method", "wire_bytes"]
+
+_SCALARS = 3  # of each step: the loss, and whether a rank overflowed or stops
+
+
+def bytes_by_method(config: TrainConfig, ranks: int, parts: Parts, pace: Pace) -> dict[str, float | None]:
+    """Return the bytes of each method of compression that the configuration allows; None for the others.
+
+    With rounds of local steps (`sync.method`), those of that method alone.
+
+    Args:
+        config: configuration of the run.
+        ranks: number of ranks.
+        parts: network and optimizer.
+        pace: steps of an epoch.
+    """
+    if config.sync.method != "every_step":
+        return {config.sync.method: wire_bytes(config, ranks, parts, pace)}
+    found: dict[str, float | None] = {}
+    for method in COMPRESSIONS:
+        chosen = _with_method(config, method)
+        found[method] = None if chosen is None else wire_bytes(chosen, ranks, parts, pace)
+    return found
+
+
+def _with_method(config: TrainConfig, method: str) -> TrainConfig | None:
+    """The configuration with a method of compression, and its own options of that if it has the method."""
+    if method == config.compression.method:
+        return config
+    try:
+        return replace(config, compression=CompressionConfig(method=method))
+    except ConfigError:
+        return None
+
+
+def wire_bytes(config: TrainConfig, ranks: int, parts: Parts, pace: Pace) -> float:
+    """Return the bytes that a rank receives in a step after warm-up, or of a round divided by its steps."""
+    wire = MeteredRing(PlannedRing(ranks))
+    steps = config.total_steps(pace.steps)
+    synchronizer = build_synchronizer(config, wire, total_steps=steps, pace=pace)
+    variables = parts.network.trainable_variables
+    synchronizer.build(variables, parts.optimizer.variables)
+    synchronizer.begin()
+    zeros: list[Any] = [tf.zeros(v.shape, v.dtype) for v in variables]
+    scalars = [tf.zeros([])] * (_SCALARS + (config.sync.clients is not None))
+    synchronizer.reduce(zeros, scalars, tf.constant(steps, tf.int64))
+    each = float(wire.wire_bytes)
+    if config.sync.method == "every_step":
+        return each
+    every = config.sync.every
+    synchronizer.after_step((config.sync.start_step // every + 1) * every)
+    return each + (float(wire.wire_bytes) - each) / every
