@@ -61,4 +61,4 @@ def _outputs(network: Any) -> Iterator[Any]:
 def _tensor_bytes(tensor: Any, batch: int) -> int:
     """Bytes of one of Keras' symbolic tensors."""
     entries = math.prod(size or 1 for size in tensor.shape[1:])
-    return batch * entries * max(tf.as_dtype(tensor.dtype).size, 1)
+    return int(batch * entries * max(tf.as_dtype(tensor.dtype).size, 1))
