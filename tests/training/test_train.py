@@ -103,22 +103,6 @@ def test_a_run_killed_anywhere_and_resumed_ends_bit_identical(
     assert metrics()["weights_digest"] != killed["weights_digest"]
 
 
-def test_a_small_convnet_learns_pictures(
-    tmp_path: Path, pictures: str, write_config: WriteConfig, train: Train, metrics: Metrics
-) -> None:
-    status, output = train(
-        write_config(
-            data={"url": pictures, "batch_size": 40, "categorical": []},
-            model={"name": "convnet", "filters": [8, 8], "hidden": [16], "image_shape": [8, 8, 1], "dropout": 0.0},
-            optimizer={"name": "sgd", "learning_rate": 0.05},
-            epochs=6,
-        )
-    )
-    assert status == 0, output
-    assert metrics()["final"]["accuracy"] > 0.97
-    assert metrics()["final"]["auc"] is None
-
-
 def test_images_are_augmented_in_training_and_not_in_evaluation(
     pictures: str, write_config: WriteConfig, metrics: Metrics
 ) -> None:

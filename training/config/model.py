@@ -14,6 +14,8 @@ __all__ = ["APPLICATIONS", "AugmentConfig", "ModelConfig"]
 
 NORMS = ("batch", "layer", "none")
 APPLICATIONS = "keras.applications:"
+IMAGE_MODELS = ("convnet", "lenet", "resnet18", "resnet50")
+MODELS = ("tabular", *IMAGE_MODELS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,14 +24,14 @@ class ModelConfig:
 
     name: str = key(
         "tabular",
-        "tabular, convnet, keras.applications:NAME, or module:function, called with (manifest, config)",
+        f"{', '.join(MODELS)}, keras.applications:NAME, or module:function, called with (manifest, config)",
     )
     weights: str | None = key(
         None,
         "file of initial weights (.keras, .weights.h5, .h5; path or URL), whose last layer may have other shapes",
         is_path=True,
     )
-    hidden: tuple[int, ...] = key((256, 128), "units of the hidden layers (tabular: all; convnet: before the output)")
+    hidden: tuple[int, ...] = key((256, 128), "tabular, convnet: units of the hidden layers before the output")
     norm: str = key("batch", f"normalisation: {', '.join(NORMS)}")
     dropout: float = key(0.0, "fraction of hidden units dropped in training, in [0, 1)")
     embedding_dim: int | None = key(None, "width of embeddings; null: 1.6 * categories ** 0.56, at most 32")
@@ -46,14 +48,16 @@ class ModelConfig:
     @property
     def takes_images(self) -> bool:
         """Whether the trainer decodes images for the network."""
-        return self.name == "convnet" or self.name.startswith(APPLICATIONS)
+        return self.name in IMAGE_MODELS or self.name.startswith(APPLICATIONS)
 
     def __post_init__(self) -> None:
-        known = self.name in ("tabular", "convnet") or is_function(self.name)
-        require(known, "model.name", "tabular, convnet, or module:function", self.name)
+        known = self.name in MODELS or is_function(self.name)
+        require(known, "model.name", f"{', '.join(MODELS)}, or module:function", self.name)
         is_file = self.weights is None or self.weights.endswith((".keras", ".h5"))
         require(is_file, "model.weights", "a file that ends in .keras, .weights.h5 or .h5, or null", self.weights)
         one_of("model.norm", self.norm, NORMS)
+        norm_fits = self.norm == "batch" or not self.name.startswith("resnet")
+        require(norm_fits, "model.norm", f"batch for {self.name}", self.norm)
         require(0 <= self.dropout < 1, "model.dropout", "in [0, 1)", self.dropout)
         require(are_sizes(self.hidden), "model.hidden", "a list of integers in [1, 2**31)", self.hidden)
         filters_hold = bool(self.filters) and are_sizes(self.filters)
@@ -73,7 +77,7 @@ class ModelConfig:
 class AugmentConfig:
     """Random augmentation of each training image: see `ImageTransform`."""
 
-    flip_left_right: bool = key(False, "convnet: mirror half of the training images")
+    flip_left_right: bool = key(False, "mirror half of the training images")
     flip_up_down: bool = key(False, "turn half of the training images upside down")
     crop_area: tuple[float, ...] | None = key(
         None, "least and greatest share of the area that a crop keeps; null: no crop"

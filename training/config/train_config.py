@@ -61,7 +61,7 @@ class TrainConfig:
         if self.max_steps is not None:
             require(self.max_steps >= 1, "max_steps", "at least 1", self.max_steps)
         augmentable = self.model.takes_images or not self.augment.random
-        require(augmentable, "model.name", "convnet, or of keras.applications, for augment", self.model.name)
+        require(augmentable, "model.name", "a network for images (such as convnet) for augment", self.model.name)
         if self.schedule.total_steps is None:
             length = self.schedule.total_epochs or self.epochs
             name = "epochs" if self.schedule.total_epochs is None else "schedule.total_epochs"

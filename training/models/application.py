@@ -6,18 +6,16 @@ Tested in tests/training/models/test_application.py.
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import keras
 
 from ...sharding.dataset.manifest import Manifest
 from ...sharding.errors import ConfigError
 from ...sharding.messages import did_you_mean, listed, one_line
-from ..config.model import APPLICATIONS, AugmentConfig
+from ..config.model import APPLICATIONS
 from ..config.train_config import TrainConfig
 from .built_model import BuiltModel, check_logits
-from .images import image_column, image_preprocess, image_shape
-from .preprocess import Element, Preprocess
+from .images import image_column, image_model, image_shape
 
 __all__ = ["application"]
 
@@ -52,18 +50,5 @@ def application(manifest: Manifest, config: TrainConfig) -> BuiltModel:
             f"model.name: {config.model.name} refuses images of {list(shape)} or model.options: {one_line(error)}"
         ) from error
     check_logits(network, config.model.name, len(manifest.classes))
-    plain, augment = AugmentConfig(), config.augment
     prepare = sys.modules[function.__module__].preprocess_input
-    return BuiltModel(
-        network=network,
-        preprocess=_prepared(image_preprocess(feature, shape, plain), prepare),
-        augmented=_prepared(image_preprocess(feature, shape, augment), prepare) if augment.random else None,
-    )
-
-
-def _prepared(preprocess: Preprocess, prepare: Any) -> Preprocess:
-    def prepared(element: Element) -> tuple[Any, Any, Any]:
-        images, class_id, weight = preprocess(element)
-        return prepare(images * 255.0), class_id, weight
-
-    return prepared
+    return image_model(network, feature, shape, config, lambda images: prepare(images * 255.0))

@@ -16,12 +16,22 @@ from .application import application
 from .built_model import BuiltModel
 from .convnet import convnet
 from .freeze import freeze
+from .lenet import lenet
 from .remat import rematerialise
+from .resnet import resnet18, resnet50
 from .tabular import tabular
 from .user_model import user_model
 from .weight_file import load_weights
 
 __all__ = ["build_model"]
+
+_BUILDERS: dict[str, Callable[[Manifest, TrainConfig], BuiltModel]] = {
+    "tabular": tabular,
+    "convnet": convnet,
+    "lenet": lenet,
+    "resnet18": resnet18,
+    "resnet50": resnet50,
+}
 
 
 def build_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
@@ -32,10 +42,9 @@ def build_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
     """
     if manifest.schema.label is None or len(manifest.classes) < 2:
         raise ConfigError(f"{config.data.url}: training needs a label with at least two classes; build with --label")
-    builders: dict[str, Callable[[Manifest, TrainConfig], BuiltModel]] = {"tabular": tabular, "convnet": convnet}
     own = application if config.model.name.startswith(APPLICATIONS) else user_model
     with compute_dtype(config.precision):
-        built = builders.get(config.model.name, own)(manifest, config)
+        built = _BUILDERS.get(config.model.name, own)(manifest, config)
     if config.model.weights is not None:
         load_weights(built.network, config.model.weights)
     freeze(built.network, config.model.freeze)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import keras
 
 from ...sharding.dataset.manifest import Manifest
-from ..config.model import AugmentConfig
 from ..config.train_config import TrainConfig
 from .built_model import BuiltModel
-from .images import image_column, image_preprocess, image_shape
+from .images import image_column, image_model, image_shape
 from .layers import head, normalised
 
 __all__ = ["convnet"]
@@ -25,8 +24,4 @@ def convnet(manifest: Manifest, config: TrainConfig) -> BuiltModel:
         if min(features.shape[1:3]) > 1:
             features = keras.layers.MaxPooling2D()(features)
     logits = head(keras.layers.Flatten()(features), config.model, len(manifest.classes))
-    return BuiltModel(
-        network=keras.Model(inputs, logits, name="convnet"),
-        preprocess=image_preprocess(feature, shape, AugmentConfig()),
-        augmented=image_preprocess(feature, shape, config.augment) if config.augment.random else None,
-    )
+    return image_model(keras.Model(inputs, logits, name="convnet"), feature, shape, config)

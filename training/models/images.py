@@ -16,11 +16,14 @@ from ...sharding.errors import ConfigError
 from ...sharding.schema import Feature
 from ..config.data import DataConfig
 from ..config.model import AugmentConfig
+from ..config.train_config import TrainConfig
+from .built_model import BuiltModel
 from .preprocess import Element, Inputs, Preprocess, feature_columns, label_and_weight
 
-__all__ = ["image_column", "image_preprocess", "image_shape"]
+__all__ = ["image_column", "image_model", "image_preprocess", "image_shape"]
 
 Shape = tuple[int, int, int]
+Prepare = Callable[[Any], Any]
 
 
 def image_column(manifest: Manifest, data: DataConfig, model: str = "the convnet") -> Feature:
@@ -63,6 +66,36 @@ def image_shape(feature: Feature, wanted: tuple[int, ...] | None) -> Shape:
         )
     height, width, *channels = feature.fixed_shape
     return height, width, channels[0] if channels else 1
+
+
+def image_model(
+    network: Any, feature: Feature, shape: Shape, config: TrainConfig, prepare: Prepare | None = None
+) -> BuiltModel:
+    """Return a network with its preprocessing, and that of training if anything is random there.
+
+    Args:
+        network: the network.
+        feature: the image column.
+        shape: height, width and channels of its images.
+        config: configuration of the run.
+        prepare: function from images in [0, 1] to the network's input; None: as they are.
+    """
+
+    def preprocess(augment: AugmentConfig) -> Preprocess:
+        plain = image_preprocess(feature, shape, augment)
+
+        def prepared(element: Element) -> tuple[Inputs, Any, Any]:
+            images, class_id, weight = plain(element)
+            return images if prepare is None else prepare(images), class_id, weight
+
+        return prepared
+
+    is_random = config.augment.random
+    return BuiltModel(
+        network=network,
+        preprocess=preprocess(AugmentConfig()),
+        augmented=preprocess(config.augment) if is_random else None,
+    )
 
 
 def image_preprocess(feature: Feature, shape: Shape, augment: AugmentConfig) -> Preprocess:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 
 from ..config.model import ModelConfig
 
-__all__ = ["head", "normalised"]
+__all__ = ["BATCH_NORM_MOMENTUM", "head", "normalised"]
 
 Tensor = Any
 
@@ -23,8 +24,9 @@ def normalised(features: Tensor, norm: str) -> Tensor:
     return keras.layers.LayerNormalization()(features) if norm == "layer" else features
 
 
-def head(features: Tensor, model: ModelConfig, classes: int) -> Tensor:
-    for units in model.hidden:
+def head(features: Tensor, model: ModelConfig, classes: int, hidden: Sequence[int] | None = None) -> Tensor:
+    """Return logits behind hidden layers: of `model.hidden` units, or of others."""
+    for units in model.hidden if hidden is None else hidden:
         features = keras.layers.Dense(units, use_bias=model.norm == "none")(features)
         features = keras.layers.ReLU()(normalised(features, model.norm))
         if model.dropout:

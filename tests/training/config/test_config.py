@@ -83,7 +83,7 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
         ({**MINIMAL, "epochs": 2**31}, "a.yaml: epochs must be below 2**31, got 2147483648"),
         (
             {**MINIMAL, "augment": {"hue": 0.1}},
-            "a.yaml: model.name must be convnet, or of keras.applications, for augment, got 'tabular'",
+            "a.yaml: model.name must be a network for images (such as convnet) for augment, got 'tabular'",
         ),
         (
             {**MINIMAL, "augment": {"crop_area": [0.5, 2]}},
@@ -100,11 +100,12 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
         ),
         (
             {**MINIMAL, "model": {"name": "mlp"}},
-            "a.yaml: model.name must be tabular, convnet, or module:function, got 'mlp'",
+            "a.yaml: model.name must be tabular, convnet, lenet, resnet18, resnet50, or module:function, got 'mlp'",
         ),
         (
             {**MINIMAL, "model": {"name": ".networks:mlp"}},
-            "a.yaml: model.name must be tabular, convnet, or module:function, got '.networks:mlp'",
+            "a.yaml: model.name must be tabular, convnet, lenet, resnet18, resnet50, or module:function, "
+            "got '.networks:mlp'",
         ),
         (
             {**MINIMAL, "optimizer": {"clip_norm": float("inf")}},

@@ -1,0 +1,42 @@
+"""LeNet-5 for small images: two convolutions and three dense layers.
+
+LeCun et al., "Gradient-Based Learning Applied to Document Recognition", Proc. IEEE 86 (1998), section II.B, with ReLU
+and max pooling. `model.norm: none` leaves out normalisation, as in the paper.
+"""
+
+from __future__ import annotations
+
+import keras
+
+from ...sharding.dataset.manifest import Manifest
+from ...sharding.errors import ConfigError
+from ..config.train_config import TrainConfig
+from .built_model import BuiltModel
+from .images import image_column, image_model, image_shape
+from .layers import head, normalised
+
+__all__ = ["lenet"]
+
+_KERNEL, _UNITS = 5, (120, 84)
+_LEAST_SIDE = 12  # of which the second convolution and pooling leave 1
+
+
+def lenet(manifest: Manifest, config: TrainConfig) -> BuiltModel:
+    """Build the network; `model.norm` and `model.dropout` apply.
+
+    Raises:
+        ConfigError: images are too small, or the dataset has no image column.
+    """
+    feature = image_column(manifest, config.data, "lenet")
+    shape = image_shape(feature, config.model.image_shape)
+    if min(shape[:2]) < _LEAST_SIDE:
+        raise ConfigError(f"model.name: lenet takes images of at least {_LEAST_SIDE} pixels a side, got {list(shape)}")
+    norm = config.model.norm
+    inputs = keras.Input(shape, dtype="float32", name="image")
+    features = inputs
+    for filters, padding in ((6, "same"), (16, "valid")):
+        convolution = keras.layers.Conv2D(filters, _KERNEL, padding=padding, use_bias=norm == "none")
+        features = keras.layers.ReLU()(normalised(convolution(features), norm))
+        features = keras.layers.MaxPooling2D()(features)
+    logits = head(keras.layers.Flatten()(features), config.model, len(manifest.classes), _UNITS)
+    return image_model(keras.Model(inputs, logits, name="lenet"), feature, shape, config)
