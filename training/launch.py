@@ -47,9 +47,9 @@ same command resumes), Ctrl-C ends at once. The ranks end with the launcher, how
 
 --elastic replaces a rank that dies. The others keep their processes: they go on from the last commit in memory, which
 loses at most checkpoint.commit_steps steps (null: every_steps), and let the new rank in when it is ready. Where all
-die or stall, they start again from the newest checkpoint. Three failures without progress lower the number of ranks by
-one, down to --min-ranks. The number in --ranks-file may change: ranks then join or leave, which loses no step. Every
-sample counts once an epoch, on any number of ranks.
+die or stall, they start again from the newest checkpoint. Three failures without progress, or three in one place within
+a minute after the rank joined, lower the number of ranks by one, down to --min-ranks. The number in --ranks-file may
+change: ranks then join or leave, which loses no step. Every sample counts once an epoch, on any number of ranks.
 
 --workers starts workers, parameter servers and a chief for backend=parameter_server (docs/asynchronous.md). A worker
 that dies is started again, and the others go on meanwhile.

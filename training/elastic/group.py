@@ -33,12 +33,14 @@ class Member:
         phase: what it does.
         step: that of its newest commit, or -1.
         rank: its rank in the last ring; -1 before the first.
+        joined: clock in seconds at which it first joined a ring; None before.
     """
 
     slot: int
     phase: Phase = Phase.STARTING
     step: int = -1
     rank: int = -1
+    joined: float | None = None
 
     @property
     def name(self) -> int:

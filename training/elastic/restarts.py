@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...sharding.errors import ConfigError
@@ -10,7 +10,8 @@ from ..checkpoint.store import CheckpointStore
 
 __all__ = ["Restarts", "WantedRanks"]
 
-_TRIES = 3  # without a new checkpoint
+_TRIES = 3  # without a new checkpoint, or of one place
+_SHORT_SECONDS = 60.0  # of life in a ring, after which a rank was worth its start
 
 
 class WantedRanks:
@@ -44,7 +45,7 @@ class WantedRanks:
 
 @dataclass(slots=True, kw_only=True)
 class Restarts:
-    """The failures of a run since its newest checkpoint.
+    """The failures of a run since its newest checkpoint, and those in each place soon after a rank took it.
 
     Args:
         ranks: number of ranks, which failures lower.
@@ -58,21 +59,34 @@ class Restarts:
     _failures: int = 0
     _newest: str = ""
     _step: int = -1
+    _short_lives: dict[int, int] = field(default_factory=dict)
 
-    def after_failure(self, line: str, step: int = -1) -> str | None:
+    def after_failure(
+        self, line: str, step: int = -1, slot: int = 0, lived_seconds: float = _SHORT_SECONDS
+    ) -> str | None:
         """Count a failure, and decide on the number of ranks; return why the run ends, or None if it goes on.
+
+        Three in a row without progress cost a rank. So do three of one slot whose ranks live shortly, which progress of
+        the others would hide.
 
         Args:
             line: how the ranks ended.
             step: that of the newest commit among the ranks that live, or -1.
+            slot: that of the rank that died.
+            lived_seconds: time since that rank first joined a ring.
         """
         newest = max(CheckpointStore(self.url).names(), default="")
         self._failures = 1 if newest != self._newest or step > self._step else self._failures + 1
         self._newest, self._step = newest, max(step, self._step)
-        if self._failures < _TRIES:
+        is_short = lived_seconds < _SHORT_SECONDS
+        self._short_lives[slot] = self._short_lives.get(slot, 0) + 1 if is_short else 0
+        if max(self._failures, self._short_lives[slot]) < _TRIES:
             return None
-        self._failures = 0
+        how = f"without a new checkpoint in {self.url}"
+        if self._failures < _TRIES:
+            how = f"within {_SHORT_SECONDS:.0f} s of a start in this place"
+        self._failures = self._short_lives[slot] = 0
         if self.ranks <= self.least:  # a file may ask for fewer
-            return f"{line}; this was failure {_TRIES} in a row without a new checkpoint in {self.url}"
+            return f"{line}; this was failure {_TRIES} in a row {how}"
         self.ranks -= 1
         return None

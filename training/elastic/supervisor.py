@@ -190,12 +190,18 @@ class Supervisor:
         if not is_news:  # ranks may abort when another one dies
             return
         line = stall or cause_of_death(member.name, code)
-        reason = self.restarts.after_failure(line, max((m.step for m in self._group.members.values()), default=-1))
+        step = max((m.step for m in self._group.members.values()), default=-1)
+        lived = 0.0 if member.joined is None else time.monotonic() - member.joined
+        before = self.restarts.ranks
+        reason = self.restarts.after_failure(line, step, member.slot, lived)
         if reason is not None:
             self._is_over, self._ending = True, Ending(status=1, line=reason)
             return
         self._group.wanted = self.restarts.ranks
-        sys.stderr.write(f"ringfeed launch: {line}; starting {'another' if self._group.missing else 'none'} instead\n")
+        then = f"starting {'another' if self._group.missing else 'none'} instead"
+        if self.restarts.ranks < before:
+            then += f", after three failures in a row: --elastic goes on with {self.restarts.ranks} ranks"
+        sys.stderr.write(f"ringfeed launch: {line}; {then}\n")
 
     def _expect_back(self, seconds: float | None = None) -> None:
         """Give the ranks of a ring that has ended some time to come back; to join it, if some still try."""
@@ -276,6 +282,7 @@ class Supervisor:
                 self._expect_back()
         else:
             member.phase = Phase.TRAINING
+            member.joined = member.joined or time.monotonic()
             if not self._group.of(Phase.JOINING):
                 self._deadline = float("inf")
                 if self._has_failed:

@@ -30,7 +30,8 @@ _PERIODS = 10  # reports, at least, in the time after which a rank counts as sta
 _LONGEST_PERIOD = 2.0  # seconds
 _GIVE_UP = 5  # times as long, ranks may all be at the same batch: compiling, or saving a checkpoint
 _INSTALLED = re.compile("[/\\\\](site|dist)-packages[/\\\\]|^<")
-_FOREIGN = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(Path(__file__).parents[2]))
+_PACKAGE = Path(__file__).parents[2]
+_FOREIGN = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(_PACKAGE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +41,7 @@ class Report:
     Attributes:
         batches: number of batches that it has begun.
         place: where its user's code stands; empty if nowhere.
+        step: where its main thread stands in ringfeed.
         seen: when it last reported.
         moved: when it last began a batch.
     """
@@ -48,6 +50,7 @@ class Report:
     place: str
     seen: float
     moved: float
+    step: str = ""
 
 
 def judge(reports: Mapping[int, Report], now: float, seconds: float) -> str | None:
@@ -73,17 +76,30 @@ def judge(reports: Mapping[int, Report], now: float, seconds: float) -> str | No
         if len(behind) in (0, len(reports)) and (idle <= _GIVE_UP * seconds or last == 0):
             return None
         behind = behind or list(reports)
-    held = next((rank for rank in behind if reports[rank].place), None)
     if len(behind) == len(reports):
-        where = "" if held is None else f"; rank {held} is in {reports[held].place}"
-        return f"no rank has begun a batch for {idle:.0f} s{where}"
+        return f"no rank has begun a batch for {idle:.0f} s, after batch {last} of this process{_places(reports)}"
+    held = next((rank for rank in behind if reports[rank].place), None)
     place = "" if held is None else f" in {reports[held].place}"
     waited = f"the others have waited for {idle:.0f} s, at batch {first} of this process"
     return f"{_names(behind)} stalled{place}: {waited}"
 
 
-def _names(ranks: list[int]) -> str:
-    return f"rank {ranks[0]} has" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} have"
+def _names(ranks: list[int], one: str = "has", many: str = "have") -> str:
+    return f"rank {ranks[0]} {one}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} {many}"
+
+
+def _places(reports: Mapping[int, Report]) -> str:
+    """Where the ranks stand, those that are alone in a place first: the others probably wait for them.
+
+    >>> _places({rank: Report(batches=7, place="", seen=0, moved=0, step=f"a.py:{rank // 2}") for rank in range(3)})
+    ': rank 2 is in a.py:1, ranks 0, 1 are in a.py:0'
+    """
+    found: dict[str, list[int]] = {}
+    for rank, report in reports.items():
+        found.setdefault(report.place or report.step, []).append(rank)
+    rarest_first = sorted(found.items(), key=lambda item: len(item[1]))
+    words = [f"{_names(ranks, 'is', 'are')} in {place}" for place, ranks in rarest_first if place]
+    return f": {', '.join(words)}" if words else ""
 
 
 class Watchdog:
@@ -130,7 +146,7 @@ class Watchdog:
             with socket.create_connection(self._address, timeout=self._seconds) as connection:
                 lines = connection.makefile("rw")
                 while verdict is None and not self._closed.is_set():
-                    lines.write(json.dumps([self._rank, self._batches, _user_place()]) + "\n")
+                    lines.write(json.dumps([self._rank, self._batches, _user_place(), _own_place()]) + "\n")
                     lines.flush()
                     answer = lines.readline()
                     if not answer:
@@ -159,10 +175,10 @@ class Watchdog:
         connection.settimeout(None)
         with connection, connection.makefile("rw") as lines:
             for line in lines:
-                rank, batches, place = json.loads(line)
+                rank, batches, place, step = json.loads(line)
                 now, before = time.monotonic(), self._reports[rank]
                 moved = now if batches > before.batches else before.moved
-                self._reports[rank] = Report(batches=batches, place=place, seen=now, moved=moved)
+                self._reports[rank] = Report(batches=batches, place=place, seen=now, moved=moved, step=step)
                 lines.write(json.dumps(self._verdict) + "\n")
                 lines.flush()
 
@@ -185,4 +201,16 @@ def _user_place() -> str:
             foreign = _INSTALLED.search(step.filename) or step.filename.startswith(_FOREIGN) or step.name == "<module>"
             if not foreign:
                 return f"{step.filename}:{step.lineno} in {step.name}"
+    return ""
+
+
+def _own_place() -> str:
+    """Where the main thread stands in this package, below the ring; empty if nowhere."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        code = frame.f_code
+        path = Path(code.co_filename)
+        if path.is_relative_to(_PACKAGE) and path.parent != Path(__file__).parent:
+            return f"{path.relative_to(_PACKAGE)}:{frame.f_lineno} in {code.co_name}"
+        frame = frame.f_back
     return ""

@@ -76,6 +76,33 @@ else:
     assert len(list(tmp_path.glob("joined-*"))) == 2  # the same processes to the end
 
 
+def test_a_newcomer_that_dies_after_each_join_is_not_replaced_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "ranks").write_text("2")
+    script = """
+lines = channel.makefile()
+def join(step):
+    channel.sendall(json.dumps({"step": step}).encode() + b"\\n")
+    place = json.loads(lines.readline())["environment"]
+    channel.sendall(json.dumps({"joined": int(place["HOROVOD_RANK"])}).encode() + b"\\n")
+if slot == 0:
+    for death in (1, 2, 3):
+        join(100 * death)
+        wait_for(f"died-{death}")
+        join(100 * death + 50)  # progress, alone
+        if death < 3:
+            assert json.loads(lines.readline()) == {"regroup": True}
+else:
+    join(-1)
+    (folder / f"died-{1 + len(list(folder.glob('died-*')))}").touch()
+    os._exit(1)
+"""
+    assert _run(tmp_path, script, monkeypatch) == Ending(status=0)
+    assert len(list(tmp_path.glob("died-*"))) == 3
+    assert "instead, after three failures in a row: --elastic goes on with 1 ranks\n" in capfd.readouterr().err
+
+
 class _AskedByFile(Asked):
     """SIGTERM comes when a file appears."""
 

@@ -12,8 +12,8 @@ from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.ring.watchdog import Report, Watchdog, judge
 
 
-def _report(batches: int, place: str = "", seen: float = 100.0, moved: float = 40.0) -> Report:
-    return Report(batches=batches, place=place, seen=seen, moved=moved)
+def _report(batches: int, place: str = "", seen: float = 100.0, moved: float = 40.0, step: str = "") -> Report:
+    return Report(batches=batches, place=place, seen=seen, moved=moved, step=step)
 
 
 @pytest.mark.parametrize(
@@ -25,14 +25,21 @@ def _report(batches: int, place: str = "", seen: float = 100.0, moved: float = 4
         ([_report(5), _report(4, "net.py:3 in f"), _report(4)], "ranks 1, 2 have stalled in net.py:3 in f: the others"),
         ([_report(5, "net.py:3 in f"), _report(5)], "rank 0 has stalled in net.py:3 in f: the others"),
         ([_report(5), _report(5, seen=45)], "rank 1 has not answered for 55 s: stopped, or its machine is gone"),
-        ([_report(5, moved=-200), _report(5, moved=-200)], "no rank has begun a batch for 300 s"),
+        (
+            [_report(5, moved=-200), _report(5, moved=-200)],
+            "no rank has begun a batch for 300 s, after batch 5 of this process",
+        ),
+        (
+            [_report(5, moved=-200, step=f"loop/{'save' if rank == 1 else 'step'}.py:3 in f") for rank in range(3)],
+            "no rank has begun a batch for 300 s, after batch 5 of this process: rank 1 is in loop/save.py:3 in f",
+        ),
         (
             [_report(5, moved=-200), _report(5, moved=-200, place="net.py:3 in f")],
             "rank 1 has stalled in net.py:3 in f: the others have waited for 300 s",
         ),
         (
             [_report(5, "net.py:3 in f", moved=-200), _report(5, "net.py:3 in f", moved=-200)],
-            "no rank has begun a batch for 300 s; rank 0 is in net.py:3 in f",
+            "no rank has begun a batch for 300 s, after batch 5 of this process: ranks 0, 1 are in net.py:3 in f",
         ),
         ([_report(0, moved=-200), _report(0, moved=-200)], None),  # the first step may compile for long
     ],
