@@ -216,14 +216,17 @@ def test_options_of_a_store_stand_in_a_file_of_fsspec(
 
 
 def test_training(here: Path) -> None:
-    """In a process of its own, since a trainer makes TensorFlow deterministic."""
+    """In a process of its own, since a trainer makes TensorFlow deterministic; so is the page on what follows."""
     write_configuration()
     after, _, train = python_of("training.md")
+    (serving,) = python_of("serving.md")
+    export = "from ringfeed.tools.cli import main\nassert main(['export', 'model.keras', '--out', 'served/1']) == 0\n"
     check = """
 assert metrics["final"]["samples"] == loader.records and set(metrics["history"]) == {"steps", "evaluations"}
 assert logits.shape == (256, 2)
+assert answer["class"].numpy().tolist()[0] in (b"late", b"on time") and answer["probabilities"].shape == (1, 2)
 """
-    command = [sys.executable, "-c", train + after + check]
+    command = [sys.executable, "-c", train + after + export + serving + check]
     done = subprocess.run(command, env=lean_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -311,7 +314,7 @@ def test_simulation(here: Path) -> None:
 
 def test_every_block_is_run() -> None:
     run = {"README.md", "order.md", "cache.md", "faults.md", "images-and-augmentation.md", "preparing.md"}
-    run |= {"record-streams.md", "stores.md", "training.md", "moving.md", "profiling.md", "simulation.md"}
+    run |= {"record-streams.md", "stores.md", "training.md", "serving.md", "moving.md", "profiling.md", "simulation.md"}
     assert {page for page in PAGES if python_of(page)} == {*run, *ELSEWHERE}
 
 

@@ -36,6 +36,7 @@ TRAINING = (
     "records",
     "loop",
     "planning",
+    "serving",
     "elastic",
     "backends",
 )

@@ -23,6 +23,7 @@ __all__ = ["main"]
 COMMANDS = {
     "train": ("..training.train", "train a model, alone or as one rank of horovodrun"),
     "launch": ("..training.launch", "start the ranks of a run on this machine, and name the one that fails"),
+    "export": ("..training.serving.export", "write a trained model for other programs: SavedModel, .keras, .onnx"),
     "profile": (".profile.command", "measure the loader stage by stage and name its bottleneck"),
     "simulate": (".simulation.command", "predict epochs on other ranks, stores, shards and options"),
     "tune": (".tune.command", "search for better options of the loader, and confirm them by measurement"),
@@ -43,6 +44,7 @@ _ENDED_BY_SIGNALS = ("train", "profile", "simulate", "tune")  # they keep what t
 # Missing top-level module -> the extra that installs it.
 EXTRAS = {
     "tensorflow": "cpu", "keras": "cpu", "yaml": "cpu", "psutil": "cpu", "cloudpickle": "cpu",
+    "tf2onnx": "onnx", "onnx": "onnx",
     "matplotlib": "report", "jinja2": "report", "hdfs_native": "hdfs",
 }  # fmt: skip
 

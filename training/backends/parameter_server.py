@@ -29,6 +29,7 @@ from ..loop.stopping import Stopped
 from ..metrics.evaluate import evaluate
 from ..models.build import build_model
 from ..models.losses import build_loss
+from ..models.model_file import encode_model
 from ..models.user_model import own_errors
 from ..optimizers.build import build_schedule, schedule_warnings
 from ..optimizers.precision import LossScale
@@ -324,7 +325,8 @@ class ServerTrainer:
             "history": self.reporter.history(),
             "final": self.reporter.evaluations[-1] if self._evaluated_step == self.position.step else None,
         }
-        write_outputs(self.config.output, self.local, metrics)
+        step, manifest = self.position.step, self.loader.manifest
+        write_outputs(self.config.output, lambda: encode_model(self.local, self.config, manifest, step), metrics)
         return metrics
 
     def dismiss(self) -> None:

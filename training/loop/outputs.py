@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from pathlib import Path
-from tempfile import TemporaryDirectory, TemporaryFile
+from tempfile import TemporaryFile
 from typing import Any
 
 from ...sharding.errors import StorageError
@@ -31,18 +30,20 @@ def write_file(url: str, data: bytes) -> None:
     storage.write(name, data)
 
 
-def write_outputs(output: OutputConfig, network: Any, metrics: Mapping[str, Any]) -> None:
+def write_outputs(output: OutputConfig, encode: Callable[[], bytes], metrics: Mapping[str, Any]) -> None:
     """Write the model and the metrics of a run, where it has such outputs.
+
+    Args:
+        output: where to.
+        encode: returns the bytes of the model's file.
+        metrics: the metrics.
 
     Raises:
         StorageError: the storage of one of them fails; the other is written nonetheless.
     """
     try:
         if output.model is not None:
-            with TemporaryDirectory() as folder:
-                path = Path(folder) / "model.keras"
-                network.save(path)
-                write_file(output.model, path.read_bytes())
+            write_file(output.model, encode())
     finally:  # a store that refuses the model may accept the metrics
         if output.metrics is not None:
             write_file(output.metrics, encode_metrics(metrics))

@@ -22,6 +22,7 @@ from ..checkpoint.store import CheckpointStore
 from ..config.config_file import to_tree
 from ..config.train_config import TrainConfig
 from ..metrics.evaluate import evaluate
+from ..models.model_file import encode_model
 from ..records.record_format import CHECKPOINT, EVALUATION
 from ..records.recorder import Recorder, StepTimes, open_recorder
 from ..ring.ring import Ring
@@ -354,9 +355,12 @@ class Trainer:
         }
         if self.ring.rank == 0:
             with self.parts.averaged():
-                write_outputs(self.config.output, self.parts.network, metrics)
+                write_outputs(self.config.output, self._encode_model, metrics)
         self.ring.barrier()
         return metrics
+
+    def _encode_model(self) -> bytes:
+        return encode_model(self.parts.network, self.config, self.loader.manifest, self.position.step)
 
 
 def train(

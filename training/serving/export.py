@@ -1,0 +1,138 @@
+"""The command `ringfeed export`: writes a trained model for other programs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
+from ...sharding.errors import ConfigError
+from ...sharding.storage.storage import Storage
+from ..loop.outputs import check_writable, write_file
+from ..loop.reporting import configure_logging
+
+if TYPE_CHECKING:
+    from .trained import TrainedModel
+
+__all__ = ["add_arguments", "run"]
+
+DESCRIPTION = (
+    "Write a trained model for other programs: a SavedModel that takes raw columns, a .keras or an .onnx file."
+)
+
+EPILOG = """\
+examples:
+  ringfeed export model.keras --out served/1               # a SavedModel, with the preprocessing in it
+  ringfeed export runs/1 --out model.keras                 # of the newest checkpoint of a run
+  ringfeed export s3://bucket/runs/1 --out model.onnx
+
+The end of PATH chooses the format:
+
+  PATH           inputs                                   outputs
+  a folder       the columns, by name, in their dtypes    probabilities [batch, classes], class [batch]
+  NAME.keras     the network's, as output.model           logits
+  NAME.onnx      the network's                            probabilities
+
+A SavedModel takes texts as texts, images as the bytes of their files or as the dataset's arrays, missing floats as NaN,
+and missing texts as "". Its assets.extra/ringfeed.json names inputs, dtypes and classes, and the integer that stands
+for a missing one. An export replaces a file, but not a folder.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments and the help of `ringfeed export`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument(
+        "model", metavar="RUN_OR_MODEL", help="file that output.model named, or a run's folder of checkpoints"
+    )
+    parser.add_argument("--out", required=True, metavar="PATH", help="file or folder to write: a path or URL")
+    parser.add_argument(
+        "--data", metavar="URL", help="for checkpoints: where the run's dataset is now [where the run found it]"
+    )
+    parser.add_argument("--json", action="store_true", help="print what was written as JSON on standard output")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Export and return the exit status."""
+    kind = _kind(args.out)
+    if kind == "saved_model":
+        _check_folder(args.out)
+    else:
+        check_writable(args.out)
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    configure_logging(0, quiet=args.quiet)
+    with quiet_tensorflow():
+        from .trained import open_trained
+    model = open_trained(args.model, args.data)
+    _write(model, args.out, kind)
+    if args.json:
+        written = {"out": args.out, "format": kind, "step": model.step, "classes": model.classes}
+        sys.stdout.write(json.dumps(written) + "\n")
+    elif not args.quiet:
+        sys.stdout.write(f"wrote the model of step {model.step} to {args.out} ({kind})\n")
+    return 0
+
+
+def _kind(out: str) -> str:
+    """Return the format that a path asks for.
+
+    Raises:
+        ConfigError: it ends as the file of another format.
+
+    >>> _kind("a/model.keras"), _kind("s3://b/served/1"), _kind("model.onnx")
+    ('keras', 'saved_model', 'onnx')
+    """
+    suffix = Path(out).suffix
+    if suffix in (".h5", ".hdf5", ".pb", ".tflite", ".pt", ".zip"):
+        raise ConfigError(f"--out: a path ends in .keras, in .onnx, or names a folder for a SavedModel, got {out}")
+    return {".keras": "keras", ".onnx": "onnx"}.get(suffix, "saved_model")
+
+
+def _check_folder(out: str) -> None:
+    storage = Storage(out)
+    if storage.list():
+        raise ConfigError(f"--out: {out} holds files already; remove it, or name another folder")
+    check_writable(f"{out.rstrip('/')}/saved_model.pb")
+
+
+def _write(model: TrainedModel, out: str, kind: str) -> None:
+    if kind == "keras":
+        from ..models.model_file import encode_model
+
+        write_file(out, encode_model(model.network, model.config, model.manifest, model.step))
+    elif kind == "onnx":
+        from .onnx import encode_onnx
+
+        write_file(out, encode_onnx(model))
+    else:
+        _write_folder(model, out)
+
+
+def _write_folder(model: TrainedModel, out: str) -> None:
+    """Write a SavedModel that appears whole: locally its folder is renamed, in a store `saved_model.pb` comes last."""
+    from .saved_model import write_saved_model
+
+    storage = Storage(out)
+    local = storage.local_path
+    if local is not None:
+        local.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".export-", dir=local.parent if local else None) as temporary:
+        folder = Path(temporary) / "model"
+        with quiet_tensorflow():
+            write_saved_model(model, folder)
+        if local is not None:
+            if local.exists():
+                local.rmdir()  # it is empty
+            shutil.move(folder, local)
+            return
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        for path in sorted(files, key=lambda path: path.name == "saved_model.pb"):
+            storage.write(str(path.relative_to(folder)), path.read_bytes())

@@ -1,0 +1,59 @@
+"""A trained network as an ONNX model, with probabilities as its output. Its inputs are those of the `.keras` file.
+
+The preprocessing stays outside: ONNX has no hash tables of texts, and no decoders of images.
+
+Tested in tests/training/serving/test_export.py.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...sharding.errors import ConfigError, TrainingError
+from ...sharding.messages import brief
+from .trained import TrainedModel
+
+__all__ = ["encode_onnx"]
+
+_OPSET = 17
+
+
+def encode_onnx(model: TrainedModel) -> bytes:
+    """Return the bytes of the ONNX model.
+
+    Raises:
+        ConfigError: tf2onnx is missing, or cannot convert the network.
+    """
+    try:
+        import tf2onnx
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"an .onnx file needs {error.name}: pip install 'ringfeed[onnx]'") from error
+    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
+    specs = tf.nest.map_structure(_spec, model.network.input)
+    flat = tf.nest.flatten(specs)
+    if len({spec.name for spec in flat}) != len(flat):
+        raise ConfigError("the network's inputs have no names of their own, which ONNX needs")
+
+    def scores(*tensors: Any) -> dict[str, Any]:
+        return {"probabilities": model.scores_of(tf.nest.pack_sequence_as(specs, tensors))}
+
+    try:
+        function = tf.function(scores, input_signature=flat, autograph=False)
+        converted, _ = tf2onnx.convert.from_function(function, input_signature=flat, opset=_OPSET)
+    except Exception as error:  # whatever tf2onnx meets in a graph
+        raise TrainingError(
+            f"tf2onnx cannot convert model.name={model.config.model.name} ({type(error).__name__}: {brief(error)}); "
+            "export it as a SavedModel: --out FOLDER"
+        ) from error
+    entry = converted.metadata_props.add()
+    entry.key, entry.value = "classes", json.dumps(list(model.manifest.classes))
+    return bytes(converted.SerializeToString())
+
+
+def _spec(tensor: keras.KerasTensor) -> Any:
+    return tf.TensorSpec([None, *tensor.shape[1:]], tf.as_dtype(tensor.dtype), name=tensor.name)

@@ -1,0 +1,215 @@
+"""Opens a trained model with its preprocessing: from its file, or from a run's checkpoints.
+
+Tested in tests/training/serving/test_export.py.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from ...sharding.dataset.dataset import open_dataset
+from ...sharding.dataset.manifest import Manifest
+from ...sharding.errors import ConfigError, DatasetError, TrainingError
+from ...sharding.messages import brief
+from ...sharding.schema import Feature
+from ...sharding.storage.storage import Storage
+from ..checkpoint.snapshot import check_state
+from ..checkpoint.store import Checkpoint, CheckpointStore
+from ..config.config_file import parse_config
+from ..config.train_config import TrainConfig
+from ..models.build import build_model
+from ..models.model_file import ModelFile, decode_model
+from ..models.preprocess import Element, Preprocess, feature_columns, fill_values
+
+__all__ = ["TrainedModel", "column_spec", "open_trained"]
+
+Columns = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedModel:
+    """A network with trained weights, and what it was trained with.
+
+    Attributes:
+        network: the network; its outputs are logits.
+        preprocess: function from a loader's element to ``(inputs, class_id, weight)``.
+        config: configuration of the run.
+        manifest: manifest of the dataset that it was trained on.
+        step: number of steps done.
+    """
+
+    network: Any
+    preprocess: Preprocess
+    config: TrainConfig
+    manifest: Manifest
+    step: int
+
+    @property
+    def classes(self) -> list[str]:
+        """Names of the classes, in the order of the scores."""
+        return [str(name) for name in self.manifest.classes]
+
+    @property
+    def columns(self) -> list[Feature]:
+        """The columns that the preprocessing uses, in the order of the dataset."""
+        features = feature_columns(self.manifest, self.config.data)
+        specs = {feature.name: column_spec(feature) for feature in features}
+        traced = tf.function(self.scores, input_signature=[specs], autograph=False).get_concrete_function()
+        owners = [name for name in sorted(specs) for _ in tf.nest.flatten(specs[name], expand_composites=True)]
+        operations = {tensor.op: name for tensor, name in zip(traced.graph.inputs, owners, strict=False)}
+        used = {operations[op] for op in _ancestors(traced.outputs[0].op) if op in operations}
+        return [feature for feature in features if feature.name in used]
+
+    @property
+    def fill(self) -> dict[str, Any]:
+        """The values that stand for missing ones, by column; missing floats are NaN."""
+        return fill_values(self.manifest, self.config.data)
+
+    def inputs(self, columns: Columns) -> Any:
+        """Return the network's inputs for a batch of the dataset's columns."""
+        first = next(iter(columns.values()))
+        size = first.nrows(tf.int32) if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
+        label = self.manifest.schema.label
+        element: Element = {"class_id": tf.zeros([size], tf.int32), **columns}
+        if label is not None:  # not known; the preprocessing of a batch to train on may look at it
+            element = {label: _zeros(self.manifest.schema[label], size), **element}
+        return self.preprocess(element)[0]
+
+    def scores(self, columns: Columns) -> Any:
+        """Return the probabilities of classes, float32 [batch, classes], for a batch of the dataset's columns."""
+        return self.scores_of(self.inputs(columns))
+
+    def scores_of(self, inputs: Any) -> Any:
+        """Return the same for a batch of the network's inputs."""
+        return tf.nn.softmax(tf.cast(self.network(inputs, training=False), tf.float32))
+
+
+def column_spec(feature: Feature) -> Any:
+    """Return the type of a column in a loader's batch."""
+    dtype = tf.string if feature.dtype in ("string", "binary") else tf.as_dtype(feature.dtype)
+    if feature.fixed_shape is None:
+        return tf.RaggedTensorSpec([None, None], dtype)
+    return tf.TensorSpec([None, *feature.fixed_shape], dtype, name=feature.name)
+
+
+def _ancestors(operation: Any) -> set[Any]:
+    """Return the operations of a graph that one depends on, and itself."""
+    found, waiting = set(), [operation]
+    while waiting:
+        if (next_one := waiting.pop()) not in found:
+            found.add(next_one)
+            waiting += [tensor.op for tensor in next_one.inputs]
+    return found
+
+
+def _zeros(feature: Feature, size: Any) -> Any:
+    shape = [size, *(feature.fixed_shape or ())]
+    return tf.fill(shape, "") if feature.dtype in ("string", "binary") else tf.zeros(shape, feature.dtype)
+
+
+def open_trained(source: str, data_url: str | None = None) -> TrainedModel:
+    """Open a trained model.
+
+    Args:
+        source: the file that `output.model` named, or the folder of a run's checkpoints, of which the newest is taken.
+        data_url: for checkpoints, where the dataset of the run is now; None: where the run found it.
+
+    Raises:
+        ConfigError: there is no model, or its network cannot be built here.
+        DatasetError: checkpoints need their dataset, which is not there, or has changed.
+        TrainingError: the weights do not fit the network, as where a user's code has changed.
+    """
+    if source.endswith(".keras"):
+        if data_url is not None:
+            raise ConfigError(f"--data goes with a folder of checkpoints; {source} holds all it needs")
+        folder, separator, name = source.rpartition("/")
+        try:
+            held = decode_model(Storage(folder or separator or ".").read(name), source)
+        except FileNotFoundError as error:
+            raise ConfigError(f"there is no model at {source}") from error
+        return _build(held, lambda network: _load_file(network, held, source))
+    store = CheckpointStore(source, check=check_state)
+    newest = store.newest()
+    if newest is None:
+        raise ConfigError(
+            f"there is no model at {source}: name a .keras file (output.model), or a folder of checkpoints "
+            "(checkpoint.url)"
+        )
+    config = parse_config(newest.state["config"], source)
+    held = ModelFile(config=config, manifest=_manifest(newest, config, source, data_url), step=newest.step, weights=b"")
+    return _build(held, lambda network: _load_checkpoint(network, newest, config, source))
+
+
+def _manifest(checkpoint: Checkpoint, config: TrainConfig, source: str, data_url: str | None) -> Manifest:
+    url = data_url or config.data.url
+    try:
+        manifest = open_dataset(url).manifest
+    except DatasetError as error:
+        hint = "name its place now with --data URL" if data_url is None else "--data names another folder"
+        raise DatasetError(f"the checkpoints in {source} need statistics of their dataset ({error}); {hint}") from error
+    if manifest.shards_checksum != checkpoint.state["dataset"]:
+        raise DatasetError(
+            f"the dataset at {url} is not, or no longer, that of the checkpoints in {source}; name another one with "
+            "--data URL, or use the model's file (output.model), which needs none"
+        )
+    return manifest
+
+
+def _build(held: ModelFile, load: Callable[[Any], None]) -> TrainedModel:
+    """Build the network as for a run, but for what only training needs, and load its weights."""
+    plain = replace(held.config.model, weights=None, remat=())
+    built = build_model(held.manifest, replace(held.config, model=plain))
+    load(built.network)
+    return TrainedModel(
+        network=built.network,
+        preprocess=built.preprocess,
+        config=held.config,
+        manifest=held.manifest,
+        step=held.step,
+    )
+
+
+def _load_file(network: Any, held: ModelFile, source: str) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.weights.h5"
+        path.write_bytes(held.weights)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", UserWarning)  # by which Keras leaves layers as they are
+                network.load_weights(path)
+        except (ValueError, OSError, KeyError, UserWarning) as error:
+            raise _misfit(source, held.config, brief(error)) from error
+
+
+def _load_checkpoint(network: Any, checkpoint: Checkpoint, config: TrainConfig, source: str) -> None:
+    """Assign the weights, or their moving averages where the run keeps them, as in evaluation."""
+    weights = _group(checkpoint, "model")
+    shapes = [tuple(weight.shape) for weight in network.weights]
+    if shapes != [array.shape for array in weights]:
+        raise _misfit(source, config, f"{len(weights)} variables there, {len(shapes)} here, or of other shapes")
+    for weight, array in zip(network.weights, weights, strict=True):
+        weight.assign(array)
+    if averages := _group(checkpoint, "average"):
+        averaged = [weight for weight in network.weights if "float" in str(weight.dtype)]
+        for weight, array in zip(averaged, averages, strict=True):
+            weight.assign(array)
+
+
+def _group(checkpoint: Checkpoint, kind: str) -> Sequence[Any]:
+    arrays = checkpoint.arrays.items()
+    return [np.asarray(array) for name, array in arrays if name.startswith(f"{kind}/")]
+
+
+def _misfit(source: str, config: TrainConfig, problem: str) -> TrainingError:
+    return TrainingError(
+        f"the weights of {source} do not fit the network that model.name={config.model.name} builds here ({problem}); "
+        "use the code that it was trained with"
+    )
