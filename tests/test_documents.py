@@ -238,11 +238,14 @@ def test_a_model_of_your_own(here: Path) -> None:
     built = build_model(loader.manifest, load_config("flights.yaml", ["model.name=networks:wide"]))
     inputs, class_id, _ = built.preprocess(next(iter(loader.epoch(0))))
     assert (*built.network(inputs).shape, *class_id.shape) == (64, 2, 64)
+    built = build_model(loader.manifest, load_config("delays.yaml"))
+    inputs, hours, _ = built.preprocess(next(iter(loader.epoch(0))))
+    assert (*built.network(inputs).shape, hours.dtype.name) == (64, 1, "float32")
 
 
 def write_configuration() -> None:
-    (yaml,) = re.findall(r"^```yaml\n(.*?)```", PAGES["training.md"], re.MULTILINE | re.DOTALL)
-    Path("flights.yaml").write_text(yaml)
+    for yaml in re.findall(r"^```yaml\n(.*?)```", PAGES["training.md"], re.MULTILINE | re.DOTALL):
+        Path(yaml.splitlines()[0].removeprefix("# ")).write_text(yaml)
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras 3.15 with NumPy 2

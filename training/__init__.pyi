@@ -5,7 +5,6 @@ from .checkpoint.store import Checkpoint, CheckpointStore
 from .config.config_file import load_config
 from .config.train_config import TrainConfig
 from .loop.trainer import Trainer
-from .metrics.evaluate import Evaluation
 from .optimizers.adam import Adam
 from .optimizers.lamb import LAMB
 from .optimizers.lars import LARS
@@ -21,7 +20,6 @@ __all__ = [
     "Adam",
     "Checkpoint",
     "CheckpointStore",
-    "Evaluation",
     "HorovodRing",
     "LossScale",
     "MultiWorkerStrategy",

@@ -27,9 +27,11 @@ from ..loop.resume import open_store, resume
 from ..loop.step import make_predict_step
 from ..loop.stopping import Stopped
 from ..metrics.evaluate import evaluate
+from ..metrics.scorers import make_scorer
 from ..models.build import build_model
 from ..models.losses import build_loss
 from ..models.model_file import encode_model
+from ..models.target import plan_target
 from ..models.user_model import own_errors
 from ..optimizers.build import build_schedule, schedule_warnings
 from ..optimizers.precision import LossScale
@@ -111,6 +113,8 @@ class ServerTrainer:
         for remark in schedule_warnings(config):
             log.warning(remark)
         built = build_model(manifest, config)
+        self._target = plan_target(manifest, config)
+        make_scorer(self._target, config.metrics)  # refuses metrics that the dataset cannot have
         keras.utils.set_random_seed(config.seed)
         with placed([server_device(index) for index in range(self._cluster.servers)]) as server_bytes:
             network = build_model(manifest, config).network
@@ -129,7 +133,7 @@ class ServerTrainer:
             self._server.address,
             optimizers.version,
             clip_norm=config.optimizer.clip_norm,
-            loss_of=build_loss(config.loss, [str(name) for name in manifest.classes]),
+            loss_of=build_loss(config.loss, self._target),
             weight_scale=self.loader.local_batch_size * self._workers / config.data.batch_size,
         )
         self._predict = in_one_line(make_predict_step(self.local))
@@ -281,11 +285,11 @@ class ServerTrainer:
         if self._eval_loader is None or not (ended or due):
             return
         self._fetch()
-        names = [str(name) for name in self.loader.manifest.classes]
-        result = evaluate(self._ring, self._predict, self._batches(self._eval_loader), names)
+        batches = self._batches(self._eval_loader)
+        result = evaluate(self._ring, self._predict, batches, self._target, self.config.metrics)
         if self._asked_to_stop:  # then this evaluation is not whole; a resumed run makes it
             self._stop()
-        self.reporter.add_evaluation({"epoch": epoch, "step": self.position.step, **result.to_json()})
+        self.reporter.add_evaluation({"epoch": epoch, "step": self.position.step, **result})
         self._evaluated_step = self.position.step
 
     def _stop(self) -> None:
@@ -311,7 +315,7 @@ class ServerTrainer:
             "ranks": self._workers,
             "parameter_servers": self._cluster.servers,
             "server_bytes": self.server_bytes,
-            "classes": [str(name) for name in self.loader.manifest.classes],
+            "classes": list(self._target.classes),
             "parameters": self.local.count_params(),
             "steps_per_epoch": self.steps_per_epoch,
             "total_steps": self.total_steps,

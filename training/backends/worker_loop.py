@@ -51,11 +51,11 @@ def make_worker_loop(
     def update(number: Tensor, flat: Sequence[Tensor]) -> Tensor:
         for tensor, one in zip(flat, spec, strict=True):
             tensor.set_shape(one.shape)
-        inputs, class_id, weight = tf.nest.pack_sequence_as(batches.element_spec, flat, expand_composites=True)
+        inputs, target, weight = tf.nest.pack_sequence_as(batches.element_spec, flat, expand_composites=True)
         seen = version.read_value()
         with tf.control_dependencies([seen]):
             with tf.GradientTape() as tape:
-                loss = batch_loss(network, inputs, class_id, weight * weight_scale, loss_of)
+                loss = batch_loss(network, inputs, target, weight * weight_scale, loss_of)
             gradients = tape.gradient(loss, variables)
             used = [place for place, gradient in enumerate(gradients) if gradient is not None]
             clipped, norm = clip_by_global_norm([gradients[i] for i in used], clip_norm)

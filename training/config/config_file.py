@@ -219,6 +219,7 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     neutral = {"data.url", "data.eval_split", "eval_every_epochs", "deterministic", "max_steps", "epochs"}
     neutral |= {"schedule.total_epochs", "schedule.total_steps"}  # `stretched_schedule` compares them
     neutral |= {"watchdog_seconds", "data.cache", "data.cache_bytes", "data.fetch_threads", "data.prefetch_bytes"}
+    neutral |= {"metrics"}
     neutral |= {"model.remat"}  # the same bits
     neutral |= {"sync.shares", "sync.share_bound"}  # global batches stay the same
     current = json.loads(json.dumps(to_tree(now)))  # like the earlier tree, which was read from a file

@@ -20,8 +20,12 @@ class DataConfig:
     eval_split: str | None = key("test", "split to evaluate on; null: no evaluation")
     batch_size: int = key(1024, "samples per step over all ranks together (the global batch)")
     balance: str | Mapping[Any, float] = key("natural", "natural, uniform, power:A, X->Y:EPOCHS, or {class: weight}")
-    include: tuple[str, ...] | None = key(None, "columns to use as features; null: all but the label")
+    include: tuple[str, ...] | None = key(None, "columns to use as features; null: all but label and target")
     exclude: tuple[str, ...] = key((), "columns to leave out of the features")
+    target: str | None = key(None, "column to predict; null: the label, which the dataset was built with")
+    positive: bool | int | float | str | None = key(
+        None, "class of the label that task=binary takes as positive; null: the second of two"
+    )
     categorical: tuple[str, ...] = key((), "integer columns that are codes: embedded, not standardised")
     cache: str = key("none", "where to keep copies of shards: none, memory, or a folder on a local disk", is_path=True)
     cache_bytes: int | None = key(

@@ -15,6 +15,7 @@ from .model import AugmentConfig, ModelConfig
 from .optimizer import EMAConfig, LossScaleConfig, OptimizerConfig, ScheduleConfig
 from .outputs import CheckpointConfig, OutputConfig
 from .synchronisation import CompressionConfig, SyncConfig, check_synchronisation
+from .task import TASKS, check_task
 
 __all__ = ["TrainConfig"]
 
@@ -42,6 +43,8 @@ class TrainConfig:
     parameter_server: ParameterServerConfig = field(default_factory=ParameterServerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
+    task: str = key("multiclass", f"what to predict: {', '.join(TASKS)}")
+    metrics: tuple[str, ...] | None = key(None, "metrics of evaluations, such as [accuracy, top_5]; null: the task's")
     backend: str = key("horovod", f"what processes exchange gradients by: {', '.join(BACKENDS)}")
     precision: str = key("float32", f"dtype of computation in layers: one of {', '.join(PRECISIONS)}")
     epochs: int = key(1, "passes over the training split")
@@ -54,6 +57,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         one_of("precision", self.precision, PRECISIONS)
+        check_task(self.task, self.metrics, self.data, self.loss)
         require_size("epochs", self.epochs)
         require(self.eval_every_epochs >= 1, "eval_every_epochs", "at least 1", self.eval_every_epochs)
         require(0 <= self.seed < 2**31, "seed", "in [0, 2**31)", self.seed)

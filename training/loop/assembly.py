@@ -17,10 +17,12 @@ from ..averaging.moving import MovingAverage
 from ..averaging.pace import Pace
 from ..checkpoint.snapshot import Parts
 from ..config.train_config import TrainConfig
+from ..metrics.scorers import make_scorer
 from ..models.build import build_model
 from ..models.built_model import BuiltModel
 from ..models.losses import build_loss
 from ..models.preprocess import Preprocess
+from ..models.target import Target, plan_target
 from ..models.user_model import own_errors
 from ..optimizers.build import build_schedule, schedule_warnings
 from ..optimizers.precision import LossScale, ScaleRule
@@ -48,7 +50,8 @@ class Assembly:
     Attributes:
         shares: this rank's share of the training batches, and its loader.
         eval_loader: that of the evaluation's split, if there is one.
-        preprocess: function from an element of a loader to ``(inputs, class_id, weight)``, and the same traced.
+        target: what the network predicts.
+        preprocess: function from an element of a loader to ``(inputs, target, weight)``, and the same traced.
         augment: the same with random augmentation, for training.
         pace: steps of an epoch, and in which of them this rank trains.
         schedule: the learning rate.
@@ -59,6 +62,7 @@ class Assembly:
 
     shares: Shares
     eval_loader: Loader | None
+    target: Target
     preprocess: Functions
     augment: Functions
     pace: Pace
@@ -88,6 +92,8 @@ def assemble(config: TrainConfig, ring: Ring, schedule: Schedule | None = None) 
         eval_loader = open_loader(config, ring, split=config.data.eval_split, training=False)
     pace = own_pace(config, ring, loader)
     model = build_model(loader.manifest, config)
+    target = plan_target(loader.manifest, config)
+    make_scorer(target, config.metrics)  # refuses metrics that the dataset cannot have
     preprocess = traced(model.preprocess)
     augment = preprocess if model.augmented is None else traced(model.augmented)
     if schedule is None:
@@ -103,6 +109,7 @@ def assemble(config: TrainConfig, ring: Ring, schedule: Schedule | None = None) 
     return Assembly(
         shares=shares,
         eval_loader=eval_loader,
+        target=target,
         preprocess=preprocess,
         augment=augment,
         pace=pace,
@@ -181,7 +188,7 @@ def _steps(config: TrainConfig, loader: Loader, parts: Parts) -> tuple[TrainStep
             parts.scale,
             config.optimizer.clip_norm,
             clock(deterministic=config.deterministic) if is_recorded or follows_speed else None,
-            loss_of=build_loss(config.loss, [str(name) for name in loader.manifest.classes]),
+            loss_of=build_loss(config.loss, plan_target(loader.manifest, config)),
             accumulate=config.optimizer.accumulate,
             can_rest=config.sync.clients is not None,
             any_batch=follows_speed,

@@ -18,18 +18,20 @@ __all__ = ["bad_records", "finite_samples"]
 
 
 def bad_records(loader: Loader, preprocess: Callable[[Any], Any], epoch: int, step: int) -> list[str]:
-    """Return what a model must not see: a line for each sample of a step whose inputs or weight are not finite.
+    """Return what a model must not see: a line for each sample of a step whose inputs, target or weight are not finite.
 
     The batch is read again, sample by sample.
 
     Args:
         loader: this rank's loader.
-        preprocess: function from a loader's element to `(inputs, class_id, weight)`.
+        preprocess: function from a loader's element to `(inputs, target, weight)`.
         epoch, step: the step.
     """
     batch, origins = loader.batch_with_origins(epoch, step)
-    inputs, _, weight = preprocess({name: as_tensor(values) for name, values in batch.items()})
-    finite = [finite_samples(tensor) for tensor in [*tf.nest.flatten(inputs), weight] if tensor.dtype.is_floating]
+    inputs, target, weight = preprocess({name: as_tensor(values) for name, values in batch.items()})
+    finite = [
+        finite_samples(tensor) for tensor in [*tf.nest.flatten(inputs), target, weight] if tensor.dtype.is_floating
+    ]
     lines = []
     for number, origin in enumerate(origins):
         if all(samples[number] for samples in finite):

@@ -68,7 +68,7 @@ def own_pace(config: TrainConfig, ring: Ring, loader: Loader) -> Pace:
 
 
 def paced(read: Callable[[int], Iterable[Any]], pace: Pace, start_step: int) -> Iterator[Any]:
-    """Yield `(inputs, class_id, weight)` for each step of an epoch; where this rank rests, any batch with weights of 0.
+    """Yield `(inputs, target, weight)` for each step of an epoch; where this rank rests, any batch with weights of 0.
 
     Args:
         read: from a number of batches to the batches of the epoch from there on.

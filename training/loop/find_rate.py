@@ -74,10 +74,10 @@ def _batches(assembly: Assembly, config: TrainConfig) -> Iterator[Any]:
     loader, factor, epoch = assembly.shares.loader, assembly.shares.factor, 0
     while True:
         with loader.own_errors():
-            for inputs, class_id, weight in preprocessed(
+            for inputs, target, weight in preprocessed(
                 loader, epoch, 0, *assembly.augment, deterministic=config.deterministic
             ):
-                yield inputs, class_id, weight * factor
+                yield inputs, target, weight * factor
         epoch += 1
 
 

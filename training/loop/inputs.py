@@ -79,7 +79,7 @@ def traced(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[.
 def preprocessed(
     loader: Loader, epoch: int, start_step: int, preprocess: Preprocess, traced: Preprocess, *, deterministic: bool
 ) -> Any:
-    """Return the batches of a loader as `(inputs, class_id, weight)`, prefetched.
+    """Return the batches of a loader as `(inputs, target, weight)`, prefetched.
 
     Under op determinism tf.data runs any map after a generator on one thread, and prints an error if asked for more. A
     batch's images are still decoded in parallel, by `tf.map_fn`. Autotuning is off, as in the loader's own pipeline: on
@@ -88,7 +88,7 @@ def preprocessed(
     Args:
         loader: the loader.
         epoch, start_step: first batch.
-        preprocess: function from a loader's element to `(inputs, class_id, weight)`.
+        preprocess: function from a loader's element to `(inputs, target, weight)`.
         traced: the same function as a `tf.function`.
         deterministic: whether op determinism is on.
     """

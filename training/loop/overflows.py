@@ -64,7 +64,7 @@ def check_records(
         ring: the ranks.
         loader: this rank's loader.
         pace: which of its batches are those of a step.
-        preprocess: function from a loader's element to ``(inputs, class_id, weight)``.
+        preprocess: function from a loader's element to ``(inputs, target, weight)``.
         url: the dataset, for the error.
 
     Raises:

@@ -41,6 +41,25 @@ def configure_logging(rank: int, *, quiet: bool = False, verbose: bool = False) 
     logger.propagate = False
 
 
+def metrics_text(entry: Mapping[str, Any]) -> str:
+    """Return the single numbers among an evaluation's metrics, as text.
+
+    >>> metrics_text({"step": 9, "loss": 0.5, "balanced_accuracy": 0.75, "recall": {"a": 1.0}, "auc": None, "r2": 1.0})
+    'loss 0.5000  balanced accuracy 0.7500  R2 1.0000'
+    """
+    numbers = {name: value for name, value in entry.items() if isinstance(value, float)}
+    return "  ".join(f"{_shown_name(name)} {_shown(value)}" for name, value in numbers.items())
+
+
+def _shown_name(metric: str) -> str:
+    words = metric.split("_")
+    return " ".join(word.upper() if word in ("auc", "rmse", "mae", "r2", "f1") else word for word in words)
+
+
+def _shown(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}"
+
+
 class Reporter:
     """Shows a run's progress and collects its history.
 
@@ -121,11 +140,7 @@ class Reporter:
         self.evaluations.append(entry)
         if not self._is_chief:
             return
-        auc = "" if entry["auc"] is None else f"  AUC {entry['auc']:.4f}"
-        text = (
-            f"epoch {entry['epoch']}  evaluated {entry['samples']:,} samples: loss {entry['loss']:.4f}  "
-            f"accuracy {entry['accuracy']:.4f}  balanced accuracy {entry['balanced_accuracy']:.4f}{auc}"
-        )
+        text = f"epoch {entry['epoch']}  evaluated {entry['samples']:,} samples: {metrics_text(entry)}"
         if self._bar:
             self._bar.console.print(text, highlight=False)
         else:

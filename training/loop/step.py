@@ -48,13 +48,13 @@ def backward(
     variables: Sequence[Any],
     scale: LossScale,
     inputs: Any,
-    class_id: Tensor,
+    target: Tensor,
     weight: Tensor,
     loss_of: Loss = cross_entropy,
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return the local loss, and the gradients of the scaled loss; None for variables that it does not depend on."""
     with tf.GradientTape() as tape:
-        loss = batch_loss(network, inputs, class_id, weight, loss_of)
+        loss = batch_loss(network, inputs, target, weight, loss_of)
         scaled = scale.scaled(loss)
     return loss, tape.gradient(scaled, variables)
 
@@ -69,7 +69,7 @@ def accumulated(
     Args:
         one: `backward`, from the parts of a micro-batch.
         count: number of micro-batches, at most the samples of the batch.
-        batch: `(inputs, class_id, weight)`.
+        batch: `(inputs, target, weight)`.
         variables: those of the gradients.
     """
     size = tf.shape(batch[1])[0]
@@ -141,7 +141,7 @@ def make_train_step(
     is then the mean over the others.
 
     Returns:
-        A function of `(inputs, class_id, weight)` of the local batch, and of 1.0 if this rank was asked to stop; every
+        A function of `(inputs, target, weight)` of the local batch, and of 1.0 if this rank was asked to stop; every
         rank must call it equally often.
     """
     trained = network.trainable_variables
@@ -150,8 +150,8 @@ def make_train_step(
     state += [*synchronizer.rank_variables, *synchronizer.shared_variables]
     go_on = tf.constant(0.0)
 
-    def one(inputs: Any, class_id: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-        return backward(network, variables, scale, inputs, class_id, weight, loss_of)
+    def one(inputs: Any, target: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+        return backward(network, variables, scale, inputs, target, weight, loss_of)
 
     one = tf.function(one, jit_compile=True, reduce_retracing=True, autograph=False) if jit_compile else one
 
@@ -172,12 +172,12 @@ def make_train_step(
         return [overflowed, loss, stopping, trains, *reduced]
 
     @tf.function(reduce_retracing=True, autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
-    def train_step(inputs: Any, class_id: Tensor, weight: Tensor, stopping: Tensor = go_on) -> StepMetrics:
+    def train_step(inputs: Any, target: Tensor, weight: Tensor, stopping: Tensor = go_on) -> StepMetrics:
         before = [tf.identity(variable) for variable in state]
         if accumulate == 1:
-            local_loss, scaled = one(inputs, class_id, weight)
+            local_loss, scaled = one(inputs, target, weight)
         else:
-            local_loss, scaled = accumulated(one, accumulate, (inputs, class_id, weight), variables)
+            local_loss, scaled = accumulated(one, accumulate, (inputs, target, weight), variables)
         gradients = scale.unscaled(filled(scaled, variables))
         overflowed = 1.0 - tf.cast(all_finite([*gradients, *state]), tf.float32)
         trains = tf.cast(tf.reduce_any(weight > 0), tf.float32)
@@ -211,8 +211,8 @@ def _for_any_batch(step: Any) -> TrainStep:
 
     compiled: list[Any] = []
 
-    def call(inputs: Any, class_id: Tensor, weight: Tensor, stopping: Any = 0.0) -> StepMetrics:
-        batch = inputs, class_id, weight
+    def call(inputs: Any, target: Tensor, weight: Tensor, stopping: Any = 0.0) -> StepMetrics:
+        batch = inputs, target, weight
         if not compiled:
             specs = tf.nest.map_structure(any_size, batch)
             compiled.append(step.get_concrete_function(*specs, tf.TensorSpec([], tf.float32)))

@@ -96,7 +96,7 @@ class Trainer:
 
     @property
     def traced_preprocess(self) -> Any:
-        """The `tf.function` from an element of `loader` to ``(inputs, class_id, weight)``, augmentation included."""
+        """The `tf.function` from an element of `loader` to ``(inputs, target, weight)``, augmentation included."""
         return self._assembly.augment[1]
 
     def _check_store(self) -> None:
@@ -201,7 +201,7 @@ class Trainer:
         window, epoch = self._window, self.position.epoch
         asked = time.time()
         try:
-            inputs, class_id, weight = next(batches)
+            inputs, target, weight = next(batches)
         except StopIteration:
             raise TrainingError(
                 f"the loader ended at step {self.position.epoch_step} of epoch {self.position.epoch}, which has "
@@ -213,7 +213,7 @@ class Trainer:
             weight = tf.math.divide_no_nan(weight, tf.reduce_mean(weight))
         elif self._shares.factor != 1.0:
             weight = weight * self._shares.factor
-        metrics = self.train_step(inputs, class_id, weight, tf.constant(float(self._asked_to_stop)))
+        metrics = self.train_step(inputs, target, weight, tf.constant(float(self._asked_to_stop)))
         window.metrics.append(metrics)
         self._must_stop = metrics.is_stopping
         returned = time.time()
@@ -272,13 +272,13 @@ class Trainer:
         loader = self._assembly.eval_loader
         if loader is None or not (ended or due):
             return
-        names = [str(name) for name in self.loader.manifest.classes]
+        target, metrics = self._assembly.target, self.config.metrics
         with self._activity(EVALUATION), self.parts.averaged():
-            result = evaluate(self.ring, self._assembly.predict, self._batches(loader, 0, 0), names)
+            result = evaluate(self.ring, self._assembly.predict, self._batches(loader, 0, 0), target, metrics)
             (asked,) = self.ring.allreduce_sum([tf.constant(float(self._asked_to_stop))])
         if asked > 0.0:  # then this evaluation is not whole; a resumed run makes it
             self._stop(epoch)
-        self.reporter.add_evaluation({"epoch": epoch, "step": self.position.step, **result.to_json()})
+        self.reporter.add_evaluation({"epoch": epoch, "step": self.position.step, **result})
         self._evaluated_step = self.position.step
 
     def _stop(self, epoch: int) -> None:
@@ -340,7 +340,7 @@ class Trainer:
             "config": to_tree(self.config),
             "ranks": self.ring.size,
             "shares": self._shares.of_ranks,
-            "classes": [str(name) for name in self.loader.manifest.classes],
+            "classes": list(self._assembly.target.classes),
             "parameters": self.parts.network.count_params(),
             "steps_per_epoch": self.steps_per_epoch,
             "total_steps": self.total_steps,

@@ -14,14 +14,15 @@ from ...sharding.errors import ConfigError
 from ...sharding.messages import did_you_mean, listed, one_line
 from ..config.model import APPLICATIONS
 from ..config.train_config import TrainConfig
-from .built_model import BuiltModel, check_logits
+from .built_model import BuiltModel, check_outputs
 from .images import image_column, image_model, image_shape
+from .target import plan_target
 
 __all__ = ["application"]
 
 
 def application(manifest: Manifest, config: TrainConfig) -> BuiltModel:
-    """Build the network with initial weights, and one logit for each class.
+    """Build the network with initial weights, and the outputs of the task.
 
     Its images are what the `preprocess_input` of its module makes of them. Nothing is downloaded.
 
@@ -42,13 +43,14 @@ def application(manifest: Manifest, config: TrainConfig) -> BuiltModel:
             f"[{shape[0]}, {shape[1]}, 3]"
         )
     function = getattr(keras.applications, name)
-    fixed = {"weights": None, "input_shape": shape, "classes": len(manifest.classes), "classifier_activation": None}
+    target = plan_target(manifest, config)
+    fixed = {"weights": None, "input_shape": shape, "classes": target.outputs, "classifier_activation": None}
     try:
         network = function(**fixed, **config.model.options)
     except (TypeError, ValueError) as error:
         raise ConfigError(
             f"model.name: {config.model.name} refuses images of {list(shape)} or model.options: {one_line(error)}"
         ) from error
-    check_logits(network, config.model.name, len(manifest.classes))
+    check_outputs(network, config.model.name, target)
     prepare = sys.modules[function.__module__].preprocess_input
     return image_model(network, feature, shape, config, lambda images: prepare(images * 255.0))

@@ -1,14 +1,16 @@
 """Builds the network that a configuration names: a built-in one, one of Keras, or a user's own by `module:function`.
 
-A network ends in one float32 logit per class, whatever dtype it computes in. Losses and metrics are elsewhere.
+A network ends in the float32 outputs of its task, such as a logit per class, whatever dtype it computes in. Losses and
+metrics are elsewhere.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError
 from ..config.model import APPLICATIONS
 from ..config.train_config import TrainConfig
 from ..optimizers.precision import compute_dtype
@@ -17,9 +19,11 @@ from .built_model import BuiltModel
 from .convnet import convnet
 from .freeze import freeze
 from .lenet import lenet
+from .preprocess import Element, Inputs, Preprocess
 from .remat import rematerialise
 from .resnet import resnet18, resnet50
 from .tabular import tabular
+from .target import Target, in_units, plan_target
 from .user_model import user_model
 from .weight_file import load_weights
 
@@ -38,15 +42,28 @@ def build_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
     """Build the network that a configuration names, for a dataset.
 
     Raises:
-        ConfigError: the dataset has no classes, or the network cannot be built for its columns.
+        ConfigError: the dataset has no target for the task, or the network cannot be built for its columns.
     """
-    if manifest.schema.label is None or len(manifest.classes) < 2:
-        raise ConfigError(f"{config.data.url}: training needs a label with at least two classes; build with --label")
+    target = plan_target(manifest, config)
     own = application if config.model.name.startswith(APPLICATIONS) else user_model
     with compute_dtype(config.precision):
         built = _BUILDERS.get(config.model.name, own)(manifest, config)
+        if own is not user_model or config.model.name in _BUILDERS:
+            built = replace(built, network=in_units(built.network, target))
     if config.model.weights is not None:
         load_weights(built.network, config.model.weights)
     freeze(built.network, config.model.freeze)
     rematerialise(built.network, config.model.remat)
-    return built
+    augmented = built.augmented and _with_target(built.augmented, target)
+    return replace(built, preprocess=_with_target(built.preprocess, target), augmented=augmented)
+
+
+def _with_target(preprocess: Preprocess, target: Target) -> Preprocess:
+    if target.task == "multiclass":
+        return preprocess
+
+    def prepared(element: Element) -> tuple[Inputs, Any, Any]:
+        inputs, _, weight = preprocess(element)
+        return inputs, target.of(element), weight
+
+    return prepared

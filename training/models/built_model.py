@@ -7,8 +7,9 @@ from typing import Any
 
 from ...sharding.errors import ConfigError
 from .preprocess import Preprocess
+from .target import Target
 
-__all__ = ["BuiltModel", "check_logits"]
+__all__ = ["BuiltModel", "check_outputs"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,14 +21,14 @@ class BuiltModel:
     augmented: Preprocess | None = None
 
 
-def check_logits(network: Any, name: str, classes: int) -> None:
-    """Check that a network, which `model.name` names, ends in one logit for each class.
+def check_outputs(network: Any, name: str, target: Target) -> None:
+    """Check that a network, which `model.name` names, ends in the outputs of its task.
 
     Raises:
         ConfigError: it does not.
     """
-    shape = network.output_shape
-    if not isinstance(shape, tuple) or shape[-1] != classes:
-        raise ConfigError(
-            f"model.name: {name} must return a model of {classes} logits, one per class, got an output of shape {shape}"
-        )
+    shape, wanted = network.output_shape, target.outputs
+    if not isinstance(shape, tuple) or shape[-1] != wanted:
+        each = {"multiclass": f"{wanted} logits, one per class", "multilabel": f"{wanted} logits, one per label"}
+        of = each.get(target.task, "1 logit" if target.task == "binary" else "1 number")
+        raise ConfigError(f"model.name: {name} must return a model of {of}, got an output of shape {shape}")

@@ -9,6 +9,7 @@ from ..config.train_config import TrainConfig
 from .built_model import BuiltModel
 from .images import image_column, image_model, image_shape
 from .layers import head, normalised
+from .target import plan_target
 
 __all__ = ["convnet"]
 
@@ -23,5 +24,5 @@ def convnet(manifest: Manifest, config: TrainConfig) -> BuiltModel:
         features = keras.layers.ReLU()(normalised(convolution(features), config.model.norm))
         if min(features.shape[1:3]) > 1:
             features = keras.layers.MaxPooling2D()(features)
-    logits = head(keras.layers.Flatten()(features), config.model, len(manifest.classes))
+    logits = head(keras.layers.Flatten()(features), config.model, plan_target(manifest, config).outputs)
     return image_model(keras.Model(inputs, logits, name="convnet"), feature, shape, config)

@@ -1,4 +1,4 @@
-"""Layers that the built-in networks share: normalisation, and the hidden layers before the logits."""
+"""Layers that the built-in networks share: normalisation, and the hidden layers before the outputs."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def normalised(features: Tensor, norm: str) -> Tensor:
     return keras.layers.LayerNormalization()(features) if norm == "layer" else features
 
 
-def head(features: Tensor, model: ModelConfig, classes: int, hidden: Sequence[int] | None = None) -> Tensor:
-    """Return logits behind hidden layers: of `model.hidden` units, or of others."""
+def head(features: Tensor, model: ModelConfig, outputs: int, hidden: Sequence[int] | None = None) -> Tensor:
+    """Return outputs, such as logits, behind hidden layers: of `model.hidden` units, or of others."""
     for units in model.hidden if hidden is None else hidden:
         features = keras.layers.Dense(units, use_bias=model.norm == "none")(features)
         features = keras.layers.ReLU()(normalised(features, model.norm))
         if model.dropout:
             features = keras.layers.Dropout(model.dropout)(features)
-    return keras.layers.Dense(classes, dtype="float32", name="logits")(features)
+    return keras.layers.Dense(outputs, dtype="float32", name="logits")(features)

@@ -14,6 +14,7 @@ from ..config.train_config import TrainConfig
 from .built_model import BuiltModel
 from .images import image_column, image_model, image_shape
 from .layers import head, normalised
+from .target import plan_target
 
 __all__ = ["lenet"]
 
@@ -38,5 +39,5 @@ def lenet(manifest: Manifest, config: TrainConfig) -> BuiltModel:
         convolution = keras.layers.Conv2D(filters, _KERNEL, padding=padding, use_bias=norm == "none")
         features = keras.layers.ReLU()(normalised(convolution(features), norm))
         features = keras.layers.MaxPooling2D()(features)
-    logits = head(keras.layers.Flatten()(features), config.model, len(manifest.classes), _UNITS)
+    logits = head(keras.layers.Flatten()(features), config.model, plan_target(manifest, config).outputs, _UNITS)
     return image_model(keras.Model(inputs, logits, name="lenet"), feature, shape, config)

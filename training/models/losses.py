@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -10,12 +10,13 @@ import tensorflow as tf
 from ...sharding.errors import ConfigError
 from ...sharding.messages import listed
 from ..config.loss import LossConfig
+from .target import Target
 
-__all__ = ["Loss", "batch_loss", "build_loss", "cross_entropy"]
+__all__ = ["Loss", "batch_loss", "build_loss", "cross_entropy", "plain_loss"]
 
 Tensor = Any
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From logits [batch, classes] and class ids [batch] to a loss per sample, float32 [batch]."""
+"""From outputs [batch, outputs] and targets [batch, ...], as of `Target.of`, to a loss per sample, float32 [batch]."""
 
 
 def cross_entropy(logits: Tensor, class_id: Tensor) -> Tensor:
@@ -27,34 +28,59 @@ def cross_entropy(logits: Tensor, class_id: Tensor) -> Tensor:
     return tf.nn.sparse_softmax_cross_entropy_with_logits(class_id, tf.cast(logits, tf.float32))
 
 
-def build_loss(config: LossConfig, classes: Sequence[str]) -> Loss:
+def plain_loss(target: Target) -> Loss:
+    """Return the loss of a task without options, which evaluations report; see `build_loss`."""
+    return build_loss(LossConfig(), target)
+
+
+def build_loss(config: LossConfig, target: Target) -> Loss:
     """Return the loss of a configuration.
 
     For class probabilities p and the smoothed label q (Szegedy et al., arXiv 1512.00567, section 7), it is
     ``w * sum(-q * (1 - p) ** gamma * log(p))``; with gamma the focal loss of Lin et al., arXiv 1708.02002, equation 4.
+    Of a binary task p are the probabilities of both classes, by the sigmoid of the only logit; of many labels it is the
+    mean over labels of such losses, each with its label's w.
+
+    Of a regression it is the square of the error z in standard deviations of the target; with a delta, Huber's
+    ``z ** 2 / 2`` up to it, and ``delta * (|z| - delta / 2)`` beyond (Annals of Mathematical Statistics 35, 1964).
 
     Raises:
         ConfigError: a class with a weight does not exist.
 
-    >>> loss = build_loss(LossConfig(label_smoothing=0.2, class_weights={"b": 3.0}), ["a", "b"])
+    >>> loss = build_loss(
+    ...     LossConfig(label_smoothing=0.2, class_weights={"b": 3.0}), Target(task="multiclass", classes=("a", "b"))
+    ... )
     >>> [round(float(x), 4) for x in loss(tf.constant([[2.0, 0.0], [2.0, 0.0]]), tf.constant([0, 1]))]
     [0.3269, 5.7808]
+    >>> loss = build_loss(LossConfig(), Target(task="regression", std=5.0))
+    >>> float(loss(tf.constant([[20.0]]), tf.constant([30.0]))[0])
+    4.0
     """
+    if target.task == "regression":
+        return _regression_loss(config.huber_delta, target.std)
+    classes = target.classes
     given = {str(name): weight for name, weight in (config.class_weights or {}).items()}
     if unknown := [name for name in given if name not in classes]:
         raise ConfigError(f"loss.class_weights: there is no class {unknown[0]!r}; the classes are: {listed(classes)}")
-    if config == LossConfig():
-        return cross_entropy
     weights = tf.constant([given.get(name, 1.0) for name in classes], tf.float32)
-    smoothing, gamma, count = config.label_smoothing, config.focal_gamma, len(classes)
+    if target.task == "multiclass":
+        return cross_entropy if config == LossConfig() else _softmax_loss(config, weights)
+    if target.task == "multilabel":
+        of_labels = _sigmoid_loss(config)
+        return lambda logits, truth: tf.reduce_mean(weights * of_labels(logits, truth), -1)
+    of_logit = _sigmoid_loss(config)
+    negative, positive = weights[0], weights[1]
+    return lambda logits, truth: of_logit(logits[:, 0], truth) * (truth * positive + (1 - truth) * negative)
+
+
+def _softmax_loss(config: LossConfig, weights: Tensor) -> Loss:
+    smoothing, gamma, count = config.label_smoothing, config.focal_gamma, len(weights)
 
     def loss(logits: Tensor, class_id: Tensor) -> Tensor:
         if smoothing or gamma:
             log_p = tf.nn.log_softmax(tf.cast(logits, tf.float32))
             label = tf.one_hot(class_id, count, 1 - smoothing + smoothing / count, smoothing / count)
-            # the gradient of a root is infinite at 0, where a certain answer ends in float32
-            focus = tf.pow(tf.maximum(1 - tf.exp(log_p), 1e-7), gamma) if gamma else 1.0
-            losses = -tf.reduce_sum(label * focus * log_p, -1)
+            losses = -tf.reduce_sum(label * _focus(log_p, gamma) * log_p, -1)
         else:
             losses = cross_entropy(logits, class_id)
         return losses * tf.gather(weights, class_id)
@@ -62,12 +88,44 @@ def build_loss(config: LossConfig, classes: Sequence[str]) -> Loss:
     return loss
 
 
-def batch_loss(network: Any, inputs: Any, class_id: Tensor, weight: Tensor, loss_of: Loss = cross_entropy) -> Tensor:
+def _sigmoid_loss(config: LossConfig) -> Loss:
+    """Return the loss of each logit, of the shape of the logits, given targets in [0, 1]."""
+    smoothing, gamma = config.label_smoothing, config.focal_gamma
+
+    def loss(logits: Tensor, truth: Tensor) -> Tensor:
+        logits = tf.cast(logits, tf.float32)
+        label = truth * (1 - smoothing) + smoothing / 2
+        if not gamma:
+            return tf.nn.sigmoid_cross_entropy_with_logits(label, logits)
+        yes, no = tf.math.log_sigmoid(logits), tf.math.log_sigmoid(-logits)
+        return -label * _focus(yes, gamma) * yes - (1 - label) * _focus(no, gamma) * no
+
+    return loss
+
+
+def _focus(log_p: Tensor, gamma: float) -> Tensor:
+    """Return ``(1 - p) ** gamma``; the gradient of a root is infinite at 0, where a certain answer ends in float32."""
+    return tf.pow(tf.maximum(1 - tf.exp(log_p), 1e-7), gamma) if gamma else 1.0
+
+
+def _regression_loss(delta: float | None, std: float) -> Loss:
+    def loss(prediction: Tensor, truth: Tensor) -> Tensor:
+        error = (tf.cast(prediction[:, 0], tf.float32) - truth) / std
+        if delta is None:
+            return tf.square(error)
+        size = tf.abs(error)
+        inner = tf.minimum(size, delta)
+        return inner * (size - inner / 2)
+
+    return loss
+
+
+def batch_loss(network: Any, inputs: Any, target: Tensor, weight: Tensor, loss_of: Loss = cross_entropy) -> Tensor:
     """Return the training loss of a local batch: weighted sum over samples / their number + the network's own losses.
 
     Its mean over ranks is the loss of the global batch if weights make up for shares that differ: see `Shares.factor`.
     """
-    losses = loss_of(network(inputs, training=True), class_id)
+    losses = loss_of(network(inputs, training=True), target)
     loss = tf.reduce_mean(losses * weight)
     own = [tf.cast(tf.reduce_sum(extra), tf.float32) for extra in network.losses]
     return tf.add_n([loss, *own])

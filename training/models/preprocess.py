@@ -1,4 +1,4 @@
-"""Preprocessing: from a loader's element to a model's `(inputs, class_id, weight)`.
+"""Preprocessing: from a loader's element to a model's `(inputs, class_id, weight)`; `build` puts other targets in.
 
 The configuration decides here which columns a model sees, and what becomes of each; `pipeline.transforms.tabular` does
 it. Images are in `images`.
@@ -39,21 +39,26 @@ _LEAVE_OUT = "leave it out with data.exclude=[{}]"
 
 
 def feature_columns(manifest: Manifest, data: DataConfig) -> list[Feature]:
-    """Return the columns that a model may see: those included and not excluded, never the label.
+    """Return the columns that a model may see: those included and not excluded, never the target.
+
+    A label that is not the target is left out, too, unless it is included by name.
 
     Raises:
-        ConfigError: a column is unknown, the label is included, or no column is left.
+        ConfigError: a column is unknown, the target is included, or no column is left.
     """
     label = manifest.schema.label
+    target = data.target or label
     for key in ("include", "exclude", "categorical"):
         for name in getattr(data, key) or ():
             if name not in manifest.schema.names:
                 names = manifest.schema.names
                 hint = did_you_mean(name, names, f"the columns are: {listed(names)}")
                 raise ConfigError(f"data.{key}: the dataset has no column {name!r}; {hint}")
-    if data.include is not None and label in data.include:
-        raise ConfigError(f"data.include: {label!r} is the label; a model must not see it")
-    wanted = set(manifest.schema.names if data.include is None else data.include) - set(data.exclude) - {label}
+    if data.include is not None and target in data.include:
+        role = "target" if data.target else "label"
+        raise ConfigError(f"data.include: {target!r} is the {role}; a model must not see it")
+    others = set(manifest.schema.names) - {label} if data.include is None else set(data.include)
+    wanted = others - set(data.exclude) - {target}
     columns = [feature for feature in manifest.schema.features if feature.name in wanted]
     if not columns:
         raise ConfigError("data.include and data.exclude leave no column to learn from")

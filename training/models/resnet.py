@@ -17,6 +17,7 @@ from ..config.train_config import TrainConfig
 from .built_model import BuiltModel
 from .images import image_column, image_model, image_shape
 from .layers import BATCH_NORM_MOMENTUM
+from .target import plan_target
 
 __all__ = ["resnet18", "resnet50"]
 
@@ -48,7 +49,7 @@ def _resnet(manifest: Manifest, config: TrainConfig, name: str, blocks: tuple[in
     features = keras.layers.GlobalAveragePooling2D()(features)
     if config.model.dropout:
         features = keras.layers.Dropout(config.model.dropout)(features)
-    logits = keras.layers.Dense(len(manifest.classes), dtype="float32", name="logits")(features)
+    logits = keras.layers.Dense(plan_target(manifest, config).outputs, dtype="float32", name="logits")(features)
     return image_model(keras.Model(inputs, logits, name=name), feature, shape, config)
 
 

@@ -12,6 +12,7 @@ from ..config.train_config import TrainConfig
 from .built_model import BuiltModel
 from .layers import head
 from .preprocess import plan_tabular, tabular_preprocess
+from .target import plan_target
 
 __all__ = ["tabular"]
 
@@ -36,7 +37,7 @@ def tabular(manifest: Manifest, config: TrainConfig) -> BuiltModel:
         embedding = keras.layers.Embedding(column.size, width, name=f"embedding_{index}")
         parts.append(embedding(inputs["categories"][:, index]))
     features = parts[0] if len(parts) == 1 else keras.layers.Concatenate()(parts)
-    logits = head(features, config.model, len(manifest.classes))
+    logits = head(features, config.model, plan_target(manifest, config).outputs)
     return BuiltModel(network=keras.Model(inputs, logits, name="tabular"), preprocess=tabular_preprocess(plan))
 
 

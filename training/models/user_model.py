@@ -15,8 +15,9 @@ from ...sharding.dataset.manifest import Manifest
 from ...sharding.errors import ConfigError, RingfeedError, TrainingError
 from ...sharding.sources.user_code import describe_error, import_function
 from ..config.train_config import TrainConfig
-from .built_model import BuiltModel, check_logits
+from .built_model import BuiltModel, check_outputs
 from .preprocess import Element, feature_columns, label_and_weight
+from .target import plan_target
 
 __all__ = ["own_errors", "user_model"]
 
@@ -67,8 +68,9 @@ def user_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
             f"model.name: {config.model.name} must return a model built from keras.Input, got one without a "
             f"shape ({type(network).__name__})"
         )
-    check_logits(network, config.model.name, len(manifest.classes))
-    if (activation := _last_activation(network)) in ("softmax", "sigmoid"):
+    check_outputs(network, config.model.name, plan_target(manifest, config))
+    has_logits = config.task != "regression"
+    if has_logits and (activation := _last_activation(network)) in ("softmax", "sigmoid"):
         raise ConfigError(
             f"model.name: {config.model.name} must return a model of logits, but its last layer applies {activation}, "
             "as the loss does: remove it"

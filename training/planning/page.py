@@ -30,7 +30,9 @@ def plan_text(plan: RunPlan) -> str:
 def _rows(plan: RunPlan) -> Iterator[tuple[str, str]]:
     yield "dataset", plan.dataset
     splits = ", ".join(f"{split} {records:,}" for split, records in plan.records.items())
-    yield "records", f"{splits}; {len(plan.classes)} classes"
+    yield "records", splits
+    of = f", {len(plan.classes)} {'labels' if plan.task == 'multilabel' else 'classes'}" if plan.classes else ""
+    yield "task", f"{plan.task}{of}"
     share = "" if plan.ranks == 1 else f", {plan.local_batch_size:,} of them on each of {plan.ranks} ranks"
     yield "batch", f"{plan.batch_size:,} samples a step{share}"
     yield "steps", f"{plan.steps_per_epoch:,} an epoch, {plan.total_steps:,} in all"

@@ -30,7 +30,8 @@ class RunPlan:
         dataset: URL of the dataset.
         ranks: number of ranks.
         records: of each split that the run reads.
-        classes: names of the classes.
+        task: `task`.
+        classes: names of the classes or labels; none of a regression.
         batch_size, local_batch_size: samples of a step, over all ranks and on the rank with the most.
         steps_per_epoch, total_steps: length.
         network: `model.name`.
@@ -50,6 +51,7 @@ class RunPlan:
     dataset: str
     ranks: int
     records: dict[str, int]
+    task: str
     classes: list[str]
     batch_size: int
     local_batch_size: int
@@ -96,7 +98,8 @@ def plan_run(config: TrainConfig, ranks: int) -> RunPlan:
         dataset=config.data.url,
         ranks=ranks,
         records=records,
-        classes=[str(name) for name in manifest.classes],
+        task=config.task,
+        classes=list(assembly.target.classes),
         batch_size=config.data.batch_size,
         local_batch_size=local,
         steps_per_epoch=pace.steps,

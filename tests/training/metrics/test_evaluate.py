@@ -1,7 +1,9 @@
-"""Evaluation: every sample once whatever the padding and the ranks, and the AUC of scikit-learn."""
+"""Evaluation: every sample once whatever the padding, the batches and the ranks, by the formulas of scikit-learn."""
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -10,46 +12,35 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ringfeed.training.metrics.evaluate import evaluate, roc_auc
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.config.task import DEFAULT_METRICS
+from ringfeed.training.metrics.evaluate import evaluate
+from ringfeed.training.metrics.scorers import make_scorer
+from ringfeed.training.models.target import Target
 from ringfeed.training.ring.ring import SoloRing
 
-
-def _pairwise_auc(scores: list[float], positive: list[bool]) -> float | None:
-    """The definition of the AUC, over all pairs of a positive and a negative."""
-    wins = [
-        (s > t) + 0.5 * (s == t)
-        for s, p in zip(scores, positive, strict=True)
-        if p
-        for t, q in zip(scores, positive, strict=True)
-        if not q
-    ]
-    return float(np.mean(wins)) if wins else None
+Array = np.ndarray[Any, Any]
+EVERY_METRIC = {
+    "multiclass": ("accuracy", "top_2", "balanced_accuracy", "recall", "auc", "average_precision", "confusion"),
+    "binary": (*DEFAULT_METRICS["binary"], "precision_recall"),
+    "multilabel": (*DEFAULT_METRICS["multilabel"], "f1", "average_precision", "auc", "macro_auc"),
+    "regression": DEFAULT_METRICS["regression"],
+}
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.integers(-3, 3).map(float), st.booleans()), max_size=30))
-def test_auc_is_the_share_of_pairs_in_order(rows: list[tuple[float, bool]]) -> None:
-    scores, positive = [s for s, _ in rows], [p for _, p in rows]
-    expected = _pairwise_auc(scores, positive)
-    assert roc_auc(scores, positive) == (None if expected is None else pytest.approx(expected, abs=1e-12))
+def _classes(count: int) -> Target:
+    return Target(task="multiclass", classes=tuple(f"c{i}" for i in range(count)))
 
 
-def test_auc_equals_scikit_learn() -> None:
-    metrics = pytest.importorskip("sklearn.metrics")
-    rng = np.random.default_rng(3)
-    positive = rng.random(5000) < 0.08
-    scores = np.round(rng.normal(size=5000) + positive, 2)
-    assert roc_auc(scores, positive) == pytest.approx(metrics.roc_auc_score(positive, scores), abs=1e-12)
-
-
-def _batches(logits: np.ndarray[Any, Any], truth: np.ndarray[Any, Any], size: int) -> list[tuple[Any, Any, Any]]:
+def _batches(logits: Array, truth: Array, size: int, weight: Array | None = None) -> list[tuple[Any, Any, Any]]:
     """In batches of `size`, the last padded with copies of the first sample at weight 0."""
-    pad = -len(truth) % size
+    pad = -len(truth) % size if len(truth) else 0
     padded = np.concatenate([logits, np.repeat(logits[:1], pad, axis=0)])
-    classes = np.concatenate([truth, np.repeat(truth[:1], pad)])
-    weight = np.concatenate([np.ones(len(truth), np.float32), np.zeros(pad, np.float32)])
+    classes = np.concatenate([truth, np.repeat(truth[:1], pad, axis=0)])
+    own = np.ones(len(truth)) if weight is None else weight
+    weights = np.concatenate([own, np.zeros(pad)]).astype(np.float32)
     parts = [slice(i, i + size) for i in range(0, len(classes), size)]
-    return [(tf.constant(padded[p]), tf.constant(classes[p]), tf.constant(weight[p])) for p in parts]
+    return [(tf.constant(padded[p]), tf.constant(classes[p]), tf.constant(weights[p])) for p in parts]
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 500])
@@ -58,22 +49,176 @@ def test_padding_is_not_counted(size: int, classes: int) -> None:
     rng = np.random.default_rng(classes)
     logits = rng.normal(size=(150, classes)).astype(np.float32)
     truth = rng.integers(0, classes, 150).astype(np.int32)
-    names = [f"c{i}" for i in range(classes)]
-    result = evaluate(SoloRing(), lambda x: x, _batches(logits, truth, size), names)
+    result = evaluate(SoloRing(), lambda x: x, _batches(logits, truth, size), _classes(classes))
     predicted = logits.argmax(axis=1)
     shifted = np.exp(logits.astype(np.float64))
     losses = -np.log(shifted[np.arange(150), truth] / shifted.sum(axis=1))
-    assert result.samples == 150
-    assert result.accuracy == pytest.approx(np.mean(predicted == truth))
-    assert result.loss == pytest.approx(losses.mean(), rel=1e-6)
-    recall = {name: float(np.mean(predicted[truth == i] == i)) for i, name in enumerate(names)}
-    assert result.recall == pytest.approx(recall)
-    assert result.balanced_accuracy == pytest.approx(np.mean(list(recall.values())))
-    assert (result.auc is None) == (classes != 2)
+    assert result["samples"] == 150
+    assert result["accuracy"] == pytest.approx(np.mean(predicted == truth))
+    assert result["loss"] == pytest.approx(losses.mean(), rel=1e-6)
+    recall = {f"c{i}": float(np.mean(predicted[truth == i] == i)) for i in range(classes)}
+    assert result["recall"] == pytest.approx(recall)
+    assert result["balanced_accuracy"] == pytest.approx(np.mean(list(recall.values())))
+    assert (result["auc"] is None) == (classes != 2)
 
 
 def test_a_class_that_does_not_occur_is_left_out_of_the_balance() -> None:
     logits = np.array([[2.0, 1.0, 0.0], [0.0, 1.0, 0.0]], np.float32)
-    result = evaluate(SoloRing(), lambda x: x, _batches(logits, np.array([0, 0], np.int32), 2), ["a", "b", "c"])
-    assert result.recall == {"a": 0.5, "b": None, "c": None}
-    assert result.balanced_accuracy == 0.5
+    result = evaluate(SoloRing(), lambda x: x, _batches(logits, np.array([0, 0], np.int32), 2), _classes(3))
+    assert result["recall"] == {"c0": 0.5, "c1": None, "c2": None}
+    assert result["balanced_accuracy"] == 0.5
+
+
+class _Rank(SoloRing):
+    """A rank of several in threads, which really exchange what they gather and add up."""
+
+    def __init__(self, rank: int, shelf: list[Any], meet: Barrier) -> None:
+        self.rank, self.size = rank, len(shelf)
+        self._shelf, self._meet = shelf, meet
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        self._shelf[self.rank] = value
+        self._meet.wait()
+        found = list(self._shelf)
+        self._meet.wait()
+        return found
+
+    def allgather(self, array: Array) -> Array:
+        return np.concatenate(self.allgather_object(array))
+
+    def allreduce_sum(self, tensors: Any) -> Any:
+        return [tf.add_n(of_ranks) for of_ranks in zip(*self.allgather_object(tensors), strict=True)]
+
+
+def _on_ranks(batches: list[list[Any]], target: Target, metrics: tuple[str, ...]) -> dict[str, Any]:
+    shelf: list[Any] = [None] * len(batches)
+    meet = Barrier(len(batches), timeout=60)
+    rings = [_Rank(rank, shelf, meet) for rank in range(len(batches))]
+    with ThreadPoolExecutor(len(batches)) as pool:
+        results = list(pool.map(lambda ring, own: evaluate(ring, lambda x: x, own, target, metrics), rings, batches))
+    assert all(repr(result) == repr(results[0]) for result in results)  # NaN equals itself
+    return results[0]
+
+
+def _samples(task: str, count: int, seed: int) -> tuple[Target, Array, Array, Array]:
+    """A target, and outputs, with many ties, truths and weights of samples."""
+    rng = np.random.default_rng(seed)
+    width = {"multiclass": 4, "multilabel": 3}.get(task, 1)
+    outputs = np.round(rng.normal(size=(count, width)), 1).astype(np.float32)
+    weight = rng.choice([1.0, 1.0, 0.3, 2.5], count).astype(np.float32)
+    if task == "regression":
+        truth = (outputs[:, 0] + rng.normal(size=count)).astype(np.float32) * 1e4
+        return Target(task=task, std=1e4), outputs * 1e4, truth, weight
+    classes = ("no", "yes") if task == "binary" else tuple("abcd"[:width])
+    target = Target(task=task, classes=classes)
+    if task == "multiclass":
+        return target, outputs, rng.integers(0, 3, count).astype(np.int32), weight  # the last never occurs
+    likely = rng.random((count, width)) < 1 / (1 + np.exp(-outputs))
+    truth = likely.astype(np.float32)
+    return target, outputs, truth[:, 0] if task == "binary" else truth, weight
+
+
+@settings(max_examples=16, deadline=None)
+@given(
+    st.sampled_from(sorted(EVERY_METRIC)), st.integers(0, 60), st.integers(1, 4), st.integers(1, 9), st.integers(0, 9)
+)
+def test_metrics_are_the_same_bits_however_samples_are_spread(
+    task: str, count: int, ranks: int, size: int, seed: int
+) -> None:
+    target, *columns = _samples(task, count, seed)
+    metrics = EVERY_METRIC[task]
+    whole = evaluate(SoloRing(), lambda x: x, _batches(columns[0], columns[1], 16, columns[2]), target, metrics)
+    order = np.random.default_rng(seed).permutation(count)
+    shares = [[column[order[rank::ranks]] for column in columns] for rank in range(ranks)]
+    batches = [_batches(outputs, truth, size, weight) for outputs, truth, weight in shares]
+    spread = _on_ranks(batches, target, metrics)
+    losses = whole.pop("loss"), spread.pop("loss")  # TensorFlow's of a sample may depend on the batch in the last bit
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6, nan_ok=True)
+    assert repr(spread) == repr(whole)  # NaN equals itself
+    assert whole["samples"] == count
+
+
+def _score(task: str) -> tuple[dict[str, Any], Array, Array, Array]:
+    target, outputs, truth, weight = _samples(task, 400, 3)
+    result = evaluate(SoloRing(), lambda x: x, _batches(outputs, truth, 50, weight), target, EVERY_METRIC[task])
+    return result, outputs.astype(np.float64), truth, weight.astype(np.float64)
+
+
+def test_metrics_of_classes_are_those_of_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    result, outputs, truth, weight = _score("multiclass")
+    predicted = outputs.argmax(axis=1)
+    assert result["accuracy"] == pytest.approx(metrics.accuracy_score(truth, predicted, sample_weight=weight))
+    recall = metrics.recall_score(truth, predicted, average=None, labels=[0, 1, 2], sample_weight=weight)
+    assert list(result["recall"].values()) == [*(pytest.approx(share) for share in recall), None]
+    assert result["balanced_accuracy"] == pytest.approx(recall.mean())
+    confusion = metrics.confusion_matrix(truth, predicted, labels=range(4), sample_weight=weight)
+    np.testing.assert_allclose(result["confusion"], confusion)
+    shares = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
+    shares = np.round(shares, 6)  # as float32 has them: ties
+    of_class = [metrics.roc_auc_score(truth == c, shares[:, c], sample_weight=weight) for c in range(3)]
+    assert result["auc"] == pytest.approx(np.mean(of_class), abs=1e-4)
+    of_class = [metrics.average_precision_score(truth == c, shares[:, c], sample_weight=weight) for c in range(3)]
+    assert result["average_precision"] == pytest.approx(np.mean(of_class), abs=1e-4)
+    own = outputs[np.arange(400), truth]
+    in_top = (outputs >= own[:, None]).sum(axis=1) <= 2
+    assert result["top_2"] == pytest.approx(np.average(in_top, weights=weight))
+
+
+def test_metrics_of_one_logit_are_those_of_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    result, outputs, truth, weight = _score("binary")
+    scores = outputs[:, 0]
+    assert result["auc"] == pytest.approx(metrics.roc_auc_score(truth, scores, sample_weight=weight), abs=1e-12)
+    expected = metrics.average_precision_score(truth, scores, sample_weight=weight)
+    assert result["average_precision"] == pytest.approx(expected, abs=1e-12)
+    assert result["accuracy"] == pytest.approx(metrics.accuracy_score(truth, scores > 0, sample_weight=weight))
+    assert result["loss"] == pytest.approx(metrics.log_loss(truth, 1 / (1 + np.exp(-scores)), sample_weight=weight))
+    precision, recall, _ = metrics.precision_recall_curve(truth, scores, sample_weight=weight)
+    known = dict(zip(np.round(recall, 9), precision, strict=True))
+    curve = result["precision_recall"]
+    of_recall = zip(curve["recall"], curve["precision"], strict=True)
+    assert all(share == pytest.approx(known[round(at, 9)]) for at, share in of_recall)
+    assert len(curve["recall"]) > 20
+    assert curve["recall"][-1] == 1.0
+    taken = 1 / (1 + np.exp(-scores)) >= curve["threshold"][3] - 1e-9
+    assert metrics.precision_score(truth, taken, sample_weight=weight) == pytest.approx(curve["precision"][3])
+
+
+def test_metrics_of_labels_are_those_of_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    result, outputs, truth, weight = _score("multilabel")
+    for average in ("micro", "macro"):
+        f1 = metrics.f1_score(truth, outputs > 0, average=average, sample_weight=weight)
+        assert result[f"{average}_f1"] == pytest.approx(f1)
+        expected = metrics.average_precision_score(truth, outputs, average=average, sample_weight=weight)
+        assert result[f"{average}_average_precision"] == pytest.approx(expected)
+    auc = metrics.roc_auc_score(truth, outputs, average=None, sample_weight=weight)
+    assert result["auc"] == pytest.approx(dict(zip("abc", auc, strict=True)))
+    assert result["macro_auc"] == pytest.approx(auc.mean())
+
+
+def test_metrics_of_numbers_are_those_of_scikit_learn() -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    result, outputs, truth, weight = _score("regression")
+    predicted = outputs[:, 0]
+    square = metrics.mean_squared_error(truth, predicted, sample_weight=weight)
+    assert result["rmse"] == pytest.approx(square**0.5)
+    assert result["mae"] == pytest.approx(metrics.mean_absolute_error(truth, predicted, sample_weight=weight))
+    assert result["r2"] == pytest.approx(metrics.r2_score(truth, predicted, sample_weight=weight))
+    assert result["loss"] == pytest.approx(square / 1e8, rel=1e-6)
+
+
+def test_r2_is_not_rounded_away_far_from_zero() -> None:
+    """The usual one-pass formula loses all digits: the squares of the targets agree in the first 13."""
+    truth = 1e7 + np.arange(8.0, dtype=np.float32)
+    predicted = truth[:, None] + np.float32(1.0)
+    result = evaluate(SoloRing(), lambda x: x, _batches(predicted, truth, 3), Target(task="regression"))
+    assert (result["rmse"], result["mae"], result["r2"]) == (1.0, 1.0, 1 - 8 / 42)
+
+
+def test_metrics_that_classes_cannot_have_are_refused() -> None:
+    with pytest.raises(ConfigError, match="top_3 needs more than 3 classes, there are 3"):
+        make_scorer(_classes(3), ["top_3"])
+    with pytest.raises(ConfigError, match="precision_recall needs two classes, there are 3"):
+        make_scorer(_classes(3), ["precision_recall"])

@@ -12,8 +12,9 @@ import tensorflow as tf
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.loss import LossConfig
 from ringfeed.training.models.losses import build_loss, cross_entropy
+from ringfeed.training.models.target import Target
 
-CLASSES = ["a", "b", "c"]
+CLASSES = Target(task="multiclass", classes=("a", "b", "c"))
 LOGITS = np.random.default_rng(4).normal(size=(40, 3)).astype(np.float32) * 3
 CLASS_ID = np.random.default_rng(5).integers(0, 3, 40).astype(np.int32)
 

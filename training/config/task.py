@@ -1,0 +1,67 @@
+"""Tasks: what a network learns to predict, and the metrics of its evaluations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ...sharding.errors import ConfigError
+from ...sharding.messages import did_you_mean
+from .checks import one_of, require
+from .data import DataConfig
+from .loss import LossConfig
+
+__all__ = ["DEFAULT_METRICS", "TASKS", "check_task", "top_k"]
+
+DEFAULT_METRICS = {
+    "multiclass": ("accuracy", "balanced_accuracy", "recall", "auc", "confusion"),
+    "binary": ("accuracy", "balanced_accuracy", "recall", "auc", "average_precision", "confusion"),
+    "multilabel": ("micro_f1", "macro_f1", "micro_average_precision", "macro_average_precision"),
+    "regression": ("rmse", "mae", "r2"),
+}
+_FURTHER_METRICS = {
+    "multiclass": ("average_precision", "precision_recall"),
+    "binary": ("precision_recall",),
+    "multilabel": ("f1", "average_precision", "auc", "macro_auc"),
+    "regression": (),
+}
+TASKS = tuple(DEFAULT_METRICS)
+_TOP = re.compile(r"top_([1-9]\d{0,8})")
+
+
+def top_k(metric: str) -> int | None:
+    """Return the k of a metric named `top_K`; None for another.
+
+    >>> top_k("top_5"), top_k("top_0"), top_k("accuracy")
+    (5, None, None)
+    """
+    found = _TOP.fullmatch(metric)
+    return None if found is None else int(found[1])
+
+
+def check_task(task: str, metrics: Sequence[str] | None, data: DataConfig, loss: LossConfig) -> None:
+    """Check that options go with the task.
+
+    Raises:
+        ConfigError: one does not.
+    """
+    one_of("task", task, TASKS)
+    if task == "multiclass":
+        require(data.target is None, "data.target", "null for task=multiclass, which predicts the label", data.target)
+    if task in ("multilabel", "regression"):
+        require(data.target is not None, "data.target", f"the column to predict for task={task}", data.target)
+    is_free = data.positive is None or (task == "binary" and data.target is None)
+    rule = "null but for task=binary without data.target, whose positive class of the label it names"
+    require(is_free, "data.positive", rule, data.positive)
+    if task == "regression":
+        for name, unset in (("label_smoothing", 0.0), ("focal_gamma", 0.0), ("class_weights", None)):
+            rule = f"{'null' if unset is None else unset} for task=regression, which has no classes"
+            require(getattr(loss, name) == unset, f"loss.{name}", rule, getattr(loss, name))
+    else:
+        require(loss.huber_delta is None, "loss.huber_delta", "null but for task=regression", loss.huber_delta)
+    known = [*DEFAULT_METRICS[task], *_FURTHER_METRICS[task]]
+    for name in metrics or ():
+        if name not in known and not (task == "multiclass" and top_k(name)):
+            every = [*known, "top_K"] if task == "multiclass" else known
+            hint = did_you_mean(name, known, f"there are: {', '.join(every)}")
+            raise ConfigError(f"metrics: task={task} has no metric {name!r}; {hint}")
