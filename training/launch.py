@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from ..sharding.errors import ConfigError
 from .backends.local_cluster import LocalCluster
-from .config.backend import PARAMETER_SERVER
+from .config.backend import HOROVOD, MULTI_WORKER, PARAMETER_SERVER
 from .config.config_file import load_config
 from .config.train_config import TrainConfig
 from .elastic.processes import INTERRUPTED, SAVE_SECONDS, Asked, Ending, cause_of_death, start_rank
@@ -27,6 +27,7 @@ from .elastic.supervisor import Supervisor
 from .loop.stopping import TERMINATED
 from .ring.horovod import local_ranks
 from .ring.launched import Report
+from .ring.workers import local_workers
 from .ring.world import refuse_settings
 from .train import add_arguments as add_train_arguments
 from .train import run as run_train
@@ -50,6 +51,8 @@ loses at most checkpoint.commit_steps steps (null: every_steps), and let the new
 die or stall, they start again from the newest checkpoint. Three failures without progress, or three in one place within
 a minute after the rank joined, lower the number of ranks by one, down to --min-ranks. The number in --ranks-file may
 change: ranks then join or leave, which loses no step. Every sample counts once an epoch, on any number of ranks.
+
+-n starts the workers of backend=multi_worker, too, which needs no Horovod.
 
 --workers starts workers, parameter servers and a chief for backend=parameter_server (docs/asynchronous.md). A worker
 that dies is started again, and the others go on meanwhile.
@@ -92,7 +95,8 @@ def run(args: argparse.Namespace) -> int:
         if args.workers is not None:
             ending = LocalCluster(args.ps or 1, args.workers, args.program, asked).run()
         else:
-            ending = _run_elastic(args, config, asked) if args.elastic and config else _Ranks(args, asked).run()
+            ranks = _Ranks(args, asked, config.backend if config else HOROVOD)
+            ending = _run_elastic(args, config, asked) if args.elastic and config else ranks.run()
     if ending.line:
         event = {"event": "error" if ending.status == 1 else "interrupted"}
         as_json = json.dumps({**event, "message": ending.line, "status": ending.status})
@@ -147,9 +151,15 @@ def _checked(args: argparse.Namespace, train: argparse.Namespace | None) -> Trai
             raise ConfigError("--elastic goes on from checkpoints, which bench-ring has not; leave it out")
         return None
     config = load_config(train.config, train.overrides)
+    if config.backend not in (HOROVOD, MULTI_WORKER, PARAMETER_SERVER):
+        raise ConfigError(
+            f"backend={config.backend} is one process, without a launcher: ringfeed train --config FILE.yaml"
+        )
     if (config.backend == PARAMETER_SERVER) != (args.workers is not None):
         flags = "--ps 1 --workers 2" if config.backend == PARAMETER_SERVER else "-n 2"
         raise ConfigError(f"backend={config.backend} is started by: ringfeed launch {flags} train --config FILE.yaml")
+    if args.elastic and config.backend != HOROVOD:
+        raise ConfigError(f"--elastic needs backend={HOROVOD}, got backend={config.backend}")
     if args.elastic and (config.checkpoint.url is None or config.checkpoint.every_steps is None):
         raise ConfigError("--elastic goes on from checkpoints: set checkpoint.url and checkpoint.every_steps")
     if args.elastic and not config.checkpoint.resume:
@@ -167,10 +177,12 @@ class _Ranks:
     Args:
         args: the command line.
         asked: the launcher's signals.
+        backend: what connects them.
     """
 
-    def __init__(self, args: argparse.Namespace, asked: Asked) -> None:
+    def __init__(self, args: argparse.Namespace, asked: Asked, backend: str) -> None:
         self._size: int = args.ranks
+        self._environments = local_workers if backend == MULTI_WORKER else local_ranks
         self._command: Sequence[str] = args.program
         self._asked = asked
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -182,7 +194,7 @@ class _Ranks:
         """Start the ranks and wait for their end."""
         holder, held = os.pipe()  # the ranks end when the launcher's end of it closes
         try:
-            with local_ranks(self._size) as environments:
+            with self._environments(self._size) as environments:
                 for environment in environments:
                     process, reader = start_rank(self._command, environment, holder)
                     self._selector.register(reader, selectors.EVENT_READ, len(self._processes))

@@ -21,7 +21,7 @@ from ..pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ..sharding.errors import ConfigError, RingfeedError
 from ..sharding.url_secrets import without_secrets
 from .backends.cluster import CHIEF, cluster_from_environment
-from .config.backend import PARAMETER_SERVER
+from .config.backend import HOROVOD, MULTI_WORKER, PARAMETER_SERVER
 from .config.config_file import load_config
 from .config.keys import describe_keys
 from .elastic.members import Members, open_members
@@ -29,7 +29,8 @@ from .loop.outputs import check_writable, encode_metrics
 from .loop.reporting import configure_logging
 from .loop.stopping import RESUMABLE, TERMINATED, Stopped
 from .ring.launched import Report, end_with_launcher, is_launched, report
-from .ring.world import refuse_settings, world_from_environment
+from .ring.workers import multi_worker_world, worker_world
+from .ring.world import World, refuse_settings, world_from_environment
 
 if TYPE_CHECKING:
     from .checkpoint.memory import Memory
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "main", "run"]
 
-DESCRIPTION = "Train a model on a dataset that shard-dataset wrote, alone or as one rank of a Horovod ring."
+DESCRIPTION = "Train a model on a dataset that shard-dataset wrote, alone or as one of several ranks."
 
 EPILOG = """\
 example:
@@ -65,7 +66,7 @@ _PLOTS = (".png", ".svg", ".pdf", ".json")
 _INTERRUPTED = 130  # exit status
 _CALLS_BEFORE_A_STEP = 1  # of what the trainer calls before each batch
 _SAVE_SECONDS = 60.0  # after SIGTERM; a run that still goes on then hangs. horovodrun kills after 5 seconds
-_OTHER_RANK_FAILED = "Horovod"  # in an error of a collective
+_OTHER_RANK_FAILED = re.compile("Horovod|Collective ops is aborted")  # in an error of a collective
 _YIELD_SECONDS = 5.0  # horovodrun ended the other ranks within 0.1 s of the first exit; ranks share most errors
 
 
@@ -164,7 +165,7 @@ def run(args: argparse.Namespace) -> int:
     except RingfeedError as error:
         return leave(str(error), 1)
     except Exception as error:
-        if _OTHER_RANK_FAILED in str(error):
+        if _OTHER_RANK_FAILED.search(str(error)):
             return leave("stopped because another rank failed", 1, is_echo=True)
         if type(error).__name__ == "ResourceExhaustedError":  # TensorFlow's error, which may not be imported
             return leave(f"out of memory: lower data.batch_size, or the sizes in model: {_brief(error)}", 1)
@@ -188,11 +189,11 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
     if config.backend == PARAMETER_SERVER:
         _train_on_servers(config, args, watch)
         return
-    world = world_from_environment(os.environ)
+    world = _world(config.backend)
     if watch is not None:
         watch.is_silent = (world is not None and world.rank > 0) or is_launched()
     end_with_launcher()
-    if world is not None:
+    if world is not None and config.backend == HOROVOD:
         refuse_settings(os.environ)
     if world is None or world.rank == 0:  # the rank that writes outputs
         _check_outputs(config, args)
@@ -200,10 +201,12 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
     if members is not None and not args.lr_find:
         _train_elastically(config, members, watch, args)
         return
+    if config.backend == MULTI_WORKER:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # it would log the end of a worker several times
     with quiet_tensorflow():
         from .ring.connect import connect
 
-        ring = connect()
+        ring = connect(backend=config.backend)
     with _watching(config, ring, watch, args) as check:
         if args.lr_find:
             _find_learning_rate(config, ring, check, args)
@@ -215,7 +218,7 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
 
 def _describe(config: TrainConfig, args: argparse.Namespace) -> None:
     """Print the configuration, or the plan of the run, on rank 0 alone."""
-    world = world_from_environment(os.environ)
+    world = world_from_environment(os.environ) or worker_world(os.environ)
     if world is not None and world.rank > 0:
         return
     if args.print_config:
@@ -233,6 +236,25 @@ def _describe(config: TrainConfig, args: argparse.Namespace) -> None:
 
     plan = plan_run(config, args.ranks or (world.size if world else 1))
     sys.stdout.write(plan_json(plan) if args.json else plan_text(plan))
+
+
+def _world(backend: str) -> World | None:
+    """Return this process's place among the ranks of a backend; None if it is alone.
+
+    Raises:
+        ConfigError: the backend is one process, but a launcher started several, or it needs several.
+    """
+    if backend == MULTI_WORKER:
+        return multi_worker_world(os.environ)
+    world = world_from_environment(os.environ)
+    if backend == HOROVOD:
+        return world
+    if world is not None and world.size > 1:
+        raise ConfigError(
+            f"backend={backend} is one process, but a launcher started {world.size}, each of which would train alone: "
+            "start ringfeed train without a launcher, or set backend=horovod"
+        )
+    return None
 
 
 def _check_outputs(config: TrainConfig, args: argparse.Namespace) -> None:
@@ -342,7 +364,7 @@ def _leave(message: str, status: int, *, as_json: bool, is_echo: bool = False, i
     A failed rank must not wait in Horovod's shutdown for ranks that wait for it in a collective. An error that all
     ranks share is printed once: ranks above 0 wait for a moment, in which the launcher ends them.
     """
-    world = world_from_environment(os.environ)
+    world = world_from_environment(os.environ) or worker_world(os.environ)
     is_stopped = status in (RESUMABLE, TERMINATED)  # on all ranks, after the same step
     if report(Report(message=message, status=status, is_echo=is_echo, is_stall=is_stall)):
         os._exit(status)  # the launcher prints it

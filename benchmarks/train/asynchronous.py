@@ -69,11 +69,19 @@ def _is_slow(process: psutil.Process) -> bool:
     return bool(task == {"type": "worker", "index": 1})
 
 
-def _throttle(launcher: int, has_ended: threading.Event) -> None:
+def _slow_workers(launcher: subprocess.Popen[str]) -> list[psutil.Process]:
+    """Return the workers to throttle; without any, end the run and this benchmark, which would measure nothing."""
     slow = []
-    for child in psutil.Process(launcher).children():
+    for child in psutil.Process(launcher.pid).children():
         with suppress(psutil.Error):
             slow += [child] if _is_slow(child) else []
+    if not slow:
+        launcher.terminate()
+        raise SystemExit(f"process {launcher.pid} has no worker to throttle: _is_slow knows none of its children")
+    return slow
+
+
+def _throttle(slow: list[psutil.Process], has_ended: threading.Event) -> None:
     while not has_ended.is_set():
         for number, seconds in ((signal.SIGSTOP, STOPPED_SECONDS), (signal.SIGCONT, RUNNING_SECONDS)):
             for child in slow:
@@ -102,13 +110,15 @@ def train(folder: Path, url: str, options: dict[str, Any], seed: int, *, is_thro
         for line in process.stderr or []:
             lines.append(line)
             if is_throttled and thread is None and line.startswith("epoch 0  step"):
-                thread = threading.Thread(target=_throttle, args=(process.pid, has_ended))
+                thread = threading.Thread(target=_throttle, args=(_slow_workers(process), has_ended))
                 thread.start()
         has_ended.set()
         if thread is not None:
             thread.join()
     if process.returncode:
         raise SystemExit("".join(lines))
+    if is_throttled and thread is None:
+        raise SystemExit("the run logged no step, so no worker was throttled")
     metrics = json.loads((folder / "metrics.json").read_text())
     entries = metrics["history"]["steps"][1:]  # the first has compilations
     samples = sum(entry["samples_per_second"] * entry["seconds"] for entry in entries)

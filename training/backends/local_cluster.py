@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from contextlib import suppress
 from ..elastic.processes import INTERRUPTED, SAVE_SECONDS, Asked, Ending, cause_of_death
 from ..loop.stopping import TERMINATED
 from ..ring.launched import REPORT, SIBLINGS, Report
+from ..ring.workers import free_ports
 from .cluster import CHIEF, PS, WORKER, Cluster
 
 __all__ = ["LocalCluster"]
@@ -28,17 +28,6 @@ _END_SECONDS = 5.0  # in which workers and servers follow the chief
 _MOST_STARTS = 10  # of one worker; one that never comes up would else be started for ever
 
 Task = tuple[str, int]
-
-
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 class LocalCluster:
@@ -51,7 +40,7 @@ class LocalCluster:
     """
 
     def __init__(self, servers: int, workers: int, command: Sequence[str], asked: Asked) -> None:
-        ports = iter(_free_ports(1 + servers + workers))
+        ports = iter(free_ports(1 + servers + workers))
         counts = {CHIEF: 1, PS: servers, WORKER: workers}
         tasks = {kind: tuple(f"127.0.0.1:{next(ports)}" for _ in range(count)) for kind, count in counts.items()}
         self._cluster = Cluster(tasks=tasks, kind=CHIEF, index=0)

@@ -9,12 +9,23 @@ from typing import Any
 from ...sharding.errors import ConfigError
 from .checks import key, one_of, require, require_finite
 
-__all__ = ["BACKENDS", "PARAMETER_SERVER", "ParameterServerConfig", "check_backend"]
+__all__ = [
+    "BACKENDS",
+    "HOROVOD",
+    "MIRRORED",
+    "MULTI_WORKER",
+    "NONE",
+    "PARAMETER_SERVER",
+    "ParameterServerConfig",
+    "check_backend",
+]
 
+HOROVOD, NONE, MIRRORED, MULTI_WORKER = "horovod", "none", "mirrored", "multi_worker"
 PARAMETER_SERVER = "parameter_server"
-BACKENDS = ("horovod", PARAMETER_SERVER)
+BACKENDS = (HOROVOD, NONE, MULTI_WORKER, PARAMETER_SERVER)
 MODES = ("async", "ssp", "asp", "sync")
-_WITHOUT = {  # of a run on parameter servers: the only value of a key, and why
+_Only = Mapping[str, tuple[Any, str]]
+_ON_SERVERS: _Only = {  # the only value of a key, and why
     "compression.method": ("none", "workers send their gradients as they are"),
     "sync.method": ("every_step", "workers hold no weights of their own that could be averaged"),
     "sync.shares": ("equal", "fast workers take over what slow ones have left"),
@@ -24,6 +35,22 @@ _WITHOUT = {  # of a run on parameter servers: the only value of a key, and why
     "checkpoint.commit_steps": (None, "workers hold no weights of their own"),
     "output.records": (None, "they are of the ranks of a ring"),
     "output.prometheus_port": (None, "they are of the ranks of a ring"),
+}
+_BY_TENSORFLOW: _Only = {
+    "compression.method": ("none", "TensorFlow reduces gradients as they are"),
+    "sync.method": ("every_step", "TensorFlow reduces the gradients of every step"),
+    "sync.shares": ("equal", "all have the same number of samples"),
+    "sync.batch_norm": (False, "TensorFlow reduces gradients alone"),
+    "checkpoint.commit_steps": (None, "no rank that dies is replaced"),
+}
+_WITHOUT: Mapping[str, _Only] = {
+    MIRRORED: {
+        **_BY_TENSORFLOW,
+        "output.records": (None, "they are of the ranks of a ring"),
+        "output.prometheus_port": (None, "they are of the ranks of a ring"),
+    },
+    MULTI_WORKER: _BY_TENSORFLOW,
+    PARAMETER_SERVER: _ON_SERVERS,
 }
 
 
@@ -42,7 +69,8 @@ class ParameterServerConfig:
         require_finite("parameter_server.threshold", self.threshold)
         require(self.backup_workers >= 0, "parameter_server.backup_workers", "at least 0", self.backup_workers)
         is_used = self.mode == "sync" or self.backup_workers == 0
-        require(is_used, "parameter_server.backup_workers", "0 but for mode sync", self.backup_workers)
+        rule = f"0 with parameter_server.mode={self.mode}, for only mode sync has backup workers"
+        require(is_used, "parameter_server.backup_workers", rule, self.backup_workers)
 
 
 def check_backend(backend: str, options: ParameterServerConfig, precision: str, groups: Mapping[str, Any]) -> None:
@@ -58,16 +86,16 @@ def check_backend(backend: str, options: ParameterServerConfig, precision: str, 
         ConfigError: the backend does not support a value; the message names both, the reason and a remedy.
     """
     one_of("backend", backend, BACKENDS)
-    if backend != PARAMETER_SERVER:
-        if options != ParameterServerConfig():
-            raise ConfigError(f"parameter_server needs backend={PARAMETER_SERVER}, got backend={backend}")
-        return
-    for name, (allowed, reason) in _WITHOUT.items():
+    if backend != PARAMETER_SERVER and options != ParameterServerConfig():
+        raise ConfigError(f"parameter_server needs backend={PARAMETER_SERVER}, got backend={backend}")
+    for name, (allowed, reason) in _WITHOUT.get(backend, {}).items():
         group, _, leaf = name.partition(".")
         value = getattr(groups[group], leaf)
         if value != allowed:
             shown = "null" if allowed is None else allowed
             raise ConfigError(f"{name}={value} does not go with backend={backend}: {reason}; use {name}={shown}")
+    if backend != PARAMETER_SERVER:
+        return
     if options.mode == "asp" and groups["optimizer"].name != "sgd":
         raise ConfigError(
             f"parameter_server.mode=asp does not go with optimizer.name={groups['optimizer'].name}: what is held back "

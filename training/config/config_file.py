@@ -19,6 +19,7 @@ from ...sharding.errors import ConfigError
 from ...sharding.messages import closest
 from ...sharding.storage.special_files import check_regular
 from ...sharding.url_secrets import public_url
+from .backend import PARAMETER_SERVER
 from .keys import all_keys, key_default
 from .optimizer import STRETCHED
 from .paths import paths_from
@@ -229,6 +230,8 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
         if group in ("checkpoint", "output") or name in neutral:
             continue
         mine, theirs = (tree.get(group, {}) if group else tree for tree in (current, before))
+        if name == "backend" and PARAMETER_SERVER not in (mine.get(name), theirs.get(name)):
+            continue  # the same results, to rounding
         if mine.get(leaf) != theirs.get(
             leaf, _plain(key_default(spec))
         ):  # older runs, without the key, had its default

@@ -16,6 +16,7 @@ from ..averaging.batch_norm import synchronise_batch_norm
 from ..averaging.moving import MovingAverage
 from ..averaging.pace import Pace
 from ..checkpoint.snapshot import Parts
+from ..config.backend import MULTI_WORKER
 from ..config.train_config import TrainConfig
 from ..metrics.scorers import make_scorer
 from ..models.build import build_model
@@ -191,7 +192,7 @@ def _steps(config: TrainConfig, loader: Loader, parts: Parts) -> tuple[TrainStep
             loss_of=build_loss(config.loss, plan_target(loader.manifest, config)),
             accumulate=config.optimizer.accumulate,
             can_rest=config.sync.clients is not None,
-            any_batch=follows_speed,
+            any_batch=follows_speed or config.backend == MULTI_WORKER,  # see `WorkerRing`
             average=parts.average,
             jit_compile=config.jit_compile,
         )

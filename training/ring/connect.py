@@ -12,26 +12,33 @@ from typing import Any
 import tensorflow as tf
 
 from ...sharding.errors import TrainingError
+from ..config.backend import HOROVOD, MULTI_WORKER
 from .connections import open_sockets
 from .horovod import require_horovod
 from .horovod_ring import HorovodRing
 from .ring import Ring, SoloRing
+from .worker_ring import WorkerRing
+from .workers import local_rank_of_worker, multi_worker_world
 from .world import World, world_from_environment
 
 __all__ = ["connect", "join", "pin_gpu", "prepare", "share_cores"]
 
 
-def connect(environ: Mapping[str, str] = os.environ) -> Ring:
+def connect(environ: Mapping[str, str] = os.environ, backend: str = HOROVOD) -> Ring:
     """Join the ring that this process belongs to.
 
-    A process that no launcher started is a `SoloRing`, whether or not Horovod is installed. Each rank of a host uses
-    its own GPU and its share of the cores. Call it before TensorFlow runs anything.
+    A process that no launcher started is a `SoloRing`, whether or not Horovod is installed, and so is one of a backend
+    of one process. Each rank of a host uses its own GPU and its share of the cores. Call it before TensorFlow runs
+    anything.
 
     Raises:
+        ConfigError: the backend is `MULTI_WORKER`, and ``TF_CONFIG`` names no workers.
         TrainingError: the process was started as a rank, and Horovod is missing, broken, or sees a different number of
             ranks; or the host has fewer GPUs than ranks.
     """
-    world = world_from_environment(environ)
+    if backend == MULTI_WORKER:
+        return _join_workers(environ)
+    world = world_from_environment(environ) if backend == HOROVOD else None
     if world is None:
         return SoloRing()
     size = world.size
@@ -44,6 +51,13 @@ def connect(environ: Mapping[str, str] = os.environ) -> Ring:
         )
     pin_gpu(ring.local_rank, ring.local_size)
     return ring
+
+
+def _join_workers(environ: Mapping[str, str]) -> WorkerRing:
+    world, local_rank = multi_worker_world(environ), local_rank_of_worker(environ)
+    share_cores(world.local_size)
+    pin_gpu(local_rank, world.local_size)
+    return WorkerRing(world, local_rank)
 
 
 def prepare(world: World) -> Any:

@@ -1,0 +1,114 @@
+"""The ring of TensorFlow's own collectives, between the workers of a `tf.distribute.MultiWorkerMirroredStrategy`.
+
+Variables are plain, outside of the strategy, which does no more than all-reduce. Tested in
+tests/training/ring/test_worker_ring.py.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from .ring import dense
+from .world import World
+
+__all__ = ["WorkerRing"]
+
+Tensor = Any
+Variable = Any
+
+_SUM = tf.distribute.ReduceOp.SUM
+
+
+class WorkerRing:
+    """The workers that ``TF_CONFIG`` names. Construct it before TensorFlow's first operation.
+
+    TensorFlow numbers collectives in the order in which a process traces or calls them, so all workers must trace the
+    same ones: the training step is compiled once for batches of any size.
+
+    Args:
+        world: this process among the workers.
+        local_rank: its number among those of its host.
+    """
+
+    def __init__(self, world: World, local_rank: int) -> None:
+        logging.getLogger("tensorflow").setLevel(logging.ERROR)  # the strategy logs each collective
+        self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        self.rank, self.size, self.local_rank, self.local_size = world.rank, world.size, local_rank, world.local_size
+
+    def _sums(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        def reduce() -> Any:
+            placed = [tf.identity(tensor) for tensor in tensors]  # on the replica's device, which it looks at
+            return tf.distribute.get_replica_context().all_reduce(_SUM, placed)
+
+        return list(self._strategy.run(reduce))
+
+    def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The sum over ranks of each tensor, by one all-reduce per dtype; bfloat16 travels as float32."""
+        sent = [dense(t) for t in tensors]
+        sent = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in sent]
+        received: list[Tensor] = [None] * len(sent)
+        for dtype in sorted({t.dtype.name for t in sent}):
+            places = [i for i, t in enumerate(sent) if t.dtype.name == dtype]
+            for place, tensor in zip(places, self._sums([sent[i] for i in places]), strict=True):
+                received[place] = tensor
+        return [tf.cast(r, t.dtype) for r, t in zip(received, tensors, strict=True)]
+
+    def allreduce_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The mean over ranks of each tensor."""
+        return [total / tf.cast(self.size, total.dtype) for total in self.allreduce_sum(tensors)]
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """Not built: the configuration refuses what needs it, as it does for the two that follow."""
+        raise NotImplementedError("the workers of backend=multi_worker only reduce")
+
+    def exchange(self, tensor: Tensor) -> Tensor:
+        """Not built."""
+        return self.gather(tensor)
+
+    def swap(self, tensor: Tensor, partner: int) -> Tensor:
+        """Not built."""
+        return self.gather(tensor)
+
+    def broadcast(self, variables: Sequence[Variable]) -> None:
+        """Give each variable, on every rank, the value it has on rank 0, bit for bit."""
+        for variable in variables:
+            value = np.asarray(tf.convert_to_tensor(variable))
+            data = self._joined(value.tobytes() if self.rank == 0 else b"", value.nbytes, 0)
+            variable.assign(np.frombuffer(data, value.dtype).reshape(value.shape))
+
+    def _joined(self, part: bytes, length: int, start: int) -> bytes:
+        """Return bytes that ranks know parts of, by a sum of 32-bit integers, which keeps every bit."""
+        words = np.zeros(-(-length // 4) * 4, np.uint8)
+        words[start : start + len(part)] = np.frombuffer(part, np.uint8)
+        if not length:
+            return b""
+        (total,) = self._sums([tf.constant(words.view(np.int32))])
+        return bytes(total.numpy().tobytes()[:length])
+
+    def _each(self, part: bytes) -> list[bytes]:
+        """Return the bytes of each rank."""
+        lengths = np.zeros(self.size, np.int64)
+        lengths[self.rank] = len(part)
+        (total,) = self._sums([tf.constant(lengths)])
+        ends = np.cumsum(total.numpy())
+        data = self._joined(part, int(ends[-1]), int(ends[self.rank]) - len(part))
+        return [data[end - size : end] for end, size in zip(ends, total.numpy(), strict=True)]
+
+    def allgather(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        """The ranks' arrays one after another along the first dimension."""
+        parts = self._each(np.ascontiguousarray(array).tobytes())
+        return np.frombuffer(b"".join(parts), array.dtype).reshape([-1, *array.shape[1:]])
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """Every rank's value, in rank order."""
+        return [json.loads(part) for part in self._each(json.dumps(value).encode())]
+
+    def barrier(self) -> None:
+        """Wait for all ranks by a sum, which needs every rank."""
+        self._sums([tf.zeros(1)])

@@ -1,0 +1,79 @@
+"""The workers of `tf.distribute.MultiWorkerMirroredStrategy`, as ``TF_CONFIG`` names them. Imports nothing heavy."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from ...sharding.errors import ConfigError
+from .world import World
+
+__all__ = ["free_ports", "local_rank_of_worker", "local_workers", "multi_worker_world", "worker_world"]
+
+_TF_CONFIG = "TF_CONFIG"
+_WORKER = "worker"
+_EXAMPLE = '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
+
+
+def worker_world(environ: Mapping[str, str]) -> World | None:
+    """Return this process's place among the workers of ``TF_CONFIG``; None if it names none, or other tasks, too.
+
+    >>> config = '{"cluster": {"worker": ["a:1", "b:1", "b:2"]}, "task": {"type": "worker", "index": 2}}'
+    >>> worker_world({"TF_CONFIG": config})
+    World(rank=2, size=3, local_size=2)
+    """
+    try:
+        tree = json.loads(environ[_TF_CONFIG])
+        (kind,) = tree["cluster"]
+        addresses, task = tree["cluster"][kind], tree["task"]
+        hosts = [address.rpartition(":")[0] for address in addresses]
+        rank = int(task["index"])
+        if kind == task["type"] == _WORKER and 0 <= rank < len(hosts) and all(hosts):
+            return World(rank=rank, size=len(hosts), local_size=hosts.count(hosts[rank]))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    return None
+
+
+def multi_worker_world(environ: Mapping[str, str]) -> World:
+    """Return this process's place among the workers.
+
+    Raises:
+        ConfigError: ``TF_CONFIG`` does not give it one.
+    """
+    world = worker_world(environ)
+    if world is None:
+        found = "has no cluster of workers with a task" if environ.get(_TF_CONFIG) else "is not set"
+        raise ConfigError(
+            f"backend=multi_worker: {_TF_CONFIG} {found}: ringfeed launch -n 2 train --config FILE on one machine, or "
+            f"{_TF_CONFIG} in the environment of each process elsewhere, such as {_EXAMPLE}"
+        )
+    return world
+
+
+def local_rank_of_worker(environ: Mapping[str, str]) -> int:
+    """Return the number of this worker among those of its host; `multi_worker_world` has found it."""
+    tree = json.loads(environ[_TF_CONFIG])
+    hosts = [address.rpartition(":")[0] for address in tree["cluster"][_WORKER]]
+    rank = int(tree["task"]["index"])
+    return hosts[:rank].count(hosts[rank])
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of this machine that nobody listens at."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+
+
+@contextmanager
+def local_workers(size: int) -> Iterator[Sequence[dict[str, str]]]:
+    """Yield the environment of each of some workers of this machine, as `local_ranks` does for Horovod's ranks."""
+    cluster = {_WORKER: [f"127.0.0.1:{port}" for port in free_ports(size)]}
+    tasks: list[dict[str, Any]] = [{"type": _WORKER, "index": index} for index in range(size)]
+    yield [{_TF_CONFIG: json.dumps({"cluster": cluster, "task": task})} for task in tasks]
