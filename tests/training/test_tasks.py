@@ -1,4 +1,4 @@
-"""Each task learns, on a dataset without a label, as `ringfeed train` runs it."""
+"""Each task learns, on a dataset without a label, and what it exports answers as its evaluation did."""
 
 from __future__ import annotations
 
@@ -11,11 +11,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import tensorflow as tf
 import yaml
 
+from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build
+from ringfeed.tools.cli import main as cli
 from ringfeed.training.train import main
 
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:__array__:DeprecationWarning",  # of Keras, as it saves
+)
 COLUMNS = ["late", "tags", "delay"]
 
 
@@ -53,6 +59,7 @@ def test_a_task_learns(
         "model": {"hidden": [16]},
         "optimizer": {"name": "adam", "learning_rate": 0.02},
         "epochs": 4,
+        "output": {"model": str(tmp_path / "model.keras")},
         "deterministic": False,
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
@@ -64,3 +71,23 @@ def test_a_task_learns(
     assert metrics["classes"] == {"binary": ["false", "true"], "multilabel": ["0", "1", "2"]}.get(task, [])
     if task == "regression":  # in the target's unit
         assert final["rmse"] < 20
+    assert cli(["export", tree["output"]["model"], "--out", str(tmp_path / "served"), "--quiet"]) == 0
+    (batch,) = Loader(dataset, split="test", batch_size=1000).epoch(0)
+    served = tf.saved_model.load(str(tmp_path / "served")).signatures["serving_default"]
+    answers = served(miles=batch["miles"], hour=batch["hour"])
+    if task == "regression":
+        assert _rmse(answers["prediction"], batch["delay"]) == pytest.approx(final["rmse"], rel=1e-5)
+        return
+    shares = answers["probabilities"].numpy()
+    if task == "binary":
+        is_right = answers["class"].numpy() == np.where(batch["late"], b"true", b"false")
+        assert is_right.mean() == pytest.approx(final["accuracy"])
+        np.testing.assert_allclose(shares.sum(axis=1), 1, rtol=1e-6)
+    else:
+        true = tf.reduce_max(tf.one_hot(batch["tags"].to_tensor(-1), 3), 1).numpy() > 0
+        hits = (true & (shares > 0.5)).sum()
+        assert 2 * hits / (true.sum() + (shares > 0.5).sum()) == pytest.approx(final["micro_f1"])
+
+
+def _rmse(prediction: Any, truth: Any) -> float:
+    return float(np.sqrt(np.mean((prediction.numpy() - truth.numpy()) ** 2)))

@@ -39,6 +39,7 @@ The end of PATH chooses the format:
   NAME.keras     the network's, as output.model           logits
   NAME.onnx      the network's                            probabilities
 
+task: multilabel has no class, task: regression has a prediction [batch] in place of both.
 A SavedModel takes texts as texts, images as the bytes of their files or as the dataset's arrays, missing floats as NaN,
 and missing texts as "". Its assets.extra/ringfeed.json names inputs, dtypes and classes, and the integer that stands
 for a missing one. An export replaces a file, but not a folder.

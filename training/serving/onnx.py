@@ -1,6 +1,7 @@
-"""A trained network as an ONNX model, with probabilities as its output. Its inputs are those of the `.keras` file.
+"""A trained network as an ONNX model, with probabilities or a prediction as its output.
 
-The preprocessing stays outside: ONNX has no hash tables of texts, and no decoders of images.
+Its inputs are those of the `.keras` file. The preprocessing stays outside: ONNX has no hash tables of texts, and no
+decoders of images.
 
 Tested in tests/training/serving/test_export.py.
 """
@@ -40,7 +41,7 @@ def encode_onnx(model: TrainedModel) -> bytes:
         raise ConfigError("the network's inputs have no names of their own, which ONNX needs")
 
     def scores(*tensors: Any) -> dict[str, Any]:
-        return {"probabilities": model.scores_of(tf.nest.pack_sequence_as(specs, tensors))}
+        return {model.scores_name: model.scores_of(tf.nest.pack_sequence_as(specs, tensors))}
 
     try:
         function = tf.function(scores, input_signature=flat, autograph=False)
@@ -51,7 +52,7 @@ def encode_onnx(model: TrainedModel) -> bytes:
             "export it as a SavedModel: --out FOLDER"
         ) from error
     entry = converted.metadata_props.add()
-    entry.key, entry.value = "classes", json.dumps(list(model.manifest.classes))
+    entry.key, entry.value = "classes", json.dumps(model.classes)
     return bytes(converted.SerializeToString())
 
 

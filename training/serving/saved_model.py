@@ -3,7 +3,8 @@
 Tested in tests/training/serving/test_export.py, like `onnx.py`.
 
 Signature `serving_default`: a tensor [batch, *shape] for each column, by its name, in its dtype, to `probabilities`,
-float32 [batch, classes], and `class`, string [batch], the name of the likeliest. Signature `classes`: all names.
+float32 [batch, classes], and `class`, string [batch], the name of the likeliest; of many labels to their probabilities
+alone, of a regression to `prediction`, float32 [batch]. Signature `classes`: all names.
 `assets.extra/ringfeed.json` describes the inputs.
 """
 
@@ -38,17 +39,20 @@ def write_saved_model(model: TrainedModel, folder: Path) -> None:
             specs[name + _LENGTHS] = tf.TensorSpec([None], tf.int64, name=name + _LENGTHS)
         else:
             specs[name] = tf.TensorSpec([None, *feature.fixed_shape], column_spec(feature).dtype, name=name)
-    classes = model.classes
+    classes, task = model.classes, model.config.task
 
     def serve(**tensors: Any) -> dict[str, Any]:
-        probabilities = model.scores({f.name: _column(f, names[f.name], tensors) for f in features})
-        likeliest = tf.gather(tf.constant(classes), tf.argmax(probabilities, axis=1))
-        return {"probabilities": probabilities, "class": likeliest}
+        scores = model.scores({f.name: _column(f, names[f.name], tensors) for f in features})
+        if task == "regression":
+            return {model.scores_name: scores[:, 0]}
+        if task == "multilabel":
+            return {model.scores_name: scores}
+        return {model.scores_name: scores, "class": tf.gather(tf.constant(classes), tf.argmax(scores, axis=1))}
 
     module = tf.Module()
     module.network = model.network  # so that its variables and tables are saved
     module.serve = tf.function(serve, autograph=False)
-    module.classes = tf.function(lambda: {"classes": tf.constant(classes)}, input_signature=[])
+    module.classes = tf.function(lambda: {"classes": tf.constant(classes, tf.string)}, input_signature=[])
     signatures = {
         "serving_default": module.serve.get_concrete_function(**specs),
         "classes": module.classes.get_concrete_function(),
@@ -88,7 +92,8 @@ def _described(model: TrainedModel, features: Iterable[Feature], names: Mapping[
     return {
         "format": "ringfeed-saved-model-1",
         "step": model.step,
-        "classes": list(model.manifest.classes),
+        "task": model.config.task,
+        "classes": model.classes,
         "inputs": [
             {"name": names[feature.name], "column": feature.name, "dtype": feature.dtype, "shape": list(feature.shape)}
             | ({"missing": fill[feature.name]} if feature.name in fill else {})

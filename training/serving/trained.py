@@ -28,6 +28,7 @@ from ..config.train_config import TrainConfig
 from ..models.build import build_model
 from ..models.model_file import ModelFile, decode_model
 from ..models.preprocess import Element, Preprocess, feature_columns, fill_values
+from ..models.target import Target, plan_target
 
 __all__ = ["TrainedModel", "column_spec", "open_trained"]
 
@@ -39,8 +40,8 @@ class TrainedModel:
     """A network with trained weights, and what it was trained with.
 
     Attributes:
-        network: the network; its outputs are logits.
-        preprocess: function from a loader's element to ``(inputs, class_id, weight)``.
+        network: the network; its outputs are logits, or the prediction of a regression.
+        preprocess: function from a loader's element to ``(inputs, target, weight)``.
         config: configuration of the run.
         manifest: manifest of the dataset that it was trained on.
         step: number of steps done.
@@ -54,8 +55,18 @@ class TrainedModel:
 
     @property
     def classes(self) -> list[str]:
-        """Names of the classes, in the order of the scores."""
-        return [str(name) for name in self.manifest.classes]
+        """Names of the classes or labels, in the order of the scores; a regression has none."""
+        return list(self.target.classes)
+
+    @property
+    def target(self) -> Target:
+        """What the network predicts."""
+        return plan_target(self.manifest, self.config)
+
+    @property
+    def scores_name(self) -> str:
+        """What the scores are: probabilities, or the prediction of a regression."""
+        return "prediction" if self.config.task == "regression" else "probabilities"
 
     @property
     def columns(self) -> list[Feature]:
@@ -77,19 +88,31 @@ class TrainedModel:
         """Return the network's inputs for a batch of the dataset's columns."""
         first = next(iter(columns.values()))
         size = first.nrows(tf.int32) if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
-        label = self.manifest.schema.label
         element: Element = {"class_id": tf.zeros([size], tf.int32), **columns}
-        if label is not None:  # not known; the preprocessing of a batch to train on may look at it
-            element = {label: _zeros(self.manifest.schema[label], size), **element}
+        for name in (self.manifest.schema.label, self.config.data.target):
+            if name is not None:  # not known; the preprocessing of a batch to train on may look at it
+                element = {name: _zeros(self.manifest.schema[name], size), **element}
         return self.preprocess(element)[0]
 
     def scores(self, columns: Columns) -> Any:
-        """Return the probabilities of classes, float32 [batch, classes], for a batch of the dataset's columns."""
+        """Return scores for a batch of the dataset's columns.
+
+        They are float32 [batch, classes]: the probabilities of classes, also of both classes of a binary task, or of
+        labels, each for itself. Those of a regression are its prediction, [batch, 1].
+        """
         return self.scores_of(self.inputs(columns))
 
     def scores_of(self, inputs: Any) -> Any:
         """Return the same for a batch of the network's inputs."""
-        return tf.nn.softmax(tf.cast(self.network(inputs, training=False), tf.float32))
+        outputs = tf.cast(self.network(inputs, training=False), tf.float32)
+        match self.config.task:
+            case "multiclass":
+                return tf.nn.softmax(outputs)
+            case "binary":
+                return tf.sigmoid(tf.concat([-outputs, outputs], 1))
+            case "multilabel":
+                return tf.sigmoid(outputs)
+        return outputs
 
 
 def column_spec(feature: Feature) -> Any:
@@ -111,7 +134,9 @@ def _ancestors(operation: Any) -> set[Any]:
 
 
 def _zeros(feature: Feature, size: Any) -> Any:
-    shape = [size, *(feature.fixed_shape or ())]
+    if feature.fixed_shape is None:
+        return tf.RaggedTensor.from_row_lengths(tf.zeros([0], feature.dtype), tf.zeros([size], tf.int64))
+    shape = [size, *feature.fixed_shape]
     return tf.fill(shape, "") if feature.dtype in ("string", "binary") else tf.zeros(shape, feature.dtype)
 
 
