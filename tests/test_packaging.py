@@ -34,6 +34,7 @@ TRAINING = (
     "models",
     "metrics",
     "records",
+    "trackers",
     "loop",
     "planning",
     "serving",

@@ -13,6 +13,7 @@ from .ring.connect import connect
 from .ring.horovod_ring import HorovodRing
 from .ring.ring import Ring, SoloRing
 from .schedules.learning_rate import WarmUpDecay, scaled_learning_rate
+from .trackers.tracker import Tracker
 
 __all__ = [
     "LAMB",
@@ -26,6 +27,7 @@ __all__ = [
     "Ring",
     "ScaleRule",
     "SoloRing",
+    "Tracker",
     "TrainConfig",
     "Trainer",
     "WarmUpDecay",

@@ -63,6 +63,7 @@ keys of the configuration and of --set [default]:
 """
 
 _PLOTS = (".png", ".svg", ".pdf", ".json")
+_TIMELINE = "HOROVOD_TIMELINE"
 _INTERRUPTED = 130  # exit status
 _CALLS_BEFORE_A_STEP = 1  # of what the trainer calls before each batch
 _SAVE_SECONDS = 60.0  # after SIGTERM; a run that still goes on then hangs. horovodrun kills after 5 seconds
@@ -197,6 +198,8 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
         refuse_settings(os.environ)
     if world is None or world.rank == 0:  # the rank that writes outputs
         _check_outputs(config, args)
+    if config.track.timeline is not None and not args.lr_find:
+        _write_timeline(config.track.timeline, world)
     members = open_members()
     if members is not None and not args.lr_find:
         _train_elastically(config, members, watch, args)
@@ -257,11 +260,28 @@ def _world(backend: str) -> World | None:
     return None
 
 
+def _write_timeline(path: str, world: World | None) -> None:
+    """Make Horovod, which is yet to start, write its timeline; rank 0 does.
+
+    Raises:
+        ConfigError: there is no ring.
+    """
+    if world is None or world.size == 1:
+        raise ConfigError("track.timeline is of a ring of several ranks: start them by ringfeed launch -n 2")
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    os.environ[_TIMELINE] = os.path.abspath(path)
+
+
 def _check_outputs(config: TrainConfig, args: argparse.Namespace) -> None:
     for output in filter(None, (config.output.model, config.output.metrics, args.lr_find)):
         check_writable(output)
     if config.checkpoint.url:  # the trainer checks stores itself, unless the run has ended
         check_writable(f"{config.checkpoint.url.rstrip('/')}/checkpoint", in_stores=False)
+    track = config.track
+    for file in filter(None, (track.jsonl, track.timeline)):
+        check_writable(file)
+    for folder in filter(None, (track.csv, track.tensorboard, track.profile)):
+        check_writable(f"{folder.rstrip('/')}/steps.csv")
     if config.output.records:
         check_writable(f"{config.output.records.rstrip('/')}/rank")
 

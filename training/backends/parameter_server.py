@@ -38,6 +38,7 @@ from ..optimizers.precision import LossScale
 from ..ring.ring import SoloRing
 from ..ring.same_weights import assert_same_weights
 from ..ring.world import World
+from ..trackers.open import open_trackers
 from .board import Board, Plan, serve_board
 from .cluster import CHIEF, PS, WORKER, Cluster
 from .part_plan import PartPlan
@@ -100,7 +101,12 @@ class ServerTrainer:
         )
         self.position, self.resumed_from = start.position, start.resumed_from
         self._evaluated_step = start.evaluated_step
-        self.reporter = Reporter(is_chief=True, total_steps=self.total_steps, done_steps=self.position.step)
+        self.reporter = Reporter(
+            is_chief=True,
+            total_steps=self.total_steps,
+            done_steps=self.position.step,
+            trackers=open_trackers(config.track),
+        )
         if start.history:
             self.reporter.restore(start.history)
         self._reports = ServerReports(config, self.reporter, self._workers, self.rate, self.position.step)
@@ -179,6 +185,7 @@ class ServerTrainer:
         if store is not None and self.position.step < self.total_steps:
             store.check_writable()
         try:
+            self.reporter.track(to_tree(self.config), self._workers)
             self._begin()
             while self.position.step < self.total_steps:
                 self._run_phase()

@@ -201,6 +201,7 @@ class _History:
     steps: tuple[Mapping[str, Any], ...]
     evaluations: tuple[Mapping[str, Any], ...]
     skipped_steps: int = 0
+    trackers: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,8 @@ _ON_SERVERS: _Only = {  # the only value of a key, and why
     "checkpoint.commit_steps": (None, "workers hold no weights of their own"),
     "output.records": (None, "they are of the ranks of a ring"),
     "output.prometheus_port": (None, "they are of the ranks of a ring"),
+    "track.profile": (None, "the chief, which it would trace, takes no steps"),
+    "track.timeline": (None, "it is of a ring"),
 }
 _BY_TENSORFLOW: _Only = {
     "compression.method": ("none", "TensorFlow reduces gradients as they are"),
@@ -42,6 +44,7 @@ _BY_TENSORFLOW: _Only = {
     "sync.shares": ("equal", "all have the same number of samples"),
     "sync.batch_norm": (False, "TensorFlow reduces gradients alone"),
     "checkpoint.commit_steps": (None, "no rank that dies is replaced"),
+    "track.timeline": (None, "Horovod writes it"),
 }
 _WITHOUT: Mapping[str, _Only] = {
     MIRRORED: {

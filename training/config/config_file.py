@@ -214,8 +214,8 @@ def stretched_schedule(now: TrainConfig, before: Mapping[str, Any]) -> str | Non
 def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys that affect the weights and differ between a run and the tree of an earlier one.
 
-    Locations (`data.url`, `data.cache`, `checkpoint`, `output`), what is fetched ahead, length and evaluation of a run
-    do not count.
+    Locations (`data.url`, `data.cache`, `checkpoint`, `output`, `track`), what is fetched ahead, length and evaluation
+    of a run do not count.
     """
     neutral = {"data.url", "data.eval_split", "eval_every_epochs", "deterministic", "max_steps", "epochs"}
     neutral |= {"schedule.total_epochs", "schedule.total_steps"}  # `stretched_schedule` compares them
@@ -227,7 +227,7 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     differing = []
     for name, spec in all_keys():
         group, _, leaf = name.rpartition(".")
-        if group in ("checkpoint", "output") or name in neutral:
+        if group in ("checkpoint", "output", "track") or name in neutral:
             continue
         mine, theirs = (tree.get(group, {}) if group else tree for tree in (current, before))
         if name == "backend" and PARAMETER_SERVER not in (mine.get(name), theirs.get(name)):

@@ -13,7 +13,7 @@ from .keys import all_keys
 
 __all__ = ["absolute_paths", "paths_from"]
 
-_WORDS = {"data.cache": ("none", "memory")}  # that are no paths
+_WORDS = {"data.cache": ("none", "memory"), "track.mlflow": ("databricks",)}  # that are no paths
 
 
 def paths_from(tree: Mapping[str, Any], folder: str) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from .optimizer import EMAConfig, LossScaleConfig, OptimizerConfig, ScheduleConf
 from .outputs import CheckpointConfig, OutputConfig
 from .synchronisation import CompressionConfig, SyncConfig, check_synchronisation
 from .task import TASKS, check_task
+from .track import TrackConfig
 
 __all__ = ["TrainConfig"]
 
@@ -43,6 +44,7 @@ class TrainConfig:
     parameter_server: ParameterServerConfig = field(default_factory=ParameterServerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
+    track: TrackConfig = field(default_factory=TrackConfig)
     task: str = key("multiclass", f"what to predict: {', '.join(TASKS)}")
     metrics: tuple[str, ...] | None = key(None, "metrics of evaluations, such as [accuracy, top_5]; null: the task's")
     backend: str = key("horovod", f"what processes exchange gradients by: {', '.join(BACKENDS)}")
@@ -83,9 +85,8 @@ class TrainConfig:
         require(needs_plain, "sync.batch_norm", rule, self.sync.batch_norm)
         has_step = not (self.jit_compile or self.model.remat) or self.backend != "parameter_server"
         require(has_step, "backend", "another than parameter_server for jit_compile and model.remat", self.backend)
-        groups = {
-            name: getattr(self, name) for name in ("compression", "sync", "optimizer", "ema", "checkpoint", "output")
-        }
+        names = ("compression", "sync", "optimizer", "ema", "checkpoint", "output", "track")
+        groups = {name: getattr(self, name) for name in names}
         check_backend(self.backend, self.parameter_server, self.precision, groups)
 
     def schedule_steps(self, steps_per_epoch: int) -> int:

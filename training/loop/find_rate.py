@@ -16,6 +16,7 @@ from typing import Any
 from ...sharding.errors import TrainingError
 from ..checkpoint.snapshot import set_rank_seeds
 from ..config.outputs import CheckpointConfig, OutputConfig
+from ..config.track import TrackConfig
 from ..config.train_config import TrainConfig
 from ..optimizers.build import build_schedule
 from ..ring.ring import Ring
@@ -42,7 +43,7 @@ def find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], bool
     Raises:
         RingfeedError: the run cannot start, or its loss is never finite.
     """
-    config = replace(config, checkpoint=CheckpointConfig(), output=OutputConfig())
+    config = replace(config, checkpoint=CheckpointConfig(), output=OutputConfig(), track=TrackConfig())
     peak = build_schedule(config, 2**20).peak_value
     rise = ExponentialRise(peak * _BELOW, peak * _ABOVE, _STEPS)
     assembly = assemble(config, ring, schedule=rise)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from tempfile import TemporaryFile
@@ -13,6 +12,7 @@ from ...sharding.errors import StorageError
 from ...sharding.storage.atomic_files import make_folder
 from ...sharding.storage.storage import Storage
 from ..config.outputs import OutputConfig
+from ..trackers.values import finite
 
 __all__ = ["METRICS_FORMAT", "check_writable", "encode_metrics", "write_file", "write_outputs"]
 
@@ -89,12 +89,4 @@ def _place(url: str) -> tuple[Storage, str]:
 
 def encode_metrics(metrics: Mapping[str, Any]) -> bytes:
     """Encode the metrics file: JSON, with null for numbers that are not finite."""
-    return (json.dumps(_finite(metrics), indent=1) + "\n").encode()
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(entry) for key, entry in value.items()}
-    return [_finite(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+    return (json.dumps(finite(metrics), indent=1) + "\n").encode()

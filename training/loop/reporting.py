@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ..trackers.tracker import RunStart, Tracker, Trackers
 
 __all__ = ["Reporter", "configure_logging"]
 
@@ -67,11 +69,13 @@ class Reporter:
         is_chief: whether this is rank 0; the others collect, too, since one may become rank 0, but show nothing.
         total_steps: number of steps of the whole run.
         done_steps: number of steps done before this process began.
+        trackers: what else gets the reports.
     """
 
-    def __init__(self, *, is_chief: bool, total_steps: int, done_steps: int) -> None:
+    def __init__(self, *, is_chief: bool, total_steps: int, done_steps: int, trackers: Sequence[Tracker] = ()) -> None:
         self._is_chief = is_chief
-        self._total = total_steps
+        self._total, self._step, self._done = total_steps, done_steps, done_steps
+        self._trackers = Trackers(trackers)
         self.steps: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
         self._bar: Progress | None = None
@@ -84,8 +88,25 @@ class Reporter:
             self._task = self._bar.add_task("", total=total_steps, completed=done_steps)
             self._bar.start()
 
+    def track(self, config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+        """Begin the trackers of a run, with its configuration in JSON's types; return what checkpoints hold of them.
+
+        Raises:
+            Exception: a tracker cannot begin.
+        """
+        history = {"steps": self.steps, "evaluations": self.evaluations}
+        self._trackers.begin(
+            RunStart(config=config, ranks=ranks, first_step=self._done, total_steps=self._total, history=history)
+        )
+        return self._trackers.states
+
+    def share(self, states: Mapping[str, Any]) -> None:
+        """Take over what rank 0's trackers keep in checkpoints: another rank may write the next one."""
+        self._trackers.states = dict(states)
+
     def close(self) -> None:
-        """Take the progress bar off the screen."""
+        """Close the trackers, and take the progress bar off the screen."""
+        self._trackers.close(is_finished=self._step == self._total)
         if self._bar:
             self._bar.stop()
             self._bar = None
@@ -102,6 +123,8 @@ class Reporter:
     def advance(self, epoch: int, step: int) -> None:
         """Move the bar to a step; without a bar, log the step if nothing was logged for `QUIET_SECONDS`."""
         self._begun = self._begun or (step, time.monotonic())
+        self._step = step
+        self._trackers.step(step)
         if self._bar:
             self._bar.update(self._task, completed=step)
         elif self._is_chief and time.monotonic() - self._last_line >= QUIET_SECONDS:
@@ -122,6 +145,7 @@ class Reporter:
     def add_steps(self, entry: dict[str, Any]) -> None:
         """Record and show a `Trainer`'s entry about some steps."""
         self.steps.append(entry)
+        self._trackers.steps(entry)
         if not self._is_chief:
             return
         text = (
@@ -138,6 +162,7 @@ class Reporter:
     def add_evaluation(self, entry: dict[str, Any]) -> None:
         """Record and show an evaluation."""
         self.evaluations.append(entry)
+        self._trackers.evaluation(entry)
         if not self._is_chief:
             return
         text = f"epoch {entry['epoch']}  evaluated {entry['samples']:,} samples: {metrics_text(entry)}"
@@ -160,9 +185,11 @@ class Reporter:
 
     def history(self) -> dict[str, Any]:
         """Return all entries so far, in JSON's types."""
-        return {"steps": list(self.steps), "evaluations": list(self.evaluations)}
+        states = {"trackers": self._trackers.states} if self._trackers.states else {}
+        return {"steps": list(self.steps), "evaluations": list(self.evaluations), **states}
 
     def restore(self, history: Mapping[str, Any]) -> None:
         """Start with the entries of the run's earlier processes."""
         self.steps = list(history["steps"])
         self.evaluations = list(history["evaluations"])
+        self.share(history.get("trackers", {}))

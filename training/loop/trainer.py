@@ -8,7 +8,7 @@ connect -> loaders -> model -> broadcast or resume -> steps and evaluations -> c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -27,6 +27,8 @@ from ..records.record_format import CHECKPOINT, EVALUATION
 from ..records.recorder import Recorder, StepTimes, open_recorder
 from ..ring.ring import Ring
 from ..ring.same_weights import assert_same_weights
+from ..trackers.open import open_trackers
+from ..trackers.tracker import Tracker
 from .assembly import assemble
 from .clients import paced
 from .inputs import preprocessed
@@ -51,6 +53,7 @@ class Trainer:
         check: called before each step, and each batch of an evaluation: returns whether the run shall stop, which one
             rank decides for all; what it raises ends the run.
         memory: where to keep commits, and to resume from; None: nowhere.
+        trackers: what follows the run on rank 0, beside what the configuration names.
 
     Raises:
         RingfeedError: the dataset, the model or a checkpoint does not fit the configuration.
@@ -62,6 +65,7 @@ class Trainer:
         ring: Ring,
         check: Callable[[], bool] = lambda: False,
         memory: Memory | None = None,
+        trackers: Sequence[Tracker] = (),
     ) -> None:
         self.config, self.ring, self._check, self._memory = config, ring, check, memory
         self._assembly = assemble(config, ring)
@@ -85,7 +89,13 @@ class Trainer:
         self.skipped_steps, self._evaluated_step = start.skipped_steps, start.evaluated_step
         average = self.parts.average
         self._statistics = StatisticsAverage(ring, self.parts.network, average.statistics if average else ())
-        self.reporter = Reporter(is_chief=ring.rank == 0, total_steps=self.total_steps, done_steps=self.position.step)
+        is_chief = ring.rank == 0
+        self.reporter = Reporter(
+            is_chief=is_chief,
+            total_steps=self.total_steps,
+            done_steps=self.position.step,
+            trackers=[*open_trackers(config.track), *trackers] if is_chief else (),
+        )
         if start.history:
             self.reporter.restore(start.history)
         self._recorder: Recorder | None = None  # of `run`
@@ -116,6 +126,8 @@ class Trainer:
         started = time.perf_counter()
         try:
             self._check_store()
+            states = self.reporter.track(to_tree(self.config), self.ring.size)
+            self.reporter.share(self.ring.allgather_object(states)[0])
             if self._memory is not None:
                 self._commit(None)  # what another rank gave this one
             if self.position.step < self.total_steps:

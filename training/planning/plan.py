@@ -136,5 +136,9 @@ def _pace(config: TrainConfig, ranks: int, assembly: Assembly) -> Pace:
 
 
 def _outputs(config: TrainConfig) -> dict[str, str]:
-    names = ("metrics", "model", "records")
-    return {f"output.{name}": value for name in names if (value := getattr(config.output, name)) is not None}
+    groups = {
+        "output": (config.output, ("metrics", "model", "records")),
+        "track": (config.track, ("jsonl", "csv", "tensorboard", "mlflow", "profile", "timeline")),
+    }
+    named = {f"{group}.{name}": getattr(options, name) for group, (options, names) in groups.items() for name in names}
+    return {name: url for name, url in named.items() if url is not None}

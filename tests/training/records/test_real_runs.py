@@ -63,8 +63,12 @@ def _profile(tmp_path: Path) -> RunProfile:
 
 def test_equal_ranks_have_no_straggler(tmp_path: Path, configured: Callable[..., Path], train: Any) -> None:
     # Long steps: on a busy machine one of two equal ranks may well be late by several milliseconds.
-    status, output = train(configured(), "max_steps=26", ranks=2, environ={"OWN_SECONDS": "0.3,0.3"})
+    timeline = tmp_path / "new" / "timeline.json"
+    words = ("max_steps=26", f"track.timeline={timeline}")
+    status, output = train(configured(), *words, ranks=2, environ={"OWN_SECONDS": "0.3,0.3"})
     assert status == 0, output
+    events = json.loads(timeline.read_text())  # of Horovod
+    assert sum(event.get("name") == "ALLREDUCE" for event in events) >= 26
     result = _profile(tmp_path)
     assert (result.ranks, result.ended, result.last_step) == (2, True, 25)
     assert (result.verdict.bottleneck, result.verdict.stragglers) == ("none", ()), result

@@ -28,10 +28,13 @@ def configured_workload(config: str, overrides: Sequence[str]) -> Workload:
     """
     from ....training.config.config_file import load_config
     from ....training.config.outputs import CheckpointConfig, OutputConfig
+    from ....training.config.track import TrackConfig
     from ....training.loop.trainer import Trainer
     from ....training.ring.ring import SoloRing
 
-    options = replace(load_config(config, overrides), checkpoint=CheckpointConfig(), output=OutputConfig())
+    options = replace(
+        load_config(config, overrides), checkpoint=CheckpointConfig(), output=OutputConfig(), track=TrackConfig()
+    )
     trainer = Trainer(options, SoloRing())
     return Workload(
         loader=trainer.loader,

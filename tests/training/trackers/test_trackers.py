@@ -1,0 +1,119 @@
+"""Trackers of real runs: each has every step once, also after the run was resumed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from fsspec.implementations.memory import MemoryFileSystem
+
+from ringfeed.sharding.errors import ConfigError, TrainingError
+from ringfeed.training.config.config_file import load_config, parse_config
+from ringfeed.training.loop.trainer import Trainer
+from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.trackers.files import CSVFiles, JSONLines
+from ringfeed.training.trackers.mlflow import MLflow
+from ringfeed.training.trackers.tracker import RunStart, Tracker, Trackers
+
+STEPS = {"step": 20, "epoch": 0, "loss": float("nan"), "samples_per_second": 9.5}
+EVALUATION = {"step": 50, "epoch": 0, "loss": 0.5, "auc": None, "recall": {"late": 1.0, "on time": 0.5}}
+
+
+def _tensorboard(folder: Path) -> dict[str, list[int]]:
+    """The steps of each series."""
+    found: dict[str, list[int]] = {}
+    for path in folder.glob("events.out.tfevents.*"):
+        for record in tf.data.TFRecordDataset(str(path)).as_numpy_iterator():
+            event = tf.compat.v1.Event.FromString(record)
+            for value in event.summary.value:
+                found.setdefault(value.tag, []).append(event.step)
+    return found
+
+
+def test_each_has_every_step_of_a_resumed_run_once(tmp_path: Path, write_config: Callable[..., Path]) -> None:
+    mlflow = pytest.importorskip("mlflow.tracking")
+    places = {name: str(tmp_path / "t" / name) for name in ("csv", "tensorboard", "mlflow", "profile")}
+    track = {**places, "jsonl": str(tmp_path / "t" / "log.jsonl"), "mlflow_run": "first", "profile_steps": [3, 5]}
+    path = str(write_config(checkpoint={"url": str(tmp_path / "checkpoints")}, track=track))
+    Trainer(load_config(path, ["max_steps=50"]), SoloRing()).run()
+    with (tmp_path / "t" / "log.jsonl").open("a") as file:
+        file.write('{"event": "steps", "step": 70}\n')  # of a run that was killed after its checkpoint
+    history = Trainer(load_config(path), SoloRing()).run()["history"]
+
+    steps = [entry["step"] for entry in history["steps"]]
+    assert steps[-1] == 100
+    lines = [json.loads(line) for line in (tmp_path / "t" / "log.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in lines if line["event"] == "steps"] == [e["loss"] for e in history["steps"]]
+    assert [(line["event"], line["step"]) for line in lines if line["step"] == 50][-1] == ("evaluation", 50)
+    with (tmp_path / "t/csv/steps.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(int(row["step"]), float(row["loss"])) for row in rows] == [
+        (e["step"], e["loss"]) for e in history["steps"]
+    ]
+    with (tmp_path / "t/csv/evaluations.csv").open() as file:
+        assert [row["accuracy"] for row in csv.DictReader(file)] == [str(e["accuracy"]) for e in history["evaluations"]]
+    series = _tensorboard(tmp_path / "t" / "tensorboard")
+    assert series["train/loss"] == series["train/learning_rate"] == steps
+    assert series["evaluation/balanced_accuracy"] == [50, 100]
+    assert all(path.stat().st_size for path in (tmp_path / "t").glob("profile/**/*.xplane.pb"))
+    assert len(list((tmp_path / "t").glob("profile/**/*.xplane.pb"))) == 1
+
+    client = mlflow.MlflowClient(tracking_uri=places["mlflow"])
+    (run,) = client.search_runs([client.get_experiment_by_name("ringfeed").experiment_id])
+    assert (run.info.run_name, run.info.status) == ("first", "FINISHED")
+    assert run.data.params["optimizer.name"] == "lars"
+    assert run.data.params["ranks"] == "1"
+    assert [metric.step for metric in client.get_metric_history(run.info.run_id, "train/loss")] == steps
+
+
+def test_a_store_has_the_files_after_each_evaluation_and_at_the_end() -> None:
+    lines, tables = JSONLines("memory://runs/log.jsonl"), CSVFiles("memory://runs/1/")
+    for tracker in (lines, tables):
+        tracker.begin(RunStart(config={}, ranks=1, first_step=0, total_steps=60), None)
+        tracker.steps(STEPS)
+        tracker.evaluation(EVALUATION)
+    store = MemoryFileSystem()
+    first, second = map(json.loads, store.cat("/runs/log.jsonl").splitlines())
+    assert first == {"event": "steps", **STEPS, "loss": None}
+    assert second == {"event": "evaluation", **EVALUATION}
+    assert store.cat("/runs/1/steps.csv") == b"step,epoch,loss,samples_per_second\n20,0,nan,9.5\n"
+    assert store.cat("/runs/1/evaluations.csv") == b"step,epoch,loss,recall/late,recall/on time\n50,0,0.5,1.0,0.5\n"
+    lines.steps(STEPS)
+    lines.close(is_finished=False)
+    assert len(store.cat("/runs/log.jsonl").splitlines()) == 3
+
+
+class _Full(Tracker):
+    name = "full"
+
+    def steps(self, entry: Mapping[str, Any]) -> None:
+        raise OSError("no space left")
+
+
+def test_one_that_fails_is_left_out_with_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("ringfeed"), "propagate", True)
+    trackers = Trackers([_Full()])
+    trackers.begin(RunStart(config={}, ranks=1, first_step=0, total_steps=60))
+    for _ in range(2):
+        trackers.steps(STEPS)
+    assert caplog.messages == ["track.full gets no more of this run: no space left"]
+
+
+def test_what_cannot_be_is_refused_in_one_line() -> None:
+    for name in ("tensorboard", "profile", "timeline"):
+        with pytest.raises(ConfigError, match=rf"track\.{name} must be a path on a disk, or null, got 's3://b/x'"):
+            parse_config({"data": {"url": "x"}, "track": {name: "s3://b/x"}}, "a.yaml")
+    with pytest.raises(ConfigError, match=r"track\.profile_steps must be \[first, stop\]"):
+        parse_config({"data": {"url": "x"}, "track": {"profile_steps": [5, 5]}}, "a.yaml")
+    tracker = MLflow("nonsense://here", "ringfeed", None)
+    with pytest.raises(TrainingError, match=r"^track\.mlflow=nonsense://here: ") as caught:
+        tracker.begin(RunStart(config={}, ranks=1, first_step=0, total_steps=60), None)
+    assert "\n" not in str(caught.value)

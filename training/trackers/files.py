@@ -1,0 +1,149 @@
+"""The history of a run as JSON Lines or CSV, on any storage; on a disk each entry is written when it comes.
+
+A resumed run writes its files anew from the history in its checkpoint, so that no step is in them twice.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...sharding.storage.storage import Storage
+from .tracker import RunStart, Tracker
+from .values import finite, scalars
+
+__all__ = ["CSVFiles", "JSONLines"]
+
+
+class _TextFile:
+    """A text file that grows: on a disk with each line; in a store, which cannot append, whenever it is told to."""
+
+    def __init__(self, url: str) -> None:
+        self._storage, self._name = Storage(os.path.dirname(url) or "."), os.path.basename(url)
+        self._text = io.StringIO()
+        local = self._storage.local_path
+        if local is not None:
+            with self._storage.errors("write", self._name):
+                Path(local).mkdir(parents=True, exist_ok=True)
+                self._file: Any = (Path(local) / self._name).open("w", encoding="utf-8", newline="")
+        else:
+            self._file = None
+
+    def write(self, text: str) -> int:
+        """Add text."""
+        if self._file is None:
+            return self._text.write(text)
+        self._file.write(text)
+        self._file.flush()
+        return len(text)
+
+    def store(self) -> None:
+        """Write the file to its store."""
+        if self._file is None:
+            self._storage.write(self._name, self._text.getvalue().encode())
+
+    def close(self) -> None:
+        """Write what is left."""
+        self.store()
+        if self._file is not None:
+            self._file.close()
+
+
+class JSONLines(Tracker):
+    """One object a line: `event` is `steps` or `evaluation`, the other keys are those of the metrics' history.
+
+    Args:
+        url: path or URL of the file.
+    """
+
+    name = "jsonl"
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def begin(self, start: RunStart, state: Any) -> None:
+        """Write the history so far."""
+        self._file = _TextFile(self._url)
+        both = [("steps", entry) for entry in start.history.get("steps", ())]
+        both += [("evaluation", entry) for entry in start.history.get("evaluations", ())]
+        for event, entry in sorted(both, key=lambda item: item[1]["step"]):  # steps before their evaluation
+            self._write(event, entry)
+        self._file.store()
+
+    def _write(self, event: str, entry: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps({"event": event} | finite(entry)) + "\n")
+
+    def steps(self, entry: Mapping[str, Any]) -> None:
+        """Write a line."""
+        self._write("steps", entry)
+
+    def evaluation(self, entry: Mapping[str, Any]) -> None:
+        """Write a line."""
+        self._write("evaluation", entry)
+        self._file.store()
+
+    def close(self, *, is_finished: bool) -> None:
+        """Write what is left."""
+        self._file.close()
+
+
+class _Table:
+    """A CSV file whose columns are the numbers of its first entry."""
+
+    def __init__(self, url: str) -> None:
+        self._file = _TextFile(url)
+        self._writer: csv.DictWriter[str] | None = None
+
+    def add(self, entry: Mapping[str, Any]) -> None:
+        row = {"step": entry["step"], "epoch": entry["epoch"]} | scalars(entry)
+        if self._writer is None:
+            self._writer = csv.DictWriter(self._file, list(row), extrasaction="ignore", lineterminator="\n")
+            self._writer.writeheader()
+        self._writer.writerow(row)
+
+    def store(self) -> None:
+        self._file.store()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class CSVFiles(Tracker):
+    """`steps.csv` and `evaluations.csv`, with the numbers of the history; those of groups as `recall/CLASS`.
+
+    Args:
+        url: path or URL of their folder.
+    """
+
+    name = "csv"
+
+    def __init__(self, url: str) -> None:
+        self._url = url.rstrip("/")
+
+    def begin(self, start: RunStart, state: Any) -> None:
+        """Write the history so far."""
+        self._steps, self._evaluations = (_Table(f"{self._url}/{name}.csv") for name in ("steps", "evaluations"))
+        for entry in start.history.get("steps", ()):
+            self._steps.add(entry)
+        for entry in start.history.get("evaluations", ()):
+            self._evaluations.add(entry)
+
+    def steps(self, entry: Mapping[str, Any]) -> None:
+        """Write a row."""
+        self._steps.add(entry)
+
+    def evaluation(self, entry: Mapping[str, Any]) -> None:
+        """Write a row."""
+        self._evaluations.add(entry)
+        self._steps.store()
+        self._evaluations.store()
+
+    def close(self, *, is_finished: bool) -> None:
+        """Write what is left."""
+        self._steps.close()
+        self._evaluations.close()

@@ -1,0 +1,107 @@
+"""A run of MLflow with the configuration as parameters and the history as metrics."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ...sharding.errors import ConfigError, TrainingError
+from ...sharding.messages import brief
+from .tracker import RunStart, Tracker
+from .values import scalars
+
+__all__ = ["MLflow"]
+
+_MOST_PARAMETERS = 100  # of one request
+_LONGEST = 500  # characters of a parameter, in older servers
+
+
+class MLflow(Tracker):
+    """One run of MLflow, which a resumed run continues: checkpoints hold its number.
+
+    Args:
+        uri: tracking server, `http://...`; or path of a folder.
+        experiment: name of the experiment, which is created if need be.
+        run: name of the run; None: MLflow invents one.
+
+    Raises:
+        ConfigError: MLflow is not installed.
+    """
+
+    name = "mlflow"
+
+    def __init__(self, uri: str, experiment: str, run: str | None) -> None:
+        if "://" not in uri:  # MLflow 3 asks for this where it is a folder that was asked for
+            os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+        try:
+            from mlflow import entities
+            from mlflow.tracking import MlflowClient
+        except ImportError as error:
+            raise ConfigError("track.mlflow needs MLflow; install it with: pip install 'ringfeed[mlflow]'") from error
+        self._client: Any
+        self._entities: Any = entities
+        self._make_client, self._uri, self._experiment, self._run = MlflowClient, uri, experiment, run
+        self._id: str | None = None
+
+    def begin(self, start: RunStart, state: Any) -> None:
+        """Continue the run of `state`, or create one.
+
+        Raises:
+            TrainingError: the server does not answer, or refuses.
+        """
+        try:
+            self._client = self._make_client(tracking_uri=self._uri, registry_uri=self._uri)
+            if state is None:
+                self._id = self._create(start)
+            else:
+                self._id = state
+                self._client.update_run(self._id, status="RUNNING")
+        except Exception as error:
+            raise TrainingError(f"track.mlflow={self._uri}: {brief(error)}") from error
+
+    def _create(self, start: RunStart) -> str:
+        found = self._client.get_experiment_by_name(self._experiment)
+        experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
+        run: str = self._client.create_run(experiment, run_name=self._run).info.run_id
+        parameters = [
+            self._entities.Param(name, text[:_LONGEST]) for name, text in _flat({"ranks": start.ranks, **start.config})
+        ]
+        for first in range(0, len(parameters), _MOST_PARAMETERS):
+            self._client.log_batch(run, params=parameters[first : first + _MOST_PARAMETERS])
+        return run
+
+    def state(self) -> str | None:
+        """The number of MLflow's run."""
+        return self._id
+
+    def _log(self, group: str, entry: Mapping[str, Any]) -> None:
+        now = int(time.time() * 1000)
+        values = scalars(entry).items()
+        metrics = [self._entities.Metric(f"{group}/{name}", value, now, entry["step"]) for name, value in values]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def steps(self, entry: Mapping[str, Any]) -> None:
+        """Log the numbers."""
+        self._log("train", entry)
+
+    def evaluation(self, entry: Mapping[str, Any]) -> None:
+        """Log the numbers."""
+        self._log("evaluation", entry)
+
+    def close(self, *, is_finished: bool) -> None:
+        """End MLflow's run: FINISHED, or KILLED where steps are left."""
+        self._client.set_terminated(self._id, "FINISHED" if is_finished else "KILLED")
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Dotted keys and values as text."""
+    found: list[tuple[str, str]] = []
+    for key, value in tree.items():
+        if isinstance(value, Mapping) and value and not prefix:
+            found += _flat(value, f"{key}.")
+        else:
+            found.append((f"{prefix}{key}", value if isinstance(value, str) else json.dumps(value)))
+    return found
