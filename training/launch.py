@@ -20,12 +20,14 @@ from ..sharding.errors import ConfigError
 from .backends.local_cluster import LocalCluster
 from .config.backend import HOROVOD, MULTI_WORKER, PARAMETER_SERVER
 from .config.config_file import load_config
+from .config.synchronisation import refuse_elastic
 from .config.train_config import TrainConfig
 from .elastic.processes import INTERRUPTED, SAVE_SECONDS, Asked, Ending, cause_of_death, start_rank
 from .elastic.restarts import Restarts, WantedRanks
 from .elastic.supervisor import Supervisor
 from .loop.stopping import TERMINATED
 from .ring.horovod import local_ranks
+from .ring.host_groups import host_groups
 from .ring.launched import Report
 from .ring.workers import local_workers
 from .ring.world import refuse_settings
@@ -166,6 +168,10 @@ def _checked(args: argparse.Namespace, train: argparse.Namespace | None) -> Trai
         raise ConfigError("--elastic goes on from checkpoints, which checkpoint.resume=false forbids; leave it out")
     if args.elastic and config.sync.clients is not None:
         raise ConfigError("sync.clients gives each rank a part of its own, so none can come or go: leave out --elastic")
+    if args.elastic:
+        refuse_elastic(config.sync)
+    if config.sync.hierarchical:
+        host_groups(["here"] * args.ranks)
     if args.elastic and train.lr_find:
         raise ConfigError("--lr-find runs 100 steps, and has no checkpoint to go on from: leave out --elastic")
     return config

@@ -24,6 +24,7 @@ from .backends.cluster import CHIEF, cluster_from_environment
 from .config.backend import HOROVOD, MULTI_WORKER, PARAMETER_SERVER
 from .config.config_file import load_config
 from .config.keys import describe_keys
+from .config.synchronisation import refuse_elastic
 from .elastic.members import Members, open_members
 from .loop.outputs import check_writable, encode_metrics
 from .loop.reporting import configure_logging
@@ -202,6 +203,7 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
         _write_timeline(config.track.timeline, world)
     members = open_members()
     if members is not None and not args.lr_find:
+        refuse_elastic(config.sync)
         _train_elastically(config, members, watch, args)
         return
     if config.backend == MULTI_WORKER:
@@ -209,7 +211,7 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
     with quiet_tensorflow():
         from .ring.connect import connect
 
-        ring = connect(backend=config.backend)
+        ring = connect(backend=config.backend, hierarchical=config.sync.hierarchical)
     with _watching(config, ring, watch, args) as check:
         if args.lr_find:
             _find_learning_rate(config, ring, check, args)

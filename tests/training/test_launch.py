@@ -252,6 +252,14 @@ def test_a_rank_that_stalls_is_named_with_its_place_and_all_end(run_folder: Path
             ["-n", "2", "--elastic", "train", "--config", "run.yaml", "--set", "checkpoint.resume=false"],
             "--elastic goes on from checkpoints, which checkpoint.resume=false forbids; leave it out",
         ),
+        (
+            ["-n", "2", "--elastic", "train", "--config", "run.yaml", "--set", "sync.hierarchical=true"],
+            "sync.hierarchical=true does not go with elastic runs",
+        ),
+        (
+            ["-n", "2", "train", "--config", "run.yaml", "--set", "sync.hierarchical=true"],
+            "sync.hierarchical=true needs several hosts, and several ranks on one of them, got 2 ranks and one host",
+        ),
         (["-n", "2", "--ranks-file", "x", "train", "--config", "run.yaml"], "--ranks-file needs --elastic"),
         (["-n", "2", "--ranks-file", "x", "bench-ring"], "--ranks-file needs --elastic"),
     ],

@@ -30,6 +30,7 @@ _ON_SERVERS: _Only = {  # the only value of a key, and why
     "sync.method": ("every_step", "workers hold no weights of their own that could be averaged"),
     "sync.shares": ("equal", "fast workers take over what slow ones have left"),
     "sync.batch_norm": (False, "workers share no batch"),
+    "sync.hierarchical": (False, "workers reduce nothing among themselves"),
     "optimizer.accumulate": (1, "each batch of a worker is an update"),
     "ema.decay": (None, "its updates have no common order"),
     "checkpoint.commit_steps": (None, "workers hold no weights of their own"),
@@ -43,6 +44,7 @@ _BY_TENSORFLOW: _Only = {
     "sync.method": ("every_step", "TensorFlow reduces the gradients of every step"),
     "sync.shares": ("equal", "all have the same number of samples"),
     "sync.batch_norm": (False, "TensorFlow reduces gradients alone"),
+    "sync.hierarchical": (False, "TensorFlow chooses the way"),
     "checkpoint.commit_steps": (None, "no rank that dies is replaced"),
     "track.timeline": (None, "Horovod writes it"),
 }

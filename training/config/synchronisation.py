@@ -9,7 +9,14 @@ from ...sharding.errors import ConfigError
 from .checks import key, one_of, require, require_finite, require_size
 from .optimizer import OptimizerConfig
 
-__all__ = ["COMPRESSIONS", "MOMENTUM_FIRST", "CompressionConfig", "SyncConfig", "check_synchronisation"]
+__all__ = [
+    "COMPRESSIONS",
+    "MOMENTUM_FIRST",
+    "CompressionConfig",
+    "SyncConfig",
+    "check_synchronisation",
+    "refuse_elastic",
+]
 
 COMPRESSIONS = ("none", "fp16", "bf16", "top_k", "dgc", "powersgd", "qsgd", "terngrad", "onebit")
 METHODS = ("every_step", "local_sgd", "post_local_sgd", "diloco", "fedavg", "gossip")
@@ -105,6 +112,7 @@ class SyncConfig:
         "fedavg: the ranks' own parts, one each: names of splits, or conditions on data.train_split such as "
         "carrier == 'AA'; null: equal shares of each batch",
     )
+    hierarchical: bool = key(False, "reduce within each host, between one rank of each host, and back within the host")
     batch_norm: bool = key(False, "normalise batches over the samples of all ranks, not each rank's own")
     shares: str = key("equal", "of the ranks in each global batch: equal, or speed: what each can do in the same time")
     share_bound: float = key(4.0, "speed: a share is at most this many times more or less than an equal one")
@@ -143,6 +151,7 @@ def check_synchronisation(
         ConfigError: two do not; the message names both, the reason and a remedy.
     """
     method = compression.method
+    _check_hierarchical(compression, sync)
     if sync.shares == "speed" and deterministic:
         reason = "measured times differ between runs, and with the shares the order of additions"
         raise _refusal("sync.shares", "speed", "deterministic=true", reason, "deterministic=false")
@@ -173,6 +182,33 @@ def check_synchronisation(
     if method == "fp16" and precision == "float16":
         reason = "small gradients, which the loss scale saves, would be lost on the wire"
         raise _refusal("compression.method", method, "precision=float16", reason, "compression.method=bf16")
+
+
+def refuse_elastic(sync: SyncConfig) -> None:
+    """Refuse what an elastic run cannot do.
+
+    Raises:
+        ConfigError: `sync` asks for it.
+    """
+    if sync.hierarchical:
+        raise ConfigError(
+            "sync.hierarchical=true does not go with elastic runs: Horovod waits for ever where it removes the process "
+            "sets of a rank that died; use sync.hierarchical=false, or leave out --elastic"
+        )
+
+
+def _check_hierarchical(compression: CompressionConfig, sync: SyncConfig) -> None:
+    if not sync.hierarchical:
+        return
+    if compression.method != "none":
+        reason = "only dense tensors are reduced in two levels"
+        pair = f"compression.method={compression.method}"
+        raise _refusal("sync.hierarchical", "true", pair, reason, "one of the two")
+    if sync.method == "gossip":
+        raise _refusal("sync.hierarchical", "true", "sync.method=gossip", "it exchanges pairs", "sync.method=local_sgd")
+    if sync.batch_norm:
+        reason = "statistics are reduced within the forward pass, whose gradient has one level"
+        raise _refusal("sync.hierarchical", "true", "sync.batch_norm=true", reason, "one of the two")
 
 
 def _check_momentum_first(compression: CompressionConfig, optimizer: OptimizerConfig) -> None:

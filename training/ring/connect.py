@@ -14,6 +14,7 @@ import tensorflow as tf
 from ...sharding.errors import TrainingError
 from ..config.backend import HOROVOD, MULTI_WORKER
 from .connections import open_sockets
+from .hierarchical_ring import DYNAMIC, HierarchicalRing
 from .horovod import require_horovod
 from .horovod_ring import HorovodRing
 from .ring import Ring, SoloRing
@@ -24,15 +25,21 @@ from .world import World, world_from_environment
 __all__ = ["connect", "join", "pin_gpu", "prepare", "share_cores"]
 
 
-def connect(environ: Mapping[str, str] = os.environ, backend: str = HOROVOD) -> Ring:
+def connect(environ: Mapping[str, str] = os.environ, backend: str = HOROVOD, *, hierarchical: bool = False) -> Ring:
     """Join the ring that this process belongs to.
 
     A process that no launcher started is a `SoloRing`, whether or not Horovod is installed, and so is one of a backend
     of one process. Each rank of a host uses its own GPU and its share of the cores. Call it before TensorFlow runs
     anything.
 
+    Args:
+        environ: environment variables.
+        backend: one of the configuration's.
+        hierarchical: whether reductions have two levels, within hosts and between them.
+
     Raises:
-        ConfigError: the backend is `MULTI_WORKER`, and ``TF_CONFIG`` names no workers.
+        ConfigError: the backend is `MULTI_WORKER`, and ``TF_CONFIG`` names no workers; or `hierarchical`, and there
+            are no two levels.
         TrainingError: the process was started as a rank, and Horovod is missing, broken, or sees a different number of
             ranks; or the host has fewer GPUs than ranks.
     """
@@ -43,6 +50,8 @@ def connect(environ: Mapping[str, str] = os.environ, backend: str = HOROVOD) -> 
         return SoloRing()
     size = world.size
     hvd = prepare(world)
+    if hierarchical:
+        os.environ[DYNAMIC] = "1"
     ring = join(hvd)
     if ring.size != size:
         raise TrainingError(
@@ -50,7 +59,7 @@ def connect(environ: Mapping[str, str] = os.environ, backend: str = HOROVOD) -> 
             "protocol of this launcher (horovodrun --gloo needs Gloo, mpirun and srun need MPI). See `ringfeed doctor`"
         )
     pin_gpu(ring.local_rank, ring.local_size)
-    return ring
+    return HierarchicalRing(hvd) if hierarchical else ring
 
 
 def _join_workers(environ: Mapping[str, str]) -> WorkerRing:

@@ -49,12 +49,15 @@ class HorovodRing:
         received: list[Tensor] = [None] * len(sent)
         for dtype in sorted({t.dtype.name for t in sent}):
             places = [i for i, t in enumerate(sent) if t.dtype.name == dtype]
-            for place, tensor in zip(
-                places, self._hvd.grouped_allreduce([sent[i] for i in places], op=op), strict=True
-            ):
+            for place, tensor in zip(places, self._reduced([sent[i] for i in places], op), strict=True):
                 tensor.set_shape(sent[place].shape)
                 received[place] = tensor
         return [tf.cast(r, t.dtype) for r, t in zip(received, tensors, strict=True)]
+
+    def _reduced(self, tensors: Sequence[Tensor], op: Any) -> list[Tensor]:
+        """Reduce tensors of one dtype."""
+        reduced: list[Tensor] = self._hvd.grouped_allreduce(tensors, op=op)
+        return reduced
 
     def allreduce_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The mean over ranks of each tensor."""

@@ -20,6 +20,7 @@ from ringfeed.training.compression.sign_momentum import SignMomentum
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.config.synchronisation import CompressionConfig
 from ringfeed.training.loop.synchronisation import build_synchronizer
+from ringfeed.training.ring.hierarchical_ring import DYNAMIC
 from ringfeed.training.ring.ring import SoloRing
 from tests.helpers.lean import lean_environment
 
@@ -43,7 +44,7 @@ def test_three_ranks_agree_by_every_method_and_a_resumed_run_has_the_same_bits(f
     pytest.importorskip("horovod", reason="Horovod is built by: make setup")
     launcher = str(Path(sys.executable).parent / "horovodrun")
     program = [sys.executable, "-m", "tests.training.compression.three_ranks", flights, str(tmp_path)]
-    environment = lean_environment({"PYTHONPATH": str(ROOT)})
+    environment = lean_environment({"PYTHONPATH": str(ROOT), DYNAMIC: "1"})
     command = [launcher, "-np", "3", "--gloo", *program]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
@@ -52,6 +53,7 @@ def test_three_ranks_agree_by_every_method_and_a_resumed_run_has_the_same_bits(f
     _check_clients(results.pop("clients"))
     for name, expected in EXPECTED_BYTES.items():
         assert results[name]["bytes"] == pytest.approx(expected, rel=1e-6), name
+    assert results["hierarchical"]["weights"] == pytest.approx(results["every_step"]["weights"], abs=2e-6)
     assert results["local_sgd, 1"]["weights"] == pytest.approx(results["plain"]["weights"], abs=2e-6)
     assert results["local_sgd, 4"]["bytes"] == pytest.approx(4 / 3 * ((MATRIX_BYTES + VECTOR_BYTES) / 4 + SCALAR_BYTES))
     alone = results["batch_norm, alone"]
@@ -105,6 +107,12 @@ def _check_clients(found: dict[str, Any]) -> None:
             {"sync": {"method": "diloco"}, "compression": {"method": "qsgd"}},
             "with sync.method=diloco: a round exchanges weights",
         ),
+        ({"sync": {"hierarchical": True}, "compression": {"method": "fp16"}}, "only dense tensors are reduced in two"),
+        (
+            {"sync": {"hierarchical": True, "method": "gossip"}},
+            "sync.method=gossip: it exchanges pairs; use sync.metho",
+        ),
+        ({"sync": {"hierarchical": True, "batch_norm": True}}, "within the forward pass, whose gradient has one level"),
         ({"sync": {"method": "gossip"}, "precision": "float16"}, "loss scales of the ranks could part; use"),
         ({"sync": {"method": "post_local_sgd"}}, "sync.start_step must be at least 1 for post_local_sgd, got 0"),
     ],

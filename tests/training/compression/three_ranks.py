@@ -37,6 +37,8 @@ from ringfeed.training.loop.trainer import Trainer
 from ringfeed.training.optimizers.build import build_schedule
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.connect import connect
+from ringfeed.training.ring.hierarchical_ring import HierarchicalRing
+from ringfeed.training.ring.horovod import require_horovod
 from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.ring import Ring, SoloRing
 from ringfeed.training.ring.same_weights import assert_same_weights
@@ -45,6 +47,7 @@ STEPS, RANKS = 16, 3
 SGD = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.0}
 METHODS: dict[str, dict[str, Any]] = {
     "every_step": {},
+    "hierarchical": {},
     "fp16": {"compression": {"method": "fp16"}},
     "bf16": {"compression": {"method": "bf16"}},
     "top_k": {"compression": {"method": "top_k", "ratio": 0.05}},
@@ -173,8 +176,9 @@ def main() -> None:
     ring = connect()
     average_a_small_matrix(ring)
     results = {"clients": train_clients(ring, *sys.argv[1:])}
+    levels = HierarchicalRing(require_horovod(RANKS), host="ab"[ring.rank // 2])
     for name, options in METHODS.items():
-        train = build(ring, options)
+        train = build(levels if name == "hierarchical" else ring, options)
         once, again = train(False), train(True)
         assert once == again, (name, once, again)
         results[name] = once
