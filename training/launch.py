@@ -172,6 +172,8 @@ def _checked(args: argparse.Namespace, train: argparse.Namespace | None) -> Trai
         refuse_elastic(config.sync)
     if config.sync.hierarchical:
         host_groups(["here"] * args.ranks)
+    if args.elastic and config.max_time is not None:
+        raise ConfigError("--elastic keeps a run going, and max_time ends it: leave one out")
     if args.elastic and train.lr_find:
         raise ConfigError("--lr-find runs 100 steps, and has no checkpoint to go on from: leave out --elastic")
     return config

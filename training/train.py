@@ -63,6 +63,11 @@ checkpoint and exits with status 75 (without checkpoint.url 143); Ctrl-C ends at
 keys of the configuration and of --set [default]:
 """
 
+_SHORT_RUNS = (  # flags that set keys
+    ("--max-steps", "N", "stop after N steps; the same as --set max_steps=N"),
+    ("--max-time", "TIME", "stop after a time such as 90s, 30m or 1h30m, with a checkpoint and status 0"),
+    ("--overfit-batches", "N", "train on the same N batches in each epoch, whose loss a sound model brings near 0"),
+)
 _PLOTS = (".png", ".svg", ".pdf", ".json")
 _TIMELINE = "HOROVOD_TIMELINE"
 _INTERRUPTED = 130  # exit status
@@ -103,6 +108,26 @@ class _StopRequest:
         return self._watch.is_terminating
 
 
+class _SetKey(argparse.Action):
+    """Overrides the key of the flag's name: `--max-time 2h` is `--set max_time=2h`."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        namespace.overrides = [*namespace.overrides, f"{self.dest}={values}"]
+
+
+class _PrintSchema(argparse.Action):
+    """Prints the schema and exits."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **{**options, "nargs": 0, "default": argparse.SUPPRESS})
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        from .config.json_schema import config_schema
+
+        sys.stdout.write(json.dumps(config_schema(), indent=1) + "\n")
+        parser.exit()
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments and the help of `ringfeed train`, with all keys of the configuration."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
@@ -134,6 +159,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="do not train, but try 100 steps with a rising learning rate, print where the loss falls most steeply, "
         "and write a plot (.png, .svg, .pdf) or the figures (.json)",
     )
+    for flag, unit, text in _SHORT_RUNS:
+        parser.add_argument(flag, metavar=unit, action=_SetKey, default=argparse.SUPPRESS, help=text)
+    parser.add_argument("--print-schema", action=_PrintSchema, help="print the JSON schema of the file, for editors")
     parser.add_argument(
         "--json",
         action="store_true",
@@ -163,6 +191,9 @@ def run(args: argparse.Namespace) -> int:
             raise
         return leave("interrupted", _INTERRUPTED)
     except Stopped as stopped:  # as on all ranks
+        if stopped.status == 0:
+            _say_stopped(str(stopped), as_json=args.json)
+            return 0
         return leave(str(stopped), stopped.status)
     except RingfeedError as error:
         return leave(str(error), 1)
@@ -174,6 +205,14 @@ def run(args: argparse.Namespace) -> int:
         sys.stderr.write(without_secrets(traceback.format_exc()))
         return leave(f"{type(error).__name__}: {_brief(error)}", 1)
     return 0
+
+
+def _say_stopped(message: str, *, as_json: bool) -> None:
+    """Say on rank 0 that the time of the run was over."""
+    world = world_from_environment(os.environ) or worker_world(os.environ)
+    if world is None or world.rank == 0:
+        event = json.dumps({"event": "stopped", "message": message, "status": 0})
+        sys.stderr.write(f"{event if as_json else f'ringfeed train: {message}'}\n")
 
 
 def _brief(error: Exception) -> str:

@@ -23,6 +23,7 @@ class Pace:
         samples: samples of this rank in an epoch.
         batch_size: samples of each of its batches, but for the last.
         step_samples: samples of a step over all ranks; the mean if they differ.
+        repeats: whether each epoch has the batches of the first.
 
     >>> pace = Pace(batches=2, steps=5, samples=7, batch_size=4, step_samples=5.2)
     >>> [pace.trains(step) for step in range(5)]
@@ -36,6 +37,7 @@ class Pace:
     samples: int
     batch_size: int
     step_samples: float
+    repeats: bool = False
 
     def batches_before(self, step: int) -> int:
         """Return how many batches this rank has trained on before a step of an epoch."""
@@ -53,4 +55,4 @@ class Pace:
     def batch_at(self, step: int) -> tuple[int, int]:
         """Return epoch and number of the last batch that this rank had by a step of the run, that step included."""
         epoch, inner = divmod(step, self.steps)
-        return epoch, self.batches_before(inner + 1) - 1
+        return 0 if self.repeats else epoch, self.batches_before(inner + 1) - 1

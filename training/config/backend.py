@@ -36,6 +36,8 @@ _ON_SERVERS: _Only = {  # the only value of a key, and why
     "checkpoint.commit_steps": (None, "workers hold no weights of their own"),
     "output.records": (None, "they are of the ranks of a ring"),
     "output.prometheus_port": (None, "they are of the ranks of a ring"),
+    "max_time": (None, "their chief watches no time"),
+    "overfit_batches": (None, "each worker takes the next batches"),
     "track.profile": (None, "the chief, which it would trace, takes no steps"),
     "track.timeline": (None, "it is of a ring"),
 }
@@ -63,7 +65,7 @@ _WITHOUT: Mapping[str, _Only] = {
 class ParameterServerConfig:
     """Options of a run on parameter servers."""
 
-    mode: str = key("async", f"of the workers' updates: {', '.join(MODES)}")
+    mode: str = key("async", f"of the workers' updates: {', '.join(MODES)}", choices=MODES)
     staleness: int = key(4, "ssp: steps that a worker may be ahead of the slowest when it begins one")
     threshold: float = key(0.01, "asp: share of a weight that a change must exceed at first, later by 1 / sqrt(step)")
     backup_workers: int = key(0, "sync: workers whose gradients a step does not wait for")
@@ -94,7 +96,7 @@ def check_backend(backend: str, options: ParameterServerConfig, precision: str, 
     if backend != PARAMETER_SERVER and options != ParameterServerConfig():
         raise ConfigError(f"parameter_server needs backend={PARAMETER_SERVER}, got backend={backend}")
     for name, (allowed, reason) in _WITHOUT.get(backend, {}).items():
-        group, _, leaf = name.partition(".")
+        group, _, leaf = name.rpartition(".")
         value = getattr(groups[group], leaf)
         if value != allowed:
             shown = "null" if allowed is None else allowed

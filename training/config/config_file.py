@@ -217,7 +217,7 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     Locations (`data.url`, `data.cache`, `checkpoint`, `output`, `track`), what is fetched ahead, length and evaluation
     of a run do not count.
     """
-    neutral = {"data.url", "data.eval_split", "eval_every_epochs", "deterministic", "max_steps", "epochs"}
+    neutral = {"data.url", "data.eval_split", "eval_every_epochs", "deterministic", "max_steps", "max_time", "epochs"}
     neutral |= {"schedule.total_epochs", "schedule.total_steps"}  # `stretched_schedule` compares them
     neutral |= {"watchdog_seconds", "data.cache", "data.cache_bytes", "data.fetch_threads", "data.prefetch_bytes"}
     neutral |= {"metrics"}

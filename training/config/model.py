@@ -8,7 +8,7 @@ from typing import Any
 
 from ...pipeline.transforms.image_options import ColourJitter, RandomCrop
 from ...sharding.errors import ConfigError
-from .checks import are_sizes, is_function, is_pattern, key, one_of, require, require_size
+from .checks import FUNCTION, are_sizes, is_function, is_pattern, key, one_of, require, require_size
 
 __all__ = ["APPLICATIONS", "AugmentConfig", "ModelConfig"]
 
@@ -25,6 +25,8 @@ class ModelConfig:
     name: str = key(
         "tabular",
         f"{', '.join(MODELS)}, keras.applications:NAME, or module:function, called with (manifest, config)",
+        choices=MODELS,
+        pattern=f"^{FUNCTION}$",
     )
     weights: str | None = key(
         None,
@@ -32,7 +34,7 @@ class ModelConfig:
         is_path=True,
     )
     hidden: tuple[int, ...] = key((256, 128), "tabular, convnet: units of the hidden layers before the output")
-    norm: str = key("batch", f"normalisation: {', '.join(NORMS)}")
+    norm: str = key("batch", f"normalisation: {', '.join(NORMS)}", choices=NORMS)
     dropout: float = key(0.0, "fraction of hidden units dropped in training, in [0, 1)")
     embedding_dim: int | None = key(None, "width of embeddings; null: 1.6 * categories ** 0.56, at most 32")
     filters: tuple[int, ...] = key((32, 64), "convnet: filters of each block; each block halves the image")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...sharding.errors import ConfigError
-from .checks import is_function, is_pattern, key, one_of, require, require_finite, require_size
+from .checks import FUNCTION, is_function, is_pattern, key, one_of, require, require_finite, require_size
 
 __all__ = [
     "DECAYS",
@@ -39,13 +39,22 @@ WITHOUT_EPS = ("paper", "tf-models", "tf-models-popular")  # of lars
 class OptimizerConfig:
     """Options of the optimizer."""
 
-    name: str = key("lars", f"{', '.join(OPTIMIZERS)}, or module:function, such as keras.optimizers:Lion")
+    name: str = key(
+        "lars",
+        f"{', '.join(OPTIMIZERS)}, or module:function, such as keras.optimizers:Lion",
+        choices=OPTIMIZERS,
+        pattern=f"^{FUNCTION}$",
+    )
     variant: str | None = key(
-        None, "; ".join(f"{name}: {', '.join(names)}" for name, names in VARIANTS.items()) + "; null: the first"
+        None,
+        "; ".join(f"{name}: {', '.join(names)}" for name, names in VARIANTS.items()) + "; null: the first",
+        choices=tuple(name for names in VARIANTS.values() for name in names),
     )
     learning_rate: float = key(1.0, "peak learning rate; for a batch of base_batch_size, if that is given")
     base_batch_size: int | None = key(None, "the peak is learning_rate scaled by batch_size / base_batch_size")
-    scaling: str = key("linear", "how the peak grows with the batch: linear, or sqrt (its square root)")
+    scaling: str = key(
+        "linear", "how the peak grows with the batch: linear, or sqrt (its square root)", choices=SCALINGS
+    )
     weight_decay: float = key(0.0, "lars, lamb: added to the step before its norm is taken; sgd, adamw: decoupled")
     momentum: float = key(0.9, "lars, sgd")
     nesterov: bool = key(False, "lars, sgd")
@@ -118,12 +127,14 @@ class OptimizerConfig:
 class ScheduleConfig:
     """Options of the learning rate over the run."""
 
-    decay: str = key("cosine", f"after the warm-up: one of {', '.join(DECAYS)}")
+    decay: str = key("cosine", f"after the warm-up: one of {', '.join(DECAYS)}", choices=DECAYS)
     total_epochs: float | None = key(
         None, "length of the schedule, warm-up included; null: epochs. Set it to raise epochs"
     )
     total_steps: int | None = key(None, "the same in steps")
-    warmup: str = key("gradual", "gradual: rises linearly (one-cycle: as a cosine); constant: stays at init_factor")
+    warmup: str = key(
+        "gradual", "gradual: rises linearly (one-cycle: as a cosine); constant: stays at init_factor", choices=WARMUPS
+    )
     warmup_epochs: float = key(0.0, "epochs of warm-up, fractions allowed")
     warmup_steps: int | None = key(None, "the same in steps")
     init_factor: float = key(0.0, "learning rate at step 0 of the warm-up, as a fraction of the peak")

@@ -24,7 +24,9 @@ class CheckpointConfig:
     )
     keep: int = key(3, "number of the newest checkpoints to keep")
     resume: bool = key(True, "resume from the newest checkpoint; false: the folder must hold none")
-    on_damage: str = key("error", "if the newest checkpoint is damaged: error, or previous (with a warning)")
+    on_damage: str = key(
+        "error", "if the newest checkpoint is damaged: error, or previous (with a warning)", choices=DAMAGE_POLICIES
+    )
 
     def __post_init__(self) -> None:
         require(self.url != "", "checkpoint.url", "a path or URL, or null", self.url)

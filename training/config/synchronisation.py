@@ -21,6 +21,8 @@ __all__ = [
 COMPRESSIONS = ("none", "fp16", "bf16", "top_k", "dgc", "powersgd", "qsgd", "terngrad", "onebit")
 METHODS = ("every_step", "local_sgd", "post_local_sgd", "diloco", "fedavg", "gossip")
 AGGREGATES = ("mean", "median", "trimmed")
+SHARES = ("equal", "speed")
+STATES = ("keep", "average")
 TOPOLOGIES = ("ring", "random")
 MOMENTUM_FIRST = ("dgc", "onebit")
 """Methods that apply the momentum of SGD on each rank, before the average."""
@@ -33,7 +35,7 @@ _DGC_EPOCHS, _DGC_SHARE = 4.0, 0.3  # of warm-up: the paper's, but of a short ru
 class CompressionConfig:
     """Options of gradient compression."""
 
-    method: str = key("none", f"of gradients on the wire: {', '.join(COMPRESSIONS)}")
+    method: str = key("none", f"of gradients on the wire: {', '.join(COMPRESSIONS)}", choices=COMPRESSIONS)
     ratio: float | None = key(None, "top_k, dgc: share of entries that are sent; null: 0.01 for top_k, 0.001 for dgc")
     rank: int = key(1, "powersgd: rank of the factors")
     min_rate: float = key(2.0, "powersgd: matrices that it makes less than this many times smaller stay dense")
@@ -99,14 +101,16 @@ class CompressionConfig:
 class SyncConfig:
     """Options of when ranks synchronise, and what."""
 
-    method: str = key("every_step", f"of keeping ranks in step: {', '.join(METHODS)}")
+    method: str = key("every_step", f"of keeping ranks in step: {', '.join(METHODS)}", choices=METHODS)
     every: int = key(8, "local_sgd, diloco, fedavg, gossip: steps of a round, which each rank does alone")
     start_step: int = key(0, "post_local_sgd: number of synchronous steps at the start")
     outer_learning_rate: float = key(0.7, "diloco: of the outer SGD")
     outer_momentum: float = key(0.9, "diloco: Nesterov's")
-    aggregate: str = key("mean", f"fedavg: {', '.join(AGGREGATES)} of the ranks' weights; mean counts samples")
+    aggregate: str = key(
+        "mean", f"fedavg: {', '.join(AGGREGATES)} of the ranks' weights; mean counts samples", choices=AGGREGATES
+    )
     trim: float = key(0.34, "fedavg, trimmed: share of ranks that is left out at either end, in (0, 0.5)")
-    topology: str = key("ring", "gossip: ring (two neighbours in turn), or random pairs")
+    topology: str = key("ring", "gossip: ring (two neighbours in turn), or random pairs", choices=TOPOLOGIES)
     clients: tuple[str, ...] | None = key(
         None,
         "fedavg: the ranks' own parts, one each: names of splits, or conditions on data.train_split such as "
@@ -114,9 +118,11 @@ class SyncConfig:
     )
     hierarchical: bool = key(False, "reduce within each host, between one rank of each host, and back within the host")
     batch_norm: bool = key(False, "normalise batches over the samples of all ranks, not each rank's own")
-    shares: str = key("equal", "of the ranks in each global batch: equal, or speed: what each can do in the same time")
+    shares: str = key(
+        "equal", "of the ranks in each global batch: equal, or speed: what each can do in the same time", choices=SHARES
+    )
     share_bound: float = key(4.0, "speed: a share is at most this many times more or less than an equal one")
-    optimizer_state: str = key("keep", "after a round: keep each rank's own, or average it too")
+    optimizer_state: str = key("keep", "after a round: keep each rank's own, or average it too", choices=STATES)
 
     def __post_init__(self) -> None:
         one_of("sync.method", self.method, METHODS)
@@ -132,9 +138,9 @@ class SyncConfig:
         one_of("sync.aggregate", self.aggregate, AGGREGATES)
         require(0 < self.trim < 0.5, "sync.trim", "in (0, 0.5)", self.trim)
         one_of("sync.topology", self.topology, TOPOLOGIES)
-        one_of("sync.shares", self.shares, ("equal", "speed"))
+        one_of("sync.shares", self.shares, SHARES)
         require(1 < self.share_bound < math.inf, "sync.share_bound", "finite and above 1", self.share_bound)
-        one_of("sync.optimizer_state", self.optimizer_state, ("keep", "average"))
+        one_of("sync.optimizer_state", self.optimizer_state, STATES)
         robust = self.method == "fedavg" or self.aggregate == "mean"
         require(robust, "sync.aggregate", "mean but for fedavg", self.aggregate)
         if self.clients is not None:

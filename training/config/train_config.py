@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from .backend import BACKENDS, ParameterServerConfig, check_backend
-from .checks import key, one_of, require, require_finite, require_size
+from .checks import duration_seconds, key, one_of, require, require_finite, require_size
 from .data import DataConfig
 from .loss import LossConfig
 from .model import AugmentConfig, ModelConfig
@@ -45,12 +45,18 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
-    task: str = key("multiclass", f"what to predict: {', '.join(TASKS)}")
+    task: str = key("multiclass", f"what to predict: {', '.join(TASKS)}", choices=TASKS)
     metrics: tuple[str, ...] | None = key(None, "metrics of evaluations, such as [accuracy, top_5]; null: the task's")
-    backend: str = key("horovod", f"what processes exchange gradients by: {', '.join(BACKENDS)}")
-    precision: str = key("float32", f"dtype of computation in layers: one of {', '.join(PRECISIONS)}")
+    backend: str = key("horovod", f"what processes exchange gradients by: {', '.join(BACKENDS)}", choices=BACKENDS)
+    precision: str = key(
+        "float32", f"dtype of computation in layers: one of {', '.join(PRECISIONS)}", choices=PRECISIONS
+    )
     epochs: int = key(1, "passes over the training split")
     max_steps: int | None = key(None, "stop after this many steps; null: after all epochs")
+    max_time: str | float | None = key(
+        None, "stop after this time, such as 90s, 30m or 1h30m, with a checkpoint and status 0; null: never"
+    )
+    overfit_batches: int | None = key(None, "train on this many batches, the same in each epoch; null: on all")
     eval_every_epochs: int = key(1, "epochs between evaluations; the last epoch is always evaluated")
     seed: int = key(0, "seed of the weights, the order of samples and dropout")
     watchdog_seconds: float = key(100.0, "end the run if a rank lets the others wait for this long; 0: never")
@@ -66,6 +72,15 @@ class TrainConfig:
         require_finite("watchdog_seconds", self.watchdog_seconds)
         if self.max_steps is not None:
             require(self.max_steps >= 1, "max_steps", "at least 1", self.max_steps)
+        if self.max_time is not None:
+            holds = (duration_seconds(self.max_time) or 0) > 0
+            require(holds, "max_time", "a time such as 90s, 30m or 1h30m, or null", self.max_time)
+            is_kept = self.checkpoint.url is not None
+            require(is_kept, "max_time", "null without checkpoint.url, where the run could not go on", self.max_time)
+        if self.overfit_batches is not None:
+            require(self.overfit_batches >= 1, "overfit_batches", "at least 1", self.overfit_batches)
+            is_common = self.sync.clients is None
+            require(is_common, "overfit_batches", "null with sync.clients, whose batches differ", self.overfit_batches)
         augmentable = self.model.takes_images or not self.augment.random
         require(augmentable, "model.name", "a network for images (such as convnet) for augment", self.model.name)
         if self.schedule.total_steps is None:
@@ -86,7 +101,7 @@ class TrainConfig:
         has_step = not (self.jit_compile or self.model.remat) or self.backend != "parameter_server"
         require(has_step, "backend", "another than parameter_server for jit_compile and model.remat", self.backend)
         names = ("compression", "sync", "optimizer", "ema", "checkpoint", "output", "track")
-        groups = {name: getattr(self, name) for name in names}
+        groups = {name: getattr(self, name) for name in names} | {"": self}
         check_backend(self.backend, self.parameter_server, self.precision, groups)
 
     def schedule_steps(self, steps_per_epoch: int) -> int:

@@ -55,7 +55,16 @@ def own_pace(config: TrainConfig, ring: Ring, loader: Loader) -> Pace:
     if config.sync.clients is None:
         batch_size = config.data.batch_size
         share = even_shares(batch_size, ring.size)[ring.rank]
-        return Pace(batches=batches, steps=batches, samples=batches * share, batch_size=share, step_samples=batch_size)
+        repeats = config.overfit_batches is not None
+        batches = min(batches, config.overfit_batches or batches)
+        return Pace(
+            batches=batches,
+            steps=batches,
+            samples=batches * share,
+            batch_size=share,
+            step_samples=batch_size,
+            repeats=repeats,
+        )
     sizes = ring.allgather_object([batches, loader.records])
     steps = max(size[0] for size in sizes)
     return Pace(

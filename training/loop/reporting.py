@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 QUIET_SECONDS = 15.0  # after this long without a line, one shows that a run of slow steps still works
 
 WAIT_FRACTION = 0.2  # of the time: from here on TensorFlow's profiler says "highly input-bound"
+EARLY_FRACTION, EARLY_SECONDS = 0.3, 30.0  # a run that waits more says so while there is time to change it
 LEAST_SECONDS = 5.0  # of steps; the waits of shorter runs are those of their start
 
 
@@ -78,6 +79,8 @@ class Reporter:
         self._trackers = Trackers(trackers)
         self.steps: list[dict[str, Any]] = []
         self.evaluations: list[dict[str, Any]] = []
+        self._seconds = self._waited = 0.0  # of this process
+        self._has_warned = False
         self._bar: Progress | None = None
         self._last_line = time.monotonic()
         self._begun: tuple[int, float] | None = None  # step and time after the first step, which compiles
@@ -148,6 +151,10 @@ class Reporter:
         self._trackers.steps(entry)
         if not self._is_chief:
             return
+        self._seconds += entry.get("seconds", 0.0)
+        self._waited += entry.get("input_wait_seconds", 0.0)
+        if self._seconds >= EARLY_SECONDS and self._waited > EARLY_FRACTION * self._seconds:
+            self._warn_once(self._waited / self._seconds)
         text = (
             f"epoch {entry['epoch']}  step {entry['step']}/{self._total}  loss {entry['loss']:.4f}  "
             f"lr {entry['learning_rate']:.3g}"
@@ -178,10 +185,15 @@ class Reporter:
         seconds = sum(entry["seconds"] for entry in self.steps)
         waited = sum(entry["input_wait_seconds"] for entry in self.steps)
         if seconds >= LEAST_SECONDS and waited >= WAIT_FRACTION * seconds:
+            self._warn_once(waited / seconds)
+
+    def _warn_once(self, fraction: float) -> None:
+        if not self._has_warned:
             log.warning(
                 "training waited for its input for %.0f%% of the time; to learn why: ringfeed profile --config FILE",
-                100 * waited / seconds,
+                100 * fraction,
             )
+        self._has_warned = True
 
     def history(self) -> dict[str, Any]:
         """Return all entries so far, in JSON's types."""

@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["RESUMABLE", "TERMINATED", "Stopped"]
+import math
+import time
+from collections.abc import Callable
+
+from ..config.checks import duration_seconds
+
+__all__ = ["RESUMABLE", "TERMINATED", "StopRequest", "Stopped"]
 
 RESUMABLE = 75  # exit status: EX_TEMPFAIL of sysexits.h, "the user is invited to retry"
 TERMINATED = 143  # 128 + SIGTERM
@@ -15,14 +21,19 @@ class Stopped(Exception):
         step: number of steps done.
         first_step: number of steps that this process resumed from.
         url: where the checkpoint of `step` is; None if the run keeps none.
+        max_time: the time that was over; None if a signal came.
 
     Attributes:
-        status: the exit status, `RESUMABLE` or `TERMINATED`.
+        status: the exit status, `RESUMABLE` or `TERMINATED`; 0 if the time was over.
     """
 
-    def __init__(self, step: int, first_step: int, url: str | None) -> None:
+    def __init__(self, step: int, first_step: int, url: str | None, max_time: str | float | None = None) -> None:
         self.status = TERMINATED if url is None else RESUMABLE
-        if url is None:
+        if max_time is not None:
+            self.status = 0
+            kept = f"the checkpoint of step {step} is in {url}: the same command resumes"
+            text = f"stopped after max_time={max_time}; {kept}"
+        elif url is None:
             text = (
                 f"stopped by SIGTERM after step {step}; the {step - first_step} steps of this run are lost, since "
                 "checkpoint.url is null"
@@ -30,3 +41,26 @@ class Stopped(Exception):
         else:
             text = f"stopped by SIGTERM; the checkpoint of step {step} is in {url}: the same command resumes"
         super().__init__(text)
+
+
+class StopRequest:
+    """Whether this rank asks to stop: by a signal, or since the time of the run is over.
+
+    Args:
+        check: returns whether a signal has come; what it raises ends the run.
+        max_time: time from now on, as `TrainConfig.max_time`; None: without end.
+
+    Attributes:
+        is_signalled: whether a signal has come.
+    """
+
+    def __init__(self, check: Callable[[], bool], max_time: str | float | None) -> None:
+        self._check = check
+        seconds = math.inf if max_time is None else duration_seconds(max_time)
+        self._deadline = time.monotonic() + (seconds or 0.0)
+        self.is_signalled = False
+
+    def __call__(self) -> bool:
+        """Return whether to stop."""
+        self.is_signalled = self._check() or self.is_signalled
+        return self.is_signalled or time.monotonic() >= self._deadline

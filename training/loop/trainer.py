@@ -36,7 +36,7 @@ from .outputs import METRICS_FORMAT, write_outputs
 from .overflows import check_overflows, check_records, check_weights, is_at_floor
 from .reporting import Reporter
 from .resume import open_store, resume
-from .stopping import Stopped
+from .stopping import Stopped, StopRequest
 from .window import Window
 
 __all__ = ["Trainer", "train"]
@@ -67,7 +67,8 @@ class Trainer:
         memory: Memory | None = None,
         trackers: Sequence[Tracker] = (),
     ) -> None:
-        self.config, self.ring, self._check, self._memory = config, ring, check, memory
+        self.config, self.ring, self._memory = config, ring, memory
+        self._stop_request = StopRequest(check, None if ring.rank else config.max_time)  # one clock for all ranks
         self._assembly = assemble(config, ring)
         self._shares, self.parts = self._assembly.shares, self._assembly.parts
         self.loader = self._shares.loader
@@ -200,11 +201,14 @@ class Trainer:
         functions = self._assembly.augment if trains else self._assembly.preprocess
 
         def read(first: int) -> Any:
-            return preprocessed(loader, epoch, first, *functions, deterministic=self.config.deterministic)
+            repeats = trains and self.pace.repeats
+            deterministic = self.config.deterministic
+            found = preprocessed(loader, 0 if repeats else epoch, first, *functions, deterministic=deterministic)
+            return found.take(self.pace.steps - first) if repeats else found
 
         with loader.own_errors():
             for batch in paced(read, self.pace, start_step) if trains else read(start_step):
-                self._asked_to_stop = self._check() or self._asked_to_stop
+                self._asked_to_stop = self._stop_request()
                 if self._asked_to_stop and not trains:
                     return
                 yield batch
@@ -298,7 +302,9 @@ class Trainer:
         self._report(epoch)
         self._save()
         self.ring.barrier()
-        raise Stopped(self.position.step, self._first_step, self.config.checkpoint.url)
+        by_signal = any(self.ring.allgather_object(self._stop_request.is_signalled))
+        max_time = None if by_signal else self.config.max_time
+        raise Stopped(self.position.step, self._first_step, self.config.checkpoint.url, max_time)
 
     def _settle(self) -> None:
         """Give all ranks the same weights and statistics."""

@@ -63,6 +63,16 @@ def test_a_run_that_waited_for_its_input_names_the_profiler(
     assert (caplog.messages[-1] == message) is warned
 
 
+def test_a_long_run_says_so_once_while_it_runs(caplog: pytest.LogCaptureFixture) -> None:
+    reporter = Reporter(is_chief=True, total_steps=9, done_steps=0)
+    for _ in range(9):
+        reporter.add_steps(ENTRY | {"samples_per_second": 9.0, "seconds": 10.0, "input_wait_seconds": 4.0})
+    reporter.warn_of_waits()
+    found = [number for number, line in enumerate(caplog.messages) if "ringfeed profile" in line]
+    assert found == [2]  # after 30 s
+    assert caplog.messages[2].startswith("training waited for its input for 40% of the time")
+
+
 @pytest.mark.parametrize(
     ("quiet", "verbose", "levels"), [(False, False, (20, 30)), (True, False, (30, 30)), (False, True, (10, 10))]
 )

@@ -16,8 +16,9 @@ import pytest
 
 from ringfeed.training.config.config_file import load_config
 from ringfeed.training.loop.stopping import RESUMABLE, TERMINATED, Stopped
-from ringfeed.training.loop.trainer import train
+from ringfeed.training.loop.trainer import Trainer, train
 from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.train import main
 from tests.helpers.checkpoints import saved_steps
 from tests.helpers.lean import lean_environment
 
@@ -55,6 +56,36 @@ def test_an_evaluation_that_was_cut_short_is_made_by_the_resumed_run(tmp_path: P
     assert saved_steps(tmp_path / "run") == [5]
     evaluations = _train(config)["history"]["evaluations"]
     assert [(entry["step"], entry["samples"]) for entry in evaluations] == [(5, 1000), (10, 1000)]
+
+
+def test_a_run_whose_time_is_over_saves_and_succeeds(
+    tmp_path: Path, write_config: WriteConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(checkpoint={"url": str(tmp_path / "run")}, data={"eval_split": None})
+    assert main(["--config", str(config), "--max-time", "0.001", "--set", "deterministic=false"]) == 0
+    assert capsys.readouterr().err.endswith(
+        f"ringfeed train: stopped after max_time=0.001; the checkpoint of step 2 is in {tmp_path / 'run'}: the same "
+        "command resumes\n"
+    )
+    assert saved_steps(tmp_path / "run") == [2]
+    assert main(["--config", str(config), "--max-time", "1h30x"]) == 1
+    assert "max_time must be a time such as 90s, 30m or 1h30m, or null, got '1h30x'" in capsys.readouterr().err
+    assert main(["--config", str(config), "--max-time", "1h", "--set", "checkpoint.url=null"]) == 1
+    assert "max_time must be null without checkpoint.url" in capsys.readouterr().err
+
+
+def test_the_same_batches_in_each_epoch(write_config: WriteConfig) -> None:
+    path = write_config(overfit_batches=2, epochs=3)
+    trainer = Trainer(load_config(str(path)), SoloRing())
+    assert (trainer.steps_per_epoch, trainer.total_steps) == (2, 6)
+    first, later = (
+        [target.numpy().tolist() for _, target, _ in trainer._batches(trainer.loader, epoch, 0)] for epoch in (0, 2)
+    )
+    assert first == later
+    assert first[0] != first[1]
+    (last,) = (target.numpy().tolist() for _, target, _ in trainer._batches(trainer.loader, 2, 1))
+    assert last == first[1]
+    assert trainer.pace.batch_at(5) == (0, 1)
 
 
 def test_without_checkpoints_it_says_what_is_lost(write_config: WriteConfig) -> None:
