@@ -50,11 +50,12 @@ _SETTINGS: Any = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """A line of a chart: its label and points."""
+    """A line of a chart: its label and points, and a point to mark."""
 
     label: str
     x: Sequence[float]
     y: Sequence[float]
+    mark: tuple[float, float] | None = None
 
 
 def curves(lines: Sequence[Curve], *, title: str, description: str, x_label: str, y_label: str) -> str:
@@ -62,6 +63,8 @@ def curves(lines: Sequence[Curve], *, title: str, description: str, x_label: str
     with _drawing(title, description, height_inches=2.7) as (axes, result):
         for index, line in enumerate(lines):
             axes.plot(line.x, line.y, color=_SERIES[index], linestyle=_STYLES[index], linewidth=1.8, label=line.label)
+            if line.mark is not None:
+                axes.plot(*line.mark, marker="o", markersize=8, color=_SERIES[index], markeredgecolor=_PAGE)
         axes.set(xlabel=x_label, ylabel=y_label)
         axes.set_xlim(left=0)
         axes.grid(axis="y")

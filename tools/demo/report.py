@@ -88,15 +88,16 @@ class MetricComparison:
 
 
 def compare_runs(natural: Mapping[str, Any], uniform: Mapping[str, Any]) -> list[MetricComparison]:
-    """Compare the last evaluations of two runs: recalls, balanced accuracy, AUC, accuracy, loss.
+    """Compare the last evaluations of two runs: recalls, balanced accuracy, AUC, average precision, accuracy, loss.
 
-    >>> one = {"recall": {"late": 0.1}, "balanced_accuracy": 0.5, "auc": 0.8, "accuracy": 0.9, "loss": 0.2}
-    >>> [(row.metric, row.better) for row in compare_runs(one, one | {"auc": 0.9, "loss": 0.5})][-3:]
-    [('AUC', 1), ('accuracy', None), ('loss', 0)]
+    >>> keys = ("balanced_accuracy", "auc", "average_precision", "accuracy", "loss")
+    >>> one = {"recall": {"late": 0.1}} | dict.fromkeys(keys, 0.2)
+    >>> [(row.metric, row.better) for row in compare_runs(one, one | {"average_precision": 0.9, "loss": 0.5})][-3:]
+    [('average precision', 1), ('accuracy', None), ('loss', 0)]
     """
     pairs = [(f"recall of {name}", natural["recall"][name], uniform["recall"][name]) for name in natural["recall"]]
-    keys = ("balanced_accuracy", "auc", "accuracy", "loss")
-    names = ("balanced accuracy", "AUC", "accuracy", "loss")
+    keys = ("balanced_accuracy", "auc", "average_precision", "accuracy", "loss")
+    names = ("balanced accuracy", "AUC", "average precision", "accuracy", "loss")
     pairs += [(name, natural[key], uniform[key]) for name, key in zip(names, keys, strict=True)]
     rows = []
     for metric, first, second in pairs:
@@ -124,6 +125,7 @@ def render_report(result: DemoResult) -> str:
             name: Markup(svg)
             for name, svg in {
                 "results": _results_chart(result),
+                "precision_recall": _precision_chart(result),
                 "flights_balance": _flights_balance(flights[0]),
                 "digits_balance": _digits_balance(digits[0]),
                 "flights_stages": _stage_chart("flights", flights),
@@ -170,6 +172,28 @@ def _results_chart(result: DemoResult) -> str:
         title="Flights: results on the test split",
         description=f"Natural and uniform: {described}.",
         x_label="percent",
+    )
+
+
+def _precision_chart(result: DemoResult) -> str:
+    """Draw precision over recall of late flights, with a mark at the probability of a half, by which a run decides."""
+    lines = []
+    for label, metrics in {"natural": result.natural, "uniform": result.uniform}.items():
+        final = metrics["final"]
+        curve = {name: [100 * value for value in final["precision_recall"][name]] for name in ("recall", "precision")}
+        counts, late = np.asarray(final["confusion"]), metrics["classes"].index("late")
+        found, called = float(counts[late, late]), float(counts[:, late].sum())
+        mark = (100 * found / counts[late].sum(), 100 * found / called) if called else None
+        lines.append(charts.Curve(label=label, x=curve["recall"], y=curve["precision"], mark=mark))
+    marks = {line.label: line.mark for line in lines if line.mark is not None}
+    return charts.curves(
+        lines,
+        title="Flights: precision and recall of late flights",
+        description="; ".join(
+            f"{label} finds {found:.1f} % at a precision of {right:.1f} %" for label, (found, right) in marks.items()
+        ),
+        x_label="recall: late flights found, %",
+        y_label="precision: late among those, %",
     )
 
 

@@ -87,10 +87,12 @@ def plot_recall(metrics: Mapping[str, Any]) -> Plot:
     """The recall of each class that occurs in the last evaluation.
 
     Raises:
-        ConfigError: the run was not evaluated.
+        ConfigError: the run was not evaluated, or without recall, as one of numbers or labels.
     """
     if not metrics["final"]:
         raise ConfigError("plot_recall needs a run with an evaluation; set data.eval_split")
+    if "recall" not in metrics["final"]:
+        raise ConfigError("plot_recall needs a run of classes whose metrics have recall")
     recall = {name: value for name, value in metrics["final"]["recall"].items() if value is not None}
     worst = min(recall, key=recall.__getitem__)
     title = f"Recall by class: {worst!r} is found least, {recall[worst]:.1%} of it"

@@ -30,7 +30,8 @@ def metrics(classes: list[str], confusion: list[list[int]], balance: str) -> dic
             "samples": sum(totals), "loss": 0.4,
             "accuracy": sum(row[i] for i, row in enumerate(confusion)) / sum(totals),
             "balanced_accuracy": sum(recall.values()) / len(recall), "recall": recall,
-            "auc": 0.8 if len(classes) == 2 else None, "confusion": confusion,
+            "auc": 0.8 if len(classes) == 2 else None, "confusion": confusion, "average_precision": 0.3,
+            "precision_recall": {"threshold": [0.9, 0.2], "recall": [0.25, 1.0], "precision": [0.5, 0.1]},
         },
     }  # fmt: skip
 
@@ -130,9 +131,11 @@ def test_ids_are_unique_and_every_reference_has_its_target(page: Page) -> None:
 
 def test_every_chart_has_a_title_and_a_description(page: Page) -> None:
     pictures = [attributes for tag, attributes in page.tags if tag == "svg"]
-    assert len(pictures) == 10
+    assert len(pictures) == 11
     assert all(picture["role"] == "img" and picture["aria-label"] for picture in pictures)
-    assert "recall of late 10.0% and 70.0%" in " ".join(picture["aria-label"] or "" for picture in pictures)
+    described = " ".join(picture["aria-label"] or "" for picture in pictures)
+    assert "recall of late 10.0% and 70.0%" in described
+    assert "natural finds 10.0 % at a precision of 66.7 %; uniform finds 70.0 % at a precision of 25.9 %" in described
 
 
 def test_the_page_says_what_was_found(page: Page) -> None:
@@ -155,9 +158,11 @@ def test_the_same_results_make_the_same_page(result: DemoResult) -> None:
 
 def test_the_better_run_is_marked_and_a_lower_loss_is_better() -> None:
     first = {"recall": {"late": 0.1}, "balanced_accuracy": 0.5, "auc": 0.8, "accuracy": 0.9, "loss": 0.2}
+    first |= {"average_precision": 0.3}
     second = first | {"recall": {"late": 0.7}, "loss": 0.5}
     assert {row.metric: row.better for row in compare_runs(first, second)} == {
-        "recall of late": 1, "balanced accuracy": None, "AUC": None, "accuracy": None, "loss": 0,
+        "recall of late": 1, "balanced accuracy": None, "AUC": None, "average precision": None, "accuracy": None,
+        "loss": 0,
     }  # fmt: skip
 
 

@@ -41,6 +41,8 @@ def test_a_class_that_does_not_occur_has_no_recall(metrics: dict[str, Any]) -> N
     assert ">c<" not in run_plots.plot_recall(metrics).svg
     with pytest.raises(ConfigError, match="needs a run with an evaluation"):
         run_plots.plot_recall(metrics | {"final": None})
+    with pytest.raises(ConfigError, match="needs a run of classes whose metrics have recall"):
+        run_plots.plot_recall(metrics | {"final": {"rmse": 2.0}})
 
 
 def test_metrics_are_found_in_a_folder(metrics: dict[str, Any], tmp_path: Path) -> None:
