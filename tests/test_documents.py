@@ -301,6 +301,14 @@ def test_moving(here: Path) -> None:
     assert sorted(batch["features"][:, 7]) == list(range(60))
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras, when it saves a model
+def test_keras(here: Path) -> None:
+    columns = ('"s3://bucket/flights"', '"flights"'), ('["delay"]', '["miles"]'), ("1024", "64")
+    names = run_page("keras.md", {}, *columns)
+    assert len(names["history"].history["val_accuracy"]) == 2
+    assert Path("flights.keras").exists()
+
+
 def test_profiling(here: Path) -> None:
     (code,) = python_of("profiling.md")
     code = code.replace("s3://bucket/flights", "flights").replace("4096", "64").replace("seconds=30", "seconds=0.5")
@@ -317,7 +325,16 @@ def test_simulation(here: Path) -> None:
 
 def test_every_block_is_run() -> None:
     run = {"README.md", "order.md", "cache.md", "faults.md", "images-and-augmentation.md", "preparing.md"}
-    run |= {"record-streams.md", "stores.md", "training.md", "serving.md", "moving.md", "profiling.md", "simulation.md"}
+    run |= {
+        "record-streams.md",
+        "stores.md",
+        "training.md",
+        "serving.md",
+        "moving.md",
+        "profiling.md",
+        "simulation.md",
+        "keras.md",
+    }
     assert {page for page in PAGES if python_of(page)} == {*run, *ELSEWHERE}
 
 
@@ -333,10 +350,10 @@ def test_the_architecture_leads_to_every_page_of_the_design() -> None:
 
 
 def commands(text: str) -> list[list[str]]:
-    """The command lines of ringfeed in a text, in words, without what they are piped to."""
+    """The command lines of ringfeed in a text, in words, without where their output goes."""
     lines = COMMAND.findall(re.sub(r" *\\\n *", " ", text))
     words = [shlex.split(re.sub(r"\s#.*", "", line).replace(" ...", " SRC DST")) for line in lines]
-    ends = ("|", "&&", "2>&1")
+    ends = ("|", "&&", ">", "2>&1")
     return [list(itertools.takewhile(lambda word: word not in ends, line)) for line in words]
 
 

@@ -30,6 +30,7 @@ TRAINING = (
     "ring",
     "compression",
     "averaging",
+    "keras",
     "checkpoint",
     "models",
     "metrics",

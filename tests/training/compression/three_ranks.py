@@ -42,6 +42,7 @@ from ringfeed.training.ring.horovod import require_horovod
 from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.ring import Ring, SoloRing
 from ringfeed.training.ring.same_weights import assert_same_weights
+from tests.training.keras.ranks import fit_as_one_process, fit_with_statistics
 
 STEPS, RANKS = 16, 3
 SGD = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.0}
@@ -177,6 +178,8 @@ def main() -> None:
     average_a_small_matrix(ring)
     results = {"clients": train_clients(ring, *sys.argv[1:])}
     levels = HierarchicalRing(require_horovod(RANKS), host="ab"[ring.rank // 2])
+    fit_as_one_process(ring, sys.argv[1])
+    fit_with_statistics(ring, sys.argv[1])
     for name, options in METHODS.items():
         train = build(levels if name == "hierarchical" else ring, options)
         once, again = train(False), train(True)

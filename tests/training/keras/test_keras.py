@@ -1,0 +1,81 @@
+"""What does not train together is refused; on real ranks `fit` is tested by compression/test_methods.py."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+
+from ringfeed.pipeline import Loader
+from ringfeed.sharding.errors import TrainingError
+from ringfeed.training.keras import Synchronise, distribute
+from ringfeed.training.ring.ring import SoloRing
+
+RING = SoloRing()
+DATA = np.ones((4, 3), np.float32), np.ones((4, 1), np.float32)
+
+
+class _Three(SoloRing):
+    """One of three ranks, whose collectives have only its own part."""
+
+    size = 3
+
+
+def _model(optimizer: Any, **options: Any) -> Any:
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse", **options)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras, on saving
+def test_a_saved_model_has_the_plain_optimizer(tmp_path: Any) -> None:
+    model = _model(distribute(keras.optimizers.Adam(0.1), RING))
+    model.fit(*DATA, callbacks=[Synchronise(RING)], verbose=0)
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras").optimizer
+    assert type(loaded) is keras.optimizers.Adam
+    np.testing.assert_array_equal(loaded.variables[2], model.optimizer.variables[2])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "message"),
+    [
+        (keras.optimizers.SGD(), {}, r"would train apart: compile the model with distribute\(optimizer, ring\)"),
+        (
+            keras.optimizers.LossScaleOptimizer(distribute(keras.optimizers.SGD(), RING)),
+            {},
+            r"compile the model with distribute\(keras.optimizers.LossScaleOptimizer\(optimizer\), ring\)",
+        ),
+        (distribute(keras.optimizers.SGD(), SoloRing()), {}, "would train apart"),
+    ],
+)
+def test_a_model_that_would_train_apart_is_refused(optimizer: Any, options: Any, message: str) -> None:
+    with pytest.raises(TrainingError, match=message):
+        _model(optimizer, **options).fit(*DATA, callbacks=[Synchronise(RING)], verbose=0)
+
+
+def test_a_model_without_weights_is_refused() -> None:
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile(distribute(keras.optimizers.SGD(), RING), "mse")
+    with pytest.raises(TrainingError, match=r"no weights yet .*: begin it with a keras.Input"):
+        model.fit(*DATA, callbacks=[Synchronise(RING)], verbose=0)
+
+
+def test_a_model_that_xla_would_compile_is_refused() -> None:
+    ring = _Three()
+    model = _model(distribute(keras.optimizers.SGD(), ring), jit_compile=True)
+    with pytest.raises(TrainingError, match="compile the model with jit_compile=False"):
+        model.fit(*DATA, callbacks=[Synchronise(ring)], verbose=0)
+
+
+def test_what_cannot_be_distributed_is_refused(flights: str) -> None:
+    optimizer = distribute(keras.optimizers.SGD(), RING)
+    with pytest.raises(TrainingError, match="distributed already; make a new one for each model"):
+        distribute(optimizer, RING)
+    with pytest.raises(TrainingError, match=r"takes an optimizer such as keras.optimizers.SGD\(0.1\), got 'sgd'"):
+        distribute("sgd", RING)  # type: ignore[type-var]
+    loader = Loader(flights, columns=["hour"], batch_size=30)
+    with pytest.raises(TrainingError, match=r"the part of rank 0 of 1 on rank 0 of 3: Loader\(..., rank=ring.rank"):
+        distribute(keras.optimizers.SGD(), _Three(), loader)
