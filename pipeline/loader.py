@@ -286,6 +286,18 @@ class Loader(BaseLoader):
         record, class_id = self._access.record(integer("index", index), self._fetcher)
         return record | {CLASS_ID: class_id}
 
+    def record_numbers(self, step: int) -> npt.NDArray[np.int64]:
+        """The numbers of this rank's samples of a step, in the order of the dataset, as `sample` takes them.
+
+        Only for a loader with ``shuffle=False`` and no balance; numbers of samples of weight 0 mean nothing.
+        """
+        order, piece = self._order(0), self._geometry.piece
+        starts = [order.stream_range(part.stream)[0] + step * piece for part in self._slices]
+        numbers: npt.NDArray[np.int64] = np.concatenate(
+            [start + part.offsets() for start, part in zip(starts, self._slices, strict=True)]
+        )
+        return numbers
+
     def shuffle_quality(self, epoch: int = 0) -> ShuffleQuality:
         """How far the natural order of an epoch is from a full shuffle, measured on the plan; opens no shard.
 

@@ -24,6 +24,7 @@ COMMANDS = {
     "train": ("..training.train", "train a model, alone or as one rank of horovodrun"),
     "launch": ("..training.launch", "start the ranks of a run on this machine, and name the one that fails"),
     "export": ("..training.serving.export", "write a trained model for other programs: SavedModel, .keras, .onnx"),
+    "predict": ("..training.serving.predict", "predict the classes of a dataset's records with a trained model"),
     "profile": (".profile.command", "measure the loader stage by stage and name its bottleneck"),
     "simulate": (".simulation.command", "predict epochs on other ranks, stores, shards and options"),
     "tune": (".tune.command", "search for better options of the loader, and confirm them by measurement"),
@@ -39,7 +40,13 @@ COMMANDS = {
     ),
 }
 
-_ENDED_BY_SIGNALS = ("train", "profile", "simulate", "tune")  # they keep what they write whole, even if they are killed
+_ENDED_BY_SIGNALS = (
+    "train",
+    "predict",
+    "profile",
+    "simulate",
+    "tune",
+)  # they keep what they write whole, even if they are killed
 
 # Missing top-level module -> the extra that installs it.
 EXTRAS = {

@@ -81,7 +81,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks-file", metavar="FILE", help="with --elastic: a file with the number of ranks, which may change"
     )
     parser.add_argument(
-        "program", nargs=argparse.REMAINDER, metavar="train ...", help="the command of each rank: train or bench-ring"
+        "program",
+        nargs=argparse.REMAINDER,
+        metavar="train ...",
+        help="the command of each rank: train, predict or bench-ring",
     )
 
 
@@ -141,16 +144,16 @@ def _checked(args: argparse.Namespace, train: argparse.Namespace | None) -> Trai
             raise ConfigError("--workers and --ps are at least 1, and go without -n and --elastic")
     elif args.ranks < 1 or not 1 <= args.min_ranks <= args.ranks:
         raise ConfigError(f"1 <= --min-ranks <= -n must hold, got -n {args.ranks} and --min-ranks {args.min_ranks}")
-    if args.program[:1] not in (["train"], ["bench-ring"]):
-        raise ConfigError("the ranks run train or bench-ring: ringfeed launch -n 2 train --config FILE.yaml")
+    if args.program[:1] not in (["train"], ["predict"], ["bench-ring"]):
+        raise ConfigError("the ranks run train, predict or bench-ring: ringfeed launch -n 2 train --config FILE.yaml")
     if args.ranks_file and not args.elastic:
         raise ConfigError("--ranks-file needs --elastic")
     refuse_settings(os.environ)
     if train is None:
         if args.workers is not None:
-            raise ConfigError("bench-ring measures a ring: ringfeed launch -n 2 bench-ring")
+            raise ConfigError(f"{args.program[0]} runs on a ring: ringfeed launch -n 2 {args.program[0]} ...")
         if args.elastic:
-            raise ConfigError("--elastic goes on from checkpoints, which bench-ring has not; leave it out")
+            raise ConfigError(f"--elastic goes on from checkpoints, which {args.program[0]} has not; leave it out")
         return None
     config = load_config(train.config, train.overrides)
     if config.backend not in (HOROVOD, MULTI_WORKER, PARAMETER_SERVER):

@@ -9,9 +9,7 @@ import argparse
 import functools
 import json
 import os
-import re
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,10 +24,12 @@ from .config.config_file import load_config
 from .config.keys import describe_keys
 from .config.synchronisation import refuse_elastic
 from .elastic.members import Members, open_members
+from .loop.leaving import INTERRUPTED, OTHER_RANK_FAILED, brief_error
+from .loop.leaving import leave as leave_ring
 from .loop.outputs import check_writable, encode_metrics
 from .loop.reporting import configure_logging
-from .loop.stopping import RESUMABLE, TERMINATED, Stopped
-from .ring.launched import Report, end_with_launcher, is_launched, report
+from .loop.stopping import Stopped
+from .ring.launched import end_with_launcher, is_launched
 from .ring.workers import multi_worker_world, worker_world
 from .ring.world import World, refuse_settings, world_from_environment
 
@@ -68,13 +68,11 @@ _SHORT_RUNS = (  # flags that set keys
     ("--max-time", "TIME", "stop after a time such as 90s, 30m or 1h30m, with a checkpoint and status 0"),
     ("--overfit-batches", "N", "train on the same N batches in each epoch, whose loss a sound model brings near 0"),
 )
+_PROGRAM = "ringfeed train"
 _PLOTS = (".png", ".svg", ".pdf", ".json")
 _TIMELINE = "HOROVOD_TIMELINE"
-_INTERRUPTED = 130  # exit status
 _CALLS_BEFORE_A_STEP = 1  # of what the trainer calls before each batch
 _SAVE_SECONDS = 60.0  # after SIGTERM; a run that still goes on then hangs. horovodrun kills after 5 seconds
-_OTHER_RANK_FAILED = re.compile("Horovod|Collective ops is aborted")  # in an error of a collective
-_YIELD_SECONDS = 5.0  # horovodrun ended the other ranks within 0.1 s of the first exit; ranks share most errors
 
 
 class SignalWatch(Protocol):
@@ -181,15 +179,15 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Train and return the exit status; one of several ranks ends the process at an error: see `_leave`."""
-    leave = functools.partial(_leave, as_json=args.json)
+    """Train and return the exit status; one of several ranks ends the process at an error: see `leave`."""
+    leave = functools.partial(leave_ring, _PROGRAM, as_json=args.json)
     watch: SignalWatch | None = getattr(args, "watch", None)
     try:
         _train(args, watch)
     except KeyboardInterrupt:
         if watch is not None:  # which reports it
             raise
-        return leave("interrupted", _INTERRUPTED)
+        return leave("interrupted", INTERRUPTED)
     except Stopped as stopped:  # as on all ranks
         if stopped.status == 0:
             _say_stopped(str(stopped), as_json=args.json)
@@ -198,12 +196,12 @@ def run(args: argparse.Namespace) -> int:
     except RingfeedError as error:
         return leave(str(error), 1)
     except Exception as error:
-        if _OTHER_RANK_FAILED.search(str(error)):
+        if OTHER_RANK_FAILED.search(str(error)):
             return leave("stopped because another rank failed", 1, is_echo=True)
         if type(error).__name__ == "ResourceExhaustedError":  # TensorFlow's error, which may not be imported
-            return leave(f"out of memory: lower data.batch_size, or the sizes in model: {_brief(error)}", 1)
+            return leave(f"out of memory: lower data.batch_size, or the sizes in model: {brief_error(error)}", 1)
         sys.stderr.write(without_secrets(traceback.format_exc()))
-        return leave(f"{type(error).__name__}: {_brief(error)}", 1)
+        return leave(f"{type(error).__name__}: {brief_error(error)}", 1)
     return 0
 
 
@@ -213,11 +211,6 @@ def _say_stopped(message: str, *, as_json: bool) -> None:
     if world is None or world.rank == 0:
         event = json.dumps({"event": "stopped", "message": message, "status": 0})
         sys.stderr.write(f"{event if as_json else f'ringfeed train: {message}'}\n")
-
-
-def _brief(error: Exception) -> str:
-    text = re.sub(r"\{\{.*?\}\}", "", without_secrets(str(error)))  # TensorFlow marks nodes of its graphs like that
-    return " ".join(text.split())[:300]
 
 
 def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
@@ -416,32 +409,4 @@ def _find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], boo
 
 
 def _stalled(message: str, *, as_json: bool) -> None:
-    _leave(message, 1, as_json=as_json, is_stall=True)
-
-
-def _leave(message: str, status: int, *, as_json: bool, is_echo: bool = False, is_stall: bool = False) -> int:
-    """Print one line and return the status; one of several ranks ends its process at once.
-
-    A failed rank must not wait in Horovod's shutdown for ranks that wait for it in a collective. An error that all
-    ranks share is printed once: ranks above 0 wait for a moment, in which the launcher ends them.
-    """
-    world = world_from_environment(os.environ) or worker_world(os.environ)
-    is_stopped = status in (RESUMABLE, TERMINATED)  # on all ranks, after the same step
-    if report(Report(message=message, status=status, is_echo=is_echo, is_stall=is_stall)):
-        os._exit(status)  # the launcher prints it
-    if world and world.rank and not is_stopped:
-        time.sleep(_YIELD_SECONDS)
-    where = f"rank {world.rank}: " if world and world.rank else ""
-    is_ended = is_stopped or status == _INTERRUPTED
-    if is_stopped and where:
-        pass  # rank 0 reports it
-    elif as_json:
-        event = "interrupted" if is_ended else "error"
-        sys.stderr.write(json.dumps({"event": event, "message": f"{where}{message}", "status": status}) + "\n")
-    else:
-        sys.stderr.write(f"ringfeed train: {'' if is_ended else 'error: '}{where}{message}\n")
-    sys.stderr.flush()
-    if world and world.size > 1:
-        sys.stdout.flush()
-        os._exit(status)
-    return status
+    leave_ring(_PROGRAM, message, 1, as_json=as_json, is_stall=True)

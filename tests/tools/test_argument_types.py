@@ -93,7 +93,7 @@ def test_the_help_of_each_command_begins_with_its_examples() -> None:
             ["profle", "d"],
             "there is no command 'profle'; did you mean 'profile'? The commands are: train, ",
         ),
-        ("ringfeed", ["x"], "there is no command 'x'; the commands are: train, launch, export, "),
+        ("ringfeed", ["x"], "there is no command 'x'; the commands are: train, launch, export, predict, "),
         ("ringfeed", ["profile", "d", "--batchsize", "3"], "arguments: --batchsize 3 (did you mean --batch-size?)"),
         ("shard-dataset", ["biuld", "a", "b"], "there is no command 'biuld'; did you mean 'build'?"),
         ("shard-dataset", ["build", "a", "b", "--lable=x"], "arguments: --lable=x (did you mean --label?)"),

@@ -242,7 +242,10 @@ def test_a_rank_that_stalls_is_named_with_its_place_and_all_end(run_folder: Path
     ("flags", "message"),
     [
         (["-n", "0", "train", "--config", "run.yaml"], "1 <= --min-ranks <= -n must hold, got -n 0"),
-        (["-n", "2", "doctor"], "the ranks run train or bench-ring: ringfeed launch -n 2 train --config FILE.yaml"),
+        (
+            ["-n", "2", "doctor"],
+            "the ranks run train, predict or bench-ring: ringfeed launch -n 2 train --config FILE.yaml",
+        ),
         (["-n", "2", "train", "--config", "nowhere.yaml"], "cannot read nowhere.yaml"),
         (
             ["-n", "2", "--elastic", "train", "--config", "run.yaml", "--set", "checkpoint.every_steps=null"],

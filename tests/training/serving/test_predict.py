@@ -1,0 +1,153 @@
+"""`ringfeed predict`: the predictions of the evaluation, with the keys of the records, on any number of ranks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ringfeed.pipeline import Loader
+from ringfeed.sharding import BuildOptions, build, open_dataset
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.tools.cli import main
+from ringfeed.training import SoloRing
+from ringfeed.training.config.config_file import parse_config
+from ringfeed.training.models.build import build_model
+from ringfeed.training.models.model_file import encode_model
+from ringfeed.training.serving.predictions import Predictor, prepare_folder
+from ringfeed.training.serving.trained import open_trained
+
+from .conftest import Run
+
+pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # of Keras, as it saves
+
+
+class _OneOf(SoloRing):
+    """A rank of several, which meets no other."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank, self.size = rank, size
+
+
+def test_each_record_once_on_any_number_of_ranks(tmp_path: Path, flights: str, flights_run: Run) -> None:
+    command = ["predict", flights_run.model, flights, "--split", "test", "--keep", "late", "--keep", "distance"]
+    assert main([*command, "--out", str(tmp_path / "alone"), "--batch-size", "300", "--quiet"]) == 0
+    alone = pq.read_table(tmp_path / "alone")
+    assert alone["record"].to_pylist() == list(range(1000))
+    summary = json.loads((tmp_path / "alone" / "_predictions.json").read_text())
+    assert (summary["records"], summary["classes"]) == (1000, ["late", "on time"])
+
+    classes = np.array(summary["classes"])
+    truth, found = (np.searchsorted(classes, alone[name].to_numpy()) for name in ("late", "predicted"))
+    confusion = np.bincount(truth * 2 + found, minlength=4).reshape(2, 2)
+    assert confusion.tolist() == flights_run.metrics["final"]["confusion"]
+    scores = np.array(alone["scores"].to_pylist())
+    assert (classes[scores.argmax(axis=1)] == alone["predicted"].to_numpy()).all()
+    np.testing.assert_array_equal(scores.max(axis=1), alone["score"])
+
+    loader = Loader(flights, split="test", batch_size=1, columns=["distance"], fill={"distance": -1})
+    stored = [int(loader.sample(index)["distance"]) for index in range(0, 1000, 97)]
+    assert alone["distance"].fill_null(-1).to_pylist()[::97] == stored
+    assert alone["distance"].null_count > 50
+
+    manifest = open_dataset(flights).manifest
+    predictor = Predictor(
+        model=open_trained(flights_run.model),
+        url=flights,
+        manifest=manifest,
+        split="test",
+        keep=["late"],
+        batch_size=64,
+    )
+    for rank in range(3):
+        predictor.run(_OneOf(rank, 3), Storage(str(tmp_path / "parts")))
+    parts = [pq.read_table(path) for path in sorted((tmp_path / "parts").glob("*.parquet"))]
+    assert [part.num_rows for part in parts] == [333, 333, 334]
+    joined = pa.concat_tables(parts)
+    for name in ("record", "late", "predicted"):
+        assert joined[name].equals(alone[name])
+    np.testing.assert_allclose(joined["score"], alone["score"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("task", ["binary", "multilabel", "regression"])
+def test_other_tasks_have_predictions_of_their_own(tmp_path: Path, task: str) -> None:
+    number = np.arange(60)
+    table = {"x": (number % 7).astype(np.float32), "y": number % 5 / 3, "tags": [[i % 3] * (i % 2) for i in number]}
+    flag = number % 7 > 3
+    pq.write_table(pa.table({**table, "flag": flag}), tmp_path / "source.parquet")
+    data = str(tmp_path / "data")
+    build(BuildOptions(source=str(tmp_path / "source.parquet"), destination=data, shards=2))
+    target = {"binary": "flag", "multilabel": "tags", "regression": "y"}[task]
+    columns = {"url": data, "include": ["x"], "target": target, "eval_split": None}
+    config = parse_config({"data": columns, "model": {"hidden": [4]}, "task": task}, "a test")
+    manifest = open_dataset(data).manifest
+    network = build_model(manifest, config).network
+    (tmp_path / "model.keras").write_bytes(encode_model(network, config, manifest, step=0))
+    command = ["predict", str(tmp_path / "model.keras"), data, "--keep", "x", "--keep", "tags", "--quiet"]
+    assert main([*command, "--out", str(tmp_path / "out")]) == 0
+    found = pq.read_table(tmp_path / "out")
+    assert sorted(zip(found["x"].to_pylist(), map(len, found["tags"].to_pylist()), strict=True)) == sorted(
+        zip(table["x"].tolist(), map(len, table["tags"]), strict=True)
+    )
+    own = open_trained(str(tmp_path / "model.keras"))
+    outputs = network(own.inputs({"x": found["x"].to_numpy()})).numpy()
+    probabilities = 1 / (1 + np.exp(-outputs))
+    if task == "regression":
+        np.testing.assert_allclose(found["predicted"], outputs[:, 0], rtol=1e-5)
+        assert found.column_names == ["record", "x", "tags", "predicted"]
+    elif task == "binary":
+        np.testing.assert_allclose(np.array(found["scores"].to_pylist())[:, 1], probabilities[:, 0], rtol=1e-5)
+        assert found["predicted"].to_pylist() == np.where(probabilities[:, 0] > 0.5, "true", "false").tolist()
+    else:
+        np.testing.assert_allclose(found["scores"].to_pylist(), probabilities, rtol=1e-5)
+        names = [[str(label) for label in np.flatnonzero(row >= 0.5)] for row in probabilities]
+        assert found["predicted"].to_pylist() == names
+
+
+@pytest.mark.usefixtures("s3_env")
+def test_predictions_go_to_a_store(
+    flights: str, flights_run: Run, s3_bucket: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = f"s3://{s3_bucket}/predictions"
+    storage = Storage(out)
+    storage.write("part-00001-of-00002.parquet", b"of a command that did not end")
+    assert main(["predict", flights_run.checkpoints, flights, "--split", "test", "--out", out, "--json"]) == 0
+    summary: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert sorted(storage.list()) == ["_predictions.json", "part-00000-of-00001.parquet"]
+    assert pq.read_table(pa.BufferReader(storage.read(summary["files"][0]["path"]))).num_rows == 1000
+
+
+def test_what_cannot_be_predicted_is_refused_in_one_line(
+    tmp_path: Path, flights: str, pictures: str, flights_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "done").mkdir()
+    (tmp_path / "done" / "_predictions.json").touch()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").touch()
+    for url, out, more, error in [
+        (flights, "out", [], "--split: choose a split; "),
+        (flights, "out", ["--split", "val"], "--split: there is no split 'val'"),
+        (pictures, "out", ["--split", "test"], "has no column 'delay', which the model takes"),
+        (flights, "out", ["--split", "test", "--keep", "lte"], "has no column 'lte'; did you mean 'late'?"),
+        (flights, "out", ["--split", "test", "--batch-size", "0"], "--batch-size must be at least 1"),
+        (flights, "done", ["--split", "test"], "holds predictions already"),
+        (flights, "other", ["--split", "test"], "holds other files (file)"),
+        (str(tmp_path), "out", ["--split", "test"], "there is no dataset at"),
+    ]:
+        assert main(["predict", flights_run.model, url, "--out", str(tmp_path / out), *more]) == 1
+        line = capsys.readouterr().err
+        assert line.startswith("ringfeed predict: error: ")
+        assert error in line
+        assert line.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_parts_of_a_command_that_did_not_end_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "part-00003-of-00004.parquet").touch()
+    prepare_folder(str(tmp_path))
+    assert list(tmp_path.iterdir()) == []

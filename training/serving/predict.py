@@ -1,0 +1,159 @@
+"""The command `ringfeed predict`: applies a trained model to a dataset, in one process or on all ranks of a ring."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
+from ...sharding.dataset.dataset import open_dataset
+from ...sharding.dataset.manifest import Manifest
+from ...sharding.errors import ConfigError, RingfeedError
+from ...sharding.storage.storage import Storage
+from ...sharding.url_secrets import without_secrets
+from ..loop.leaving import INTERRUPTED, OTHER_RANK_FAILED, brief_error, leave
+from ..loop.reporting import configure_logging
+from ..ring.launched import end_with_launcher, is_launched
+from ..ring.world import world_from_environment
+
+__all__ = ["add_arguments", "run"]
+
+DESCRIPTION = "Predict classes, labels or numbers for a dataset's records, alone or as one rank of a Horovod ring."
+
+EPILOG = """\
+examples:
+  ringfeed predict model.keras flights --split test --out predictions
+  ringfeed predict runs/1 s3://bucket/flights --split new --out s3://bucket/scores --keep id --keep carrier
+  ringfeed launch -n 4 predict model.keras flights --split test --out predictions
+  horovodrun -np 2 --gloo ringfeed predict model.keras flights --split test --out predictions
+
+Each rank writes one Parquet file, part-RANK-of-RANKS.parquet, of its part of the split, in the order of the dataset:
+
+  record      int64, the number of the record in the split, as Loader.sample takes it
+  ...         the columns of --keep
+  predicted   the likeliest class; all labels with a probability from 0.5 on; or the number of a regression
+  score       float32, the probability of the class
+  scores      float32 [classes], all probabilities, in the order of the classes in _predictions.json
+
+_predictions.json comes last: where it is, all records are there. Readers of Parquet folders pass over it. The
+predictions are the same on any number of ranks.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments and the help of `ringfeed predict`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description, parser.epilog = DESCRIPTION, EPILOG
+    parser.add_argument(
+        "model", metavar="RUN_OR_MODEL", help="file that output.model named, or a run's folder of checkpoints"
+    )
+    parser.add_argument("url", metavar="URL", help="dataset that shard-dataset wrote, with the columns the model takes")
+    parser.add_argument("--out", required=True, metavar="FOLDER", help="empty folder to write to: a path or URL")
+    parser.add_argument("--split", metavar="NAME", help="split to predict [the only one]")
+    parser.add_argument(
+        "--keep", action="append", default=[], metavar="COLUMN", help="copy a column, such as a key; may be repeated"
+    )
+    parser.add_argument(
+        "--batch-size", type=int, default=1024, metavar="N", help="records that a rank scores at once [1024]"
+    )
+    parser.add_argument(
+        "--data", metavar="URL", help="for checkpoints: where the run's dataset is now [where the run found it]"
+    )
+    parser.add_argument("--json", action="store_true", help="print a summary as JSON on standard output (rank 0)")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print no progress")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Predict and return the exit status; one of several ranks ends the process at an error."""
+    end = functools.partial(leave, "ringfeed predict", as_json=args.json)
+    watch: Any = getattr(args, "watch", None)
+    try:
+        _predict(args, watch)
+    except KeyboardInterrupt:
+        if watch is not None:  # which reports it
+            raise
+        return end("interrupted", INTERRUPTED)
+    except RingfeedError as error:
+        return end(str(error), 1)
+    except Exception as error:
+        if OTHER_RANK_FAILED.search(str(error)):
+            return end("stopped because another rank failed", 1, is_echo=True)
+        if type(error).__name__ == "ResourceExhaustedError":  # TensorFlow's error, which may not be imported
+            return end(f"out of memory: lower --batch-size: {brief_error(error)}", 1)
+        sys.stderr.write(without_secrets(traceback.format_exc()))
+        return end(f"{type(error).__name__}: {brief_error(error)}", 1)
+    return 0
+
+
+def _predict(args: argparse.Namespace, watch: Any) -> None:
+    if args.batch_size < 1:
+        raise ConfigError(f"--batch-size must be at least 1, got {args.batch_size}")
+    world = world_from_environment(os.environ)
+    rank = 0 if world is None else world.rank
+    if watch is not None:
+        watch.is_silent = rank > 0 or is_launched()
+    end_with_launcher()
+    configure_logging(rank, quiet=args.quiet)
+    manifest = open_dataset(args.url).manifest
+    split = _split(args, manifest)
+    with quiet_tensorflow():
+        from ..ring.connect import connect
+        from .predictions import Predictor, prepare_folder
+        from .trained import open_trained
+
+        ring = connect()
+    model = open_trained(args.model, args.data)
+    predictor = Predictor(
+        model=model, url=args.url, manifest=manifest, split=split, keep=args.keep, batch_size=args.batch_size
+    )
+    if ring.rank == 0:
+        prepare_folder(args.out)
+    ring.barrier()
+    with _Bar(is_shown=ring.rank == 0 and not args.quiet and sys.stderr.isatty()) as show:
+        summary = predictor.run(ring, Storage(args.out), show)
+    ring.barrier()
+    if ring.rank:
+        return
+    if args.json:
+        sys.stdout.write(json.dumps(summary) + "\n")
+    elif not args.quiet:
+        rate = summary["records"] / max(summary["seconds"], 1e-9)
+        sys.stdout.write(f"predicted {summary['records']:,} records of {split!r} ({rate:,.0f}/s): {args.out}\n")
+
+
+def _split(args: argparse.Namespace, manifest: Manifest) -> str:
+    names = list(manifest.splits)
+    if args.split is None and len(names) == 1:
+        return names[0]
+    if args.split not in names:
+        given = "choose a split" if args.split is None else f"there is no split {args.split!r}"
+        raise ConfigError(f"--split: {given}; {args.url} has {', '.join(names)}")
+    return str(args.split)
+
+
+class _Bar:
+    """A progress bar on a terminal; shows nothing elsewhere."""
+
+    def __init__(self, *, is_shown: bool) -> None:
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._progress = Progress(*columns, console=Console(stderr=True)) if is_shown else None
+
+    def __enter__(self) -> Callable[[int, int], None]:
+        if self._progress is None:
+            return lambda *_: None
+        progress, task = self._progress, self._progress.add_task("")
+        progress.start()
+        return lambda done, total: progress.update(task, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()

@@ -1,0 +1,249 @@
+"""Predictions for the records of a dataset: a Parquet file for each rank, of the records' numbers, classes and scores.
+
+Each rank reads a part of the split of its own, in the order of the dataset. `_predictions.json` is written last, and so
+says that all files are there. Tested in tests/training/serving/test_predict.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import tensorflow as tf
+
+from ...pipeline import Loader
+from ...pipeline.transforms.tabular import missing_codes
+from ...sharding.dataset.manifest import Manifest
+from ...sharding.errors import ConfigError
+from ...sharding.messages import did_you_mean, listed
+from ...sharding.schema import Feature, Schema, class_array
+from ...sharding.storage.storage import Storage
+from ..ring.ring import Ring
+from .trained import TrainedModel
+
+__all__ = ["SUMMARY", "Predictor", "prepare_folder"]
+
+SUMMARY = "_predictions.json"
+_FORMAT = "ringfeed-predictions-1"
+_RECORD, _PREDICTED, _SCORE, _SCORES = "record", "predicted", "score", "scores"
+_LIKELY = 0.5  # from this probability on one of many labels is predicted
+_GROUP_ROWS = 1 << 16  # of a row group
+_PREFETCH_BATCHES = 4
+
+
+def prepare_folder(url: str) -> Storage:
+    """Check that predictions can be written to a folder, and remove those of a command that did not end.
+
+    Raises:
+        ConfigError: it holds predictions, or other files.
+    """
+    storage = Storage(url)
+    files = storage.list()
+    if SUMMARY in files:
+        raise ConfigError(f"--out: {url} holds predictions already; remove it, or name another folder")
+    parts = [name for name in files if name.startswith("part-") and name.endswith(".parquet")]
+    if set(files) != set(parts):
+        others = listed(sorted(set(files) - set(parts)))
+        raise ConfigError(f"--out: {url} holds other files ({others}); name an empty folder")
+    for name in parts:
+        storage.remove(name)
+    storage.write(f"{SUMMARY}.trial", b"")
+    storage.remove(f"{SUMMARY}.trial")
+    return storage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Predictor:
+    """Predicts the classes of the records of one split.
+
+    Args:
+        model: the model.
+        url: the dataset, which has the columns that the model takes.
+        manifest: its manifest.
+        split: the split.
+        keep: columns to copy to the output.
+        batch_size: records that a rank scores at once.
+
+    Raises:
+        ConfigError: the dataset lacks a column, or has it in another dtype; or two outputs would have one name.
+    """
+
+    model: TrainedModel
+    url: str
+    manifest: Manifest
+    split: str
+    keep: Sequence[str]
+    batch_size: int
+
+    def __post_init__(self) -> None:
+        schema = self.manifest.schema
+        for feature in self.model.columns:
+            if feature.name not in schema.names:
+                raise ConfigError(f"{self.url} has no column {feature.name!r}, which the model takes")
+            own = schema[feature.name]
+            if (own.dtype, own.shape) != (feature.dtype, feature.shape):
+                raise ConfigError(
+                    f"{self.url}: the model takes {_described(feature)} in column {feature.name!r}, which holds "
+                    f"{_described(own)}"
+                )
+        for name in self.keep:
+            if name not in schema.names:
+                hint = did_you_mean(name, schema.names, f"the columns are: {listed(schema.names)}")
+                raise ConfigError(f"--keep: {self.url} has no column {name!r}; {hint}")
+            if name in (_RECORD, _PREDICTED, _SCORE, _SCORES):
+                raise ConfigError(f"--keep: {name!r} is the name of an output; rename the column in the dataset")
+        if len(set(self.keep)) != len(self.keep):
+            raise ConfigError(f"--keep: each column once, got {', '.join(self.keep)}")
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of the files: record, kept columns, prediction, and scores where the task has them."""
+        kept = Schema(features=tuple(self.manifest.schema[name] for name in self.keep)).arrow if self.keep else ()
+        task, classes = self.model.target.task, self._classes
+        predicted = {"multilabel": pa.list_(pa.string()), "regression": pa.float32()}.get(task, classes.type)
+        fields = [pa.field(_RECORD, pa.int64()), *kept, pa.field(_PREDICTED, predicted)]
+        if task in ("multiclass", "binary"):
+            fields.append(pa.field(_SCORE, pa.float32()))
+        if task != "regression":
+            fields.append(pa.field(_SCORES, pa.list_(pa.float32(), len(classes))))
+        return pa.schema(fields, metadata={"classes": json.dumps(classes.to_pylist())})
+
+    @property
+    def _classes(self) -> pa.Array:
+        """The classes in the type of the label, or the names of labels."""
+        manifest = self.model.manifest
+        if self.model.target.task == "multiclass":
+            return class_array(manifest.schema, manifest.classes)
+        return pa.array(self.model.classes, pa.string())
+
+    def run(self, ring: Ring, storage: Storage, show: Callable[[int, int], None] = lambda *_: None) -> dict[str, Any]:
+        """Write this rank's file, and on rank 0 the summary at last (a collective); return the summary.
+
+        Args:
+            ring: the ranks.
+            storage: the folder.
+            show: called with the records done and to do of this rank.
+        """
+        started = time.perf_counter()
+        name = f"part-{ring.rank:05d}-of-{ring.size:05d}.parquet"
+        loader = self._open(ring)
+        records = 0
+        with storage.open_output(name) as file, pq.ParquetWriter(file, self.schema) as writer:
+            for rows in _grouped(self._tables(loader), self.schema):
+                writer.write_table(rows)
+                records += rows.num_rows
+                show(records, -(-loader.records // ring.size))
+        parts = ring.allgather_object({"path": name, "records": records})
+        summary = {
+            "format": _FORMAT,
+            "dataset": self.manifest.shards_checksum,
+            "split": self.split,
+            "records": sum(part["records"] for part in parts),
+            "task": self.model.target.task,
+            "classes": self._classes.to_pylist(),
+            "step": self.model.step,
+            "files": parts,
+        }
+        if ring.rank == 0:
+            storage.write(SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
+        return {**summary, "seconds": time.perf_counter() - started}
+
+    def _fill(self) -> dict[str, Any]:
+        """The values in place of missing ones: those of the training, and for other columns such as no record holds."""
+        kept = missing_codes(self.manifest, self.keep, leave_out="leave {!r} out of --keep")
+        return {
+            name: value for name, value in {**kept, **self.model.fill}.items() if name in self.manifest.schema.names
+        }
+
+    def _open(self, ring: Ring) -> Loader:
+        records = self.manifest.split(self.split).records
+        inputs = [feature.name for feature in self.model.columns]
+        return Loader(
+            self.url,
+            split=self.split,
+            batch_size=self.batch_size * ring.size,
+            rank=ring.rank,
+            world_size=ring.size,
+            streams=ring.size if records >= ring.size else 1,
+            shuffle=False,
+            remainder="pad",
+            fill=self._fill(),
+            columns=list(dict.fromkeys([*inputs, *self.keep])),
+        )
+
+    def _tables(self, loader: Loader) -> Iterator[pa.Table]:
+        inputs = [feature.name for feature in self.model.columns]
+        score = tf.function(self.model.scores_of, reduce_retracing=True, autograph=False)
+
+        def prepare(element: Mapping[str, Any]) -> Any:
+            kept = {name: element[name] for name in self.keep}
+            return self.model.inputs({name: element[name] for name in inputs}), kept, element["sample_weight"]
+
+        batches = loader.epoch(0).map(prepare, num_parallel_calls=len(os.sched_getaffinity(0)))
+        batches = loader.explain_failures(batches, [prepare], 0, 0).prefetch(_PREFETCH_BATCHES)
+        with loader.own_errors():
+            for step, (tensors, kept, weight) in enumerate(batches):
+                is_real = weight.numpy() > 0
+                if is_real.any():
+                    scores = score(tensors).numpy()[is_real]
+                    yield self._table(loader, loader.record_numbers(step)[is_real], kept, is_real, scores)
+
+    def _table(self, loader: Loader, numbers: Any, kept: Mapping[str, Any], is_real: Any, scores: Any) -> pa.Table:
+        kept_columns = [
+            _arrow(self.manifest.schema[name], kept[name], is_real, loader.fill.get(name)) for name in self.keep
+        ]
+        return pa.Table.from_arrays([pa.array(numbers), *kept_columns, *self._predicted(scores)], schema=self.schema)
+
+    def _predicted(self, scores: Any) -> list[pa.Array]:
+        """Return the columns that follow from the scores, float32 [batch, classes]."""
+        task, classes = self.model.target.task, self._classes
+        if task == "regression":
+            return [pa.array(scores[:, 0])]
+        flat = pa.array(np.ascontiguousarray(scores).reshape(-1))
+        all_scores = pa.FixedSizeListArray.from_arrays(flat, scores.shape[1])
+        if task == "multilabel":
+            rows, labels = np.nonzero(scores >= _LIKELY)
+            starts = np.searchsorted(rows, np.arange(len(scores) + 1)).astype(np.int32)
+            return [pa.ListArray.from_arrays(pa.array(starts), classes.take(pa.array(labels))), all_scores]
+        likeliest = scores.argmax(axis=1)
+        return [classes.take(pa.array(likeliest)), pa.array(scores[np.arange(len(scores)), likeliest]), all_scores]
+
+
+def _grouped(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:
+    """Join tables to ones that are worth a row group."""
+    waiting, rows = [], 0
+    for table in tables:
+        waiting.append(table)
+        rows += table.num_rows
+        if rows >= _GROUP_ROWS:
+            yield pa.concat_tables(waiting).combine_chunks()
+            waiting, rows = [], 0
+    yield pa.concat_tables([schema.empty_table(), *waiting]).combine_chunks()
+
+
+def _arrow(feature: Feature, values: Any, is_real: Any, fill: Any) -> pa.Array:
+    """Return the column of a batch as it is stored, with missing values where the loader filled them."""
+    if isinstance(values, tf.RaggedTensor):
+        rows = [row for row, real in zip(values.to_list(), is_real.tolist(), strict=True) if real]
+        return pa.array(rows, feature.arrow_type)
+    array = values.numpy()[is_real]
+    if feature.shape:
+        flat = pa.array(array.reshape(-1), feature.primitive)
+        return pa.FixedSizeListArray.from_arrays(flat, feature.elements)
+    column = pa.array(array, pa.binary()).cast(pa.string()) if feature.dtype == "string" else pa.array(array)
+    column = column.cast(feature.arrow_type)
+    if feature.numeric and fill is not None:
+        column = pc.if_else(pc.equal(column, pa.scalar(fill, column.type)), pa.scalar(None, column.type), column)
+    return column
+
+
+def _described(feature: Feature) -> str:
+    return f"{feature.dtype} of shape {list(feature.shape)}" if feature.shape else feature.dtype
