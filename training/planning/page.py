@@ -13,7 +13,7 @@ from .plan import RunPlan
 
 __all__ = ["plan_json", "plan_text"]
 
-_LABEL_WIDTH = 15
+_LABEL_WIDTH = 19
 
 
 def plan_json(plan: RunPlan) -> str:

@@ -49,7 +49,7 @@ def test_says_what_the_run_then_does(
 
     text = plan_text(plan_run(load_config(str(path)), 1))
     assert "the run resumes from step 3\n" in text
-    assert "steps          50 an epoch, 100 in all\n" in text
+    assert "steps              50 an epoch, 100 in all\n" in text
 
 
 def test_bytes_on_the_wire_are_those_of_the_methods_formulas(
