@@ -305,7 +305,7 @@ def test_throughput_does_not_count_checkpoints(
     clock = SimpleNamespace(perf_counter=lambda: sum(seconds_saved), time=lambda: sum(seconds_saved))
     for module in (trainer, window):
         monkeypatch.setattr(module, "time", clock)
-    checkpoint = {"url": str(tmp_path / "run"), "every_steps": 25}
+    checkpoint = {"url": str(tmp_path / "run"), "every_steps": 25, "background": False}
     assert train_here(write_config(checkpoint=checkpoint, data={"eval_split": None}, epochs=1)) == 0
     seconds = {entry["step"]: entry["seconds"] for entry in metrics()["history"]["steps"]}
     assert list(seconds) == [20, 25, 40, 50]

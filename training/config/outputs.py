@@ -22,6 +22,7 @@ class CheckpointConfig:
     commit_steps: int | None = key(
         None, "elastic runs: steps between commits, which ranks keep in memory; null: those between checkpoints"
     )
+    background: bool = key(True, "write checkpoints while training goes on; false: let the step wait for the write")
     keep: int = key(3, "number of the newest checkpoints to keep")
     resume: bool = key(True, "resume from the newest checkpoint; false: the folder must hold none")
     on_damage: str = key(

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from ...sharding.errors import TrainingError
 from ..averaging.statistics import StatisticsAverage
+from ..checkpoint.background import BackgroundWriter
 from ..checkpoint.memory import Memory
 from ..checkpoint.snapshot import capture, gather_rank_state
 from ..checkpoint.store import CheckpointStore
@@ -100,6 +101,7 @@ class Trainer:
         if start.history:
             self.reporter.restore(start.history)
         self._recorder: Recorder | None = None  # of `run`
+        self._writer = BackgroundWriter()
         self._window = Window()
         self._reported_bytes = 0.0
         self._asked_to_stop = False  # this rank
@@ -144,6 +146,7 @@ class Trainer:
                 self._evaluate(self.position.epoch - (self.position.epoch_step == 0))
         finally:
             self.reporter.close()
+            self._writer.join()
             if self._recorder is not None:
                 self._recorder.close(self.position.step, self.position.epoch)
         return self._finish(time.perf_counter() - started, self.position.step - self._first_step)
@@ -246,6 +249,7 @@ class Trainer:
 
     def _report(self, epoch: int) -> None:
         """Read the window's metrics, check for overflows, and report them."""
+        self._writer.check()
         window = self._window
         if not window.metrics:
             self._window = Window()
@@ -301,6 +305,7 @@ class Trainer:
         """Save and leave the run."""
         self._report(epoch)
         self._save()
+        self._writer.wait()
         self.ring.barrier()
         by_signal = any(self.ring.allgather_object(self._stop_request.is_signalled))
         max_time = None if by_signal else self.config.max_time
@@ -337,13 +342,17 @@ class Trainer:
         if self._memory is not None:
             self._memory.keep(commit)
         if rank == 0 and store is not None:
-            store.save(commit)
+            if self.config.checkpoint.background:
+                self._writer.save(store.save, commit)
+            else:
+                store.save(commit)
 
     def _assert_same_weights(self) -> str:
         averages = self.parts.average.variables if self.parts.average else []
         return assert_same_weights(self.ring, [*self.parts.network.weights, *averages])
 
     def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
+        self._writer.wait()
         digest = self._assert_same_weights()
         check_weights(self.parts.network, self.position.step)
         self.reporter.warn_of_waits()
