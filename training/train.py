@@ -243,7 +243,8 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
     with quiet_tensorflow():
         from .ring.connect import connect
 
-        ring = connect(backend=config.backend, hierarchical=config.sync.hierarchical)
+        hierarchical, devices = config.sync.hierarchical, config.mirrored.devices
+        ring = connect(backend=config.backend, hierarchical=hierarchical, devices=devices)
     with _watching(config, ring, watch, args) as check:
         if args.lr_find:
             _find_learning_rate(config, ring, check, args)

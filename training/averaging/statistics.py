@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
+from ..ring.replicas import copies, replicas_of
 from ..ring.ring import Ring
 
 __all__ = ["StatisticsAverage"]
@@ -32,12 +34,20 @@ class StatisticsAverage:
         self._moving = [*own, *further]
         self._base = [tf.identity(v) for v in self._moving]
 
+    def _average_replicas(self) -> None:
+        for variable in self._moving:
+            held = np.stack([np.asarray(copy) for copy in copies(variable)])
+            if (held != held[0]).any():
+                variable.assign(held.mean(0, dtype=np.float64).astype(held.dtype))
+
     def update(self, factor: float = 1.0) -> None:
         """Give all ranks the average (a collective).
 
         Args:
             factor: weight of this rank, whose mean over ranks is 1.
         """
+        if replicas_of(self._ring):
+            self._average_replicas()
         if not self._moving or self._ring.size == 1:
             return
         changes = [(v - base) * factor for v, base in zip(self._moving, self._base, strict=True)]

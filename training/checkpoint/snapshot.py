@@ -24,6 +24,7 @@ from ..config.config_file import changed_keys, stretched_schedule, to_tree
 from ..config.keys import all_keys
 from ..config.train_config import TrainConfig
 from ..optimizers.precision import LossScale
+from ..ring.replicas import copies
 from ..ring.ring import Ring, SoloRing
 from ..ring.synchronizer import EveryStep, Synchronizer
 from .store import Checkpoint
@@ -119,8 +120,10 @@ def set_rank_seeds(network: Any, rank: int) -> None:
     """
     for variable in seed_variables(network):
         key, counter = np.asarray(tf.convert_to_tensor(variable)).astype(np.int64)
-        own = (int(key) + rank * _RANK_STRIDE) % 2**31 if rank else int(key)
-        variable.assign(np.array([own, counter]))
+        for replica, copy in enumerate(copies(variable)):  # of which only a process without ranks has several
+            number = rank + replica
+            own = (int(key) + number * _RANK_STRIDE) % 2**31 if number else int(key)
+            copy.assign(np.array([own, counter]))
 
 
 def gather_rank_state(ring: Ring, synchronizer: Synchronizer) -> dict[str, Any]:

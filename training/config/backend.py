@@ -16,13 +16,14 @@ __all__ = [
     "MULTI_WORKER",
     "NONE",
     "PARAMETER_SERVER",
+    "MirroredConfig",
     "ParameterServerConfig",
     "check_backend",
 ]
 
 HOROVOD, NONE, MIRRORED, MULTI_WORKER = "horovod", "none", "mirrored", "multi_worker"
 PARAMETER_SERVER = "parameter_server"
-BACKENDS = (HOROVOD, NONE, MULTI_WORKER, PARAMETER_SERVER)
+BACKENDS = (HOROVOD, NONE, MIRRORED, MULTI_WORKER, PARAMETER_SERVER)
 MODES = ("async", "ssp", "asp", "sync")
 _Only = Mapping[str, tuple[Any, str]]
 _ON_SERVERS: _Only = {  # the only value of a key, and why
@@ -62,6 +63,17 @@ _WITHOUT: Mapping[str, _Only] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MirroredConfig:
+    """Options of a run on several devices of one process."""
+
+    devices: int | None = key(None, "GPUs to use; null: all. Without GPUs: logical devices of the CPU, as a trial")
+
+    def __post_init__(self) -> None:
+        if self.devices is not None:
+            require(self.devices >= 2, "mirrored.devices", "at least 2", self.devices)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterServerConfig:
     """Options of a run on parameter servers."""
 
@@ -93,6 +105,8 @@ def check_backend(backend: str, options: ParameterServerConfig, precision: str, 
         ConfigError: the backend does not support a value; the message names both, the reason and a remedy.
     """
     one_of("backend", backend, BACKENDS)
+    if backend != MIRRORED and groups["mirrored"] != MirroredConfig():
+        raise ConfigError(f"mirrored.devices needs backend={MIRRORED}, got backend={backend}")
     if backend != PARAMETER_SERVER and options != ParameterServerConfig():
         raise ConfigError(f"parameter_server needs backend={PARAMETER_SERVER}, got backend={backend}")
     for name, (allowed, reason) in _WITHOUT.get(backend, {}).items():

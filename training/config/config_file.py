@@ -222,6 +222,7 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     neutral |= {"watchdog_seconds", "data.cache", "data.cache_bytes", "data.fetch_threads", "data.prefetch_bytes"}
     neutral |= {"metrics"}
     neutral |= {"model.remat"}  # the same bits
+    neutral |= {"mirrored.devices"}  # the same results, to rounding, as of backends
     neutral |= {"sync.shares", "sync.share_bound"}  # global batches stay the same
     current = json.loads(json.dumps(to_tree(now)))  # like the earlier tree, which was read from a file
     differing = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .backend import BACKENDS, ParameterServerConfig, check_backend
+from .backend import BACKENDS, MIRRORED, PARAMETER_SERVER, MirroredConfig, ParameterServerConfig, check_backend
 from .checks import duration_seconds, key, one_of, require, require_finite, require_size
 from .data import DataConfig
 from .loss import LossConfig
@@ -41,6 +41,7 @@ class TrainConfig:
     ema: EMAConfig = field(default_factory=EMAConfig)
     compression: CompressionConfig = field(default_factory=CompressionConfig)
     sync: SyncConfig = field(default_factory=SyncConfig)
+    mirrored: MirroredConfig = field(default_factory=MirroredConfig)
     parameter_server: ParameterServerConfig = field(default_factory=ParameterServerConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
@@ -98,9 +99,10 @@ class TrainConfig:
         needs_plain = not (self.sync.batch_norm and (self.jit_compile or self.model.remat))
         rule = "false with jit_compile or model.remat, for the forward pass would exchange statistics within them"
         require(needs_plain, "sync.batch_norm", rule, self.sync.batch_norm)
-        has_step = not (self.jit_compile or self.model.remat) or self.backend != "parameter_server"
-        require(has_step, "backend", "another than parameter_server for jit_compile and model.remat", self.backend)
-        names = ("compression", "sync", "optimizer", "ema", "checkpoint", "output", "track")
+        has_step = not (self.jit_compile or self.model.remat) or self.backend not in (MIRRORED, PARAMETER_SERVER)
+        rule = "another than mirrored and parameter_server for jit_compile and model.remat"
+        require(has_step, "backend", rule, self.backend)
+        names = ("compression", "sync", "optimizer", "ema", "checkpoint", "output", "track", "mirrored")
         groups = {name: getattr(self, name) for name in names} | {"": self}
         check_backend(self.backend, self.parameter_server, self.precision, groups)
 

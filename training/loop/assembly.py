@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from ..averaging.batch_norm import synchronise_batch_norm
 from ..averaging.moving import MovingAverage
 from ..averaging.pace import Pace
 from ..checkpoint.snapshot import Parts
-from ..config.backend import MULTI_WORKER
+from ..config.backend import MIRRORED, MULTI_WORKER
 from ..config.train_config import TrainConfig
 from ..metrics.scorers import make_scorer
 from ..models.build import build_model
@@ -27,8 +28,10 @@ from ..models.target import Target, plan_target
 from ..models.user_model import own_errors
 from ..optimizers.build import build_schedule, schedule_warnings
 from ..optimizers.precision import LossScale, ScaleRule
+from ..optimizers.replicated import update_own_replica
 from ..records.clock import clock
 from ..ring.metered import MeteredRing
+from ..ring.replicas import Replicas, replicas_of
 from ..ring.ring import Ring
 from .clients import own_pace
 from .inputs import open_loader, traced
@@ -86,6 +89,12 @@ def assemble(config: TrainConfig, ring: Ring, schedule: Schedule | None = None) 
         RingfeedError: the dataset or the model does not fit the configuration.
     """
     _prepare_process(config)
+    replicas = replicas_of(ring)
+    with replicas.scope() if replicas else nullcontext():
+        return _assembled(config, ring, schedule, replicas)
+
+
+def _assembled(config: TrainConfig, ring: Ring, schedule: Schedule | None, replicas: Replicas | None) -> Assembly:
     shares = _shares(config, ring)
     loader = shares.loader
     eval_loader = None
@@ -102,11 +111,11 @@ def assemble(config: TrainConfig, ring: Ring, schedule: Schedule | None = None) 
     if ring.rank == 0:
         for remark in schedule_warnings(config):
             log.warning(remark)
-    wire = MeteredRing(ring)
+    wire = MeteredRing(replicas.ring if replicas else ring)
     if config.sync.batch_norm:
         synchronise_batch_norm(model.network, wire)
     parts = _parts(config, wire, pace, model, schedule)
-    train_step, predict = _steps(config, loader, parts)
+    train_step, predict = _steps(config, loader, parts, replicas)
     return Assembly(
         shares=shares,
         eval_loader=eval_loader,
@@ -140,6 +149,12 @@ def _shares(config: TrainConfig, ring: Ring) -> Shares:
         config.sync.share_bound if follows_speed else None,
         has_part=config.sync.clients is not None,
     )
+    replicas = replicas_of(ring)
+    if replicas and batch_size < replicas.size * config.optimizer.accumulate:
+        raise ConfigError(
+            f"data.batch_size={batch_size} has too few samples for {replicas.size} devices, each of which takes "
+            f"optimizer.accumulate={config.optimizer.accumulate} at least"
+        )
     if shares.least < config.optimizer.accumulate:
         remedy = ", or lower sync.share_bound" if follows_speed else ""
         raise ConfigError(
@@ -163,6 +178,8 @@ def _parts(config: TrainConfig, wire: MeteredRing, pace: Pace, model: BuiltModel
     synchronizer = build_synchronizer(config, wire, total_steps=config.total_steps(pace.steps), pace=pace)
     variables = model.network.trainable_variables
     optimizer = build_run_optimizer(config, schedule, variables, pace.steps)
+    if config.backend == MIRRORED:
+        update_own_replica(optimizer)
     synchronizer.build(variables, optimizer.variables)
     average = None
     if config.ema.decay is not None:
@@ -177,7 +194,9 @@ def _parts(config: TrainConfig, wire: MeteredRing, pace: Pace, model: BuiltModel
     )
 
 
-def _steps(config: TrainConfig, loader: Loader, parts: Parts) -> tuple[TrainStep, Callable[[Any], Any]]:
+def _steps(
+    config: TrainConfig, loader: Loader, parts: Parts, replicas: Replicas | None
+) -> tuple[TrainStep, Callable[[Any], Any]]:
     is_recorded = config.output.records is not None or config.output.prometheus_port is not None
     follows_speed = config.sync.shares == "speed"
     in_one_line = own_errors(loader.manifest, config)
@@ -195,6 +214,7 @@ def _steps(config: TrainConfig, loader: Loader, parts: Parts) -> tuple[TrainStep
             any_batch=follows_speed or config.backend == MULTI_WORKER,  # see `WorkerRing`
             average=parts.average,
             jit_compile=config.jit_compile,
+            replicas=replicas,
         )
     )
     return train_step, in_one_line(make_predict_step(parts.network))

@@ -20,7 +20,7 @@ _CHECKED_STEPS = 4  # of a report's skipped steps, whose batches are read again
 
 def is_at_floor(scale: LossScale) -> bool:
     """Whether no smaller loss scale can prevent overflows."""
-    return scale.rule is None or float(scale.scale) <= scale.rule.smallest
+    return scale.rule is None or float(scale.scale.numpy()) <= scale.rule.smallest
 
 
 def check_overflows(skipped: Sequence[int], config: TrainConfig, scale: LossScale) -> None:

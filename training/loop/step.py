@@ -15,6 +15,7 @@ from ..averaging.moving import MovingAverage
 from ..models.losses import Loss, batch_loss, cross_entropy
 from ..optimizers.precision import LossScale, all_finite
 from ..records.clock import Clock, timed
+from ..ring.replicas import Replicas
 from ..ring.ring import dense
 from ..ring.synchronizer import Synchronizer
 
@@ -125,6 +126,7 @@ def make_train_step(
     any_batch: bool = False,
     average: MovingAverage | None = None,
     jit_compile: bool = False,
+    replicas: Replicas | None = None,
 ) -> TrainStep:
     """Compile the training step of a network whose optimizer and synchronizer are built.
 
@@ -138,7 +140,7 @@ def make_train_step(
     41 times the 1/41 of float32 is less. A sum of finite numbers may still overflow; the result is checked, too.)
     A step that does not count changes nothing but the loss scale. In the same way they agree on whether to stop.
     With `can_rest`, a rank whose samples all have weight 0 takes part in the step and changes only its number; the loss
-    is then the mean over the others.
+    is then the mean over the others. With `replicas`, each does the step of its part of the batch.
 
     Returns:
         A function of `(inputs, target, weight)` of the local batch, and of 1.0 if this rank was asked to stop; every
@@ -171,7 +173,6 @@ def make_train_step(
         loss = loss / scalars[3] if can_rest else loss
         return [overflowed, loss, stopping, trains, *reduced]
 
-    @tf.function(reduce_retracing=True, autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def train_step(inputs: Any, target: Tensor, weight: Tensor, stopping: Tensor = go_on) -> StepMetrics:
         before = [tf.identity(variable) for variable in state]
         if accumulate == 1:
@@ -197,8 +198,9 @@ def make_train_step(
         scale.update(is_finite)
         return StepMetrics(loss, is_finite, norm, stamps, any_stopping > 0.0)
 
-    step: TrainStep = train_step
-    return _for_any_batch(train_step) if any_batch else step
+    whole = train_step if replicas is None else replicas.spread(train_step)
+    compiled: Any = tf.function(whole, reduce_retracing=True, autograph=False)
+    return _for_any_batch(compiled) if any_batch else compiled
 
 
 def _for_any_batch(step: Any) -> TrainStep:

@@ -270,7 +270,7 @@ class Trainer:
             "epoch": epoch,
             **summary,
             "learning_rate": float(self._assembly.schedule(max(rate_step, 0))),
-            "loss_scale": float(self.parts.scale.scale),
+            "loss_scale": float(self.parts.scale.scale.numpy()),
             "skipped_steps": self.skipped_steps,
             "bytes_per_step": self._wire_bytes(summary["steps"]),
         }
@@ -280,7 +280,7 @@ class Trainer:
 
     def _wire_bytes(self, steps: int) -> float:
         """Return the bytes per step that this rank has received for synchronisation since the last call."""
-        total = float(self._assembly.wire.wire_bytes)
+        total = float(self._assembly.wire.wire_bytes.numpy())
         self._reported_bytes, before = total, self._reported_bytes
         return (total - before) / steps
 
@@ -373,7 +373,7 @@ class Trainer:
             "total_steps": self.total_steps,
             "resumed_from_step": self.resumed_from,
             "skipped_steps": self.skipped_steps,
-            "bytes_per_step": float(self._assembly.wire.wire_bytes) / max(steps, 1),
+            "bytes_per_step": float(self._assembly.wire.wire_bytes.numpy()) / max(steps, 1),
             "train_seconds": seconds,
             "train_samples": round(steps * self.pace.step_samples),
             "weights_digest": digest,

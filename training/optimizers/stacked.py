@@ -45,6 +45,7 @@ class StackedOptimizer(keras.optimizers.Optimizer, ABC):  # type: ignore[misc]  
 
     slots: tuple[tuple[str, tuple[int, ...]], ...] = ()  # what is kept for each variable: name, shape beside its own
     needs_all_gradients = False  # whether `prepared` does something
+    updates_own_replica = False  # see `update_own_replica`
 
     def __init__(
         self,
@@ -96,7 +97,7 @@ class StackedOptimizer(keras.optimizers.Optimizer, ABC):  # type: ignore[misc]  
 
     def _backend_update_step(self, grads: Sequence[Tensor], trainable_variables: Any, learning_rate: Tensor) -> None:
         """Apply one step to all variables, in stacks (called by Keras); one by one under a `tf.distribute` strategy."""
-        if tf.distribute.has_strategy():
+        if tf.distribute.has_strategy() and not self.updates_own_replica:
             if self.needs_all_gradients:  # Keras sums them over replicas later, and hands them over one by one
                 raise ValueError(
                     f"{self.name}: this variant needs all gradients together, which a tf.distribute strategy "

@@ -12,11 +12,12 @@ from typing import Any
 import tensorflow as tf
 
 from ...sharding.errors import TrainingError
-from ..config.backend import HOROVOD, MULTI_WORKER
+from ..config.backend import HOROVOD, MIRRORED, MULTI_WORKER
 from .connections import open_sockets
 from .hierarchical_ring import DYNAMIC, HierarchicalRing
 from .horovod import require_horovod
 from .horovod_ring import HorovodRing
+from .replicas import MirroredRing, open_replicas
 from .ring import Ring, SoloRing
 from .worker_ring import WorkerRing
 from .workers import local_rank_of_worker, multi_worker_world
@@ -25,7 +26,13 @@ from .world import World, world_from_environment
 __all__ = ["connect", "join", "pin_gpu", "prepare", "share_cores"]
 
 
-def connect(environ: Mapping[str, str] = os.environ, backend: str = HOROVOD, *, hierarchical: bool = False) -> Ring:
+def connect(
+    environ: Mapping[str, str] = os.environ,
+    backend: str = HOROVOD,
+    *,
+    hierarchical: bool = False,
+    devices: int | None = None,
+) -> Ring:
     """Join the ring that this process belongs to.
 
     A process that no launcher started is a `SoloRing`, whether or not Horovod is installed, and so is one of a backend
@@ -36,15 +43,18 @@ def connect(environ: Mapping[str, str] = os.environ, backend: str = HOROVOD, *, 
         environ: environment variables.
         backend: one of the configuration's.
         hierarchical: whether reductions have two levels, within hosts and between them.
+        devices: of `MIRRORED`, their number; None: all GPUs.
 
     Raises:
         ConfigError: the backend is `MULTI_WORKER`, and ``TF_CONFIG`` names no workers; or `hierarchical`, and there
-            are no two levels.
+            are no two levels; or it is `MIRRORED`, and there are fewer than two devices, or than `devices`.
         TrainingError: the process was started as a rank, and Horovod is missing, broken, or sees a different number of
             ranks; or the host has fewer GPUs than ranks.
     """
     if backend == MULTI_WORKER:
         return _join_workers(environ)
+    if backend == MIRRORED:
+        return MirroredRing(open_replicas(devices))
     world = world_from_environment(environ) if backend == HOROVOD else None
     if world is None:
         return SoloRing()

@@ -13,6 +13,7 @@ import tensorflow as tf
 import xxhash
 
 from ...sharding.errors import TrainingError
+from .replicas import copies
 from .ring import Ring
 
 __all__ = ["assert_same_weights", "weights_digest"]
@@ -38,13 +39,15 @@ def assert_same_weights(ring: Ring, variables: Sequence[Variable]) -> str:
     Raises:
         TrainingError: they differ; the message names the ranks that differ from rank 0, and the first variable.
     """
-    gathered = ring.allgather_object(weights_digest(variables))
+    of_replicas = zip(*map(copies, variables), strict=True)
+    own = [weights_digest(held) for held in of_replicas]
+    gathered = own if len(own) > 1 else ring.allgather_object(weights_digest(variables))
     others = [rank for rank, digests in enumerate(gathered) if digests != gathered[0]]
     if others:
         pairs = zip(variables, gathered[0], gathered[others[0]], strict=True)
         name = next(getattr(v, "path", v.name) for v, mine, other in pairs if mine != other)
         raise TrainingError(
-            f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} of {ring.size} ended with different "
-            f"weights than rank 0 (first difference: {name}): the ranks did not train the same model"
+            f"rank{'s' if len(others) > 1 else ''} {', '.join(map(str, others))} of {len(gathered)} ended with "
+            f"different weights than rank 0 (first difference: {name}): the ranks did not train the same model"
         )
     return xxhash.xxh3_128_hexdigest("".join(gathered[0]).encode())

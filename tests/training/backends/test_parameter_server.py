@@ -133,7 +133,7 @@ def test_a_run_survives_a_workers_death_and_reads_each_sample_once_an_epoch(run_
         (["--workers", "2", "--elastic"], [], "go without -n and --elastic"),
         (["-n", "2"], [], "backend=parameter_server is started by: ringfeed launch --ps 1 --workers 2"),
         (["--workers", "2"], ["backend=horovod"], "backend=horovod is started by: ringfeed launch -n 2 train"),
-        (["--workers", "2"], ["backend=ring"], "backend must be one of horovod, none, multi_worker"),
+        (["--workers", "2"], ["backend=ring"], "backend must be one of horovod, none, mirrored, multi_worker"),
         (["--workers", "2"], ["compression.method=qsgd"], "compression.method=qsgd does not go with backend=param"),
         (["--workers", "2"], ["sync.method=local_sgd"], "use sync.method=every_step"),
         (["--workers", "2"], ["optimizer.accumulate=2"], "optimizer.accumulate=2 does not go with"),
