@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from ...pipeline.order.epoch_order import ORDER_VERSION
-from ...sharding.common.validation import fit, integer
+from ...sharding.common.validation import fit, integer, texts
 from ...sharding.errors import ConfigError, TrainingError
 from ..averaging.moving import MovingAverage
 from ..config.config_file import changed_keys, stretched_schedule, to_tree
@@ -172,6 +172,7 @@ def capture(
     history: Mapping[str, Any],
     of_ranks: Mapping[str, Any] = MappingProxyType({}),
     rank: int = 0,
+    quarantined: Sequence[str] = (),
 ) -> Checkpoint:
     """Return the checkpoint of a run.
 
@@ -183,15 +184,20 @@ def capture(
         history: reports so far, in JSON's types.
         of_ranks: what `gather_rank_state` returned.
         rank: this rank; the checkpoint is the same on all.
+        quarantined: paths of the shards that the run found to be damaged.
     """
     arrays = {name: np.asarray(tf.convert_to_tensor(v)) for name, v in parts.variables().items()} | dict(of_ranks)
     if rank:
         for name in [name for name in arrays if name.startswith("random/")]:  # undoes `set_rank_seeds`
             key, counter = arrays[name].astype(np.int64)
             arrays[name] = np.array([(int(key) - rank * _RANK_STRIDE) % 2**31, counter]).astype(arrays[name].dtype)
+    place = {"epoch": position.epoch, "step": position.epoch_step}
+    loader: dict[str, Any] = {"seed": config.seed, **place, "order": ORDER_VERSION}
+    if quarantined:
+        loader["quarantined"] = list(quarantined)
     state = {
         "position": asdict(position),
-        "loader": {"seed": config.seed, "epoch": position.epoch, "step": position.epoch_step, "order": ORDER_VERSION},
+        "loader": loader,
         "config": to_tree(config),
         "dataset": dataset,
         "history": dict(history),
@@ -224,6 +230,7 @@ def check_state(checkpoint: Checkpoint) -> None:
     """
     known = {spec.name for spec in fields(_State)}
     state: _State = fit("state", {name: value for name, value in checkpoint.state.items() if name in known}, _State)
+    texts("state.loader.quarantined", state.loader.get("quarantined", ()), "paths")
     integer("state.position.epoch", state.position.epoch, 0)
     integer("state.position.epoch_step", state.position.epoch_step, 0)
     if state.position.step != checkpoint.step:

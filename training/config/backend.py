@@ -35,6 +35,7 @@ _ON_SERVERS: _Only = {  # the only value of a key, and why
     "optimizer.accumulate": (1, "each batch of a worker is an update"),
     "ema.decay": (None, "its updates have no common order"),
     "checkpoint.commit_steps": (None, "workers hold no weights of their own"),
+    "data.on_bad_shard": ("raise", "checkpoints do not hold what workers have found"),
     "output.records": (None, "they are of the ranks of a ring"),
     "output.prometheus_port": (None, "they are of the ranks of a ring"),
     "max_time": (None, "their chief watches no time"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass
 from typing import Any
 
-from .checks import key, require, require_size
+from .checks import key, one_of, require, require_size
 
 __all__ = ["DataConfig"]
 
@@ -27,6 +27,12 @@ class DataConfig:
         None, "class of the label that task=binary takes as positive; null: the second of two"
     )
     categorical: tuple[str, ...] = key((), "integer columns that are codes: embedded, not standardised")
+    where: str | None = key(None, "condition on columns that records must meet, also in evaluations; null: all records")
+    bucket_by: str | None = key(None, "column of lists or texts; training batches then hold records of similar length")
+    bucket_steps: int = key(32, "steps whose records bucket_by sorts by length together")
+    on_bad_shard: str = key(
+        "raise", "a damaged shard of the training split: raise, or quarantine: others' records stand in for its own"
+    )
     cache: str = key("none", "where to keep copies of shards: none, memory, or a folder on a local disk", is_path=True)
     cache_bytes: int | None = key(
         None, "size limit of the cache; null: 1 GiB of memory, or 0.8 of the free space of the disk"
@@ -43,6 +49,9 @@ class DataConfig:
         if self.cache_bytes is not None:
             require(self.cache_bytes >= 1, "data.cache_bytes", "at least 1", self.cache_bytes)
             require(self.cache != "none", "data.cache_bytes", "null without data.cache", self.cache_bytes)
+        one_of("data.on_bad_shard", self.on_bad_shard, ("raise", "quarantine"))
+        require(self.where is None or bool(self.where.strip()), "data.where", "a condition, or null", self.where)
+        require(self.bucket_steps >= 2, "data.bucket_steps", "at least 2", self.bucket_steps)
         for name in ("streams", "window_shards", "fetch_threads"):
             if (value := getattr(self, name)) is not None:
                 require_size(f"data.{name}", value)

@@ -102,7 +102,7 @@ class TrainConfig:
         has_step = not (self.jit_compile or self.model.remat) or self.backend not in (MIRRORED, PARAMETER_SERVER)
         rule = "another than mirrored and parameter_server for jit_compile and model.remat"
         require(has_step, "backend", rule, self.backend)
-        names = ("compression", "sync", "optimizer", "ema", "checkpoint", "output", "track", "mirrored")
+        names = ("data", "compression", "sync", "optimizer", "ema", "checkpoint", "output", "track", "mirrored")
         groups = {name: getattr(self, name) for name in names} | {"": self}
         check_backend(self.backend, self.parameter_server, self.precision, groups)
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +15,7 @@ from ...pipeline import Loader
 from ...pipeline.fetch.shard_cache import open_cache
 from ...sharding.dataset.dataset import open_dataset
 from ...sharding.errors import ConfigError, DatasetError
+from ..config.data import DataConfig
 from ..config.train_config import TrainConfig
 from ..models.preprocess import Preprocess, fill_values
 from ..ring.ring import Ring
@@ -24,17 +28,27 @@ __all__ = ["open_loader", "preprocessed", "traced"]
 _PREFETCH_BATCHES = 4
 
 
-def open_loader(config: TrainConfig, ring: Ring | World, *, split: str, training: bool) -> Loader:
+def open_loader(
+    config: TrainConfig, ring: Ring | World, *, split: str, training: bool, quarantined: Sequence[str] = ()
+) -> Loader:
     """Open this rank's loader of a split; training drops the remainder, evaluation reads each sample once.
 
     A rank that trains on a part of its own reads each of its samples once, in batches of its share of the global batch.
+
+    Args:
+        config: configuration of the run.
+        ring: the ranks.
+        split: name of the split.
+        training: whether to open it for training.
+        quarantined: paths of shards that the run knows to be damaged.
 
     Raises:
         ConfigError: a training split cannot fill a batch, or there is not one part for each rank.
         DatasetError: there is no such split.
     """
     batch_size = config.data.batch_size
-    manifest = open_dataset(config.data.url).manifest
+    data = config.data
+    manifest = open_dataset(data.url).manifest
     if split not in manifest.splits:
         key, remedy = (
             ("train_split", "") if training else ("eval_split", "; to train without evaluation: data.eval_split: null")
@@ -46,29 +60,48 @@ def open_loader(config: TrainConfig, ring: Ring | World, *, split: str, training
         raise ConfigError(
             f"data.batch_size={batch_size} is more than the {records} records of {split!r}; use at most {records}"
         )
-    rank, ranks, where = ring.rank, ring.size, None
+    rank, ranks, where = ring.rank, ring.size, data.where
     if own is not None:
-        split, where = (own, None) if own in manifest.splits else (split, own)
+        split, condition = (own, None) if own in manifest.splits else (split, own)
+        where = " and ".join(f"({text})" for text in (where, condition) if text) or None
         batch_size = even_shares(batch_size, ranks)[rank]
         rank, ranks = 0, 1
-    return Loader(
-        config.data.url,
-        split=split,
-        where=where,
-        batch_size=batch_size,
-        balance=config.data.balance if training else "natural",
-        seed=config.seed,
-        rank=rank,
-        world_size=ranks,
-        remainder="drop" if training and own is None else "pad",
-        fill=fill_values(manifest, config.data),
-        cache=open_cache(config.data.cache, config.data.cache_bytes),
-        sample_keys=training and config.augment.random,
-        streams=config.data.streams if training else None,
-        window_shards=config.data.window_shards if training else 1,
-        fetch_threads=config.data.fetch_threads,
-        prefetch_bytes=config.data.prefetch_bytes,
-    )
+    leaves_out = training and data.on_bad_shard == "quarantine"  # metrics of an evaluation would be of other records
+    with _named_keys():
+        return Loader(
+            config.data.url,
+            split=split,
+            where=where,
+            batch_size=batch_size,
+            balance=config.data.balance if training else "natural",
+            seed=config.seed,
+            rank=rank,
+            world_size=ranks,
+            remainder="drop" if training and own is None else "pad",
+            fill=fill_values(manifest, config.data),
+            cache=open_cache(config.data.cache, config.data.cache_bytes),
+            sample_keys=training and config.augment.random,
+            streams=config.data.streams if training else None,
+            window_shards=config.data.window_shards if training else 1,
+            fetch_threads=config.data.fetch_threads,
+            prefetch_bytes=config.data.prefetch_bytes,
+            bucket_by=data.bucket_by if training else None,
+            bucket_steps=data.bucket_steps,
+            on_bad_shard="quarantine" if leaves_out else "raise",
+            quarantined=quarantined,
+        )
+
+
+@contextmanager
+def _named_keys() -> Iterator[None]:
+    """Let errors about an argument of `Loader`, in the body, name the key of the configuration that holds it."""
+    try:
+        yield
+    except ConfigError as error:
+        word = re.match(r"\w+", str(error))
+        if word is None or word[0] not in {key.name for key in fields(DataConfig)}:
+            raise
+        raise ConfigError(f"data.{error}") from error
 
 
 def traced(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:

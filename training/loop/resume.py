@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,12 +37,14 @@ class Start:
         resumed_from: the step of the checkpoint; None if the run is new.
         history: what the run has reported so far.
         evaluated_step: the step of the last evaluation, if it was of the same split.
+        quarantined: paths of the shards that the run found to be damaged.
     """
 
     position: Position = field(default_factory=Position)
     resumed_from: int | None = None
     history: Mapping[str, Any] = field(default_factory=dict)
     evaluated_step: int | None = None
+    quarantined: Sequence[str] = ()
 
     @property
     def skipped_steps(self) -> int:
@@ -97,7 +99,13 @@ def resume(
         evaluated = max((entry["step"] for entry in history["evaluations"]), default=None)
     if ring.rank == 0:
         _log_resumed(position.step, total_steps, "checkpoint" if memory.newest is None else "commit")
-    return Start(position=position, resumed_from=position.step, history=history, evaluated_step=evaluated)
+    return Start(
+        position=position,
+        resumed_from=position.step,
+        history=history,
+        evaluated_step=evaluated,
+        quarantined=state["loader"].get("quarantined", ()),
+    )
 
 
 def _read_newest(

@@ -97,6 +97,11 @@ class Shares:
             else self._whole.with_share(bounds[self._ring.rank], bounds[self._ring.rank + 1])
         )
 
+    def replace_loader(self, loader: Loader) -> None:
+        """Read from another loader of the same batches, such as one with shards in quarantine."""
+        self._whole = loader
+        self._set(self.of_ranks)
+
     @property
     def least(self) -> int:
         """The fewest samples that a rank may get; an empty share has one, of weight 0."""

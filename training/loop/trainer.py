@@ -35,6 +35,7 @@ from .clients import paced
 from .inputs import preprocessed
 from .outputs import METRICS_FORMAT, write_outputs
 from .overflows import check_overflows, check_records, check_weights, is_at_floor
+from .quarantine import join_quarantine, restore_quarantine
 from .reporting import Reporter
 from .resume import open_store, resume
 from .stopping import Stopped, StopRequest
@@ -86,6 +87,8 @@ class Trainer:
             steps_per_epoch=self.steps_per_epoch,
             total_steps=self.total_steps,
         )
+        restore_quarantine(config, ring, self._shares, start.quarantined)
+        self.loader = self._shares.loader
         self.position, self.resumed_from = start.position, start.resumed_from
         self._first_step = start.position.step
         self.skipped_steps, self._evaluated_step = start.skipped_steps, start.evaluated_step
@@ -334,11 +337,12 @@ class Trainer:
 
     def _commit(self, store: CheckpointStore | None) -> None:
         rank, of_ranks = self.ring.rank, gather_rank_state(self.ring, self.parts.synchronizer)
+        bad_shards = join_quarantine(self.config, self.ring, self.loader)
         if rank and self._memory is None:
             return
         history = self.reporter.history() | {"skipped_steps": self.skipped_steps}
         checksum = self.loader.manifest.shards_checksum
-        commit = capture(self.parts, self.position, self.config, checksum, history, of_ranks, rank)
+        commit = capture(self.parts, self.position, self.config, checksum, history, of_ranks, rank, bad_shards)
         if self._memory is not None:
             self._memory.keep(commit)
         if rank == 0 and store is not None:
@@ -354,6 +358,7 @@ class Trainer:
     def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
         self._writer.wait()
         digest = self._assert_same_weights()
+        bad_shards = join_quarantine(self.config, self.ring, self.loader)
         check_weights(self.parts.network, self.position.step)
         self.reporter.warn_of_waits()
         if self.skipped_steps == self.position.step:
@@ -373,6 +378,7 @@ class Trainer:
             "total_steps": self.total_steps,
             "resumed_from_step": self.resumed_from,
             "skipped_steps": self.skipped_steps,
+            "quarantined": bad_shards,
             "bytes_per_step": float(self._assembly.wire.wire_bytes.numpy()) / max(steps, 1),
             "train_seconds": seconds,
             "train_samples": round(steps * self.pace.step_samples),

@@ -1,0 +1,30 @@
+"""Damaged shards that a run trains without; its checkpoints name them, so that a resumed run does so from the start.
+
+Each rank finds the damage of its own shards (docs/faults.md). Tested in tests/training/loop/test_loader_options.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ...pipeline import Loader
+from ..config.train_config import TrainConfig
+from ..ring.ring import Ring
+from .inputs import open_loader
+from .shares import Shares
+
+__all__ = ["join_quarantine", "restore_quarantine"]
+
+
+def join_quarantine(config: TrainConfig, ring: Ring, loader: Loader) -> list[str]:
+    """Return the paths of the shards that any rank has in quarantine (a collective, if shards may get there)."""
+    if config.data.on_bad_shard == "raise":
+        return []
+    return sorted({path for paths in ring.allgather_object(loader.quarantined) for path in paths})
+
+
+def restore_quarantine(config: TrainConfig, ring: Ring, shares: Shares, quarantined: Sequence[str]) -> None:
+    """Let a rank read what it would read with the shards of a checkpoint in quarantine."""
+    if quarantined:
+        split = config.data.train_split
+        shares.replace_loader(open_loader(config, ring, split=split, training=True, quarantined=quarantined))
