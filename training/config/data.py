@@ -31,7 +31,9 @@ class DataConfig:
     bucket_by: str | None = key(None, "column of lists or texts; training batches then hold records of similar length")
     bucket_steps: int = key(32, "steps whose records bucket_by sorts by length together")
     on_bad_shard: str = key(
-        "raise", "a damaged shard of the training split: raise, or quarantine: others' records stand in for its own"
+        "raise",
+        "a damaged shard of the training split: raise, or quarantine: others' records stand in for its own",
+        choices=("raise", "quarantine"),
     )
     cache: str = key("none", "where to keep copies of shards: none, memory, or a folder on a local disk", is_path=True)
     cache_bytes: int | None = key(

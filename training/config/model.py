@@ -8,14 +8,14 @@ from typing import Any
 
 from ...pipeline.transforms.image_options import ColourJitter, RandomCrop
 from ...sharding.errors import ConfigError
-from .checks import FUNCTION, are_sizes, is_function, is_pattern, key, one_of, require, require_size
+from .checks import FUNCTION, are_sizes, is_function, is_pattern, key, one_of, require, require_finite, require_size
 
 __all__ = ["APPLICATIONS", "AugmentConfig", "ModelConfig"]
 
 NORMS = ("batch", "layer", "none")
 APPLICATIONS = "keras.applications:"
 IMAGE_MODELS = ("convnet", "lenet", "resnet18", "resnet50")
-MODELS = ("tabular", *IMAGE_MODELS)
+MODELS = ("tabular", "wide_deep", *IMAGE_MODELS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +33,19 @@ class ModelConfig:
         "file of initial weights (.keras, .weights.h5, .h5; path or URL), whose last layer may have other shapes",
         is_path=True,
     )
-    hidden: tuple[int, ...] = key((256, 128), "tabular, convnet: units of the hidden layers before the output")
+    hidden: tuple[int, ...] = key(
+        (256, 128), "tabular, wide_deep, convnet: units of the hidden layers before the output"
+    )
     norm: str = key("batch", f"normalisation: {', '.join(NORMS)}", choices=NORMS)
     dropout: float = key(0.0, "fraction of hidden units dropped in training, in [0, 1)")
     embedding_dim: int | None = key(None, "width of embeddings; null: 1.6 * categories ** 0.56, at most 32")
+    hash_buckets: int = key(10_000, "wide_deep: rows of the table of each column of ids, and of each cross")
+    crosses: tuple[tuple[str, ...], ...] = key(
+        (), "wide_deep: columns of ids to cross, as [[user, hour], [user, item]]"
+    )
+    shared: tuple[tuple[str, ...], ...] = key(
+        (), "wide_deep: columns of ids that share an embedding, as [[last, item]]"
+    )
     filters: tuple[int, ...] = key((32, 64), "convnet: filters of each block; each block halves the image")
     image_shape: tuple[int, ...] | None = key(None, "images: [height, width, channels] to decode them to")
     freeze: tuple[str, ...] = key((), "patterns of the paths of layers that training leaves as they are")
@@ -67,6 +76,15 @@ class ModelConfig:
         for name in ("freeze", "remat"):
             for pattern in getattr(self, name):
                 require(is_pattern(pattern), f"model.{name}", "regular expressions", pattern)
+        require_size("model.hash_buckets", self.hash_buckets)
+        for name in ("crosses", "shared"):
+            groups = getattr(self, name)
+            groups_hold = all(len(set(group)) == len(group) > 1 for group in groups)
+            require(groups_hold, f"model.{name}", "lists of at least two columns", [list(group) for group in groups])
+            is_used = not groups or self.name == "wide_deep"
+            require(is_used, f"model.{name}", "empty but for wide_deep", [list(group) for group in groups])
+        is_once = len({name for group in self.shared for name in group}) == sum(map(len, self.shared))
+        require(is_once, "model.shared", "groups without a common column", [list(group) for group in self.shared])
         if self.embedding_dim is not None:
             require_size("model.embedding_dim", self.embedding_dim)
         if self.image_shape is not None:
@@ -89,12 +107,18 @@ class AugmentConfig:
     contrast: float = key(0.0, "the same for contrast")
     saturation: float = key(0.0, "the same for saturation")
     hue: float = key(0.0, "random rotation in [-x, x] full turns")
+    mixup: float = key(0.0, "alpha of the Beta(alpha, alpha) by which images and labels are mixed; 0: no mixup")
+    cutmix: float = key(0.0, "alpha of that by which boxes of other images are put in; 0: no CutMix")
+    mix_group: int = key(8, "samples that are mixed among themselves; a divisor of each rank's batch")
 
     def __post_init__(self) -> None:
         try:
             _ = self.crop, self.jitter  # their constructors check the values
         except ConfigError as error:
             raise ConfigError(f"augment: {error}") from error
+        require_finite("augment.mixup", self.mixup)
+        require_finite("augment.cutmix", self.cutmix)
+        require(self.mix_group >= 2, "augment.mix_group", "at least 2", self.mix_group)
 
     @property
     def crop(self) -> RandomCrop | None:
@@ -112,6 +136,16 @@ class AugmentConfig:
         return None if jitter == ColourJitter() else jitter
 
     @property
+    def mixes(self) -> bool:
+        """Whether samples are mixed with each other."""
+        return self.mixup > 0 or self.cutmix > 0
+
+    @property
     def random(self) -> bool:
         """Whether any augmentation is on."""
+        return self.mixes or self.changes_images
+
+    @property
+    def changes_images(self) -> bool:
+        """Whether each image is changed by itself."""
         return self.flip_left_right or self.flip_up_down or self.crop is not None or self.jitter is not None

@@ -84,6 +84,11 @@ class TrainConfig:
             require(is_common, "overfit_batches", "null with sync.clients, whose batches differ", self.overfit_batches)
         augmentable = self.model.takes_images or not self.augment.random
         require(augmentable, "model.name", "a network for images (such as convnet) for augment", self.model.name)
+        if self.augment.mixes:
+            one_of("task", self.task, ("multiclass",))  # of labels that are mixed
+            require(self.sync.shares == "equal", "sync.shares", "equal for augment.mixup and cutmix", self.sync.shares)
+            needs_whole = self.sync.clients is None
+            require(needs_whole, "sync.clients", "null for augment.mixup and cutmix", self.sync.clients)
         if self.schedule.total_steps is None:
             length = self.schedule.total_epochs or self.epochs
             name = "epochs" if self.schedule.total_epochs is None else "schedule.total_epochs"

@@ -60,6 +60,12 @@ def open_loader(
         raise ConfigError(
             f"data.batch_size={batch_size} is more than the {records} records of {split!r}; use at most {records}"
         )
+    multiple = ring.size * config.augment.mix_group
+    if training and config.augment.mixes and batch_size % multiple:
+        raise ConfigError(
+            f"augment.mix_group={config.augment.mix_group} must divide each of {ring.size} ranks' share of "
+            f"data.batch_size={batch_size}: use a multiple of {multiple}"
+        )
     rank, ranks, where = ring.rank, ring.size, data.where
     if own is not None:
         split, condition = (own, None) if own in manifest.splits else (split, own)

@@ -26,11 +26,13 @@ from .tabular import tabular
 from .target import Target, in_units, plan_target
 from .user_model import user_model
 from .weight_file import load_weights
+from .wide_deep import wide_deep
 
 __all__ = ["build_model"]
 
 _BUILDERS: dict[str, Callable[[Manifest, TrainConfig], BuiltModel]] = {
     "tabular": tabular,
+    "wide_deep": wide_deep,
     "convnet": convnet,
     "lenet": lenet,
     "resnet18": resnet18,

@@ -18,6 +18,7 @@ from ..config.data import DataConfig
 from ..config.model import AugmentConfig
 from ..config.train_config import TrainConfig
 from .built_model import BuiltModel
+from .mixing import mixer
 from .preprocess import Element, Inputs, Preprocess, feature_columns, label_and_weight
 
 __all__ = ["image_column", "image_model", "image_preprocess", "image_shape"]
@@ -83,9 +84,12 @@ def image_model(
 
     def preprocess(augment: AugmentConfig) -> Preprocess:
         plain = image_preprocess(feature, shape, augment)
+        mix = mixer(augment, network.output_shape[-1]) if augment.mixes else None
 
         def prepared(element: Element) -> tuple[Inputs, Any, Any]:
             images, class_id, weight = plain(element)
+            if mix is not None:
+                images, class_id = mix(images, element)
             return images if prepare is None else prepare(images), class_id, weight
 
         return prepared
@@ -109,7 +113,7 @@ def image_preprocess(feature: Feature, shape: Shape, augment: AugmentConfig) -> 
     """
     if _is_tensor(feature) and image_shape(feature, None) != shape:
         raise ConfigError(f"column {feature.name!r} holds tensors of shape {feature.shape}, not {list(shape)}")
-    is_plain = _is_tensor(feature) and not augment.random
+    is_plain = _is_tensor(feature) and not augment.changes_images
     images_of = _tensors_of(feature, shape) if is_plain else _transformed(feature, shape, augment)
 
     def preprocess(element: Element) -> tuple[Inputs, Any, Any]:

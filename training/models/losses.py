@@ -22,10 +22,15 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 def cross_entropy(logits: Tensor, class_id: Tensor) -> Tensor:
     """Return the cross entropy per sample, float32 [batch], of logits [batch, classes] and class ids, int32 [batch].
 
+    Instead of class ids there may be labels that are mixed, float32 [batch, classes].
+
     >>> round(float(cross_entropy(tf.constant([[0.0, 0.0]]), tf.constant([1]))[0]), 6)  # log 2
     0.693147
     """
-    return tf.nn.sparse_softmax_cross_entropy_with_logits(class_id, tf.cast(logits, tf.float32))
+    logits = tf.cast(logits, tf.float32)
+    if class_id.shape.rank == 2:
+        return tf.nn.softmax_cross_entropy_with_logits(class_id, logits)
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(class_id, logits)
 
 
 def plain_loss(target: Target) -> Loss:
@@ -77,6 +82,11 @@ def _softmax_loss(config: LossConfig, weights: Tensor) -> Loss:
     smoothing, gamma, count = config.label_smoothing, config.focal_gamma, len(weights)
 
     def loss(logits: Tensor, class_id: Tensor) -> Tensor:
+        if class_id.shape.rank == 2:  # the mean of the classes' losses by their shares in the mix
+            log_p = tf.nn.log_softmax(tf.cast(logits, tf.float32))
+            shares = class_id * weights
+            label = shares * (1 - smoothing) + tf.reduce_sum(shares, -1, keepdims=True) * smoothing / count
+            return -tf.reduce_sum(label * _focus(log_p, gamma) * log_p, -1)
         if smoothing or gamma:
             log_p = tf.nn.log_softmax(tf.cast(logits, tf.float32))
             label = tf.one_hot(class_id, count, 1 - smoothing + smoothing / count, smoothing / count)

@@ -131,3 +131,9 @@ def test_buckets_hold_records_of_similar_length_in_training_alone(lists: str) ->
         batches = [batch["tokens"].row_lengths for batch in loader.numpy_epoch(0)]
         spreads[training] = np.mean([np.std(lengths) for lengths in batches])
     assert spreads[True] < spreads[False] / 2
+
+
+def test_a_run_on_mixed_images_resumes(pictures: str, resumed: Callable[..., Any]) -> None:
+    tree = _tree(pictures, {"batch_size": 40}, augment={"mixup": 0.3, "cutmix": 1.0, "crop_area": [0.5, 1]})
+    metrics, _ = resumed({**tree, "model": {"name": "convnet", "filters": [8], "hidden": [], "image_shape": [8, 8, 1]}})
+    assert metrics["history"]["steps"][0]["loss"] > 0

@@ -1,0 +1,101 @@
+"""The built-in network for tables of ids: a linear part that remembers, beside a deep part that generalises.
+
+Cheng et al., "Wide & Deep Learning for Recommender Systems", arXiv 1606.07792. Ids and crosses of them are hashed, so
+that any number of them, also ones that training never saw, fits into tables of `model.hash_buckets` rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ...pipeline.transforms.tabular import plan_columns
+from ...pipeline.transforms.tabular_ops import tabular_inputs
+from ...sharding.dataset.manifest import Manifest
+from ...sharding.errors import ConfigError
+from ...sharding.messages import did_you_mean, listed
+from ..config.train_config import TrainConfig
+from .built_model import BuiltModel
+from .layers import head
+from .preprocess import Element, feature_columns, fill_values, label_and_weight
+from .tabular import embedding_width
+from .target import plan_target
+
+__all__ = ["wide_deep"]
+
+_BETWEEN = "\x1f"  # of the values of a cross: ASCII's unit separator
+
+
+def wide_deep(manifest: Manifest, config: TrainConfig) -> BuiltModel:
+    """Build the network: texts and `data.categorical` are ids, other numbers are standardised.
+
+    Raises:
+        ConfigError: no column holds ids, or a cross or a shared table names a column that does not.
+    """
+    data, model = config.data, config.model
+    columns = feature_columns(manifest, data)
+    ids = [f.name for f in columns if f.shape == () and (f.dtype == "string" or f.name in data.categorical)]
+    if not ids:
+        raise ConfigError("model.name: wide_deep needs a column of texts, or one of integers in data.categorical")
+    for key, groups in (("crosses", model.crosses), ("shared", model.shared)):
+        for name in (name for group in groups for name in group if name not in ids):
+            hint = did_you_mean(name, ids, f"those are: {listed(ids)}")
+            raise ConfigError(f"model.{key}: {name!r} is no column of ids, texts or data.categorical; {hint}")
+    fill = fill_values(manifest, data)
+    rest = [feature for feature in columns if feature.name not in ids]
+    plan = plan_columns(manifest, rest, split=data.train_split, fill=fill) if rest else None
+    outputs, buckets = plan_target(manifest, config).outputs, model.hash_buckets
+    inputs = {
+        "ids": keras.Input((len(ids),), dtype="int32", name="ids"),
+        "wide": keras.Input((len(ids) + len(model.crosses),), dtype="int32", name="wide"),
+    }
+    parts = _embeddings(inputs["ids"], ids, model.shared, buckets, embedding_width(buckets, model.embedding_dim))
+    if plan is not None:
+        inputs["numeric"] = keras.Input((plan.numeric_width,), dtype="float32", name="numeric")
+        parts.append(inputs["numeric"])
+    deep = head(parts[0] if len(parts) == 1 else keras.layers.Concatenate()(parts), model, outputs)
+    rows = buckets * inputs["wide"].shape[1]
+    weights = keras.layers.Embedding(
+        rows, outputs, embeddings_initializer="zeros", dtype="float32", name="wide_weights"
+    )
+    linear = keras.ops.sum(weights(inputs["wide"]), axis=1)
+    logits = keras.layers.Add(dtype="float32", name="wide_and_deep")([deep, linear])
+    hashed = _hashed(ids, model.crosses, buckets)
+
+    def preprocess(element: Element) -> tuple[Any, Any, Any]:
+        numeric = {} if plan is None else {"numeric": tabular_inputs(element, plan)["numeric"]}
+        return {**hashed(element), **numeric}, *label_and_weight(element)
+
+    return BuiltModel(network=keras.Model(inputs, logits, name="wide_deep"), preprocess=preprocess)
+
+
+def _embeddings(codes: Any, ids: Sequence[str], shared: Sequence[Sequence[str]], buckets: int, width: int) -> list[Any]:
+    """Return the embedding of each column of ids; those of a group in `shared` have one table."""
+    table_of = {name: number for number, group in enumerate(shared) for name in group}
+    tables: dict[Any, Any] = {}
+    parts = []
+    for place, name in enumerate(ids):
+        table = table_of.get(name, name)
+        if table not in tables:
+            tables[table] = keras.layers.Embedding(buckets, width, name=f"embedding_{len(tables)}")
+        parts.append(tables[table](codes[:, place]))
+    return parts
+
+
+def _hashed(ids: Sequence[str], crosses: Sequence[Sequence[str]], buckets: int) -> Any:
+    """Return a function from an element to the buckets of its ids, and of ids and crosses in the wide part's table."""
+
+    def hashed(element: Element) -> Mapping[str, Any]:
+        texts = {}
+        for name in ids:
+            values = element[name]
+            texts[name] = values if values.dtype == tf.string else tf.strings.as_string(values)
+        crossed = [tf.strings.join([texts[name] for name in cross], _BETWEEN) for cross in crosses]
+        every = tf.stack([*(texts[name] for name in ids), *crossed], 1)
+        codes = tf.cast(tf.strings.to_hash_bucket_fast(every, buckets), tf.int32)
+        return {"ids": codes[:, : len(ids)], "wide": codes + buckets * tf.range(codes.shape[1])}
+
+    return hashed
