@@ -15,7 +15,7 @@ __all__ = ["APPLICATIONS", "AugmentConfig", "ModelConfig"]
 NORMS = ("batch", "layer", "none")
 APPLICATIONS = "keras.applications:"
 IMAGE_MODELS = ("convnet", "lenet", "resnet18", "resnet50")
-MODELS = ("tabular", "wide_deep", *IMAGE_MODELS)
+MODELS = ("tabular", "wide_deep", *IMAGE_MODELS, "text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,9 @@ class ModelConfig:
     norm: str = key("batch", f"normalisation: {', '.join(NORMS)}", choices=NORMS)
     dropout: float = key(0.0, "fraction of hidden units dropped in training, in [0, 1)")
     embedding_dim: int | None = key(None, "width of embeddings; null: 1.6 * categories ** 0.56, at most 32")
-    hash_buckets: int = key(10_000, "wide_deep: rows of the table of each column of ids, and of each cross")
+    hash_buckets: int = key(
+        10_000, "rows of a table of hashed values: wide_deep: of each column and cross; text: of tokens that are texts"
+    )
     crosses: tuple[tuple[str, ...], ...] = key(
         (), "wide_deep: columns of ids to cross, as [[user, hour], [user, item]]"
     )
@@ -48,6 +50,11 @@ class ModelConfig:
     )
     filters: tuple[int, ...] = key((32, 64), "convnet: filters of each block; each block halves the image")
     image_shape: tuple[int, ...] | None = key(None, "images: [height, width, channels] to decode them to")
+    max_length: int = key(128, "text: tokens of a row; longer records are cut off")
+    packing: bool = key(True, "text: whether several short records share a row in training")
+    layers: int = key(2, "text: layers of the transformer")
+    heads: int = key(4, "text: heads of attention, a divisor of model.width")
+    width: int = key(64, "text: width of embeddings and layers")
     freeze: tuple[str, ...] = key((), "patterns of the paths of layers that training leaves as they are")
     remat: tuple[str, ...] = key(
         (), "patterns of the paths of layers whose activations are computed again in the backward pass, to save memory"
@@ -76,7 +83,9 @@ class ModelConfig:
         for name in ("freeze", "remat"):
             for pattern in getattr(self, name):
                 require(is_pattern(pattern), f"model.{name}", "regular expressions", pattern)
-        require_size("model.hash_buckets", self.hash_buckets)
+        for name in ("hash_buckets", "max_length", "layers", "heads", "width"):
+            require_size(f"model.{name}", getattr(self, name))
+        require(self.width % self.heads == 0, "model.width", f"a multiple of model.heads={self.heads}", self.width)
         for name in ("crosses", "shared"):
             groups = getattr(self, name)
             groups_hold = all(len(set(group)) == len(group) > 1 for group in groups)

@@ -84,6 +84,11 @@ class TrainConfig:
             require(is_common, "overfit_batches", "null with sync.clients, whose batches differ", self.overfit_batches)
         augmentable = self.model.takes_images or not self.augment.random
         require(augmentable, "model.name", "a network for images (such as convnet) for augment", self.model.name)
+        packs = self.model.name == "text" and self.model.packing
+        rule = "1 with model.packing, whose rows hold several records"
+        require(not packs or self.optimizer.accumulate == 1, "optimizer.accumulate", rule, self.optimizer.accumulate)
+        can_split = not packs or self.backend != "mirrored"
+        require(can_split, "model.packing", "false for backend=mirrored, which divides batches by row", True)
         if self.augment.mixes:
             one_of("task", self.task, ("multiclass",))  # of labels that are mixed
             require(self.sync.shares == "equal", "sync.shares", "equal for augment.mixup and cutmix", self.sync.shares)

@@ -161,6 +161,8 @@ class Reporter:
         )
         if entry["samples_per_second"]:  # 0 if the only step was the first, which compiles
             text += f"  {entry['samples_per_second']:,.0f} samples/s  input wait {entry['input_wait_fraction']:.0%}"
+        if "padding_fraction" in entry:
+            text += f"  padding {entry['padding_fraction']:.0%}"
         if self._bar:
             self._bar.update(self._task, description=text)
         else:

@@ -237,6 +237,7 @@ class Trainer:
             weight = weight * self._shares.factor
         metrics = self.train_step(inputs, target, weight, tf.constant(float(self._asked_to_stop)))
         window.metrics.append(metrics)
+        window.add_padding(inputs)
         self._must_stop = metrics.is_stopping
         returned = time.time()
         window.timed_steps += 1

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..models.packing import padding_of
 from .step import StepMetrics
 
 __all__ = ["Window"]
@@ -20,6 +21,12 @@ class Window:
     wait_seconds: float = 0.0
     started: float = field(default_factory=lambda: time.perf_counter())
     timed_steps: int = 0
+    padding: list[tuple[Any, int]] = field(default_factory=list)
+
+    def add_padding(self, inputs: Any) -> None:
+        """Take note of the padding of a step's inputs, if they are rows of tokens."""
+        if (found := padding_of(inputs)) is not None:
+            self.padding.append(found)
 
     def restart_clock(self) -> None:
         """Time the steps from here on: those before say nothing about throughput."""
@@ -54,6 +61,8 @@ class Window:
         losses = [float(metrics.loss) for metrics in self.metrics]
         seconds = time.perf_counter() - self.started
         counted = [loss for loss, metrics in zip(losses, self.metrics, strict=True) if bool(metrics.is_finite)]
+        tokens = sum(total for _, total in self.padding)
+        padding = {"padding_fraction": sum(int(part) for part, _ in self.padding) / tokens} if tokens else {}
         return {
             "steps": len(losses),
             "loss": sum(counted) / len(counted) if counted else float("nan"),
@@ -62,4 +71,5 @@ class Window:
             "samples_per_second": self.timed_steps * batch_size / max(seconds, 1e-9),
             "input_wait_seconds": self.wait_seconds,
             "input_wait_fraction": min(1.0, self.wait_seconds / max(seconds, 1e-9)),
+            **padding,
         }

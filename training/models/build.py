@@ -24,6 +24,7 @@ from .remat import rematerialise
 from .resnet import resnet18, resnet50
 from .tabular import tabular
 from .target import Target, in_units, plan_target
+from .text import text
 from .user_model import user_model
 from .weight_file import load_weights
 from .wide_deep import wide_deep
@@ -37,6 +38,7 @@ _BUILDERS: dict[str, Callable[[Manifest, TrainConfig], BuiltModel]] = {
     "lenet": lenet,
     "resnet18": resnet18,
     "resnet50": resnet50,
+    "text": text,
 }
 
 

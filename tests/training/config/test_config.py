@@ -100,13 +100,13 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
         ),
         (
             {**MINIMAL, "model": {"name": "mlp"}},
-            "a.yaml: model.name must be tabular, wide_deep, convnet, lenet, resnet18, resnet50, or module:function, "
-            "got 'mlp'",
+            "a.yaml: model.name must be tabular, wide_deep, convnet, lenet, resnet18, resnet50, text, or "
+            "module:function, got 'mlp'",
         ),
         (
             {**MINIMAL, "model": {"name": ".networks:mlp"}},
-            "a.yaml: model.name must be tabular, wide_deep, convnet, lenet, resnet18, resnet50, or module:function, "
-            "got '.networks:mlp'",
+            "a.yaml: model.name must be tabular, wide_deep, convnet, lenet, resnet18, resnet50, text, or "
+            "module:function, got '.networks:mlp'",
         ),
         (
             {**MINIMAL, "optimizer": {"clip_norm": float("inf")}},
