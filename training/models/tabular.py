@@ -14,7 +14,7 @@ from .layers import head
 from .preprocess import plan_tabular, tabular_preprocess
 from .target import plan_target
 
-__all__ = ["tabular"]
+__all__ = ["embedding_width", "tabular"]
 
 Tensor = Any
 
