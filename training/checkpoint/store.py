@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ import xxhash
 from safetensors import deserialize
 from safetensors.numpy import save
 
-from ...sharding.errors import CorruptionError
+from ...sharding.errors import CorruptionError, StorageError
 from ...sharding.messages import brief
 from ...sharding.storage.storage import Storage
 
@@ -104,6 +104,10 @@ def _dtype(name: str) -> np.dtype[Any]:
     return np.dtype(f"{name[0].lower()}{int(name[1:]) // 8}")
 
 
+def _step_of(name: str) -> int:
+    return int(name[len("step-") :][:10])
+
+
 class CheckpointStore:
     """The checkpoints of one run in one folder. Only one process, rank 0, may use it.
 
@@ -142,10 +146,14 @@ class CheckpointStore:
         self._storage.write(_TRIAL, b"")
         self._storage.remove(_TRIAL)
 
-    def save(self, checkpoint: Checkpoint) -> str:
+    def save(self, checkpoint: Checkpoint, best_steps: Collection[int] = ()) -> str:
         """Commit a checkpoint, then remove all but the newest `keep`; return the URL of its file.
 
         Other checkpoints of this step or later ones are removed, too: `newest` skipped them as damaged.
+
+        Args:
+            checkpoint: the checkpoint.
+            best_steps: steps whose checkpoints stay, too.
         """
         data = encode(checkpoint)
         step = f"step-{checkpoint.step:010d}"
@@ -153,9 +161,22 @@ class CheckpointStore:
         self._storage.write(name, data)
         others = [other for other in self.names() if other != name]
         earlier = [other for other in others if other < step]
-        for old in [*others[len(earlier) :], *earlier[: -self._keep + 1 or None]]:
+        aged = [old for old in earlier[: -self._keep + 1 or None] if _step_of(old) not in best_steps]
+        for old in [*others[len(earlier) :], *aged]:
             self._storage.remove(old)
         return self._storage.locate(name)
+
+    def of_step(self, step: int) -> Checkpoint:
+        """Return the checkpoint of a step, with its bytes verified.
+
+        Raises:
+            CorruptionError: it is damaged or forged.
+            StorageError: there is none.
+        """
+        names = [name for name in self.names() if _step_of(name) == step]
+        if not names:
+            raise StorageError(f"there is no checkpoint of step {step} in {self._storage.url}")
+        return self._read(names[-1])
 
     def newest(self) -> Checkpoint | None:
         """Return the newest checkpoint, with its bytes verified, or None if there is none.

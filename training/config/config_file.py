@@ -228,7 +228,7 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     differing = []
     for name, spec in all_keys():
         group, _, leaf = name.rpartition(".")
-        if group in ("checkpoint", "output", "track") or name in neutral:
+        if group in ("checkpoint", "early_stopping", "output", "track") or name in neutral:
             continue
         mine, theirs = (tree.get(group, {}) if group else tree for tree in (current, before))
         if name == "backend" and PARAMETER_SERVER not in (mine.get(name), theirs.get(name)):

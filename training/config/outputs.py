@@ -9,6 +9,7 @@ from .checks import key, one_of, require
 __all__ = ["CheckpointConfig", "OutputConfig"]
 
 DAMAGE_POLICIES = ("error", "previous")
+WEIGHTS = ("last", "best")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,8 @@ class CheckpointConfig:
     )
     background: bool = key(True, "write checkpoints while training goes on; false: let the step wait for the write")
     keep: int = key(3, "number of the newest checkpoints to keep")
+    best: int = key(0, "number of checkpoints with the best evaluations to keep beside the newest")
+    metric: str = key("loss", "metric of the evaluations that makes a checkpoint the best, such as auc")
     resume: bool = key(True, "resume from the newest checkpoint; false: the folder must hold none")
     on_damage: str = key(
         "error", "if the newest checkpoint is damaged: error, or previous (with a warning)", choices=DAMAGE_POLICIES
@@ -32,6 +35,7 @@ class CheckpointConfig:
     def __post_init__(self) -> None:
         require(self.url != "", "checkpoint.url", "a path or URL, or null", self.url)
         require(self.keep >= 1, "checkpoint.keep", "at least 1", self.keep)
+        require(self.best >= 0, "checkpoint.best", "at least 0", self.best)
         one_of("checkpoint.on_damage", self.on_damage, DAMAGE_POLICIES)
         if self.every_steps is not None:
             require(self.every_steps >= 1, "checkpoint.every_steps", "at least 1", self.every_steps)
@@ -47,6 +51,7 @@ class OutputConfig:
         None, "JSON file of losses, rates, throughput and evaluations (path or URL)", is_path=True
     )
     model: str | None = key(None, "file of the trained model, ending in .keras (path or URL)", is_path=True)
+    weights: str = key("last", "of output.model: last, or best, those of the best checkpoint", choices=WEIGHTS)
     log_every: int = key(50, "steps between entries of the log and of the metrics")
     records: str | None = key(
         None,
@@ -56,6 +61,7 @@ class OutputConfig:
     prometheus_port: int | None = key(None, "port of rank 0's Prometheus metrics; rank r takes the port + r")
 
     def __post_init__(self) -> None:
+        one_of("output.weights", self.weights, WEIGHTS)
         require(self.log_every >= 1, "output.log_every", "at least 1", self.log_every)
         is_local = self.records is None or (self.records != "" and "://" not in self.records)
         require(is_local, "output.records", "a path of a folder, or null", self.records)

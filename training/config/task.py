@@ -11,7 +11,7 @@ from .checks import one_of, require
 from .data import DataConfig
 from .loss import LossConfig
 
-__all__ = ["DEFAULT_METRICS", "TASKS", "check_task", "top_k"]
+__all__ = ["DEFAULT_METRICS", "TASKS", "check_task", "is_number", "top_k"]
 
 DEFAULT_METRICS = {
     "multiclass": ("accuracy", "balanced_accuracy", "recall", "auc", "confusion"),
@@ -37,6 +37,16 @@ def top_k(metric: str) -> int | None:
     """
     found = _TOP.fullmatch(metric)
     return None if found is None else int(found[1])
+
+
+def is_number(task: str, metric: str) -> bool:
+    """Return whether a metric of a task is a single number, and not one for each class or a curve.
+
+    >>> is_number("multiclass", "auc"), is_number("multilabel", "auc"), is_number("binary", "confusion")
+    (True, False, False)
+    """
+    parts = {"recall", "confusion", "precision_recall"}
+    return metric not in (parts | {"f1", "average_precision", "auc"} if task == "multilabel" else parts)
 
 
 def check_task(task: str, metrics: Sequence[str] | None, data: DataConfig, loss: LossConfig) -> None:

@@ -5,11 +5,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 from .backend import BACKENDS, MIRRORED, PARAMETER_SERVER, MirroredConfig, ParameterServerConfig, check_backend
 from .checks import duration_seconds, key, one_of, require, require_finite, require_size
 from .data import DataConfig
+from .early_stopping import EarlyStoppingConfig, check_comparisons
 from .loss import LossConfig
 from .model import AugmentConfig, ModelConfig
 from .optimizer import EMAConfig, LossScaleConfig, OptimizerConfig, ScheduleConfig
@@ -43,6 +44,7 @@ class TrainConfig:
     sync: SyncConfig = field(default_factory=SyncConfig)
     mirrored: MirroredConfig = field(default_factory=MirroredConfig)
     parameter_server: ParameterServerConfig = field(default_factory=ParameterServerConfig)
+    early_stopping: EarlyStoppingConfig = field(default_factory=EarlyStoppingConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
@@ -67,6 +69,14 @@ class TrainConfig:
     def __post_init__(self) -> None:
         one_of("precision", self.precision, PRECISIONS)
         check_task(self.task, self.metrics, self.data, self.loss)
+        check_comparisons(
+            self.early_stopping,
+            self.checkpoint,
+            self.output,
+            task=self.task,
+            metrics=self.metrics,
+            eval_split=self.data.eval_split,
+        )
         require_size("epochs", self.epochs)
         require(self.eval_every_epochs >= 1, "eval_every_epochs", "at least 1", self.eval_every_epochs)
         require(0 <= self.seed < 2**31, "seed", "in [0, 2**31)", self.seed)
@@ -112,8 +122,7 @@ class TrainConfig:
         has_step = not (self.jit_compile or self.model.remat) or self.backend not in (MIRRORED, PARAMETER_SERVER)
         rule = "another than mirrored and parameter_server for jit_compile and model.remat"
         require(has_step, "backend", rule, self.backend)
-        names = ("data", "compression", "sync", "optimizer", "ema", "checkpoint", "output", "track", "mirrored")
-        groups = {name: getattr(self, name) for name in names} | {"": self}
+        groups = {spec.name: getattr(self, spec.name) for spec in fields(self)} | {"": self}
         check_backend(self.backend, self.parameter_server, self.precision, groups)
 
     def schedule_steps(self, steps_per_epoch: int) -> int:

@@ -174,11 +174,25 @@ class Reporter:
         self._trackers.evaluation(entry)
         if not self._is_chief:
             return
-        text = f"epoch {entry['epoch']}  evaluated {entry['samples']:,} samples: {metrics_text(entry)}"
+        self._say(f"epoch {entry['epoch']}  evaluated {entry['samples']:,} samples: {metrics_text(entry)}")
+
+    def _say(self, text: str) -> None:
         if self._bar:
             self._bar.console.print(text, highlight=False)
         else:
             self._log(text)
+
+    def end_early(self, step: int, best: Mapping[str, Any] | None) -> None:
+        """Say that the run ends at a step, since its evaluations no longer improve.
+
+        Args:
+            step: number of steps done.
+            best: the best evaluation; None if the metric was never defined.
+        """
+        self._total = step
+        if self._is_chief:
+            of = "" if best is None else f"; the best is that of step {best['step']}: {metrics_text(best)}"
+            self._say(f"stopped early after step {step}: the evaluations no longer improve{of}")
 
     def warn_of_waits(self) -> None:
         """Warn if the steps spent much of their time waiting for input, and name the command that finds out why."""

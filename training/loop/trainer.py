@@ -8,8 +8,9 @@ connect -> loaders -> model -> broadcast or resume -> steps and evaluations -> c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -18,7 +19,7 @@ from ...sharding.errors import TrainingError
 from ..averaging.statistics import StatisticsAverage
 from ..checkpoint.background import BackgroundWriter
 from ..checkpoint.memory import Memory
-from ..checkpoint.snapshot import capture, gather_rank_state
+from ..checkpoint.snapshot import capture, gather_rank_state, restore
 from ..checkpoint.store import CheckpointStore
 from ..config.config_file import to_tree
 from ..config.train_config import TrainConfig
@@ -31,6 +32,7 @@ from ..ring.same_weights import assert_same_weights
 from ..trackers.open import open_trackers
 from ..trackers.tracker import Tracker
 from .assembly import assemble
+from .best import best_evaluations, is_patience_over
 from .clients import paced
 from .inputs import preprocessed
 from .outputs import METRICS_FORMAT, write_outputs
@@ -103,6 +105,7 @@ class Trainer:
         )
         if start.history:
             self.reporter.restore(start.history)
+        self._is_early = self._improves_no_more()
         self._recorder: Recorder | None = None  # of `run`
         self._writer = BackgroundWriter()
         self._window = Window()
@@ -304,6 +307,21 @@ class Trainer:
             self._stop(epoch)
         self.reporter.add_evaluation({"epoch": epoch, "step": self.position.step, **result})
         self._evaluated_step = self.position.step
+        if self.position.step < self.total_steps and self._improves_no_more():
+            self._is_early = True
+            self.reporter.end_early(self.position.step, self._best())
+
+    def _improves_no_more(self) -> bool:
+        """End the run here if its evaluations no longer improve, and return whether they do not."""
+        is_over = is_patience_over(self.reporter.evaluations, self.config.early_stopping)
+        if is_over:
+            self.total_steps = self.position.step
+        return is_over
+
+    def _best(self) -> Mapping[str, Any] | None:
+        options = self.config
+        metric = options.early_stopping.metric or options.checkpoint.metric
+        return next(iter(best_evaluations(self.reporter.evaluations, metric)), None)
 
     def _stop(self, epoch: int) -> None:
         """Save and leave the run."""
@@ -347,10 +365,13 @@ class Trainer:
         if self._memory is not None:
             self._memory.keep(commit)
         if rank == 0 and store is not None:
-            if self.config.checkpoint.background:
-                self._writer.save(store.save, commit)
+            options = self.config.checkpoint
+            best = best_evaluations(self.reporter.evaluations, options.metric, options.best)
+            save = partial(store.save, best_steps={entry["step"] for entry in best})
+            if options.background:
+                self._writer.save(save, commit)
             else:
-                store.save(commit)
+                save(commit)
 
     def _assert_same_weights(self) -> str:
         averages = self.parts.average.variables if self.parts.average else []
@@ -384,17 +405,25 @@ class Trainer:
             "train_seconds": seconds,
             "train_samples": round(steps * self.pace.step_samples),
             "weights_digest": digest,
+            "stopped_early": self._is_early,
+            "best": self._best(),
             "history": self.reporter.history(),
             "final": self.reporter.evaluations[-1] if is_evaluated else None,
         }
         if self.ring.rank == 0:
-            with self.parts.averaged():
-                write_outputs(self.config.output, self._encode_model, metrics)
+            write_outputs(self.config.output, self._encode_model, metrics)
         self.ring.barrier()
         return metrics
 
     def _encode_model(self) -> bytes:
-        return encode_model(self.parts.network, self.config, self.loader.manifest, self.position.step)
+        step = self.position.step
+        best = best_evaluations(self.reporter.evaluations, self.config.checkpoint.metric)
+        store = open_store(self.config)
+        if self.config.output.weights == "best" and best and store is not None:
+            step = best[0]["step"]
+            restore(self.parts, store.of_step(step).arrays)
+        with self.parts.averaged():
+            return encode_model(self.parts.network, self.config, self.loader.manifest, step)
 
 
 def train(

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from ringfeed.sharding.errors import CorruptionError
+from ringfeed.sharding.errors import CorruptionError, StorageError
 from ringfeed.training.checkpoint.store import Checkpoint, CheckpointStore, decode, encode
 from tests.servers.store import Store
 
@@ -91,6 +91,16 @@ def test_saving_the_same_step_again_keeps_it() -> None:
     newest = store.newest()
     assert newest is not None
     assert newest.step == 5
+
+
+def test_the_best_are_kept_beside_the_newest_and_can_be_read(tmp_path: Path) -> None:
+    store = CheckpointStore(str(tmp_path), keep=2)
+    for step in (5, 10, 15, 20):
+        store.save(_checkpoint(step), best_steps={5, 20})
+    assert [int(name[5:15]) for name in store.names()] == [5, 15, 20]
+    np.testing.assert_array_equal(store.of_step(5).arrays["w"], np.full(3, 5.0))
+    with pytest.raises(StorageError, match="there is no checkpoint of step 10 in "):
+        store.of_step(10)
 
 
 @pytest.mark.parametrize("damage", ["flip first", "flip last", "cut", "append", "empty"])

@@ -47,7 +47,7 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
         (
             {**MINIMAL, "checkpoint": {"path": "x"}},
             "a.yaml: unknown key 'checkpoint.path'; this group has the keys: "
-            "url, every_steps, commit_steps, background, keep, resume, on_damage",
+            "url, every_steps, commit_steps, background, keep, best, metric, resume, on_damage",
         ),
         ({**MINIMAL, "batch_size": 1}, "a.yaml: unknown key 'batch_size'; did you mean 'data.batch_size'?"),
         ({**MINIMAL, "optimzer": {}}, "a.yaml: unknown key 'optimzer'; did you mean 'optimizer'?"),

@@ -1,0 +1,82 @@
+"""Runs that end early, and the best of their checkpoints and models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.config.config_file import load_config, parse_config
+from ringfeed.training.loop.best import best_evaluations
+from ringfeed.training.loop.stopping import Stopped
+from ringfeed.training.loop.trainer import train
+from ringfeed.training.models.model_file import decode_model
+from ringfeed.training.ring.ring import SoloRing
+from tests.helpers.checkpoints import saved_steps
+
+
+def _train(path: Path, *items: str, stop_at: int = 10**6) -> dict[str, Any]:
+    calls = iter(range(10**6))
+    return train(load_config(str(path), ["deterministic=false", *items]), SoloRing(), lambda: next(calls) >= stop_at)
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras, when it saves a model
+def test_a_run_that_improves_no_more_ends_and_keeps_the_best(tmp_path: Path, write_config: Callable[..., Path]) -> None:
+    config = write_config(
+        data={"batch_size": 600},
+        optimizer={"name": "sgd", "learning_rate": 1.0, "momentum": 0.9},
+        epochs=40,
+        early_stopping={"metric": "auc", "patience": 2},
+        checkpoint={"url": str(tmp_path / "run"), "keep": 1, "best": 2, "metric": "auc"},
+        output={"model": str(tmp_path / "model.keras"), "weights": "best"},
+    )
+    with pytest.raises(Stopped):
+        _train(config, stop_at=9)
+    metrics = _train(config)
+    evaluations, steps = metrics["history"]["evaluations"], metrics["total_steps"]
+    aucs = [entry["auc"] for entry in evaluations]
+    assert metrics["stopped_early"]
+    assert steps == 5 * len(aucs) < 200
+    assert max(aucs) == aucs[-3] == metrics["best"]["auc"]
+    best = {entry["step"] for entry in best_evaluations(evaluations, "auc", 2)}
+    assert set(saved_steps(tmp_path / "run")) == best | {steps}
+    model = decode_model((tmp_path / "model.keras").read_bytes(), "model.keras")
+    assert model.step == metrics["best"]["step"] == steps - 10
+    again = _train(config)  # has nothing more to do
+    assert (again["resumed_from_step"], again["total_steps"]) == (steps, steps)
+    assert again["weights_digest"] == metrics["weights_digest"]
+    longer = _train(config, "early_stopping.patience=3")
+    assert longer["total_steps"] > steps
+    assert keras.models.load_model(tmp_path / "model.keras").count_params() == metrics["parameters"]
+
+
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        (
+            {"early_stopping": {"metric": "recall"}},
+            r"early_stopping.metric: evaluations have no number 'recall' .*; there are: loss, accuracy, balanced_acc",
+        ),
+        ({"checkpoint": {"metric": "rmse"}}, "checkpoint.metric: evaluations have no number 'rmse'"),
+        ({"checkpoint": {"best": 1}}, "checkpoint.best must be 0 without checkpoint.url, got 1"),
+        ({"output": {"weights": "best"}}, "output.weights must be last without checkpoint.best, .*, got 'best'"),
+        ({"early_stopping": {"patience": 0}}, "early_stopping.patience must be at least 1, got 0"),
+        (
+            {"early_stopping": {"metric": "loss"}, "backend": "parameter_server"},
+            "early_stopping.metric=loss does not go with backend=parameter_server",
+        ),
+    ],
+)
+def test_what_cannot_be_compared_is_refused(groups: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config({"data": {"url": "x"}, **groups}, "test")
+
+
+def test_without_evaluations_there_is_nothing_to_compare() -> None:
+    tree = {"data": {"url": "x", "eval_split": None}, "early_stopping": {"metric": "loss"}}
+    with pytest.raises(ConfigError, match=r"data.eval_split must be a split for early_stopping.metric=loss, got None"):
+        parse_config(tree, "test")
