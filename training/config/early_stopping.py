@@ -38,10 +38,10 @@ def check_comparisons(
     metrics: Sequence[str] | None,
     eval_split: str | None,
 ) -> None:
-    """Check that what evaluations are compared by is among their metrics.
+    """Check that evaluations have the metrics that they are compared by.
 
     Raises:
-        ConfigError: it is not, or there are no evaluations or no checkpoints.
+        ConfigError: they lack one, or there are no evaluations or no checkpoints.
     """
     needs: Mapping[str, Any] = {
         "early_stopping.metric": stopping.metric,
@@ -50,7 +50,8 @@ def check_comparisons(
     compared = {"early_stopping.metric": stopping.metric, "checkpoint.metric": checkpoint.metric}
     for name, value in needs.items():
         require(value is None or eval_split is not None, "data.eval_split", f"a split for {name}={value}", eval_split)
-    numbers = ["loss", *(name for name in metrics or DEFAULT_METRICS[task] if is_number(task, name))]
+    reported = DEFAULT_METRICS[task] if metrics is None else metrics
+    numbers = ["loss", *(name for name in reported if is_number(task, name))]
     for name, metric in compared.items():
         if metric is not None and metric not in numbers:
             raise ConfigError(

@@ -33,6 +33,7 @@ from ..records.clock import clock
 from ..ring.metered import MeteredRing
 from ..ring.replicas import Replicas, replicas_of
 from ..ring.ring import Ring
+from .best import check_defined
 from .clients import own_pace
 from .inputs import open_loader, traced
 from .shares import Shares
@@ -104,6 +105,7 @@ def _assembled(config: TrainConfig, ring: Ring, schedule: Schedule | None, repli
     model = build_model(loader.manifest, config)
     target = plan_target(loader.manifest, config)
     make_scorer(target, config.metrics)  # refuses metrics that the dataset cannot have
+    check_defined(config, len(target.classes))
     preprocess = traced(model.preprocess)
     augment = preprocess if model.augmented is None else traced(model.augmented)
     if schedule is None:

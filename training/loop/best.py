@@ -5,12 +5,15 @@ Both follow from the history alone, which checkpoints hold, so a resumed run dec
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...sharding.errors import ConfigError
 from ..config.early_stopping import EarlyStoppingConfig
+from ..config.train_config import TrainConfig
 
-__all__ = ["best_evaluations", "is_patience_over"]
+__all__ = ["best_evaluations", "check_defined", "is_patience_over"]
 
 Evaluation = Mapping[str, Any]
 
@@ -24,7 +27,7 @@ def best_evaluations(evaluations: Sequence[Evaluation], metric: str, count: int 
     >>> [entry["step"] for entry in best_evaluations(seen, "auc", 2)]
     [3, 1]
     """
-    defined = [entry for entry in evaluations if entry.get(metric) is not None]
+    defined = [entry for entry in evaluations if _is_defined(metric, entry)]
     return sorted(defined, key=lambda entry: -_goodness(metric, entry))[:count]
 
 
@@ -41,11 +44,34 @@ def is_patience_over(evaluations: Sequence[Evaluation], options: EarlyStoppingCo
         return False
     best, waited = -float("inf"), 0
     for entry in evaluations:
-        if entry.get(metric) is not None and _goodness(metric, entry) > best + options.min_delta:
+        if _is_defined(metric, entry) and _goodness(metric, entry) > best + options.min_delta:
             best, waited = _goodness(metric, entry), 0
         else:
             waited += 1
     return waited >= options.patience
+
+
+def check_defined(config: TrainConfig, classes: int) -> None:
+    """Check that evaluations of so many classes have the metrics that they are compared by.
+
+    Raises:
+        ConfigError: it is the AUC of more than two classes, which takes time and has to be asked for.
+    """
+    if config.task != "multiclass" or config.metrics is not None or classes <= 2:
+        return
+    for name, metric in {
+        "early_stopping.metric": config.early_stopping.metric,
+        "checkpoint.metric": config.checkpoint.metric,
+    }.items():
+        if metric == "auc":
+            raise ConfigError(
+                f"{name}: by default evaluations of {classes} classes have no auc; ask for it, such as by "
+                "metrics=[accuracy, auc]"
+            )
+
+
+def _is_defined(metric: str, entry: Evaluation) -> bool:
+    return entry.get(metric) is not None and not math.isnan(entry[metric])
 
 
 def _goodness(metric: str, entry: Evaluation) -> float:

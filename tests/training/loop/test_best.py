@@ -11,7 +11,7 @@ import pytest
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.config_file import load_config, parse_config
-from ringfeed.training.loop.best import best_evaluations
+from ringfeed.training.loop.best import best_evaluations, check_defined, is_patience_over
 from ringfeed.training.loop.stopping import Stopped
 from ringfeed.training.loop.trainer import train
 from ringfeed.training.models.model_file import decode_model
@@ -61,6 +61,10 @@ def test_a_run_that_improves_no_more_ends_and_keeps_the_best(tmp_path: Path, wri
             {"early_stopping": {"metric": "recall"}},
             r"early_stopping.metric: evaluations have no number 'recall' .*; there are: loss, accuracy, balanced_acc",
         ),
+        (
+            {"early_stopping": {"metric": "auc"}, "metrics": []},
+            r"early_stopping.metric: evaluations have no number 'auc' \(see metrics\); there are: loss$",
+        ),
         ({"checkpoint": {"metric": "rmse"}}, "checkpoint.metric: evaluations have no number 'rmse'"),
         ({"checkpoint": {"best": 1}}, "checkpoint.best must be 0 without checkpoint.url, got 1"),
         ({"output": {"weights": "best"}}, "output.weights must be last without checkpoint.best, .*, got 'best'"),
@@ -80,3 +84,21 @@ def test_without_evaluations_there_is_nothing_to_compare() -> None:
     tree = {"data": {"url": "x", "eval_split": None}, "early_stopping": {"metric": "loss"}}
     with pytest.raises(ConfigError, match=r"data.eval_split must be a split for early_stopping.metric=loss, got None"):
         parse_config(tree, "test")
+
+
+def test_an_evaluation_that_is_not_a_number_is_never_the_best() -> None:
+    losses = [float("nan"), 0.5, float("nan"), 0.25, float("nan"), 0.5]
+    evaluations = [{"step": step, "loss": loss} for step, loss in enumerate(losses)]
+    assert [entry["step"] for entry in best_evaluations(evaluations, "loss", 2)] == [3, 1]
+    for patience, is_over in ((2, True), (3, False)):
+        options = parse_config({"data": {"url": "x"}, "early_stopping": {"metric": "loss", "patience": patience}}, "x")
+        assert is_patience_over(evaluations, options.early_stopping) == is_over
+
+
+@pytest.mark.parametrize("group", ["early_stopping", "checkpoint"])
+def test_the_auc_of_more_than_two_classes_has_to_be_asked_for(group: str) -> None:
+    tree: dict[str, Any] = {"data": {"url": "x"}, group: {"metric": "auc"}}
+    check_defined(parse_config(tree, "test"), 2)
+    check_defined(parse_config({**tree, "metrics": ["auc"]}, "test"), 3)
+    with pytest.raises(ConfigError, match=rf"{group}\.metric: by default evaluations of 3 classes have no auc; ask"):
+        check_defined(parse_config(tree, "test"), 3)
