@@ -49,10 +49,11 @@ def build_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
         ConfigError: the dataset has no target for the task, or the network cannot be built for its columns.
     """
     target = plan_target(manifest, config)
-    own = application if config.model.name.startswith(APPLICATIONS) else user_model
+    named = application if config.model.name.startswith(APPLICATIONS) else user_model
+    builder = _BUILDERS.get(config.model.name, named)
     with compute_dtype(config.precision):
-        built = _BUILDERS.get(config.model.name, own)(manifest, config)
-        if own is not user_model or config.model.name in _BUILDERS:
+        built = builder(manifest, config)
+        if builder is not user_model:
             built = replace(built, network=in_units(built.network, target))
     if config.model.weights is not None:
         load_weights(built.network, config.model.weights)

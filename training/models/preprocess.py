@@ -6,7 +6,7 @@ it. Images are in `images`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -65,15 +65,20 @@ def feature_columns(manifest: Manifest, data: DataConfig) -> list[Feature]:
     return columns
 
 
-def plan_tabular(manifest: Manifest, data: DataConfig) -> TabularPlan:
-    """Plan what becomes of each column, from the statistics of the training split alone.
+def plan_tabular(manifest: Manifest, data: DataConfig, columns: Sequence[Feature] | None = None) -> TabularPlan:
+    """Plan what becomes of columns, from the statistics of the training split alone.
+
+    Args:
+        manifest: manifest of the dataset.
+        data: options of the data.
+        columns: the columns; None: all that a model may see.
 
     Raises:
         ConfigError: a column cannot be an input of a tabular model; the message says what to do about it.
     """
     return plan_columns(
         manifest,
-        feature_columns(manifest, data),
+        feature_columns(manifest, data) if columns is None else columns,
         split=data.train_split,
         categorical=data.categorical,
         fill=fill_values(manifest, data),

@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...pipeline.transforms.tabular import plan_columns
 from ...pipeline.transforms.tabular_ops import tabular_inputs
 from ...sharding.dataset.manifest import Manifest
 from ...sharding.errors import ConfigError
@@ -20,7 +19,7 @@ from ...sharding.messages import did_you_mean, listed
 from ..config.train_config import TrainConfig
 from .built_model import BuiltModel
 from .layers import head
-from .preprocess import Element, feature_columns, fill_values, label_and_weight
+from .preprocess import Element, feature_columns, label_and_weight, plan_tabular
 from .tabular import embedding_width
 from .target import plan_target
 
@@ -33,20 +32,21 @@ def wide_deep(manifest: Manifest, config: TrainConfig) -> BuiltModel:
     """Build the network: texts and `data.categorical` are ids, other numbers are standardised.
 
     Raises:
-        ConfigError: no column holds ids, or a cross or a shared table names a column that does not.
+        ConfigError: no column holds ids, a cross or a shared table names a column that does not, or another column
+            cannot be an input.
     """
     data, model = config.data, config.model
     columns = feature_columns(manifest, data)
-    ids = [f.name for f in columns if f.shape == () and (f.dtype == "string" or f.name in data.categorical)]
+    codes = {f.name for f in columns if f.name in data.categorical and not f.dtype.startswith("float")}
+    ids = [f.name for f in columns if f.shape == () and (f.dtype == "string" or f.name in codes)]
     if not ids:
         raise ConfigError("model.name: wide_deep needs a column of texts, or one of integers in data.categorical")
     for key, groups in (("crosses", model.crosses), ("shared", model.shared)):
         for name in (name for group in groups for name in group if name not in ids):
             hint = did_you_mean(name, ids, f"those are: {listed(ids)}")
             raise ConfigError(f"model.{key}: {name!r} is no column of ids, texts or data.categorical; {hint}")
-    fill = fill_values(manifest, data)
     rest = [feature for feature in columns if feature.name not in ids]
-    plan = plan_columns(manifest, rest, split=data.train_split, fill=fill) if rest else None
+    plan = plan_tabular(manifest, data, rest) if rest else None
     outputs, buckets = plan_target(manifest, config).outputs, model.hash_buckets
     inputs = {
         "ids": keras.Input((len(ids),), dtype="int32", name="ids"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -40,9 +41,10 @@ def visits(tmp_path_factory: pytest.TempPathFactory) -> str:
     return target
 
 
-def _config(url: str, **model: Any) -> Any:
+def _config(url: str, data: Mapping[str, Any] | None = None, **model: Any) -> Any:
+    own = {"url": url, "batch_size": 100, "categorical": ["item", "last"], "eval_split": "train"}
     tree = {
-        "data": {"url": url, "batch_size": 100, "categorical": ["item", "last"], "eval_split": "train"},
+        "data": {**own, **(data or {})},
         "model": {"name": "wide_deep", "hidden": [8], "hash_buckets": 5000, **model},
         "optimizer": {"name": "adam", "learning_rate": 0.06},
         "epochs": 3,
@@ -79,5 +81,7 @@ def test_mistakes_are_one_line(visits: str) -> None:
     manifest = Loader(visits, batch_size=100).manifest
     with pytest.raises(ConfigError, match=r"model\.crosses: 'age' is no column of ids, .* those are: user, item, last"):
         build_model(manifest, _config(visits, crosses=[["user", "age"]]))
+    with pytest.raises(ConfigError, match="categorical: column 'age' must hold one integer or text per record, got"):
+        build_model(manifest, _config(visits, data={"categorical": ["item", "last", "age"]}))
     with pytest.raises(ConfigError, match=r"model\.shared must be groups without a common column"):
         _config(visits, shared=[["user", "item"], ["item", "last"]])
