@@ -233,8 +233,7 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
         mine, theirs = (tree.get(group, {}) if group else tree for tree in (current, before))
         if name == "backend" and PARAMETER_SERVER not in (mine.get(name), theirs.get(name)):
             continue  # the same results, to rounding
-        if mine.get(leaf) != theirs.get(
-            leaf, _plain(key_default(spec))
-        ):  # older runs, without the key, had its default
+        default = _plain(key_default(spec))  # of older runs, which lack the key
+        if mine.get(leaf) != theirs.get(leaf, default):
             differing.append(name)
     return differing

@@ -10,6 +10,8 @@ from .checks import key, one_of, require, require_size
 
 __all__ = ["DataConfig"]
 
+SHARD_POLICIES = ("raise", "quarantine")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
@@ -33,7 +35,7 @@ class DataConfig:
     on_bad_shard: str = key(
         "raise",
         "a damaged shard of the training split: raise, or quarantine: others' records stand in for its own",
-        choices=("raise", "quarantine"),
+        choices=SHARD_POLICIES,
     )
     cache: str = key("none", "where to keep copies of shards: none, memory, or a folder on a local disk", is_path=True)
     cache_bytes: int | None = key(
@@ -51,7 +53,7 @@ class DataConfig:
         if self.cache_bytes is not None:
             require(self.cache_bytes >= 1, "data.cache_bytes", "at least 1", self.cache_bytes)
             require(self.cache != "none", "data.cache_bytes", "null without data.cache", self.cache_bytes)
-        one_of("data.on_bad_shard", self.on_bad_shard, ("raise", "quarantine"))
+        one_of("data.on_bad_shard", self.on_bad_shard, SHARD_POLICIES)
         require(self.where is None or bool(self.where.strip()), "data.where", "a condition, or null", self.where)
         require(self.bucket_steps >= 2, "data.bucket_steps", "at least 2", self.bucket_steps)
         for name in ("streams", "window_shards", "fetch_threads"):

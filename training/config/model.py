@@ -117,7 +117,7 @@ class AugmentConfig:
     saturation: float = key(0.0, "the same for saturation")
     hue: float = key(0.0, "random rotation in [-x, x] full turns")
     mixup: float = key(0.0, "alpha of the Beta(alpha, alpha) by which images and labels are mixed; 0: no mixup")
-    cutmix: float = key(0.0, "alpha of that by which boxes of other images are put in; 0: no CutMix")
+    cutmix: float = key(0.0, "alpha of the Beta(alpha, alpha) by which boxes of other images are pasted; 0: no CutMix")
     mix_group: int = key(8, "samples that are mixed among themselves; a divisor of each rank's batch")
 
     def __post_init__(self) -> None:

@@ -97,10 +97,11 @@ class TrainConfig:
         packs = self.model.name == "text" and self.model.packing
         rule = "1 with model.packing, whose rows hold several records"
         require(not packs or self.optimizer.accumulate == 1, "optimizer.accumulate", rule, self.optimizer.accumulate)
-        can_split = not packs or self.backend != "mirrored"
+        can_split = not packs or self.backend != MIRRORED
         require(can_split, "model.packing", "false for backend=mirrored, which divides batches by row", True)
         if self.augment.mixes:
-            one_of("task", self.task, ("multiclass",))  # of labels that are mixed
+            has_classes = self.task == "multiclass"
+            require(has_classes, "task", "multiclass for augment.mixup and cutmix, which mix classes", self.task)
             require(self.sync.shares == "equal", "sync.shares", "equal for augment.mixup and cutmix", self.sync.shares)
             needs_whole = self.sync.clients is None
             require(needs_whole, "sync.clients", "null for augment.mixup and cutmix", self.sync.clients)

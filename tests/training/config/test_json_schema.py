@@ -37,6 +37,7 @@ def test_examples_and_printed_configurations_fit() -> None:
     ("tree", "place"),
     [
         ({}, ""),
+        ({"data": {}}, "data"),
         ({"data": {"url": "x", "batchsize": 1}}, "data"),
         ({"data": {"url": "x", "batch_size": "many"}}, "data.batch_size"),
         ({"data": {"url": "x"}, "precision": "fp16"}, "precision"),
@@ -47,7 +48,7 @@ def test_examples_and_printed_configurations_fit() -> None:
 def test_what_a_run_refuses_does_not_fit(tree: dict[str, Any], place: str) -> None:
     with pytest.raises(ConfigError):
         parse_config(tree, "a.yaml")
-    assert _faults(tree if tree else {"data": {}}) == [place or "data"]
+    assert _faults(tree) == [place]
 
 
 def _refusal(tree: dict[str, Any]) -> str:
