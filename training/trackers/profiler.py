@@ -30,10 +30,10 @@ class Profiler(Tracker):
         self.step(start.first_step)
 
     def step(self, step: int) -> None:
-        """Start before the first step, and stop after the last."""
+        """Start before the first of the steps, and stop after the last."""
         if self._is_tracing and step >= self._stop:
             self.close(is_finished=True)
-        elif not self._is_tracing and step == self._first:
+        elif not self._is_tracing and self._first <= step < self._stop:
             tf.profiler.experimental.start(self._folder)
             self._is_tracing = True
 

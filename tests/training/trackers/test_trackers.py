@@ -19,6 +19,7 @@ from ringfeed.training.loop.trainer import Trainer
 from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.trackers.files import CSVFiles, JSONLines
 from ringfeed.training.trackers.mlflow import MLflow
+from ringfeed.training.trackers.profiler import Profiler
 from ringfeed.training.trackers.tracker import RunStart, Tracker, Trackers
 
 STEPS = {"step": 20, "epoch": 0, "loss": float("nan"), "samples_per_second": 9.5}
@@ -121,3 +122,19 @@ def test_what_cannot_be_is_refused_in_one_line() -> None:
     with pytest.raises(TrainingError, match=r"^track\.mlflow=nonsense://here: ") as caught:
         tracker.begin(RunStart(config={}, ranks=1, first_step=0, total_steps=60), None)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("first_step", "calls"), [(0, ["start 3", "stop 5"]), (4, ["start 4", "stop 5"]), (5, [])])
+def test_a_trace_is_of_the_steps_that_are_left(
+    monkeypatch: pytest.MonkeyPatch, first_step: int, calls: list[str]
+) -> None:
+    found: list[str] = []
+    done = first_step
+    monkeypatch.setattr(tf.profiler.experimental, "start", lambda folder: found.append(f"start {done}"))
+    monkeypatch.setattr(tf.profiler.experimental, "stop", lambda: found.append(f"stop {done}"))
+    profiler = Profiler("unused", 3, 5)
+    profiler.begin(RunStart(config={}, ranks=1, first_step=first_step, total_steps=9), None)
+    for done in range(first_step + 1, 10):
+        profiler.step(done)
+    profiler.close(is_finished=True)
+    assert found == calls
