@@ -89,12 +89,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def _no_closed_handlers() -> None:
-    """Drop handlers whose stream an earlier test closed: each line that is logged would print a trace about it."""
-    for logger in (logging.getLogger(), logging.getLogger("ringfeed")):
-        for handler in list(logger.handlers):
-            if getattr(getattr(handler, "stream", None), "closed", False):
-                logger.removeHandler(handler)
+def _fresh_logging() -> None:
+    """Undo what commands that an earlier test ran in this process have set up, and drop handlers of closed streams.
+
+    A logger that does not propagate has pytest's handler itself, and would log twice once a test lets it propagate; a
+    closed stream would print a trace for each line that is logged.
+    """
+    ours = logging.getLogger("ringfeed")
+    ours.handlers, ours.propagate = [], True
+    ours.setLevel(logging.NOTSET)
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if getattr(getattr(handler, "stream", None), "closed", False):
+            root.removeHandler(handler)
 
 
 @pytest.fixture(scope="module", params=["compiled", "python"])

@@ -12,7 +12,6 @@ ENTRY = {"epoch": 0, "step": 1, "loss": 0.5, "learning_rate": 0.1, "input_wait_f
 
 @pytest.fixture(autouse=True)
 def _plain(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger("ringfeed"), "propagate", True)
     monkeypatch.setattr("sys.stderr.isatty", lambda: False, raising=False)
     caplog.set_level(logging.INFO, logger="ringfeed")
 
@@ -80,8 +79,6 @@ def test_what_each_rank_logs(
     monkeypatch: pytest.MonkeyPatch, quiet: bool, verbose: bool, levels: tuple[int, int]
 ) -> None:
     logger = logging.getLogger("ringfeed")
-    for name in ("handlers", "level"):
-        monkeypatch.setattr(logger, name, getattr(logger, name))
     for rank in (1, 0):
         reporting.configure_logging(rank, quiet=quiet, verbose=verbose)
         assert logger.level == levels[rank]
