@@ -9,7 +9,7 @@ import keras
 
 from ...pipeline.base_loader import BaseLoader
 from ...sharding.errors import TrainingError
-from ..ring.ring import Ring
+from ..ring.ring import Ring, dense
 
 __all__ = ["distribute", "ring_of"]
 
@@ -56,10 +56,11 @@ def distribute(optimizer: Optimizer, ring: Ring, loader: BaseLoader | None = Non
     plain = type(optimizer)
 
     def apply(self: Any, grads: Sequence[Any], trainable_variables: Any = None) -> Any:
-        there = [index for index, gradient in enumerate(grads) if gradient is not None]
-        means = ring.allreduce_mean([grads[index] * weight if weight != 1.0 else grads[index] for index in there])
+        present = [index for index, gradient in enumerate(grads) if gradient is not None]
+        weighted = [grads[index] if weight == 1.0 else dense(grads[index]) * weight for index in present]
+        means = ring.allreduce_mean(weighted)
         averaged: list[Any] = [None] * len(grads)
-        for index, gradient in zip(there, means, strict=True):
+        for index, gradient in zip(present, means, strict=True):
             averaged[index] = gradient
         return plain.apply(self, averaged, trainable_variables)
 

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding.errors import TrainingError
@@ -68,6 +69,15 @@ def test_a_model_that_xla_would_compile_is_refused() -> None:
     model = _model(distribute(keras.optimizers.SGD(), ring), jit_compile=True)
     with pytest.raises(TrainingError, match="compile the model with jit_compile=False"):
         model.fit(*DATA, callbacks=[Synchronise(ring)], verbose=0)
+
+
+def test_sparse_gradients_are_weighted_as_dense_ones(flights: str) -> None:
+    loader = Loader(flights, columns=["hour"], batch_size=100, world_size=3)  # 34 samples on each rank
+    optimizer = distribute(keras.optimizers.SGD(1.0), _Three(), loader)
+    table = keras.Variable(np.zeros((3, 1), np.float32))
+    rows = tf.IndexedSlices(tf.ones([2, 1]), tf.constant([2, 2]), tf.constant([3, 1]))  # as of an embedding
+    optimizer.apply([rows], [table])
+    np.testing.assert_allclose(table.numpy(), [[0], [0], [-2 * 34 * 3 / 100]], rtol=1e-6)
 
 
 def test_what_cannot_be_distributed_is_refused(flights: str) -> None:
