@@ -10,21 +10,19 @@ import functools
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..pipeline.deliver.quiet_tensorflow import quiet_tensorflow
-from ..sharding.errors import ConfigError, RingfeedError
-from ..sharding.url_secrets import without_secrets
+from ..sharding.errors import ConfigError
 from .backends.cluster import CHIEF, cluster_from_environment
 from .config.backend import HOROVOD, MULTI_WORKER, PARAMETER_SERVER
 from .config.config_file import load_config
 from .config.keys import describe_keys
 from .config.synchronisation import refuse_elastic
 from .elastic.members import Members, open_members
-from .loop.leaving import INTERRUPTED, OTHER_RANK_FAILED, brief_error
+from .loop.leaving import INTERRUPTED, leave_after
 from .loop.leaving import leave as leave_ring
 from .loop.outputs import check_writable, encode_metrics
 from .loop.reporting import configure_logging
@@ -193,15 +191,9 @@ def run(args: argparse.Namespace) -> int:
             _say_stopped(str(stopped), as_json=args.json)
             return 0
         return leave(str(stopped), stopped.status)
-    except RingfeedError as error:
-        return leave(str(error), 1)
     except Exception as error:
-        if OTHER_RANK_FAILED.search(str(error)):
-            return leave("stopped because another rank failed", 1, is_echo=True)
-        if type(error).__name__ == "ResourceExhaustedError":  # TensorFlow's error, which may not be imported
-            return leave(f"out of memory: lower data.batch_size, or the sizes in model: {brief_error(error)}", 1)
-        sys.stderr.write(without_secrets(traceback.format_exc()))
-        return leave(f"{type(error).__name__}: {brief_error(error)}", 1)
+        remedy = "lower data.batch_size, or the sizes in model"
+        return leave_after(error, _PROGRAM, as_json=args.json, memory_remedy=remedy)
     return 0
 
 

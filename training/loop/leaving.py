@@ -5,29 +5,52 @@ Tested in tests/training/test_launch.py.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
 import sys
 import time
+import traceback
 
+from ...sharding.errors import RingfeedError
 from ...sharding.url_secrets import without_secrets
 from ..ring.launched import Report, report
 from ..ring.workers import worker_world
 from ..ring.world import world_from_environment
 from .stopping import RESUMABLE, TERMINATED
 
-__all__ = ["INTERRUPTED", "OTHER_RANK_FAILED", "brief_error", "leave"]
+__all__ = ["INTERRUPTED", "leave", "leave_after"]
 
 INTERRUPTED = 130  # exit status
-OTHER_RANK_FAILED = re.compile("Horovod|Collective ops is aborted")  # in an error of a collective
+_OTHER_RANK_FAILED = re.compile("Horovod|Collective ops is aborted")  # in an error of a collective
 _YIELD_SECONDS = 5.0  # horovodrun ended the other ranks within 0.1 s of the first exit; ranks share most errors
 
 
-def brief_error(error: Exception) -> str:
+def _brief(error: Exception) -> str:
     """Return the text of an error that may be TensorFlow's, on one line, without secrets."""
     text = re.sub(r"\{\{.*?\}\}", "", without_secrets(str(error)))  # TensorFlow marks nodes of its graphs like that
     return " ".join(text.split())[:300]
+
+
+def leave_after(error: Exception, program: str, *, as_json: bool, memory_remedy: str) -> int:
+    """Report the error that ends a command, and return the status, as `leave` does.
+
+    Args:
+        error: the error. A trace is printed if it is none of ringfeed's and has no known cause.
+        program: the command, which begins the line.
+        as_json: whether to print an event for machines instead.
+        memory_remedy: what to do if memory ran out.
+    """
+    end = functools.partial(leave, program, status=1, as_json=as_json)
+    if isinstance(error, RingfeedError):
+        return end(str(error))
+    if _OTHER_RANK_FAILED.search(str(error)):
+        return end("stopped because another rank failed", is_echo=True)
+    if type(error).__name__ == "ResourceExhaustedError":  # TensorFlow's error, which may not be imported
+        return end(f"out of memory: {memory_remedy}: {_brief(error)}")
+    sys.stderr.write(without_secrets("".join(traceback.format_exception(error))))
+    return end(f"{type(error).__name__}: {_brief(error)}")
 
 
 def leave(

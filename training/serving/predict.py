@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import os
 import sys
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -17,15 +15,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemaining
 from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ...sharding.dataset.dataset import open_dataset
 from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError, RingfeedError
+from ...sharding.errors import ConfigError
 from ...sharding.storage.storage import Storage
-from ...sharding.url_secrets import without_secrets
-from ..loop.leaving import INTERRUPTED, OTHER_RANK_FAILED, brief_error, leave
+from ..loop.leaving import INTERRUPTED, leave, leave_after
 from ..loop.reporting import configure_logging
 from ..ring.launched import end_with_launcher, is_launched
 from ..ring.world import world_from_environment
 
 __all__ = ["add_arguments", "run"]
+
+_PROGRAM = "ringfeed predict"
 
 DESCRIPTION = "Predict classes, labels or numbers for a dataset's records, alone or as one rank of a Horovod ring."
 
@@ -74,23 +73,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Predict and return the exit status; one of several ranks ends the process at an error."""
-    end = functools.partial(leave, "ringfeed predict", as_json=args.json)
     watch: Any = getattr(args, "watch", None)
     try:
         _predict(args, watch)
     except KeyboardInterrupt:
         if watch is not None:  # which reports it
             raise
-        return end("interrupted", INTERRUPTED)
-    except RingfeedError as error:
-        return end(str(error), 1)
+        return leave(_PROGRAM, "interrupted", INTERRUPTED, as_json=args.json)
     except Exception as error:
-        if OTHER_RANK_FAILED.search(str(error)):
-            return end("stopped because another rank failed", 1, is_echo=True)
-        if type(error).__name__ == "ResourceExhaustedError":  # TensorFlow's error, which may not be imported
-            return end(f"out of memory: lower --batch-size: {brief_error(error)}", 1)
-        sys.stderr.write(without_secrets(traceback.format_exc()))
-        return end(f"{type(error).__name__}: {brief_error(error)}", 1)
+        return leave_after(error, _PROGRAM, as_json=args.json, memory_remedy="lower --batch-size")
     return 0
 
 
