@@ -28,7 +28,8 @@ def encode_onnx(model: TrainedModel) -> bytes:
     """Return the bytes of the ONNX model.
 
     Raises:
-        ConfigError: tf2onnx is missing, or cannot convert the network.
+        ConfigError: tf2onnx is missing, or two inputs of the network share a name.
+        TrainingError: tf2onnx cannot convert the network.
     """
     try:
         import tf2onnx

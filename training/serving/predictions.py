@@ -11,6 +11,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def prepare_folder(url: str) -> Storage:
     return storage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Predictor:
     """Predicts the classes of the records of one split.
 
@@ -103,7 +104,7 @@ class Predictor:
         if len(set(self.keep)) != len(self.keep):
             raise ConfigError(f"--keep: each column once, got {', '.join(self.keep)}")
 
-    @property
+    @cached_property
     def schema(self) -> pa.Schema:
         """The schema of the files: record, kept columns, prediction, and scores where the task has them."""
         kept = Schema(features=tuple(self.manifest.schema[name] for name in self.keep)).arrow if self.keep else ()
@@ -116,7 +117,7 @@ class Predictor:
             fields.append(pa.field(_SCORES, pa.list_(pa.float32(), len(classes))))
         return pa.schema(fields, metadata={"classes": json.dumps(classes.to_pylist())})
 
-    @property
+    @cached_property
     def _classes(self) -> pa.Array:
         """The classes in the type of the label, or the names of labels."""
         manifest = self.model.manifest

@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -35,7 +36,7 @@ __all__ = ["TrainedModel", "column_spec", "open_trained"]
 Columns = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class TrainedModel:
     """A network with trained weights, and what it was trained with.
 
@@ -58,7 +59,7 @@ class TrainedModel:
         """Names of the classes or labels, in the order of the scores; a regression has none."""
         return list(self.target.classes)
 
-    @property
+    @cached_property
     def target(self) -> Target:
         """What the network predicts."""
         return plan_target(self.manifest, self.config)
@@ -68,7 +69,7 @@ class TrainedModel:
         """What the scores are: probabilities, or the prediction of a regression."""
         return "prediction" if self.config.task == "regression" else "probabilities"
 
-    @property
+    @cached_property
     def columns(self) -> list[Feature]:
         """The columns that the preprocessing uses, in the order of the dataset."""
         features = feature_columns(self.manifest, self.config.data)
