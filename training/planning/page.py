@@ -71,8 +71,13 @@ def _wire_table(plan: RunPlan) -> Iterator[str]:
 
 
 def _size(size: float) -> str:
+    """Format bytes with three digits.
+
+    >>> _size(999), _size(999_400), _size(999_600), _size(1_250_000)
+    ('999 B', '999 kB', '1 MB', '1.25 MB')
+    """
     for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
+        if size < 999.5:
             return f"{size:.3g} {unit}" if unit != "B" else f"{size:.0f} B"
         size /= 1000
     return f"{size:,.3g} TB"
