@@ -40,13 +40,8 @@ COMMANDS = {
     ),
 }
 
-_ENDED_BY_SIGNALS = (
-    "train",
-    "predict",
-    "profile",
-    "simulate",
-    "tune",
-)  # they keep what they write whole, even if they are killed
+# They keep what they write whole, even if they are killed.
+_ENDED_BY_SIGNALS = ("train", "predict", "profile", "simulate", "tune")
 
 # Missing top-level module -> the extra that installs it.
 EXTRAS = {

@@ -21,7 +21,7 @@ def test_what_changes_after_the_call_is_not_written() -> None:
     is_due = Event()
 
     def write(checkpoint: Checkpoint) -> None:
-        is_due.wait()
+        is_due.wait(60)
         written.append(checkpoint)
 
     writer, checkpoint = BackgroundWriter(), _checkpoint(1, 7.0)
