@@ -297,9 +297,9 @@ def test_throughput_does_not_count_checkpoints(
 ) -> None:
     save, seconds_saved = CheckpointStore.save, []
 
-    def save_slowly(store: CheckpointStore, checkpoint: Checkpoint) -> str:
+    def save_slowly(store: CheckpointStore, checkpoint: Checkpoint, **options: Any) -> str:
         seconds_saved.append(5.0)
-        return save(store, checkpoint)
+        return save(store, checkpoint, **options)
 
     monkeypatch.setattr(CheckpointStore, "save", save_slowly)
     clock = SimpleNamespace(perf_counter=lambda: sum(seconds_saved), time=lambda: sum(seconds_saved))

@@ -17,14 +17,10 @@ import tensorflow as tf
 
 from ...sharding.errors import TrainingError
 from ..averaging.statistics import StatisticsAverage
-from ..checkpoint.background import BackgroundWriter
 from ..checkpoint.memory import Memory
-from ..checkpoint.snapshot import capture, gather_rank_state, restore
-from ..checkpoint.store import CheckpointStore
 from ..config.config_file import to_tree
 from ..config.train_config import TrainConfig
 from ..metrics.evaluate import evaluate
-from ..models.model_file import encode_model
 from ..records.record_format import CHECKPOINT, EVALUATION
 from ..records.recorder import Recorder, StepTimes, open_recorder
 from ..ring.ring import Ring
@@ -39,7 +35,8 @@ from .outputs import METRICS_FORMAT, write_outputs
 from .overflows import check_overflows, check_records, check_weights, is_at_floor
 from .quarantine import join_quarantine, restore_quarantine
 from .reporting import Reporter
-from .resume import open_store, resume
+from .resume import resume
+from .saving import Saver
 from .stopping import Stopped, StopRequest
 from .window import Window
 
@@ -71,7 +68,7 @@ class Trainer:
         memory: Memory | None = None,
         trackers: Sequence[Tracker] = (),
     ) -> None:
-        self.config, self.ring, self._memory = config, ring, memory
+        self.config, self.ring = config, ring
         self._stop_request = StopRequest(check, None if ring.rank else config.max_time)  # one clock for all ranks
         self._assembly = assemble(config, ring)
         self._shares, self.parts = self._assembly.shares, self._assembly.parts
@@ -107,7 +104,7 @@ class Trainer:
             self.reporter.restore(start.history)
         self._is_early = self._improves_no_more()
         self._recorder: Recorder | None = None  # of `run`
-        self._writer = BackgroundWriter()
+        self._saver = Saver(config, ring, self.parts, memory)
         self._window = Window()
         self._reported_bytes = 0.0
         self._asked_to_stop = False  # this rank
@@ -117,12 +114,6 @@ class Trainer:
     def traced_preprocess(self) -> Any:
         """The `tf.function` from an element of `loader` to ``(inputs, target, weight)``, augmentation included."""
         return self._assembly.augment[1]
-
-    def _check_store(self) -> None:
-        """Check before the first step that checkpoints can be written; a run that has ended needs none."""
-        store = open_store(self.config) if self.ring.rank == 0 else None
-        if store is not None and self.position.step < self.total_steps:
-            store.check_writable()
 
     # -- loop ----------------------------------------------------------------------------------------------------
 
@@ -134,11 +125,12 @@ class Trainer:
         """
         started = time.perf_counter()
         try:
-            self._check_store()
+            if self.position.step < self.total_steps:
+                self._saver.check_writable()
             states = self.reporter.track(to_tree(self.config), self.ring.size)
             self.reporter.share(self.ring.allgather_object(states)[0])
-            if self._memory is not None:
-                self._commit(None)  # what another rank gave this one
+            if self._saver.keeps(to_store=False):
+                self._commit(to_store=False)  # what another rank gave this one
             if self.position.step < self.total_steps:
                 self._recorder = self._open_recorder()
                 self.reporter.begin(
@@ -152,7 +144,7 @@ class Trainer:
                 self._evaluate(self.position.epoch - (self.position.epoch_step == 0))
         finally:
             self.reporter.close()
-            self._writer.join()
+            self._saver.writer.join()
             if self._recorder is not None:
                 self._recorder.close(self.position.step, self.position.epoch)
         return self._finish(time.perf_counter() - started, self.position.step - self._first_step)
@@ -194,7 +186,7 @@ class Trainer:
                 self._report(epoch)
                 self._save()
                 self._window = Window()  # its clock starts after the checkpoint
-            elif often and self._memory is not None and self.position.step % often == 0:
+            elif often and self._saver.keeps(to_store=False) and self.position.step % often == 0:
                 self._report(epoch)
                 self._save(to_store=False)
                 self._window = Window()
@@ -256,7 +248,7 @@ class Trainer:
 
     def _report(self, epoch: int) -> None:
         """Read the window's metrics, check for overflows, and report them."""
-        self._writer.check()
+        self._saver.writer.check()
         window = self._window
         if not window.metrics:
             self._window = Window()
@@ -327,7 +319,7 @@ class Trainer:
         """Save and leave the run."""
         self._report(epoch)
         self._save()
-        self._writer.wait()
+        self._saver.writer.wait()
         self.ring.barrier()
         by_signal = any(self.ring.allgather_object(self._stop_request.is_signalled))
         max_time = None if by_signal else self.config.max_time
@@ -344,41 +336,25 @@ class Trainer:
         Args:
             to_store: whether to write a checkpoint, too.
         """
-        store = open_store(self.config) if to_store else None
-        if store is None and self._memory is None:
+        if not self._saver.keeps(to_store=to_store):
             return
         with self._activity(CHECKPOINT):
             self._settle()
             self._assert_same_weights()
             check_weights(self.parts.network, self.position.step)
-            self._commit(store)
+            self._commit(to_store=to_store)
             self.ring.barrier()
 
-    def _commit(self, store: CheckpointStore | None) -> None:
-        rank, of_ranks = self.ring.rank, gather_rank_state(self.ring, self.parts.synchronizer)
-        bad_shards = join_quarantine(self.config, self.ring, self.loader)
-        if rank and self._memory is None:
-            return
+    def _commit(self, *, to_store: bool) -> None:
         history = self.reporter.history() | {"skipped_steps": self.skipped_steps}
-        checksum = self.loader.manifest.shards_checksum
-        commit = capture(self.parts, self.position, self.config, checksum, history, of_ranks, rank, bad_shards)
-        if self._memory is not None:
-            self._memory.keep(commit)
-        if rank == 0 and store is not None:
-            options = self.config.checkpoint
-            best = best_evaluations(self.reporter.evaluations, options.metric, options.best)
-            save = partial(store.save, best_steps={entry["step"] for entry in best})
-            if options.background:
-                self._writer.save(save, commit)
-            else:
-                save(commit)
+        self._saver.commit(self.position, self.loader, history, to_store=to_store)
 
     def _assert_same_weights(self) -> str:
         averages = self.parts.average.variables if self.parts.average else []
         return assert_same_weights(self.ring, [*self.parts.network.weights, *averages])
 
     def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
-        self._writer.wait()
+        self._saver.writer.wait()
         digest = self._assert_same_weights()
         bad_shards = join_quarantine(self.config, self.ring, self.loader)
         check_weights(self.parts.network, self.position.step)
@@ -411,19 +387,10 @@ class Trainer:
             "final": self.reporter.evaluations[-1] if is_evaluated else None,
         }
         if self.ring.rank == 0:
-            write_outputs(self.config.output, self._encode_model, metrics)
+            encode = partial(self._saver.encode_model, self.position, self.loader, self.reporter.evaluations)
+            write_outputs(self.config.output, encode, metrics)
         self.ring.barrier()
         return metrics
-
-    def _encode_model(self) -> bytes:
-        step = self.position.step
-        best = best_evaluations(self.reporter.evaluations, self.config.checkpoint.metric)
-        store = open_store(self.config)
-        if self.config.output.weights == "best" and best and store is not None:
-            step = best[0]["step"]
-            restore(self.parts, store.of_step(step).arrays)
-        with self.parts.averaged():
-            return encode_model(self.parts.network, self.config, self.loader.manifest, step)
 
 
 def train(

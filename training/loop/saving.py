@@ -1,0 +1,92 @@
+"""Keeps the states of a run: commits in memory, checkpoints in its store, and at its end the model.
+
+Tested in tests/training/test_train.py and tests/training/loop/test_best.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from ...pipeline import Loader
+from ..checkpoint.background import BackgroundWriter
+from ..checkpoint.memory import Memory
+from ..checkpoint.snapshot import Parts, Position, capture, gather_rank_state, restore
+from ..config.train_config import TrainConfig
+from ..models.model_file import encode_model
+from ..ring.ring import Ring
+from .best import best_evaluations
+from .quarantine import join_quarantine
+from .resume import open_store
+
+__all__ = ["Saver"]
+
+
+class Saver:
+    """What keeps the states of one run on one rank. Only rank 0 writes to the store.
+
+    Args:
+        config: configuration of the run.
+        ring: the ranks.
+        parts: parts of the run.
+        memory: where to keep commits; None: nowhere.
+
+    Attributes:
+        writer: writes the checkpoints.
+    """
+
+    def __init__(self, config: TrainConfig, ring: Ring, parts: Parts, memory: Memory | None) -> None:
+        self._config, self._ring, self._parts, self._memory = config, ring, parts, memory
+        self._store = open_store(config) if ring.rank == 0 else None
+        self.writer = BackgroundWriter()
+
+    def keeps(self, *, to_store: bool) -> bool:
+        """Return whether there is anything to commit to, the same on all ranks."""
+        return self._memory is not None or (to_store and self._config.checkpoint.url is not None)
+
+    def check_writable(self) -> None:
+        """Check before the first step that checkpoints can be written."""
+        if self._store is not None:
+            self._store.check_writable()
+
+    def commit(self, position: Position, loader: Loader, history: Mapping[str, Any], *, to_store: bool) -> None:
+        """Commit to memory and to the store, as far as there are any (a collective).
+
+        Args:
+            position: position of the run.
+            loader: of the training split.
+            history: reports so far, in JSON's types.
+            to_store: whether to write a checkpoint, too.
+        """
+        options, rank = self._config.checkpoint, self._ring.rank
+        of_ranks = gather_rank_state(self._ring, self._parts.synchronizer)
+        bad_shards = join_quarantine(self._config, self._ring, loader)
+        if rank and self._memory is None:
+            return
+        checksum = loader.manifest.shards_checksum
+        commit = capture(self._parts, position, self._config, checksum, history, of_ranks, rank, bad_shards)
+        if self._memory is not None:
+            self._memory.keep(commit)
+        if self._store is None or not to_store:
+            return
+        best = best_evaluations(history["evaluations"], options.metric, options.best)
+        save = partial(self._store.save, best_steps={entry["step"] for entry in best})
+        if options.background:
+            self.writer.save(save, commit)
+        else:
+            save(commit)
+
+    def encode_model(self, position: Position, loader: Loader, evaluations: Sequence[Mapping[str, Any]]) -> bytes:
+        """Return the bytes of the model's file, at the end of the run: of the last weights, or the best ones.
+
+        Raises:
+            RingfeedError: the best checkpoint is gone or damaged.
+        """
+        step = position.step
+        best = best_evaluations(evaluations, self._config.checkpoint.metric)
+        if self._config.output.weights == "best" and best and self._store is not None:
+            step = best[0]["step"]
+            restore(self._parts, self._store.of_step(step).arrays)
+        with self._parts.averaged():
+            return encode_model(self._parts.network, self._config, loader.manifest, step)
