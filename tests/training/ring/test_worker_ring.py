@@ -57,7 +57,6 @@ def test_workers_end_with_the_weights_of_one_process_on_the_same_global_batches(
     ("command", "environ", "settings", "message"),
     [
         (["launch", "-n", "2"], {}, ["backend=none"], "backend=none is one process, without a launcher: ringfeed"),
-        ([], {"PMI_RANK": "0", "PMI_SIZE": "2"}, ["backend=none"], "a launcher started 2, each of which would train"),
         ([], {}, ["backend=multi_worker"], "TF_CONFIG is not set: ringfeed launch -n 2 train"),
         ([], {"TF_CONFIG": "{}"}, ["backend=multi_worker"], "TF_CONFIG has no cluster of workers with a task"),
         (["launch", "-n", "2", "--elastic"], {}, ["backend=multi_worker"], "--elastic needs backend=horovod"),
@@ -80,6 +79,15 @@ def test_what_a_backend_cannot_do_is_refused_in_one_line(
     assert main([*command, "train", "--config", str(write_config()), *overrides]) == 1
     output = capfd.readouterr().err
     assert message in output
+    assert output.count("\n") == 1
+
+
+def test_the_backend_none_is_refused_in_one_line_among_several_ranks(
+    write_config: Written, train: Callable[..., tuple[int, str]]
+) -> None:
+    status, output = train(write_config(), "backend=none", environ={"PMI_RANK": "0", "PMI_SIZE": "2"})
+    assert status == 1  # of a process of its own, which a rank ends at once
+    assert "a launcher started 2, each of which would train" in output
     assert output.count("\n") == 1
 
 
