@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from .connections import Connections, hang_up
-from .ring import dense
+from .ring import reduced_by_dtype
 
 __all__ = ["HorovodRing"]
 
@@ -43,16 +43,8 @@ class HorovodRing:
         self.local_size: int = hvd.local_size()
 
     def _grouped(self, tensors: Sequence[Tensor], op: Any) -> list[Tensor]:
-        """Run one grouped allreduce per dtype (Horovod groups one dtype only); bfloat16 travels as float32."""
-        sent = [dense(t) for t in tensors]
-        sent = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in sent]
-        received: list[Tensor] = [None] * len(sent)
-        for dtype in sorted({t.dtype.name for t in sent}):
-            places = [i for i, t in enumerate(sent) if t.dtype.name == dtype]
-            for place, tensor in zip(places, self._reduced([sent[i] for i in places], op), strict=True):
-                tensor.set_shape(sent[place].shape)
-                received[place] = tensor
-        return [tf.cast(r, t.dtype) for r, t in zip(received, tensors, strict=True)]
+        """Run one grouped allreduce per dtype: Horovod groups one dtype only."""
+        return reduced_by_dtype(tensors, lambda sent: self._reduced(sent, op))
 
     def _reduced(self, tensors: Sequence[Tensor], op: Any) -> list[Tensor]:
         """Reduce tensors of one dtype."""

@@ -72,19 +72,19 @@ class Replicas:
         Parts differ by a sample where they must. Weights of samples then make the mean of the parts that of the batch.
 
         Args:
-            step: function of `(inputs, class_id, weight, stopping)`, which returns the same on all replicas.
+            step: function of `(inputs, target, weight, stopping)`, which returns the same on all replicas.
         """
 
-        def spread_step(inputs: Any, class_id: Tensor, weight: Tensor, stopping: Any = 0.0) -> Any:
+        def spread_step(inputs: Any, target: Tensor, weight: Tensor, stopping: Any = 0.0) -> Any:
             rows = tf.shape(weight)[0]
             bounds = [index * rows // self.size for index in range(self.size + 1)]
             parts = []
             for start, stop in pairwise(bounds):
                 share = tf.cast((stop - start) * self.size / rows, weight.dtype)
-                own, ids, of_own = tf.nest.map_structure(
-                    lambda tensor, a=start, b=stop: tensor[a:b], (inputs, class_id, weight)
+                own_inputs, own_target, own_weight = tf.nest.map_structure(
+                    lambda tensor, a=start, b=stop: tensor[a:b], (inputs, target, weight)
                 )
-                parts.append((own, ids, of_own * share))
+                parts.append((own_inputs, own_target, own_weight * share))
 
             def one() -> Any:
                 place = tf.get_static_value(tf.distribute.get_replica_context().replica_id_in_sync_group)

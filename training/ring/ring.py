@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["Ring", "SoloRing", "dense"]
+__all__ = ["Ring", "SoloRing", "dense", "reduced_by_dtype"]
 
 Tensor = Any
 Variable = Any
@@ -117,3 +117,21 @@ def dense(tensor: Tensor) -> Tensor:
     [3.0, 0.0]
     """
     return tf.convert_to_tensor(tensor)
+
+
+def reduced_by_dtype(tensors: Sequence[Tensor], reduce: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> list[Tensor]:
+    """Reduce the tensors of each dtype together; bfloat16 travels as float32.
+
+    Args:
+        tensors: of any shapes and dtypes.
+        reduce: a collective of dense tensors of one dtype, which keeps dtype and shapes.
+    """
+    sent = [dense(t) for t in tensors]
+    sent = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in sent]
+    received: list[Tensor] = [None] * len(sent)
+    for dtype in sorted({t.dtype.name for t in sent}):
+        places = [i for i, t in enumerate(sent) if t.dtype.name == dtype]
+        for place, tensor in zip(places, reduce([sent[i] for i in places]), strict=True):
+            tensor.set_shape(sent[place].shape)
+            received[place] = tensor
+    return [tf.cast(r, t.dtype) for r, t in zip(received, tensors, strict=True)]

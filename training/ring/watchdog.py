@@ -41,7 +41,7 @@ class Report:
     Attributes:
         batches: number of batches that it has begun.
         place: where its user's code stands; empty if nowhere.
-        step: where its main thread stands in ringfeed.
+        own_place: where its main thread stands in ringfeed; empty if nowhere.
         seen: when it last reported.
         moved: when it last began a batch.
     """
@@ -50,7 +50,7 @@ class Report:
     place: str
     seen: float
     moved: float
-    step: str = ""
+    own_place: str = ""
 
 
 def judge(reports: Mapping[int, Report], now: float, seconds: float) -> str | None:
@@ -89,14 +89,15 @@ def _names(ranks: list[int], one: str = "has", many: str = "have") -> str:
 
 
 def _places(reports: Mapping[int, Report]) -> str:
-    """Where the ranks stand, those that are alone in a place first: the others probably wait for them.
+    """Where the ranks stand, the rarest places first: the others probably wait for these ranks.
 
-    >>> _places({rank: Report(batches=7, place="", seen=0, moved=0, step=f"a.py:{rank // 2}") for rank in range(3)})
+    >>> places = enumerate(["a.py:0", "a.py:0", "a.py:1"])
+    >>> _places({rank: Report(batches=7, place="", seen=0, moved=0, own_place=place) for rank, place in places})
     ': rank 2 is in a.py:1, ranks 0, 1 are in a.py:0'
     """
     found: dict[str, list[int]] = {}
     for rank, report in reports.items():
-        found.setdefault(report.place or report.step, []).append(rank)
+        found.setdefault(report.place or report.own_place, []).append(rank)
     rarest_first = sorted(found.items(), key=lambda item: len(item[1]))
     words = [f"{_names(ranks, 'is', 'are')} in {place}" for place, ranks in rarest_first if place]
     return f": {', '.join(words)}" if words else ""
@@ -175,10 +176,10 @@ class Watchdog:
         connection.settimeout(None)
         with connection, connection.makefile("rw") as lines:
             for line in lines:
-                rank, batches, place, step = json.loads(line)
+                rank, batches, place, own_place = json.loads(line)
                 now, before = time.monotonic(), self._reports[rank]
                 moved = now if batches > before.batches else before.moved
-                self._reports[rank] = Report(batches=batches, place=place, seen=now, moved=moved, step=step)
+                self._reports[rank] = Report(batches=batches, place=place, seen=now, moved=moved, own_place=own_place)
                 lines.write(json.dumps(self._verdict) + "\n")
                 lines.flush()
 
@@ -205,7 +206,7 @@ def _user_place() -> str:
 
 
 def _own_place() -> str:
-    """Where the main thread stands in this package, below the ring; empty if nowhere."""
+    """Where the main thread stands in this package, outside of `ring`; empty if nowhere."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         code = frame.f_code

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .ring import dense
+from .ring import reduced_by_dtype
 from .world import World
 
 __all__ = ["WorkerRing"]
@@ -49,15 +49,8 @@ class WorkerRing:
         return list(self._strategy.run(reduce))
 
     def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The sum over ranks of each tensor, by one all-reduce per dtype; bfloat16 travels as float32."""
-        sent = [dense(t) for t in tensors]
-        sent = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in sent]
-        received: list[Tensor] = [None] * len(sent)
-        for dtype in sorted({t.dtype.name for t in sent}):
-            places = [i for i, t in enumerate(sent) if t.dtype.name == dtype]
-            for place, tensor in zip(places, self._sums([sent[i] for i in places]), strict=True):
-                received[place] = tensor
-        return [tf.cast(r, t.dtype) for r, t in zip(received, tensors, strict=True)]
+        """The sum over ranks of each tensor, by one all-reduce per dtype."""
+        return reduced_by_dtype(tensors, self._sums)
 
     def allreduce_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The mean over ranks of each tensor."""

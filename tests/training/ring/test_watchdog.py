@@ -12,8 +12,8 @@ from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.ring.watchdog import Report, Watchdog, judge
 
 
-def _report(batches: int, place: str = "", seen: float = 100.0, moved: float = 40.0, step: str = "") -> Report:
-    return Report(batches=batches, place=place, seen=seen, moved=moved, step=step)
+def _report(batches: int, place: str = "", seen: float = 100.0, moved: float = 40.0, own_place: str = "") -> Report:
+    return Report(batches=batches, place=place, seen=seen, moved=moved, own_place=own_place)
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,10 @@ def _report(batches: int, place: str = "", seen: float = 100.0, moved: float = 4
             "no rank has begun a batch for 300 s, after batch 5 of this process",
         ),
         (
-            [_report(5, moved=-200, step=f"loop/{'save' if rank == 1 else 'step'}.py:3 in f") for rank in range(3)],
+            [
+                _report(5, moved=-200, own_place=f"loop/{'save' if rank == 1 else 'step'}.py:3 in f")
+                for rank in range(3)
+            ],
             "no rank has begun a batch for 300 s, after batch 5 of this process: rank 1 is in loop/save.py:3 in f",
         ),
         (
