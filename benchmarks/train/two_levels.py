@@ -1,4 +1,4 @@
-"""Time of an all-reduce of 4 MiB in one and in two levels, as median of 30; a rank of `horovodrun` with several hosts.
+"""Time of an all-reduce of 4 MiB in one and in two levels, as the median of 30; each rank runs it.
 
 horovodrun -np 4 -H localhost:2,127.0.0.1:2 --gloo --network-interfaces lo python benchmarks/train/two_levels.py
 """
