@@ -22,10 +22,10 @@ from .config.backend import HOROVOD, MULTI_WORKER, PARAMETER_SERVER
 from .config.config_file import load_config
 from .config.synchronisation import refuse_elastic
 from .config.train_config import TrainConfig
-from .elastic.processes import INTERRUPTED, SAVE_SECONDS, Asked, Ending, cause_of_death, start_rank
+from .elastic.processes import SAVE_SECONDS, Asked, Ending, cause_of_death, start_rank
 from .elastic.restarts import Restarts, WantedRanks
 from .elastic.supervisor import Supervisor
-from .loop.stopping import TERMINATED
+from .loop.stopping import INTERRUPTED, TERMINATED
 from .ring.horovod import local_ranks
 from .ring.host_groups import host_groups
 from .ring.launched import Report

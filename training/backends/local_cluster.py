@@ -15,8 +15,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-from ..elastic.processes import INTERRUPTED, SAVE_SECONDS, Asked, Ending, cause_of_death
-from ..loop.stopping import TERMINATED
+from ..elastic.processes import SAVE_SECONDS, Asked, Ending, cause_of_death
+from ..loop.stopping import INTERRUPTED, TERMINATED
 from ..ring.launched import REPORT, SIBLINGS, Report
 from ..ring.workers import free_ports
 from .cluster import CHIEF, PS, WORKER, Cluster

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 
 from ..ring.launched import REPORT, SIBLINGS
 
-__all__ = ["INTERRUPTED", "SAVE_SECONDS", "Asked", "Ending", "cause_of_death", "start_rank"]
+__all__ = ["SAVE_SECONDS", "Asked", "Ending", "cause_of_death", "start_rank"]
 
-INTERRUPTED = 130  # exit status
 SAVE_SECONDS = 60.0  # after SIGTERM
 
 

@@ -66,8 +66,8 @@ class Restarts:
     ) -> str | None:
         """Count a failure, and decide on the number of ranks; return why the run ends, or None if it goes on.
 
-        Three in a row without progress cost a rank. So do three of one slot whose ranks live shortly, which progress of
-        the others would hide.
+        Three in a row without progress cost a rank. So do three of one slot, each soon after its rank joined: the
+        progress of the others would hide them.
 
         Args:
             line: how the ranks ended.

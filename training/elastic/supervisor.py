@@ -19,12 +19,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
-from ..loop.stopping import TERMINATED
+from ..loop.stopping import INTERRUPTED, TERMINATED
 from ..ring.horovod import local_ranks
 from ..ring.launched import Report
 from .group import Group, Member, Phase
 from .members import CHANNEL
-from .processes import INTERRUPTED, SAVE_SECONDS, Asked, Ending, cause_of_death, start_rank
+from .processes import SAVE_SECONDS, Asked, Ending, cause_of_death, start_rank
 from .restarts import Restarts, WantedRanks
 
 __all__ = ["Supervisor"]
@@ -200,7 +200,8 @@ class Supervisor:
         self._group.wanted = self.restarts.ranks
         then = f"starting {'another' if self._group.missing else 'none'} instead"
         if self.restarts.ranks < before:
-            then += f", after three failures in a row: --elastic goes on with {self.restarts.ranks} ranks"
+            ranks = f"{self.restarts.ranks} rank{'s' if self.restarts.ranks > 1 else ''}"
+            then += f", after three failures in a row: --elastic goes on with {ranks}"
         sys.stderr.write(f"ringfeed launch: {line}; {then}\n")
 
     def _expect_back(self, seconds: float | None = None) -> None:

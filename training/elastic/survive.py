@@ -66,7 +66,7 @@ def survive(
     world, memory = world_from_environment(environ), Memory()
     assert world is not None
     hvd = prepare(world)
-    gc.freeze()  # what imports made stays, and `gc.collect` would look at it for a second each time
+    gc.freeze()  # what imports made stays: each `gc.collect` would take a second to scan it
     is_first = True
     while members.wait(memory.step):
         ring = _rejoin(hvd, members)

@@ -46,8 +46,8 @@ def open_loader(
         ConfigError: a training split cannot fill a batch, or there is not one part for each rank.
         DatasetError: there is no such split.
     """
-    batch_size = config.data.batch_size
     data = config.data
+    batch_size = data.batch_size
     manifest = open_dataset(data.url).manifest
     if split not in manifest.splits:
         key, remedy = (
@@ -75,22 +75,22 @@ def open_loader(
     leaves_out = training and data.on_bad_shard == "quarantine"  # metrics of an evaluation would be of other records
     with _named_keys():
         return Loader(
-            config.data.url,
+            data.url,
             split=split,
             where=where,
             batch_size=batch_size,
-            balance=config.data.balance if training else "natural",
+            balance=data.balance if training else "natural",
             seed=config.seed,
             rank=rank,
             world_size=ranks,
             remainder="drop" if training and own is None else "pad",
-            fill=fill_values(manifest, config.data),
-            cache=open_cache(config.data.cache, config.data.cache_bytes),
+            fill=fill_values(manifest, data),
+            cache=open_cache(data.cache, data.cache_bytes),
             sample_keys=training and config.augment.random,
-            streams=config.data.streams if training else None,
-            window_shards=config.data.window_shards if training else 1,
-            fetch_threads=config.data.fetch_threads,
-            prefetch_bytes=config.data.prefetch_bytes,
+            streams=data.streams if training else None,
+            window_shards=data.window_shards if training else 1,
+            fetch_threads=data.fetch_threads,
+            prefetch_bytes=data.prefetch_bytes,
             bucket_by=data.bucket_by if training else None,
             bucket_steps=data.bucket_steps,
             on_bad_shard="quarantine" if leaves_out else "raise",

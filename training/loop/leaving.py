@@ -18,11 +18,10 @@ from ...sharding.url_secrets import without_secrets
 from ..ring.launched import Report, report
 from ..ring.workers import worker_world
 from ..ring.world import world_from_environment
-from .stopping import RESUMABLE, TERMINATED
+from .stopping import INTERRUPTED, RESUMABLE, TERMINATED
 
-__all__ = ["INTERRUPTED", "leave", "leave_after"]
+__all__ = ["leave", "leave_after"]
 
-INTERRUPTED = 130  # exit status
 _OTHER_RANK_FAILED = re.compile("Horovod|Collective ops is aborted")  # in an error of a collective
 _YIELD_SECONDS = 5.0  # horovodrun ended the other ranks within 0.1 s of the first exit; ranks share most errors
 

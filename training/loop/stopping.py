@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 from ..config.checks import duration_seconds
 
-__all__ = ["RESUMABLE", "TERMINATED", "StopRequest", "Stopped"]
+__all__ = ["INTERRUPTED", "RESUMABLE", "TERMINATED", "StopRequest", "Stopped"]
 
+INTERRUPTED = 130  # exit status: 128 + SIGINT
 RESUMABLE = 75  # exit status: EX_TEMPFAIL of sysexits.h, "the user is invited to retry"
-TERMINATED = 143  # 128 + SIGTERM
+TERMINATED = 143  # exit status: 128 + SIGTERM
 
 
 class Stopped(Exception):
@@ -57,7 +58,8 @@ class StopRequest:
     def __init__(self, check: Callable[[], bool], max_time: str | float | None) -> None:
         self._check = check
         seconds = math.inf if max_time is None else duration_seconds(max_time)
-        self._deadline = time.monotonic() + (seconds or 0.0)
+        assert seconds is not None  # `TrainConfig` has checked it
+        self._deadline = time.monotonic() + seconds
         self.is_signalled = False
 
     def __call__(self) -> bool:

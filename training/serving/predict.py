@@ -17,8 +17,9 @@ from ...sharding.dataset.dataset import open_dataset
 from ...sharding.dataset.manifest import Manifest
 from ...sharding.errors import ConfigError
 from ...sharding.storage.storage import Storage
-from ..loop.leaving import INTERRUPTED, leave, leave_after
+from ..loop.leaving import leave, leave_after
 from ..loop.reporting import configure_logging
+from ..loop.stopping import INTERRUPTED
 from ..ring.launched import end_with_launcher, is_launched
 from ..ring.world import world_from_environment
 

@@ -100,7 +100,7 @@ else:
 """
     assert _run(tmp_path, script, monkeypatch) == Ending(status=0)
     assert len(list(tmp_path.glob("died-*"))) == 3
-    assert "instead, after three failures in a row: --elastic goes on with 1 ranks\n" in capfd.readouterr().err
+    assert "instead, after three failures in a row: --elastic goes on with 1 rank\n" in capfd.readouterr().err
 
 
 class _AskedByFile(Asked):
