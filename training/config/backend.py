@@ -38,8 +38,8 @@ _ON_SERVERS: _Only = {  # the only value of a key, and why
     "checkpoint.commit_steps": (None, "workers hold no weights of their own"),
     "data.on_bad_shard": ("raise", "checkpoints do not hold what workers have found"),
     "checkpoint.best": (0, "the chief keeps the newest checkpoints alone"),
-    "output.records": (None, "they are of the ranks of a ring"),
-    "output.prometheus_port": (None, "they are of the ranks of a ring"),
+    "output.records": (None, "the ranks of a ring write them"),
+    "output.prometheus_port": (None, "the ranks of a ring write them"),
     "max_time": (None, "their chief watches no time"),
     "overfit_batches": (None, "each worker takes the next batches"),
     "track.profile": (None, "the chief, which it would trace, takes no steps"),
@@ -57,8 +57,8 @@ _BY_TENSORFLOW: _Only = {
 _WITHOUT: Mapping[str, _Only] = {
     MIRRORED: {
         **_BY_TENSORFLOW,
-        "output.records": (None, "they are of the ranks of a ring"),
-        "output.prometheus_port": (None, "they are of the ranks of a ring"),
+        "output.records": (None, "the ranks of a ring write them"),
+        "output.prometheus_port": (None, "the ranks of a ring write them"),
     },
     MULTI_WORKER: _BY_TENSORFLOW,
     PARAMETER_SERVER: _ON_SERVERS,

@@ -221,6 +221,7 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     neutral |= {"schedule.total_epochs", "schedule.total_steps"}  # `stretched_schedule` compares them
     neutral |= {"watchdog_seconds", "data.cache", "data.cache_bytes", "data.fetch_threads", "data.prefetch_bytes"}
     neutral |= {"metrics"}
+    neutral |= {"data.on_bad_shard"}  # so that a run which a damaged shard has ended can go on without it
     neutral |= {"model.remat"}  # the same bits
     neutral |= {"mirrored.devices"}  # the same results, to rounding, as of backends
     neutral |= {"sync.shares", "sync.share_bound"}  # global batches stay the same

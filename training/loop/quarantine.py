@@ -19,7 +19,7 @@ __all__ = ["join_quarantine", "restore_quarantine"]
 def join_quarantine(config: TrainConfig, ring: Ring, loader: Loader) -> list[str]:
     """Return the paths of the shards that any rank has in quarantine (a collective, if shards may get there)."""
     if config.data.on_bad_shard == "raise":
-        return []
+        return sorted(loader.quarantined)  # those of the checkpoint that the run resumed from
     return sorted({path for paths in ring.allgather_object(loader.quarantined) for path in paths})
 
 

@@ -311,8 +311,8 @@ class Trainer:
         return is_over
 
     def _best(self) -> Mapping[str, Any] | None:
-        options = self.config
-        metric = options.early_stopping.metric or options.checkpoint.metric
+        options, early = self.config.checkpoint, self.config.early_stopping.metric
+        metric = early if early and not options.best else options.metric  # the best that is kept, if one is
         return next(iter(best_evaluations(self.reporter.evaluations, metric)), None)
 
     def _stop(self, epoch: int) -> None:

@@ -102,6 +102,9 @@ def test_a_damaged_shard_is_left_out_and_stays_out(
     assert len([text for text in said if shard.name in text]) == 1  # the resumed run does not even try it
     with pytest.raises(CorruptionError, match=shard.name):
         Trainer(parse_config({**tree, "deterministic": False}, "x"), SoloRing()).run()
+    strict = {**tree, "deterministic": False, "epochs": 4, "schedule": {"total_epochs": 3}}
+    strict["checkpoint"] = {"url": str(tmp_path / "run")}
+    assert Trainer(parse_config(strict, "x"), SoloRing()).run()["quarantined"] == [shard.name]
 
 
 @pytest.fixture(scope="module")
