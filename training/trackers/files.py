@@ -93,7 +93,7 @@ class JSONLines(Tracker):
 
 
 class _Table:
-    """A CSV file whose columns are the numbers of its first entry."""
+    """A CSV file whose columns are the numbers of its first entry, those that are undefined there included."""
 
     def __init__(self, url: str) -> None:
         self._file = _TextFile(url)
@@ -102,7 +102,9 @@ class _Table:
     def add(self, entry: Mapping[str, Any]) -> None:
         row = {"step": entry["step"], "epoch": entry["epoch"]} | scalars(entry)
         if self._writer is None:
-            self._writer = csv.DictWriter(self._file, list(row), extrasaction="ignore", lineterminator="\n")
+            undefined = [name for name, value in entry.items() if value is None]
+            columns = [*row, *undefined]
+            self._writer = csv.DictWriter(self._file, columns, extrasaction="ignore", lineterminator="\n")
             self._writer.writeheader()
         self._writer.writerow(row)
 

@@ -83,7 +83,11 @@ def test_a_store_has_the_files_after_each_evaluation_and_at_the_end() -> None:
     assert first == {"event": "steps", **STEPS, "loss": None}
     assert second == {"event": "evaluation", **EVALUATION}
     assert store.cat("/runs/1/steps.csv") == b"step,epoch,loss,samples_per_second\n20,0,nan,9.5\n"
-    assert store.cat("/runs/1/evaluations.csv") == b"step,epoch,loss,recall/late,recall/on time\n50,0,0.5,1.0,0.5\n"
+    assert store.cat("/runs/1/evaluations.csv") == (
+        b"step,epoch,loss,recall/late,recall/on time,auc\n50,0,0.5,1.0,0.5,\n"
+    )
+    tables.evaluation(EVALUATION | {"auc": 0.75})
+    assert store.cat("/runs/1/evaluations.csv").endswith(b"50,0,0.5,1.0,0.5,0.75\n")
     lines.steps(STEPS)
     lines.close(is_finished=False)
     assert len(store.cat("/runs/log.jsonl").splitlines()) == 3
