@@ -67,7 +67,8 @@ class Commands:
         self.folder, self._capfd = folder, capfd
 
     def __call__(self, *words: str) -> int:
-        main = cli.main if words[0] in cli.COMMANDS else program.main
+        is_of_ringfeed = words[0] in cli.COMMANDS and words[0] != "export"  # a command of both
+        main = cli.main if is_of_ringfeed else program.main
         try:
             status = main(list(words))
         except SystemExit as stop:

@@ -69,7 +69,7 @@ def open_loader(
     rank, ranks, where = ring.rank, ring.size, data.where
     if own is not None:
         split, condition = (own, None) if own in manifest.splits else (split, own)
-        where = " and ".join(f"({text})" for text in (where, condition) if text) or None
+        where = f"({where}) and ({condition})" if where and condition else where or condition
         batch_size = even_shares(batch_size, ranks)[rank]
         rank, ranks = 0, 1
     leaves_out = training and data.on_bad_shard == "quarantine"  # metrics of an evaluation would be of other records
