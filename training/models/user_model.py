@@ -22,6 +22,7 @@ from .target import plan_target
 __all__ = ["own_errors", "user_model"]
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in')
+_ROOT = re.compile(r"^\(\d+\) [A-Z_]+:\s*")  # where several operations of a step have failed
 _NODE = re.compile(r"\{\{.*?\}\}")  # TensorFlow's marks of a graph's nodes
 
 
@@ -48,7 +49,7 @@ def own_errors(manifest: Manifest, config: TrainConfig) -> Iterator[None]:
             if not places and (not ragged or "Horovod" in said):
                 raise
             place = ":".join(places[-1]) if places else name
-            text = f"{place}: {_NODE.sub('', said).strip().splitlines()[-1].strip()}"
+            text = f"{place}: {_ROOT.sub('', _NODE.sub('', said).strip().splitlines()[-1].strip())}"
         if ragged:
             text += (
                 f"; {ragged[0]} arrives as tf.RaggedTensor: call .to_tensor() in the network's first layer, or leave "
