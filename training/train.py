@@ -24,8 +24,8 @@ from .config.synchronisation import refuse_elastic
 from .elastic.members import Members, open_members
 from .loop.leaving import leave as leave_ring
 from .loop.leaving import leave_after
-from .loop.outputs import check_writable, encode_metrics
 from .loop.reporting import configure_logging
+from .loop.state.outputs import check_writable, encode_metrics
 from .loop.stopping import INTERRUPTED, Stopped
 from .ring.launched import end_with_launcher, is_launched
 from .ring.workers import multi_worker_world, worker_world

@@ -18,7 +18,7 @@ from ...sharding.errors import ConfigError
 from ...sharding.prepare.comma_lists import split_names
 from ...sharding.schema import Schema
 from ...sharding.sources.user_code import import_function
-from ...training.loop.outputs import check_writable
+from ...training.loop.state.outputs import check_writable
 from ..argument_types import add_verbosity, checked_type, parse_bytes
 from ..console import print_warnings
 from .measure import profile, profile_run

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...sharding.errors import ConfigError
-from ...training.loop.outputs import METRICS_FORMAT
+from ...training.loop.state.outputs import METRICS_FORMAT
 from .drawing import Plot, curves, named_bars
 from .runs import profile_records, read_run
 from .runs.plots import plot_rank_lateness, plot_rank_waits, plot_step_parts

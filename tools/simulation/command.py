@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ...sharding.errors import ConfigError
 from ...sharding.sources.user_code import import_function
-from ...training.loop.outputs import check_writable, write_file
+from ...training.loop.state.outputs import check_writable, write_file
 from ..argument_types import add_verbosity, at_least, checked_type, parse_bytes
 from ..console import align, print_stderr, print_warnings
 

@@ -20,10 +20,10 @@ from ..checkpoint.snapshot import Parts, capture
 from ..config.config_file import to_tree
 from ..config.train_config import TrainConfig
 from ..loop.inputs import open_loader, preprocessed, traced
-from ..loop.outputs import METRICS_FORMAT, write_outputs
 from ..loop.overflows import check_weights
 from ..loop.reporting import Reporter
-from ..loop.resume import open_store, resume
+from ..loop.state.outputs import METRICS_FORMAT, write_outputs
+from ..loop.state.resume import open_store, resume
 from ..loop.step import make_predict_step
 from ..loop.stopping import Stopped
 from ..metrics.evaluate import evaluate

@@ -33,10 +33,10 @@ from ..records.clock import clock
 from ..ring.metered import MeteredRing
 from ..ring.replicas import Replicas, replicas_of
 from ..ring.ring import Ring
-from .best import check_defined
 from .clients import own_pace
 from .inputs import open_loader, traced
 from .shares import Shares
+from .state.best import check_defined
 from .step import TrainStep, make_predict_step, make_train_step
 from .synchronisation import build_run_optimizer, build_synchronizer
 

@@ -23,8 +23,8 @@ from ..ring.ring import Ring
 from ..schedules.range_test import ExponentialRise, RangeTest, has_diverged, judge_rates, smoothed
 from .assembly import Assembly, assemble
 from .inputs import preprocessed
-from .outputs import write_file
 from .reporting import Reporter
+from .state.outputs import write_file
 
 __all__ = ["find_learning_rate", "write_range_test"]
 

@@ -28,15 +28,15 @@ from ..ring.same_weights import assert_same_weights
 from ..trackers.open import open_trackers
 from ..trackers.tracker import Tracker
 from .assembly import assemble
-from .best import best_evaluations, is_patience_over
 from .clients import paced
 from .inputs import preprocessed
-from .outputs import METRICS_FORMAT, write_outputs
 from .overflows import check_overflows, check_records, check_weights, is_at_floor
-from .quarantine import join_quarantine, restore_quarantine
 from .reporting import Reporter
-from .resume import resume
-from .saving import Saver
+from .state.best import best_evaluations, is_patience_over
+from .state.outputs import METRICS_FORMAT, write_outputs
+from .state.quarantine import join_quarantine, restore_quarantine
+from .state.resume import resume
+from .state.saving import Saver
 from .stopping import Stopped, StopRequest
 from .window import Window
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..models.packing import padding_of
+from ..models.networks.packing import padding_of
 from .step import StepMetrics
 
 __all__ = ["Window"]

@@ -16,18 +16,18 @@ from ..config.train_config import TrainConfig
 from ..optimizers.precision import compute_dtype
 from .application import application
 from .built_model import BuiltModel
-from .convnet import convnet
 from .freeze import freeze
-from .lenet import lenet
+from .networks.convnet import convnet
+from .networks.lenet import lenet
+from .networks.resnet import resnet18, resnet50
+from .networks.tabular import tabular
+from .networks.text import text
+from .networks.wide_deep import wide_deep
 from .preprocess import Element, Inputs, Preprocess
 from .remat import rematerialise
-from .resnet import resnet18, resnet50
-from .tabular import tabular
 from .target import Target, in_units, plan_target
-from .text import text
 from .user_model import user_model
 from .weight_file import load_weights
-from .wide_deep import wide_deep
 
 __all__ = ["build_model"]
 

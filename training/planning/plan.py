@@ -9,8 +9,8 @@ from ..averaging.pace import Pace
 from ..config.train_config import TrainConfig
 from ..loop.assembly import Assembly, assemble
 from ..loop.inputs import open_loader
-from ..loop.resume import newest_checkpoint
 from ..loop.shares import even_shares
+from ..loop.state.resume import newest_checkpoint
 from ..ring.ring import Ring, SoloRing
 from ..ring.world import World
 from .memory import memory_bytes

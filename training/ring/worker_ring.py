@@ -57,15 +57,15 @@ class WorkerRing:
         return [total / tf.cast(self.size, total.dtype) for total in self.allreduce_sum(tensors)]
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """Not built: the configuration refuses what needs it, as it does for the two that follow."""
+        """Not built, nor are the next two: `compression` and `sync.method` need them, which this backend refuses."""
         raise NotImplementedError("the workers of backend=multi_worker only reduce")
 
     def exchange(self, tensor: Tensor) -> Tensor:
-        """Not built."""
+        """Not built: see `gather`."""
         return self.gather(tensor)
 
     def swap(self, tensor: Tensor, partner: int) -> Tensor:
-        """Not built."""
+        """Not built: see `gather`."""
         return self.gather(tensor)
 
     def broadcast(self, variables: Sequence[Variable]) -> None:

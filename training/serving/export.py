@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ...sharding.errors import ConfigError
 from ...sharding.storage.storage import Storage
-from ..loop.outputs import check_writable, write_file
 from ..loop.reporting import configure_logging
+from ..loop.state.outputs import check_writable, write_file
 
 if TYPE_CHECKING:
     from .trained import TrainedModel

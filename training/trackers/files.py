@@ -48,7 +48,7 @@ class _TextFile:
             self._storage.write(self._name, self._text.getvalue().encode())
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the lines that are not yet in the store, and close the file."""
         self.store()
         if self._file is not None:
             self._file.close()
@@ -88,7 +88,7 @@ class JSONLines(Tracker):
         self._file.store()
 
     def close(self, *, is_finished: bool) -> None:
-        """Write what is left."""
+        """Close the file."""
         self._file.close()
 
 
@@ -146,6 +146,6 @@ class CSVFiles(Tracker):
         self._evaluations.store()
 
     def close(self, *, is_finished: bool) -> None:
-        """Write what is left."""
+        """Close both files."""
         self._steps.close()
         self._evaluations.close()

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """A run, or what is left of one that is resumed.
+    """The run that a tracker follows, from its first step or from the one where it resumes.
 
     Attributes:
         config: the configuration, in JSON's types, without secrets.
@@ -60,7 +60,11 @@ class Tracker:
         """Take an evaluation."""
 
     def close(self, *, is_finished: bool) -> None:
-        """Write what is left; `is_finished`: all steps of the run are done."""
+        """End: no more entries come.
+
+        Args:
+            is_finished: whether the run has done all of its steps.
+        """
 
 
 class Trackers:

@@ -6,7 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
-from ....training.loop.outputs import check_writable
+from ....training.loop.state.outputs import check_writable
 from .records import read_run
 from .result import profile_records
 from .trace import write_trace

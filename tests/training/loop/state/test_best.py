@@ -11,7 +11,7 @@ import pytest
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.config_file import load_config, parse_config
-from ringfeed.training.loop.best import best_evaluations, check_defined, is_patience_over
+from ringfeed.training.loop.state.best import best_evaluations, check_defined, is_patience_over
 from ringfeed.training.loop.stopping import Stopped
 from ringfeed.training.loop.trainer import train
 from ringfeed.training.models.model_file import decode_model

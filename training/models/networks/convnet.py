@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import keras
 
-from ...sharding.dataset.manifest import Manifest
-from ..config.train_config import TrainConfig
-from .built_model import BuiltModel
-from .images import image_column, image_model, image_shape
+from ....sharding.dataset.manifest import Manifest
+from ...config.train_config import TrainConfig
+from ..built_model import BuiltModel
+from ..images import image_column, image_model, image_shape
+from ..target import plan_target
 from .layers import head, normalised
-from .target import plan_target
 
 __all__ = ["convnet"]
 

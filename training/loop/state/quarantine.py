@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...pipeline import Loader
-from ..config.train_config import TrainConfig
-from ..ring.ring import Ring
-from .inputs import open_loader
-from .shares import Shares
+from ....pipeline import Loader
+from ...config.train_config import TrainConfig
+from ...ring.ring import Ring
+from ..inputs import open_loader
+from ..shares import Shares
 
 __all__ = ["join_quarantine", "restore_quarantine"]
 

@@ -11,16 +11,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError
-from ...sharding.schema import Feature
-from ..config.data import DataConfig
-from ..config.model import ModelConfig
-from ..config.train_config import TrainConfig
-from .built_model import BuiltModel
+from ....sharding.dataset.manifest import Manifest
+from ....sharding.errors import ConfigError
+from ....sharding.schema import Feature
+from ...config.data import DataConfig
+from ...config.model import ModelConfig
+from ...config.train_config import TrainConfig
+from ..built_model import BuiltModel
+from ..preprocess import Element, Preprocess, feature_columns, label_and_weight
+from ..target import plan_target
 from .packing import rows_of
-from .preprocess import Element, Preprocess, feature_columns, label_and_weight
-from .target import plan_target
 
 __all__ = ["text"]
 

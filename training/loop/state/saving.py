@@ -1,6 +1,6 @@
 """Keeps the states of a run: commits in memory, checkpoints in its store, and at its end the model.
 
-Tested in tests/training/test_train.py and tests/training/loop/test_best.py.
+Tested in tests/training/test_train.py and tests/training/loop/state/test_best.py.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ...pipeline import Loader
-from ..checkpoint.background import BackgroundWriter
-from ..checkpoint.memory import Memory
-from ..checkpoint.snapshot import Parts, Position, capture, gather_rank_state, restore
-from ..config.train_config import TrainConfig
-from ..models.model_file import encode_model
-from ..ring.ring import Ring
+from ....pipeline import Loader
+from ...checkpoint.background import BackgroundWriter
+from ...checkpoint.memory import Memory
+from ...checkpoint.snapshot import Parts, Position, capture, gather_rank_state, restore
+from ...config.train_config import TrainConfig
+from ...models.model_file import encode_model
+from ...ring.ring import Ring
 from .best import best_evaluations
 from .quarantine import join_quarantine
 from .resume import open_store

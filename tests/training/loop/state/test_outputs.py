@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.training.loop.outputs import check_writable, write_file
+from ringfeed.training.loop.state.outputs import check_writable, write_file
 
 
 def test_a_bare_name_is_in_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,16 +12,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...pipeline.transforms.tabular_ops import tabular_inputs
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError
-from ...sharding.messages import did_you_mean, listed
-from ..config.train_config import TrainConfig
-from .built_model import BuiltModel
+from ....pipeline.transforms.tabular_ops import tabular_inputs
+from ....sharding.dataset.manifest import Manifest
+from ....sharding.errors import ConfigError
+from ....sharding.messages import did_you_mean, listed
+from ...config.train_config import TrainConfig
+from ..built_model import BuiltModel
+from ..preprocess import Element, feature_columns, label_and_weight, plan_tabular
+from ..target import plan_target
 from .layers import head
-from .preprocess import Element, feature_columns, label_and_weight, plan_tabular
 from .tabular import embedding_width
-from .target import plan_target
 
 __all__ = ["wide_deep"]
 

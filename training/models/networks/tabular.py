@@ -6,13 +6,13 @@ from typing import Any
 
 import keras
 
-from ...pipeline.transforms.tabular_plan import TabularPlan
-from ...sharding.dataset.manifest import Manifest
-from ..config.train_config import TrainConfig
-from .built_model import BuiltModel
+from ....pipeline.transforms.tabular_plan import TabularPlan
+from ....sharding.dataset.manifest import Manifest
+from ...config.train_config import TrainConfig
+from ..built_model import BuiltModel
+from ..preprocess import plan_tabular, tabular_preprocess
+from ..target import plan_target
 from .layers import head
-from .preprocess import plan_tabular, tabular_preprocess
-from .target import plan_target
 
 __all__ = ["embedding_width", "tabular"]
 
