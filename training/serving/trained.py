@@ -163,7 +163,7 @@ def open_trained(source: str, data_url: str | None = None) -> TrainedModel:
             raise ConfigError(f"there is no model at {source}") from error
         return _build(held, lambda network: _load_file(network, held, source))
     store = CheckpointStore(source, check=check_state)
-    newest = store.newest()
+    newest = None if Path(source).is_file() else store.newest()
     if newest is None:
         raise ConfigError(
             f"there is no model at {source}: name a .keras file (output.model), or a folder of checkpoints "
