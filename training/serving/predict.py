@@ -107,12 +107,18 @@ def _predict(args: argparse.Namespace, watch: Any) -> None:
     predictor = Predictor(
         model=model, url=args.url, manifest=manifest, split=split, keep=args.keep, batch_size=args.batch_size
     )
-    if ring.rank == 0:
-        prepare_folder(args.out)
-    ring.barrier()
-    with _Bar(is_shown=ring.rank == 0 and not args.quiet and sys.stderr.isatty()) as show:
-        summary = predictor.run(ring, Storage(args.out), show)
-    ring.barrier()
+    storage = Storage(args.out)
+    absent = storage.absent_folders() if ring.rank == 0 else ()
+    try:
+        if ring.rank == 0:
+            prepare_folder(args.out)
+        ring.barrier()
+        with _Bar(is_shown=ring.rank == 0 and not args.quiet and sys.stderr.isatty()) as show:
+            summary = predictor.run(ring, storage, show)
+        ring.barrier()
+    except BaseException:
+        storage.remove_folders(absent)
+        raise
     if ring.rank:
         return
     if args.json:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,12 @@ def test_what_cannot_be_predicted_is_refused_in_one_line(
     (tmp_path / "done" / "_predictions.json").touch()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
+    damaged = tmp_path / "damaged"
+    shutil.copytree(flights, damaged)
+    shard = next(damaged.glob("test-*"))
+    shard.write_bytes(shard.read_bytes()[:-7])
     for url, out, more, error in [
+        (str(damaged), "out", ["--split", "test"], f"{shard} is damaged: it has "),
         (flights, "out", [], "--split: choose a split; "),
         (flights, "out", ["--split", "val"], "--split: there is no split 'val'"),
         (pictures, "out", ["--split", "test"], "has no column 'delay', which the model takes"),
