@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench notebooks
+.PHONY: help setup demo test lint bench notebooks docs
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -44,3 +44,7 @@ bench: setup ## the benchmarks, each a ratio from one run
 notebooks: setup ## run the notebooks, and write them as HTML pages to build/notebooks
 	@$(BIN)/python -m nbconvert --log-level ERROR --execute --to html --output-dir build/notebooks notebooks/*.ipynb
 	@echo build/notebooks/*.html
+
+docs: setup ## the documentation site, strictly checked, to build/site
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@echo build/site/index.html

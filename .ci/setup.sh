@@ -3,7 +3,7 @@
 set -eu
 
 venv=.venv
-extras=cpu,hdfs,test,dev,demo
+extras=cpu,hdfs,test,dev,docs,demo
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 say() { printf 'setup: %s\n' "$*"; }

@@ -1,0 +1,70 @@
+"""Hooks of MkDocs: pages from the repository's root join those of docs/, and links out of docs/ work on the site."""
+
+import posixpath
+import re
+from pathlib import Path, PurePosixPath
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+__all__ = ["on_files", "on_page_markdown"]
+
+ROOT = Path(__file__).resolve().parents[2]
+# Pages of the root, and their names on the site.
+AT_ROOT = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+# Files that pages link to, copied to the site; of docs/ all are.
+COPIED = re.compile(r"LICENSE|examples/[\w./-]+|tests/servers/petastorm\.txt|notebooks/[\w./-]+")
+LINK = re.compile(r"(\]\()(?!https?://|mailto:|#)([^)\s#]+)")
+FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
+
+
+def on_files(files: Files, *, config: MkDocsConfig) -> Files:
+    """Adds the pages of the root, and the files that pages link to."""
+    for source, name in AT_ROOT.items():
+        files.append(File.generated(config, name, content=(ROOT / source).read_text()))
+    texts = [(file.src_uri, file.content_string) for file in files.documentation_pages()]
+    linked = {target for name, text in texts for target in targets(name, text) if COPIED.fullmatch(target)}
+    for target in sorted(linked):
+        files.append(File.generated(config, target, abs_src_path=str(ROOT / target)))
+    return files
+
+
+def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turns links between files of the repository into links between files of the site."""
+    name = page.file.src_uri
+    if name == "index.md":
+        markdown = first_screen(markdown)
+    here = PurePosixPath(name).parent.as_posix()
+
+    def on_site(link: re.Match[str]) -> str:
+        return link[1] + posixpath.relpath(place(target(name, link[2])), here)
+
+    parts = FENCED.split(markdown)
+    return "".join(part if part.startswith("```") else LINK.sub(on_site, part) for part in parts)
+
+
+def first_screen(readme: str) -> str:
+    """The README without its list of pages, which the navigation of the site replaces."""
+    return readme.partition("\n## More\n")[0] + "\n"
+
+
+def source(name: str) -> str:
+    """Where the page ``name`` of the site is in the repository."""
+    root = {page: file for file, page in AT_ROOT.items()}
+    return root.get(name, f"docs/{name}")
+
+
+def target(name: str, link: str) -> str:
+    """What a link on the page ``name`` leads to, as a path in the repository."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(source(name)), link))
+
+
+def targets(name: str, text: str) -> set[str]:
+    """All files that a page links to, as paths in the repository."""
+    return {target(name, link) for _, link in LINK.findall(FENCED.sub("", text))}
+
+
+def place(path: str) -> str:
+    """Where a file of the repository is on the site."""
+    return AT_ROOT.get(path, path.removeprefix("docs/"))
