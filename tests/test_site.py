@@ -1,5 +1,6 @@
 """The documentation site, as `make docs` builds it: no warning, each page in the navigation, no other host asked."""
 
+import ast
 import os
 import re
 import subprocess
@@ -7,6 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from ringfeed.tools.cli import COMMANDS
+from ringfeed.training.config.keys import all_keys
+from tests.test_documents import SUBCOMMANDS
+from tests.test_packaging import public_names
 
 ROOT = Path(__file__).resolve().parent.parent
 LOADED = re.compile(r"""<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=["']?((?:https?:)?//[^"'> ]+)""")
@@ -38,3 +44,31 @@ def test_links_out_of_the_docs_lead_to_files_of_the_site(site: Path) -> None:
     links = re.findall(r'href="([^"#:]*examples/[^"#]+)"', (site / "demo.html").read_text())
     assert links
     assert all((site / link).is_file() for link in links)
+
+
+def test_the_reference_has_every_command_and_option(site: Path) -> None:
+    programs = {"shard-dataset": SUBCOMMANDS.split("|"), "ringfeed": COMMANDS}
+    for program, commands in programs.items():
+        page = (site / f"reference/{program}.html").read_text()
+        assert [command for command in commands if f'id="{command}"' not in page] == []
+    assert "<code>--print-schema</code>" in page
+
+
+def test_the_reference_has_every_key_of_the_configuration(site: Path) -> None:
+    page = (site / "reference/configuration.html").read_text()
+    assert [key for key, _ in all_keys() if f"<code>{key}</code>" not in page] == []
+
+
+def test_the_reference_has_every_public_name(site: Path) -> None:
+    pages = {path.stem: path.read_text() for path in site.glob("reference/api/*.html")}
+    assert {"sharding", "pipeline", "training", "training.keras", "tools.tune"} < set(pages)
+    for package, page in pages.items():
+        names = exported(package)
+        assert names, package
+        assert [name for name in names if f'id="ringfeed.{package}.{name}"' not in page] == []
+
+
+def exported(package: str) -> set[str]:
+    base = ROOT / package.replace(".", "/")
+    places = (base / "__init__.pyi", base / "__init__.py", base.with_suffix(".py"))
+    return public_names(ast.parse(next(path for path in places if path.exists()).read_text())) or set()

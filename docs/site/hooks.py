@@ -4,6 +4,9 @@ import posixpath
 import re
 from pathlib import Path, PurePosixPath
 
+from api import api_pages
+from commands import command_pages
+from configuration import configuration_pages
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -15,14 +18,17 @@ ROOT = Path(__file__).resolve().parents[2]
 AT_ROOT = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
 # Files that pages link to, copied to the site; of docs/ all are.
 COPIED = re.compile(r"LICENSE|examples/[\w./-]+|tests/servers/petastorm\.txt|notebooks/[\w./-]+")
-LINK = re.compile(r"(\]\()(?!https?://|mailto:|#)([^)\s#]+)")
+LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?://|mailto:|#)([^)\s#]+)")
+PAGE_NAME = re.compile(r"[\w/.-]+\.md")
 FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
-    """Adds the pages of the root, and the files that pages link to."""
+    """Adds the pages of the root, the references, and the files that pages link to."""
     for source, name in AT_ROOT.items():
         files.append(File.generated(config, name, content=(ROOT / source).read_text()))
+    for name, text in {**command_pages(), **configuration_pages(), **api_pages()}.items():
+        files.append(File.generated(config, name, content=text))
     texts = [(file.src_uri, file.content_string) for file in files.documentation_pages()]
     linked = {target for name, text in texts for target in targets(name, text) if COPIED.fullmatch(target)}
     for target in sorted(linked):
@@ -35,13 +41,22 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
     name = page.file.src_uri
     if name == "index.md":
         markdown = first_screen(markdown)
+        page.meta["hide"] = ["navigation"]
+    titles = {file.src_uri: title(file) for file in files.documentation_pages()}
     here = PurePosixPath(name).parent.as_posix()
 
     def on_site(link: re.Match[str]) -> str:
-        return link[1] + posixpath.relpath(place(target(name, link[2])), here)
+        leads_to = place(target(name, link[2]))
+        text = titles.get(leads_to, link[1]) if PAGE_NAME.fullmatch(link[1]) else link[1]
+        return f"[{text}]({posixpath.relpath(leads_to, here)}"
 
     parts = FENCED.split(markdown)
     return "".join(part if part.startswith("```") else LINK.sub(on_site, part) for part in parts)
+
+
+def title(page: File) -> str:
+    """The heading of a page."""
+    return re.search(r"^# (.*)", page.content_string, re.MULTILINE)[1]
 
 
 def first_screen(readme: str) -> str:
