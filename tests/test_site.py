@@ -1,13 +1,12 @@
 """The documentation site, as `make docs` builds it: no warning, each page in the navigation, no other host asked."""
 
 import ast
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from mkdocs.commands.build import build
+from mkdocs.config import load_config
 
 from ringfeed.tools.cli import COMMANDS
 from ringfeed.training.config.keys import all_keys
@@ -21,10 +20,7 @@ LOADED = re.compile(r"""<(?:script|img|link|iframe)\b[^>]*?(?:src|href)=["']?((?
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
-    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    build(load_config(str(ROOT / "mkdocs.yml"), strict=True, site_dir=str(folder)))
     return folder
 
 
@@ -66,6 +62,12 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
         names = exported(package)
         assert names, package
         assert [name for name in names if f'id="ringfeed.{package}.{name}"' not in page] == []
+
+
+def test_llms_txt_leads_to_every_page_as_markdown(site: Path) -> None:
+    linked = re.findall(r"\]\(([^)]+)\)", (site / "llms.txt").read_text())
+    assert {path.relative_to(site).as_posix() for path in site.rglob("*.md")} == set(linked)
+    assert (site / "llms-full.txt").read_text().count("\n# ") >= len(linked) - 3
 
 
 def exported(package: str) -> set[str]:

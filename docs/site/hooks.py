@@ -7,11 +7,13 @@ from pathlib import Path, PurePosixPath
 from api import api_pages
 from commands import command_pages
 from configuration import configuration_pages
+from jinja2 import Environment
+from llms import llms_files
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-__all__ = ["on_files", "on_page_markdown"]
+__all__ = ["on_env", "on_files", "on_page_markdown"]
 
 ROOT = Path(__file__).resolve().parents[2]
 # Pages of the root, and their names on the site.
@@ -52,6 +54,16 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
     parts = FENCED.split(markdown)
     return "".join(part if part.startswith("```") else LINK.sub(on_site, part) for part in parts)
+
+
+def on_env(env: Environment, *, config: MkDocsConfig, files: Files) -> None:
+    """Adds the site as Markdown, and the files that lead language models through it."""
+    pages = {file.src_uri: file.page for file in files.documentation_pages() if file.page}
+    texts = llms_files(config.site_name, config.site_description or "", config.nav or [], pages)
+    for name, text in texts.items():
+        path = Path(config.site_dir, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
 
 
 def title(page: File) -> str:
