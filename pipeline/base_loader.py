@@ -31,6 +31,7 @@ from .transforms.apply import Transform, apply_transform
 
 if TYPE_CHECKING:
     import tensorflow as tf
+    from typing_extensions import Self
 
 __all__ = ["BaseLoader"]
 
@@ -146,7 +147,7 @@ class BaseLoader(ABC):
     def local_batch_size(self) -> int:
         """Samples of this rank in each batch, including those of `sample_weight` 0.
 
-        The same on every rank, but for loaders of `Loader.with_share`.
+        The same on every rank, but for those of `with_share`.
         """
         return sum(part.width for part in self._slices)
 
@@ -530,6 +531,25 @@ class BaseLoader(ABC):
             yield steps, columns
             waited = time.perf_counter() - yielded
             self._counters.add("deliver", items=steps * self.local_batch_size, wait=waited)
+
+    def with_share(self, start: int, stop: int) -> Self:
+        """The same loader or mixture with another share of each global batch: its samples ``[start, stop)``.
+
+        If the shares of all ranks make up ``[0, batch_size)``, together they read the same global batches as before.
+        Shares are not filled up, except that an empty one gets one sample of weight 0.
+
+        Raises:
+            ConfigError: there are no such samples.
+        """
+        other = self._copy()
+        other._slices = self._geometry.share_slices(start, stop)
+        return other
+
+    def _copy(self) -> Self:
+        other = object.__new__(type(self))  # `copy.copy` would call `__reduce__`, and open the dataset again
+        vars(other).update(vars(self))
+        other._make_dataset = None
+        return other
 
     @property
     def _streams(self) -> range:

@@ -339,25 +339,6 @@ class Loader(BaseLoader):
         other._slices = other._geometry.rank_slices(self._rank, self._world_size)
         return other
 
-    def with_share(self, start: int, stop: int) -> Loader:
-        """The same loader with another share of each global batch: its samples ``[start, stop)``.
-
-        If the shares of all ranks make up ``[0, batch_size)``, together they read the same global batches as before.
-        Shares are not filled up, except that an empty one gets one sample of weight 0.
-
-        Raises:
-            ConfigError: there are no such samples.
-        """
-        other = self._copy()
-        other._slices = self._geometry.share_slices(start, stop)
-        return other
-
-    def _copy(self) -> Loader:
-        other = object.__new__(type(self))  # `copy.copy` would call `__reduce__`, and open the dataset again
-        vars(other).update(vars(self))
-        other._make_dataset = None
-        return other
-
     @contextmanager
     def open_streams(
         self, *, locate_features: bool = False, with_origins: bool = False, streams: range | None = None

@@ -9,6 +9,7 @@ for any step, so the whole state is (seed, epoch, step) here too.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -18,6 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ..sharding.compute.keyed_random import derive_key
+from ..sharding.dataset.combined import combined_manifest
+from ..sharding.dataset.manifest import Manifest
 from ..sharding.errors import ConfigError
 from .base_loader import BaseLoader
 from .decode.columns import Column, Columns, concat_columns, take_columns
@@ -220,6 +223,18 @@ class Mixture(BaseLoader):
         """Paths of the shards in quarantine, by name of dataset: part of the state; see `Loader`."""
         return {name: loader.quarantined for name, loader in zip(self._names, self._loaders, strict=True)}
 
+    @functools.cached_property
+    def manifest(self) -> Manifest:
+        """One manifest for all datasets: their features and classes, and by split their records and statistics."""
+        return combined_manifest(
+            {name: loader.manifest for name, loader in zip(self._names, self._loaders, strict=True)}
+        )
+
+    @property
+    def records(self) -> int:
+        """Records in the splits of all datasets."""
+        return sum(self._records)
+
     @property
     def undecoded(self) -> bool:
         """See `Loader`; the same for all datasets."""
@@ -344,7 +359,7 @@ class Mixture(BaseLoader):
             order = np.empty(len(steps) * self.local_batch_size, np.int64)
             order[np.concatenate(places)] = np.arange(len(order))
             columns = take_columns(concat_columns(parts), order)
-        if self._geometry.weighted(self._world_size):
+        if self._slices[0].weighted:
             counts = np.concatenate([part.is_real() for part in self._slices])
             columns[WEIGHT] = np.tile(counts, len(steps)).astype(np.float32)
         return columns

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import zip_longest
 from typing import Any
 
 from ..sharding.compute.keyed_random import derive_key
+from ..sharding.dataset.combined import check_same_features
 from ..sharding.errors import ConfigError, DatasetError
-from ..sharding.schema import Feature, Schema
+from ..sharding.schema import Schema
 from .loader import Loader
 from .mixture_options import MixtureOptions
 from .order.epoch_order import default_streams
@@ -58,11 +58,8 @@ def common_schema(names: Sequence[str], loaders: Sequence[Loader]) -> Schema:
     first = loaders[0]
     if SOURCE_ID in first.schema.names:
         raise ConfigError(f"a feature is called {SOURCE_ID!r}, a name that mixtures need; rename it and build again")
+    check_same_features({name: loader.schema for name, loader in zip(names, loaders, strict=True)})
     for name, loader in zip(names[1:], loaders[1:], strict=True):
-        for mine, other in zip_longest(first.schema.features, loader.schema.features):
-            if mine != other:
-                what = f"{names[0]!r} has {_describe(mine)}, {name!r} has {_describe(other)}"
-                raise ConfigError(f"the datasets of a mixture must have the same features in the same order: {what}")
         if loader.undecoded != first.undecoded:
             raise ConfigError(
                 f"{names[0]!r} and {name!r} cannot be mixed: records of one share a layout or are Parquet, those of "
@@ -81,7 +78,3 @@ def common_fill(loaders: Sequence[Loader]) -> Mapping[str, Any]:
     if loaders[0].undecoded and any(loader.fill != fill for loader in loaders):
         raise ConfigError("the records of these datasets are parsed together; give all of them the same `fill`")
     return fill
-
-
-def _describe(feature: Feature | None) -> str:
-    return "no more features" if feature is None else f"{feature.name!r} of {feature.dtype}{list(feature.shape or ())}"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...pipeline import Loader
+from ...pipeline import Loader, Mixture
 from ...sharding.errors import RingfeedError, TrainingError
 from ..config.train_config import TrainConfig
 from ..loop.inputs import open_loader, preprocessed, traced
@@ -51,7 +51,7 @@ NEXT_TOKEN, DONE_TOKEN, MEET_TOKEN, VOTE_TOKEN, ADDED_TOKEN, SIFT_TOKEN, FLUSH_T
 Batches = Any
 
 
-def part_loader(config: TrainConfig, part: int, parts: int) -> Loader:
+def part_loader(config: TrainConfig, part: int, parts: int) -> Loader | Mixture:
     """Open the loader of a part of the training split."""
     place = World(rank=part, size=parts, local_size=1)
     return open_loader(config, place, split=config.data.train_split, training=True)

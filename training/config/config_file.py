@@ -214,8 +214,8 @@ def stretched_schedule(now: TrainConfig, before: Mapping[str, Any]) -> str | Non
 def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys that affect the weights and differ between a run and the tree of an earlier one.
 
-    Locations (`data.url`, `data.cache`, `checkpoint`, `output`, `track`), what is fetched ahead, length and evaluation
-    of a run do not count.
+    Locations (`data.url`, those of a mixture, `data.cache`, `checkpoint`, `output`, `track`), what is fetched ahead,
+    length and evaluation of a run do not count.
     """
     neutral = {"data.url", "data.eval_split", "eval_every_epochs", "deterministic", "max_steps", "max_time", "epochs"}
     neutral |= {"schedule.total_epochs", "schedule.total_steps"}  # `stretched_schedule` compares them
@@ -231,10 +231,17 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
         group, _, leaf = name.rpartition(".")
         if group in ("checkpoint", "early_stopping", "output", "track") or name in neutral:
             continue
-        mine, theirs = (tree.get(group, {}) if group else tree for tree in (current, before))
+        mine, theirs = (_placeless(tree.get(group, {})) if group else tree for tree in (current, before))
         if name == "backend" and PARAMETER_SERVER not in (mine.get(name), theirs.get(name)):
             continue  # the same results, to rounding
         default = _plain(key_default(spec))  # of older runs, which lack the key
         if mine.get(leaf) != theirs.get(leaf, default):
             differing.append(name)
     return differing
+
+
+def _placeless(group: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A group without the locations of a mixture's datasets."""
+    if not (mixture := group.get("mixture")):
+        return group
+    return {**group, "mixture": {name: {**dataset, "url": ""} for name, dataset in mixture.items()}}

@@ -3,21 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass
+from dataclasses import MISSING, dataclass, replace
 from typing import Any
 
+from ...sharding.errors import ConfigError
 from .checks import key, one_of, require, require_size
 
-__all__ = ["DataConfig"]
+__all__ = ["DataConfig", "MixedDataset"]
 
 SHARD_POLICIES = ("raise", "quarantine")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixedDataset:
+    """One dataset of a mixture, and the options that differ between them."""
+
+    url: str = key(MISSING, "the dataset", is_path=True)
+    balance: str | Mapping[Any, float] | None = key(None, "as data.balance, within this dataset; null: data.balance")
+    where: str | None = key(None, "as data.where, for this dataset; null: data.where")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataConfig:
     """Options of the data: samples, batches and features."""
 
-    url: str = key(MISSING, "dataset that shard-dataset wrote: a path, s3://..., hdfs://...", is_path=True)
+    url: str | None = key(None, "dataset that shard-dataset wrote: a path, s3://..., hdfs://...", is_path=True)
+    mixture: Mapping[str, MixedDataset] | None = key(
+        None, "in place of url, several datasets with the same columns, mixed in every batch: {name: {url: ...}, ...}"
+    )
+    weights: str | Mapping[str, float] = key(
+        "natural", "of a mixture: natural, uniform, power:A, X->Y:EPOCHS, or {name: weight}"
+    )
     train_split: str = key("train", "split to train on")
     eval_split: str | None = key("test", "split to evaluate on; null: no evaluation")
     batch_size: int = key(1024, "samples per step over all ranks together (the global batch)")
@@ -47,7 +63,7 @@ class DataConfig:
     prefetch_bytes: int | None = key(None, "bytes of shards fetched ahead of need; null: 1.25 of the open windows")
 
     def __post_init__(self) -> None:
-        require(bool(self.url), "data.url", "a path or URL", self.url)
+        self._check_datasets()
         require_size("data.batch_size", self.batch_size)
         require(bool(self.cache), "data.cache", "none, memory or a path", self.cache)
         if self.cache_bytes is not None:
@@ -61,3 +77,38 @@ class DataConfig:
                 require_size(f"data.{name}", value)
         if self.prefetch_bytes is not None:
             require(self.prefetch_bytes >= 0, "data.prefetch_bytes", "at least 0", self.prefetch_bytes)
+
+    def _check_datasets(self) -> None:
+        if self.mixture is None:
+            if self.url is None:
+                raise ConfigError("data.url is missing")
+            require(bool(self.url), "data.url", "a path or URL", self.url)
+            require(self.weights == "natural", "data.weights", "natural without data.mixture", self.weights)
+            return
+        object.__setattr__(self, "mixture", dict(sorted(self.mixture.items())))  # their order is that of names
+        require(self.url is None, "data.url", "null with data.mixture, which names the datasets", self.url)
+        require(bool(self.mixture), "data.mixture", "at least one dataset by name", self.mixture)
+        require(self.bucket_by is None, "data.bucket_by", "null with data.mixture, whose batches hold all lengths",
+                self.bucket_by)  # fmt: skip
+        for name, dataset in self.mixture.items():
+            holds = bool(name) and "/" not in name and name != "mixture"
+            require(holds, "a name in data.mixture", "text without '/', and not 'mixture'", name)
+            require(bool(dataset.url), f"data.mixture.{name}.url", "a path or URL", dataset.url)
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """The datasets by name; one alone has none."""
+        if self.mixture is None:
+            return {"": str(self.url)}
+        return {name: dataset.url for name, dataset in self.mixture.items()}
+
+    def of(self, name: str) -> MixedDataset:
+        """The options of one dataset of a mixture, those of all datasets where it has none of its own."""
+        own = (self.mixture or {})[name] if name else MixedDataset(url=str(self.url))
+        balance = self.balance if own.balance is None else own.balance
+        return replace(own, balance=balance, where=self.where if own.where is None else own.where)
+
+    @property
+    def place(self) -> str:
+        """Where the data is, for messages."""
+        return ", ".join(self.urls.values())

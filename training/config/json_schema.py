@@ -23,7 +23,9 @@ _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string", typ
 def config_schema() -> dict[str, Any]:
     """Return the schema of a file for `ringfeed train --config`, in draft 7, which editors know."""
     draft = {"$schema": "http://json-schema.org/draft-07/schema#", "title": "ringfeed train --config FILE"}
-    return draft | _group(TrainConfig)
+    schema = draft | _group(TrainConfig)
+    schema["properties"]["data"]["anyOf"] = [{"required": ["url"]}, {"required": ["mixture"]}]
+    return schema
 
 
 def _group(kind: Any) -> dict[str, Any]:
@@ -58,6 +60,8 @@ def _of_type(kind: Any) -> dict[str, Any]:
     origin, parts = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, types.UnionType):
         return {"anyOf": [_of_type(part) for part in parts]}
+    if is_dataclass(kind):
+        return _group(kind)
     if origin is Mapping:
         return {"type": "object", "additionalProperties": _of_type(parts[1])}
     if origin in (tuple, Sequence):

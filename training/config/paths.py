@@ -41,6 +41,9 @@ def _mapped(tree: Mapping[str, Any], function: Callable[[str], str]) -> dict[str
         if not spec.metadata.get("is_path") or not isinstance(result.get(group), Mapping):
             continue
         path = result[group].get(leaf)
+        if name == "data.url" and isinstance(mixture := result[group].get("mixture"), Mapping):
+            moved = {name: _mapped({group: entry}, function)[group] for name, entry in mixture.items()}
+            result[group] = {**result[group], "mixture": moved}
         if isinstance(path, str) and path and "://" not in path and path not in _WORDS.get(name, ()):
             result[group] = {**result[group], leaf: function(path)}
     return result

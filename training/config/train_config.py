@@ -105,6 +105,11 @@ class TrainConfig:
             require(self.sync.shares == "equal", "sync.shares", "equal for augment.mixup and cutmix", self.sync.shares)
             needs_whole = self.sync.clients is None
             require(needs_whole, "sync.clients", "null for augment.mixup and cutmix", self.sync.clients)
+        if self.data.mixture is not None:
+            needs_whole = self.sync.clients is None
+            require(needs_whole, "sync.clients", "null with data.mixture, which has no parts", self.sync.clients)
+            has_ring = self.backend != PARAMETER_SERVER
+            require(has_ring, "backend", "another than parameter_server with data.mixture", self.backend)
         if self.schedule.total_steps is None:
             length = self.schedule.total_epochs or self.epochs
             name = "epochs" if self.schedule.total_epochs is None else "schedule.total_epochs"

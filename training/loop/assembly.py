@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...pipeline import Loader
+from ...pipeline import Loader, Mixture
 from ...sharding.errors import ConfigError
 from ..averaging.batch_norm import synchronise_batch_norm
 from ..averaging.moving import MovingAverage
@@ -23,7 +23,6 @@ from ..metrics.scorers import make_scorer
 from ..models.build import build_model
 from ..models.built_model import BuiltModel
 from ..models.losses import build_loss
-from ..models.preprocess import Preprocess
 from ..models.target import Target, plan_target
 from ..models.user_model import own_errors
 from ..optimizers.build import build_schedule, schedule_warnings
@@ -34,7 +33,7 @@ from ..ring.metered import MeteredRing
 from ..ring.replicas import Replicas, replicas_of
 from ..ring.ring import Ring
 from .clients import own_pace
-from .inputs import open_loader, traced
+from .inputs import Functions, open_evaluations, open_loader, traced
 from .shares import Shares
 from .state.best import check_defined
 from .step import TrainStep, make_predict_step, make_train_step
@@ -44,7 +43,6 @@ __all__ = ["Assembly", "assemble"]
 
 log = logging.getLogger(__name__)
 
-Functions = tuple[Preprocess, Any]
 Schedule = Callable[[Any], Any]
 
 
@@ -54,7 +52,7 @@ class Assembly:
 
     Attributes:
         shares: this rank's share of the training batches, and its loader.
-        eval_loader: that of the evaluation's split, if there is one.
+        evaluations: what evaluations read: the dataset, or those of a mixture by name, with the preprocessing of each.
         target: what the network predicts.
         preprocess: function from an element of a loader to ``(inputs, target, weight)``, and the same traced.
         augment: the same with random augmentation, for training.
@@ -66,7 +64,7 @@ class Assembly:
     """
 
     shares: Shares
-    eval_loader: Loader | None
+    evaluations: Mapping[str, tuple[Loader, Functions]]
     target: Target
     preprocess: Functions
     augment: Functions
@@ -98,9 +96,7 @@ def assemble(config: TrainConfig, ring: Ring, schedule: Schedule | None = None) 
 def _assembled(config: TrainConfig, ring: Ring, schedule: Schedule | None, replicas: Replicas | None) -> Assembly:
     shares = _shares(config, ring)
     loader = shares.loader
-    eval_loader = None
-    if config.data.eval_split is not None:
-        eval_loader = open_loader(config, ring, split=config.data.eval_split, training=False)
+    evaluated = open_evaluations(config, ring)
     pace = own_pace(config, ring, loader)
     model = build_model(loader.manifest, config)
     target = plan_target(loader.manifest, config)
@@ -120,7 +116,7 @@ def _assembled(config: TrainConfig, ring: Ring, schedule: Schedule | None, repli
     train_step, predict = _steps(config, loader, parts, replicas)
     return Assembly(
         shares=shares,
-        eval_loader=eval_loader,
+        evaluations={name: (each.loader, each.functions(preprocess)) for name, each in evaluated.items()},
         target=target,
         preprocess=preprocess,
         augment=augment,
@@ -197,7 +193,7 @@ def _parts(config: TrainConfig, wire: MeteredRing, pace: Pace, model: BuiltModel
 
 
 def _steps(
-    config: TrainConfig, loader: Loader, parts: Parts, replicas: Replicas | None
+    config: TrainConfig, loader: Loader | Mixture, parts: Parts, replicas: Replicas | None
 ) -> tuple[TrainStep, Callable[[Any], Any]]:
     is_recorded = config.output.records is not None or config.output.prometheus_port is not None
     follows_speed = config.sync.shares == "speed"

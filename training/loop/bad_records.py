@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...pipeline import Loader
+from ...pipeline import Loader, Mixture
 from ...pipeline.transforms.failing_record import as_tensor
 
 __all__ = ["bad_records", "finite_samples"]
 
 
-def bad_records(loader: Loader, preprocess: Callable[[Any], Any], epoch: int, step: int) -> list[str]:
+def bad_records(loader: Loader | Mixture, preprocess: Callable[[Any], Any], epoch: int, step: int) -> list[str]:
     """Return what a model must not see: a line for each sample of a step whose inputs, target or weight are not finite.
 
     The batch is read again, sample by sample.

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...pipeline import Loader
+from ...pipeline import Loader, Mixture
 from ...pipeline.select.where_expression import open_filter
 from ...sharding.dataset.manifest import Manifest
 from ...sharding.errors import ConfigError
@@ -49,7 +49,7 @@ def own_part(config: TrainConfig, ring: Ring | World, manifest: Manifest) -> str
     return clients[ring.rank]
 
 
-def own_pace(config: TrainConfig, ring: Ring, loader: Loader) -> Pace:
+def own_pace(config: TrainConfig, ring: Ring, loader: Loader | Mixture) -> Pace:
     """Return the pace of this rank (a collective, where ranks have parts of their own)."""
     batches = loader.steps_per_epoch
     if config.sync.clients is None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, fields
 from typing import Any
 
 import tensorflow as tf
 
-from ...pipeline import Loader
+from ...pipeline import Loader, Mixture
 from ...pipeline.fetch.shard_cache import open_cache
-from ...sharding.dataset.dataset import open_dataset
+from ...pipeline.mixture_loaders import name_dataset_in_errors
+from ...pipeline.select.sample_columns import CLASS_ID
+from ...sharding.dataset.manifest import Manifest
 from ...sharding.errors import ConfigError, DatasetError
 from ..config.data import DataConfig
 from ..config.train_config import TrainConfig
@@ -21,26 +24,52 @@ from ..models.preprocess import Preprocess, fill_values
 from ..ring.ring import Ring
 from ..ring.world import World
 from .clients import own_part
+from .datasets import one_manifest, open_manifests
 from .shares import even_shares
 
-__all__ = ["open_loader", "preprocessed", "traced"]
+__all__ = ["Evaluated", "Functions", "open_evaluations", "open_loader", "preprocessed", "traced"]
+
+log = logging.getLogger(__name__)
+
+Functions = tuple[Preprocess, Any]
+"""A preprocessing, and the same traced once for all epochs."""
 
 _PREFETCH_BATCHES = 4
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """A dataset that evaluations read.
+
+    Attributes:
+        loader: the loader of this rank's share.
+        class_ids: the numbers of its classes among those of a mixture; None: their own.
+    """
+
+    loader: Loader
+    class_ids: Sequence[int] | None = None
+
+    def functions(self, preprocess: Functions) -> Functions:
+        """Return a preprocessing of the run, plain and traced, for the elements of this loader."""
+        if self.class_ids is None:
+            return preprocess
+        plain, numbers = preprocess[0], self.class_ids
+        return traced(lambda element: plain({**element, CLASS_ID: tf.gather(numbers, element[CLASS_ID])}))
+
+
 def open_loader(
     config: TrainConfig, ring: Ring | World, *, split: str, training: bool, quarantined: Sequence[str] = ()
-) -> Loader:
+) -> Loader | Mixture:
     """Open this rank's loader of a split; training drops the remainder, evaluation reads each sample once.
 
     A rank that trains on a part of its own reads each of its samples once, in batches of its share of the global batch.
 
     Args:
-        config: configuration of the run.
+        config: configuration of the run; if it has a mixture, only for training.
         ring: the ranks.
         split: name of the split.
         training: whether to open it for training.
-        quarantined: paths of shards that the run knows to be damaged.
+        quarantined: paths of shards that the run knows to be damaged; of a mixture, below the names of its datasets.
 
     Raises:
         ConfigError: a training split cannot fill a batch, or there is not one part for each rank.
@@ -48,13 +77,10 @@ def open_loader(
     """
     data = config.data
     batch_size = data.batch_size
-    manifest = open_dataset(data.url).manifest
-    if split not in manifest.splits:
-        key, remedy = (
-            ("train_split", "") if training else ("eval_split", "; to train without evaluation: data.eval_split: null")
-        )
-        known = ", ".join(map(repr, manifest.splits))
-        raise DatasetError(f"data.{key}: there is no split {split!r}; the dataset has {known}{remedy}")
+    manifests = open_manifests(data)
+    for name, of_dataset in manifests.items():
+        _check_split(of_dataset, split, name, training=training)
+    manifest = one_manifest(data, manifests)
     records, own = manifest.split(split).records, own_part(config, ring, manifest) if training else None
     if training and own is None and records < batch_size:
         raise ConfigError(
@@ -66,16 +92,17 @@ def open_loader(
             f"augment.mix_group={config.augment.mix_group} must divide each of {ring.size} ranks' share of "
             f"data.batch_size={batch_size}: use a multiple of {multiple}"
         )
+    if data.mixture is not None:
+        return _open_mixture(config, ring, split, manifest, quarantined)
     rank, ranks, where = ring.rank, ring.size, data.where
     if own is not None:
         split, condition = (own, None) if own in manifest.splits else (split, own)
         where = f"({where}) and ({condition})" if where and condition else where or condition
         batch_size = even_shares(batch_size, ranks)[rank]
         rank, ranks = 0, 1
-    leaves_out = training and data.on_bad_shard == "quarantine"  # metrics of an evaluation would be of other records
     with _named_keys():
         return Loader(
-            data.url,
+            data.urls[""],
             split=split,
             where=where,
             batch_size=batch_size,
@@ -84,18 +111,97 @@ def open_loader(
             rank=rank,
             world_size=ranks,
             remainder="drop" if training and own is None else "pad",
-            fill=fill_values(manifest, data),
-            cache=open_cache(data.cache, data.cache_bytes),
             sample_keys=training and config.augment.random,
             streams=data.streams if training else None,
-            window_shards=data.window_shards if training else 1,
-            fetch_threads=data.fetch_threads,
-            prefetch_bytes=data.prefetch_bytes,
             bucket_by=data.bucket_by if training else None,
             bucket_steps=data.bucket_steps,
-            on_bad_shard="quarantine" if leaves_out else "raise",
             quarantined=quarantined,
+            **_reading(data, manifest, training=training),
         )
+
+
+def open_evaluations(config: TrainConfig, ring: Ring) -> dict[str, Evaluated]:
+    """Open what evaluations read: the split of the dataset, or of each dataset of a mixture that has it, by name.
+
+    Raises:
+        DatasetError: there is no such split.
+    """
+    data, split = config.data, config.data.eval_split
+    if split is None:
+        return {}
+    manifests = open_manifests(data)
+    having = {name: manifest for name, manifest in manifests.items() if split in manifest.splits}
+    if not having:
+        name, first = next(iter(manifests.items()))
+        _check_split(first, split, name, training=False)
+    if ring.rank == 0 and (lacking := [name for name in manifests if name not in having]):
+        log.info("evaluations read %s alone: there is no split %r in %s", ", ".join(having), split, ", ".join(lacking))
+    manifest = one_manifest(data, manifests)
+    numbers = {value: number for number, value in enumerate(manifest.classes)}
+    found = {}
+    for name, own in having.items():
+        with _named_keys(), name_dataset_in_errors(name) if name else nullcontext():
+            loader = Loader(
+                data.urls[name],
+                split=split,
+                where=data.of(name).where,
+                batch_size=data.batch_size,
+                seed=config.seed,
+                rank=ring.rank,
+                world_size=ring.size,
+                remainder="pad",
+                **_reading(data, manifest, training=False),
+            )
+        class_ids = None if own.classes == manifest.classes else [numbers[value] for value in own.classes]
+        found[name] = Evaluated(loader=loader, class_ids=class_ids)
+    return found
+
+
+def _open_mixture(
+    config: TrainConfig, ring: Ring | World, split: str, manifest: Manifest, quarantined: Sequence[str]
+) -> Mixture:
+    data = config.data
+    reading = _reading(data, manifest, training=True)
+    sources = {}
+    for name in data.urls:
+        own, prefix = data.of(name), f"{name}/"
+        bad = [path.removeprefix(prefix) for path in quarantined if path.startswith(prefix)]
+        options = {"url": own.url, "split": split, "where": own.where, "balance": own.balance, "quarantined": bad}
+        sources[name] = {**options, **reading}
+    with _named_keys():
+        return Mixture(
+            sources,
+            weights=data.weights,
+            batch_size=data.batch_size,
+            seed=config.seed,
+            rank=ring.rank,
+            world_size=ring.size,
+            streams=data.streams,
+            sample_keys=config.augment.random,
+        )
+
+
+def _reading(data: DataConfig, manifest: Manifest, *, training: bool) -> dict[str, Any]:
+    """Arguments of a `Loader` that are the same for all datasets of a run."""
+    leaves_out = training and data.on_bad_shard == "quarantine"  # metrics of an evaluation would be of other records
+    return {
+        "fill": fill_values(manifest, data),
+        "cache": open_cache(data.cache, data.cache_bytes),
+        "window_shards": data.window_shards if training else 1,
+        "fetch_threads": data.fetch_threads,
+        "prefetch_bytes": data.prefetch_bytes,
+        "on_bad_shard": "quarantine" if leaves_out else "raise",
+    }
+
+
+def _check_split(manifest: Manifest, split: str, dataset: str, *, training: bool) -> None:
+    if split in manifest.splits:
+        return
+    key, remedy = (
+        ("train_split", "") if training else ("eval_split", "; to train without evaluation: data.eval_split: null")
+    )
+    known, which = ", ".join(map(repr, manifest.splits)), f"dataset {dataset!r}" if dataset else "the dataset"
+    raise DatasetError(f"data.{key}: there is no split {split!r}; {which} has {known}{remedy}")
 
 
 @contextmanager
@@ -110,13 +216,19 @@ def _named_keys() -> Iterator[None]:
         raise ConfigError(f"data.{error}") from error
 
 
-def traced(function: Callable[..., Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
+def traced(function: Preprocess) -> Functions:
     """Return a function, and the same traced once for all epochs."""
     return function, tf.function(function, autograph=False)
 
 
 def preprocessed(
-    loader: Loader, epoch: int, start_step: int, preprocess: Preprocess, traced: Preprocess, *, deterministic: bool
+    loader: Loader | Mixture,
+    epoch: int,
+    start_step: int,
+    preprocess: Preprocess,
+    traced: Preprocess,
+    *,
+    deterministic: bool,
 ) -> Any:
     """Return the batches of a loader as `(inputs, target, weight)`, prefetched.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...pipeline import Loader
+from ...pipeline import Loader, Mixture
 from ...sharding.errors import TrainingError
 from ..averaging.pace import Pace
 from ..config.train_config import TrainConfig
@@ -55,7 +55,7 @@ def check_weights(network: Any, step: int) -> None:
 
 
 def check_records(
-    skipped: Sequence[int], ring: Ring, loader: Loader, pace: Pace, preprocess: Callable[[Any], Any], url: str
+    skipped: Sequence[int], ring: Ring, loader: Loader | Mixture, pace: Pace, preprocess: Callable[[Any], Any], url: str
 ) -> None:
     """Refuse records with values that are not finite, which no loss scale can help (a collective).
 

@@ -175,6 +175,8 @@ class Reporter:
         if not self._is_chief:
             return
         self._say(f"epoch {entry['epoch']}  evaluated {entry['samples']:,} samples: {metrics_text(entry)}")
+        for name, own in entry.get("datasets", {}).items():  # of a mixture
+            self._say(f"epoch {entry['epoch']}    {name}: {own['samples']:,} samples: {metrics_text(own)}")
 
     def _say(self, text: str) -> None:
         if self._bar:

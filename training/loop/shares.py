@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from ...pipeline import Loader
+from ...pipeline import Loader, Mixture
 from ..ring.ring import Ring
 
 __all__ = ["Shares", "even_shares", "shares_by_speed"]
@@ -81,7 +81,13 @@ class Shares:
     """
 
     def __init__(
-        self, loader: Loader, ring: Ring, batch_size: int, bound: float | None = None, *, has_part: bool = False
+        self,
+        loader: Loader | Mixture,
+        ring: Ring,
+        batch_size: int,
+        bound: float | None = None,
+        *,
+        has_part: bool = False,
     ) -> None:
         self._has_part = has_part
         self._whole, self._ring, self._batch_size, self._bound = loader, ring, batch_size, bound
@@ -97,7 +103,7 @@ class Shares:
             else self._whole.with_share(bounds[self._ring.rank], bounds[self._ring.rank + 1])
         )
 
-    def replace_loader(self, loader: Loader) -> None:
+    def replace_loader(self, loader: Loader | Mixture) -> None:
         """Read from another loader of the same batches, such as one with shards in quarantine."""
         self._whole = loader
         self._set(self.of_ranks)

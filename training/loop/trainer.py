@@ -15,12 +15,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from ...pipeline import Loader
 from ...sharding.errors import TrainingError
 from ..averaging.statistics import StatisticsAverage
 from ..checkpoint.memory import Memory
 from ..config.config_file import to_tree
 from ..config.train_config import TrainConfig
-from ..metrics.evaluate import evaluate
+from ..metrics.evaluate import evaluate, evaluate_each
 from ..records.record_format import CHECKPOINT, EVALUATION
 from ..records.recorder import Recorder, StepTimes, open_recorder
 from ..ring.ring import Ring
@@ -29,7 +30,7 @@ from ..trackers.open import open_trackers
 from ..trackers.tracker import Tracker
 from .assembly import assemble
 from .clients import paced
-from .inputs import preprocessed
+from .inputs import Functions, preprocessed
 from .overflows import check_overflows, check_records, check_weights, is_at_floor
 from .reporting import Reporter
 from .state.best import best_evaluations, is_patience_over
@@ -170,7 +171,7 @@ class Trainer:
         epoch = self.position.epoch
         if self._shares.agree(epoch):
             self.loader = self._shares.loader
-        batches = self._batches(self.loader, epoch, self.position.epoch_step)
+        batches = self._batches(epoch, self.position.epoch_step)
         self._window = Window()
         while self.position.epoch == epoch and self.position.step < self.total_steps:
             must_stop = self._must_stop  # of the step before: reading this one's would wait for it
@@ -197,20 +198,24 @@ class Trainer:
         self._evaluate(epoch)
         self._save()
 
-    def _batches(self, loader: Any, epoch: int, start_step: int) -> Iterator[Any]:
-        trains = loader is self.loader
-        functions = self._assembly.augment if trains else self._assembly.preprocess
+    def _batches(self, epoch: int, start_step: int) -> Iterator[Any]:
+        loader, functions, deterministic = self.loader, self._assembly.augment, self.config.deterministic
 
         def read(first: int) -> Any:
-            repeats = trains and self.pace.repeats
-            deterministic = self.config.deterministic
+            repeats = self.pace.repeats
             found = preprocessed(loader, 0 if repeats else epoch, first, *functions, deterministic=deterministic)
             return found.take(self.pace.steps - first) if repeats else found
 
         with loader.own_errors():
-            for batch in paced(read, self.pace, start_step) if trains else read(start_step):
+            for batch in paced(read, self.pace, start_step):
                 self._asked_to_stop = self._stop_request()
-                if self._asked_to_stop and not trains:
+                yield batch
+
+    def _eval_batches(self, loader: Loader, functions: Functions) -> Iterator[Any]:
+        with loader.own_errors():
+            for batch in preprocessed(loader, 0, 0, *functions, deterministic=self.config.deterministic):
+                self._asked_to_stop = self._stop_request()
+                if self._asked_to_stop:
                     return
                 yield batch
 
@@ -261,7 +266,7 @@ class Trainer:
             self.skipped_steps += len(skipped)
             # Where only scaled gradients overflow, as at the start of a float16 run, no record is to blame.
             suspects = skipped if is_at_floor(self.parts.scale) else window.steps_without_loss(self.position.step)
-            check_records(suspects, self.ring, self.loader, self.pace, self.traced_preprocess, self.config.data.url)
+            check_records(suspects, self.ring, self.loader, self.pace, self.traced_preprocess, self.config.data.place)
             check_overflows(skipped, self.config, self.parts.scale)
         rate_step = int(self.parts.optimizer.iterations.numpy()) - 1
         entry = {
@@ -288,12 +293,15 @@ class Trainer:
     def _evaluate(self, epoch: int) -> None:
         ended = self.position.step == self.total_steps
         due = self.position.epoch != epoch and self.position.epoch % self.config.eval_every_epochs == 0
-        loader = self._assembly.eval_loader
-        if loader is None or not (ended or due):
+        if not self._assembly.evaluations or not (ended or due):
             return
-        target, metrics = self._assembly.target, self.config.metrics
+        predict, target, metrics = self._assembly.predict, self._assembly.target, self.config.metrics
+        batches = {name: self._eval_batches(*read) for name, read in self._assembly.evaluations.items()}
         with self._activity(EVALUATION), self.parts.averaged():
-            result = evaluate(self.ring, self._assembly.predict, self._batches(loader, 0, 0), target, metrics)
+            if self.config.data.mixture is None:
+                result = evaluate(self.ring, predict, next(iter(batches.values())), target, metrics)
+            else:
+                result = evaluate_each(self.ring, predict, batches, target, metrics)
             (asked,) = self.ring.allreduce_sum([tf.constant(float(self._asked_to_stop))])
         if asked > 0.0:  # then this evaluation is not whole; a resumed run makes it
             self._stop(epoch)

@@ -109,7 +109,7 @@ def _label(manifest: Manifest, config: TrainConfig) -> Target:
     classes = tuple(str(name) for name in manifest.classes)
     if manifest.schema.label is None or len(classes) < 2:
         raise ConfigError(
-            f"{config.data.url}: training needs a label with at least two classes; build with --label, or name "
+            f"{config.data.place}: training needs a label with at least two classes; build with --label, or name "
             "another target: data.target with task=binary, multilabel or regression"
         )
     if config.task == "multiclass":

@@ -27,7 +27,7 @@ class RunPlan:
     """What a run would do.
 
     Attributes:
-        dataset: URL of the dataset.
+        dataset: URL of the dataset, or of those of a mixture.
         ranks: number of ranks.
         records: of each split that the run reads.
         task: `task`.
@@ -95,7 +95,7 @@ def plan_run(config: TrainConfig, ranks: int) -> RunPlan:
     records = {config.data.train_split: manifest.split(config.data.train_split).records}
     records |= {} if eval_split is None else {eval_split: manifest.split(eval_split).records}
     return RunPlan(
-        dataset=config.data.url,
+        dataset=config.data.place,
         ranks=ranks,
         records=records,
         task=config.task,

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...sharding.dataset.dataset import open_dataset
 from ...sharding.dataset.manifest import Manifest
 from ...sharding.errors import ConfigError, DatasetError, TrainingError
 from ...sharding.messages import brief
@@ -26,6 +25,7 @@ from ..checkpoint.snapshot import check_state
 from ..checkpoint.store import Checkpoint, CheckpointStore
 from ..config.config_file import parse_config
 from ..config.train_config import TrainConfig
+from ..loop.datasets import one_manifest, open_manifests
 from ..models.build import build_model
 from ..models.model_file import ModelFile, decode_model
 from ..models.preprocess import Element, Preprocess, feature_columns, fill_values
@@ -175,12 +175,19 @@ def open_trained(source: str, data_url: str | None = None) -> TrainedModel:
 
 
 def _manifest(checkpoint: Checkpoint, config: TrainConfig, source: str, data_url: str | None) -> Manifest:
-    url = data_url or config.data.url
+    data, url = config.data, data_url or config.data.place
+    remedy = "name its place now with --data URL" if data_url is None else "--data names another folder"
+    if data.mixture is not None:
+        remedy = "use the model's file (output.model), which needs none"
+        if data_url is not None:
+            raise ConfigError(f"--data names one dataset, and {source} is of a mixture: {remedy}")
+    elif data_url is not None:
+        data = replace(data, url=data_url)
     try:
-        manifest = open_dataset(url).manifest
+        manifest = one_manifest(data, open_manifests(data))
     except DatasetError as error:
-        hint = "name its place now with --data URL" if data_url is None else "--data names another folder"
-        raise DatasetError(f"the checkpoints in {source} need statistics of their dataset ({error}); {hint}") from error
+        reason = f"the checkpoints in {source} need statistics of their dataset ({error}); {remedy}"
+        raise DatasetError(reason) from error
     if manifest.shards_checksum != checkpoint.state["dataset"]:
         raise DatasetError(
             f"the dataset at {url} is not, or no longer, that of the checkpoints in {source}; name another one with "

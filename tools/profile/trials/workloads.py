@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ....pipeline import ImageTransform, Loader
+from ....sharding.errors import ConfigError
 from .training_trials import Workload
 
 __all__ = ["configured_workload", "function_workload"]
@@ -36,6 +37,10 @@ def configured_workload(config: str, overrides: Sequence[str]) -> Workload:
         load_config(config, overrides), checkpoint=CheckpointConfig(), output=OutputConfig(), track=TrackConfig()
     )
     trainer = Trainer(options, SoloRing())
+    if not isinstance(trainer.loader, Loader):
+        raise ConfigError(
+            "data.mixture: datasets are measured one at a time: profile or tune each by its URL, without --config"
+        )
     return Workload(
         loader=trainer.loader,
         transform=trainer.traced_preprocess,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....pipeline import Loader
+from ....pipeline import Loader, Mixture
 from ...config.train_config import TrainConfig
 from ...ring.ring import Ring
 from ..inputs import open_loader
@@ -16,11 +16,19 @@ from ..shares import Shares
 __all__ = ["join_quarantine", "restore_quarantine"]
 
 
-def join_quarantine(config: TrainConfig, ring: Ring, loader: Loader) -> list[str]:
+def join_quarantine(config: TrainConfig, ring: Ring, loader: Loader | Mixture) -> list[str]:
     """Return the paths of the shards that any rank has in quarantine (a collective, if shards may get there)."""
+    own = _paths(loader)
     if config.data.on_bad_shard == "raise":
-        return sorted(loader.quarantined)  # those of the checkpoint that the run resumed from
-    return sorted({path for paths in ring.allgather_object(loader.quarantined) for path in paths})
+        return sorted(own)  # those of the checkpoint that the run resumed from
+    return sorted({path for paths in ring.allgather_object(own) for path in paths})
+
+
+def _paths(loader: Loader | Mixture) -> list[str]:
+    """The paths of the shards that a loader has in quarantine; of a mixture, below the names of its datasets."""
+    if isinstance(loader, Loader):
+        return list(loader.quarantined)
+    return [f"{name}/{path}" for name, paths in loader.quarantined.items() for path in paths]
 
 
 def restore_quarantine(config: TrainConfig, ring: Ring, shares: Shares, quarantined: Sequence[str]) -> None:

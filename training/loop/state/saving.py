@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ....pipeline import Loader
+from ....pipeline import Loader, Mixture
 from ...checkpoint.background import BackgroundWriter
 from ...checkpoint.memory import Memory
 from ...checkpoint.snapshot import Parts, Position, capture, gather_rank_state, restore
@@ -50,7 +50,9 @@ class Saver:
         if self._store is not None:
             self._store.check_writable()
 
-    def commit(self, position: Position, loader: Loader, history: Mapping[str, Any], *, to_store: bool) -> None:
+    def commit(
+        self, position: Position, loader: Loader | Mixture, history: Mapping[str, Any], *, to_store: bool
+    ) -> None:
         """Commit to memory and to the store, as far as there are any (a collective).
 
         Args:
@@ -77,7 +79,9 @@ class Saver:
         else:
             save(commit)
 
-    def encode_model(self, position: Position, loader: Loader, evaluations: Sequence[Mapping[str, Any]]) -> bytes:
+    def encode_model(
+        self, position: Position, loader: Loader | Mixture, evaluations: Sequence[Mapping[str, Any]]
+    ) -> bytes:
         """Return the bytes of the model's file, at the end of the run: of the last weights, or the best ones.
 
         Raises:
