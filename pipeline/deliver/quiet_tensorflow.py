@@ -1,28 +1,74 @@
-"""Keeps TensorFlow's start-up messages off standard error, for the command line."""
+"""Imports TensorFlow for the command line: without its start-up messages, and without packages that it only offers.
+
+Tested in tests/pipeline/deliver/test_quiet_tensorflow.py.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from ...sharding.common.stderr_filter import drop_stderr_lines
 
-__all__ = ["quiet_tensorflow"]
+__all__ = ["hidden_packages", "quiet_tensorflow"]
 
 _NOISE = re.compile(rb"(I\d{4} |WARNING: All log messages before absl|To enable the following instructions)")
+
+# TensorFlow 2.21 and Keras 3.15 import them if they are installed, for estimators of scikit-learn, galleries of images,
+# notebooks and conversions: with all of them half of the time of `import tensorflow` (benchmarks/train/start.py).
+_OFFERED = ("IPython", "jax", "matplotlib", "scipy", "sklearn")
 
 
 @contextmanager
 def quiet_tensorflow() -> Iterator[None]:
-    """Suppress what TensorFlow's C++ code logs below a warning while it is imported in the body.
+    """Import TensorFlow and Keras, and suppress what C++ code logs below a warning; in the body, too.
 
     TensorFlow 2.21 writes two lines before it reads TF_CPP_MIN_LOG_LEVEL. A user who sets that variable to 0 sees
-    everything.
+    everything. Keras' backend is TensorFlow, unless KERAS_BACKEND names another.
     """
     if os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2") == "0":
+        _import_tensorflow()
         yield
     else:
         with drop_stderr_lines(_NOISE):
+            _import_tensorflow()
             yield
+
+
+def _import_tensorflow() -> None:
+    is_backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow") == "tensorflow"
+    with hidden_packages(_OFFERED if is_backend else ()):
+        import tensorflow  # noqa: F401  # and Keras with it
+
+
+class _Hiding:
+    """A finder for `sys.meta_path` that refuses packages to one thread."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names, self._thread = frozenset(names), threading.get_ident()
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Find nothing, or refuse."""
+        if name in self._names and threading.get_ident() == self._thread:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+@contextmanager
+def hidden_packages(names: Collection[str]) -> Iterator[None]:
+    """Let imports of packages fail in this thread during the body, unless they are imported already.
+
+    >>> with hidden_packages(["this"]):
+    ...     import this
+    Traceback (most recent call last):
+    ModuleNotFoundError: No module named 'this'
+    """
+    hiding = _Hiding(names)
+    sys.meta_path.insert(0, hiding)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(hiding)
