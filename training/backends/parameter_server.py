@@ -9,6 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import keras
@@ -16,21 +18,22 @@ import tensorflow as tf
 
 from ...sharding.errors import ConfigError, TrainingError
 from ..checkpoint.memory import Memory
-from ..checkpoint.snapshot import Parts, capture
+from ..checkpoint.snapshot import Position
 from ..config.config_file import to_tree
 from ..config.train_config import TrainConfig
 from ..loop.inputs import open_loader, preprocessed, traced
 from ..loop.overflows import check_weights
-from ..loop.reporting import Reporter
-from ..loop.state.outputs import METRICS_FORMAT, write_outputs
-from ..loop.state.resume import open_store, resume
+from ..loop.progress import Progress
+from ..loop.state.best import check_defined
+from ..loop.state.outputs import write_outputs
+from ..loop.state.resume import resume
+from ..loop.state.saving import Saver
 from ..loop.step import make_predict_step
-from ..loop.stopping import Stopped
+from ..loop.stopping import Stopped, StopRequest
 from ..metrics.evaluate import evaluate
 from ..metrics.scorers import make_scorer
 from ..models.build import build_model
 from ..models.losses import build_loss
-from ..models.model_file import encode_model
 from ..models.target import plan_target
 from ..models.user_model import own_errors
 from ..optimizers.build import build_schedule, schedule_warnings
@@ -38,13 +41,13 @@ from ..optimizers.precision import LossScale
 from ..ring.ring import SoloRing
 from ..ring.same_weights import assert_same_weights
 from ..ring.world import World
-from ..trackers.open import open_trackers
 from .board import Board, Plan, serve_board
 from .cluster import CHIEF, PS, WORKER, Cluster
 from .part_plan import PartPlan
 from .placement import ServerOptimizers, placed, server_device
 from .rate import UpdateRate
 from .round_plan import RoundPlan
+from .server_parts import ServerParts
 from .server_reports import ServerReports
 from .task import MEET_TOKEN
 from .updates import DirectUpdates, SignificantUpdates, SynchronousUpdates, Updates
@@ -71,7 +74,8 @@ class ServerTrainer:
     """
 
     def __init__(self, config: TrainConfig, cluster: Cluster, check: Callable[[], bool]) -> None:
-        self.config, self._cluster, self._check = config, cluster, check
+        self.config, self._cluster = config, cluster
+        self._stop_request = StopRequest(check, config.max_time)
         self._workers = cluster.workers
         self._ring = SoloRing()
         self._coordinator = _connect(cluster)
@@ -87,8 +91,6 @@ class ServerTrainer:
         self._eval_loader = None
         if config.data.eval_split is not None:
             self._eval_loader = open_loader(config, self._ring, split=config.data.eval_split, training=False)
-        self.steps_per_epoch: int = self.loader.steps_per_epoch
-        self.total_steps = config.total_steps(self.steps_per_epoch)
         self._build()
         start = resume(
             config,
@@ -96,22 +98,19 @@ class ServerTrainer:
             self.parts,
             Memory(),
             dataset=self.loader.manifest.shards_checksum,
-            steps_per_epoch=self.steps_per_epoch,
-            total_steps=self.total_steps,
+            steps_per_epoch=self.loader.steps_per_epoch,
+            total_steps=config.total_steps(self.loader.steps_per_epoch),
         )
-        self.position, self.resumed_from = start.position, start.resumed_from
-        self._evaluated_step = start.evaluated_step
-        self.reporter = Reporter(
-            is_chief=True,
-            total_steps=self.total_steps,
-            done_steps=self.position.step,
-            trackers=open_trackers(config.track),
-        )
-        if start.history:
-            self.reporter.restore(start.history)
+        self._progress = Progress(config, start, self.loader.steps_per_epoch)
+        self.reporter = self._progress.reporter
+        self._saver = Saver(config, self._ring, self.parts, None)
         self._reports = ServerReports(config, self.reporter, self._workers, self.rate, self.position.step)
-        self._first_step = self.position.step
         self._asked_to_stop = False
+
+    @property
+    def position(self) -> Position:
+        """The position of the run."""
+        return self._progress.position
 
     def _build(self) -> None:
         """Build the network twice: on the servers, and here for evaluation and the model's file."""
@@ -121,14 +120,17 @@ class ServerTrainer:
         built = build_model(manifest, config)
         self._target = plan_target(manifest, config)
         make_scorer(self._target, config.metrics)  # refuses metrics that the dataset cannot have
+        check_defined(config, len(self._target.classes))
         keras.utils.set_random_seed(config.seed)
         with placed([server_device(index) for index in range(self._cluster.servers)]) as server_bytes:
             network = build_model(manifest, config).network
-        self.local, self._preprocess = built.network, traced(built.preprocess)
+        self._preprocess = traced(built.preprocess)
         self._updates = 1 if config.parameter_server.mode == "sync" else self._workers  # in a step
-        self.rate = UpdateRate(build_schedule(config, self.steps_per_epoch), self._updates, config.optimizer.scaling)
+        self.rate = UpdateRate(
+            build_schedule(config, self.loader.steps_per_epoch), self._updates, config.optimizer.scaling
+        )
         optimizers = ServerOptimizers(config.optimizer, self.rate, network.trainable_variables)
-        self.parts = Parts(network=network, optimizer=optimizers, scale=LossScale(None))
+        self.parts = ServerParts(network=network, optimizer=optimizers, scale=LossScale(None), local=built.network)
         self.server_bytes = server_bytes
         augment = traced(built.augmented or built.preprocess)
         in_one_line = own_errors(manifest, config)
@@ -142,7 +144,7 @@ class ServerTrainer:
             loss_of=build_loss(config.loss, self._target),
             weight_scale=self.loader.local_batch_size * self._workers / config.data.batch_size,
         )
-        self._predict = in_one_line(make_predict_step(self.local))
+        self._predict = in_one_line(make_predict_step(built.network))
 
     def _sent_by(self, optimizers: ServerOptimizers, variables: Sequence[Any]) -> Updates:
         match self.config.parameter_server.mode:
@@ -181,44 +183,42 @@ class ServerTrainer:
             Stopped: the run was asked to stop.
         """
         started = time.perf_counter()
-        store = open_store(self.config)
-        if store is not None and self.position.step < self.total_steps:
-            store.check_writable()
         try:
+            if not self._progress.is_over:
+                self._saver.check_writable()
             self.reporter.track(to_tree(self.config), self._workers)
-            self._begin()
-            while self.position.step < self.total_steps:
+            if (epoch := self._progress.missed_evaluation) is not None:
+                self._evaluate(epoch)
+            if not self._progress.is_over:
+                batch_size = self.config.data.batch_size
+                self.reporter.begin(self.position.epoch, self.position.step, batch_size, self._workers)
+            while not self._progress.is_over:
                 self._run_phase()
-            if self._evaluated_step != self.position.step:
-                self._evaluate(self.position.epoch - (self.position.epoch_step == 0))
+            if not self._progress.is_evaluated:
+                self._evaluate(self._progress.last_epoch)
         finally:
             self.reporter.close()
+            self._saver.writer.join()
         return self._finish(time.perf_counter() - started)
-
-    def _begin(self) -> None:
-        if self.position.epoch_step == 0 and self._evaluated_step != self.position.step > 0:
-            self._evaluate(self.position.epoch - 1)
-        if self.position.step < self.total_steps:
-            batch_size = self.config.data.batch_size
-            self.reporter.begin(self.position.epoch, self.position.step, batch_size, self._workers)
 
     def _run_phase(self) -> None:
         """Train to the next checkpoint or the end of the epoch; then all workers have done the same steps."""
         epoch, start = self.position.epoch, self.position.epoch_step
         every = self.config.checkpoint.every_steps if self.config.checkpoint.url else None
-        steps = min(self.steps_per_epoch - start, self.total_steps - self.position.step)
+        steps = min(self.loader.steps_per_epoch - start, self._progress.total_steps - self.position.step)
         if every:
             steps = min(steps, every - self.position.step % every)
         plan = self._plan(start, start + steps)
         self._board.begin(epoch, plan, self.position.step * self._updates)
         is_stopping = self._train(epoch, plan)
+        self._saver.writer.check()
         for _ in range(plan.steps_done):
-            self.position = self.position.advanced(self.steps_per_epoch)
+            self._progress.advance()
         self._reports.report(self.position.step, epoch, plan.most_ahead)
         self._check_bound(plan)
         if is_stopping:
             self._stop()
-        if self.position.epoch != epoch or self.position.step == self.total_steps:
+        if self.position.epoch != epoch or self._progress.is_over:
             self._evaluate(epoch)
         self._save()
 
@@ -243,7 +243,7 @@ class ServerTrainer:
                 if self._reports.is_due(step) and not plan.is_over:  # its last entry needs the last reports
                     self._reports.report(step, epoch, plan.most_ahead)
                 self.reporter.advance(epoch, step)
-                if self._check() and not is_stopping:
+                if self._stop_request() and not is_stopping:
                     is_stopping = True
                     self._board.cut()
             self._coordinator.join()
@@ -268,76 +268,69 @@ class ServerTrainer:
 
     # -- evaluation, checkpoints, end ----------------------------------------------------------------------------
 
-    def _fetch(self) -> None:
-        """Copy the servers' weights to the local network.
+    @contextmanager
+    def _fetched(self) -> Iterator[Any]:
+        """Yield the network with the servers' weights.
 
         Raises:
             TrainingError: they are not finite.
         """
-        for own, served in zip(self.local.weights, self.parts.network.weights, strict=True):
-            own.assign(tf.convert_to_tensor(served).numpy())
-        check_weights(self.local, self.position.step)
+        with self.parts.exported() as network:
+            check_weights(network, self.position.step)
+            yield network
 
     def _batches(self, loader: Any) -> Iterator[Any]:
         with loader.own_errors():
             for batch in preprocessed(loader, 0, 0, *self._preprocess, deterministic=False):
-                self._asked_to_stop = self._check() or self._asked_to_stop
+                self._asked_to_stop = self._stop_request()
                 if self._asked_to_stop:
                     return
                 yield batch
 
     def _evaluate(self, epoch: int) -> None:
-        ended = self.position.step == self.total_steps
-        due = self.position.epoch != epoch and self.position.epoch % self.config.eval_every_epochs == 0
-        if self._eval_loader is None or not (ended or due):
+        if self._eval_loader is None or not self._progress.is_evaluation_due(epoch):
             return
-        self._fetch()
         batches = self._batches(self._eval_loader)
-        result = evaluate(self._ring, self._predict, batches, self._target, self.config.metrics)
+        with self._fetched():
+            result = evaluate(self._ring, self._predict, batches, self._target, self.config.metrics)
         if self._asked_to_stop:  # then this evaluation is not whole; a resumed run makes it
             self._stop()
-        self.reporter.add_evaluation({"epoch": epoch, "step": self.position.step, **result})
-        self._evaluated_step = self.position.step
+        self._progress.add_evaluation(epoch, result)
 
     def _stop(self) -> None:
         """Save and leave the run."""
         self._save()
-        raise Stopped(self.position.step, self._first_step, self.config.checkpoint.url)
+        self._saver.writer.wait()
+        max_time = None if self._stop_request.is_signalled else self.config.max_time
+        raise Stopped(self.position.step, self._progress.first_step, self.config.checkpoint.url, max_time)
 
     def _save(self) -> None:
-        store = open_store(self.config)
-        if store is not None:
-            self._fetch()
-            history = self.reporter.history() | {"skipped_steps": 0}
-            checksum = self.loader.manifest.shards_checksum
-            store.save(capture(self.parts, self.position, self.config, checksum, history))
+        if not self._saver.keeps(to_store=True):
+            return
+        if not self._progress.is_evaluated:  # else the evaluation has checked the weights
+            with self._fetched():
+                pass
+        history = self.reporter.history() | {"skipped_steps": 0}
+        self._saver.commit(self.position, self.loader, history, to_store=True)
 
     def _finish(self, seconds: float) -> dict[str, Any]:
-        self._fetch()
+        self._saver.writer.wait()
         self.reporter.warn_of_waits()
-        steps = self.position.step - self._first_step
-        metrics = {
-            "format": METRICS_FORMAT,
-            "config": to_tree(self.config),
+        with self._fetched() as network:
+            parameters, digest = network.count_params(), assert_same_weights(self._ring, network.weights)
+        metrics = self._progress.metrics(seconds, self.config.data.batch_size) | {
             "ranks": self._workers,
             "parameter_servers": self._cluster.servers,
             "server_bytes": self.server_bytes,
             "classes": list(self._target.classes),
-            "parameters": self.local.count_params(),
-            "steps_per_epoch": self.steps_per_epoch,
-            "total_steps": self.total_steps,
-            "resumed_from_step": self.resumed_from,
+            "parameters": parameters,
             "skipped_steps": 0,
             "deaths": self._board.deaths,
             **self._reports.totals(),
-            "train_seconds": seconds,
-            "train_samples": steps * self.config.data.batch_size,
-            "weights_digest": assert_same_weights(self._ring, self.local.weights),
-            "history": self.reporter.history(),
-            "final": self.reporter.evaluations[-1] if self._evaluated_step == self.position.step else None,
+            "weights_digest": digest,
         }
-        step, manifest = self.position.step, self.loader.manifest
-        write_outputs(self.config.output, lambda: encode_model(self.local, self.config, manifest, step), metrics)
+        encode = partial(self._saver.encode_model, self.position, self.loader, self.reporter.evaluations)
+        write_outputs(self.config.output, encode, metrics)
         return metrics
 
     def dismiss(self) -> None:

@@ -7,8 +7,8 @@ JSON: the loader's position (seed, epoch, step), the configuration, the dataset'
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from types import MappingProxyType
 from typing import Any
@@ -105,6 +105,12 @@ class Parts:
     def averaged(self) -> AbstractContextManager[None]:
         """Give the network its averaged weights in the body, if the run averages them."""
         return self.average.applied() if self.average else nullcontext()
+
+    @contextmanager
+    def exported(self) -> Iterator[Any]:
+        """Yield the network with the weights that a model's file holds: averaged, if the run averages them."""
+        with self.averaged():
+            yield self.network
 
 
 def seed_variables(network: Any) -> list[Any]:

@@ -8,7 +8,7 @@ connect -> loaders -> model -> broadcast or resume -> steps and evaluations -> c
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from ...pipeline import Loader
 from ...sharding.errors import TrainingError
 from ..averaging.statistics import StatisticsAverage
 from ..checkpoint.memory import Memory
+from ..checkpoint.snapshot import Position
 from ..config.config_file import to_tree
 from ..config.train_config import TrainConfig
 from ..metrics.evaluate import evaluate, evaluate_each
@@ -26,15 +27,13 @@ from ..records.record_format import CHECKPOINT, EVALUATION
 from ..records.recorder import Recorder, StepTimes, open_recorder
 from ..ring.ring import Ring
 from ..ring.same_weights import assert_same_weights
-from ..trackers.open import open_trackers
 from ..trackers.tracker import Tracker
 from .assembly import assemble
 from .clients import paced
 from .inputs import Functions, preprocessed
 from .overflows import check_overflows, check_records, check_weights, is_at_floor
-from .reporting import Reporter
-from .state.best import best_evaluations, is_patience_over
-from .state.outputs import METRICS_FORMAT, write_outputs
+from .progress import Progress
+from .state.outputs import write_outputs
 from .state.quarantine import join_quarantine, restore_quarantine
 from .state.resume import resume
 from .state.saving import Saver
@@ -76,40 +75,33 @@ class Trainer:
         self.loader = self._shares.loader
         self.train_step = self._assembly.train_step
         self.pace = self._assembly.pace
-        self.steps_per_epoch: int = self.pace.steps
-        self.total_steps = config.total_steps(self.steps_per_epoch)
         start = resume(
             config,
             ring,
             self.parts,
             memory or Memory(),
             dataset=self.loader.manifest.shards_checksum,
-            steps_per_epoch=self.steps_per_epoch,
-            total_steps=self.total_steps,
+            steps_per_epoch=self.pace.steps,
+            total_steps=config.total_steps(self.pace.steps),
         )
         restore_quarantine(config, ring, self._shares, start.quarantined)
         self.loader = self._shares.loader
-        self.position, self.resumed_from = start.position, start.resumed_from
-        self._first_step = start.position.step
-        self.skipped_steps, self._evaluated_step = start.skipped_steps, start.evaluated_step
+        self.skipped_steps = start.skipped_steps
         average = self.parts.average
         self._statistics = StatisticsAverage(ring, self.parts.network, average.statistics if average else ())
-        is_chief = ring.rank == 0
-        self.reporter = Reporter(
-            is_chief=is_chief,
-            total_steps=self.total_steps,
-            done_steps=self.position.step,
-            trackers=[*open_trackers(config.track), *trackers] if is_chief else (),
-        )
-        if start.history:
-            self.reporter.restore(start.history)
-        self._is_early = self._improves_no_more()
+        self._progress = Progress(config, start, self.pace.steps, is_chief=ring.rank == 0, trackers=trackers)
+        self.reporter = self._progress.reporter
         self._recorder: Recorder | None = None  # of `run`
         self._saver = Saver(config, ring, self.parts, memory)
         self._window = Window()
         self._reported_bytes = 0.0
         self._asked_to_stop = False  # this rank
         self._must_stop = tf.constant(False)  # all ranks, as agreed in the last step
+
+    @property
+    def position(self) -> Position:
+        """The position of the run."""
+        return self._progress.position
 
     @property
     def traced_preprocess(self) -> Any:
@@ -126,29 +118,29 @@ class Trainer:
         """
         started = time.perf_counter()
         try:
-            if self.position.step < self.total_steps:
+            if not self._progress.is_over:
                 self._saver.check_writable()
             states = self.reporter.track(to_tree(self.config), self.ring.size)
             self.reporter.share(self.ring.allgather_object(states)[0])
             if self._saver.keeps(to_store=False):
                 self._commit(to_store=False)  # what another rank gave this one
-            if self.position.step < self.total_steps:
+            if not self._progress.is_over:
                 self._recorder = self._open_recorder()
                 self.reporter.begin(
                     self.position.epoch, self.position.step, self.config.data.batch_size, self.ring.size
                 )
-            if self.position.epoch_step == 0 and self._evaluated_step != self.position.step > 0:
-                self._evaluate(self.position.epoch - 1)  # the run was stopped in this evaluation
-            while self.position.step < self.total_steps:
+            if (epoch := self._progress.missed_evaluation) is not None:
+                self._evaluate(epoch)
+            while not self._progress.is_over:
                 self._run_epoch()
-            if self._evaluated_step != self.position.step:  # the run had ended, and only its evaluation is missing
-                self._evaluate(self.position.epoch - (self.position.epoch_step == 0))
+            if not self._progress.is_evaluated:  # the run had ended, and only its evaluation is missing
+                self._evaluate(self._progress.last_epoch)
         finally:
             self.reporter.close()
             self._saver.writer.join()
             if self._recorder is not None:
                 self._recorder.close(self.position.step, self.position.epoch)
-        return self._finish(time.perf_counter() - started, self.position.step - self._first_step)
+        return self._finish(time.perf_counter() - started, self.position.step - self._progress.first_step)
 
     def _open_recorder(self) -> Recorder | None:
         output = self.config.output
@@ -159,7 +151,7 @@ class Trainer:
             ranks=self.ring.size,
             first_step=self.position.step,
             batch_size=self.config.data.batch_size,
-            total_steps=self.total_steps,
+            total_steps=self._progress.total_steps,
         )
 
     def _activity(self, name: str) -> AbstractContextManager[None]:
@@ -173,12 +165,12 @@ class Trainer:
             self.loader = self._shares.loader
         batches = self._batches(epoch, self.position.epoch_step)
         self._window = Window()
-        while self.position.epoch == epoch and self.position.step < self.total_steps:
+        while self.position.epoch == epoch and not self._progress.is_over:
             must_stop = self._must_stop  # of the step before: reading this one's would wait for it
             self._one_step(batches)
             if bool(must_stop):
                 self._stop(epoch)
-            if self.position.epoch != epoch or self.position.step == self.total_steps:
+            if self.position.epoch != epoch or self._progress.is_over:
                 break
             if self.position.step % self.config.output.log_every == 0 or self._window.has_overflowed(_WATCH_STEPS):
                 self._report(epoch)
@@ -192,7 +184,7 @@ class Trainer:
                 self._save(to_store=False)
                 self._window = Window()
         if self.position.epoch != epoch and next(batches, None) is not None:
-            raise TrainingError(f"the loader continues after step {self.steps_per_epoch}, the last of the epoch")
+            raise TrainingError(f"the loader continues after step {self.pace.steps}, the last of the epoch")
         self._report(epoch)
         self._settle()
         self._evaluate(epoch)
@@ -227,7 +219,7 @@ class Trainer:
         except StopIteration:
             raise TrainingError(
                 f"the loader ended at step {self.position.epoch_step} of epoch {self.position.epoch}, which has "
-                f"{self.steps_per_epoch} steps"
+                f"{self.pace.steps} steps"
             ) from None
         got = time.time()
         window.wait_seconds += got - asked
@@ -241,10 +233,10 @@ class Trainer:
         self._must_stop = metrics.is_stopping
         returned = time.time()
         window.timed_steps += 1
-        if self.position.step == (self.resumed_from or 0):  # this step compiled: it says nothing about throughput
+        if self.position.step == self._progress.first_step:  # this step compiled: it says nothing about throughput
             metrics.loss.numpy()
             window.restart_clock()
-        self.position = self.position.advanced(self.steps_per_epoch)
+        self._progress.advance()
         self.parts.synchronizer.after_step(self.position.step)
         if self._recorder is not None:
             times = StepTimes(asked, got, returned, time.time(), metrics.stamps)
@@ -291,9 +283,7 @@ class Trainer:
     # -- evaluation, checkpoints, end ------------------------------------------------------------------------------
 
     def _evaluate(self, epoch: int) -> None:
-        ended = self.position.step == self.total_steps
-        due = self.position.epoch != epoch and self.position.epoch % self.config.eval_every_epochs == 0
-        if not self._assembly.evaluations or not (ended or due):
+        if not self._assembly.evaluations or not self._progress.is_evaluation_due(epoch):
             return
         predict, target, metrics = self._assembly.predict, self._assembly.target, self.config.metrics
         batches = {name: self._eval_batches(*read) for name, read in self._assembly.evaluations.items()}
@@ -305,23 +295,7 @@ class Trainer:
             (asked,) = self.ring.allreduce_sum([tf.constant(float(self._asked_to_stop))])
         if asked > 0.0:  # then this evaluation is not whole; a resumed run makes it
             self._stop(epoch)
-        self.reporter.add_evaluation({"epoch": epoch, "step": self.position.step, **result})
-        self._evaluated_step = self.position.step
-        if self.position.step < self.total_steps and self._improves_no_more():
-            self._is_early = True
-            self.reporter.end_early(self.position.step, self._best())
-
-    def _improves_no_more(self) -> bool:
-        """End the run here if its evaluations no longer improve, and return whether they do not."""
-        is_over = is_patience_over(self.reporter.evaluations, self.config.early_stopping)
-        if is_over:
-            self.total_steps = self.position.step
-        return is_over
-
-    def _best(self) -> Mapping[str, Any] | None:
-        options, early = self.config.checkpoint, self.config.early_stopping.metric
-        metric = early if early and not options.best else options.metric  # the best that is kept, if one is
-        return next(iter(best_evaluations(self.reporter.evaluations, metric)), None)
+        self._progress.add_evaluation(epoch, result)
 
     def _stop(self, epoch: int) -> None:
         """Save and leave the run."""
@@ -331,7 +305,7 @@ class Trainer:
         self.ring.barrier()
         by_signal = any(self.ring.allgather_object(self._stop_request.is_signalled))
         max_time = None if by_signal else self.config.max_time
-        raise Stopped(self.position.step, self._first_step, self.config.checkpoint.url, max_time)
+        raise Stopped(self.position.step, self._progress.first_step, self.config.checkpoint.url, max_time)
 
     def _settle(self) -> None:
         """Give all ranks the same weights and statistics."""
@@ -372,27 +346,15 @@ class Trainer:
                 f"the gradients of all {self.skipped_steps} steps overflowed in {self.config.precision}, so the "
                 "weights are still the initial ones: lower loss_scale.initial, or train for longer"
             )
-        is_evaluated = self.ring.rank == 0 and self._evaluated_step == self.position.step
-        metrics = {
-            "format": METRICS_FORMAT,
-            "config": to_tree(self.config),
+        metrics = self._progress.metrics(seconds, self.pace.step_samples) | {
             "ranks": self.ring.size,
             "shares": self._shares.of_ranks,
             "classes": list(self._assembly.target.classes),
             "parameters": self.parts.network.count_params(),
-            "steps_per_epoch": self.steps_per_epoch,
-            "total_steps": self.total_steps,
-            "resumed_from_step": self.resumed_from,
             "skipped_steps": self.skipped_steps,
             "quarantined": bad_shards,
             "bytes_per_step": float(self._assembly.wire.wire_bytes.numpy()) / max(steps, 1),
-            "train_seconds": seconds,
-            "train_samples": round(steps * self.pace.step_samples),
             "weights_digest": digest,
-            "stopped_early": self._is_early,
-            "best": self._best(),
-            "history": self.reporter.history(),
-            "final": self.reporter.evaluations[-1] if is_evaluated else None,
         }
         if self.ring.rank == 0:
             encode = partial(self._saver.encode_model, self.position, self.loader, self.reporter.evaluations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -10,7 +11,9 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import h5py
 import numpy as np
 import psutil
 import pyarrow as pa
@@ -21,6 +24,7 @@ from safetensors.numpy import load_file
 
 from ringfeed.sharding import BuildOptions, build
 from ringfeed.tools.cli import main
+from ringfeed.training.models.model_file import decode_model
 from tests.helpers.checkpoints import saved_steps
 from tests.helpers.lean import lean_environment
 
@@ -68,10 +72,11 @@ def run_folder(tmp_path: Path) -> Path:
         "data": {"url": "data", "batch_size": BATCH, "eval_split": "train"},
         "model": {"name": "networks:network"},
         "optimizer": {"name": "sgd", "learning_rate": 0.5},
-        "checkpoint": {"url": "run", "keep": 1000},
-        "epochs": EPOCHS,
-        "eval_every_epochs": EPOCHS,
-        "output": {"metrics": "metrics.json"},
+        "checkpoint": {"url": "run", "keep": 1000, "best": 1, "metric": "auc"},
+        "epochs": EPOCHS + 10,
+        "eval_every_epochs": 10,
+        "early_stopping": {"metric": "auc", "patience": 3},  # is 1 from the first evaluation on
+        "output": {"metrics": "metrics.json", "model": "model.keras", "weights": "best"},
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
     return tmp_path
@@ -116,6 +121,13 @@ def test_a_run_survives_a_workers_death_and_reads_each_sample_once_an_epoch(run_
     assert metrics["total_steps"] == steps * EPOCHS
     assert metrics["final"]["accuracy"] > 0.9
     assert metrics["history"]["steps"][-1]["step"] == steps * EPOCHS
+    assert (metrics["stopped_early"], metrics["best"]["step"]) == (True, steps * 10)
+    model = decode_model((run_folder / "model.keras").read_bytes(), "model.keras")
+    assert model.step == steps * 10
+    with h5py.File(io.BytesIO(model.weights)) as file:
+        arrays: list[Any] = []
+        file.visititems(lambda _, item: arrays.append(item[()]) if isinstance(item, h5py.Dataset) else None)
+    assert _counts(run_folder, steps * 10).tolist() in [array.tolist() for array in arrays]
     before = [step for step in saved_steps(run_folder / "run") if _counts(run_folder, step).sum() == step * BATCH]
     for step in before:  # of the first epoch, and as long as no worker had died
         assert (_counts(run_folder, step) == step // steps).all()

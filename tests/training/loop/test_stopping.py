@@ -77,7 +77,7 @@ def test_a_run_whose_time_is_over_saves_and_succeeds(
 def test_the_same_batches_in_each_epoch(write_config: WriteConfig) -> None:
     path = write_config(overfit_batches=2, epochs=3)
     trainer = Trainer(load_config(str(path)), SoloRing())
-    assert (trainer.steps_per_epoch, trainer.total_steps) == (2, 6)
+    assert (trainer.pace.steps, trainer._progress.total_steps) == (2, 6)
     first, later = (
         [target.numpy().tolist() for _, target, _ in trainer._batches(trainer.loader, epoch, 0)] for epoch in (0, 2)
     )

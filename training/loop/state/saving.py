@@ -92,5 +92,5 @@ class Saver:
         if self._config.output.weights == "best" and best and self._store is not None:
             step = best[0]["step"]
             restore(self._parts, self._store.of_step(step).arrays)
-        with self._parts.averaged():
-            return encode_model(self._parts.network, self._config, loader.manifest, step)
+        with self._parts.exported() as network:
+            return encode_model(network, self._config, loader.manifest, step)

@@ -69,10 +69,6 @@ def test_a_run_that_improves_no_more_ends_and_keeps_the_best(tmp_path: Path, wri
         ({"checkpoint": {"best": 1}}, "checkpoint.best must be 0 without checkpoint.url, got 1"),
         ({"output": {"weights": "best"}}, "output.weights must be last without checkpoint.best, .*, got 'best'"),
         ({"early_stopping": {"patience": 0}}, "early_stopping.patience must be at least 1, got 0"),
-        (
-            {"early_stopping": {"metric": "loss"}, "backend": "parameter_server"},
-            "early_stopping.metric=loss does not go with backend=parameter_server",
-        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused(groups: dict[str, Any], message: str) -> None:
