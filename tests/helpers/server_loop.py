@@ -16,9 +16,10 @@ import tensorflow as tf
 from ringfeed.training.backends.board import Board, Done, serve_board
 from ringfeed.training.backends.cluster import Cluster
 from ringfeed.training.backends.part_plan import PartPlan
-from ringfeed.training.backends.placement import ServerOptimizers, placed
+from ringfeed.training.backends.placement import Placement, ServerOptimizers
 from ringfeed.training.backends.rate import UpdateRate
 from ringfeed.training.backends.round_plan import RoundPlan
+from ringfeed.training.backends.row_shards import WholeTable, split_tables, whole_weights
 from ringfeed.training.backends.significance import Significance
 from ringfeed.training.backends.task import declare, part_loader
 from ringfeed.training.backends.updates import DirectUpdates, SignificantUpdates, SynchronousUpdates
@@ -34,8 +35,8 @@ from ringfeed.training.ring.ring import SoloRing
 DEVICE = "/device:CPU:0"
 
 
-def flat(network: Any) -> list[float]:
-    return [float(value) for weight in network.weights for value in tf.reshape(tf.convert_to_tensor(weight), [-1])]
+def flat(weights: Any) -> list[float]:
+    return [float(value) for weight in weights for value in tf.reshape(tf.convert_to_tensor(weight), [-1])]
 
 
 def drop_a_gradient(board: Board, loop: Any) -> list[float]:
@@ -63,12 +64,18 @@ def main(path: str) -> dict[str, Any]:
     loader = part_loader(config, 0, 1)
     steps, results = loader.steps_per_epoch, {}
     rate = UpdateRate(build_schedule(config, steps), 1, "linear")
-    for mode in ("async", "ssp", "asp", "hold", "sync"):
+    for mode in ("async", "split", "ssp", "asp", "hold", "sync"):
         keras.utils.set_random_seed(config.seed)
-        with placed([DEVICE]):
+        tables: list[WholeTable] = []
+        with Placement([DEVICE]).scope():
             built = build_model(loader.manifest, config)
-        trained = [variable.value for variable in built.network.trainable_variables]
-        optimizers = ServerOptimizers(config.optimizer, rate, built.network.trainable_variables)
+        network = built.network
+        if mode == "split":
+            network, tables = split_tables(network, Placement([DEVICE, DEVICE]), least_bytes=1)
+            assert tables
+        shards = [shard for table in tables for shard in table.shards]
+        trained = [variable.value for variable in network.trainable_variables]
+        optimizers = ServerOptimizers(config.optimizer, rate, network.trainable_variables, shards)
         updates: Any = DirectUpdates(optimizers)
         if mode in ("asp", "hold"):
             updates = SignificantUpdates(optimizers, trained, rate, 1)
@@ -76,7 +83,7 @@ def main(path: str) -> dict[str, Any]:
             updates = SynchronousUpdates(optimizers, trained, 1)
         batches = preprocessed(loader, 0, 0, *traced(built.preprocess), deterministic=False)
         loop = make_worker_loop(
-            built.network, updates, batches, server.address, optimizers.version, clip_norm=None,
+            network, updates, batches, server.address, optimizers.version, clip_norm=config.optimizer.clip_norm,
             loss_of=cross_entropy, weight_scale=1.0,
         )  # fmt: skip
         functions.task.significance = Significance(0.3 if mode == "hold" else 0.0)
@@ -85,12 +92,13 @@ def main(path: str) -> dict[str, Any]:
         loop()
         reports = board.reports(1.0)
         shares = [report.sent_share for report in reports]
-        results[mode] = {"weights": flat(built.network), "updates": len(reports), "least_share": min(shares)}
+        weights = flat(whole_weights(network, tables))
+        results[mode] = {"weights": weights, "updates": len(reports), "least_share": min(shares)}
         results[mode]["staleness"] = [report.staleness for report in reports]
     results["late"] = {"shares": drop_a_gradient(board, loop), "version": int(optimizers.version.numpy())}
     trainer = Trainer(replace(config, backend="horovod"), SoloRing())
     trainer.run()
-    return {**results, "trainer": {"weights": flat(trainer.parts.network), "steps": steps}}
+    return {**results, "trainer": {"weights": flat(trainer.parts.weights), "steps": steps}}
 
 
 if __name__ == "__main__":

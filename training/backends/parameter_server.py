@@ -44,10 +44,10 @@ from ..ring.world import World
 from .board import Board, Plan, serve_board
 from .cluster import CHIEF, PS, WORKER, Cluster
 from .part_plan import PartPlan
-from .placement import ServerOptimizers, placed, server_device
+from .placement import Placement, ServerOptimizers, server_device
 from .rate import UpdateRate
 from .round_plan import RoundPlan
-from .server_parts import ServerParts
+from .server_parts import ServerParts, on_servers
 from .server_reports import ServerReports
 from .task import MEET_TOKEN
 from .updates import DirectUpdates, SignificantUpdates, SynchronousUpdates, Updates
@@ -121,17 +121,20 @@ class ServerTrainer:
         self._target = plan_target(manifest, config)
         make_scorer(self._target, config.metrics)  # refuses metrics that the dataset cannot have
         check_defined(config, len(self._target.classes))
-        keras.utils.set_random_seed(config.seed)
-        with placed([server_device(index) for index in range(self._cluster.servers)]) as server_bytes:
-            network = build_model(manifest, config).network
+        placement = Placement([server_device(index) for index in range(self._cluster.servers)])
+        network, tables = on_servers(manifest, config, built.network, placement)
         self._preprocess = traced(built.preprocess)
         self._updates = 1 if config.parameter_server.mode == "sync" else self._workers  # in a step
         self.rate = UpdateRate(
             build_schedule(config, self.loader.steps_per_epoch), self._updates, config.optimizer.scaling
         )
-        optimizers = ServerOptimizers(config.optimizer, self.rate, network.trainable_variables)
-        self.parts = ServerParts(network=network, optimizer=optimizers, scale=LossScale(None), local=built.network)
-        self.server_bytes = server_bytes
+        optimizers = ServerOptimizers(
+            config.optimizer, self.rate, network.trainable_variables, [s for table in tables for s in table.shards]
+        )
+        self.parts = ServerParts(
+            network=network, optimizer=optimizers, scale=LossScale(None), local=built.network, tables=tables
+        )
+        self.server_bytes = placement.server_bytes
         augment = traced(built.augmented or built.preprocess)
         in_one_line = own_errors(manifest, config)
         self._loop = in_one_line(make_worker_loop)(

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from ..config.optimizer import OptimizerConfig
 from ..optimizers.build import build_optimizer
+from ..optimizers.rows import update_rows
 from .ordering import finished
 
-__all__ = ["ServerOptimizers", "placed", "server_device"]
+__all__ = ["Placement", "ServerOptimizers", "server_device"]
 
 Tensor = Any
 Variable = Any
@@ -23,27 +24,47 @@ def server_device(index: int) -> str:
     return f"/job:ps/replica:0/task:{index}"
 
 
-@contextmanager
-def placed(devices: Sequence[str]) -> Iterator[list[int]]:
-    """Place each variable that is created in the body on the server with the fewest bytes so far.
+class Placement:
+    """Places each variable that is created in its scope on the server with the fewest bytes so far.
 
     Args:
         devices: those of the servers.
 
-    Yields:
-        The bytes of each server, which grow as variables are created.
+    Attributes:
+        server_bytes: bytes of the variables of each server.
     """
-    held = [0] * len(devices)
 
-    def creator(next_creator: Callable[..., Variable], **arguments: Any) -> Variable:
-        index = held.index(min(held))
-        with tf.device(devices[index]):
+    def __init__(self, devices: Sequence[str]) -> None:
+        self._devices = devices
+        self._chosen: int | None = None
+        self.server_bytes = [0] * len(devices)
+
+    @property
+    def servers(self) -> int:
+        """Number of servers."""
+        return len(self._devices)
+
+    def scope(self) -> AbstractContextManager[Any]:
+        """Return the context in which variables are placed."""
+        scope: AbstractContextManager[Any] = tf.variable_creator_scope(self._create)
+        return scope
+
+    @contextmanager
+    def on(self, server: int) -> Iterator[None]:
+        """Place the variables that are created in the body on this server."""
+        self._chosen = server
+        try:
+            yield
+        finally:
+            self._chosen = None
+
+    def _create(self, next_creator: Callable[..., Variable], **arguments: Any) -> Variable:
+        held = self.server_bytes
+        server = held.index(min(held)) if self._chosen is None else self._chosen
+        with tf.device(self._devices[server]):
             variable = next_creator(**arguments)
-        held[index] += variable.shape.num_elements() * variable.dtype.size
+        held[server] += variable.shape.num_elements() * variable.dtype.size
         return variable
-
-    with tf.variable_creator_scope(creator):
-        yield held
 
 
 class ServerOptimizers:
@@ -53,13 +74,17 @@ class ServerOptimizers:
         config: options of the optimizer.
         schedule: learning rate by update.
         variables: a network's trainable variables.
+        shards: those of them that are shards of tables, of which only rows are updated.
 
     Attributes:
         variables: those of all optimizers, for checkpoints.
         version: number of updates applied so far, on one of the servers; int64.
     """
 
-    def __init__(self, config: OptimizerConfig, schedule: Any, variables: Sequence[Variable]) -> None:
+    def __init__(
+        self, config: OptimizerConfig, schedule: Any, variables: Sequence[Variable], shards: Sequence[Variable] = ()
+    ) -> None:
+        self._shards = {id(shard) for shard in shards}
         devices = [variable.value.device for variable in variables]
         self._groups: list[tuple[str, Any, list[int]]] = []
         for device in sorted(set(devices)):
@@ -85,7 +110,18 @@ class ServerOptimizers:
             used = [place for place in places if gradients[place] is not None]
             if not used:
                 continue
+            whole = [place for place in used if id(self._variables[place]) not in self._shards]
             with tf.device(device):
                 optimizer.iterations.assign(tf.cast(update, optimizer.iterations.dtype))
-                dense = [tf.identity(tf.convert_to_tensor(gradients[i])) for i in used]  # rows travel, not whole tables
-                optimizer.apply(dense, [self._variables[i] for i in used])
+                for place in sorted({*used} - {*whole}):
+                    update_rows(optimizer, self._variables[place], _moved(gradients[place]))
+                dense = [tf.convert_to_tensor(_moved(gradients[place])) for place in whole]  # rows travel, not tables
+                if whole:
+                    optimizer.apply(dense, [self._variables[place] for place in whole])
+
+
+def _moved(gradient: Any) -> Any:
+    """Copy a gradient to the present device."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(tf.identity(gradient.values), tf.identity(gradient.indices), gradient.dense_shape)
+    return tf.identity(gradient)

@@ -56,7 +56,7 @@ def make_worker_loop(
         with tf.control_dependencies([seen]):
             with tf.GradientTape() as tape:
                 loss = batch_loss(network, inputs, target, weight * weight_scale, loss_of)
-            gradients = tape.gradient(loss, variables)
+            gradients = [_summed_rows(gradient) for gradient in tape.gradient(loss, variables)]
             used = [place for place, gradient in enumerate(gradients) if gradient is not None]
             clipped, norm = clip_by_global_norm([gradients[i] for i in used], clip_norm)
             if clip_norm is not None:
@@ -94,6 +94,15 @@ def make_worker_loop(
         return go_on
 
     return loop.get_concrete_function()
+
+
+def _summed_rows(gradient: Any) -> Any:
+    """Let a gradient of rows have each row once, as its norm and updates of rows need it; others stay as they are."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return gradient
+    rows, places = tf.unique(gradient.indices)
+    values = tf.math.unsorted_segment_sum(gradient.values, places, tf.size(rows))
+    return tf.IndexedSlices(values, rows, gradient.dense_shape)
 
 
 def _reported(loss: Tensor, norm: Tensor, staleness: Tensor, sent_share: Tensor) -> Tensor:

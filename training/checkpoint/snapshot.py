@@ -83,13 +83,18 @@ class Parts:
     synchronizer: Synchronizer = field(default_factory=lambda: EveryStep(SoloRing()))
     average: MovingAverage | None = None
 
+    @property
+    def weights(self) -> list[Any]:
+        """The network's weights, as checkpoints hold them."""
+        return list(self.network.weights)
+
     def variables(self) -> dict[str, Any]:
         """Return all variables by name: kind, place, path; kind and place are the same in every process.
 
         The variables that each rank has of its own are not among them.
         """
         groups = {
-            "model": list(self.network.weights),
+            "model": self.weights,
             "random": seed_variables(self.network),
             "optimizer": list(self.optimizer.variables),
             "loss_scale": self.scale.variables,

@@ -24,6 +24,7 @@ __all__ = [
 HOROVOD, NONE, MIRRORED, MULTI_WORKER = "horovod", "none", "mirrored", "multi_worker"
 PARAMETER_SERVER = "parameter_server"
 BACKENDS = (HOROVOD, NONE, MIRRORED, MULTI_WORKER, PARAMETER_SERVER)
+ROW_OPTIMIZERS = ("sgd", "adam", "adamw")  # whose updates of single rows are in `optimizers.rows`
 MODES = ("async", "ssp", "asp", "sync")
 _Only = Mapping[str, tuple[Any, str]]
 _ON_SERVERS: _Only = {  # the only value of a key, and why
@@ -80,12 +81,17 @@ class ParameterServerConfig:
     mode: str = key("async", f"of the workers' updates: {', '.join(MODES)}", choices=MODES)
     staleness: int = key(4, "ssp: steps that a worker may be ahead of the slowest when it begins one")
     threshold: float = key(0.01, "asp: share of a weight that a change must exceed at first, later by 1 / sqrt(step)")
+    shard_bytes: int | None = key(
+        None, "split embedding tables of at least so many bytes by rows over the servers; null: none"
+    )
     backup_workers: int = key(0, "sync: workers whose gradients a step does not wait for")
 
     def __post_init__(self) -> None:
         one_of("parameter_server.mode", self.mode, MODES)
         require(self.staleness >= 0, "parameter_server.staleness", "at least 0", self.staleness)
         require_finite("parameter_server.threshold", self.threshold)
+        if self.shard_bytes is not None:
+            require(self.shard_bytes >= 1, "parameter_server.shard_bytes", "at least 1", self.shard_bytes)
         require(self.backup_workers >= 0, "parameter_server.backup_workers", "at least 0", self.backup_workers)
         is_used = self.mode == "sync" or self.backup_workers == 0
         rule = f"0 with parameter_server.mode={self.mode}, for only mode sync has backup workers"
@@ -122,8 +128,25 @@ def check_backend(backend: str, options: ParameterServerConfig, precision: str, 
             f"parameter_server.mode=asp does not go with optimizer.name={groups['optimizer'].name}: what is held back "
             "is measured by the update of SGD; use optimizer.name=sgd"
         )
+    if options.shard_bytes is not None:
+        _check_shards(options, groups["optimizer"].name)
     if precision == "float16":
         raise ConfigError(
             f"precision=float16 does not go with backend={backend}: workers do not agree on a loss scale; "
             "use precision=bfloat16"
+        )
+
+
+def _check_shards(options: ParameterServerConfig, optimizer: str) -> None:
+    """Refuse to split tables where updates are of whole tables."""
+    remedy = "or parameter_server.shard_bytes=null"
+    if options.mode in ("sync", "asp"):
+        raise ConfigError(
+            f"parameter_server.shard_bytes does not go with parameter_server.mode={options.mode}, whose workers "
+            f"exchange whole tables: use mode async or ssp, {remedy}"
+        )
+    if optimizer not in ROW_OPTIMIZERS:
+        raise ConfigError(
+            f"parameter_server.shard_bytes does not go with optimizer.name={optimizer}, which updates whole tables: "
+            f"use optimizer.name={', '.join(ROW_OPTIMIZERS[:-1])} or {ROW_OPTIMIZERS[-1]}, {remedy}"
         )

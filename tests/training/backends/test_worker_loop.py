@@ -19,7 +19,7 @@ def test_each_mode_equals_the_trainer_where_nothing_is_late_or_held_back(tmp_pat
         "backend": "parameter_server",
         "data": {"url": flights, "batch_size": 60, "categorical": ["hour"], "eval_split": None},
         "model": {"hidden": [16, 8]},
-        "optimizer": {"name": "sgd", "learning_rate": 0.2, "momentum": 0.0},
+        "optimizer": {"name": "sgd", "learning_rate": 0.2, "momentum": 0.0, "clip_norm": 0.3},
         "schedule": {"warmup_epochs": 0.5},
     }
     path = tmp_path / "run.yaml"
@@ -29,7 +29,7 @@ def test_each_mode_equals_the_trainer_where_nothing_is_late_or_held_back(tmp_pat
     assert found.returncode == 0, found.stderr
     results = json.loads(found.stdout)
     steps, weights = results["trainer"]["steps"], np.array(results["trainer"]["weights"])
-    for mode in ("async", "ssp", "asp", "sync"):
+    for mode in ("async", "split", "ssp", "asp", "sync"):
         assert results[mode]["updates"] == steps
         assert results[mode]["staleness"] == [0] * steps
         np.testing.assert_allclose(results[mode]["weights"], weights, atol=1e-5, err_msg=mode)

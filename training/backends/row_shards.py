@@ -1,0 +1,148 @@
+"""Embedding tables split by rows over the parameter servers: a worker reads and updates only the rows of its batch.
+
+Tested in tests/training/backends/test_row_shards.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import numpy.typing as npt
+import tensorflow as tf
+
+from ...sharding.errors import ConfigError
+from ...sharding.messages import brief
+from .placement import Placement
+
+__all__ = ["RowShards", "WholeTable", "shard_rows", "split_tables", "whole_weights"]
+
+Tensor = Any
+Variable = Any
+
+
+def shard_rows(rows: int, servers: int) -> list[int]:
+    """Return the number of rows of each shard; those of a shard follow each other, the first shards have one more.
+
+    >>> shard_rows(8, 3)
+    [3, 3, 2]
+    """
+    return [(rows + servers - 1 - server) // servers for server in range(servers)]
+
+
+class RowShards(keras.layers.Embedding):  # type: ignore[misc]  # Keras ships no types
+    """An embedding whose table is split by rows, a shard on each server.
+
+    A row that a batch has several times travels once, and so does its gradient, which is `tf.IndexedSlices` of a shard.
+
+    Attributes:
+        placement: places the shards; set before the layer is built.
+        shards: the variables, [rows of the shard, width].
+    """
+
+    placement: Placement
+    shards: list[Variable]
+
+    def build(self, input_shape: Any = None) -> None:
+        """Create the shards, of zeros."""
+        del input_shape
+        shards = []
+        for server, rows in enumerate(shard_rows(self.input_dim, self.placement.servers)):
+            with self.placement.on(server):  # all have the table's name, by which an optimizer's patterns know it
+                shards.append(self.add_weight(shape=(rows, self.output_dim), initializer="zeros", name="embeddings"))
+        self.shards = shards
+        self.built = True
+
+    def call(self, inputs: Tensor) -> Tensor:
+        """Look up rows: from integers [...] to [..., width]."""
+        ids, places = tf.unique(tf.reshape(tf.cast(inputs, tf.int64), [-1]))
+        rows = tf.nn.embedding_lookup([shard.value for shard in self.shards], ids)
+        found = tf.gather(rows, tf.reshape(places, tf.shape(inputs)))
+        return tf.cast(tf.ensure_shape(found, [*inputs.shape, self.output_dim]), self.compute_dtype)
+
+
+class WholeTable:
+    """The shards of a table as the one variable that checkpoints and the model's file hold.
+
+    Args:
+        shards: variables [rows of the shard, width].
+
+    Attributes:
+        shape, dtype, path, name: as of a variable.
+    """
+
+    def __init__(self, shards: Sequence[Variable]) -> None:
+        self.shards = list(shards)
+        self.shape = (sum(shard.shape[0] for shard in shards), shards[0].shape[1])
+        self.dtype, self.path, self.name = shards[0].dtype, shards[0].path, shards[0].name
+
+    def assign(self, table: npt.NDArray[Any]) -> None:
+        """Give each shard its rows."""
+        start = 0
+        for shard in self.shards:
+            stop = start + shard.shape[0]
+            shard.assign(table[start:stop])
+            start = stop
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        del copy
+        table = np.concatenate([np.asarray(tf.convert_to_tensor(shard)) for shard in self.shards])
+        return table if dtype is None else table.astype(dtype)
+
+
+def split_tables(network: Any, placement: Placement, least_bytes: int) -> tuple[Any, list[WholeTable]]:
+    """Copy a network to the servers, with its weights, and each large table of embeddings in shards.
+
+    Tables of layers with a regularizer or a constraint, which are of whole tables, are not split.
+
+    Args:
+        network: a functional or sequential network.
+        placement: places the variables.
+        least_bytes: size of a table from which on it is split.
+
+    Returns:
+        The copy, and its split tables.
+
+    Raises:
+        ConfigError: Keras cannot copy the network.
+    """
+    split: list[RowShards] = []
+
+    def copied(layer: Any) -> Any:
+        if not _is_split(layer, least_bytes):
+            return layer.__class__.from_config(layer.get_config())
+        shards = RowShards.from_config(layer.get_config())
+        shards.placement = placement
+        split.append(shards)
+        return shards
+
+    try:
+        with placement.scope():
+            copy = keras.models.clone_model(network, clone_function=copied, recursive=True)
+    except (NotImplementedError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"parameter_server.shard_bytes: Keras cannot copy this network to split its tables ({brief(error)}); "
+            "make it functional or sequential, give its layers get_config, or set parameter_server.shard_bytes=null"
+        ) from error
+    tables = [WholeTable(layer.shards) for layer in split]
+    for served, own in zip(whole_weights(copy, tables), network.weights, strict=True):
+        served.assign(np.asarray(tf.convert_to_tensor(own)))
+    return copy, tables
+
+
+def _is_split(layer: Any, least_bytes: int) -> bool:
+    if type(layer) is not keras.layers.Embedding or layer.embeddings_regularizer or layer.embeddings_constraint:
+        return False
+    table = layer.embeddings
+    is_large: bool = math.prod(table.shape) * tf.as_dtype(table.dtype).size >= least_bytes
+    return is_large
+
+
+def whole_weights(network: Any, tables: Sequence[WholeTable]) -> list[Any]:
+    """Return a network's weights, with a table in place of its shards: in the order of the network before the split."""
+    table_of = {id(shard): table for table in tables for shard in table.shards}
+    found = {id(owner): owner for owner in (table_of.get(id(weight), weight) for weight in network.weights)}
+    return list(found.values())
