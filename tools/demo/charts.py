@@ -20,7 +20,7 @@ import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
 __all__ = ["Curve", "curves", "grouped_bars", "heatmap", "log_bars", "stacked_bars"]
@@ -35,9 +35,9 @@ _SERIES = (_FIRST, _SECOND)
 _STYLES = ("-", (0, (4, 1.5)))
 _HATCHES = (None, "////")
 _WIDTH_INCHES = 4.8
-# Light to dark; the ink on a cell is fixed, so the page's scheme does not matter.
-_HEAT = LinearSegmentedColormap.from_list("heat", ["#f3f7fb", "#9ecae1", "#0072b2", "#003f66"])
-_DARK_CELL = 0.55
+# Opacity of the lightest and the darkest cell of a heat map: the page's ink stays readable on both, in either scheme
+# (contrast 4.4 at least).
+_LIGHTEST, _DARKEST = 0.1, 0.55
 
 _SETTINGS: Any = {
     "svg.fonttype": "none", "font.size": 9.5, "axes.titlesize": 10.5, "axes.edgecolor": _LINE, "axes.linewidth": 0.8,
@@ -58,7 +58,9 @@ class Curve:
     mark: tuple[float, float] | None = None
 
 
-def curves(lines: Sequence[Curve], *, title: str, description: str, x_label: str, y_label: str) -> str:
+def curves(
+    lines: Sequence[Curve], *, title: str, description: str, x_label: str, y_label: str, starts_at_zero: bool = False
+) -> str:
     """Draw lines over a common axis, such as losses over steps."""
     with _drawing(title, description, height_inches=2.7) as (axes, result):
         for index, line in enumerate(lines):
@@ -67,6 +69,9 @@ def curves(lines: Sequence[Curve], *, title: str, description: str, x_label: str
                 axes.plot(*line.mark, marker="o", markersize=8, color=_SERIES[index], markeredgecolor=_PAGE)
         axes.set(xlabel=x_label, ylabel=y_label)
         axes.set_xlim(left=0)
+        if starts_at_zero:
+            axes.set_ylim(0, 1.12 * max(max(line.y) for line in lines))
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value == int(value) else f"{value:g}")
         axes.grid(axis="y")
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         if len(lines) > 1:
@@ -144,16 +149,32 @@ def _draw_groups(
 
 def heatmap(
     cells: npt.NDArray[Any], rows: Sequence[str], columns: Sequence[str], *,
-    title: str, description: str, x_label: str, y_label: str, darkest: float | None = None,
+    title: str, description: str, x_label: str, y_label: str, darkest: float | None = None, is_confusion: bool = False,
 ) -> str:  # fmt: skip
-    """Draw counts as a table of shaded cells with numbers; `darkest` is the count of the darkest shade."""
+    """Draw counts as a table of shaded cells with numbers.
+
+    Args:
+        cells: [rows, columns], the counts.
+        rows: names, from top to bottom.
+        columns: names, from left to right.
+        title: of the chart.
+        description: what it shows, in words.
+        x_label: of the columns.
+        y_label: of the rows.
+        darkest: the count of the darkest shade; None: the largest.
+        is_confusion: cells off the diagonal are errors, which have a colour of their own, and their own darkest count.
+    """
+    errors = ~np.eye(*cells.shape, dtype=bool) if is_confusion else np.zeros(cells.shape, bool)
+    tops = [max(float(cells[part].max(initial=0)), 1.0) for part in (~errors, errors)]
+    if darkest:
+        tops[0] = darkest
     with _drawing(title, description, height_inches=0.27 * len(rows) + 0.75) as (axes, result):
-        top = darkest or max(float(cells.max()), 1.0)
         for (row, column), value in np.ndenumerate(cells):
-            share = float(value) / top
-            colour = mpl.colors.to_hex(_HEAT(share))
-            axes.add_patch(mpl.patches.Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=colour, edgecolor=_PAGE))
-            ink = "#ffffff" if share > _DARK_CELL else "#1c2733" if value else "#8a97a5"
+            kind = int(errors[row, column])
+            opacity = _LIGHTEST + (_DARKEST - _LIGHTEST) * float(value) / tops[kind] if value else 0.0
+            fill = to_rgba(_SERIES[kind], opacity)
+            axes.add_patch(mpl.patches.Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=fill, edgecolor=_PAGE))
+            ink = _INK if value else _LINE
             axes.text(column, row, f"{value:,}", ha="center", va="center", color=ink, fontsize=9)
         axes.set(xlim=(-0.5, len(columns) - 0.5), ylim=(len(rows) - 0.5, -0.5), xlabel=x_label, ylabel=y_label)
         axes.set_xticks(range(len(columns)), columns)

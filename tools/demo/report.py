@@ -5,6 +5,7 @@ Pure: results in, text out. `run` measures, `charts` draws, and `templates/repor
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -17,6 +18,7 @@ from markupsafe import Markup
 from ..console import human_bytes, human_seconds
 from ..shard_dataset.balance_report import SplitBalance
 from . import charts
+from .samples import SampleImage
 
 __all__ = ["BuiltDataset", "CommandRecord", "DemoResult", "MetricComparison", "compare_runs", "render_report"]
 
@@ -59,6 +61,8 @@ class DemoResult:
         natural: metrics (`output.metrics`) of the training on the flights as they are.
         uniform: metrics of the training on batches with both classes equally often.
         digits: metrics of the convolutional network.
+        right_images: test images that it reads right, one of each class.
+        wrong_images: test images that it takes for another digit, the surest first.
     """
 
     created: str
@@ -70,6 +74,8 @@ class DemoResult:
     natural: Mapping[str, Any]
     uniform: Mapping[str, Any]
     digits: Mapping[str, Any]
+    right_images: Sequence[SampleImage]
+    wrong_images: Sequence[SampleImage]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +117,9 @@ def compare_runs(natural: Mapping[str, Any], uniform: Mapping[str, Any]) -> list
 def render_report(result: DemoResult) -> str:
     """Render the page as HTML."""
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    environment.filters |= {"bytes": human_bytes, "duration": human_seconds, "format_count": "{:,.0f}".format}
+    environment.filters |= {
+        "bytes": human_bytes, "duration": human_seconds, "format_count": "{:,.0f}".format, "data_url": _data_url,
+    }  # fmt: skip
     template = environment.from_string((files(__package__) / "templates" / "report.html").read_text("utf-8"))
     flights, digits = (
         [dataset for dataset in result.datasets if dataset.name == name] for name in ("flights", "digits")
@@ -121,6 +129,7 @@ def render_report(result: DemoResult) -> str:
         rows=compare_runs(result.natural["final"], result.uniform["final"]),
         late_flights=_late_flights(result.natural["final"], result.uniform["final"]),
         spread=_largest_spread(result.datasets),
+        wrong=_errors(result.digits["final"]),
         charts={
             name: Markup(svg)
             for name, svg in {
@@ -134,10 +143,24 @@ def render_report(result: DemoResult) -> str:
                 "flights_rate": _rate_chart("flights", result.uniform),
                 "digits_loss": _loss_chart("digits", {"loss": result.digits}),
                 "digits_rate": _rate_chart("digits", result.digits),
+                "flights_speed": _speed_chart("flights", {"natural": result.natural, "uniform": result.uniform}),
+                "flights_wait": _wait_chart("flights", {"natural": result.natural, "uniform": result.uniform}),
+                "digits_speed": _speed_chart("digits", {"digits": result.digits}),
+                "digits_wait": _wait_chart("digits", {"digits": result.digits}),
                 "confusion": _confusion_chart(result.digits),
             }.items()
         },
     )
+
+
+def _errors(final: Mapping[str, Any]) -> int:
+    """Count the wrong predictions of a confusion matrix."""
+    cells = np.asarray(final["confusion"])
+    return int(cells.sum() - np.trace(cells))
+
+
+def _data_url(png: bytes) -> str:
+    return f"data:image/png;base64,{b64encode(png).decode()}"
 
 
 def _late_flights(natural: Mapping[str, Any], uniform: Mapping[str, Any]) -> dict[str, int]:
@@ -275,6 +298,30 @@ def _rate_chart(name: str, metrics: Mapping[str, Any]) -> str:
     )
 
 
+def _speed_chart(name: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = [_curve(label, metrics, "samples_per_second") for label, metrics in runs.items()]
+    return charts.curves(
+        lines,
+        title=f"{name.capitalize()}: samples per second",
+        description="; ".join(f"{line.label}: median {np.median(line.y):,.0f}" for line in lines),
+        x_label="step",
+        y_label="samples/s, all ranks",
+        starts_at_zero=True,
+    )
+
+
+def _wait_chart(name: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = [_curve(label, metrics, "input_wait_fraction", scale=100) for label, metrics in runs.items()]
+    return charts.curves(
+        lines,
+        title=f"{name.capitalize()}: time spent waiting for input",
+        description="; ".join(f"{line.label}: median {np.median(line.y):.1f} %" for line in lines),
+        x_label="step",
+        y_label="input wait, % of the time",
+        starts_at_zero=True,
+    )
+
+
 def _confusion_chart(metrics: Mapping[str, Any]) -> str:
     final = metrics["final"]
     return charts.heatmap(
@@ -285,9 +332,10 @@ def _confusion_chart(metrics: Mapping[str, Any]) -> str:
         description=f"{final['accuracy']:.2%} of {final['samples']} images lie on the diagonal.",
         x_label="predicted class",
         y_label="true class",
+        is_confusion=True,
     )
 
 
-def _curve(label: str, metrics: Mapping[str, Any], key: str) -> charts.Curve:
+def _curve(label: str, metrics: Mapping[str, Any], key: str, *, scale: float = 1) -> charts.Curve:
     steps = [entry for entry in metrics["history"]["steps"] if entry[key] is not None]
-    return charts.Curve(label=label, x=[entry["step"] for entry in steps], y=[entry[key] for entry in steps])
+    return charts.Curve(label=label, x=[entry["step"] for entry in steps], y=[scale * entry[key] for entry in steps])

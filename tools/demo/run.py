@@ -34,6 +34,7 @@ from ..shard_dataset.balance_report import balance_of_dataset, balance_text
 from ..shard_dataset.common_arguments import cores
 from .data import FLIGHT_LABEL, write_digits, write_flights
 from .report import BuiltDataset, CommandRecord, DemoResult, compare_runs, render_report
+from .samples import SampleImage, pick_samples, read_images, read_predictions
 
 __all__ = ["DemoFailed", "main"]
 
@@ -43,6 +44,7 @@ DIGITS_ACCURACY = 0.97  # a lower test accuracy is a failure
 _SPLITS = "train=0.8,test=0.2"
 _BATCHES = {"flights": 2048, "digits": 64}
 _QUICK_EVERY = 16  # --quick uses every 16th flight
+_WRONG_SHOWN = 10
 _STEP = re.compile(r"step (\d+)/(\d+)  loss \S+")
 _PREFIX = re.compile(r"^\[\d+\]<std(?:err|out)>:\s?")
 _EVENT = re.compile(r'^{"event": .*}$')  # from `shard-dataset --json`
@@ -206,6 +208,18 @@ def check_digits(demo: Demo, metrics: Mapping[str, Any]) -> None:
         raise DemoFailed(f"the digits reached {accuracy:.2%} test accuracy, not {DIGITS_ACCURACY:.0%}")
 
 
+def predict_digits(demo: Demo, url: str, model: Path) -> tuple[list[SampleImage], list[SampleImage]]:
+    """Ask the network about the test images; return some that it reads right, and its errors."""
+    scores = demo.output / "predictions"
+    shutil.rmtree(scores, ignore_errors=True)
+    words = ["ringfeed", "predict", str(model), url, "--split", "test", "--keep", "label", "--out", str(scores)]
+    demo.run("Asking the network about the test images", words)
+    predictions = read_predictions(scores)
+    right, wrong = pick_samples(predictions, _WRONG_SHOWN)
+    demo.say(f"{sum(one.is_right for one in predictions)} of {len(predictions)} right")
+    return read_images(url, "test", right), read_images(url, "test", wrong)
+
+
 def run_demo(demo: Demo) -> Path:
     """Run all steps; return the page's path."""
     started = monotonic()
@@ -220,8 +234,12 @@ def run_demo(demo: Demo) -> Path:
         for balance in ("natural", "uniform")
     }  # fmt: skip
     show_comparison(demo, runs["natural"], runs["uniform"])
-    digits = train(demo, "Training a convolutional network on the digits", "digits", quick)
+    model = demo.output / "runs" / "digits.keras"
+    digits = train(
+        demo, "Training a convolutional network on the digits", "digits", {**quick, "output.model": str(model)}
+    )
     check_digits(demo, digits)
+    right, wrong = predict_digits(demo, built["digits", FORMATS[0]][0], model)
     page = demo.output / "report.html"
     result = DemoResult(
         created=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -233,6 +251,8 @@ def run_demo(demo: Demo) -> Path:
         natural=runs["natural"],
         uniform=runs["uniform"],
         digits=digits,
+        right_images=right,
+        wrong_images=wrong,
     )
     page.write_text(render_report(result), encoding="utf-8")
     demo.console.print(f"\nDone in {human_seconds(result.seconds)}. The page:", highlight=False)

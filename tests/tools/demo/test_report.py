@@ -1,5 +1,7 @@
 """The report's page and charts: self-contained, true to the results, accessible."""
 
+import base64
+import re
 from html.parser import HTMLParser
 from typing import Any
 
@@ -10,6 +12,7 @@ pytest.importorskip("matplotlib", reason="the extra `report` is not installed")
 
 from ringfeed.tools.demo import charts
 from ringfeed.tools.demo.report import BuiltDataset, CommandRecord, DemoResult, compare_runs, render_report
+from ringfeed.tools.demo.samples import Prediction, SampleImage
 from ringfeed.tools.shard_dataset.balance_report import SplitBalance
 
 VOID = {"meta", "link", "br", "img", "hr", "input"}
@@ -18,7 +21,11 @@ VOID = {"meta", "link", "br", "img", "hr", "input"}
 def metrics(classes: list[str], confusion: list[list[int]], balance: str) -> dict[str, Any]:
     totals = [sum(row) for row in confusion]
     recall = {name: confusion[i][i] / totals[i] for i, name in enumerate(classes)}
-    steps = [{"step": 10 * n, "loss": 1 / n, "learning_rate": 0.1 * n} for n in range(1, 6)]
+    steps = [
+        {"step": 10 * n, "loss": 1 / n, "learning_rate": 0.1 * n, "samples_per_second": 1000.0 * n,
+         "input_wait_fraction": 0.25 * (n == 3)}
+        for n in range(1, 6)
+    ]  # fmt: skip
     return {
         "ranks": 2, "classes": classes, "parameters": 1234, "steps_per_epoch": 25, "total_steps": 50,
         "train_seconds": 3.0, "history": {"steps": steps},
@@ -60,6 +67,11 @@ def dataset(name: str, shard_format: str, classes: list[str]) -> BuiltDataset:
     )
 
 
+def sample(label: str, predicted: str, score: float) -> SampleImage:
+    said = Prediction(record=7, label=label, predicted=predicted, score=score)
+    return SampleImage(png=b"PNG of " + label.encode(), prediction=said)
+
+
 @pytest.fixture(scope="module")
 def result() -> DemoResult:
     flights, digits = ["late", "on time"], [str(digit) for digit in range(10)]
@@ -76,7 +88,9 @@ def result() -> DemoResult:
         ],
         natural=metrics(flights, [[10, 90], [5, 895]], "natural"),
         uniform=metrics(flights, [[70, 30], [200, 700]], "uniform"),
-        digits=metrics(digits, (np.eye(10, dtype=int) * 36).tolist(), "natural"),
+        digits=metrics(digits, (np.eye(10, dtype=int) * 36 + np.eye(10, k=4, dtype=int)).tolist(), "natural"),
+        right_images=[sample("3", "3", 0.84)],
+        wrong_images=[sample("6", "8", 0.994)],
     )
 
 
@@ -113,10 +127,10 @@ def page(result: DemoResult) -> Page:
 
 
 def test_the_page_loads_nothing(result: DemoResult, page: Page) -> None:
-    assert not {"script", "link", "img", "iframe", "object"} & {tag for tag, _ in page.tags}
+    assert not {"script", "link", "iframe", "object"} & {tag for tag, _ in page.tags}
     for tag, attributes in page.tags:
         for name in ("src", "href", "xlink:href"):
-            assert (attributes.get(name) or "#").startswith("#"), (tag, attributes)
+            assert (attributes.get(name) or "#").startswith(("#", "data:image/png;base64,")), (tag, attributes)
     html = render_report(result)
     assert "@import" not in html
     assert "url(http" not in html
@@ -131,10 +145,12 @@ def test_ids_are_unique_and_every_reference_has_its_target(page: Page) -> None:
 
 def test_every_chart_has_a_title_and_a_description(page: Page) -> None:
     pictures = [attributes for tag, attributes in page.tags if tag == "svg"]
-    assert len(pictures) == 11
+    assert len(pictures) == 15
     assert all(picture["role"] == "img" and picture["aria-label"] for picture in pictures)
     described = " ".join(picture["aria-label"] or "" for picture in pictures)
     assert "recall of late 10.0% and 70.0%" in described
+    assert "time spent waiting for input. natural: median 0.0 %" in described
+    assert "samples per second. digits: median 3,000" in described
     assert "natural finds 10.0 % at a precision of 66.7 %; uniform finds 70.0 % at a precision of 25.9 %" in described
 
 
@@ -145,6 +161,15 @@ def test_the_page_says_what_was_found(page: Page) -> None:
     assert "the same model finds 70, with 200 false alarms" in words
     assert "10.0 → 70.0 %" in words
     assert "quick run" not in words
+
+
+def test_images_stand_beside_what_the_network_says_of_them(page: Page) -> None:
+    words = " ".join(page.text.split())
+    assert "3 84 %" in words
+    assert "Those of its 6 errors that it is surest of 8 99 % is a 6" in words
+    pictures = [(attributes["alt"], attributes["src"]) for tag, attributes in page.tags if tag == "img"]
+    assert [alt for alt, _ in pictures] == ["a handwritten 3", "a handwritten 6"]
+    assert base64.b64decode((pictures[1][1] or "").partition(",")[2]) == b"PNG of 6"
 
 
 def test_text_of_results_is_escaped(page: Page) -> None:
@@ -174,3 +199,14 @@ def test_charts_take_their_colours_from_the_page() -> None:
     assert "#010203" not in chart
     assert ">step</text>" in chart
     assert ">loss</text>" in chart
+
+
+def test_cells_of_a_heat_map_take_colour_and_ink_from_the_page_and_set_errors_apart() -> None:
+    chart = charts.heatmap(
+        np.array([[40, 2], [0, 20]]), ["a", "b"], ["a", "b"],
+        title="T", description="D", x_label="x", y_label="y", is_confusion=True,
+    )  # fmt: skip
+    cells = re.findall(r'style="fill: (\S+);(?: fill-opacity: (\S+);)? stroke: var\(--page\)', chart)
+    first, second = "var(--series-1)", "var(--series-2)"
+    assert cells == [(first, "0.55"), (second, "0.55"), ("none", ""), (first, "0.325")]
+    assert not re.findall(r"#[0-9a-f]{6}", chart)

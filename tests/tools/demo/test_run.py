@@ -111,10 +111,16 @@ def test_every_step_works_on_a_part_of_the_data(tmp_path: Path) -> None:
     assert done.stdout.rstrip().endswith("report.html")
     assert "A quick run on a part of the data" in page
     commands = re.findall(r"^\$ (\S+ \S+)", done.stdout, re.MULTILINE)
-    assert commands == ["shard-dataset build"] * 2 + ["ringfeed profile"] * 2 + ["horovodrun -np"] * 3
+    assert commands == ["shard-dataset build"] * 2 + ["ringfeed profile"] * 2 + ["horovodrun -np"] * 3 + [
+        "ringfeed predict"
+    ]
     for run in ("flights-natural", "flights-uniform", "digits"):
         metrics = json.loads((output / "runs" / f"{run}.json").read_text())
         assert metrics["ranks"] == demo.RANKS
         assert metrics["config"]["precision"] == "bfloat16"
         assert metrics["config"]["optimizer"]["name"] == "lars"
+    digits = json.loads((output / "runs" / "digits.json").read_text())["final"]
+    right, of_all = map(int, re.findall(r"^  (\d+) of (\d+) right$", done.stdout, re.MULTILINE)[0])
+    assert (right / of_all, of_all) == (pytest.approx(digits["accuracy"]), digits["samples"])
+    assert page.count('<img src="data:image/png;base64,iVBORw') > 10
     assert json.loads((output / "runs" / "flights-uniform.json").read_text())["config"]["data"]["balance"] == "uniform"
