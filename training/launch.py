@@ -18,14 +18,15 @@ from collections.abc import Sequence
 
 from ..sharding.errors import ConfigError
 from .backends.local_cluster import LocalCluster
+from .backends.ray_ranks import run_on_ray
 from .config.backend import HOROVOD, MULTI_WORKER, PARAMETER_SERVER
 from .config.config_file import load_config
 from .config.synchronisation import refuse_elastic
 from .config.train_config import TrainConfig
-from .elastic.processes import SAVE_SECONDS, Asked, Ending, cause_of_death, start_rank
+from .elastic.processes import SAVE_SECONDS, Asked, Ending, ending_of, start_rank
 from .elastic.restarts import Restarts, WantedRanks
 from .elastic.supervisor import Supervisor
-from .loop.stopping import INTERRUPTED, TERMINATED
+from .loop.stopping import INTERRUPTED
 from .ring.horovod import local_ranks
 from .ring.host_groups import host_groups
 from .ring.launched import Report
@@ -43,6 +44,7 @@ examples:
   ringfeed launch -n 2 train --config flights.yaml
   ringfeed launch -n 4 --elastic train --config flights.yaml --set checkpoint.every_steps=100
   ringfeed launch --ps 1 --workers 4 train --config flights.yaml --set backend=parameter_server
+  ringfeed launch --ray ray://head:10001 -n 8 train --config flights.yaml
 
 Rank 0 writes to the terminal as if it were alone. A rank that fails, is killed, or lets the others wait for
 watchdog_seconds ends the run, with one line that names it and the cause. SIGTERM saves a checkpoint (status 75: the
@@ -59,7 +61,9 @@ change: ranks then join or leave, which loses no step. Every sample counts once 
 --workers starts workers, parameter servers and a chief for backend=parameter_server (docs/asynchronous.md). A worker
 that dies is started again, and the others go on meanwhile.
 
-For several machines use horovodrun: see docs/ranks.md.
+--ray starts the ranks on a Ray cluster, wherever that has a free processor for each (docs/clusters.md).
+
+For several machines without Ray use horovodrun: see docs/ranks.md. For Slurm and Kubernetes see docs/clusters.md.
 """
 
 _POLL_SECONDS = 0.1
@@ -81,6 +85,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ranks-file", metavar="FILE", help="with --elastic: a file with the number of ranks, which may change"
     )
     parser.add_argument(
+        "--ray", metavar="ADDRESS", help="start the ranks on the Ray cluster at ray://HOST:PORT, or on `auto`"
+    )
+    parser.add_argument(
         "program",
         nargs=argparse.REMAINDER,
         metavar="train ...",
@@ -97,7 +104,9 @@ def run(args: argparse.Namespace) -> int:
         return run_train(train)
     asked = Asked()
     with asked.listening():
-        if args.workers is not None:
+        if args.ray is not None:
+            ending = run_on_ray(args.ray, args.ranks, args.program, asked)
+        elif args.workers is not None:
             ending = LocalCluster(args.ps or 1, args.workers, args.program, asked).run()
         else:
             ranks = _Ranks(args, asked, config.backend if config else HOROVOD)
@@ -146,6 +155,10 @@ def _checked(args: argparse.Namespace, train: argparse.Namespace | None) -> Trai
         raise ConfigError(f"1 <= --min-ranks <= -n must hold, got -n {args.ranks} and --min-ranks {args.min_ranks}")
     if args.program[:1] not in (["train"], ["predict"], ["bench-ring"]):
         raise ConfigError("the ranks run train, predict or bench-ring: ringfeed launch -n 2 train --config FILE.yaml")
+    if args.ray is not None and (args.elastic or args.workers is not None):
+        raise ConfigError(
+            "--ray goes with -n, not with --elastic or --workers: ringfeed launch --ray auto -n 2 train ..."
+        )
     if args.ranks_file and not args.elastic:
         raise ConfigError("--ranks-file needs --elastic")
     refuse_settings(os.environ)
@@ -163,6 +176,8 @@ def _checked(args: argparse.Namespace, train: argparse.Namespace | None) -> Trai
     if (config.backend == PARAMETER_SERVER) != (args.workers is not None):
         flags = "--ps 1 --workers 2" if config.backend == PARAMETER_SERVER else "-n 2"
         raise ConfigError(f"backend={config.backend} is started by: ringfeed launch {flags} train --config FILE.yaml")
+    if args.ray is not None and config.backend != HOROVOD:
+        raise ConfigError(f"--ray needs backend={HOROVOD}, got backend={config.backend}")
     if args.elastic and config.backend != HOROVOD:
         raise ConfigError(f"--elastic needs backend={HOROVOD}, got backend={config.backend}")
     if args.elastic and (config.checkpoint.url is None or config.checkpoint.every_steps is None):
@@ -252,23 +267,8 @@ class _Ranks:
         first = next(rank for rank, code in enumerate(codes) if code)
         while time.monotonic() < until and not any(not report.is_echo for report in self._reports.values()):
             self._listen(_POLL_SECONDS)
-        causes = {rank: report for rank, report in self._reports.items() if not report.is_echo}
-        by_signal = [rank for rank, process in enumerate(self._processes) if (process.poll() or 0) < 0]
-        if causes and not by_signal:
-            rank, report = min(causes.items(), key=lambda item: item[0])
-            is_common = [other.message for other in causes.values()].count(report.message) > 1
-            line = (
-                report.message
-                if is_common or report.is_stall or report.status != 1
-                else f"rank {rank}: {report.message}"
-            )
-            return Ending(status=report.status, line=line)
-        # Horovod aborts ranks whose peers are gone.
-        rank = min(by_signal, key=lambda rank: self._processes[rank].returncode == -signal.SIGABRT, default=first)
-        code = self._processes[rank].returncode
-        if code == TERMINATED and self._deadline != float("inf"):
-            return Ending(status=TERMINATED, line="interrupted")  # before the first step
-        return Ending(status=1, line=cause_of_death(rank, code))
+        codes = [process.poll() for process in self._processes]
+        return ending_of(codes, self._reports, first=first, was_asked=self._deadline != float("inf"))
 
     def _kill(self) -> None:
         for process in self._processes:

@@ -7,7 +7,7 @@ import re
 import signal
 import socket
 import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError  # no builtin before Python 3.11
 from contextlib import contextmanager, suppress
@@ -18,7 +18,7 @@ from ..errors import ConfigError, StorageError, WorkerError
 from .cluster import RemoteExecutor, TaskOutcome, WorkerRequirements, missing_package_error, probe_task, run_remotely
 from .executors import ClusterExecutor
 
-__all__ = ["ray_executor"]
+__all__ = ["connect", "disconnect", "ray_executor"]
 
 _RETRIES = 3  # of a task whose worker was lost; tasks may run twice, and write the same bytes
 _CONNECT_SECONDS = 5
@@ -46,16 +46,29 @@ def ray_executor(address: str, *, local_spill: bool, leased_destination: str | N
         )
     try:
         if not connected:
-            _connect(ray, address)
+            connect(ray, address)
         executor = _RayExecutor(ray, address, requirements, end_seconds=None if connected else _END_SECONDS)
         executor.check_workers()
         yield executor
     finally:
         if not connected:
-            _disconnect(ray)
+            disconnect(ray)
 
 
-def _connect(ray: Any, address: str) -> None:
+def connect(
+    ray: Any, address: str, *, log_to_driver: bool = False, environment: Mapping[str, str] | None = None
+) -> None:
+    """Connect this program to the cluster whose client server is at ``HOST:PORT``, or to ``auto``.
+
+    Args:
+        ray: the module.
+        address: of the cluster.
+        log_to_driver: whether what its workers print appears here.
+        environment: variables of its workers.
+
+    Raises:
+        StorageError: none answers, or it refuses this program.
+    """
     try:
         if address != "auto":  # Ray's client would try for 30 s
             host, _, port = address.rpartition(":")
@@ -65,13 +78,14 @@ def _connect(ray: Any, address: str) -> None:
                 with _sigterm_kept():
                     ray.init(
                         address=address if address == "auto" else f"ray://{address}",
-                        log_to_driver=False,
+                        log_to_driver=log_to_driver,
                         logging_level=logging.ERROR,
+                        runtime_env={"env_vars": dict(environment)} if environment else None,
                     )
                 logging.getLogger("ray.util.client.logsclient").setLevel(logging.ERROR)  # ignores `logging_level`
                 return
             except ConnectionAbortedError:  # its server for this client started too late, as on busy machines
-                _disconnect(ray)
+                disconnect(ray)
                 if attempt == _ATTEMPTS:
                     raise
     except OSError as error:
@@ -81,7 +95,8 @@ def _connect(ray: Any, address: str) -> None:
         raise StorageError(f"the Ray cluster at {address} refuses: {reason.strip()}; see its logs") from error
 
 
-def _disconnect(ray: Any) -> None:
+def disconnect(ray: Any) -> None:
+    """End the connection, and with it what runs for this program; without a word from Ray."""
     with drop_stderr_lines(_NOISE):
         ray.shutdown()
 
@@ -160,4 +175,4 @@ class _RayExecutor(RemoteExecutor):
         2.60: "Tried to complete task that was not pending").
         """
         if wait(futures, self._end_seconds).not_done:
-            _disconnect(self._ray)
+            disconnect(self._ray)

@@ -13,9 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ..ring.launched import REPORT, SIBLINGS
+from ..loop.stopping import TERMINATED
+from ..ring.launched import REPORT, SIBLINGS, Report
 
-__all__ = ["SAVE_SECONDS", "Asked", "Ending", "cause_of_death", "start_rank"]
+__all__ = ["SAVE_SECONDS", "Asked", "Ending", "cause_of_death", "ending_of", "start_rank"]
 
 SAVE_SECONDS = 60.0  # after SIGTERM
 
@@ -83,3 +84,32 @@ def cause_of_death(process: int | str, code: int | None) -> str:
         return f"{name} ended with status {code}"
     hint = " (as the kernel does when memory runs out)" if -code == signal.SIGKILL else ""
     return f"{name} was killed by {signal.Signals(-code).name}{hint}"
+
+
+def ending_of(codes: Sequence[int | None], reports: Mapping[int, Report], *, first: int, was_asked: bool) -> Ending:
+    """Return how ranks ended, of which one has with an error: by its own report, or by a signal.
+
+    Args:
+        codes: their exit statuses, by rank; None: still runs.
+        reports: what they reported, by rank.
+        first: the rank that ended first.
+        was_asked: whether they were told to end, by SIGTERM.
+
+    >>> lost, bad = Report(message="rank 1 is gone", status=1, is_echo=True), Report(message="no column x", status=1)
+    >>> ending_of([1, 1], {0: lost, 1: bad}, first=0, was_asked=False).line
+    'rank 1: no column x'
+    >>> ending_of([1, -9], {0: lost}, first=0, was_asked=False).line
+    'rank 1 was killed by SIGKILL (as the kernel does when memory runs out)'
+    """
+    causes = {rank: report for rank, report in reports.items() if not report.is_echo}
+    by_signal = [rank for rank, code in enumerate(codes) if (code or 0) < 0]
+    if causes and not by_signal:
+        rank, report = min(causes.items(), key=lambda item: item[0])
+        is_common = [other.message for other in causes.values()].count(report.message) > 1
+        is_whole = is_common or report.is_stall or report.status != 1
+        return Ending(status=report.status, line=report.message if is_whole else f"rank {rank}: {report.message}")
+    # Horovod aborts ranks whose peers are gone.
+    rank = min(by_signal, key=lambda rank: codes[rank] == -signal.SIGABRT, default=first)
+    if codes[rank] == TERMINATED and was_asked:
+        return Ending(status=TERMINATED, line="interrupted")  # before the first step
+    return Ending(status=1, line=cause_of_death(rank, codes[rank]))

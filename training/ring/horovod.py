@@ -12,7 +12,7 @@ from typing import Any
 
 from ...sharding.errors import TrainingError
 
-__all__ = ["local_ranks", "on_hosts_changed", "require_horovod"]
+__all__ = ["local_ranks", "on_hosts_changed", "ray_ranks", "require_horovod"]
 
 _LOOPBACK = "lo"
 
@@ -61,6 +61,20 @@ def local_ranks(size: int) -> Iterator[list[dict[str, str]]]:
         yield [{name: str(v) for name, v in {**shared, **gloo_run.create_slot_env_vars(s)}.items()} for s in slots]
     finally:
         server.stop()
+
+
+def ray_ranks(size: int, *, use_gpu: bool, start_seconds: int) -> Any:
+    """Return Horovod's `RayExecutor` for some ranks, not started yet; this program is connected to a cluster.
+
+    Raises:
+        TrainingError: Horovod is not installed.
+    """
+    try:
+        executor = import_module("horovod.ray").RayExecutor
+    except ImportError as error:
+        raise TrainingError(f"ranks on Ray need Horovod ({error}): ringfeed install-horovod") from error
+    settings = executor.create_settings(placement_group_timeout_s=start_seconds)
+    return executor(settings, num_workers=size, use_gpu=use_gpu)
 
 
 class _Listener:

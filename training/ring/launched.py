@@ -33,6 +33,10 @@ class Report:
     is_echo: bool = False
     is_stall: bool = False
 
+    def encode(self) -> bytes:
+        """Return it as it goes through a pipe."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
     @classmethod
     def decode(cls, text: bytes) -> Report:
         """Read the first report of a pipe."""
@@ -43,7 +47,7 @@ def report(ending: Report, environ: Mapping[str, str] = os.environ) -> bool:
     """Tell the launcher how this rank ends; return False if there is none."""
     if REPORT not in environ:
         return False
-    os.write(int(environ[REPORT]), json.dumps(asdict(ending)).encode() + b"\n")
+    os.write(int(environ[REPORT]), ending.encode())
     return True
 
 
