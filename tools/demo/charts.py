@@ -164,8 +164,9 @@ def heatmap(
         darkest: the count of the darkest shade; None: the largest.
         is_confusion: cells off the diagonal are errors, which have a colour of their own, and their own darkest count.
     """
-    errors = ~np.eye(*cells.shape, dtype=bool) if is_confusion else np.zeros(cells.shape, bool)
-    tops = [max(float(cells[part].max(initial=0)), 1.0) for part in (~errors, errors)]
+    rows_of, columns_of = np.indices(cells.shape)
+    errors = is_confusion & (rows_of != columns_of)
+    tops = [max(float(cells[errors == part].max(initial=0)), 1.0) for part in (False, True)]
     if darkest:
         tops[0] = darkest
     with _drawing(title, description, height_inches=0.27 * len(rows) + 0.75) as (axes, result):

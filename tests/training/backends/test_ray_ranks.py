@@ -71,7 +71,7 @@ def test_ranks_train_on_a_ray_cluster_and_stop_with_a_checkpoint(
         shown = capfd.readouterr()
         assert status == 75, shown
         step = max(saved_steps(run_folder / "run"))
-        assert f"stopped by SIGTERM after step {step}; the checkpoint is in" in shown.err.splitlines()[-1]
+        assert f"stopped by SIGTERM; the checkpoint of step {step} is in" in shown.err.splitlines()[-1]
         assert "starts with 12 samples per step over 2 ranks" in shown.out + shown.err
 
 
