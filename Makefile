@@ -10,7 +10,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench notebooks docs
+.PHONY: help setup demo test lint bench notebooks docs dist
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -48,3 +48,9 @@ notebooks: setup ## run the notebooks, and write them as HTML pages to build/not
 docs: setup ## the documentation site, strictly checked, to build/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 	@echo build/site/index.html
+
+dist: setup ## sdist and wheel of a release in dist/, checked
+	@rm -rf dist
+	@$(BIN)/python -m build --no-isolation --outdir dist . >/dev/null
+	@rm -rf build ./*.egg-info
+	@$(BIN)/python -m twine check --strict dist/*
