@@ -38,6 +38,7 @@ COMMANDS = {
         ".environment.horovod_build",
         "build and install Horovod for the installed TensorFlow",
     ),
+    "completion": (".completion", "print what makes bash, zsh or fish complete commands and flags"),
 }
 
 # They keep what they write whole, even if they are killed.
@@ -89,7 +90,6 @@ def build_parser(chosen: str | None, *, events: bool = False) -> argparse.Argume
         events: whether to report mistakes as events, for machines.
     """
     from .argument_types import CommandParser, EventParser, HelpFormatter
-    from .completion import add_print_completion
     from .probe import version_of
 
     parser: argparse.ArgumentParser = (EventParser if events else CommandParser)(
@@ -101,7 +101,6 @@ def build_parser(chosen: str | None, *, events: bool = False) -> argparse.Argume
     parser.add_argument(
         "--version", action="version", version=f"ringfeed {version_of('ringfeed') or '(not installed)'}"
     )
-    add_print_completion(parser)
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, (_, help_line) in COMMANDS.items():
         command = subparsers.add_parser(name, help=help_line, formatter_class=HelpFormatter)

@@ -5,27 +5,31 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
-from typing import Any
 
-__all__ = ["add_print_completion", "answer_shell", "words_so_far"]
+__all__ = ["add_arguments", "answer_shell", "run", "words_so_far"]
 
-_SHELLS = ("bash", "zsh", "fish")
-
-
-def add_print_completion(parser: argparse.ArgumentParser) -> None:
-    """Add `--print-completion`."""
-    parser.add_argument(
-        "--print-completion", action=_PrintCompletion, choices=_SHELLS,
-        help=f'print what makes a shell complete the command; in bash: eval "$({parser.prog} --print-completion bash)"',
-    )  # fmt: skip
+_PROGRAMS = ("ringfeed", "shard-dataset")
+_EPILOG = """\
+examples:
+  eval "$(ringfeed completion bash)"     # for this shell; in ~/.bashrc for all later ones
+  eval "$(ringfeed completion zsh)"      # in ~/.zshrc, after compinit
+  ringfeed completion fish | source      # in ~/.config/fish/config.fish
+"""
 
 
-class _PrintCompletion(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option: str | None = None) -> None:
-        from argcomplete.shell_integration import shellcode
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of `ringfeed completion`."""
+    parser.description = "Print what makes a shell complete commands, flags and values of ringfeed and shard-dataset."
+    parser.epilog = _EPILOG
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"), help="the shell that is to read it")
 
-        print(shellcode([parser.prog], shell=values))
-        parser.exit()
+
+def run(args: argparse.Namespace) -> int:
+    """Print the script and return 0."""
+    from argcomplete.shell_integration import shellcode
+
+    print(shellcode(_PROGRAMS, shell=args.shell))
+    return 0
 
 
 def words_so_far() -> list[str] | None:

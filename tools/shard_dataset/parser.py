@@ -11,7 +11,6 @@ from importlib.metadata import version
 from ...sharding.exporting.export import EXPORT_FORMATS
 from ...sharding.sources import KINDS
 from ..argument_types import CommandParser, EventParser, at_least, check_persistent, checked_text, checked_type
-from ..completion import add_print_completion
 from .common_arguments import (
     EXIT_CODES,
     add_command,
@@ -142,7 +141,6 @@ def build_parser(*, python_source: bool = False, events: bool = False) -> argpar
         epilog=_EPILOG,
     )
     parser.add_argument("--version", action="version", version=f"ringfeed {version('ringfeed')}")
-    add_print_completion(parser)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     add_build(commands, python_source=python_source)
     add_append(commands)
