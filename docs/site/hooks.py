@@ -3,6 +3,7 @@
 import posixpath
 import re
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from api import api_pages
 from commands import command_pages
@@ -17,10 +18,14 @@ __all__ = ["on_env", "on_files", "on_page_markdown"]
 
 ROOT = Path(__file__).resolve().parents[2]
 # Pages of the root, and their names on the site.
-AT_ROOT = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
-# Files that pages link to, copied to the site; of docs/ all are.
-COPIED = re.compile(r"LICENSE|examples/[\w./-]+|tests/servers/petastorm\.txt|notebooks/[\w./-]+")
+AT_ROOT = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security-policy.md",
+}
 LINK = re.compile(r"\[([^\[\]]*)\]\((?!https?://|mailto:|#)([^)\s#]+)")
+ATTRIBUTE = re.compile(r"""(<[^>]*?\b(?:src|srcset|href)=["'])(?!https?://|mailto:|#)([^"'#]+)""")
 PAGE_NAME = re.compile(r"[\w/.-]+\.md")
 FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 
@@ -28,14 +33,26 @@ FENCED = re.compile(r"(^```.*?^```)", re.MULTILINE | re.DOTALL)
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     """Adds the pages of the root, the references, and the files that pages link to."""
     for source, name in AT_ROOT.items():
-        files.append(File.generated(config, name, content=(ROOT / source).read_text()))
+        if (ROOT / source).exists():
+            files.append(File.generated(config, name, content=(ROOT / source).read_text()))
     for name, text in {**command_pages(), **configuration_pages(), **api_pages()}.items():
         files.append(File.generated(config, name, content=text))
     texts = [(file.src_uri, file.content_string) for file in files.documentation_pages()]
-    linked = {target for name, text in texts for target in targets(name, text) if COPIED.fullmatch(target)}
+    linked = {target for name, text in texts for target in targets(name, text) if is_copied(target)}
     for target in sorted(linked):
         files.append(File.generated(config, target, abs_src_path=str(ROOT / target)))
+    config.nav = written(config.nav or [], {file.src_uri for file in files})
     return files
+
+
+def written(nav: list[Any], pages: set[str]) -> list[Any]:
+    """The navigation without pages that are still to be written. Pages that it lacks are warned of by MkDocs."""
+    kept = []
+    for item in nav:
+        ((name, below),) = item.items()
+        below = written(below, pages) if isinstance(below, list) else below if below in pages else None
+        kept += [{name: below}] if below else []
+    return kept
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
@@ -52,8 +69,15 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         text = titles.get(leads_to, link[1]) if PAGE_NAME.fullmatch(link[1]) else link[1]
         return f"[{text}]({posixpath.relpath(leads_to, here)}"
 
+    def in_html(link: re.Match[str]) -> str:
+        leads_to = posixpath.relpath(place(target(name, link[2])), here)
+        return link[1] + re.sub(r"\.md$", ".html", leads_to)
+
     parts = FENCED.split(markdown)
-    return "".join(part if part.startswith("```") else LINK.sub(on_site, part) for part in parts)
+    for number, part in enumerate(parts):
+        if not part.startswith("```"):
+            parts[number] = ATTRIBUTE.sub(in_html, LINK.sub(on_site, part))
+    return "".join(parts)
 
 
 def on_env(env: Environment, *, config: MkDocsConfig, files: Files) -> None:
@@ -89,7 +113,13 @@ def target(name: str, link: str) -> str:
 
 def targets(name: str, text: str) -> set[str]:
     """All files that a page links to, as paths in the repository."""
-    return {target(name, link) for _, link in LINK.findall(FENCED.sub("", text))}
+    plain = FENCED.sub("", text)
+    return {target(name, link) for _, link in LINK.findall(plain) + ATTRIBUTE.findall(plain)}
+
+
+def is_copied(path: str) -> bool:
+    """Whether a file that a page links to is copied to the site: one of the repository, outside docs/, and no page."""
+    return not path.startswith(("docs/", "../")) and not path.endswith(".md") and (ROOT / path).is_file()
 
 
 def place(path: str) -> str:
