@@ -115,6 +115,27 @@ def test_readme(here: Path) -> None:
     assert names["batch"]["class_id"].shape == (1024,)
 
 
+def test_quick_start(tmp_path: Path) -> None:
+    """Its commands as they are written, one after the other in one shell, and roughly what they print."""
+    blocks = re.findall(r"^```(bash|text)\n(.*?)^```", PAGES["quickstart.md"], re.MULTILINE | re.DOTALL)
+    script = "".join(block for language, block in blocks if language == "bash")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["bash", "-e"], input=script, cwd=tmp_path, env={**lean_environment(), "PATH": path},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:]
+    printed = {without_numbers(line) for line in done.stdout.splitlines()}
+    promised = [line for language, block in blocks if language == "text" for line in block.splitlines()]
+    assert {without_numbers(line) for line in promised} <= printed, done.stdout
+    assert float(re.findall(r"balanced accuracy ([\d.]+)", done.stdout)[-1]) > 0.9
+    assert Path(tmp_path, "fruit.keras").exists()
+
+
+def without_numbers(line: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"\d[\d.,]*", "0", line))
+
+
 def test_order(here: Path) -> None:
     run_page(
         "order.md", {"Loader": Loader}, ("url", "'flights'"), ("rank=rank", "rank=0"), ("=ranks", "=1"), ("5000", "2")
