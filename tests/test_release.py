@@ -16,7 +16,9 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+import yaml
 
+from ringfeed.tools.environment.horovod_recipe import SYSTEM_PACKAGES
 from tests.test_packaging import LAYERS, ROOT, configured
 
 URL = configured()["metadata"]["url"]
@@ -155,6 +157,51 @@ def test_a_new_environment_runs_the_wheel(bin_folder: Path, tmp_path: Path) -> N
     assert "{'failing': 128, 'sound': 128}" in said
     run(bin_folder, "shard-dataset", "build", "first/readings.csv", "again", "--label", "state", at=tmp_path)
     assert "as they were written" in run(bin_folder, "shard-dataset", "verify", "again", at=tmp_path)
+
+
+def test_all_that_name_the_project_or_its_version_agree() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["version"], citation["repository-code"]) == (VERSION, URL)
+    assert f"<{URL}/security/advisories/new>" in (ROOT / "SECURITY.md").read_text()
+
+
+def dockerfile_stages() -> dict[str, str]:
+    """The stages of the Dockerfile by name, their lines joined, without comments."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", "")
+    stages = re.findall(r"^FROM \S+ AS ([\w-]+)\n(.*?)(?=^FROM |\Z)", text, re.MULTILINE | re.DOTALL)
+    return dict(stages)
+
+
+def test_the_dockerfile_copies_what_is_there_and_installs_extras_that_exist() -> None:
+    stages = dockerfile_stages()
+    assert list(stages) == ["build-cpu", "build-gpu", "gpu", "cpu"]
+    for name, text in stages.items():
+        copies = re.findall(r"^COPY (?:--from=(\S+) )?(\S+) \S+$", text, re.MULTILINE)
+        assert len(copies) == text.count("COPY")
+        for stage, source in copies:
+            earlier = list(stages)[: list(stages).index(name)]
+            assert stage in earlier if stage else (ROOT / source).exists(), source
+        for extras in re.findall(r"\.\[([\w,]+)\]", text):
+            assert set(extras.split(",")) <= set(configured()["options.extras_require"])
+        if name.startswith("build-"):
+            assert set(SYSTEM_PACKAGES) <= set(text.split()), "what install-horovod would miss"
+        else:
+            assert "\nUSER ringfeed\n" in text
+    ignored = (ROOT / ".dockerignore").read_text().split()
+    assert not {"README.md", "LICENSE", "setup.py", "*.md", "examples", "notebooks", *LAYERS} & set(ignored)
+
+
+@pytest.mark.parametrize("name", ["ci.yml", "release.yml"])
+def test_a_workflow_runs_what_is_there(name: str) -> None:
+    text = (ROOT / ".github/workflows" / name).read_text()
+    jobs = yaml.safe_load(text)["jobs"]
+    steps = [step for job in jobs.values() for step in job["steps"]]
+    assert all(("run" in step) != ("uses" in step) for step in steps)
+    assert all(needed in jobs for job in jobs.values() for needed in job.get("needs", []))
+    named = re.findall(r"(?:(?<=\s)|(?<=/)|(?<='))((?:\.ci|examples|tests|tools)/[\w./*-]+)", text)
+    assert all(list(ROOT.glob(path)) for path in named), named
+    if name == "ci.yml":
+        assert ".ci/run" in [step.get("run") for step in steps]
 
 
 @pytest.mark.campaign
