@@ -43,13 +43,14 @@ class Count(keras.layers.Layer):
 
 def network(manifest, config):
     ids, value = keras.Input((), dtype="int64", name="id"), keras.Input((), dtype="float32", name="value")
-    both = keras.ops.expand_dims(value + Count()(ids), 1)
+    table = keras.layers.Embedding(240, 2, embeddings_initializer="zeros")  # split, a half on each server
+    both = keras.layers.Concatenate()([keras.ops.expand_dims(value + Count()(ids), 1), table(ids)])
     return keras.Model({"id": ids, "value": value}, keras.layers.Dense(2)(both))
 
 class Failing(keras.layers.Layer):
     def call(self, x):
         def fail(x):
-            raise ValueError("a value of your own")  # line 21
+            raise ValueError("a value of your own")  # line 22
         return tf.ensure_shape(tf.py_function(fail, [x], tf.float32), [None, 1])
     def compute_output_spec(self, x): return keras.KerasTensor((x.shape[0], 1))
 
@@ -93,6 +94,11 @@ def _counts(folder: Path, step: int) -> np.ndarray:
     return counts
 
 
+def _tables(folder: Path) -> list[np.ndarray]:
+    path = max((folder / "run").glob("step-*"))
+    return [array for name, array in load_file(path).items() if name.startswith("model/") and "embedding" in name]
+
+
 def _worker(process: subprocess.Popen[str], index: int) -> psutil.Process:
     for child in psutil.Process(process.pid).children():
         with suppress(psutil.Error, KeyError):
@@ -103,7 +109,8 @@ def _worker(process: subprocess.Popen[str], index: int) -> psutil.Process:
 
 
 def test_a_run_survives_a_workers_death_and_reads_each_sample_once_an_epoch(run_folder: Path) -> None:
-    process = _launched(run_folder, "--ps", "2", "--workers", "2", "train", "--config", "run.yaml")
+    split = ["--set", "parameter_server.shard_bytes=1"]
+    process = _launched(run_folder, "--ps", "2", "--workers", "2", "train", "--config", "run.yaml", *split)
     deadline = time.monotonic() + 280
     while not saved_steps(run_folder / "run"):
         assert process.poll() is None, process.communicate()[1]
@@ -117,7 +124,9 @@ def test_a_run_survives_a_workers_death_and_reads_each_sample_once_an_epoch(run_
     assert "Traceback" not in stderr
 
     metrics = json.loads((run_folder / "metrics.json").read_text())
-    steps = RECORDS // BATCH
+    steps, (table,) = RECORDS // BATCH, _tables(run_folder)
+    assert table.shape == (RECORDS, 2)
+    assert (table != 0).any(axis=1).all()  # all rows, of both servers
     assert metrics["total_steps"] == steps * EPOCHS
     assert metrics["final"]["accuracy"] > 0.9
     assert metrics["history"]["steps"][-1]["step"] == steps * EPOCHS
@@ -182,7 +191,7 @@ def test_an_error_in_a_network_is_one_line(run_folder: Path) -> None:
     _, stderr = process.communicate(timeout=280)
     assert process.returncode == 1
     assert stderr.startswith("ringfeed launch: error: model.name networks:failing: ")
-    assert stderr.endswith("networks.py:21: ValueError: a value of your own\n")
+    assert stderr.endswith("networks.py:22: ValueError: a value of your own\n")
     assert stderr.count("\n") == 1
 
 
