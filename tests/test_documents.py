@@ -20,6 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build, open_dataset, read_records
@@ -27,6 +28,7 @@ from ringfeed.tools import cli
 from ringfeed.tools.shard_dataset import program as shard_dataset
 from ringfeed.tools.shard_dataset.parser import build_parser
 from ringfeed.training import load_config
+from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.models.build import build_model
 from tests.helpers.commands import Cli
 from tests.helpers.lean import lean_environment
@@ -265,8 +267,8 @@ def test_a_model_of_your_own(here: Path) -> None:
 
 
 def write_configuration() -> None:
-    for yaml in re.findall(r"^```yaml\n(.*?)```", PAGES["training.md"], re.MULTILINE | re.DOTALL):
-        Path(yaml.splitlines()[0].removeprefix("# ")).write_text(yaml)
+    for block in blocks_of("training.md", "yaml"):
+        Path(block.splitlines()[0].removeprefix("# ")).write_text(block)
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras 3.15 with NumPy 2
@@ -398,6 +400,45 @@ def test_commands_parse(texts: dict[str, str]) -> None:
             cli.build_parser(words[0]).parse_args(words)
         else:
             build_parser(python_source="--source" in words and words[0] == "build").parse_args(words)
+
+
+def blocks_of(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", PAGES[page], re.MULTILINE | re.DOTALL)
+
+
+def test_commands_in_blocks_are_known() -> None:
+    """Also a misspelt one, which `commands` passes over; and the scripts and targets of `make` that blocks call."""
+    known = {f"ringfeed {name}" for name in cli.COMMANDS} | {f"shard-dataset {name}" for name in SUBCOMMANDS.split("|")}
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for page in PAGES:
+        text = "".join(block for language in ("", "bash", "sh") for block in blocks_of(page, language))
+        called = re.findall(r"^(?:ringfeed|shard-dataset) [a-z][\w-]*", text, re.MULTILINE)
+        called += re.findall(r"^horovodrun .*?(ringfeed [a-z][\w-]*)", text, re.MULTILINE)
+        assert set(called) <= known, page
+        for script in re.findall(
+            r"^python ((?:benchmarks|examples|tools|tests|docs)/[\w./-]+\.py)", text, re.MULTILINE
+        ):
+            assert (ROOT / script).exists(), (page, script)
+        assert set(re.findall(r"^make ([\w-]+)", text, re.MULTILINE)) <= targets, page
+
+
+# Not of `ringfeed train`: of Prometheus, and of a file for `--schema`, which tests/test_interoperability.py reads.
+OTHER_YAML = ("scrape_configs:", "features:")
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page, "yaml")])
+def test_configurations_are_valid(page: str) -> None:
+    for block in blocks_of(page, "yaml"):
+        tree = yaml.safe_load(block)
+        if not block.startswith(OTHER_YAML):
+            parse_config({"data": {"url": "flights", "batch_size": 64}} | tree, page)
+
+
+def test_json_parses() -> None:
+    blocks = [block for page in PAGES for block in blocks_of(page, "json")]
+    assert blocks
+    for block in blocks:
+        json.loads(block)
 
 
 def test_flags_exist() -> None:
