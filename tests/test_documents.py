@@ -48,7 +48,8 @@ ELSEWHERE = {
 BLOCK = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 SUBCOMMANDS = r"build|append|reshard|inspect|verify|repair|cat|clean|export"
 COMMAND = re.compile(
-    rf"^\s*(?:horovodrun .*?)?((?:shard-dataset (?:{SUBCOMMANDS})|ringfeed (?:{'|'.join(cli.COMMANDS)}))\b.*)",
+    r"^\s*(?:horovodrun .*?|srun |exec )?"
+    rf"((?:shard-dataset (?:{SUBCOMMANDS})|ringfeed (?:{'|'.join(cli.COMMANDS)}))\b.*)",
     re.MULTILINE,
 )
 
@@ -422,16 +423,17 @@ def test_commands_in_blocks_are_known() -> None:
         assert set(re.findall(r"^make ([\w-]+)", text, re.MULTILINE)) <= targets, page
 
 
-# Not of `ringfeed train`: of Prometheus, and of a file for `--schema`, which tests/test_interoperability.py reads.
-OTHER_YAML = ("scrape_configs:", "features:")
+# Not of `ringfeed train`: of Prometheus, of Kubernetes, and of `--schema` (tests/test_interoperability.py reads that).
+OTHER_YAML = ("scrape_configs:", "apiVersion:", "features:")
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if blocks_of(page, "yaml")])
 def test_configurations_are_valid(page: str) -> None:
     for block in blocks_of(page, "yaml"):
-        tree = yaml.safe_load(block)
-        if not block.startswith(OTHER_YAML):
-            parse_config({"data": {"url": "flights", "batch_size": 64}} | tree, page)
+        for tree in yaml.safe_load_all(block):
+            if not block.startswith(OTHER_YAML):
+                data = {"url": "flights", "batch_size": 64, **tree.get("data", {})}
+                parse_config({**tree, "data": data}, page)
 
 
 def test_json_parses() -> None:
@@ -441,10 +443,54 @@ def test_json_parses() -> None:
         json.loads(block)
 
 
+def test_recipes_of_clusters_are_scripts_and_manifests() -> None:
+    scripts = blocks_of("clusters.md", "bash")
+    for script in scripts:
+        subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+        assert "ringfeed " in script
+    manifests = [manifest for block in blocks_of("clusters.md", "yaml") for manifest in yaml.safe_load_all(block)]
+    started = []
+    for manifest in manifests:
+        assert {"apiVersion", "kind", "metadata", "spec"} == set(manifest)
+        for container in (container for pods in pod_templates(manifest) for container in pods["spec"]["containers"]):
+            words = [*container.get("command", []), *container.get("args", [])]
+            if not words:
+                continue
+            assert all(isinstance(word, str) for word in words)
+            _, *words = words[words.index("ringfeed") :]
+            args = cli.build_parser(words[0]).parse_args(words)
+            started.append(args)
+            if words[0] == "launch":
+                cli.build_parser("train").parse_args(args.program)
+            for variable in container.get("env", []):
+                if variable["name"] == "TF_CONFIG":
+                    assert json.loads(variable["value"].replace("$(JOB_COMPLETION_INDEX)", "3"))["task"]["index"] == 3
+    assert (len(scripts), len(manifests), len(started)) == (4, 5, 3)
+
+
+def pod_templates(tree: Any) -> list[dict[str, Any]]:
+    """Those of a manifest."""
+    if isinstance(tree, dict):
+        found = [tree["template"]] if "template" in tree else []
+        return found + [pods for value in tree.values() for pods in pod_templates(value)]
+    return []
+
+
 def test_flags_exist() -> None:
     known = {flag for text in help_texts().values() for flag in re.findall(r"--[a-z][a-z-]*", text)}
     known |= {"--rounds", "--precision", "--output", "--quick", "--no-deps"}  # of benchmarks, the demo and pip
     known |= {"--network-interfaces", "--start-timeout", "--ssh-port", "--execute"}  # of horovodrun and nbconvert
+    known |= {"--hostfile", "--from-file"}  # of horovodrun and kubectl
+    known |= {
+        "--job-name",
+        "--nodes",
+        "--ntasks",
+        "--ntasks-per-node",
+        "--cpus-per-task",
+        "--gres",
+        "--time",
+    }  # of Slurm
+    known |= {"--signal", "--requeue", "--open-mode", "--distribution", "--kill-on-bad-exit"}
     known |= {"--host-discovery-script", "--min-np", "--max-np", "--gloo-timeout-seconds"}  # of horovodrun
     for page, text in PAGES.items():
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text))

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock, Thread, current_thread, main_thread
+from time import monotonic
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -26,6 +27,7 @@ INTERRUPTED = 130  # exit status
 _STATUSES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: 143, signal.SIGHUP: 129}
 _STOPPED = 0  # the number of no signal
 _GRACE_SECONDS = 2.0
+_ECHO_SECONDS = 2.0  # in which a second SIGTERM is the first one again, passed on by a launcher
 _SHOW_CURSOR = b"\x1b[?25h\n"  # a progress bar hides it, and is left without a newline
 
 
@@ -139,7 +141,8 @@ class SignalWatch:
     def defer_termination(self, seconds: float) -> None:
         """From now on let SIGTERM set `is_terminating`, and end the process only if it still runs after `seconds`.
 
-        A second signal ends it at once.
+        A second signal ends it at once, but not a SIGTERM right after the first: a scheduler signals every process of a
+        job, and a launcher then passes its own on.
         """
         self._deferral = seconds
 
@@ -179,10 +182,13 @@ class SignalWatch:
         if number == signal.SIGTERM and self._deferral is not None:
             self.is_terminating = True  # before it counts as received
             self._received = number
-            if select.select([self._reader], [], [], self._deferral)[0]:
+            asked = monotonic()
+            while select.select([self._reader], [], [], max(0.0, asked + self._deferral - monotonic()))[0]:
                 number = os.read(self._reader, 1)[0]
                 if number == _STOPPED:
                     return
+                if number != signal.SIGTERM or monotonic() > asked + _ECHO_SECONDS:
+                    break
             self._end(number if number in _STATUSES else signal.SIGTERM)
         self._received = number
         if self._checked:

@@ -218,6 +218,24 @@ class TestDeferredSignals:
             work()
         assert reached == [0, 1]
 
+    @pytest.mark.parametrize(("echo_seconds", "status"), [(60, 130), (0, 143)])
+    def test_a_sigterm_that_a_launcher_passes_on_is_the_first_one_again(self, echo_seconds: int, status: int) -> None:
+        code = f"""
+import os, signal
+from ringfeed.tools import signals
+signals._ECHO_SECONDS = {echo_seconds}
+with signals.ending_on_signals("p") as watch:
+    watch.defer_termination(600)
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not watch.is_terminating:
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+    os.kill(os.getpid(), signal.SIGINT)
+    signal.pause()
+"""
+        done = subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+        assert done.returncode == status
+
     def test_an_ignored_signal_stays_ignored(self) -> None:
         before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
         try:

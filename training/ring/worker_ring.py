@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,6 +27,13 @@ Variable = Any
 _SUM = tf.distribute.ReduceOp.SUM
 
 
+def _take_sigterm_back() -> None:
+    """Set the handler of SIGTERM again: TensorFlow's coordination service has set its own, which swallows it."""
+    handler = signal.getsignal(signal.SIGTERM)  # as Python knows it
+    if handler is not None and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
+
+
 class WorkerRing:
     """The workers that ``TF_CONFIG`` names. Construct it before TensorFlow's first operation.
 
@@ -39,6 +48,7 @@ class WorkerRing:
     def __init__(self, world: World, local_rank: int) -> None:
         logging.getLogger("tensorflow").setLevel(logging.ERROR)  # the strategy logs each collective
         self._strategy = tf.distribute.MultiWorkerMirroredStrategy()
+        _take_sigterm_back()
         self.rank, self.size, self.local_rank, self.local_size = world.rank, world.size, local_rank, world.local_size
 
     def _sums(self, tensors: Sequence[Tensor]) -> list[Tensor]:

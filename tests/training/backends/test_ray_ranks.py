@@ -1,8 +1,5 @@
 """`ringfeed launch --ray` on a real Ray cluster of this machine: its ranks, SIGTERM, and refusals of one line."""
 
-import os
-import signal
-import threading
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +8,7 @@ import pytest
 
 from ringfeed.sharding import BuildOptions, build
 from ringfeed.tools.cli import main
-from tests.helpers.checkpoints import saved_steps
+from tests.helpers.checkpoints import saved_steps, sigterm_after_a_checkpoint
 from tests.helpers.lean import lean_environment
 from tests.servers.ray import ray_cluster
 
@@ -53,21 +50,8 @@ def test_ranks_train_on_a_ray_cluster_and_stop_with_a_checkpoint(
         assert launch("--ray", "auto", "-n", "3") == 1
         message = "-n 3 needs a processor for each rank, and the Ray cluster has 2"
         assert capfd.readouterr().err == f"ringfeed: error: {message}\n"
-        ended = threading.Event()
-
-        def stop_after_a_checkpoint() -> None:
-            while not ended.wait(0.1):
-                if max(saved_steps(run_folder / "run"), default=0) >= 5:
-                    os.kill(os.getpid(), signal.SIGTERM)
-                    return
-
-        thread = threading.Thread(target=stop_after_a_checkpoint)
-        thread.start()
-        try:
+        with sigterm_after_a_checkpoint(run_folder / "run"):
             status = launch("--ray", "auto", "-n", "2")
-        finally:
-            ended.set()
-            thread.join()
         shown = capfd.readouterr()
         assert status == 75, shown
         step = max(saved_steps(run_folder / "run"))

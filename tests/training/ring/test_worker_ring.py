@@ -15,6 +15,7 @@ import pytest
 from ringfeed.tools.cli import main
 from ringfeed.training.ring.workers import local_rank_of_worker, worker_world
 from ringfeed.training.ring.world import World
+from tests.helpers.checkpoints import saved_steps, sigterm_after_a_checkpoint
 from tests.helpers.lean import lean_environment
 
 Written = Callable[..., Path]
@@ -51,6 +52,19 @@ def test_workers_end_with_the_weights_of_one_process_on_the_same_global_batches(
     for mine, other in zip(one, two, strict=True):
         np.testing.assert_allclose(other, mine, rtol=1e-4, atol=1e-5)
     assert together["final"]["loss"] == pytest.approx(alone["final"]["loss"], rel=1e-5)
+
+
+@pytest.mark.usefixtures("alone")
+def test_sigterm_ends_workers_with_a_checkpoint(
+    write_config: Written, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_config(
+        backend="multi_worker", checkpoint={"url": str(tmp_path / "run"), "every_steps": 5}, epochs=100_000
+    )
+    with sigterm_after_a_checkpoint(tmp_path / "run"):
+        assert main(["launch", "-n", "2", "train", "--config", str(path), "--quiet"]) == 75
+    step = max(saved_steps(tmp_path / "run"))
+    assert f"stopped by SIGTERM; the checkpoint of step {step} is in" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
