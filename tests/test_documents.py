@@ -432,8 +432,9 @@ def test_configurations_are_valid(page: str) -> None:
     for block in blocks_of(page, "yaml"):
         for tree in yaml.safe_load_all(block):
             if not block.startswith(OTHER_YAML):
-                data = {"url": "flights", "batch_size": 64, **tree.get("data", {})}
-                parse_config({**tree, "data": data}, page)
+                data = tree.get("data", {})
+                named = {} if {"url", "mixture"} & data.keys() else {"url": "flights", "batch_size": 64}
+                parse_config({**tree, "data": {**named, **data}}, page)
 
 
 def test_json_parses() -> None:
@@ -478,6 +479,7 @@ def pod_templates(tree: Any) -> list[dict[str, Any]]:
 
 def test_flags_exist() -> None:
     known = {flag for text in help_texts().values() for flag in re.findall(r"--[a-z][a-z-]*", text)}
+    known |= {"--batches", "--studies"}  # of benchmarks
     known |= {"--rounds", "--precision", "--output", "--quick", "--no-deps"}  # of benchmarks, the demo and pip
     known |= {"--network-interfaces", "--start-timeout", "--ssh-port", "--execute"}  # of horovodrun and nbconvert
     known |= {"--hostfile", "--from-file"}  # of horovodrun and kubectl
