@@ -32,7 +32,7 @@ lint: setup ## ruff, mypy (strict) and doctests
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy $(MODULES:%=-p %)
-	@$(BIN)/pytest -q --doctest-modules --pyargs $(MODULES)
+	@$(BIN)/python -m pytest -q -p tests.helpers.doctests --doctest-modules --pyargs $(MODULES)
 
 test: lint ## all that a contributor must pass: lint, then the tests
 	@$(BIN)/python -m tests.servers.install
@@ -46,7 +46,7 @@ notebooks: setup ## run the notebooks, and write them as HTML pages to build/not
 	@echo build/notebooks/*.html
 
 docs: setup ## the documentation site, strictly checked, to build/site
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo build/site/index.html
 
 dist: setup ## sdist and wheel of a release in dist/, checked

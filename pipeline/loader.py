@@ -118,6 +118,11 @@ class Loader(BaseLoader):
 
     Each element of `epoch` is ``{feature: tensor [local_batch_size, *shape]}``, with ``class_id``, int32, the label's
     position in `manifest.classes`.
+
+    >>> loader = Loader("flights", batch_size=64, balance="uniform", seed=7)
+    >>> batch = next(iter(loader.numpy_epoch(0)))
+    >>> batch["miles"].shape, batch["class_id"].dtype
+    ((64,), dtype('int32'))
     """
 
     @flat_arguments(LoaderOptions)

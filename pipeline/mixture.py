@@ -54,6 +54,10 @@ class SourceMix:
         samples: its samples in the epoch.
         per_batch: the fewest and the most of its samples in a global batch.
         repeats: samples / records, how often a record comes on average.
+
+    >>> from ringfeed.pipeline import Mixture
+    >>> Mixture({"a": {"url": "flights"}}, batch_size=64).plan().sources["a"].records
+    320
     """
 
     records: int
@@ -72,6 +76,11 @@ class MixturePlan:
         batch_size: samples in a global batch.
         streams: canonical streams.
         sources: the mix by name of dataset.
+
+    >>> from ringfeed.pipeline import Mixture
+    >>> plan = Mixture({"a": {"url": "flights"}}, batch_size=64).plan()
+    >>> plan.steps
+    5
     """
 
     epoch: int
@@ -125,6 +134,10 @@ class Mixture(BaseLoader):
 
     Elements of `epoch` are those of a loader, with ``source_id``, int32, the dataset's position in `sources`; their
     ``class_id`` is the label's position in `classes`.
+
+    >>> mixture = Mixture({"a": {"url": "flights"}, "b": {"url": "flights", "split": "test"}}, batch_size=8)
+    >>> mixture.plan().sources["a"].per_batch
+    (6, 7)
     """
 
     @flat_arguments(MixtureOptions)

@@ -26,6 +26,7 @@ else:
 __all__ = ["TorchBatch", "TorchDataset"]
 
 TorchBatch: TypeAlias = dict[str, Any]
+"""A batch: tensors [local_batch_size, *shape], lists of `bytes` or `Ragged`, by feature."""
 _KEY_BITS = 40
 _INSTALL = "TorchDataset needs PyTorch; install it with: pip install torch (or 'ringfeed[torch]')"
 
@@ -48,6 +49,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc, unused-ignore]
 
     A batch holds by feature, and ``class_id``: numbers as tensors [local_batch_size, *shape] of the feature's dtype,
     strings and bytes as lists of `bytes`, features of variable length as `Ragged` ``(values, row_lengths)``.
+
+    >>> from torch.utils.data import DataLoader  # doctest: +SKIP
+    >>> batches = DataLoader(TorchDataset(loader), batch_size=None, num_workers=2)  # doctest: +SKIP
     """
 
     def __init__(self, loader: BaseLoader, transform: Callable[[TorchBatch], Any] | None = None) -> None:

@@ -15,6 +15,13 @@ class RingfeedError(Exception):
 
     Attributes:
         may_pass: whether the same command may succeed when it is run again unchanged.
+
+    >>> from ringfeed.sharding import open_dataset
+    >>> try:
+    ...     open_dataset("elsewhere")
+    ... except RingfeedError as error:
+    ...     print(type(error).__name__)
+    DatasetError
     """
 
     may_pass = False
@@ -24,27 +31,70 @@ class RingfeedError(Exception):
 
 
 class ConfigError(RingfeedError, ValueError):
-    """An option, a flag or a configuration key has a forbidden value."""
+    """An option, a flag or a configuration key has a forbidden value.
+
+    >>> from ringfeed.sharding import build
+    >>> build(source="flights.parquet", destination="shards", shards=0)
+    Traceback (most recent call last):
+        ...
+    ringfeed.sharding.errors.ConfigError: shards must be at least 1, got 0
+    """
 
 
 class SourceError(RingfeedError, ValueError):
-    """The source data cannot be read in its declared format."""
+    """The source data cannot be read in its declared format.
+
+    >>> from ringfeed.sharding import build
+    >>> build(source="missing.parquet", destination="shards")
+    Traceback (most recent call last):
+        ...
+    ringfeed.sharding.errors.SourceError: ...
+    """
 
 
 class DestinationError(RingfeedError, OSError):
-    """A dataset cannot be written to its destination."""
+    """A dataset cannot be written to its destination.
+
+    >>> from ringfeed.sharding import build
+    >>> build(source="flights.parquet", destination="flights")
+    Traceback (most recent call last):
+        ...
+    ringfeed.sharding.errors.DestinationError: ...
+    """
 
 
 class DatasetError(RingfeedError, ValueError):
-    """A folder is no dataset, or one that this version cannot read."""
+    """A folder is no dataset, or one that this version cannot read.
+
+    >>> from ringfeed.sharding import open_dataset
+    >>> open_dataset("elsewhere")
+    Traceback (most recent call last):
+        ...
+    ringfeed.sharding.errors.DatasetError: ...
+    """
 
 
 class CorruptionError(RingfeedError, OSError):
-    """Stored bytes differ from those that were written."""
+    """Stored bytes differ from those that were written.
+
+    >>> from ringfeed.pipeline import Loader
+    >>> from pathlib import Path
+    >>> shard = sorted(Path("flights").glob("train-*.tfrecord"))[0]
+    >>> _ = shard.write_bytes(shard.read_bytes()[:-1])
+    >>> next(iter(Loader("flights", batch_size=320, cache=None).numpy_epoch(0)))
+    Traceback (most recent call last):
+        ...
+    ringfeed.sharding.errors.CorruptionError: ...
+    """
 
 
 class StorageError(RingfeedError, OSError):
-    """The storage refused a request or failed: wrong credentials, a missing bucket, a broken network."""
+    """The storage refused a request or failed: wrong credentials, a missing bucket, a broken network.
+
+    >>> from ringfeed.sharding import RingfeedError
+    >>> issubclass(StorageError, RingfeedError), issubclass(StorageError, OSError)
+    (True, True)
+    """
 
     may_pass = True
 
@@ -78,10 +128,20 @@ class PageError(StorageError):
 
 
 class WorkerError(RingfeedError, RuntimeError):
-    """A worker process was killed."""
+    """A worker process was killed.
+
+    >>> from ringfeed.sharding import RingfeedError
+    >>> issubclass(WorkerError, RingfeedError), issubclass(WorkerError, RuntimeError)
+    (True, True)
+    """
 
     may_pass = True
 
 
 class TrainingError(RingfeedError, RuntimeError):
-    """Training cannot continue correctly."""
+    """Training cannot continue correctly.
+
+    >>> from ringfeed.sharding import RingfeedError
+    >>> issubclass(TrainingError, RingfeedError), issubclass(TrainingError, RuntimeError)
+    (True, True)
+    """

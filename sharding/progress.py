@@ -18,6 +18,12 @@ class Progress:
         total: all tasks or shards of the stage.
         records: records in the finished tasks.
         resumed: how many of `done` an earlier, killed build had finished.
+
+    >>> from ringfeed.sharding import build
+    >>> stages = []
+    >>> _ = build(source="flights.parquet", destination="shards", report=lambda progress: stages.append(progress.stage))
+    >>> stages[-1]
+    'write'
     """
 
     stage: str

@@ -58,6 +58,12 @@ class Feature:
         shape: shape of one record's value: ``()`` for a scalar, ``(28, 28)`` fixed, ``(None,)`` of variable length.
         encoding: ``image`` for ``binary`` features that hold image files, else empty.
         logical: original Arrow type of values stored as integers, such as ``timestamp[us]``, else empty.
+
+    Raises:
+        ValueError: the dtype or the shape is none of these.
+
+    >>> Feature(name="pixels", dtype="uint8", shape=(28, 28))
+    Feature(name='pixels', dtype='uint8', shape=(28, 28), encoding='', logical='')
     """
 
     name: str
@@ -266,7 +272,16 @@ def _in_order(column: pa.FixedShapeTensorArray) -> pa.Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
-    """The features of a dataset, in order, and the name of the label, or None."""
+    """The features of a dataset, in order, and the name of the label, or None.
+
+    Raises:
+        SourceError: two features have one name, or no feature has the label's.
+
+    >>> from ringfeed.sharding import Feature
+    >>> schema = Schema(features=(Feature(name="x", dtype="float32"), Feature(name="y", dtype="int64")), label="y")
+    >>> schema.names
+    ('x', 'y')
+    """
 
     features: tuple[Feature, ...]
     label: str | None = None

@@ -2,6 +2,7 @@
 
 import ast
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,29 @@ def test_llms_txt_leads_to_every_page_as_markdown(site: Path) -> None:
     linked = re.findall(r"\]\(([^)]+)\)", (site / "llms.txt").read_text())
     assert {path.relative_to(site).as_posix() for path in site.rglob("*.md")} == set(linked)
     assert (site / "llms-full.txt").read_text().count("\n# ") >= len(linked) - 3
+
+
+def test_every_public_name_has_an_example_and_its_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make lint` runs the examples; those that need ranks or programs that are not installed are marked so."""
+    monkeypatch.syspath_prepend(str(ROOT / "docs/site"))
+    names = import_module("names")
+    for package in names.PACKAGES:
+        for name in names.exports(package):
+            module, _, node = names.resolve(package, name)
+            entry = names.describe(module, name, node)
+            assert entry.doc, f"{package}.{name} has no docstring"
+            if entry.kind == "value":
+                continue
+            assert ">>> " in entry.documented, f"{package}.{name} has no example"
+            assert "Raises:" in entry.documented or not raises(node), f"{package}.{name} names no errors"
+
+
+def raises(node: ast.ClassDef | ast.FunctionDef) -> bool:
+    """Whether a function, or the construction of an object, raises in its own code."""
+    functions = [node]
+    if isinstance(node, ast.ClassDef):
+        functions = [one for one in node.body if getattr(one, "name", "") in ("__init__", "__post_init__")]
+    return any(isinstance(inner, ast.Raise) for function in functions for inner in ast.walk(function))
 
 
 def exported(package: str) -> set[str]:

@@ -37,6 +37,8 @@ class Loader(BaseDataLoader):  # type: ignore[misc]
     DLIO's `reader.batch_size` is that of one accelerator, and `reader.read_threads` the number of shards that are read
     in parallel (the loader's `streams`), or the next smaller divisor of the batch size. Batches are dictionaries of
     tensors where DLIO's framework is TensorFlow, `reader.prefetch_size` of them made ahead, and of arrays elsewhere.
+
+    >>> reader = Loader(FormatType.TFRECORD, DatasetType.TRAIN, epoch_number=0)  # doctest: +SKIP
     """
 
     def __init__(self, format_type: Any, dataset_type: Any, epoch_number: int) -> None:

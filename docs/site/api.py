@@ -28,7 +28,8 @@ def api_pages() -> dict[str, str]:
         for package in PACKAGES
     )
     head = (
-        "# Python\n\nWhat you may import. Every other module is internal, and may move.\n\n| package | what it is |\n"
+        "# Python\n\nWhat you may import. Every other module is internal, and may move. Examples run in a folder with "
+        "a table `flights.parquet` and the dataset `flights`, built of it.\n\n| package | what it is |\n"
     )
     return {"reference/python.md": f"{head}| --- | --- |\n{rows}\n", **pages}
 

@@ -61,6 +61,14 @@ def parse_batch(examples: tf.Tensor, schema: Schema, fill: Mapping[str, Any] | N
 
     Returns:
         [batch, *shape] by feature; ragged where the length varies.
+
+    >>> import tensorflow as tf
+    >>> from ringfeed.sharding import Feature, Schema
+    >>> example = tf.train.Example()
+    >>> example.features.feature["x"].float_list.value.append(0.5)
+    >>> schema = Schema(features=(Feature(name="x", dtype="float32"),))
+    >>> parse_batch(tf.constant([example.SerializeToString()]), schema)["x"].numpy().tolist()
+    [0.5]
     """
     import tensorflow as tf
 

@@ -67,6 +67,11 @@ class Cache:
 
     Raises:
         ConfigError: the folder cannot be used as a cache.
+
+    >>> from ringfeed.pipeline import Loader
+    >>> loader = Loader("flights", batch_size=64, cache=Cache("cache", limit_bytes=1 << 30))
+    >>> len(list(loader.numpy_epoch(0)))
+    5
     """
 
     def __init__(self, path: str | os.PathLike[str], limit_bytes: int | None = None) -> None:
@@ -256,6 +261,10 @@ class MemoryCache:
 
     Args:
         limit_bytes: limit on the bytes of all files together.
+
+    >>> from ringfeed.pipeline import Loader
+    >>> Loader("flights", batch_size=64, cache=MemoryCache(1 << 20)).steps_per_epoch
+    5
     """
 
     def __init__(self, limit_bytes: int = _MEMORY_BYTES) -> None:

@@ -33,6 +33,9 @@ class StageStats:
         wait_seconds: seconds spent waiting for the previous stage; in ``cache`` for another process to fetch a file; in
             ``deliver`` for the consumer.
         queue_depth: items begun and not yet handed on.
+
+    >>> StageStats(items=3, busy_seconds=0.5).items
+    3
     """
 
     items: int = 0

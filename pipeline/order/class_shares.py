@@ -61,6 +61,11 @@ class Ramp:
 
     Raises:
         ConfigError: `epochs` is below 1.
+
+    >>> from ringfeed.pipeline import Loader
+    >>> loader = Loader("flights", batch_size=64, balance=Ramp(start="uniform", end="natural", epochs=10))
+    >>> [loader.plan(epoch).class_mix["late"].samples / 320 for epoch in (0, 10)]
+    [0.5, 0.125]
     """
 
     start: Shares

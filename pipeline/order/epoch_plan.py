@@ -29,6 +29,11 @@ class ClassMix:
             number.
         per_batch: fewest and most samples in a global batch; in natural order, the expected mean, twice.
         repeats: samples / records; above 1, records come more than once.
+
+    >>> from ringfeed.pipeline import Loader
+    >>> mix = Loader("flights", batch_size=64, balance="uniform").plan().class_mix["late"]
+    >>> mix.records, mix.per_batch
+    (40, (32.0, 32.0))
     """
 
     records: int
@@ -51,6 +56,11 @@ class FilterPlan:
         row_groups_skipped: row groups that their statistics rule out.
         bytes_read: bytes read to count.
         bytes_skipped: bytes of the filter's columns in skipped row groups.
+
+    >>> from ringfeed.pipeline import Loader
+    >>> found = Loader("flights", batch_size=8, where="miles > 2000").plan().row_filter
+    >>> found.records, found.kept
+    (320, 57)
     """
 
     where: str
@@ -88,6 +98,11 @@ class LoaderPlan:
         wrapped_records: the repeated records.
         row_filter: what `where` lets through. All other attributes count only these records, except the bytes.
         quarantined: shards that are not read. Other records stand in for theirs, which `class_mix` still counts.
+
+    >>> from ringfeed.pipeline import Loader
+    >>> plan = Loader("flights", batch_size=64).plan()
+    >>> plan.steps, plan.dropped
+    (5, 0)
     """
 
     epoch: int

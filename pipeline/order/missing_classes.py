@@ -51,6 +51,9 @@ class MissingClass:
         window: number of the window in its stream, from 0.
         class_value: missing class.
         donor: path of the shard that lends it.
+
+    >>> MissingClass(stream=0, window=2, class_value="late", donor="window 1").class_value
+    'late'
     """
 
     stream: int

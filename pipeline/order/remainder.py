@@ -19,7 +19,11 @@ Rows = npt.NDArray[np.int64]  # [n, 2]: shard, and row in it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordRange:
-    """Records ``[start, stop)`` of a shard, given by its path."""
+    """Records ``[start, stop)`` of a shard, given by its path.
+
+    >>> RecordRange(shard="train-00000-of-00004.tfrecord", start=10, stop=12).stop
+    12
+    """
 
     shard: str
     start: int

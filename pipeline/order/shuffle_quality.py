@@ -45,6 +45,11 @@ class ShuffleQuality:
         batch_shards: mean number of shards with records in a global batch.
         full_batch_shards: the same number in a full shuffle.
         samples: measured samples.
+
+    >>> from ringfeed.pipeline import Loader
+    >>> quality = Loader("flights", batch_size=64).shuffle_quality(0)
+    >>> quality.samples
+    320
     """
 
     displacement: float

@@ -27,6 +27,11 @@ class RandomCrop:
 
     Raises:
         ConfigError: a value breaks its rule.
+
+    >>> RandomCrop(area=(0.0, 1.0))
+    Traceback (most recent call last):
+        ...
+    ringfeed.sharding.errors.ConfigError: area must be two ascending numbers in (0, 1], got (0.0, 1.0)
     """
 
     area: tuple[float, float] = (0.08, 1.0)
@@ -49,6 +54,11 @@ class CentreCrop:
 
     Raises:
         ConfigError: the fraction lies outside (0, 1].
+
+    >>> CentreCrop(fraction=1.5)
+    Traceback (most recent call last):
+        ...
+    ringfeed.sharding.errors.ConfigError: fraction must lie in (0, 1], got 1.5
     """
 
     fraction: float = 0.875
@@ -71,6 +81,9 @@ class ColourJitter:
 
     Raises:
         ConfigError: a value lies outside [0, 1], or the hue outside [0, 0.5].
+
+    >>> ColourJitter(brightness=0.2, hue=0.1)
+    ColourJitter(brightness=0.2, contrast=0.0, saturation=0.0, hue=0.1)
     """
 
     brightness: float = 0.0
@@ -94,6 +107,9 @@ class Normalisation:
 
     Raises:
         ConfigError: mean and std differ in length or are not finite, or a std is negative.
+
+    >>> Normalisation(mean=(0.5,), std=(0.25,))
+    Normalisation(mean=(0.5,), std=(0.25,))
     """
 
     mean: tuple[float, ...]

@@ -46,6 +46,10 @@ class ImageTransform(GraphTransform):
 
     Raises:
         ConfigError: a value breaks its rule.
+
+    >>> from ringfeed.pipeline import RandomCrop
+    >>> ImageTransform(feature="image", size=(224, 224), crop=RandomCrop(), flip_left_right=True).channels
+    3
     """
 
     feature: str

@@ -35,6 +35,11 @@ class Mixup(GraphTransform):
 
     Raises:
         ConfigError: a value breaks its rule.
+
+    >>> Mixup(features=("image",), classes=10, alpha=0)
+    Traceback (most recent call last):
+        ...
+    ringfeed.sharding.errors.ConfigError: alpha must be above 0, got 0
     """
 
     features: tuple[str, ...]
@@ -73,6 +78,11 @@ class CutMix(GraphTransform):
 
     Raises:
         ConfigError: a value breaks its rule.
+
+    >>> CutMix(feature="image", classes=1)
+    Traceback (most recent call last):
+        ...
+    ringfeed.sharding.errors.ConfigError: classes must be at least 2, got 1
     """
 
     feature: str

@@ -30,6 +30,11 @@ class Pad(GraphTransform):
 
     Raises:
         ConfigError: a value breaks its rule.
+
+    >>> Pad(feature="tokens", multiple_of=0)
+    Traceback (most recent call last):
+        ...
+    ringfeed.sharding.errors.ConfigError: multiple_of must be at least 1, and 1 where length is given, got 0
     """
 
     feature: str

@@ -37,6 +37,12 @@ class TabularTransform(GraphTransform):
 
     Attributes:
         plan: the plan made by `plan_columns`.
+
+    >>> from ringfeed.pipeline import plan_columns
+    >>> from ringfeed.sharding import open_dataset
+    >>> transform = TabularTransform(plan=plan_columns(open_dataset("flights").manifest))
+    >>> len(transform.plan.categories)
+    1
     """
 
     plan: TabularPlan
@@ -79,6 +85,11 @@ def plan_columns(
     Raises:
         ConfigError: a column cannot be an input of a tabular model, a name is not a column's, or `fill` is a value that
             records hold; the message says what to do.
+
+    >>> from ringfeed.sharding import open_dataset
+    >>> plan = plan_columns(open_dataset("flights").manifest, categorical=["hour"])
+    >>> [column.name for column in plan.categories]
+    ['hour', 'carrier']
     """
     if columns is not None and not all(isinstance(feature, Feature) for feature in columns):
         raise ConfigError(f"columns must be features, such as manifest.schema['name'], got {columns!r}")

@@ -54,6 +54,12 @@ class TabularPlan:
     Attributes:
         numeric: columns to standardise, in the order of the numeric input.
         categories: columns to look up, in the order of the category input.
+
+    >>> from ringfeed.pipeline import plan_columns
+    >>> from ringfeed.sharding import open_dataset
+    >>> plan = plan_columns(open_dataset("flights").manifest)
+    >>> [column.name for column in plan.numeric]
+    ['hours', 'miles', 'hour']
     """
 
     numeric: tuple[NumericColumn, ...]

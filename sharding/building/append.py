@@ -64,6 +64,10 @@ class AppendOptions:
 
     Raises:
         ConfigError: a value violates its rule.
+
+    >>> options = AppendOptions(source="flights.parquet", destination="flights", shards=2, again=True)
+    >>> options.shards, options.seed
+    (2, None)
     """
 
     source: Any
@@ -165,6 +169,9 @@ def plan_append(
 
     Raises:
         RingfeedError: as in `append`.
+
+    >>> plan_append(source="flights.parquet", destination="flights", again=True).classes
+    ('late', 'on time')
     """
     options = options_of(AppendOptions, options, given)
     dataset = open_dataset(options.destination)
@@ -200,6 +207,9 @@ def append(
         SourceError: the source cannot be read, or does not fit the dataset.
         RingfeedError: the options or the destination are at fault. The dataset is unchanged, and nothing is left
             behind, unless another attempt may succeed (`RingfeedError.may_pass`).
+
+    >>> append(source="flights.parquet", destination="flights", again=True).records
+    800
     """
     options = options_of(AppendOptions, options, given)
     if is_in_memory(options.source):

@@ -61,6 +61,9 @@ def plan_build(
     Raises:
         SourceError: the source cannot be read, or its classes cannot be balanced and split as asked.
         ConfigError: the options do not fit the data.
+
+    >>> plan_build(source="flights.parquet", destination="shards", label="arrival", shards=4).classes
+    ('late', 'on time')
     """
     with spilled_source(options_of(BuildOptions, options, given)) as options:
         options = settle_rare_classes(options, executor=executor, report=report)
@@ -92,6 +95,10 @@ def build(
         RingfeedError: the source, the options or the destination is at fault. Nothing is left behind, unless another
             attempt may succeed (`RingfeedError.may_pass`). A dataset to be replaced is untouched, unless the final
             replacement itself fails.
+
+    >>> manifest = build(source="flights.parquet", destination="shards", label="arrival", shards=4)
+    >>> manifest.records, manifest.classes
+    (400, ('late', 'on time'))
     """
     options = options_of(BuildOptions, options, given)
     if is_in_memory(options.source):  # checked before the records are read, perhaps for hours

@@ -48,6 +48,11 @@ class BuildPlan:
         digest: digest of the splits by column and of the records dropped as duplicates of the dataset's; empty if
             there are neither.
         base: manifest of the dataset that is appended to; None for a build.
+
+    >>> from ringfeed.sharding import plan_build
+    >>> plan = plan_build(source="flights.parquet", destination="shards", label="arrival", shards=4)
+    >>> plan.classes
+    ('late', 'on time')
     """
 
     source: Source

@@ -66,6 +66,10 @@ class BuildOptions:
 
     Raises:
         ConfigError: a value violates its rule.
+
+    >>> options = BuildOptions(source="flights.csv", destination="shards", splits={"train": "0.8", "test": "0.2"})
+    >>> options.splits["test"]
+    Fraction(1, 5)
     """
 
     source: Any

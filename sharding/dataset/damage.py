@@ -34,6 +34,13 @@ class Damage:
         column: first damaged column in that row group.
         offset: byte offset of the first damaged record, column or byte in the file; in the decompressed data if a
             record of a compressed TFRecord shard is damaged.
+
+    >>> from ringfeed.sharding import verify
+    >>> from pathlib import Path
+    >>> shard = sorted(Path("flights").glob("train-*.tfrecord"))[0]
+    >>> _ = shard.write_bytes(shard.read_bytes()[:-1])
+    >>> [(damage.kind, damage.split, damage.path == shard.name) for damage in verify("flights")]
+    [('truncated', 'train', True)]
     """
 
     path: str
@@ -49,7 +56,14 @@ class Damage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """A remark on the folder that reports no damage, such as a file unknown to the dataset."""
+    """A remark on the folder that reports no damage, such as a file unknown to the dataset.
+
+    >>> from ringfeed.sharding import check_dataset
+    >>> from pathlib import Path
+    >>> _ = Path("flights/notes.txt").write_text("mine")
+    >>> [note.path for note in check_dataset("flights").notes]
+    ['notes.txt']
+    """
 
     path: str
     remark: str

@@ -31,7 +31,13 @@ __all__ = ["Dataset", "no_dataset_error", "open_dataset", "read_checked", "read_
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """An open dataset: its folder, its manifest and its shards."""
+    """An open dataset: its folder, its manifest and its shards.
+
+    >>> from ringfeed.sharding import open_dataset
+    >>> dataset = open_dataset("flights")
+    >>> dataset.manifest.records, len(dataset.shards)
+    (400, 5)
+    """
 
     storage: Storage
     manifest: Manifest
@@ -57,6 +63,9 @@ def open_dataset(location: StorageLike) -> Dataset:
         DatasetError: there is no dataset, `dataset.json` is missing, or a newer version wrote it.
         CorruptionError: one of the two files is damaged.
         StorageError: the store refuses.
+
+    >>> open_dataset("flights").manifest.records
+    400
     """
     storage = as_storage(location)
     storage.check_reachable()
@@ -153,6 +162,9 @@ def read_records(dataset: Dataset, split: str, limit: int) -> Iterator[dict[str,
 
     Args:
         limit: maximum number of records.
+
+    >>> sorted(next(read_records(open_dataset("flights"), "test", limit=1)))
+    ['arrival', 'carrier', 'hour', 'hours', 'miles']
     """
     for shard in dataset.split_shards(split):
         if limit <= 0:

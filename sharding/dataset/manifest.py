@@ -47,6 +47,11 @@ class ShardInfo:
     """One shard: a data file and its index, with paths relative to the dataset's root.
 
     Its `class_counts` are a tuple, or `ClassCounts`, which compare equal to one.
+
+    >>> from ringfeed.sharding import open_dataset
+    >>> shard = open_dataset("flights").shards[0]
+    >>> shard.split, shard.records
+    ('train', 80)
     """
 
     split: str
@@ -93,7 +98,13 @@ def file_info(data: bytes) -> FileInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitInfo:
-    """One split: totals over its shards, and the statistics of its features by name."""
+    """One split: totals over its shards, and the statistics of its features by name.
+
+    >>> from ringfeed.sharding import open_dataset
+    >>> split = open_dataset("flights").manifest.split("train")
+    >>> split.records, split.shards
+    (320, 4)
+    """
 
     records: int
     shards: int
@@ -119,7 +130,15 @@ class SplitInfo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostRecords:
-    """Records of one shard that were damaged beyond repair; the shard is gone or replaced."""
+    """Records of one shard that were damaged beyond repair; the shard is gone or replaced.
+
+    >>> from ringfeed.sharding import repair
+    >>> from pathlib import Path
+    >>> shard = sorted(Path("flights").glob("train-*.tfrecord"))[0]
+    >>> _ = shard.write_bytes(bytes(100))
+    >>> [(lost.split, lost.records) for lost in repair("flights").lost]
+    [('train', 80)]
+    """
 
     split: str
     path: str
@@ -141,6 +160,11 @@ class Generation:
         records: records written, by split.
         shards: shards written, by split.
         layout: layout shared by its records, if a later append left the dataset without a shared one.
+
+    >>> from ringfeed.sharding import append
+    >>> manifest = append(source="flights.parquet", destination="flights", seed=5, again=True)
+    >>> [generation.seed for generation in manifest.generations]
+    [0, 5]
     """
 
     plan: str
@@ -190,6 +214,11 @@ class Manifest:
         lost: records that such repairs left out. The statistics of the splits still cover all records written.
         generations: what the build and each append added; empty if nothing was appended. `seed`, `source`, `options`,
             `writer` and `plan` are those of the build.
+
+    >>> from ringfeed.sharding import open_dataset
+    >>> manifest = open_dataset("flights").manifest
+    >>> manifest.classes, manifest.schema.label, manifest.split("test").records
+    (('late', 'on time'), 'arrival', 80)
     """
 
     shard_format: str

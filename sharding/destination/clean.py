@@ -55,6 +55,9 @@ def clean(destination: StorageLike, *, spill: str | os.PathLike[str] | None = No
     Raises:
         DestinationError: another process writes there, or the dataset there has lost its `dataset.json`.
         CorruptionError: the dataset there is damaged, so that its files cannot be told from leftovers.
+
+    >>> clean("flights")
+    []
     """
     destination, spill = as_storage(destination), None if spill is None else validate_url(spill, "spill")
     check_no_links(destination)

@@ -39,6 +39,11 @@ class ExportOptions:
 
     Raises:
         ConfigError: a value is invalid.
+
+    >>> ExportOptions(url="flights", destination="out", to="zip")
+    Traceback (most recent call last):
+        ...
+    ringfeed.sharding.errors.ConfigError: what to export to must be one of webdataset, hf, got 'zip'
     """
 
     url: str
@@ -60,7 +65,13 @@ class ExportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """What was written: the number of records, of files that hold records, and their total size in bytes."""
+    """What was written: the number of records, of files that hold records, and their total size in bytes.
+
+    >>> from ringfeed.sharding import ExportOptions, export
+    >>> done = export(ExportOptions(url="flights", destination="tars", to="webdataset"))
+    >>> done.records
+    400
+    """
 
     records: int
     files: int
@@ -75,6 +86,9 @@ def export(options: ExportOptions, *, report: Report = ignore) -> Export:
     Raises:
         RingfeedError: the dataset or the destination cannot be used, or another export is writing there; nothing
             is left behind.
+
+    >>> export(ExportOptions(url="flights", destination="tars", to="webdataset")).records
+    400
     """
     check_disjoint(options.url, options.destination)
     dataset = open_dataset(options.url)

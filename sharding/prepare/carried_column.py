@@ -78,6 +78,11 @@ def open_with_carried_column(
         reject: see `open_prepared`.
         types: see `open_prepared`.
         split_files: see `open_prepared`.
+
+    >>> from ringfeed.sharding.prepare import PrepareOptions, Select
+    >>> options = PrepareOptions(steps=(Select(("hours", "arrival")),))
+    >>> open_with_carried_column("flights.parquet", None, "auto", options, "arrival").schema.names
+    ('hours', 'arrival')
     """
     source = open_prepared(url, label, kind, options, reject, types, split_files)
     steps = tuple(kept for step in options.steps if (kept := _keeping(step, column)) is not None)

@@ -21,7 +21,12 @@ _TIME_CASTS = ("int64", "uint64", "float64", "int32")  # targets for times, whic
 
 @dataclass(frozen=True, slots=True)
 class Cast(ColumnStep):
-    """Change the element type of columns and keep their shapes. A value that does not fit the new type is an error."""
+    """Change the element type of columns and keep their shapes. A value that does not fit the new type is an error.
+
+    >>> from ringfeed.sharding.prepare import parse_step
+    >>> parse_step("--cast", "delay=float32", folder=".")
+    Cast(dtypes=(('delay', 'float32'),))
+    """
 
     dtypes: tuple[tuple[str, str], ...]
 
@@ -50,7 +55,12 @@ class Cast(ColumnStep):
 
 @dataclass(frozen=True, slots=True)
 class SetTypes(ColumnStep):
-    """Convert columns to the types and shapes of a ``--schema`` file; lists of one element may become the element."""
+    """Convert columns to the types and shapes of a ``--schema`` file; lists of one element may become the element.
+
+    >>> from ringfeed.sharding import Feature
+    >>> SetTypes((Feature(name="zip", dtype="string"),)).features[0].dtype
+    'string'
+    """
 
     features: tuple[Feature, ...]
 

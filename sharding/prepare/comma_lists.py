@@ -44,6 +44,9 @@ def split_columns(text: str) -> tuple[str, ...]:
 
     Raises:
         ValueError: a name is empty.
+
+    >>> split_columns("hours,carrier")
+    ('hours', 'carrier')
     """
     return () if text == ALL else split_names(text)
 

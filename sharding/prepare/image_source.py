@@ -31,6 +31,15 @@ class ImageSource(WrappedSource):
             They are updated.
         added: for each column of images without such columns, its name and those of two new columns, for height and
             width.
+
+    >>> from pathlib import Path
+    >>> from PIL import Image
+    >>> from ringfeed.sharding.prepare import ImageOptions, PrepareOptions, Size, open_prepared
+    >>> Path("photos/cat").mkdir(parents=True)
+    >>> Image.new("RGB", (64, 48)).save("photos/cat/1.png")
+    >>> options = PrepareOptions(images=ImageOptions(size=Size(width=24)))
+    >>> type(open_prepared("photos", None, "auto", options)).__name__
+    'ImageSource'
     """
 
     options: ImageOptions

@@ -45,7 +45,12 @@ _MAX_GREY = 65535  # PNG has 16 bits
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """Size of resized images in pixels: of the shorter side, keeping the ratio (`height` None), or of both sides."""
+    """Size of resized images in pixels: of the shorter side, keeping the ratio (`height` None), or of both sides.
+
+    >>> from ringfeed.sharding.prepare import parse_size
+    >>> parse_size("224x160")
+    Size(width=224, height=160)
+    """
 
     width: int
     height: int | None = None
@@ -67,7 +72,12 @@ class Size:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoding:
-    """Format of stored images: ``jpeg``, ``png`` or ``webp``; the lossy ones with a quality from 1 to 100."""
+    """Format of stored images: ``jpeg``, ``png`` or ``webp``; the lossy ones with a quality from 1 to 100.
+
+    >>> from ringfeed.sharding.prepare import parse_encoding
+    >>> parse_encoding("jpeg:90")
+    Encoding(form='jpeg', quality=90)
+    """
 
     form: str
     quality: int | None = None
@@ -78,7 +88,12 @@ class Encoding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageOptions:
-    """Transformation of images: a size, an encoding, or both."""
+    """Transformation of images: a size, an encoding, or both.
+
+    >>> from ringfeed.sharding.prepare import Size
+    >>> ImageOptions(size=Size(width=256)).size.width
+    256
+    """
 
     size: Size | None = None
     encoding: Encoding | None = None

@@ -58,6 +58,10 @@ def open_prepared(
     Raises:
         SourceError: see `sources.open_source`.
         ConfigError: a step does not fit the columns.
+
+    >>> from ringfeed.sharding.prepare import PrepareOptions, Select
+    >>> open_prepared("flights.parquet", None, "auto", PrepareOptions(steps=(Select(("hours",)),))).schema.names
+    ('hours',)
     """
     name = None if label is None else _before(options.steps, label)
     wanted = partial(_is_wanted, options.steps)
@@ -159,6 +163,11 @@ def prepare(
         options: preparation.
         label: name of the label column after all steps; None: the source's own label, if the steps keep it.
         class_names: names of the label's numbers, or none.
+
+    >>> from ringfeed.sharding.prepare import PrepareOptions, Rename, open_prepared
+    >>> source = open_prepared("flights.parquet", None, "auto", PrepareOptions())
+    >>> prepare(source, PrepareOptions(steps=(Rename((("miles", "distance"),)),))).schema.names
+    ('hours', 'distance', 'hour', 'carrier', 'arrival')
     """
     steps: list[Step] = [SetTypes(tuple(options.features.values()))] if options.features else []
     steps += options.steps

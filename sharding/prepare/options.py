@@ -29,6 +29,10 @@ class PrepareOptions:
             are kept. Applied after the steps.
         rare_classes: classes to drop or to merge, after the steps.
         images: transformation of images; applied last.
+
+    >>> from ringfeed.sharding.prepare import Select
+    >>> PrepareOptions(steps=(Select(("hours", "arrival")),), float32=True).float32
+    True
     """
 
     features: Mapping[str, Feature] = field(default_factory=dict)

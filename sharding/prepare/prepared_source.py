@@ -41,6 +41,11 @@ class PreparedSource:
         eager: whether drafts are complete.
         late: columns that `complete` adds, by their names in the inner source.
         fingerprint: digest of the inner source and of the steps.
+
+    >>> from ringfeed.sharding.prepare import PrepareOptions, Select, open_prepared
+    >>> options = PrepareOptions(steps=(Select(("hours",)),))
+    >>> open_prepared("flights.parquet", None, "auto", options).schema.names
+    ('hours',)
     """
 
     inner: Source

@@ -41,6 +41,11 @@ def read_features(url: str | os.PathLike[str]) -> dict[str, Feature]:
     Raises:
         ConfigError: the file does not exist, is not YAML, or does not describe features.
         StorageError: the store failed.
+
+    >>> from pathlib import Path
+    >>> _ = Path("types.yaml").write_text("features: {pixels: {dtype: uint8, shape: [28, 28]}}")
+    >>> read_features("types.yaml")["pixels"].shape
+    (28, 28)
     """
     url = validate_url(url, "--schema")
     try:

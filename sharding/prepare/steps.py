@@ -27,7 +27,12 @@ __all__ = ["ColumnStep", "Drop", "DropNulls", "FillNulls", "Filter", "Rename", "
 
 
 class Step(Protocol):
-    """A step on record batches."""
+    """A step on record batches.
+
+    >>> from ringfeed.sharding.prepare import parse_step
+    >>> parse_step("--drop-columns", "tail_number", folder=".")
+    Drop(columns=('tail_number',))
+    """
 
     changes_rows: ClassVar[bool]  # whether it may add or remove records
 
@@ -58,7 +63,12 @@ class ColumnStep:
 
 @dataclass(frozen=True, slots=True)
 class Select(ColumnStep):
-    """Keep columns, in this order. `schema` expands groups; `apply` expects them expanded."""
+    """Keep columns, in this order. `schema` expands groups; `apply` expects them expanded.
+
+    >>> from ringfeed.sharding.prepare import parse_step
+    >>> parse_step("--select", "hours,arrival", folder=".")
+    Select(columns=('hours', 'arrival'))
+    """
 
     columns: tuple[str, ...]
 
@@ -81,7 +91,12 @@ class Select(ColumnStep):
 
 @dataclass(frozen=True, slots=True)
 class Drop(ColumnStep):
-    """Drop columns. `schema` expands groups; `apply` expects them expanded."""
+    """Drop columns. `schema` expands groups; `apply` expects them expanded.
+
+    >>> from ringfeed.sharding.prepare import parse_step
+    >>> parse_step("--drop-columns", "tail_number", folder=".")
+    Drop(columns=('tail_number',))
+    """
 
     columns: tuple[str, ...]
 
@@ -106,7 +121,12 @@ class Drop(ColumnStep):
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """Rename columns, all at once, so that two may swap names."""
+    """Rename columns, all at once, so that two may swap names.
+
+    >>> from ringfeed.sharding.prepare import parse_step
+    >>> parse_step("--rename", "dep_delay=delay", folder=".")
+    Rename(names=(('dep_delay', 'delay'),))
+    """
 
     names: tuple[tuple[str, str], ...]
     changes_rows: ClassVar[bool] = False
@@ -138,7 +158,12 @@ class Rename:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Keep the records for which an expression (see `expression`) is true; drop those for which it is unknown."""
+    """Keep the records for which an expression (see `expression`) is true; drop those for which it is unknown.
+
+    >>> from ringfeed.sharding.prepare import parse_step
+    >>> parse_step("--filter", "hours > 0.5", folder=".")
+    Filter(expression='hours > 0.5', times=())
+    """
 
     expression: str
     times: tuple[tuple[str, pa.DataType], ...] = ()
@@ -177,7 +202,12 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class DropNulls:
-    """Drop the records with a null in one of the columns (empty: in any); a null inside a list counts as well."""
+    """Drop the records with a null in one of the columns (empty: in any); a null inside a list counts as well.
+
+    >>> from ringfeed.sharding.prepare import parse_step
+    >>> parse_step("--drop-nulls", "delay", folder=".")
+    DropNulls(columns=('delay',))
+    """
 
     columns: tuple[str, ...] = ()
     changes_rows: ClassVar[bool] = True
@@ -205,7 +235,12 @@ class DropNulls:
 
 @dataclass(frozen=True, slots=True)
 class FillNulls(ColumnStep):
-    """Fill the nulls of scalar columns with a value."""
+    """Fill the nulls of scalar columns with a value.
+
+    >>> from ringfeed.sharding.prepare import parse_step
+    >>> parse_step("--fill-nulls", "delay=0", folder=".")
+    FillNulls(values=(('delay', '0'),))
+    """
 
     values: tuple[tuple[str, str], ...]
 

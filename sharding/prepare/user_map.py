@@ -29,6 +29,10 @@ class MapBatches:
         input_schema: schema of the batches that the function takes; None before `bind`.
         output_schema: schema of the batch that it returned for a sample, which all others must match; None before
             `bind`.
+
+    >>> from ringfeed.sharding.prepare import parse_step
+    >>> parse_step("--map", "mine:double", folder="code").function
+    'mine:double'
     """
 
     function: str
@@ -133,6 +137,8 @@ def check_trusted(steps: Iterable[object], dataset: str, otherwise: str = "") ->
 
     Raises:
         ConfigError: a step calls a function.
+
+    >>> check_trusted([], "flights")
     """
     if functions := ", ".join(step.function for step in steps if isinstance(step, MapBatches)):
         raise ConfigError(

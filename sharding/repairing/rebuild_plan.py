@@ -53,6 +53,13 @@ class Original:
         folder: where to look first for the modules of map functions.
         trust_code: import and call the `--map` functions that `dataset.json` names.
         images_from: see `PrepareOptions`.
+
+    >>> from ringfeed.sharding import repair
+    >>> from pathlib import Path
+    >>> shard = sorted(Path("flights").glob("train-*.tfrecord"))[0]
+    >>> _ = shard.write_bytes(bytes(100))
+    >>> repair("flights", originals=[Original(url="flights.parquet")]).lost
+    ()
     """
 
     url: str

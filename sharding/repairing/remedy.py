@@ -26,6 +26,13 @@ class Remedy:
             ``remove``: nothing of it is left, or needed; ``leave``: it stays, until a repair is given its source.
         how: the same in words.
         origin: path of the file that holds its bytes.
+
+    >>> from ringfeed.sharding import plan_repair
+    >>> from pathlib import Path
+    >>> shard = sorted(Path("flights").glob("train-*.tfrecord"))[0]
+    >>> _ = shard.write_bytes(shard.read_bytes()[:-1])
+    >>> [remedy.action for remedy in plan_repair("flights").remedies]
+    ['rewrite']
     """
 
     path: str

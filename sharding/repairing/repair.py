@@ -53,6 +53,14 @@ class RepairReport:
         lost: records lost, by shard; without those lost in earlier repairs.
         lost_by_class: number of records lost, by split and class value.
         sources: sources of the generations of those shards, which could bring them back.
+
+    >>> from ringfeed.sharding import repair
+    >>> from pathlib import Path
+    >>> shard = sorted(Path("flights").glob("train-*.tfrecord"))[0]
+    >>> _ = shard.write_bytes(shard.read_bytes()[:-1])
+    >>> report = repair("flights")
+    >>> len(report.damages), sum(lost.records for lost in report.lost)
+    (1, 0)
     """
 
     damages: tuple[Damage, ...]
@@ -92,6 +100,15 @@ def repair(
         SourceError: a source is not the original. Nothing is changed.
         DestinationError: a build, or another repair, is running there.
         StorageError: the store refuses.
+
+    >>> from ringfeed.sharding import Original, verify
+    >>> from pathlib import Path
+    >>> shard = sorted(Path("flights").glob("train-*.tfrecord"))[0]
+    >>> _ = shard.write_bytes(shard.read_bytes()[:-1])
+    >>> [remedy.action for remedy in repair("flights", originals=[Original(url="flights.parquet")]).remedies]
+    ['rewrite']
+    >>> verify("flights")
+    []
     """
     plan = plan_repair(location, report, workers=workers, originals=originals, spill=spill, rebuilding=rebuilding)
     if not dry_run:
@@ -130,6 +147,14 @@ def apply_repair(plan: RepairPlan, rebuilding: Report = ignore) -> Manifest:
         SourceError: shards rebuilt from a source differ from what was written. Nothing is changed.
         DestinationError: a build, or another repair, is running there.
         StorageError: the store refuses. The dataset is no worse than before; run the repair again.
+
+    >>> from ringfeed.sharding import plan_repair, verify
+    >>> from pathlib import Path
+    >>> shard = sorted(Path("flights").glob("train-*.tfrecord"))[0]
+    >>> _ = shard.write_bytes(shard.read_bytes()[:-1])
+    >>> manifest = apply_repair(plan_repair("flights"))
+    >>> verify("flights")
+    []
     """
     if not plan.remedies and not _is_lease_left(plan.dataset):
         return plan.dataset.manifest

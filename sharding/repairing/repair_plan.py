@@ -52,6 +52,14 @@ class RepairPlan:
         rebuilds: builds that rebuild shards from sources, at most one per generation.
         spill: see `repair`.
         rejected_files: bytes of damaged `rejected.jsonl` files, by path, as rebuilt from sources.
+
+    >>> from ringfeed.sharding import plan_repair
+    >>> from pathlib import Path
+    >>> shard = sorted(Path("flights").glob("train-*.tfrecord"))[0]
+    >>> _ = shard.write_bytes(shard.read_bytes()[:-1])
+    >>> plan = plan_repair("flights")
+    >>> len(plan.remedies), len(plan.verification.damages)
+    (1, 1)
     """
 
     dataset: RecoveredDataset
@@ -72,7 +80,17 @@ def plan_repair(
     spill: str | os.PathLike[str] | None = None,
     rebuilding: Report = ignore,
 ) -> RepairPlan:
-    """Find out what is damaged and how to repair each file; writes nothing to the dataset. See `repair`."""
+    """Find out what is damaged and how to repair each file; writes nothing to the dataset. See `repair`.
+
+    Raises:
+        CorruptionError: too little of the dataset is left to plan a repair.
+
+    >>> from pathlib import Path
+    >>> shard = sorted(Path("flights").glob("train-*.tfrecord"))[0]
+    >>> _ = shard.write_bytes(shard.read_bytes()[:-1])
+    >>> [remedy.path == shard.name for remedy in plan_repair("flights").remedies]
+    [True]
+    """
     storage, spill = as_storage(location), None if spill is None else validate_url(spill, "spill")
     threads = default_workers(storage) if workers is None else workers
     dataset = recover_dataset(storage, threads)

@@ -40,6 +40,10 @@ class Storage(Location):
     Raises:
         StorageError: by any method, when the store refuses or fails. A missing file is a FileNotFoundError in `read`,
             `map` and `open_input`.
+
+    >>> from ringfeed.sharding import build
+    >>> Storage("flights").exists("_ringfeed/dataset.json")
+    True
     """
 
     def folder(self, name: str) -> Storage:

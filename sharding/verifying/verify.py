@@ -43,7 +43,15 @@ _REMOTE_WORKERS = 8  # requests wait for their server, so more threads than core
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyProgress:
-    """Progress of a check, in files and in bytes."""
+    """Progress of a check, in files and in bytes.
+
+    >>> from ringfeed.sharding import verify
+    >>> seen = []
+    >>> verify("flights", seen.append)
+    []
+    >>> seen[-1].files == seen[-1].total_files
+    True
+    """
 
     files: int
     total_files: int
@@ -63,6 +71,14 @@ class Verification:
         notes: remarks on other files in its folder.
         files: number of files checked, besides `dataset.json` and the shard table.
         bytes: size of those files as written.
+
+    >>> from ringfeed.sharding import check_dataset
+    >>> from pathlib import Path
+    >>> shard = sorted(Path("flights").glob("train-*.tfrecord"))[0]
+    >>> _ = shard.write_bytes(shard.read_bytes()[:-1])
+    >>> found = check_dataset("flights")
+    >>> len(found.damages)
+    1
     """
 
     damages: tuple[Damage, ...]
@@ -89,7 +105,16 @@ def default_workers(storage: Storage) -> int:
 def verify(
     location: StorageLike, report: VerifyReport = ignore, *, workers: int | None = None, deep: bool = False
 ) -> list[Damage]:
-    """Return the damages that `check_dataset` finds; empty if all is well."""
+    """Return the damages that `check_dataset` finds; empty if all is well.
+
+    >>> verify("flights")
+    []
+    >>> from pathlib import Path
+    >>> shard = sorted(Path("flights").glob("train-*.tfrecord"))[0]
+    >>> _ = shard.write_bytes(shard.read_bytes()[:-1])
+    >>> len(verify("flights"))
+    1
+    """
     return list(check_dataset(location, report, workers=workers, deep=deep).damages)
 
 
@@ -108,6 +133,9 @@ def check_dataset(
         DatasetError: there is no dataset, a newer version wrote it, or its metadata contradict each other.
         CorruptionError: both `dataset.json` and its copy in the shard table are damaged.
         StorageError: the store refuses.
+
+    >>> check_dataset("flights", deep=True).damages
+    ()
     """
     storage = as_storage(location)
     threads = default_workers(storage) if workers is None else workers

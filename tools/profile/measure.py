@@ -72,6 +72,10 @@ def profile(
 
     Raises:
         RingfeedError: the dataset cannot be read with these arguments.
+
+    >>> result = profile("flights", batch_size=64, steps=5)
+    >>> result.steps, result.samples
+    (5, 320)
     """
     _check_arguments(url, split, batch_size, steps, cache, cache_bytes)
     _check_training(step, transform, seconds)
@@ -104,6 +108,8 @@ def profile_run(
 
     Raises:
         RingfeedError: the configuration is wrong, or the dataset cannot be read.
+
+    >>> profile_run("flights.yaml", seconds=10.0).training  # doctest: +SKIP
     """
     _check_training(None, None, seconds)
     workload = configured_workload(config, overrides)

@@ -65,6 +65,10 @@ class Profile:
         queue_depths: seconds since the epoch was requested, and the shards that were being fetched or waited to be.
         other_load: share of the cores that other programs took meanwhile, in [0, 1].
         own_share: share of the loader's time that measuring it took.
+
+    >>> from ringfeed.tools.profile import profile
+    >>> profile("flights", batch_size=64, steps=5).samples  # doctest: +SKIP
+    320
     """
 
     url: str

@@ -35,6 +35,16 @@ class StoreCosts:
         connection_bytes_per_second: rate of one fetch.
         bytes_per_second: rate of all fetches of a host together.
         is_local: whether it is a local disk, of which loaders map files.
+
+    Raises:
+        ConfigError: a figure is out of its range.
+
+    >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
+    >>> import numpy as np
+    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
+    >>> simulation = simulate(shape, Costs(store=StoreCosts(latency_seconds=(0.02,))), Setup(batch_size=500, cores=2))
+    >>> simulation.epochs[0].steps
+    16
     """
 
     latency_seconds: Samples = (0.0,)
@@ -58,6 +68,17 @@ class StepCosts:
         core_seconds: processor time in that; the rest is a device's.
         samples: size of the share that was measured.
         fixed_share: share of the time that does not depend on its size, in [0, 1]; the rest is in proportion to it.
+
+    Raises:
+        ConfigError: a figure is out of its range.
+
+    >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
+    >>> import numpy as np
+    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
+    >>> step = StepCosts(seconds=(0.1,), core_seconds=0.1, samples=500)
+    >>> simulation = simulate(shape, Costs(step=step), Setup(batch_size=500, cores=2))
+    >>> simulation.epochs[0].steps
+    16
     """
 
     seconds: Samples
@@ -90,6 +111,14 @@ class RingCosts:
         bytes_per_second: B, between two neighbours.
         gradient_bytes: S.
         core_seconds: processor time of each rank in one all-reduce, which is part of its time.
+
+    >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
+    >>> import numpy as np
+    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
+    >>> costs = Costs(ring=RingCosts(latency_seconds=0.001))
+    >>> simulation = simulate(shape, costs, Setup(batch_size=500, ranks=2, cores=2))
+    >>> simulation.epochs[0].steps
+    16
     """
 
     latency_seconds: float = 0.0
@@ -116,6 +145,9 @@ def fit_ring(seconds: Mapping[tuple[int, int], float], gradient_bytes: int) -> R
 
     Raises:
         ConfigError: fewer than two sizes, or a single rank.
+
+    >>> fit_ring({(2, 1 << 10): 0.001, (2, 1 << 20): 0.002}, gradient_bytes=4 << 20).gradient_bytes
+    4194304
     """
     if len({size for _, size in seconds}) < 2 or min(ranks for ranks, _ in seconds) < 2:
         raise ConfigError(f"a ring is fitted to two sizes or more on 2 ranks or more, got {sorted(seconds)}")
@@ -144,6 +176,13 @@ class Costs:
         step: the model's step; None for the loader alone.
         ring: the collective.
         memory_per_byte: bytes in memory for each byte of a shard's file.
+
+    >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
+    >>> import numpy as np
+    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
+    >>> simulation = simulate(shape, Costs(file_seconds=0.01), Setup(batch_size=500, cores=2))
+    >>> simulation.epochs[0].steps
+    16
     """
 
     store: StoreCosts = field(default_factory=StoreCosts)

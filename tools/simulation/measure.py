@@ -36,7 +36,14 @@ _FULL_RATE = 20e9  # bytes a second from which on a connection counts as no limi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredDataset:
-    """What `measure_costs` returns: the shape of the dataset, and the costs of reading it."""
+    """What `measure_costs` returns: the shape of the dataset, and the costs of reading it.
+
+    >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
+    >>> import numpy as np
+    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
+    >>> MeasuredDataset(shape=shape, costs=Costs(file_seconds=0.01)).costs.file_seconds
+    0.01
+    """
 
     shape: DatasetShape
     costs: Costs
@@ -61,6 +68,11 @@ def measure_costs(
 
     Raises:
         RingfeedError: the dataset cannot be read.
+
+    >>> from ringfeed.pipeline import Loader
+    >>> measured = measure_costs(Loader("flights", batch_size=64), seconds=0.2)
+    >>> len(measured.shape.records)
+    4
     """
     if not 0 < seconds < math.inf:
         raise ConfigError(f"seconds must be positive, got {seconds!r}")

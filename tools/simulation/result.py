@@ -36,6 +36,13 @@ class EpochFigures:
         cache_hits, cache_misses: shards asked of the cache.
         memory_bytes: most bytes of shards and batches that a rank held.
         core_share: share of the hosts' cores that worked, in [0, 1].
+
+    >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
+    >>> import numpy as np
+    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
+    >>> simulation = simulate(shape, Costs(file_seconds=0.01), Setup(batch_size=500, cores=2))
+    >>> simulation.epochs[0].steps, simulation.epochs[0].samples
+    (16, 8000)
     """
 
     steps: int
@@ -78,6 +85,13 @@ class Simulation:
         is_training: whether there is a step, or the loader runs alone.
         prices: what bytes, requests and hosts cost.
         epochs: figures of each epoch in turn.
+
+    >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
+    >>> import numpy as np
+    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
+    >>> simulation = simulate(shape, Costs(file_seconds=0.01), Setup(batch_size=500, cores=2))
+    >>> simulation.shards, len(simulation.epochs)
+    (8, 1)
     """
 
     setup: Setup

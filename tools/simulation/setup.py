@@ -28,6 +28,11 @@ class DatasetShape:
         index_bytes: bytes of each index.
         in_parts: whether a part of a shard can be read alone.
         record_bytes: bytes of a delivered sample.
+
+    >>> import numpy as np
+    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
+    >>> int(shape.records.sum())
+    8000
     """
 
     records: Int64
@@ -83,7 +88,16 @@ class DatasetShape:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:
-    """What a cloud asks for: of a GB (10^9 bytes) fetched, of 1,000 requests, of a host for an hour."""
+    """What a cloud asks for: of a GB (10^9 bytes) fetched, of 1,000 requests, of a host for an hour.
+
+    >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
+    >>> import numpy as np
+    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
+    >>> prices = Prices(per_host_hour=3.0)
+    >>> simulation = simulate(shape, Costs(file_seconds=0.01), Setup(batch_size=500, cores=2), prices)
+    >>> simulation.epochs[0].steps
+    16
+    """
 
     per_gb: float = 0.0
     per_thousand_requests: float = 0.0
@@ -108,6 +122,13 @@ class Setup:
 
     Raises:
         ConfigError: a value breaks its rule.
+
+    >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
+    >>> import numpy as np
+    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
+    >>> simulation = simulate(shape, Costs(file_seconds=0.01), Setup(batch_size=500, cores=2))
+    >>> simulation.epochs[0].steps
+    16
     """
 
     batch_size: int = 1024

@@ -90,6 +90,14 @@ def simulate_ranks(
 
     Raises:
         ConfigError: see `simulate`.
+
+    >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
+    >>> import numpy as np
+    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
+    >>> setup = Setup(batch_size=500, cores=2)
+    >>> found = simulate_ranks(shape, Costs(file_seconds=0.01), setup, [1, 2], ranks_per_host=2)
+    >>> [one.setup.ranks for one in found]
+    [1, 2]
     """
     if ranks_per_host < 1 or min(ranks) < 1 or (local_batch or 1) < 1:
         raise ConfigError(

@@ -59,6 +59,9 @@ class Tuning:
         simulated: number of options that were simulated.
         reshard: other shards, which were only simulated; None if they would bring little.
         cache: where the cache of ``cache_bytes`` is to be.
+
+    >>> from ringfeed.tools.tune import tune
+    >>> tune("flights", step=train_step).chosen  # doctest: +SKIP
     """
 
     url: str

@@ -62,6 +62,9 @@ def tune(
 
     Raises:
         RingfeedError: the dataset cannot be read with these arguments.
+
+    >>> tuning = tune("flights", batch_size=64, step=train_step)  # doctest: +SKIP
+    >>> tuning.tried[tuning.chosen].options  # doctest: +SKIP
     """
     if transform is not None and step is None:
         raise ConfigError("transform is measured with a step; give step, too")

@@ -44,6 +44,12 @@ class Checkpoint:
         step: number of steps since the run began.
         arrays: tensors by name.
         state: the rest of the state, in JSON's types.
+
+    >>> import numpy as np
+    >>> from ringfeed.training import CheckpointStore
+    >>> _ = CheckpointStore("checkpoints").save(Checkpoint(step=3, arrays={"weights": np.ones(2)}))
+    >>> CheckpointStore("checkpoints").newest().arrays["weights"].tolist()
+    [1.0, 1.0]
     """
 
     step: int
@@ -119,6 +125,14 @@ class CheckpointStore:
 
     Raises:
         StorageError: from any method, if the storage fails.
+
+    >>> import numpy as np
+    >>> from ringfeed.training import Checkpoint
+    >>> store = CheckpointStore("checkpoints", keep=2)
+    >>> for step in (10, 20, 30):
+    ...     _ = store.save(Checkpoint(step=step, arrays={"weights": np.zeros(2)}))
+    >>> len(store.names()), store.newest().step
+    (2, 30)
     """
 
     def __init__(

@@ -46,6 +46,11 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> TrainConfig:
 
     Raises:
         ConfigError: the file cannot be read, or a key or value is wrong.
+
+    >>> from pathlib import Path
+    >>> _ = Path("flights.yaml").write_text("data: {url: flights, batch_size: 64}")
+    >>> load_config("flights.yaml", ["epochs=3"]).epochs
+    3
     """
     return parse_config(load_tree(path, overrides), path)
 

@@ -30,6 +30,12 @@ class TrainConfig:
 
     Raises:
         ConfigError: a value breaks its rule; the message names key, rule and value.
+
+    >>> from ringfeed.training import load_config
+    >>> from pathlib import Path
+    >>> _ = Path("flights.yaml").write_text("data: {url: flights, batch_size: 64}")
+    >>> load_config("flights.yaml").data.batch_size
+    64
     """
 
     data: DataConfig

@@ -25,6 +25,8 @@ class Synchronise(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ship
 
     Args:
         ring: the ranks, from `ringfeed.training.connect`.
+
+    >>> model.fit(loader.keras(), epochs=2, callbacks=[Synchronise(ring)])  # doctest: +SKIP
     """
 
     def __init__(self, ring: Ring) -> None:

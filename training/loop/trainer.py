@@ -58,6 +58,10 @@ class Trainer:
 
     Raises:
         RingfeedError: the dataset, the model or a checkpoint does not fit the configuration.
+
+    >>> from ringfeed.training import SoloRing, load_config
+    >>> metrics = Trainer(load_config("flights.yaml"), SoloRing()).run()  # doctest: +SKIP
+    >>> metrics["final"]["accuracy"]  # doctest: +SKIP
     """
 
     def __init__(

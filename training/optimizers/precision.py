@@ -56,6 +56,9 @@ class ScaleRule:
 
     Raises:
         ValueError: an argument is out of its range.
+
+    >>> ScaleRule(initial=1024.0)
+    ScaleRule(initial=1024.0, growth_interval=2000, smallest=1.0)
     """
 
     initial: float = 2.0**15
@@ -100,6 +103,11 @@ class LossScale:
 
     Args:
         rule: rule of the scale; None: the fixed scale 1 of float32 and bfloat16.
+
+    >>> from ringfeed.training import ScaleRule
+    >>> import tensorflow as tf
+    >>> float(LossScale(ScaleRule(initial=8.0)).scaled(tf.constant(0.5)))
+    4.0
     """
 
     def __init__(self, rule: ScaleRule | None) -> None:

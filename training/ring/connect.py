@@ -50,6 +50,9 @@ def connect(
             are no two levels; or it is `MIRRORED`, and there are fewer than two devices, or than `devices`.
         TrainingError: the process was started as a rank, and Horovod is missing, broken, or sees a different number of
             ranks; or the host has fewer GPUs than ranks.
+
+    >>> connect({}, "none").size
+    1
     """
     if backend == MULTI_WORKER:
         return _join_workers(environ)

@@ -33,6 +33,9 @@ class HorovodRing:
     Args:
         hvd: the module `horovod.tensorflow`, after `hvd.init()`.
         connections: those that it has opened.
+
+    >>> import horovod.tensorflow as hvd  # doctest: +SKIP
+    >>> HorovodRing(hvd).size  # doctest: +SKIP
     """
 
     def __init__(self, hvd: Any, connections: Connections = frozenset()) -> None:

@@ -15,7 +15,13 @@ Variable = Any
 
 
 class Ring(Protocol):
-    """The ranks of one run. Every method is a collective: all ranks call it, in the same order."""
+    """The ranks of one run. Every method is a collective: all ranks call it, in the same order.
+
+    >>> from ringfeed.training import SoloRing
+    >>> ring: Ring = SoloRing()
+    >>> ring.rank, ring.size
+    (0, 1)
+    """
 
     @property
     def rank(self) -> int:

@@ -40,6 +40,12 @@ class Tracker:
 
     Attributes:
         name: key of its state in checkpoints.
+
+    >>> class Printer(Tracker):
+    ...     def evaluation(self, entry):
+    ...         print(entry["loss"])
+    >>> Printer().evaluation({"loss": 0.5})
+    0.5
     """
 
     name = ""

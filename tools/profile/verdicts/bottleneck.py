@@ -91,6 +91,9 @@ class StageProfile:
         busy_seconds: seconds of work, over all threads.
         wait_seconds: seconds of waiting for other stages; in ``deliver``, until the next chunk was asked for.
         share: busy seconds / seconds of the whole measurement.
+
+    >>> StageProfile(name="fetch", items=4, bytes=4096, busy_seconds=0.5, wait_seconds=0.0, share=0.25).share
+    0.25
     """
 
     name: str
