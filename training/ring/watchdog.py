@@ -28,7 +28,8 @@ __all__ = ["Report", "Watchdog", "judge"]
 
 _PERIODS = 10  # reports, at least, in the time after which a rank counts as stalled
 _LONGEST_PERIOD = 2.0  # seconds
-_GIVE_UP = 5  # times as long, ranks may all be at the same batch: compiling, or saving a checkpoint
+_GIVE_UP = 5  # times as long, ranks may all be at the same batch: compiling, saving a checkpoint, or starting
+_REMEDY = "if they are at work, raise watchdog_seconds"
 _INSTALLED = re.compile("[/\\\\](site|dist)-packages[/\\\\]|^<")
 _PACKAGE = Path(__file__).parents[2]
 _FOREIGN = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(_PACKAGE))
@@ -43,7 +44,7 @@ class Report:
         place: where its user's code stands; empty if nowhere.
         own_place: where its main thread stands in ringfeed; empty if nowhere.
         seen: when it last reported.
-        moved: when it last began a batch.
+        moved: when it last began a batch; before the first, also when its main thread was last seen at another place.
     """
 
     batches: int
@@ -73,11 +74,14 @@ def judge(reports: Mapping[int, Report], now: float, seconds: float) -> str | No
     behind = [rank for rank, report in reports.items() if report.batches == last]
     if last == first:
         behind = [rank for rank, report in reports.items() if report.place]
-        if len(behind) in (0, len(reports)) and (idle <= _GIVE_UP * seconds or last == 0):
+        if len(behind) in (0, len(reports)) and idle <= _GIVE_UP * seconds:
             return None
         behind = behind or list(reports)
     if len(behind) == len(reports):
-        return f"no rank has begun a batch for {idle:.0f} s, after batch {last} of this process{_places(reports)}"
+        where = _places(reports)
+        if last == 0:
+            return f"no rank has begun its first batch, or come closer to it for {idle:.0f} s{where}; {_REMEDY}"
+        return f"no rank has begun a batch for {idle:.0f} s, after batch {last} of this process{where}"
     held = next((rank for rank in behind if reports[rank].place), None)
     place = "" if held is None else f" in {reports[held].place}"
     waited = f"the others have waited for {idle:.0f} s, at batch {first} of this process"
@@ -178,7 +182,8 @@ class Watchdog:
             for line in lines:
                 rank, batches, place, own_place = json.loads(line)
                 now, before = time.monotonic(), self._reports[rank]
-                moved = now if batches > before.batches else before.moved
+                starts = batches == 0 and (place, own_place) != (before.place, before.own_place)
+                moved = now if batches > before.batches or starts else before.moved
                 self._reports[rank] = Report(batches=batches, place=place, seen=now, moved=moved, own_place=own_place)
                 lines.write(json.dumps(self._verdict) + "\n")
                 lines.flush()

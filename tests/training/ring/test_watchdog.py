@@ -44,7 +44,12 @@ def _report(batches: int, place: str = "", seen: float = 100.0, moved: float = 4
             [_report(5, "net.py:3 in f", moved=-200), _report(5, "net.py:3 in f", moved=-200)],
             "no rank has begun a batch for 300 s, after batch 5 of this process: ranks 0, 1 are in net.py:3 in f",
         ),
-        ([_report(0, moved=-200), _report(0, moved=-200)], None),  # the first step may compile for long
+        ([_report(0, moved=-149), _report(0, moved=-200)], None),  # a start may take long
+        (
+            [_report(0, moved=-151, own_place=f"loop/{'inputs' if rank else 'resume'}.py:3 in f") for rank in range(3)],
+            "no rank has begun its first batch, or come closer to it for 251 s: rank 0 is in loop/resume.py:3 in f, "
+            "ranks 1, 2 are in loop/inputs.py:3 in f; if they are at work, raise watchdog_seconds",
+        ),
     ],
 )
 def test_the_rank_that_others_wait_for_has_stalled(reports: list[Report], verdict: str | None) -> None:
@@ -68,15 +73,21 @@ class _Thread(SoloRing):
         return [self._mailbox.get(), None]
 
 
-def test_all_ranks_get_the_verdict_over_sockets() -> None:
+def _verdict_on(beats: tuple[int, int], seconds: float) -> str:
+    """What both of two ranks hear that have begun so many batches, and begin no more."""
     mailbox: Queue[Any] = Queue()
     verdicts: Queue[str] = Queue()
-    dogs = [Watchdog(_Thread(rank, mailbox), 1.0, verdicts.put) for rank in (0, 1)]
-    for _ in range(3):
-        dogs[0].beat()
-    dogs[1].beat()
+    dogs = [Watchdog(_Thread(rank, mailbox), seconds, verdicts.put) for rank in (0, 1)]
+    for dog, count in zip(dogs, beats, strict=True):
+        for _ in range(count):
+            dog.beat()
     found = [verdicts.get(timeout=120) for _ in dogs]
     assert found[0] == found[1]
-    assert found[0].startswith("rank 1 has stalled")
-    assert "at batch 3 of this process" in found[0]
+    return found[0]
+
+
+def test_all_ranks_get_the_verdict_over_sockets() -> None:
+    verdict = _verdict_on((3, 1), 1.0)
+    assert verdict.startswith("rank 1 has stalled")
+    assert "at batch 3 of this process" in verdict
     assert not [thread for thread in threading.enumerate() if thread.name == "ringfeed-watchdog" and not thread.daemon]
