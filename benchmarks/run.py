@@ -36,7 +36,7 @@ import rivals
 import simulation
 import writing
 from parts.tables import write_source
-from train import asynchronous, optimizers, synchronisation
+from train import asynchronous, optimizers, step_cost, synchronisation
 
 BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]]] = {
     "write": writing.run,
@@ -58,9 +58,10 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "dlio": dlio.run,
     "synchronisation": synchronisation.run,
     "asynchronous": asynchronous.run,
+    "step-cost": step_cost.run,
 }
 # They download gigabytes, need Horovod or write gigabytes: they run only when named.
-OPTIONAL = {"rivals", "simulation", "dlio", "synchronisation", "asynchronous"}
+OPTIONAL = {"rivals", "simulation", "dlio", "synchronisation", "asynchronous", "step-cost"}
 
 
 def main() -> int:

@@ -19,7 +19,7 @@ __all__ = ["hidden_packages", "quiet_tensorflow"]
 _NOISE = re.compile(rb"(I\d{4} |WARNING: All log messages before absl|To enable the following instructions)")
 
 # TensorFlow 2.21 and Keras 3.15 import them if they are installed, for estimators of scikit-learn, galleries of images,
-# notebooks and conversions: with all of them half of the time of `import tensorflow` (benchmarks/train/start.py).
+# notebooks and conversions: with all of them, over a third of the CPU time of `import tensorflow` (2026-11-27).
 _OFFERED = ("IPython", "jax", "matplotlib", "scipy", "sklearn")
 
 

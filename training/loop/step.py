@@ -17,7 +17,7 @@ from ..optimizers.precision import LossScale, all_finite
 from ..records.clock import Clock, timed
 from ..ring.replicas import Replicas
 from ..ring.ring import dense
-from ..ring.synchronizer import Synchronizer
+from ..ring.synchronizer import EveryStep, Synchronizer
 
 __all__ = ["StepMetrics", "TrainStep", "clip_by_global_norm", "make_predict_step", "make_train_step"]
 
@@ -137,8 +137,10 @@ def make_train_step(
 
     All ranks agree on whether a step counts without a collective of its own: each rank's flag, 0 or 1 for an overflow,
     travels with the gradients, and their mean is exactly 0 only if all are 0. (A mean of ones need not be exactly 1:
-    41 times the 1/41 of float32 is less. A sum of finite numbers may still overflow; the result is checked, too.)
-    A step that does not count changes nothing but the loss scale. In the same way they agree on whether to stop.
+    41 times the 1/41 of float32 is less.) The result is checked, too, by its norm, which has to be finite in float32:
+    a sum of finite numbers may still overflow. Where the result is the plain mean, an overflow of any rank is in it,
+    and gradients need no check before. A step that does not count changes nothing but the loss scale. In the same way
+    they agree on whether to stop.
     With `can_rest`, a rank whose samples all have weight 0 takes part in the step and changes only its number; the loss
     is then the mean over the others. With `replicas`, each does the step of its part of the batch.
 
@@ -150,6 +152,7 @@ def make_train_step(
     variables = [variable.value for variable in trained]
     state = [v.value for v in network.non_trainable_variables if "float" in str(v.dtype)]  # as of batch normalisation
     state += [*synchronizer.rank_variables, *synchronizer.shared_variables]
+    is_plain_mean = type(synchronizer) is EveryStep
     go_on = tf.constant(0.0)
 
     def one(inputs: Any, target: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor | None]]:
@@ -163,6 +166,11 @@ def make_train_step(
         if average is not None:
             average.update(optimizer.iterations.value)
         return tf.constant(True)
+
+    def restore(before: Sequence[Tensor]) -> Tensor:
+        for variable, old in zip(state, before, strict=True):
+            variable.assign(old)
+        return tf.constant(False)
 
     def reduce(tensors: Sequence[Tensor]) -> list[Tensor]:
         overflowed, loss, stopping, trains, *gradients = tensors
@@ -180,27 +188,44 @@ def make_train_step(
         else:
             local_loss, scaled = accumulated(one, accumulate, (inputs, target, weight), variables)
         gradients = scale.unscaled(filled(scaled, variables))
-        overflowed = 1.0 - tf.cast(all_finite([*gradients, *state]), tf.float32)
+        overflowed = 1.0 - tf.cast(all_finite(state if is_plain_mean else [*gradients, *state]), tf.float32)
         trains = tf.cast(tf.reduce_any(weight > 0), tf.float32)
         sent = [overflowed, local_loss, stopping, trains, *gradients]  # the update waits for the first
         (any_overflowed, loss, any_stopping, _, *gradients), stamps = timed(reduce, sent, read_clock)
-        is_finite = tf.logical_and(tf.equal(any_overflowed, 0.0), all_finite(gradients))
         gradients, norm = clip_by_global_norm(gradients, clip_norm)
-        if clip_norm is not None:
-            is_finite = tf.logical_and(is_finite, tf.math.is_finite(norm))
+        is_finite = tf.logical_and(tf.equal(any_overflowed, 0.0), tf.math.is_finite(norm))
         is_connected = [gradient is not None for gradient in scaled]
         is_applied = tf.logical_and(is_finite, trains > 0) if can_rest else is_finite
-        tf.cond(is_applied, lambda: apply(gradients, is_connected), lambda: tf.constant(False))
+        tf.cond(is_applied, lambda: apply(gradients, is_connected), lambda: restore(before))
         if can_rest:
             optimizer.iterations.assign_add(tf.cast(tf.logical_and(is_finite, trains == 0), tf.int64))
-        for variable, old in zip(state, before, strict=True):
-            variable.assign(tf.where(is_applied, variable, old))
         scale.update(is_finite)
         return StepMetrics(loss, is_finite, norm, stamps, any_stopping > 0.0)
 
     whole = train_step if replicas is None else replicas.spread(train_step)
     compiled: Any = tf.function(whole, reduce_retracing=True, autograph=False)
-    return _for_any_batch(compiled) if any_batch else compiled
+    return _for_any_batch(compiled) if any_batch else _without_dispatch(compiled)
+
+
+def _without_dispatch(step: Any) -> TrainStep:
+    """Call a `tf.function` past its dispatch, which takes up to a fifth of a small step, while batches are alike."""
+    kind: Any = None
+    compiled: Any = None
+
+    def call(inputs: Any, target: Tensor, weight: Tensor, stopping: Any = 0.0) -> StepMetrics:
+        nonlocal kind, compiled
+        given = inputs, target, weight, tf.convert_to_tensor(stopping, tf.float32)
+        tensors = [*(inputs.values() if type(inputs) is dict else [inputs]), target, weight]
+        if all(isinstance(tensor, tf.Tensor) for tensor in tensors):
+            now = [*(inputs if type(inputs) is dict else ()), *((tensor.shape, tensor.dtype) for tensor in tensors)]
+            if now != kind:
+                kind, compiled = now, step.get_concrete_function(*given)
+            metrics: StepMetrics = compiled(*given)
+        else:  # ragged ones, or nested
+            metrics = step(*given)
+        return metrics
+
+    return call
 
 
 def _for_any_batch(step: Any) -> TrainStep:

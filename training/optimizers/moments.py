@@ -61,10 +61,11 @@ class MomentsOptimizer(StackedOptimizer):
 
     def moments(self, gradient: Tensor, slots: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return both moments after a gradient."""
-        first = self.beta_1 * slots[0][:, 0] + (1 - self.beta_1) * gradient
-        second = self.beta_2 * slots[0][:, 1] + (1 - self.beta_2) * gradient * gradient
+        before_first, before_second = _halves(slots[0])
+        first = self.beta_1 * before_first + (1 - self.beta_1) * gradient
+        second = self.beta_2 * before_second + (1 - self.beta_2) * gradient * gradient
         if self.freeze_step is not None:
-            second = tf.where(self.iterations.value < self.freeze_step, second, slots[0][:, 1])
+            second = tf.where(self.iterations.value < self.freeze_step, second, before_second)
         return first, second
 
     def share(self, beta: float, last: int | None = None) -> Tensor:
@@ -83,3 +84,11 @@ class MomentsOptimizer(StackedOptimizer):
             "eps": self.eps,
             "freeze_step": self.freeze_step,
         }
+
+
+def _halves(moments: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both moments, [variables, ...], of [variables, 2, ...]; those of one variable, perhaps large, uncopied."""
+    if moments.shape[0] == 1:
+        first, second = tf.unstack(tf.squeeze(moments, 0))
+        return first[None], second[None]
+    return moments[:, 0], moments[:, 1]

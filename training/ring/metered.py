@@ -39,8 +39,17 @@ class MeteredRing:
         self.wire_bytes = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="wire_bytes")
 
     def _count(self, tensors: Sequence[Tensor], share: float) -> None:
-        sizes = [tf.size(t, tf.int64) * (4 if t.dtype == tf.bfloat16 else t.dtype.size) for t in tensors]
-        self.wire_bytes.assign_add(tf.cast(tf.add_n(sizes), tf.float64) * share)
+        if share == 0.0:
+            return
+        known, others = 0, []
+        for tensor in tensors:
+            width = 4 if tensor.dtype == tf.bfloat16 else tensor.dtype.size
+            if (elements := tensor.shape.num_elements()) is not None:
+                known += elements * width  # an operation of a step fewer
+            else:
+                others.append(tf.size(tensor, tf.int64) * width)
+        total = tf.constant(known, tf.int64)
+        self.wire_bytes.assign_add(tf.cast(tf.add_n([total, *others]), tf.float64) * share)
 
     def allreduce_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The mean over ranks of each tensor."""
