@@ -57,6 +57,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="URL", help="for checkpoints: where the run's dataset is now [where the run found it]"
     )
+    parser.add_argument(
+        "--trust-code", action="store_true", help="import the module:function that the model names, if it names one"
+    )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON on standard output")
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors")
 
@@ -72,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     configure_logging(0, quiet=args.quiet)
     with quiet_tensorflow():
         from .trained import open_trained
-    model = open_trained(args.model, args.data)
+    model = open_trained(args.model, args.data, trust_code=args.trust_code)
     _write(model, args.out, kind)
     if args.json:
         written = {"out": args.out, "format": kind, "step": model.step, "classes": model.classes}

@@ -68,6 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--data", metavar="URL", help="for checkpoints: where the run's dataset is now [where the run found it]"
     )
+    parser.add_argument(
+        "--trust-code", action="store_true", help="import the module:function that the model names, if it names one"
+    )
     parser.add_argument("--json", action="store_true", help="print a summary as JSON on standard output (rank 0)")
     parser.add_argument("-q", "--quiet", action="store_true", help="print no progress")
 
@@ -103,7 +106,7 @@ def _predict(args: argparse.Namespace, watch: Any) -> None:
         from .trained import open_trained
 
         ring = connect()
-    model = open_trained(args.model, args.data)
+    model = open_trained(args.model, args.data, trust_code=args.trust_code)
     predictor = Predictor(
         model=model, url=args.url, manifest=manifest, split=split, keep=args.keep, batch_size=args.batch_size
     )

@@ -24,6 +24,7 @@ from ...sharding.storage.storage import Storage
 from ..checkpoint.snapshot import check_state
 from ..checkpoint.store import Checkpoint, CheckpointStore
 from ..config.config_file import parse_config
+from ..config.model import APPLICATIONS
 from ..config.train_config import TrainConfig
 from ..loop.datasets import one_manifest, open_manifests
 from ..models.build import build_model
@@ -141,15 +142,16 @@ def _zeros(feature: Feature, size: Any) -> Any:
     return tf.fill(shape, "") if feature.dtype in ("string", "binary") else tf.zeros(shape, feature.dtype)
 
 
-def open_trained(source: str, data_url: str | None = None) -> TrainedModel:
+def open_trained(source: str, data_url: str | None = None, *, trust_code: bool = False) -> TrainedModel:
     """Open a trained model.
 
     Args:
         source: the file that `output.model` named, or the folder of a run's checkpoints, of which the newest is taken.
         data_url: for checkpoints, where the dataset of the run is now; None: where the run found it.
+        trust_code: import and call the function that builds the network, if the model names one.
 
     Raises:
-        ConfigError: there is no model, or its network cannot be built here.
+        ConfigError: there is no model, its network cannot be built here, or it names a function without `trust_code`.
         DatasetError: checkpoints need their dataset, which is not there, or has changed.
         TrainingError: the weights do not fit the network, as where a user's code has changed.
     """
@@ -161,6 +163,7 @@ def open_trained(source: str, data_url: str | None = None) -> TrainedModel:
             held = decode_model(Storage(folder or separator or ".").read(name), source)
         except FileNotFoundError as error:
             raise ConfigError(f"there is no model at {source}") from error
+        _check_trusted(held.config, source, trust_code)
         return _build(held, lambda network: _load_file(network, held, source))
     store = CheckpointStore(source, check=check_state)
     newest = None if Path(source).is_file() else store.newest()
@@ -170,8 +173,19 @@ def open_trained(source: str, data_url: str | None = None) -> TrainedModel:
             "(checkpoint.url)"
         )
     config = parse_config(newest.state["config"], source)
+    _check_trusted(config, source, trust_code)
     held = ModelFile(config=config, manifest=_manifest(newest, config, source, data_url), step=newest.step, weights=b"")
     return _build(held, lambda network: _load_checkpoint(network, newest, config, source))
+
+
+def _check_trusted(config: TrainConfig, source: str, trust_code: bool) -> None:
+    """Refuse a model that names a function: whoever wrote the file chose the module to import."""
+    name = config.model.name
+    if ":" in name and not name.startswith(APPLICATIONS) and not trust_code:
+        raise ConfigError(
+            f"{source} names code to build its network with ({name}), which was not imported; if you trust that file, "
+            "add --trust-code"
+        )
 
 
 def _manifest(checkpoint: Checkpoint, config: TrainConfig, source: str, data_url: str | None) -> Manifest:

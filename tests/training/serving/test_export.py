@@ -131,6 +131,32 @@ def test_weights_of_other_code_are_refused(tmp_path: Path, flights_run: Run) -> 
         open_trained(str(other))
 
 
+@pytest.mark.parametrize("command", ["export", "predict"])
+def test_code_that_a_model_names_is_called_only_if_trusted(
+    tmp_path: Path,
+    flights: str,
+    flights_run: Run,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    Path("planted.py").write_text("def build(manifest, config):\n    open('ran', 'w').close()\n")
+    with zipfile.ZipFile(flights_run.model) as before, zipfile.ZipFile("planted.keras", "w") as after:
+        for name in before.namelist():
+            named = re.sub(rb'("model": \{\s*"name": )"\w+"', rb'\1"planted:build"', before.read(name))
+            after.writestr(name, named if name == "ringfeed.json" else before.read(name))
+    words = [command, "planted.keras", *([flights] if command == "predict" else []), "--out", "out"]
+    split = ["--split", "test"] if command == "predict" else []
+    assert main([*words, *split]) == 1
+    assert "planted:build), which was not imported; if you trust that file, add --trust-code" in capsys.readouterr().err
+    assert not Path("ran").exists()
+    assert main([*words, *split, "--trust-code"]) == 1
+    assert "must return a keras.Model" in capsys.readouterr().err
+    assert Path("ran").exists()
+
+
 def test_columns_with_names_that_tensorflow_refuses_are_renamed() -> None:
     assert input_names(["hour", "delay (min)", "delay [min]", "7"]) == {
         "hour": "hour", "delay (min)": "delay__min_", "delay [min]": "delay__min__1", "7": "column_7",
