@@ -44,7 +44,7 @@ def run_on_ray(address: str, size: int, command: Sequence[str], asked: Asked) ->
     Raises:
         ConfigError: Ray is not installed, or the cluster is smaller than that.
         StorageError: no cluster answers at the address.
-        TrainingError: Horovod is not installed, or a worker was lost.
+        TrainingError: Horovod is not installed, a worker was lost, or other work holds the processors.
     """
     try:
         import ray
@@ -59,6 +59,11 @@ def run_on_ray(address: str, size: int, command: Sequence[str], asked: Asked) ->
         is_asked = ray.remote(num_cpus=0)(_Flag).remote()
         executor = ray_ranks(size, use_gpu=resources.get("GPU", 0) >= size, start_seconds=_START_SECONDS)
         return _wait(pool.submit(_run, executor, [list(command), os.getcwd(), is_asked]), asked, is_asked)
+    except TimeoutError as error:
+        raise TrainingError(
+            f"the Ray cluster gave no {size} free processors within {_START_SECONDS} s: other work holds them; "
+            "wait for it, or lower -n"
+        ) from error
     except ray.exceptions.RayError as error:
         line = " ".join(str(error).split())
         raise TrainingError(f"a worker of the Ray cluster was lost: {line[:200]}") from error
