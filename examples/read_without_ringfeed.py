@@ -2,7 +2,7 @@
 
     python read_without_ringfeed.py DATASET | head
 
-It shows the format, and is no fast reader: a core checks about 10 MB/s. The package google-crc32c is much faster.
+It shows the format and is slow, because it computes each CRC in Python: the package google-crc32c is much faster.
 """
 
 import base64
