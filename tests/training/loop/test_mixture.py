@@ -149,7 +149,7 @@ def test_a_change_of_the_mixture_does_not_resume_but_one_of_its_place_does(tree:
     Trainer(parse_config({**tree(**groups), "max_steps": 1}, "x"), SoloRing()).run()
     moved = tree(**groups)
     moved["data"]["mixture"]["large"]["url"] += "/"
-    assert Trainer(parse_config(moved, "x"), SoloRing()).resumed_from == 1
+    assert Trainer(parse_config(moved, "x"), SoloRing()).position.step == 1
     for data in (
         {"weights": "natural"},
         {"mixture": {**moved["data"]["mixture"], "small": moved["data"]["mixture"]["large"]}},
