@@ -311,7 +311,7 @@ class TestEndingOnSignals:
         ("command", "module", "sig"),
         [
             ("profile", "pyarrow", signal.SIGINT),
-            ("profile", "jax", signal.SIGINT),  # imported by TensorFlow
+            ("profile", "keras", signal.SIGINT),  # imported by TensorFlow
             ("train", "pyarrow", signal.SIGTERM),
             ("train", "tensorflow.python.keras", signal.SIGTERM),
         ],
