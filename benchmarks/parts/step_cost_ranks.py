@@ -28,7 +28,8 @@ def main() -> None:
     together = MemoryTrainer(configuration(url, "sgd", hidden), ring)
     alone = MemoryTrainer(configuration(url, "sgd", hidden, BATCH // ring.size), SoloRing())
     alone.memory = together.memory
-    alone.total_steps, alone.steps_per_epoch = together.total_steps, together.steps_per_epoch
+    alone._progress.total_steps = together._progress.total_steps
+    alone._progress.steps_per_epoch = together._progress.steps_per_epoch
     gradients = [tf.ones(variable.shape) for variable in together.parts.network.trainable_variables]
 
     @tf.function(autograph=False)
