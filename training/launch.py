@@ -18,12 +18,12 @@ from collections.abc import Sequence
 
 from ..sharding.errors import ConfigError
 from .backends.local_cluster import LocalCluster
-from .backends.ray_ranks import run_on_ray
 from .config.backend import HOROVOD, MULTI_WORKER, PARAMETER_SERVER
 from .config.config_file import load_config
 from .config.synchronisation import refuse_elastic
 from .config.train_config import TrainConfig
 from .elastic.processes import SAVE_SECONDS, Asked, Ending, ending_of, start_rank
+from .elastic.ray_ranks import run_on_ray
 from .elastic.restarts import Restarts, WantedRanks
 from .elastic.supervisor import Supervisor
 from .loop.stopping import INTERRUPTED

@@ -300,24 +300,22 @@ def _rate_chart(name: str, metrics: Mapping[str, Any]) -> str:
 
 def _speed_chart(name: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [_curve(label, metrics, "samples_per_second") for label, metrics in runs.items()]
-    return charts.curves(
-        lines,
-        title=f"{name.capitalize()}: samples per second",
-        description="; ".join(f"{line.label}: median {np.median(line.y):,.0f}" for line in lines),
-        x_label="step",
-        y_label="samples/s, all ranks",
-        starts_at_zero=True,
-    )
+    return _step_chart(f"{name.capitalize()}: samples per second", lines, "samples/s, all ranks", "{:,.0f}")
 
 
 def _wait_chart(name: str, runs: Mapping[str, Mapping[str, Any]]) -> str:
     lines = [_curve(label, metrics, "input_wait_fraction", scale=100) for label, metrics in runs.items()]
+    title = f"{name.capitalize()}: time spent waiting for input"
+    return _step_chart(title, lines, "input wait, % of the time", "{:.1f} %")
+
+
+def _step_chart(title: str, lines: Sequence[charts.Curve], y_label: str, shown: str) -> str:
     return charts.curves(
         lines,
-        title=f"{name.capitalize()}: time spent waiting for input",
-        description="; ".join(f"{line.label}: median {np.median(line.y):.1f} %" for line in lines),
+        title=title,
+        description="; ".join(f"{line.label}: median {shown.format(np.median(line.y))}" for line in lines),
         x_label="step",
-        y_label="input wait, % of the time",
+        y_label=y_label,
         starts_at_zero=True,
     )
 

@@ -2,7 +2,7 @@
 
 The rank is not the worker itself: it has signals of its own, reports how it ends, and ends as it does elsewhere. It
 ends with its worker, and the workers with the launcher. What it prints reaches the launcher through Ray.
-Tested in tests/training/backends/test_ray_ranks.py.
+Tested in tests/training/elastic/test_ray_ranks.py.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import Any
 
 from ...sharding.engines.ray_engine import connect, disconnect
 from ...sharding.errors import ConfigError, TrainingError
-from ..elastic.processes import SAVE_SECONDS, Asked, Ending, ending_of, start_rank
 from ..loop.stopping import INTERRUPTED, TERMINATED
 from ..ring.horovod import ray_ranks
 from ..ring.launched import Report
+from .processes import SAVE_SECONDS, Asked, Ending, ending_of, start_rank
 
 __all__ = ["run_on_ray"]
 
