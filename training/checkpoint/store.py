@@ -156,9 +156,11 @@ class CheckpointStore:
         return sorted(name for name in names if _NAME.fullmatch(name))
 
     def check_writable(self) -> None:
-        """Check before a run that files can be written to the folder, and removed from it."""
+        """Check before a run that files can be written to the folder, and removed from it; leave nothing behind."""
+        absent = self._storage.absent_folders()
         self._storage.write(_TRIAL, b"")
         self._storage.remove(_TRIAL)
+        self._storage.remove_folders(absent)
 
     def save(self, checkpoint: Checkpoint, best_steps: Collection[int] = ()) -> str:
         """Commit a checkpoint, then remove all but the newest `keep`; return the URL of its file.

@@ -71,6 +71,11 @@ def test_a_trial_leaves_nothing(store: Store) -> None:
     assert store.list() == []
 
 
+def test_a_trial_leaves_no_folder_that_was_not_there(tmp_path: Path) -> None:
+    CheckpointStore(str(tmp_path / "runs" / "1")).check_writable()
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("keep", [1, 2, 5])
 def test_keeps_the_newest_and_reads_the_last(tmp_path: Path, keep: int) -> None:
     store = CheckpointStore(str(tmp_path / "run"), keep=keep)
