@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from math import inf
 from threading import Lock, Thread, current_thread, main_thread
 from time import monotonic
 from types import FrameType
@@ -27,7 +28,6 @@ INTERRUPTED = 130  # exit status
 _STATUSES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: 143, signal.SIGHUP: 129}
 _STOPPED = 0  # the number of no signal
 _GRACE_SECONDS = 2.0
-_ECHO_SECONDS = 2.0  # in which a second SIGTERM is the first one again, passed on by a launcher
 _SHOW_CURSOR = b"\x1b[?25h\n"  # a progress bar hides it, and is left without a newline
 
 
@@ -141,8 +141,8 @@ class SignalWatch:
     def defer_termination(self, seconds: float) -> None:
         """From now on let SIGTERM set `is_terminating`, and end the process only if it still runs after `seconds`.
 
-        A second signal ends it at once, but not a SIGTERM right after the first: a scheduler signals every process of a
-        job, and a launcher then passes its own on.
+        Ctrl-C then ends it at once. Further SIGTERMs and SIGHUPs do not: a launcher passes on the SIGTERM that a
+        scheduler sends to every process of a job, and a machine that shuts down closes the terminals, too.
         """
         self._deferral = seconds
 
@@ -176,24 +176,28 @@ class SignalWatch:
             self._end(self._received)
 
     def _watch(self) -> None:
-        while (number := os.read(self._reader, 1)[0]) not in _STATUSES:  # a signal of somebody else's
-            if number == _STOPPED:
-                return
+        number = self._next_signal(inf) or _STOPPED
         if number == signal.SIGTERM and self._deferral is not None:
             self.is_terminating = True  # before it counts as received
             self._received = number
-            asked = monotonic()
-            while select.select([self._reader], [], [], max(0.0, asked + self._deferral - monotonic()))[0]:
-                number = os.read(self._reader, 1)[0]
-                if number == _STOPPED:
-                    return
-                if number != signal.SIGTERM or monotonic() > asked + _ECHO_SECONDS:
-                    break
-            self._end(number if number in _STATUSES else signal.SIGTERM)
-        self._received = number
-        if self._checked:
-            select.select([self._reader], [], [], _GRACE_SECONDS)  # or until a second signal
-        self._end(number)
+            until = monotonic() + self._deferral
+            while (another := self._next_signal(until)) in _TERMINATIONS:  # asks for what is being done
+                pass
+            number = signal.SIGTERM if another is None else another
+        elif number != _STOPPED:
+            self._received = number
+            if self._checked:
+                self._next_signal(monotonic() + _GRACE_SECONDS)
+        if number != _STOPPED:
+            self._end(number)
+
+    def _next_signal(self, until: float) -> int | None:
+        """Return the number of the next signal to act on, or `_STOPPED`; None if none has come by a time."""
+        while select.select([self._reader], [], [], None if until == inf else max(0.0, until - monotonic()))[0]:
+            number = os.read(self._reader, 1)[0]
+            if number == _STOPPED or number in _STATUSES:  # others are of handlers of somebody else's
+                return number
+        return None
 
     def _end(self, number: int) -> NoReturn:
         self._last.acquire()  # never released: the other thread may be here, too

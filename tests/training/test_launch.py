@@ -24,6 +24,7 @@ import yaml
 
 from ringfeed.sharding import BuildOptions, build
 from ringfeed.tools.cli import main
+from ringfeed.training.elastic.processes import Asked
 from tests.helpers.checkpoints import saved_steps
 from tests.helpers.lean import lean_environment
 
@@ -212,6 +213,15 @@ def test_campaign_of_kills_and_joins(run_folder: Path) -> None:
     print(f"{kills} kills, {stopped} steps, {sum(n - 1 for n in begun.values())} again")
     assert max(begun.values()) <= 2 * kills
     assert sum(count - 1 for count in begun.values()) <= (EVERY + 1) * (kills + deaths), stderr
+
+
+def test_a_launcher_takes_a_second_sigterm_for_the_first_and_ctrl_c_for_the_end() -> None:
+    asked, numbers = Asked(), []
+    with asked.listening():
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
+            os.kill(os.getpid(), number)
+            numbers.append(asked.number)
+    assert numbers == [signal.SIGTERM, signal.SIGTERM, signal.SIGTERM, signal.SIGINT]
 
 
 def test_ctrl_c_is_one_line_and_leaves_no_process(run_folder: Path) -> None:

@@ -30,7 +30,12 @@ class Ending:
 
 
 class Asked:
-    """The signals that the launcher has received: the last of Ctrl-C and SIGTERM, or none."""
+    """The signals that the launcher has received.
+
+    Attributes:
+        number: SIGINT once Ctrl-C has come, or else that of the first signal; 0 for none. A second SIGTERM does not cut
+            short the checkpoint of the first: `timeout` sends two, and a machine that shuts down SIGTERM and SIGHUP.
+    """
 
     def __init__(self) -> None:
         self.number = 0
@@ -38,7 +43,7 @@ class Asked:
     @contextmanager
     def listening(self) -> Iterator[None]:
         def note(number: int, frame: object) -> None:
-            self.number = signal.SIGINT if self.number else number  # a second signal ends at once
+            self.number = number if number == signal.SIGINT else self.number or number
 
         numbers = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
         before = {number: signal.signal(number, note) for number in numbers}
