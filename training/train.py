@@ -333,7 +333,7 @@ def _train_on_servers(config: TrainConfig, args: argparse.Namespace, watch: Sign
     if not is_chief:
         from .backends.task import serve_task
 
-        serve_task(config, cluster)
+        serve_task(config, cluster, _StopRequest(watch, int))
     from .backends.parameter_server import ServerTrainer
     from .ring.ring import SoloRing
 

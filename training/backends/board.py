@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .board_client import STOP
 from .part_plan import OVER, PartPlan, Step
 from .round_plan import RoundPlan
 
@@ -54,10 +55,12 @@ class Board:
     Attributes:
         failure: what a worker said when it failed, in one line; None if none has.
         deaths: number of deaths of workers within a phase so far.
+        is_stop_asked: whether a parameter server was asked to end, which the run cannot do without.
     """
 
     failure: str | None = None
     deaths: int = 0
+    is_stop_asked: bool = False
     _epoch: int = 0
     _plan: Plan | None = None
     _first: int = 0
@@ -171,7 +174,9 @@ class _Handler(socketserver.StreamRequestHandler):
         hello = json.loads(self.rfile.readline() or b"{}")
         if "worker" not in hello:
             self.server.listeners.append(self.request)
-            self.rfile.read()
+            if self.rfile.readline() == STOP:
+                self.server.board.is_stop_asked = True
+                self.rfile.read()
             return
         worker, board = int(hello["worker"]), self.server.board
         connection = board.attach(worker)

@@ -8,7 +8,9 @@ import socket
 import threading
 from typing import Any
 
-__all__ = ["BoardClient", "end_with_chief"]
+__all__ = ["STOP", "BoardClient", "ChiefLine"]
+
+STOP = b"stop\n"
 
 _CONNECT_SECONDS = 60.0
 
@@ -58,15 +60,24 @@ class BoardClient:
         self._socket.close()
 
 
-def end_with_chief(address: str) -> None:
-    """End this process when the chief ends: with status 0 if it says so, else with 1."""
-    connection = _connected(address)
-    connection.sendall(b"{}\n")
+class ChiefLine:
+    """A task's line to the chief: this process ends with the chief, with status 0 if that says so, else with 1.
 
-    def wait() -> None:
+    Args:
+        address: ``host:port`` of the board.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._socket = _connected(address)
+        self._socket.sendall(b"{}\n")
+        threading.Thread(target=self._wait, name="ringfeed-chief", daemon=True).start()
+
+    def ask_to_stop(self) -> None:
+        """Ask the chief to save a checkpoint and end the run."""
+        self._socket.sendall(STOP)
+
+    def _wait(self) -> None:
         try:
-            os._exit(0 if connection.recv(16) else 1)
+            os._exit(0 if self._socket.recv(16) else 1)
         except OSError:
             os._exit(1)
-
-    threading.Thread(target=wait, name="ringfeed-chief", daemon=True).start()

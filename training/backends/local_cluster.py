@@ -95,7 +95,10 @@ class LocalCluster:
                 code = process.poll()
                 if not code or task[0] == CHIEF:  # 0: the chief has dismissed it, and is about to end
                     continue
-                if task[0] == PS or code > 0 or self._starts[task] == _MOST_STARTS:
+                if task[0] == PS and code == TERMINATED:
+                    return Ending(status=TERMINATED, line="interrupted")  # before the first step
+                has_failed = code > 0 and code != TERMINATED
+                if task[0] == PS or has_failed or self._starts[task] == _MOST_STARTS:
                     return self._report_ending() or Ending(status=1, line=_cause(task, code))
                 sys.stderr.write(f"ringfeed launch: {_cause(task, code)}; starting it again\n")
                 self._start(task, holder, None)

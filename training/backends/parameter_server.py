@@ -75,11 +75,11 @@ class ServerTrainer:
 
     def __init__(self, config: TrainConfig, cluster: Cluster, check: Callable[[], bool]) -> None:
         self.config, self._cluster = config, cluster
-        self._stop_request = StopRequest(check, config.max_time)
+        self._board = Board()
+        self._stop_request = StopRequest(lambda: check() or self._board.is_stop_asked, config.max_time)
         self._workers = cluster.workers
         self._ring = SoloRing()
         self._coordinator = _connect(cluster)
-        self._board = Board()
         self._server = serve_board(cluster.host, self._board)
         for kind, count in ((PS, cluster.servers), (WORKER, cluster.workers)):
             for index in range(count):
@@ -132,7 +132,12 @@ class ServerTrainer:
             config.optimizer, self.rate, network.trainable_variables, [s for table in tables for s in table.shards]
         )
         self.parts = ServerParts(
-            network=network, optimizer=optimizers, scale=LossScale(None), local=built.network, tables=tables
+            network=network,
+            optimizer=optimizers,
+            scale=LossScale(None),
+            servers=self._cluster.servers,
+            local=built.network,
+            tables=tables,
         )
         self.server_bytes = placement.server_bytes
         augment = traced(built.augmented or built.preprocess)
@@ -186,6 +191,11 @@ class ServerTrainer:
             Stopped: the run was asked to stop.
         """
         started = time.perf_counter()
+        with self._explained():
+            self._run()
+            return self._finish(time.perf_counter() - started)
+
+    def _run(self) -> None:
         try:
             if not self._progress.is_over:
                 self._saver.check_writable()
@@ -202,7 +212,6 @@ class ServerTrainer:
         finally:
             self.reporter.close()
             self._saver.writer.join()
-        return self._finish(time.perf_counter() - started)
 
     def _run_phase(self) -> None:
         """Train to the next checkpoint or the end of the epoch; then all workers have done the same steps."""
@@ -236,38 +245,40 @@ class ServerTrainer:
     def _train(self, epoch: int, plan: Plan) -> bool:
         """Let the workers do a plan, and return whether it was cut short, since the run shall stop."""
         first, is_stopping = self.position.step, False
-        try:
-            for _ in range(self._workers):
-                self._coordinator.schedule(self._loop)
-            while not self._coordinator.done():
-                reports = self._board.reports(_POLL_SECONDS)
-                step = first + plan.steps_done
-                self._reports.add(reports, step)
-                if self._reports.is_due(step) and not plan.is_over:  # its last entry needs the last reports
-                    self._reports.report(step, epoch, plan.most_ahead)
-                self.reporter.advance(epoch, step)
-                if self._stop_request() and not is_stopping:
-                    is_stopping = True
-                    self._board.cut()
-            self._coordinator.join()
-        except tf.errors.OpError as error:
-            self._board.fail("a task of the cluster failed")
-            with own_errors(self.loader.manifest, self.config):
-                raise self._explained(error) from error
+        for _ in range(self._workers):
+            self._coordinator.schedule(self._loop)
+        while not self._coordinator.done():
+            reports = self._board.reports(_POLL_SECONDS)
+            step = first + plan.steps_done
+            self._reports.add(reports, step)
+            if self._reports.is_due(step) and not plan.is_over:  # its last entry needs the last reports
+                self._reports.report(step, epoch, plan.most_ahead)
+            self.reporter.advance(epoch, step)
+            if self._stop_request() and not is_stopping:
+                is_stopping = True
+                self._board.cut()
+        self._coordinator.join()
         if self._board.failure is not None:
             raise TrainingError(self._board.failure)
         self._reports.add(self._board.reports(0.0), first + plan.steps_done)
         return is_stopping
 
-    def _explained(self, error: Exception) -> Exception:
-        failure = self._board.failure
-        if failure is not None and failure.startswith("worker"):
-            return TrainingError(failure)
-        if type(error).__name__ in _LOST_SERVER:
-            saved = self.config.checkpoint.url
-            remedy = f"the same command resumes from {saved}" if saved else "set checkpoint.url to resume such a run"
-            return TrainingError(f"a parameter server has died, and its variables with it: {remedy}")
-        return error
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Say what an error of TensorFlow's in the body comes from: a worker's error, or the death of a server."""
+        try:
+            yield
+        except tf.errors.OpError as error:
+            self._board.fail("a task of the cluster failed")
+            failure = str(self._board.failure)
+            if failure.startswith("worker"):
+                raise TrainingError(failure) from error
+            if type(error).__name__ in _LOST_SERVER:
+                saved = self.config.checkpoint.url
+                remedy = f"the same command resumes from {saved}" if saved else "set checkpoint.url to resume a run"
+                raise TrainingError(f"a parameter server has died, and its variables with it: {remedy}") from error
+            with own_errors(self.loader.manifest, self.config):
+                raise
 
     # -- evaluation, checkpoints, end ----------------------------------------------------------------------------
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -24,8 +24,8 @@ from ..config.train_config import TrainConfig
 from ..loop.inputs import open_loader, preprocessed, traced
 from ..models.build import build_model
 from ..ring.world import World
-from .board_client import BoardClient, end_with_chief
-from .cluster import WORKER, Cluster
+from .board_client import BoardClient, ChiefLine
+from .cluster import PS, WORKER, Cluster
 from .significance import Significance
 
 __all__ = [
@@ -47,6 +47,8 @@ __all__ = [
 NEXT_TOKEN, DONE_TOKEN, MEET_TOKEN, VOTE_TOKEN, ADDED_TOKEN, SIFT_TOKEN, FLUSH_TOKEN = (
     f"pyfunc_{number}" for number in range(7)
 )
+
+_POLL_SECONDS = 0.2
 
 Batches = Any
 
@@ -94,7 +96,12 @@ class _Reader:
 
 
 class Task:
-    """The functions that the chief's graph calls, and the state between their calls."""
+    """The functions that the chief's graph calls, and the state between their calls.
+
+    Attributes:
+        chief: the line to the chief, once that has called.
+        significance: what this worker holds back.
+    """
 
     def __init__(self, config: TrainConfig, cluster: Cluster, *, ends_with_chief: bool) -> None:
         self._config, self._cluster = config, cluster
@@ -102,7 +109,8 @@ class Task:
         self._reader: _Reader | None = None
         self._waited = 0.0
         self.significance = Significance(config.parameter_server.threshold)
-        self._met = not ends_with_chief
+        self.chief: ChiefLine | None = None
+        self._ends_with_chief = ends_with_chief
         self._lock = threading.Lock()
 
     def next(self, address: bytes) -> list[Any]:
@@ -161,9 +169,8 @@ class Task:
     def meet(self, address: bytes) -> Any:
         """End this process with the chief."""
         with self._lock:
-            if not self._met:
-                end_with_chief(address.decode())
-                self._met = True
+            if self.chief is None and self._ends_with_chief:
+                self.chief = ChiefLine(address.decode())
         return np.bool_(True)
 
     def _tell(self, error: Exception) -> bool:
@@ -213,8 +220,17 @@ def declare(config: TrainConfig, cluster: Cluster, *, ends_with_chief: bool = Tr
     return Declared(task, graph)
 
 
-def serve_task(config: TrainConfig, cluster: Cluster) -> None:
-    """Serve as this process's task until the chief ends, which ends this process."""
+def serve_task(config: TrainConfig, cluster: Cluster, is_terminating: Callable[[], bool]) -> NoReturn:
+    """Serve as this process's task until the chief ends, which ends this process.
+
+    A scheduler sends SIGTERM to all tasks of a job, and the chief needs the others to save: they serve on. A server
+    asks the chief to save; a worker, which the others can do without, does not.
+
+    Args:
+        config: configuration of the run.
+        cluster: the cluster, with this task.
+        is_terminating: returns whether SIGTERM has come, which from the second call on no longer ends this process.
+    """
     logging.getLogger("tensorflow").setLevel(logging.CRITICAL)
     kept = declare(config, cluster)
     server = tf.distribute.Server(
@@ -226,5 +242,10 @@ def serve_task(config: TrainConfig, cluster: Cluster) -> None:
     )
     kind = "worker" if cluster.kind == WORKER else "parameter server"
     logging.getLogger(__name__).debug("%s %d serves at %s", kind, cluster.index, server.target)
-    threading.Event().wait()
-    del kept
+    while kept.task.chief is None or not is_terminating():
+        time.sleep(_POLL_SECONDS)
+    if cluster.kind == PS:
+        with suppress(OSError):  # the chief has ended
+            kept.task.chief.ask_to_stop()
+    while True:
+        time.sleep(_POLL_SECONDS)

@@ -34,6 +34,7 @@ __all__ = [
     "Position",
     "capture",
     "check_resumable",
+    "check_servers",
     "check_state",
     "gather_rank_state",
     "rank_state",
@@ -43,6 +44,7 @@ __all__ = [
     "set_rank_seeds",
 ]
 
+_OTHER_MODEL = "undo the change of the model, or set another checkpoint.url"
 _RANK_GROUP = "rank/"
 _RANK_STRIDE = 0x9E3779B1  # odd, so that all ranks below 2**31 get different seeds (2**32 / golden ratio)
 
@@ -75,13 +77,18 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of a run that training changes."""
+    """The parts of a run that training changes.
+
+    Attributes:
+        servers: number of parameter servers, each of which has an optimizer of its own; 0: none.
+    """
 
     network: Any
     optimizer: Any
     scale: LossScale
     synchronizer: Synchronizer = field(default_factory=lambda: EveryStep(SoloRing()))
     average: MovingAverage | None = None
+    servers: int = 0
 
     @property
     def weights(self) -> list[Any]:
@@ -206,13 +213,15 @@ def capture(
     loader: dict[str, Any] = {"seed": config.seed, **place, "order": ORDER_VERSION}
     if quarantined:
         loader["quarantined"] = list(quarantined)
-    state = {
+    state: dict[str, Any] = {
         "position": asdict(position),
         "loader": loader,
         "config": to_tree(config),
         "dataset": dataset,
         "history": dict(history),
     }
+    if parts.servers:
+        state["servers"] = parts.servers
     return Checkpoint(step=position.step, arrays=arrays, state=state)
 
 
@@ -273,6 +282,21 @@ def check_resumable(state: Mapping[str, Any], config: TrainConfig, dataset: str)
         raise TrainingError(f"cannot resume from {config.checkpoint.url}: {stretched}, or set another checkpoint.url")
 
 
+def check_servers(state: Mapping[str, Any], parts: Parts, url: str) -> None:
+    """Refuse a checkpoint whose optimizers are those of another number of parameter servers.
+
+    Raises:
+        TrainingError: it is.
+    """
+    held = state.get("servers", parts.servers)
+    if held != parts.servers:
+        raise TrainingError(
+            f"the checkpoints in {url} are of a run with {held} parameter server{'s' * (held != 1)}, each with an "
+            f"optimizer of its own, and this one has {parts.servers}: start it with --ps {held}, or set another "
+            "checkpoint.url"
+        )
+
+
 def restore(parts: Parts, arrays: Mapping[str, Any]) -> None:
     """Assign a checkpoint's arrays to the run's variables, but for those of single ranks.
 
@@ -287,12 +311,14 @@ def restore(parts: Parts, arrays: Mapping[str, Any]) -> None:
         raise TrainingError(f"the checkpoint holds {held} variables of each rank, this run has {expected}")
     arrays = {name: array for name, array in arrays.items() if not name.startswith(_RANK_GROUP)}
     if [_slot(name) for name, _ in mine] != [_slot(name) for name in arrays]:
-        raise TrainingError(f"the checkpoint holds {len(arrays)} variables, this model and optimizer have {len(mine)}")
+        raise TrainingError(
+            f"the checkpoint holds {len(arrays)} variables, this model and optimizer have {len(mine)}: {_OTHER_MODEL}"
+        )
     for (name, variable), array in zip(mine, arrays.values(), strict=True):
         if tuple(variable.shape) != array.shape or tf.as_dtype(variable.dtype) != tf.as_dtype(array.dtype):
             raise TrainingError(
                 f"the checkpoint's {name} is {array.dtype} of shape {array.shape}, the model's is "
-                f"{tf.as_dtype(variable.dtype).name} of shape {tuple(variable.shape)}"
+                f"{tf.as_dtype(variable.dtype).name} of shape {tuple(variable.shape)}: {_OTHER_MODEL}"
             )
     for (_, variable), array in zip(mine, arrays.values(), strict=True):
         variable.assign(array)

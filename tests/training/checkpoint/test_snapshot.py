@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ringfeed.training.checkpoint.snapshot import (
     Position,
     capture,
     check_resumable,
+    check_servers,
     check_state,
     restore,
     seed_variables,
@@ -87,6 +89,14 @@ def test_another_model_or_optimizer_is_refused_before_anything_is_assigned() -> 
         restore(_parts(seed=2, optimizer="keras.optimizers:Adam"), saved.arrays)
     for a, b in zip(before, other.network.get_weights(), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_a_checkpoint_of_another_number_of_parameter_servers_is_refused_with_that_number() -> None:
+    parts = replace(_parts(seed=1), servers=2)
+    state = json.loads(json.dumps(capture(parts, Position(), _config(), "abc", {}).state))
+    check_servers(state, parts, "run")
+    with pytest.raises(TrainingError, match=r"run with 2 parameter servers.* this one has 3: start it with --ps 2"):
+        check_servers(state, replace(parts, servers=3), "run")
 
 
 def test_a_checkpoint_of_another_run_is_refused_with_the_keys_that_differ() -> None:

@@ -13,6 +13,7 @@ from ...checkpoint.snapshot import (
     Parts,
     Position,
     check_resumable,
+    check_servers,
     check_state,
     rank_state,
     restore,
@@ -118,6 +119,7 @@ def _read_newest(
     newest = newest_checkpoint(config, dataset)
     if newest is None:
         return None, []
+    check_servers(newest.state, parts, str(config.checkpoint.url))
     restore(parts, newest.arrays)
     return dict(newest.state), rank_state(newest.arrays)
 
