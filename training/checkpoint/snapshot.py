@@ -7,9 +7,11 @@ JSON: the loader's position (seed, epoch, step), the configuration, the dataset'
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
@@ -46,6 +48,7 @@ __all__ = [
 
 _OTHER_MODEL = "undo the change of the model, or set another checkpoint.url"
 _RANK_GROUP = "rank/"
+_BOTH_MOMENTS = "_moments"
 _RANK_STRIDE = 0x9E3779B1  # odd, so that all ranks below 2**31 get different seeds (2**32 / golden ratio)
 
 
@@ -310,6 +313,8 @@ def restore(parts: Parts, arrays: Mapping[str, Any]) -> None:
     if held != expected:
         raise TrainingError(f"the checkpoint holds {held} variables of each rank, this run has {expected}")
     arrays = {name: array for name, array in arrays.items() if not name.startswith(_RANK_GROUP)}
+    if not any(name.endswith(_BOTH_MOMENTS) for name, _ in mine):
+        arrays = _with_moments_apart(arrays)
     if [_slot(name) for name, _ in mine] != [_slot(name) for name in arrays]:
         raise TrainingError(
             f"the checkpoint holds {len(arrays)} variables, this model and optimizer have {len(mine)}: {_OTHER_MODEL}"
@@ -322,6 +327,21 @@ def restore(parts: Parts, arrays: Mapping[str, Any]) -> None:
             )
     for (_, variable), array in zip(mine, arrays.values(), strict=True):
         variable.assign(array)
+
+
+def _with_moments_apart(arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a checkpoint's arrays as now: version 0.1.0 kept both moments of a variable of Adam in one."""
+    apart: list[tuple[str, Any]] = []
+    for are_both, group in groupby(arrays.items(), lambda item: item[0].endswith(_BOTH_MOMENTS)):
+        held = list(group)
+        apart += [(name, array[i]) for i in (0, 1) for name, array in held] if are_both else held
+    places: Counter[str] = Counter()
+    result = {}
+    for name, array in apart:
+        kind, _, path = name.split("/", 2)
+        result[f"{kind}/{places[kind]:04d}/{path}"] = array
+        places[kind] += 1
+    return result
 
 
 def _slot(name: str) -> Sequence[str]:

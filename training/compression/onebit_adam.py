@@ -36,12 +36,14 @@ class OneBitAdam(TwoStage):
     def __init__(self, ring: Ring, *, beta_1: float, eps: float, start_step: int) -> None:
         super().__init__(ring, OneBit(), error_feedback=True, start_step=start_step)
         self._beta, self._eps = beta_1, eps
-        self._moments: list[Variable] = []
+        self._moments: list[Sequence[Variable]] = []
 
     def build(self, variables: Sequence[Variable], slots: Sequence[Variable] = ()) -> None:
         """Create the residuals of both stages, and note where the optimizer keeps its moments."""
         super().build(variables)
-        moments = [slot for slot in slots if slot.name.endswith("_moments")]
+        ends = ("_moments",), ("_first_moment", "_second_moment")  # LAMB keeps both in one variable
+        found = [[[slot for slot in slots if slot.name.endswith(end)] for end in kind] for kind in ends]
+        moments = [kept for kind in found for kept in zip(*kind, strict=True)]
         self._moments = [moments[i] for i in self._places]
 
     def compressed_means(
@@ -49,8 +51,9 @@ class OneBitAdam(TwoStage):
     ) -> tuple[list[Tensor], list[Tensor]]:
         """The gradients that the mean momenta stand for."""
         momenta, scales = [], []
-        for slot in self._moments:
-            first, second = tf.unstack(tf.convert_to_tensor(slot))
+        for kept in self._moments:
+            held = [tf.convert_to_tensor(variable) for variable in kept]
+            first, second = held if len(held) == 2 else tf.unstack(held[0])
             momenta.append(self._beta * first)
             scales.append(tf.where(second > 0, tf.sqrt(second) + self._eps, 0.0))
         sent = [

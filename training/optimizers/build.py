@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
-
 from ...sharding.errors import ConfigError
 from ..config.optimizer import VARIANTS, OptimizerConfig
 from ..config.train_config import TrainConfig
@@ -18,6 +16,7 @@ from .adam import Adam
 from .lamb import LAMB
 from .lars import LARS
 from .masks import is_adapted
+from .sgd import SGD
 from .stacked import StackedOptimizer
 from .user_optimizer import user_optimizer
 
@@ -98,7 +97,7 @@ def eps_of(config: OptimizerConfig) -> float:
 def _new(config: OptimizerConfig, schedule: WarmUpDecay, freeze_step: int | None) -> Any:
     if config.name == "sgd":
         decay = config.weight_decay or None
-        return keras.optimizers.SGD(schedule, config.momentum, config.nesterov, weight_decay=decay)
+        return SGD(schedule, config.momentum, config.nesterov, weight_decay=decay)
     if config.name in ("adam", "adamw"):
         return Adam(
             schedule,

@@ -84,6 +84,8 @@ class LAMB(MomentsOptimizer):
     [2.6464, 3.6464]
     """
 
+    slots = (("moments", (2,)),)  # one variable for both: reads and writes are what a small update costs
+
     def __init__(
         self,
         learning_rate: float | Callable[..., Any] = 0.001,
@@ -120,7 +122,7 @@ class LAMB(MomentsOptimizer):
         self, weights: Tensor, gradient: Tensor, slots: Sequence[Tensor], rate: Tensor, *, decays: bool, adapts: bool
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """One step of a stack of variables."""
-        first, second = self.moments(gradient, slots)
+        first, second = self.moments(gradient, *_halves(slots[0]))
         update = self._corrected(first, self.beta_1)
         update /= tf.sqrt(self._corrected(second, self.beta_2, self.freeze_step)) + self.eps
         if decays:
@@ -138,3 +140,11 @@ class LAMB(MomentsOptimizer):
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments, for Keras to save and restore."""
         return {**super().get_config(), "variant": self.variant}
+
+
+def _halves(moments: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both moments, [variables, ...], of [variables, 2, ...]; those of one variable, perhaps large, uncopied."""
+    if moments.shape[0] == 1:
+        first, second = tf.unstack(tf.squeeze(moments, 0))
+        return first[None], second[None]
+    return moments[:, 0], moments[:, 1]

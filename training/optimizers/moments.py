@@ -32,8 +32,6 @@ class MomentsOptimizer(StackedOptimizer):
         ValueError: an argument out of its range.
     """
 
-    slots = (("moments", (2,)),)  # one variable for both: reads and writes are what a small update costs
-
     def __init__(
         self,
         learning_rate: Any,
@@ -59,9 +57,8 @@ class MomentsOptimizer(StackedOptimizer):
         self.eps = float(eps)
         self.freeze_step = freeze_step
 
-    def moments(self, gradient: Tensor, slots: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def moments(self, gradient: Tensor, before_first: Tensor, before_second: Tensor) -> tuple[Tensor, Tensor]:
         """Return both moments after a gradient."""
-        before_first, before_second = _halves(slots[0])
         first = self.beta_1 * before_first + (1 - self.beta_1) * gradient
         second = self.beta_2 * before_second + (1 - self.beta_2) * gradient * gradient
         if self.freeze_step is not None:
@@ -84,11 +81,3 @@ class MomentsOptimizer(StackedOptimizer):
             "eps": self.eps,
             "freeze_step": self.freeze_step,
         }
-
-
-def _halves(moments: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both moments, [variables, ...], of [variables, 2, ...]; those of one variable, perhaps large, uncopied."""
-    if moments.shape[0] == 1:
-        first, second = tf.unstack(tf.squeeze(moments, 0))
-        return first[None], second[None]
-    return moments[:, 0], moments[:, 1]

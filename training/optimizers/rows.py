@@ -44,19 +44,16 @@ def _sgd(optimizer: Any, place: int, _: Variable, gradient: Any) -> Tensor:
 
 
 def _adam(optimizer: Adam, place: int, table: Variable, gradient: Any) -> Tensor:
-    kept = optimizer._slots[0][place].value  # [2, rows, ...]
-    count = tf.size(gradient.indices)
-    moment = tf.repeat(tf.constant([0, 1], gradient.indices.dtype), count)
-    cells = tf.stack([moment, tf.tile(gradient.indices, [2])], 1)
-    shape = tf.concat([[1, 2], tf.shape(gradient.values)], 0)  # a stack of one variable, of these rows
+    kept = [slot[place].value for slot in optimizer._slots]
     rows = table.sparse_read(gradient.indices)
-    updated, (moments,) = optimizer.updated(
+    updated, moments = optimizer.updated(  # a stack of one variable, of these rows
         rows[None],
         gradient.values[None],
-        [tf.reshape(kept.gather_nd(cells), shape)],
+        [moment.sparse_read(gradient.indices)[None] for moment in kept],
         tf.cast(optimizer.learning_rate, rows.dtype),
         decays=False,
         adapts=False,
     )
-    kept.scatter_nd_update(cells, tf.reshape(moments, tf.concat([[2 * count], tf.shape(rows)[1:]], 0)))
+    for moment, value in zip(kept, moments, strict=True):
+        moment.scatter_update(tf.IndexedSlices(value[0], gradient.indices))
     return updated[0] - rows

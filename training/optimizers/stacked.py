@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from .masks import is_adapted
 
-__all__ = ["StackedOptimizer", "check_argument"]
+__all__ = ["StackedOptimizer", "check_argument", "tensorflow_variable"]
 
 Tensor = Any
 Variable = Any
@@ -28,6 +28,11 @@ def check_argument(optimizer: str, name: str, value: float, rule: str, holds: bo
     """Raise a ValueError if an argument of an optimizer breaks its rule."""
     if not holds:
         raise ValueError(f"{optimizer}: {name} must be {rule}, got {value!r}")
+
+
+def tensorflow_variable(variable: Variable) -> Any:
+    """Return the `tf.Variable` of one of Keras, or the same one again."""
+    return variable if isinstance(variable, tf.Variable) else variable.value
 
 
 class StackedOptimizer(keras.optimizers.Optimizer, ABC):  # type: ignore[misc]  # Keras ships no types

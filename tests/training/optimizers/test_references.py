@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from ringfeed.training.config.optimizer import VARIANTS, OptimizerConfig
 from ringfeed.training.optimizers import lamb, lars
+from ringfeed.training.optimizers.adam import Adam
 from ringfeed.training.optimizers.build import build_optimizer
 from ringfeed.training.optimizers.lamb import LAMB
 from ringfeed.training.schedules.learning_rate import WarmUpDecay
@@ -209,6 +210,14 @@ def test_norms_of_float32_neither_overflow_nor_underflow(variant: str, scale: fl
         moved.append(variable.numpy() - weights)
     assert np.max(np.abs(moved[1])) > 0.1 or (variant, scale) == ("larc", 1e-25)  # which clips the ratio, not the step
     np.testing.assert_allclose(moved[0], moved[1], atol=1e-6 * max(1.0, np.max(np.abs(moved[1]))))
+
+
+def test_the_first_step_of_adam_in_float32_is_the_rate() -> None:
+    """Its fused kernel takes betas of float32, of which 1 - 0.999 is wrong by 5e-5; so is the correction, then."""
+    for gradient in (1e-3, 1.0, 1e3):
+        variable = keras.Variable(np.zeros(3, np.float32))
+        Adam(0.5, eps=0.0).apply([tf.fill([3], gradient)], [variable])
+        np.testing.assert_allclose(variable, -0.5, rtol=5e-7)
 
 
 def test_lamb_equals_optax() -> None:
