@@ -28,6 +28,7 @@ _STANDARD = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in')
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 _FRAMEWORK = re.compile("[/\\\\](tensorflow|keras|ringfeed)[/\\\\]")
+_IN_LAYER = "Exception encountered when calling "
 _LONGEST = 300  # characters of an error's text
 _INSTALLED = re.compile("[/\\\\](site|dist)-packages[/\\\\]")
 
@@ -154,7 +155,8 @@ def describe_error(error: BaseException, name: str, file: str | None = None) -> 
         place = f"{chosen[-1].filename}:{chosen[-1].lineno}"
     if isinstance(error, MemoryError):
         raise error
-    text = _shortened(_without_keras(str(error)))
+    said = error.args[0] if isinstance(error, KeyError) and _IN_LAYER in str(error) else error  # str() would quote it
+    text = _shortened(_without_keras(str(said)))
     return f"{place}: {type(error).__name__}{': ' * bool(text)}{text}"
 
 
@@ -175,9 +177,10 @@ def _without_keras(text: str) -> str:
     'no more (in Mine.call())'
     """
     text = _COLOUR.sub("", text).partition("Arguments received by ")[0]
-    kind, _, rest = text.strip().partition("Exception encountered when calling ")
+    kind, _, rest = text.strip().partition(_IN_LAYER)
     if rest:  # "ValueError: Exception encountered when calling Mine.call().", then the text
         place, _, rest = rest.partition("\n")
+        rest = rest.rpartition("Error encountered:\n")[2]  # where Keras called it to learn the shape of its output
         text = f"{kind}{rest.strip()} (in {place.strip().rstrip('.')})"
     return text
 

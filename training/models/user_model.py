@@ -22,6 +22,8 @@ from .target import plan_target
 __all__ = ["own_errors", "user_model"]
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in')
+_INSTALLED = re.compile("[/\\\\](site|dist)-packages[/\\\\]")
+_OURS = str(Path(__file__).parents[2])
 _ROOT = re.compile(r"^\(\d+\) [A-Z_]+:\s*")  # where several operations of a step have failed
 _NODE = re.compile(r"\{\{.*?\}\}")  # TensorFlow's marks of a graph's nodes
 
@@ -43,19 +45,33 @@ def own_errors(manifest: Manifest, config: TrainConfig) -> Iterator[None]:
             raise
         ragged = [column.name for column in feature_columns(manifest, config.data) if column.fixed_shape is None]
         text = describe_error(error, name)
-        if isinstance(error, tf.errors.OpError):  # at run time: of Horovod, or with the trace of a Python function
-            said, _, trace = error.message.partition("Traceback (most recent call last):")
-            places = _PLACE.findall(trace.partition("[[")[0])
-            if not places and (not ragged or "Horovod" in said):
+        if isinstance(error, tf.errors.OpError):  # at run time: of Horovod, or of an operation of the network
+            place, said = _failed_operation(error.message)
+            if place is None and (not ragged or "Horovod" in error.message):
                 raise
-            place = ":".join(places[-1]) if places else name
-            text = f"{place}: {_ROOT.sub('', _NODE.sub('', said).strip().splitlines()[-1].strip())}"
+            text = f"{place or name}: {said}"
         if ragged:
             text += (
                 f"; {ragged[0]} arrives as tf.RaggedTensor: call .to_tensor() in the network's first layer, or leave "
                 f"it out with data.exclude=[{ragged[0]}]"
             )
         raise TrainingError(f"model.name {name}: {text}") from error
+
+
+def _failed_operation(message: str) -> tuple[str | None, str]:
+    """Return the user's line, if any, and the text of TensorFlow's error in an operation of a step.
+
+    The line is that of a Python function that the operation called, or that which made the operation.
+    """
+    said, _, called = message.partition("Traceback (most recent call last):")
+    places = _PLACE.findall(called.partition("[[")[0])
+    made = list(_PLACE.finditer(said))
+    if not places:
+        inner = max((i + 1 for i, place in enumerate(made) if place[1].startswith(_OURS)), default=0)
+        places = [place.groups() for place in made[inner:] if not _INSTALLED.search(place[1])]
+    said = said[made[-1].end() :].partition("\n")[2] if made else said
+    lines = _NODE.sub("", said.partition("[[{{node")[0] if made else said).strip().splitlines()
+    return ":".join(places[-1]) if places else None, _ROOT.sub("", lines[-1].strip()) if lines else ""
 
 
 def user_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:

@@ -18,7 +18,7 @@ from .lars import LARS
 from .masks import is_adapted
 from .sgd import SGD
 from .stacked import StackedOptimizer
-from .user_optimizer import user_optimizer
+from .user_optimizer import own_optimizer_errors, user_optimizer
 
 __all__ = ["build_optimizer", "build_schedule", "eps_of", "schedule_warnings"]
 
@@ -34,20 +34,24 @@ def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay:
     peak = scaled_learning_rate(optimizer.learning_rate, config.data.batch_size, base, optimizer.scaling)
     warmup = round(schedule.warmup_epochs * steps_per_epoch) if schedule.warmup_steps is None else schedule.warmup_steps
     boundaries = schedule.boundary_steps or [round(epoch * steps_per_epoch) for epoch in schedule.boundaries]
-    try:
-        return WarmUpDecay(
-            peak_value=peak,
-            warmup_steps=warmup,
-            total_steps=config.schedule_steps(steps_per_epoch),
-            decay=schedule.decay,
-            init_value=peak * schedule.init_factor,
-            end_value=peak * schedule.end_factor,
-            power=schedule.power,
-            scales=[(step, schedule.factor) for step in boundaries],
-            warmup=schedule.warmup,
+    total = config.schedule_steps(steps_per_epoch)
+    if warmup >= total:
+        raise ConfigError(
+            f"schedule: {warmup} steps of warm-up leave none of the {total} steps of the schedule "
+            f"({steps_per_epoch} steps per epoch); lower schedule.warmup_steps or warmup_epochs, or raise epochs or "
+            "schedule.total_epochs"
         )
-    except ValueError as error:
-        raise ConfigError(f"schedule: {error} ({steps_per_epoch} steps per epoch)") from error
+    return WarmUpDecay(
+        peak_value=peak,
+        warmup_steps=warmup,
+        total_steps=total,
+        decay=schedule.decay,
+        init_value=peak * schedule.init_factor,
+        end_value=peak * schedule.end_factor,
+        power=schedule.power,
+        scales=[(step, schedule.factor) for step in boundaries],
+        warmup=schedule.warmup,
+    )
 
 
 def schedule_warnings(config: TrainConfig) -> list[str]:
@@ -76,13 +80,15 @@ def build_optimizer(
 
     Raises:
         ConfigError: the function of `optimizer.name` does not return an optimizer.
+        TrainingError: the user's optimizer fails.
     """
     optimizer = _new(config, schedule, freeze_step)
-    if not isinstance(optimizer, StackedOptimizer):
-        optimizer.exclude_from_weight_decay(
-            var_list=[v for v in variables if not is_adapted(v.path, v.shape, config.exclude)]
-        )
-    optimizer.build(variables)
+    with own_optimizer_errors(config.name):
+        if not isinstance(optimizer, StackedOptimizer):
+            optimizer.exclude_from_weight_decay(
+                var_list=[v for v in variables if not is_adapted(v.path, v.shape, config.exclude)]
+            )
+        optimizer.build(variables)
     return optimizer
 
 

@@ -5,16 +5,34 @@ Tested in tests/training/optimizers/test_build.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import keras
+import tensorflow as tf
 
-from ...sharding.errors import ConfigError
-from ...sharding.sources.user_code import import_function
+from ...sharding.errors import ConfigError, RingfeedError, TrainingError
+from ...sharding.sources.user_code import describe_error, import_function
 from ..config.optimizer import OptimizerConfig
 
-__all__ = ["user_optimizer"]
+__all__ = ["own_optimizer_errors", "user_optimizer"]
+
+
+@contextmanager
+def own_optimizer_errors(name: str) -> Iterator[None]:
+    """Report an error of a user's optimizer, in the body, in one line with the place in the user's code.
+
+    Raises:
+        TrainingError: the optimizer raised an error.
+    """
+    try:
+        yield
+    except (RingfeedError, MemoryError, tf.errors.OpError):
+        raise
+    except Exception as error:
+        raise TrainingError(f"optimizer.name {name}: {describe_error(error, name)}") from error
 
 
 def user_optimizer(config: OptimizerConfig, schedule: Any) -> Any:
@@ -25,7 +43,9 @@ def user_optimizer(config: OptimizerConfig, schedule: Any) -> Any:
     `optimizer`.
 
     Raises:
-        ConfigError: there is no such function, it refuses its arguments, or it returns no Keras optimizer.
+        ConfigError: there is no such function, it refuses its arguments, or it returns no Keras optimizer, or one that
+            does what the training loop does.
+        TrainingError: the function fails.
     """
     optimizer = _called(config, schedule)
     if optimizer.use_ema:
@@ -33,6 +53,17 @@ def user_optimizer(config: OptimizerConfig, schedule: Any) -> Any:
             f"optimizer.name: {config.name} has use_ema, which Keras pairs with other variables where some have no "
             "gradient: set ema.decay instead"
         )
+    if optimizer.gradient_accumulation_steps:
+        raise ConfigError(
+            f"optimizer.name: {config.name} has gradient_accumulation_steps, which would skip updates: "
+            "set optimizer.accumulate instead"
+        )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise ConfigError(
+            f"optimizer.name: {config.name} is a LossScaleOptimizer, which would divide gradients by a scale that the "
+            "loss does not have: return the optimizer within it; precision=float16 has a loss scale of its own"
+        )
+    optimizer.apply = own_optimizer_errors(config.name)(optimizer.apply)
     return optimizer
 
 
@@ -46,7 +77,8 @@ def _called(config: OptimizerConfig, schedule: Any) -> Any:
             raise ConfigError(
                 f"optimizer.options: {config.name} refuses {dict(config.options)}: {' '.join(str(error).split())}"
             ) from error
-    optimizer = function(schedule, config)
+    with own_optimizer_errors(config.name):
+        optimizer = function(schedule, config)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(
             f"optimizer.name: {config.name} must return a keras.optimizers.Optimizer, got {type(optimizer).__name__}"

@@ -223,7 +223,7 @@ def test_the_schedule_scales_linearly_and_counts_in_epochs() -> None:
     schedule = build_schedule(config, steps_per_epoch=100)
     np.testing.assert_allclose([schedule(t) for t in (0, 25, 50, 300)], [0.0, 0.2, 0.4, 0.004], rtol=1e-9)
     short = parse_config({"data": {"url": "x"}, "schedule": {"warmup_epochs": 0.9}}, "test")
-    with pytest.raises(ConfigError, match=r"schedule: warmup_steps must be .* \(1 steps per epoch\)"):
+    with pytest.raises(ConfigError, match=r"leave none of the .* \(1 steps per epoch\); lower schedule.warmup"):
         build_schedule(short, steps_per_epoch=1)
 
 

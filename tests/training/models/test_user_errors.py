@@ -40,6 +40,22 @@ def late(manifest, config):
     delay = keras.Input((), dtype="float32", name="delay")
     return keras.Model({"delay": delay}, keras.layers.Dense(2)(Late()(keras.ops.expand_dims(delay, 1))))
 
+class Bounded(keras.layers.Layer):
+    def call(self, x):
+        tf.debugging.assert_less(x, -1e9, message="too late")  # line 30
+        return x
+
+def bounded(manifest, config):
+    delay = keras.Input((), dtype="float32", name="delay")
+    return keras.Model({"delay": delay}, keras.layers.Dense(2)(Bounded()(keras.ops.expand_dims(delay, 1))))
+
+class Unknown(keras.layers.Layer):
+    def call(self, x):
+        return x * {}["width"]  # line 39
+
+def unknown(manifest, config):
+    return keras.Model(delay := keras.Input((), dtype="float32", name="delay"), Unknown()(delay))
+
 def ragged(manifest, config):
     words = keras.Input((4,), dtype="float32", name="words")
     return keras.Model({"words": words}, keras.layers.Dense(2)(words))
@@ -60,6 +76,8 @@ MESSAGES = {
     "broken": "networks.py:5: KeyError: 'nothing'",
     "narrow": "networks.py:10: ValueError: Dimensions must be equal, but are 1 and 7",
     "late": "networks.py:20: ValueError: a value of your own",
+    "bounded": "networks.py:30: assertion failed: [too late] [Condition x < y did not hold element-wise:]",
+    "unknown": "networks.py:39: KeyError: 'width' (in Unknown.call())",
     "ragged": "words arrives as tf.RaggedTensor: call .to_tensor() in the network's first layer, or leave it out",
 }
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError, TrainingError
 from ringfeed.training.config.config_file import changed_keys, parse_config, to_tree
 from ringfeed.training.config.optimizer import OptimizerConfig
 from ringfeed.training.optimizers.build import build_optimizer
@@ -55,6 +55,10 @@ def test_a_function_of_the_user_builds_the_optimizer(tmp_path: Path, monkeypatch
         "import keras\n"
         "def build(schedule, config):\n    return keras.optimizers.Nadam(schedule, beta_1=config.beta_1)\n"
         "def wrong(schedule, config):\n    return schedule\n"
+        "def fails(schedule, config):\n    return {}['beta']\n"
+        "def scaled(schedule, config):\n    return keras.optimizers.LossScaleOptimizer(build(schedule, config))\n"
+        "class Own(keras.optimizers.Optimizer):\n"
+        "    def update_step(self, gradient, variable, learning_rate):\n        raise ValueError('no rule')\n"
     )
     optimizer = build_optimizer(
         OptimizerConfig(name="own_optimizers:build", beta_1=0.7), RATE, [keras.Variable(np.ones(2))]
@@ -66,6 +70,17 @@ def test_a_function_of_the_user_builds_the_optimizer(tmp_path: Path, monkeypatch
         build_optimizer(OptimizerConfig(name="keras.optimizers:Lion", options={"beta_9": 1}), RATE, [])
     with pytest.raises(ConfigError, match=r"keras.optimizers:Lion has use_ema, .*: set ema.decay instead"):
         build_optimizer(OptimizerConfig(name="keras.optimizers:Lion", options={"use_ema": True}), RATE, [])
+    options = {"gradient_accumulation_steps": 2}
+    with pytest.raises(ConfigError, match=r"gradient_accumulation_steps, .*: set optimizer.accumulate instead"):
+        build_optimizer(OptimizerConfig(name="keras.optimizers:SGD", options=options), RATE, [])
+    with pytest.raises(ConfigError, match=r"own_optimizers:scaled is a LossScaleOptimizer, .*precision=float16"):
+        build_optimizer(OptimizerConfig(name="own_optimizers:scaled"), RATE, [])
+    with pytest.raises(TrainingError, match=r"optimizers:fails: .*own_optimizers.py:7: KeyError: 'beta'"):
+        build_optimizer(OptimizerConfig(name="own_optimizers:fails"), RATE, [])
+    weights = keras.Variable(np.ones(2))
+    optimizer = build_optimizer(OptimizerConfig(name="own_optimizers:Own"), RATE, [weights])
+    with pytest.raises(TrainingError, match=r"optimizers:Own: .*own_optimizers.py:12: ValueError: no rule"):
+        optimizer.apply([tf.ones(2)], [weights])
 
 
 def test_a_checkpoint_from_before_a_key_has_its_default() -> None:
