@@ -393,7 +393,8 @@ def _find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], boo
     if args.json:
         sys.stdout.write(json.dumps({"suggestion": found.suggestion, "lowest": found.lowest}) + "\n")
     elif found.suggestion is None:
-        sys.stdout.write(f"the loss never falls, with rates from {found.rates[0]:.3g} to {found.rates[-1]:.3g}\n")
+        tried = f"with rates from {found.rates[0]:.3g} to {found.rates[-1]:.3g}"
+        sys.stdout.write(f"the loss never falls, {tried}: change optimizer.learning_rate, around which they lie\n")
     else:
         sys.stdout.write(
             f"the loss falls most steeply at optimizer.learning_rate={found.suggestion:.3g}, and is lowest at "

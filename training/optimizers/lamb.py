@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from .frozen_ratio import RATIO_DECAY, next_average, next_factor
 from .moments import MomentsOptimizer
 from .norms import layer_norms, trust_ratio
 
@@ -73,7 +74,8 @@ class LAMB(MomentsOptimizer):
         name: the optimizer's name.
         variant: one of `VARIANTS`.
         exclude_ratio: regular expressions of the paths without trust ratio; `None`: those of `exclude`.
-        freeze_step: steps after which `v`, and its correction, change no more; `None`: they always do.
+        freeze_step: steps after which `v`, and its correction, change no more, and `r` is that of 1-bit LAMB
+            (`frozen_ratio`); `None`: they always do.
 
     Raises:
         ValueError: an argument out of its range.
@@ -84,7 +86,8 @@ class LAMB(MomentsOptimizer):
     [2.6464, 3.6464]
     """
 
-    slots = (("moments", (2,)),)  # one variable for both: reads and writes are what a small update costs
+    # One variable for both moments: reads and writes are what a small update costs.
+    slots: tuple[tuple[str, tuple[int, ...]], ...] = (("moments", (2,)),)
 
     def __init__(
         self,
@@ -105,6 +108,9 @@ class LAMB(MomentsOptimizer):
         ratio = [] if all_adapt else exclude_ratio
         super().__init__(learning_rate, weight_decay, beta_1, beta_2, eps, exclude, name, ratio, freeze_step)
         self.variant = variant
+        if freeze_step is not None:
+            self.slots = (*self.slots, ("unfrozen_second", ()))
+            self.layer_slots = (("ratio_and_factor", (2,)),)
         self.needs_all_gradients = VARIANTS[variant].largest_gradient is not None
 
     def prepared(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -123,14 +129,34 @@ class LAMB(MomentsOptimizer):
     ) -> tuple[Tensor, Sequence[Tensor]]:
         """One step of a stack of variables."""
         first, second = self.moments(gradient, *_halves(slots[0]))
-        update = self._corrected(first, self.beta_1)
-        update /= tf.sqrt(self._corrected(second, self.beta_2, self.freeze_step)) + self.eps
-        if decays:
-            update += self.decay_rate * weights
+        root = tf.sqrt(self._corrected(second, self.beta_2, self.freeze_step)) + self.eps
+        direction = self._corrected(first, self.beta_1) / root
+        update = direction + self.decay_rate * weights if decays else direction
+        others = slots[1:]
         if adapts:
             largest, norm = VARIANTS[self.variant].largest_norm, layer_norms(weights)
-            update *= trust_ratio(norm if largest is None else tf.minimum(norm, largest), layer_norms(update))
-        return weights - rate * update, [tf.stack([first, second], axis=1)]
+            ratio = trust_ratio(norm if largest is None else tf.minimum(norm, largest), layer_norms(update))
+            if self.freeze_step is not None:
+                share = trust_ratio(layer_norms(direction), layer_norms(update))
+                ratio, *others = self._frozen(ratio, gradient, second, root, share, others)
+            update *= ratio
+        return weights - rate * update, [tf.stack([first, second], axis=1), *others]
+
+    def _frozen(
+        self, ratio: Tensor, gradient: Tensor, second: Tensor, root: Tensor, share: Tensor, slots: Sequence[Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """The trust ratio to use, and the next values of the slots that it is made of, from `freeze_step` on."""
+        is_frozen = self.iterations.value >= self.freeze_step
+        average, factor = tf.unstack(slots[1], axis=1)
+        unfrozen = self.beta_2 * slots[0] + (1 - self.beta_2) * gradient * gradient
+        unfrozen = tf.where(is_frozen, unfrozen, second)
+        other_root = tf.sqrt(self._corrected(unfrozen, self.beta_2)) + self.eps
+        factor = next_factor(tf.where(is_frozen, factor, 1.0), root, other_root, second > 0, tf.reshape(share, [-1]))
+        factor = tf.where(is_frozen, factor, 1.0)
+        average = tf.where(is_frozen, average, next_average(average, tf.reshape(ratio, [-1])))
+        lasting = average / tf.cast(self.share(RATIO_DECAY, self.freeze_step), average.dtype) * factor
+        ratio = tf.where(is_frozen, tf.reshape(lasting, tf.shape(ratio)), ratio)
+        return ratio, unfrozen, tf.stack([average, factor], axis=1)
 
     def _corrected(self, moment: Tensor, beta: float, last: int | None = None) -> Tensor:
         if beta == 0 or not VARIANTS[self.variant].corrects_bias:

@@ -49,6 +49,7 @@ class StackedOptimizer(keras.optimizers.Optimizer, ABC):  # type: ignore[misc]  
     """
 
     slots: tuple[tuple[str, tuple[int, ...]], ...] = ()  # what is kept for each variable: name, shape beside its own
+    layer_slots: tuple[tuple[str, tuple[int, ...]], ...] = ()  # the same, of each variable as a whole
     needs_all_gradients = False  # whether `prepared` does something
     updates_own_replica = False  # see `update_own_replica`
 
@@ -72,7 +73,8 @@ class StackedOptimizer(keras.optimizers.Optimizer, ABC):  # type: ignore[misc]  
 
         Args:
             weights, gradient: [variables, ...].
-            slots: as many as the class's `slots`, [variables, *shape beside the variables', ...].
+            slots: those of `slots`, [variables, *shape beside the variables', ...], then of `layer_slots`, [variables,
+                *shape].
             rate: the learning rate, a scalar.
             decays: whether these variables have weight decay.
             adapts: whether they have a trust ratio.
@@ -87,14 +89,18 @@ class StackedOptimizer(keras.optimizers.Optimizer, ABC):  # type: ignore[misc]  
         if self.built:
             return
         super().build(variables)
+        kinds = [(slot, shape, True) for slot, shape in self.slots]
+        kinds += [(slot, shape, False) for slot, shape in self.layer_slots]
         self._slots = [
             [
                 self.add_variable(
-                    shape=(*shape, *v.shape), dtype=_compute_dtype(v.dtype), name=f"{v.path.replace('/', '_')}_{slot}"
+                    shape=(*shape, *v.shape) if has_entries else shape,
+                    dtype=_compute_dtype(v.dtype),
+                    name=f"{v.path.replace('/', '_')}_{slot}",
                 )
                 for v in variables
             ]
-            for slot, shape in self.slots
+            for slot, shape, has_entries in kinds
         ]
         ratio = self.exclude if self.exclude_ratio is None else self.exclude_ratio
         self._decays = [is_adapted(v.path, v.shape, self.exclude) for v in variables]

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 
 __all__ = ["ExponentialRise", "RangeTest", "has_diverged", "judge_rates", "smoothed"]
 
 _DIVERGED = 4.0  # times the lowest loss so far, from which on the run has diverged (as in fastai)
 _DECAY = 0.9  # of the moving average
+_WINDOW = 5  # steps to either side, over which a slope is fitted: between two steps it is noise
 _SKIPPED = 0.1  # share of the steps at the start, whose average is of too few
 
 
@@ -87,11 +89,17 @@ def judge_rates(rates: Sequence[float], losses: Sequence[float]) -> RangeTest:
     finite = [mean for mean in means if math.isfinite(mean)]
     best = finite.index(min(finite)) if finite else 0
     first = min(int(len(finite) * _SKIPPED), best)
-    falls = [(finite[i + 1] - finite[i]) / math.log(rates[i + 1] / rates[i]) for i in range(first, best)]
-    steepest = min(falls, default=0.0)
+    width = min(_WINDOW, (best - first) // 2)
+    logs = np.log(rates[: best + 1])
+    falls = {
+        i: float(np.polyfit(logs[i - width : i + width + 1], finite[i - width : i + width + 1], 1)[0])
+        for i in range(first + width, best - width + 1)
+        if width
+    }
+    steepest = min(falls, key=falls.__getitem__, default=None)
     return RangeTest(
         rates=tuple(rates[: len(finite)]),
         losses=tuple(finite),
-        suggestion=rates[first + falls.index(steepest)] if steepest < 0 else None,
+        suggestion=rates[steepest] if steepest is not None and falls[steepest] < 0 else None,
         lowest=rates[best],
     )

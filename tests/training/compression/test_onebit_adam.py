@@ -43,11 +43,43 @@ def test_steps_are_dense_until_the_second_moment_freezes_and_then_signs(made: An
     exact = BETA_1 * before[0] + (1 - BETA_1) * gradient.numpy()
     np.testing.assert_allclose((after[0] + (own + part) * scale)[:, :2], exact[:, :2], rtol=1e-3, atol=1e-7)
     np.testing.assert_array_equal(variable.numpy()[:, 2], 2.0)
-    ratio = 1.0
-    step_of = RATE * after[0] / (1 - BETA_1 ** (START + 1)) / (np.sqrt(before[1] / (1 - BETA_2**START)) + EPS)
-    if made is LAMB:
-        ratio = np.linalg.norm(weights) / np.linalg.norm(step_of / RATE)
-    np.testing.assert_allclose(weights - ratio * step_of, variable, rtol=1e-4)
+    if made is Adam:
+        step_of = RATE * after[0] / (1 - BETA_1 ** (START + 1)) / (np.sqrt(before[1] / (1 - BETA_2**START)) + EPS)
+        np.testing.assert_allclose(weights - step_of, variable, rtol=1e-4)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.5])
+def test_the_trust_ratio_of_lamb_freezes_with_the_second_moment(decay: float) -> None:
+    """Li et al., arXiv 2104.06069, Algorithm 1, in float64, with the corrections of the moments that LAMB has."""
+    rng = np.random.default_rng(0)
+    w = rng.normal(size=(4, 3))
+    variable = keras.Variable(w)
+    optimizer = LAMB(RATE, decay, BETA_1, BETA_2, EPS, freeze_step=START)
+    optimizer.build([variable])
+    m = v = unfrozen = np.zeros_like(w)
+    average, factor, factors = 0.0, 1.0, []
+    for t in range(1, 12):
+        g = rng.normal(size=w.shape) * [1.0, 1e-3, 0.0] * (1 if t < 6 else 0.2)
+        optimizer.apply([tf.constant(g)], [variable])
+        m = BETA_1 * m + (1 - BETA_1) * g
+        unfrozen = BETA_2 * unfrozen + (1 - BETA_2) * g**2
+        v = unfrozen if t <= START else v
+        root = np.sqrt(v / (1 - BETA_2 ** min(t, START))) + EPS
+        direction = m / (1 - BETA_1**t) / root
+        step = direction + decay * w
+        ratio = np.linalg.norm(w) / np.linalg.norm(step)
+        if t <= START:
+            average = 0.9 * average + 0.1 * ratio
+        else:
+            greatest = (root / (np.sqrt(unfrozen / (1 - BETA_2**t)) + EPS))[v > 0].max()
+            share = min(1.0, np.linalg.norm(direction) / np.linalg.norm(step))
+            wanted = np.clip(greatest * share + 1 - share, 0.5, 4.0)
+            factor = np.clip(wanted, 0.9 * factor, 1.1 * factor)
+            factors.append(factor)
+            ratio = average / (1 - 0.9**START) * factor
+        w = w - RATE * ratio * step
+        np.testing.assert_allclose(variable, w, rtol=1e-5)
+    assert max(factors) > 1.2
 
 
 def test_a_second_moment_freezes_after_a_step_at_least() -> None:

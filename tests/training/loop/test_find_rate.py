@@ -27,6 +27,14 @@ def test_the_steepest_fall_lies_before_the_lowest_loss() -> None:
     assert len(found.losses) < 101  # it has diverged
 
 
+def test_noise_at_low_rates_is_no_steep_fall() -> None:
+    logs = np.linspace(-4, 1, 101)
+    losses = 1 - 0.5 / (1 + np.exp(-4 * (logs + 1))) + np.random.default_rng(0).normal(0, 0.05, 101)
+    found = judge_rates((10**logs).tolist(), [*losses, 9.0])
+    assert found.suggestion is not None
+    assert 0.03 < found.suggestion < 1  # the loss falls most steeply at 0.1, the average lags
+
+
 def test_a_loss_that_never_falls_gives_no_rate() -> None:
     found = judge_rates([0.1, 1.0, 10.0], [1.0, 2.0, math.inf])
     assert found.suggestion is None
