@@ -36,7 +36,7 @@ import rivals
 import simulation
 import writing
 from parts.tables import write_source
-from train import asynchronous, optimizers, step_cost, synchronisation
+from train import asynchronous, optimizers, start, step_cost, synchronisation
 
 BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]]] = {
     "write": writing.run,
@@ -59,9 +59,10 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "synchronisation": synchronisation.run,
     "asynchronous": asynchronous.run,
     "step-cost": step_cost.run,
+    "start": start.run,
 }
 # They download gigabytes, need Horovod or write gigabytes: they run only when named.
-OPTIONAL = {"rivals", "simulation", "dlio", "synchronisation", "asynchronous", "step-cost"}
+OPTIONAL = {"rivals", "simulation", "dlio", "synchronisation", "asynchronous", "step-cost", "start"}
 
 
 def main() -> int:

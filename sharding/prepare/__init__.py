@@ -1,44 +1,5 @@
 """Prepare records before they are sharded: steps as values, and the sources that apply them."""
 
-from .carried_column import open_with_carried_column
-from .casts import Cast, SetTypes
-from .comma_lists import split_columns, split_texts
-from .image_source import ImageSource
-from .image_transform import Encoding, ImageOptions, Size, parse_encoding, parse_size
-from .open import open_prepared, prepare
-from .options import PrepareOptions
-from .prepared_source import PreparedSource
-from .schema_file import read_features
-from .steps import Drop, DropNulls, FillNulls, Filter, Rename, Select, Step
-from .text_form import parse_step, restore_options
-from .user_map import MapBatches, check_trusted
+from lazy_loader import attach_stub
 
-__all__ = [
-    "Cast",
-    "Drop",
-    "DropNulls",
-    "Encoding",
-    "FillNulls",
-    "Filter",
-    "ImageOptions",
-    "ImageSource",
-    "MapBatches",
-    "PrepareOptions",
-    "PreparedSource",
-    "Rename",
-    "Select",
-    "SetTypes",
-    "Size",
-    "Step",
-    "check_trusted",
-    "open_prepared",
-    "open_with_carried_column",
-    "parse_encoding",
-    "parse_size",
-    "parse_step",
-    "prepare",
-    "read_features",
-    "restore_options",
-    "split_columns",
-    "split_texts",
-]
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)

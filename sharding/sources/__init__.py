@@ -1,6 +1,5 @@
 """Readers of training data, one format a module, behind the `Source` protocol."""
 
-from .base import Part, Source, select_part
-from .detect import KINDS, open_source
+from lazy_loader import attach_stub
 
-__all__ = ["KINDS", "Part", "Source", "open_source", "select_part"]
+__getattr__, __dir__, __all__ = attach_stub(__name__, __file__)
