@@ -1,7 +1,6 @@
 """Secrets in URLs: no command prints one or writes one to a file, whether it succeeds or fails."""
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -170,29 +169,21 @@ def test_a_traceback_shows_no_secrets(web: tuple[str, Path], tmp_path: Path) -> 
         assert SECRET not in done.stdout + done.stderr
 
 
-def test_neither_a_profile_nor_a_run_shows_or_stores_secrets(web: tuple[str, Path], tmp_path: Path) -> None:
+def test_neither_a_profile_nor_a_run_shows_or_stores_secrets(
+    web: tuple[str, Path], run: Commands, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     url = f"http://me:{SECRET}@{web[0]}/ds"
-    out = tmp_path / "run"
+    out = run.folder / "run"
     config = {
         "data": {"url": url, "batch_size": 8, "eval_split": None, "cache": str(out / "cache")},
         "model": {"name": "tabular"},
         "epochs": 1,
         "checkpoint": {"url": str(out / "checkpoints")},
         "output": {"metrics": str(out / "metrics.json")},
+        "deterministic": False,  # which cannot be switched off again
     }
-    (tmp_path / "config.yaml").write_text(json.dumps(config))
-    environment = {**os.environ, "TMPDIR": str(tmp_path)}
-    for command in (
-        ["profile", url, "--batch-size", "8"],
-        ["train", "--config", str(tmp_path / "config.yaml"), "--json"],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", "ringfeed.tools.cli", *command], capture_output=True, text=True, env=environment
-        )
-        assert done.returncode == 0, done.stderr
-        assert SECRET not in done.stdout + done.stderr
-        if "--json" in command:
-            json.loads(done.stdout)
-    written = [path for path in out.rglob("*") if path.is_file()]
-    assert {path.suffix for path in written} >= {".safetensors", ".json"}
-    assert not [path for path in written if SECRET in str(path) or SECRET.encode() in path.read_bytes()]
+    assert run("profile", url, "--batch-size", "8") == 0
+    path = tmp_path_factory.mktemp("config") / "run.yaml"  # the only file that holds them
+    path.write_text(json.dumps(config))
+    assert run("train", "--config", str(path), "--json") == 0
+    assert {path.suffix for path in out.rglob("*") if path.is_file()} >= {".safetensors", ".json"}

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from ringfeed.sharding import BuildOptions, build
+from tests.helpers import runs_in_turn
 from tests.helpers.lean import lean_environment
 
 TIMEOUT_SECONDS = 240
@@ -110,20 +111,17 @@ def start(tmp_path: Path) -> Start:
     ) -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "ringfeed.tools.cli", "train", "--config", str(config)]
         command += [part for item in overrides for part in ("--set", item)]
-        if ranks:
-            horovodrun = str(Path(sys.executable).parent / "horovodrun")
-            command = [horovodrun, "-np", str(ranks), "--gloo", *command]
-        return subprocess.Popen(
-            command,
-            cwd=tmp_path,
-            env=lean_environment(environ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        return _launch(command, ranks, cwd=tmp_path, env=lean_environment(environ))
 
     return launch
+
+
+def _launch(command: list[str], ranks: int, **options: Any) -> subprocess.Popen[str]:
+    if ranks:
+        command = [str(Path(sys.executable).parent / "horovodrun"), "-np", str(ranks), "--gloo", *command]
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, **options
+    )
 
 
 @pytest.fixture
@@ -134,6 +132,22 @@ def train(start: Start) -> Callable[..., tuple[int, str]]:
         process = start(config, *overrides, ranks=ranks, environ=environ)
         output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
         return process.returncode, output
+
+    return run
+
+
+@pytest.fixture
+def train_in_turn(tmp_path: Path) -> Callable[..., tuple[str, list[dict[str, Any]]]]:
+    """A function that trains by each list of overrides, in one process of each rank; returns output and metrics."""
+
+    def run(config: Path, *runs: list[str], ranks: int = 0, status: int = 0) -> tuple[str, list[dict[str, Any]]]:
+        paths = [tmp_path / f"metrics-{number}.json" for number in range(len(runs))]
+        words = [json.dumps([*each, f"output.metrics={path}"]) for each, path in zip(runs, paths, strict=True)]
+        command = [sys.executable, runs_in_turn.__file__, str(config), *words]
+        process = _launch(command, ranks, cwd=tmp_path, env=lean_environment())
+        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+        assert process.returncode == status, output
+        return output, [json.loads(path.read_text()) for path in paths if path.exists()]
 
     return run
 

@@ -27,6 +27,7 @@ from tests.helpers.checkpoints import saved_steps
 
 Train = Callable[..., tuple[int, str]]
 WriteConfig = Callable[..., Path]
+TrainInTurn = Callable[..., tuple[str, list[dict[str, Any]]]]
 Metrics = Callable[[], dict[str, Any]]
 
 
@@ -70,37 +71,32 @@ def test_ctrl_c_is_not_reported_as_an_error(tmp_path: Path, write_config: WriteC
 
 
 def test_a_run_killed_anywhere_and_resumed_ends_bit_identical(
-    tmp_path: Path, write_config: WriteConfig, start: Any, train: Train, metrics: Metrics
+    tmp_path: Path, write_config: WriteConfig, start: Any, train_in_turn: TrainInTurn
 ) -> None:
     checkpoints = tmp_path / "checkpoints"
     keep = {"url": str(checkpoints), "every_steps": 7, "keep": 2}
-    config = write_config(checkpoint=keep, data={"balance": "uniform"}, epochs=12)  # which it is not soon through with
+    config = write_config(checkpoint=keep, data={"balance": "uniform"}, epochs=6)  # which it is not soon through with
     for step in (14, 77):  # in the first epoch, and in the second
         process = start(config)
         _wait_for(checkpoints, step, process)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate(timeout=120)
-    status, output = train(config)
-    assert status == 0, output
-    killed = metrics()
+    others = [f"checkpoint.url={tmp_path / 'others'}"], ["checkpoint.url=null", "seed=1", "max_steps=20"]
+    output, (killed, again, whole, other) = train_in_turn(config, [], [], *others)
     assert killed["resumed_from_step"] >= 77
     assert len(list(checkpoints.glob("*.safetensors"))) == 2
-
-    status, output = train(config, f"checkpoint.url={tmp_path / 'others'}")
-    assert status == 0, output
-    whole = metrics()
     assert whole["weights_digest"] == killed["weights_digest"]
     assert whole["final"] == killed["final"]
     history = [[(e["step"], e["loss"]) for e in m["history"]["steps"]] for m in (killed, whole)]
     assert history[0][-1] == history[1][-1]
+    assert other["history"]["steps"][0]["loss"] != whole["history"]["steps"][0]["loss"]
 
-    status, output = train(config)  # a finished run has nothing left to do, and says the same
-    assert status == 0, output
-    assert "is that of the last step: nothing is left to train" in output
-    assert "resuming" not in output
-    assert metrics()["weights_digest"] == killed["weights_digest"]
-    status, output = train(config, f"checkpoint.url={tmp_path / 'third'}", "seed=1")
-    assert metrics()["weights_digest"] != killed["weights_digest"]
+    # A finished run has nothing left to do, and says the same.
+    _, first, second = output.partition("is that of the last step: nothing is left to train")
+    assert first
+    assert "resuming" not in second
+    assert output.count("resuming") == 1
+    assert again["weights_digest"] == killed["weights_digest"]
 
 
 def test_images_are_augmented_in_training_and_not_in_evaluation(
@@ -245,22 +241,23 @@ def assert_refused(capfd: pytest.CaptureFixture[str], message: str, config: Path
     assert output.err.count("\n") == 1, output.err
 
 
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
 def test_a_damaged_shard_ends_the_run_with_one_line_that_names_it(
-    damage: str, tmp_path: Path, flights: str, write_config: WriteConfig, train: Train
+    tmp_path: Path, flights: str, write_config: WriteConfig, train_in_turn: TrainInTurn
 ) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(flights, copy)
-    shard = sorted(copy.glob("train-*.tfrecord"))[1]
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 1
-    shard.unlink()
-    if damage != "remove":
-        shard.write_bytes(data if damage == "flip" else data[:-9])
-    status, output = train(write_config(data={"url": str(copy)}))
-    assert status == 1
-    (line,) = [line for line in output.splitlines() if "ringfeed train: error: " in line]
-    assert shard.name in line
+    damages = ["flip", "cut", "remove"]
+    for damage in damages:
+        shutil.copytree(flights, tmp_path / damage)
+        shard = sorted((tmp_path / damage).glob("train-*.tfrecord"))[1]
+        data = bytearray(shard.read_bytes())
+        data[len(data) // 2] ^= 1
+        shard.unlink()
+        if damage != "remove":
+            shard.write_bytes(data if damage == "flip" else data[:-9])
+    runs = [[f"data.url={tmp_path / damage}"] for damage in damages]
+    output, metrics = train_in_turn(write_config(), *runs, status=1)
+    lines = [line for line in output.splitlines() if "ringfeed train: error: " in line]
+    assert [f"/{damage}/{shard.name}" in line for damage, line in zip(damages, lines, strict=True)] == [True] * 3, lines
+    assert metrics == []
     assert "Traceback" not in output, output
 
 

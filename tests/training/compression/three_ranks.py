@@ -1,4 +1,4 @@
-"""A program of three ranks: every method of synchronisation trains a small network twice, with the same bits.
+"""A program of three ranks: collectives; every method of synchronisation trains a small network twice to the same bits.
 
 The second time it loses everything half-way but its checkpoint.
 Started by test_methods.py under `horovodrun`; rank 0 prints a JSON object: for each method its losses and bytes.
@@ -43,6 +43,7 @@ from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.ring import Ring, SoloRing
 from ringfeed.training.ring.same_weights import assert_same_weights
 from tests.training.keras.ranks import fit_as_one_process, fit_with_statistics
+from tests.training.ring.ranks import check_collectives
 
 STEPS, RANKS = 16, 3
 SGD = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.0}
@@ -175,6 +176,7 @@ def main() -> None:
     """Train by each method twice, the second time with a restart."""
     tf.config.experimental.enable_op_determinism()
     ring = connect()
+    check_collectives(ring)
     average_a_small_matrix(ring)
     results = {"clients": train_clients(ring, *sys.argv[1:])}
     levels = HierarchicalRing(require_horovod(RANKS), host="ab"[ring.rank // 2])

@@ -1,4 +1,7 @@
-"""The ring and the environment of its launcher: collectives, refusals, the death of a rank."""
+"""The ring and the environment of its launcher: refusals, the death of a rank.
+
+Its collectives are tested on the ranks of `tests.training.compression.three_ranks`.
+"""
 
 from __future__ import annotations
 
@@ -24,63 +27,11 @@ from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.ring.same_weights import assert_same_weights
 from ringfeed.training.ring.world import World, world_from_environment
 from tests.helpers.checkpoints import saved_steps
-from tests.helpers.lean import lean_environment
+from tests.helpers.runs_in_turn import ALONE
 
 pytest.importorskip("horovod", reason="Horovod is built by: make setup")
 
-COLLECTIVES = """
-import numpy as np, tensorflow as tf
-from ringfeed.training.ring.connect import connect
-from ringfeed.training.ring.same_weights import assert_same_weights
-from ringfeed.sharding.errors import TrainingError
-ring = connect()
-rank = ring.rank
-assert ring.size == 2 and ring.local_rank == rank
-slices = tf.IndexedSlices(tf.ones((1, 2)) * (rank + 1), tf.constant([rank]), tf.constant([2, 2]))
-inputs = [tf.constant([1.0 + rank]), tf.constant(rank, tf.float64), tf.constant([rank], tf.bfloat16), slices]
-for reduce in (ring.allreduce_mean, tf.function(ring.allreduce_mean)):
-    mean = reduce(inputs)
-    assert [t.dtype.name for t in mean] == ["float32", "float64", "bfloat16", "float32"]
-    assert mean[0].numpy().tolist() == [1.5] and mean[1].numpy() == 0.5
-    assert mean[3].numpy().tolist() == [[0.5, 0.5], [1.0, 1.0]]
-assert ring.allreduce_sum([tf.constant(2**40 + rank, tf.int64)])[0].numpy() == 2**41 + 1
-assert ring.allgather(np.arange(rank + 1)).tolist() == [0, 0, 1]
-assert ring.allgather(np.zeros(0 if rank else 3, np.float32)).shape == (3,)
-assert ring.allgather_object({"rank": rank, "text": "ä" * rank}) == [{"rank": 0, "text": ""}, {"rank": 1, "text": "ä"}]
-variables = [tf.Variable([1.0, 2.0 + rank], name="same"), tf.Variable(rank, name="other")]
-ring.barrier()
-try:
-    assert_same_weights(ring, variables)
-except TrainingError as error:
-    assert str(error).startswith("rank 1 of 2 ended with different weights than rank 0 (first difference: same")
-else:
-    raise SystemExit("a difference was not seen")
-ring.broadcast(variables)
-assert variables[0].numpy().tolist() == [1.0, 2.0] and variables[1].numpy() == 0
-assert_same_weights(ring, variables)
-for dtype in (tf.bool, tf.int64, tf.uint32, tf.uint64, tf.float16, tf.bfloat16):
-    variable = tf.Variable(tf.cast([rank, 1], dtype))
-    ring.broadcast([variable])
-    assert tf.cast(variable, tf.int32).numpy().tolist() == [0, 1], dtype
-print("all is well on rank", rank)
-"""
-
 BROKEN = "raise ImportError('libhorovod.so: undefined symbol')\n"
-
-
-def _horovodrun(*command: str) -> tuple[int, str]:
-    launcher = str(Path(sys.executable).parent / "horovodrun")
-    command = (launcher, "-np", "2", "--gloo", *command)
-    done = subprocess.run(command, env=lean_environment(), capture_output=True, text=True, timeout=240, check=False)
-    return done.returncode, done.stdout + done.stderr
-
-
-def test_every_collective_gives_what_its_name_says(tmp_path: Path) -> None:
-    script = tmp_path / "collectives.py"
-    script.write_text(COLLECTIVES)
-    status, output = _horovodrun(sys.executable, str(script))
-    assert status == 0, output
-    assert output.count("all is well") == 2
 
 
 def test_one_process_reduces_nothing_and_needs_no_horovod() -> None:
@@ -120,14 +71,13 @@ def test_recognises_the_launcher_of_the_process(environ: dict[str, str], world: 
     assert world_from_environment(environ) == world
 
 
-@pytest.mark.parametrize("launcher", ["HOROVOD", "OMPI_COMM_WORLD"])
 def test_refuses_to_be_a_rank_without_a_working_horovod(
-    launcher: str, tmp_path: Path, write_config: Callable[..., Path], train: Callable[..., tuple[int, str]]
+    tmp_path: Path, write_config: Callable[..., Path], train: Callable[..., tuple[int, str]]
 ) -> None:
     """Even as the only rank: its launcher was meant to start a ring."""
     (tmp_path / "shim" / "horovod").mkdir(parents=True)
     (tmp_path / "shim" / "horovod" / "__init__.py").write_text(BROKEN)
-    environ = {"PYTHONPATH": str(tmp_path / "shim"), f"{launcher}_RANK": "0", f"{launcher}_SIZE": "1"}
+    environ = {"PYTHONPATH": str(tmp_path / "shim"), "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
     status, output = train(write_config(), environ=environ)
     assert status == 1
     assert "started as one of 1 ranks, but Horovod does not work here (ImportError: libhorovod.so" in output
@@ -168,8 +118,7 @@ def test_the_death_of_a_rank_ends_all_and_the_run_resumes_bit_identical_or_on_an
     tmp_path: Path,
     write_config: Callable[..., Path],
     start: Callable[..., subprocess.Popen[str]],
-    train: Callable[..., tuple[int, str]],
-    metrics: Callable[[], dict[str, Any]],
+    train_in_turn: Callable[..., tuple[str, list[dict[str, Any]]]],
 ) -> None:
     checkpoints = tmp_path / "checkpoints"
     keep = {"url": str(checkpoints), "every_steps": 5, "keep": 50}
@@ -193,22 +142,14 @@ def test_the_death_of_a_rank_ends_all_and_the_run_resumes_bit_identical_or_on_an
     assert not (tmp_path / "metrics.json").exists()
     shutil.copytree(checkpoints, tmp_path / "copy")
 
-    status, output = train(config, ranks=2)
-    assert status == 0, output
-    resumed = metrics()
+    elsewhere, copied = (f"checkpoint.url={tmp_path / name}" for name in ("others", "copy"))
+    _, (resumed, whole, alone) = train_in_turn(config, [], [elsewhere], [ALONE, copied], ranks=2)
     assert resumed["resumed_from_step"] >= 10
     assert (resumed["ranks"], resumed["total_steps"]) == (2, 100)
-    status, output = train(config, f"checkpoint.url={tmp_path / 'others'}", ranks=2)
-    assert status == 0, output
-    whole = metrics()
     assert whole["resumed_from_step"] is None
     assert resumed["weights_digest"] == whole["weights_digest"]
     assert resumed["final"] == whole["final"]
-    assert [entry["loss"] for entry in resumed["history"]["steps"]][-1] == whole["history"]["steps"][-1]["loss"]
-
-    status, output = train(config, f"checkpoint.url={tmp_path / 'copy'}")
-    assert status == 0, output
-    alone = metrics()
+    assert resumed["history"]["steps"][-1]["loss"] == whole["history"]["steps"][-1]["loss"]
     assert (alone["ranks"], alone["resumed_from_step"]) == (1, resumed["resumed_from_step"])
     assert alone["history"]["steps"][-1]["step"] == 100
     assert alone["final"]["samples"] == 1000
