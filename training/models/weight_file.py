@@ -1,4 +1,4 @@
-"""Starts a network with the weights of a file: those of a network of the same layers, whose last one may differ.
+"""Starts a network with the weights of a file: those of a network of the same layers, of which the last may differ.
 
 Tested in tests/training/models/test_weight_file.py.
 """
@@ -9,12 +9,13 @@ import io
 import logging
 import warnings
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import h5py
+import keras
 
 from ...sharding.errors import ConfigError
 from ...sharding.storage.storage import Storage
@@ -30,7 +31,10 @@ _IGNORED = ("optimizer/", "/seed_generator/")
 
 
 def load_weights(network: Any, url: str) -> None:
-    """Assign the weights of a file. The last layer keeps its initial ones if the file has others, or none, for it.
+    """Assign the weights of a file, but to a last layer for which it has others, or none.
+
+    The last layers are the nearest to the outputs that have weights: that of the logits; of a network whose outputs are
+    a sum, such as `wide_deep`, one for each term.
 
     Args:
         network: the network, which is built.
@@ -45,7 +49,7 @@ def load_weights(network: Any, url: str) -> None:
         data = Storage(folder or separator or ".").read(name)
     except OSError as error:
         raise ConfigError(f"model.weights: {error}") from error
-    head = [layer for layer in network._flatten_layers(include_self=False, recursive=True) if layer.weights][-1]
+    heads = _last_layers(network)
     is_old = name.endswith(".h5") and not name.endswith(".weights.h5")
     with TemporaryDirectory() as temporary:
         path = Path(temporary) / ("old.h5" if is_old else "given.weights.h5")
@@ -57,15 +61,35 @@ def load_weights(network: Any, url: str) -> None:
             own_path = Path(temporary) / "own.weights.h5"
             network.save_weights(own_path)
             own = _layout(url, own_path)
-        is_new = _check(url, own, given, head.name)
+        new = _check(url, own, given, heads)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the last layer
-            network.load_weights(path, skip_mismatch=is_new, **({"by_name": True} if is_old else {}))
+            warnings.simplefilter("ignore")  # about the last layers
+            network.load_weights(path, skip_mismatch=bool(new), **({"by_name": True} if is_old else {}))
     log.info(
         "starting from the weights of %s%s",
         url,
-        f", but for its last layer, {head.name!r}, which starts anew" if is_new else "",
+        f", but for {_quoted(new)}, which {'starts' if len(new) == 1 else 'start'} afresh" if new else "",
     )
+
+
+def _last_layers(network: Any) -> set[str]:
+    """Return the names of the layers with weights that are nearest to the outputs."""
+    outputs = getattr(network, "outputs", None) if isinstance(network, keras.Model) else None
+    if not outputs:  # a layer, or a model without a graph: the last of its parts
+        return {[layer.name for layer in network._flatten_layers(recursive=True) if layer.weights][-1]}
+    found, waiting = set(), list(outputs)
+    while waiting:
+        history = waiting.pop()._keras_history
+        layer = history.operation
+        if getattr(layer, "weights", None):
+            found |= _last_layers(layer)
+        else:
+            waiting += layer._inbound_nodes[history.node_index].input_tensors
+    return found
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return " and ".join(map(repr, sorted(names)))
 
 
 def _weights_of(url: str, data: bytes) -> bytes:
@@ -115,15 +139,15 @@ def _named_layout(network: Any) -> Layout:
     }
 
 
-def _check(url: str, own: Layout, given: Layout, head: str) -> bool:
-    """Return whether the last layer, `head`, does not fit; all others have to."""
-    is_new = False
+def _check(url: str, own: Layout, given: Layout, heads: Set[str]) -> set[str]:
+    """Return which of the last layers, `heads`, do not fit; all others have to."""
+    new = set()
     for place in sorted({*own, *given}):
         (layer, shape), (their_layer, their_shape) = own.get(place, ("", None)), given.get(place, ("", None))
         if shape == their_shape:
             continue
-        if layer == head or (not layer and their_layer == head):
-            is_new = True
+        if layer in heads or (not layer and their_layer in heads):
+            new.add(layer or their_layer)
             continue
         if their_shape is None:
             problem = f"the network's layer {layer!r} is not in it ({place})"
@@ -132,7 +156,7 @@ def _check(url: str, own: Layout, given: Layout, head: str) -> bool:
         else:
             problem = f"{layer!r} has the shape {list(their_shape)} there, {list(shape)} in the network ({place})"
         raise ConfigError(
-            f"model.weights: {url} does not fit: {problem}; only the last layer, {head!r}, may differ. Make the "
+            f"model.weights: {url} does not fit: {problem}; only {_quoted(heads)}, the last, may differ. Make the "
             "model's options those of the file's network"
         )
-    return is_new
+    return new

@@ -37,7 +37,7 @@ def test_is_fine_tuned_from_a_file_with_another_number_of_classes(
         output={"model": str(tmp_path / "model.keras")},
     )
     assert main(["--config", str(config), "--set", "deterministic=false"]) == 0, capfd.readouterr().err
-    assert "but for its last layer, 'predictions', which starts anew" in capfd.readouterr().err
+    assert "but for 'predictions', which starts afresh" in capfd.readouterr().err
     after = keras.models.load_model(tmp_path / "model.keras")
     moved = [w.path for w, old in zip(after.weights[:-2], before.weights[:-2], strict=True) if np.any(w != old.numpy())]
     assert (moved, after.output_shape) == ([], (None, 4))

@@ -9,7 +9,10 @@ import keras
 import numpy as np
 import pytest
 
+from ringfeed.sharding import open_dataset
 from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.config.config_file import parse_config
+from ringfeed.training.models.build import build_model
 from ringfeed.training.models.weight_file import load_weights
 
 
@@ -64,6 +67,27 @@ def test_a_network_without_its_last_layer_is_a_start(trained: Any, tmp_path: Pat
     keras.Model(trained.inputs, trained.layers[2].output).save_weights(tmp_path / "b.weights.h5")
     with pytest.raises(ConfigError, match="the network's layer 'norm' is not in it"):
         load_weights(network, str(tmp_path / "b.weights.h5"))
+
+
+@pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # of Keras, as it saves
+def test_both_parts_of_wide_deep_start_anew_for_other_outputs(flights: str, tmp_path: Path) -> None:
+    manifest = open_dataset(flights).manifest
+    model: dict[str, Any] = {"name": "wide_deep", "hidden": [4], "hash_buckets": 50, "embedding_dim": 4}
+    tree = {"data": {"url": flights, "categorical": ["hour"]}, "model": model}
+    trained = build_model(manifest, parse_config(tree, "x")).network
+    for weight in trained.weights:
+        weight.assign(np.ones(weight.shape))
+    trained.save(tmp_path / "a.keras")
+    model["weights"] = str(tmp_path / "a.keras")
+    network = build_model(manifest, parse_config({**tree, "task": "binary"}, "x")).network
+    for weight in network.weights:
+        is_new = weight.path.split("/")[0] in ("logits", "wide_weights")
+        assert (weight.numpy() == 1).all() == (not is_new), weight.path
+    model["hash_buckets"] = 60
+    with pytest.raises(
+        ConfigError, match=r"'embedding_0' has the shape \[50, .*only 'logits' and 'wide_weights', the last"
+    ):
+        build_model(manifest, parse_config(tree, "x"))
 
 
 @pytest.mark.parametrize("name", ["a.keras", "a.weights.h5", "a.h5"])
