@@ -5,16 +5,15 @@ Imports nothing heavy: a wrong cluster is refused before TensorFlow is imported.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ...sharding.errors import ConfigError
+from ..ring.tf_config import TF_CONFIG, WORKER, TaskConfig, read_tf_config
 
 __all__ = ["CHIEF", "PS", "TF_CONFIG", "WORKER", "Cluster", "cluster_from_environment"]
 
-TF_CONFIG = "TF_CONFIG"
-CHIEF, PS, WORKER = "chief", "ps", "worker"
+CHIEF, PS = "chief", "ps"
 _EXAMPLE = (
     '{"cluster": {"chief": ["a:2222"], "ps": ["a:2223"], "worker": ["a:2224", "b:2224"]}, '
     '"task": {"type": "worker", "index": 0}}'
@@ -22,17 +21,8 @@ _EXAMPLE = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """The addresses of a cluster, and one task.
-
-    Attributes:
-        tasks: addresses ``host:port`` by kind: `CHIEF` (one), `PS` and `WORKER`.
-        kind, index: the task of this process.
-    """
-
-    tasks: Mapping[str, tuple[str, ...]]
-    kind: str
-    index: int
+class Cluster(TaskConfig):
+    """One `CHIEF`, and some `PS` and `WORKER`."""
 
     @property
     def workers(self) -> int:
@@ -45,23 +35,9 @@ class Cluster:
         return len(self.tasks[PS])
 
     @property
-    def host(self) -> str:
-        """The host of this process's task."""
-        return _host(self.tasks[self.kind][self.index])
-
-    @property
     def local_tasks(self) -> int:
         """Number of tasks on this process's host that compute: workers and parameter servers."""
-        return sum(_host(address) == self.host for kind in (PS, WORKER) for address in self.tasks[kind])
-
-    def environment(self, kind: str, index: int) -> dict[str, str]:
-        """Return the variable that gives a process a task of this cluster."""
-        value = {"cluster": {name: list(found) for name, found in self.tasks.items()}}
-        return {TF_CONFIG: json.dumps({**value, "task": {"type": kind, "index": index}})}
-
-
-def _host(address: str) -> str:
-    return address.rpartition(":")[0]
+        return sum(self.hosts(kind).count(self.host) for kind in (PS, WORKER))
 
 
 def cluster_from_environment(environ: Mapping[str, str]) -> Cluster:
@@ -75,22 +51,17 @@ def cluster_from_environment(environ: Mapping[str, str]) -> Cluster:
     >>> cluster.kind, cluster.workers, cluster.host, cluster.local_tasks
     ('ps', 1, 'a', 2)
     """
-    text = environ.get(TF_CONFIG)
-    if not text:
+    if not environ.get(TF_CONFIG):
         raise ConfigError(
             "backend=parameter_server needs several processes: ringfeed launch --ps 1 --workers 2 train --config FILE "
             f"on one machine, or {TF_CONFIG} in the environment of each process elsewhere, such as {_EXAMPLE}"
         )
     try:
-        tree = json.loads(text)
-        tasks = {kind: tuple(map(str, tree["cluster"][kind])) for kind in (CHIEF, PS, WORKER)}
-        cluster = Cluster(tasks=tasks, kind=tree["task"]["type"], index=int(tree["task"]["index"]))
-        is_whole = all(":" in address for found in tasks.values() for address in found)
-        if not (is_whole and len(tasks[CHIEF]) == 1 and tasks[PS] and tasks[WORKER]):
-            raise ValueError("one chief, and at least one ps and worker, each host:port")
-        if not 0 <= cluster.index < len(tasks[cluster.kind]):
-            raise ValueError("there is no such task")
-    except (ValueError, KeyError, TypeError) as error:
+        config = read_tf_config(environ)
+        tasks = {kind: config.tasks[kind] for kind in (CHIEF, PS, WORKER)}
+        if len(tasks[CHIEF]) != 1 or not (tasks[PS] and tasks[WORKER]):
+            raise ValueError("one chief, and at least one ps and worker")
+        return Cluster(tasks=tasks, kind=config.kind, index=config.index)
+    except (ValueError, KeyError) as error:
         reason = f"{error} is missing" if isinstance(error, KeyError) else error
         raise ConfigError(f"{TF_CONFIG} is not a cluster with a task ({reason}); such as {_EXAMPLE}") from error
-    return cluster

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 from ...sharding.errors import ConfigError
+from .tf_config import TF_CONFIG, WORKER, TaskConfig, read_tf_config
 from .world import World
 
 __all__ = ["free_ports", "local_rank_of_worker", "local_workers", "multi_worker_world", "worker_world"]
 
-_TF_CONFIG = "TF_CONFIG"
-_WORKER = "worker"
 _EXAMPLE = '{"cluster": {"worker": ["a:2222", "b:2222"]}, "task": {"type": "worker", "index": 0}}'
 
 
@@ -26,16 +23,13 @@ def worker_world(environ: Mapping[str, str]) -> World | None:
     World(rank=2, size=3, local_size=2)
     """
     try:
-        tree = json.loads(environ[_TF_CONFIG])
-        (kind,) = tree["cluster"]
-        addresses, task = tree["cluster"][kind], tree["task"]
-        hosts = [address.rpartition(":")[0] for address in addresses]
-        rank = int(task["index"])
-        if kind == task["type"] == _WORKER and 0 <= rank < len(hosts) and all(hosts):
-            return World(rank=rank, size=len(hosts), local_size=hosts.count(hosts[rank]))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        pass
-    return None
+        config = read_tf_config(environ)
+    except (ValueError, KeyError):
+        return None
+    if list(config.tasks) != [WORKER]:
+        return None
+    hosts = config.hosts(WORKER)
+    return World(rank=config.index, size=len(hosts), local_size=hosts.count(config.host))
 
 
 def multi_worker_world(environ: Mapping[str, str]) -> World:
@@ -46,20 +40,18 @@ def multi_worker_world(environ: Mapping[str, str]) -> World:
     """
     world = worker_world(environ)
     if world is None:
-        found = "has no cluster of workers with a task" if environ.get(_TF_CONFIG) else "is not set"
+        found = "has no cluster of workers with a task" if environ.get(TF_CONFIG) else "is not set"
         raise ConfigError(
-            f"backend=multi_worker: {_TF_CONFIG} {found}: ringfeed launch -n 2 train --config FILE on one machine, or "
-            f"{_TF_CONFIG} in the environment of each process elsewhere, such as {_EXAMPLE}"
+            f"backend=multi_worker: {TF_CONFIG} {found}: ringfeed launch -n 2 train --config FILE on one machine, or "
+            f"{TF_CONFIG} in the environment of each process elsewhere, such as {_EXAMPLE}"
         )
     return world
 
 
 def local_rank_of_worker(environ: Mapping[str, str]) -> int:
     """Return the number of this worker among those of its host; `multi_worker_world` has found it."""
-    tree = json.loads(environ[_TF_CONFIG])
-    hosts = [address.rpartition(":")[0] for address in tree["cluster"][_WORKER]]
-    rank = int(tree["task"]["index"])
-    return hosts[:rank].count(hosts[rank])
+    config = read_tf_config(environ)
+    return config.hosts(WORKER)[: config.index].count(config.host)
 
 
 def free_ports(count: int) -> list[int]:
@@ -74,6 +66,6 @@ def free_ports(count: int) -> list[int]:
 @contextmanager
 def local_workers(size: int) -> Iterator[Sequence[dict[str, str]]]:
     """Yield the environment of each of some workers of this machine, as `local_ranks` does for Horovod's ranks."""
-    cluster = {_WORKER: [f"127.0.0.1:{port}" for port in free_ports(size)]}
-    tasks: list[dict[str, Any]] = [{"type": _WORKER, "index": index} for index in range(size)]
-    yield [{_TF_CONFIG: json.dumps({"cluster": cluster, "task": task})} for task in tasks]
+    addresses = tuple(f"127.0.0.1:{port}" for port in free_ports(size))
+    config = TaskConfig(tasks={WORKER: addresses}, kind=WORKER, index=0)
+    yield [config.environment(WORKER, index) for index in range(size)]
