@@ -58,7 +58,9 @@ def load_yaml(text: str | bytes) -> Any:
     except yaml.MarkedYAMLError as error:
         place = error.problem_mark or error.context_mark
         where = f" in line {place.line + 1}, column {place.column + 1}" if place else ""
-        raise ValueError(f"{error.problem or error.context}{where}") from error
+        problem = error.problem or error.context or ""
+        remedy = ": indent with spaces, not tabs" if "'\\t'" in problem else ""
+        raise ValueError(f"{problem}{where}{remedy}") from error
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
 

@@ -304,6 +304,7 @@ class ServerTrainer:
     def _evaluate(self, epoch: int) -> None:
         if self._eval_loader is None or not self._progress.is_evaluation_due(epoch):
             return
+        self.reporter.begin_evaluation()
         batches = self._batches(self._eval_loader)
         with self._fetched():
             result = evaluate(self._ring, self._predict, batches, self._target, self.config.metrics)

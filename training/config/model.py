@@ -70,7 +70,7 @@ class ModelConfig:
 
     def __post_init__(self) -> None:
         known = self.name in MODELS or is_function(self.name)
-        require(known, "model.name", f"{', '.join(MODELS)}, or module:function", self.name)
+        require(known, "model.name", f"{', '.join(MODELS)}, keras.applications:NAME, or module:function", self.name)
         is_file = self.weights is None or self.weights.endswith((".keras", ".h5"))
         require(is_file, "model.weights", "a file that ends in .keras, .weights.h5 or .h5, or null", self.weights)
         one_of("model.norm", self.norm, NORMS)

@@ -61,7 +61,7 @@ def check_task(task: str, metrics: Sequence[str] | None, data: DataConfig, loss:
     if task in ("multilabel", "regression"):
         require(data.target is not None, "data.target", f"the column to predict for task={task}", data.target)
     is_free = data.positive is None or (task == "binary" and data.target is None)
-    rule = "null but for task=binary without data.target, whose positive class of the label it names"
+    rule = "null unless task=binary predicts the label (no data.target), whose positive class it names"
     require(is_free, "data.positive", rule, data.positive)
     if task == "regression":
         for name, unset in (("label_smoothing", 0.0), ("focal_gamma", 0.0), ("class_weights", None)):

@@ -14,6 +14,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 from ..trackers.tracker import RunStart, Tracker, Trackers
 
@@ -25,6 +26,7 @@ QUIET_SECONDS = 15.0  # after this long without a line, one shows that a run of 
 
 WAIT_FRACTION = 0.2  # of the time: from here on TensorFlow's profiler says "highly input-bound"
 EARLY_FRACTION, EARLY_SECONDS = 0.3, 30.0  # a run that waits more says so while there is time to change it
+_BAR_COLUMNS = 23  # columns of a terminal that a bar of 4, the time and spaces take
 LEAST_SECONDS = 5.0  # of steps; the waits of shorter runs are those of their start
 
 
@@ -42,6 +44,15 @@ def configure_logging(rank: int, *, quiet: bool = False, verbose: bool = False) 
     logger.handlers = [handler]
     logger.setLevel(logging.DEBUG if verbose else logging.INFO if rank == 0 and not quiet else logging.WARNING)
     logger.propagate = False
+
+
+def _progress_bar() -> Progress:
+    """A bar with steps done and time left, which shrinks so that they and the text beside it fit into a line."""
+    whole = Column(no_wrap=True)
+    counts, time_left = MofNCompleteColumn(table_column=whole), TimeRemainingColumn(table_column=whole)
+    bar = BarColumn(bar_width=None, table_column=Column(ratio=1))
+    left, text = TextColumn("left", table_column=whole), TextColumn(" {task.description}", table_column=whole)
+    return Progress(bar, counts, time_left, left, text, console=Console(stderr=True))
 
 
 def metrics_text(entry: Mapping[str, Any]) -> str:
@@ -86,8 +97,7 @@ class Reporter:
         self._begun: tuple[int, float] | None = None  # step and time after the first step, which compiles
         is_quiet = logging.getLogger("ringfeed").level > logging.INFO
         if is_chief and not is_quiet and sys.stderr.isatty():
-            columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), TextColumn("{task.description}"))
-            self._bar = Progress(*columns, console=Console(stderr=True))
+            self._bar = _progress_bar()
             self._task = self._bar.add_task("", total=total_steps, completed=done_steps)
             self._bar.start()
 
@@ -116,7 +126,9 @@ class Reporter:
 
     def begin(self, epoch: int, step: int, batch_size: int, ranks: int) -> None:
         """Announce the run: the first step, and the wait for other ranks, may take long."""
-        if self._is_chief and not self._bar:
+        if self._bar:
+            self._describe(["the first step compiles, and takes longest"])
+        elif self._is_chief:
             over = "" if ranks == 1 else f" over {ranks} ranks"
             self._log(
                 f"epoch {epoch}  step {step}/{self._total}  starts with {batch_size} samples per step{over}; "
@@ -155,18 +167,30 @@ class Reporter:
         self._waited += entry.get("input_wait_seconds", 0.0)
         if self._seconds >= EARLY_SECONDS and self._waited > EARLY_FRACTION * self._seconds:
             self._warn_once(self._waited / self._seconds)
-        text = (
-            f"epoch {entry['epoch']}  step {entry['step']}/{self._total}  loss {entry['loss']:.4f}  "
-            f"lr {entry['learning_rate']:.3g}"
-        )
+        loss, rate = [f"loss {entry['loss']:.4f}"], [f"lr {entry['learning_rate']:.3g}"]
+        speed = []
         if entry["samples_per_second"]:  # 0 if the only step was the first, which compiles
-            text += f"  {entry['samples_per_second']:,.0f} samples/s  input wait {entry['input_wait_fraction']:.0%}"
+            speed = [f"{entry['samples_per_second']:,.0f} samples/s", f"input wait {entry['input_wait_fraction']:.0%}"]
         if "padding_fraction" in entry:
-            text += f"  padding {entry['padding_fraction']:.0%}"
-        if self._bar:
-            self._bar.update(self._task, description=text)
+            speed.append(f"padding {entry['padding_fraction']:.0%}")
+        if self._bar:  # which shows steps and time itself; the last parts give way on a narrow terminal
+            self._describe([*loss, *speed, *rate, f"epoch {entry['epoch']}"])
         else:
-            self._log(text + self._time_left(entry["step"]))
+            place = [f"epoch {entry['epoch']}", f"step {entry['step']}/{self._total}"]
+            self._log("  ".join([*place, *loss, *rate, *speed]) + self._time_left(entry["step"]))
+
+    def _describe(self, parts: Sequence[str]) -> None:
+        """Show beside the bar as many parts of a text as have room, at least the first."""
+        assert self._bar is not None
+        room = self._bar.console.width - _BAR_COLUMNS - 2 * len(str(self._total))
+        while len(parts) > 1 and len("  ".join(parts)) > room:
+            parts = parts[:-1]
+        self._bar.update(self._task, description="  ".join(parts))
+
+    def begin_evaluation(self) -> None:
+        """Say beside the bar that an evaluation begins, which may take long."""
+        if self._bar:
+            self._describe(["evaluating"])
 
     def add_evaluation(self, entry: dict[str, Any]) -> None:
         """Record and show an evaluation."""

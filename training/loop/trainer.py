@@ -290,6 +290,7 @@ class Trainer:
         if not self._assembly.evaluations or not self._progress.is_evaluation_due(epoch):
             return
         predict, target, metrics = self._assembly.predict, self._assembly.target, self.config.metrics
+        self.reporter.begin_evaluation()
         batches = {name: self._eval_batches(*read) for name, read in self._assembly.evaluations.items()}
         with self._activity(EVALUATION), self.parts.averaged():
             if self.config.data.mixture is None:

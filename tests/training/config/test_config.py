@@ -100,13 +100,13 @@ def test_reads_a_file_with_overrides_on_top(tmp_path: Path) -> None:
         ),
         (
             {**MINIMAL, "model": {"name": "mlp"}},
-            "a.yaml: model.name must be tabular, wide_deep, convnet, lenet, resnet18, resnet50, text, or "
-            "module:function, got 'mlp'",
+            "a.yaml: model.name must be tabular, wide_deep, convnet, lenet, resnet18, resnet50, text, "
+            "keras.applications:NAME, or module:function, got 'mlp'",
         ),
         (
             {**MINIMAL, "model": {"name": ".networks:mlp"}},
-            "a.yaml: model.name must be tabular, wide_deep, convnet, lenet, resnet18, resnet50, text, or "
-            "module:function, got '.networks:mlp'",
+            "a.yaml: model.name must be tabular, wide_deep, convnet, lenet, resnet18, resnet50, text, "
+            "keras.applications:NAME, or module:function, got '.networks:mlp'",
         ),
         (
             {**MINIMAL, "optimizer": {"clip_norm": float("inf")}},
@@ -168,6 +168,7 @@ def test_says_what_is_wrong_in_one_line(tree: dict[str, Any], message: str) -> N
     [
         ("data: {url: x", "is not valid YAML: expected ',' or '}', but got '<stream end>' in line 1, column 14$"),
         ("- 1\n- 2\n", "must hold keys and values, got a list"),
+        ("data:\n\turl: x", "cannot start any token in line 2, column 1: indent with spaces, not tabs$"),
         ("data: {url: x}\ndata: {url: y}", "is not valid YAML: the key 'data' appears twice in line 2, column 1$"),
         ("data: {url: 2026-13-01}", "is not valid YAML: month must be in 1..12"),
     ],

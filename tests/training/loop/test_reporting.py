@@ -1,8 +1,11 @@
 """The reports of a run without a terminal."""
 
+import io
 import logging
+import re
 
 import pytest
+from rich.console import Console
 
 from ringfeed.training.loop import reporting
 from ringfeed.training.loop.reporting import Reporter
@@ -86,3 +89,32 @@ def test_what_each_rank_logs(
     reporter = Reporter(is_chief=True, total_steps=9, done_steps=0)
     assert (reporter._bar is None) == quiet
     reporter.close()
+
+
+@pytest.mark.parametrize("total", [131, 100_000])
+@pytest.mark.parametrize(("columns", "has_rate"), [(80, False), (160, True)])
+def test_a_bar_leaves_room_for_steps_time_loss_speed_and_wait(
+    monkeypatch: pytest.MonkeyPatch, total: int, columns: int, has_rate: bool
+) -> None:
+    screen = io.StringIO()
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    monkeypatch.setattr(
+        reporting, "Console", lambda **_: Console(file=screen, width=columns, force_terminal=True, color_system=None)
+    )
+    logging.getLogger("ringfeed").setLevel(logging.INFO)
+    reporter = Reporter(is_chief=True, total_steps=total, done_steps=0)
+    reporter.begin(0, 0, 256, 1)
+    assert reporter._bar is not None
+    reporter._bar.refresh()
+    reporter.advance(0, 100)
+    reporter.add_steps(ENTRY | {"samples_per_second": 61_531.0})
+    reporter._bar.refresh()
+    reporter.begin_evaluation()
+    reporter.close()
+    texts = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).strip() for line in screen.getvalue().split("\r")]
+    line = next(text for text in texts if "loss" in text)
+    assert len(line) <= columns
+    assert re.search(rf"100/{total} +-:--:-- left +loss 0.5000  61,531 samples/s  input wait 0%", line)
+    assert ("lr 0.1" in line) == has_rate
+    assert any("the first step compiles" in text for text in texts)
+    assert "evaluating" in texts[-1]

@@ -192,7 +192,7 @@ def test_a_network_of_your_own_has_the_outputs_of_the_task(tmp_path: Path, monke
         ({"task": "clasification"}, "task must be one of multiclass, binary, multilabel, regression"),
         ({"task": "regression"}, "data.target must be the column to predict for task=regression, got None"),
         ({"data": {"url": "d", "target": "x"}}, "data.target must be null for task=multiclass"),
-        ({"data": {"url": "d", "positive": "x"}}, "data.positive must be null but for task=binary"),
+        ({"data": {"url": "d", "positive": "x"}}, "data.positive must be null unless task=binary"),
         ({"loss": {"huber_delta": 1.0}}, "loss.huber_delta must be null but for task=regression"),
         ({"metrics": ["acuracy"]}, "task=multiclass has no metric 'acuracy'; did you mean 'accuracy'"),
         ({"task": "binary", "metrics": ["top_2"]}, "task=binary has no metric 'top_2'; there are: accuracy"),
