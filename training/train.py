@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ..pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ..sharding.errors import ConfigError
@@ -337,7 +337,8 @@ def _train_on_servers(config: TrainConfig, args: argparse.Namespace, watch: Sign
     from .backends.parameter_server import ServerTrainer
     from .ring.ring import SoloRing
 
-    trainer = ServerTrainer(config, cluster, _StopRequest(watch, int))
+    stalled = functools.partial(_stalled, as_json=args.json)
+    trainer = ServerTrainer(config, cluster, _StopRequest(watch, int), stalled)
     _print_metrics(trainer.run(), SoloRing(), args)
     trainer.dismiss()
     os._exit(0)  # TensorFlow would complain of tasks that are gone
@@ -402,5 +403,6 @@ def _find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], boo
         )
 
 
-def _stalled(message: str, *, as_json: bool) -> None:
+def _stalled(message: str, *, as_json: bool) -> NoReturn:
     leave_ring(_PROGRAM, message, 1, as_json=as_json, is_stall=True)
+    os._exit(1)  # of the chief of a cluster, which is no rank

@@ -12,21 +12,22 @@ import logging
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from .board_client import STOP
+from .board_client import BYE, STOP
 from .part_plan import OVER, PartPlan, Step
 from .round_plan import RoundPlan
+from .task_watch import Heard, TaskStates
 
 __all__ = ["Board", "Done", "Plan", "serve_board"]
 
 Plan = PartPlan | RoundPlan
 
 log = logging.getLogger(__name__)
-
-BYE = b"bye\n"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,10 @@ class Board:
     _changed: threading.Condition = field(default_factory=threading.Condition)
     _connections: dict[int, int] = field(default_factory=dict)
     _away: set[int] = field(default_factory=set)  # workers that have died, and are not back
+    _busy: set[int] = field(default_factory=set)  # workers that have a step
+    _waiting: int = 0  # workers that wait for one
+    _moved: float = 0.0  # when a worker last took or finished one
+    _heard: dict[str, Heard] = field(default_factory=dict)
 
     def begin(self, epoch: int, plan: Plan, first: int) -> None:
         """Start a phase within an epoch; `first` is the number of its first update."""
@@ -98,7 +103,20 @@ class Board:
             self.failure = self.failure or message
             self._changed.notify_all()
 
-    # -- of one worker, each on a thread of its own ------------------------------------------------------------------
+    # -- of one task, each on a thread of its own ------------------------------------------------------------------
+
+    def hear(self, name: str, report: Heard | None) -> None:
+        """Note a task's report; None: its connection has closed."""
+        with self._changed:
+            self._heard.pop(name, None)
+            if report is not None:
+                self._heard[name] = report
+
+    def task_states(self) -> TaskStates:
+        """Return what is known of the tasks."""
+        with self._changed:
+            busy = frozenset(self._busy)
+            return TaskStates(heard=dict(self._heard), busy=busy, waiting=self._waiting, moved=self._moved)
 
     def attach(self, worker: int) -> int:
         """Note a worker's connection, and return its number: a worker that was started again has a new one."""
@@ -117,6 +135,7 @@ class Board:
 
     def _leave(self, worker: int) -> None:
         self._away.add(worker)
+        self._busy.discard(worker)
         if self._plan is None or self._plan.is_over:
             return
         self.deaths += 1
@@ -144,6 +163,8 @@ class Board:
                     return {"applies": self._plan is not None and self._plan.add(worker)}
             case {"done": report}:
                 with self._changed:
+                    self._busy.discard(worker)
+                    self._moved = time.monotonic()
                     if self._plan is not None:
                         self._plan.finish(worker)
                     self._reports.append(Done(**report))
@@ -154,15 +175,24 @@ class Board:
 
     def _take(self, worker: int) -> dict[str, Any]:
         with self._changed:
-            while True:
-                plan = self._plan
-                step = OVER if plan is None or self.failure is not None else plan.take(worker)
-                if plan is not None and isinstance(step, Step):
-                    update = self._first + plan.number(worker)
-                    return {"epoch": self._epoch, "part": step.part, "step": step.step, "update": update}
-                if step is OVER:
-                    return {"over": True}
-                self._changed.wait()
+            self._waiting += 1
+            try:
+                return self._next_step(worker)
+            finally:
+                self._waiting -= 1
+
+    def _next_step(self, worker: int) -> dict[str, Any]:
+        while True:
+            plan = self._plan
+            step = OVER if plan is None or self.failure is not None else plan.take(worker)
+            if plan is not None and isinstance(step, Step):
+                self._busy.add(worker)
+                self._moved = time.monotonic()
+                update = self._first + plan.number(worker)
+                return {"epoch": self._epoch, "part": step.part, "step": step.step, "update": update}
+            if step is OVER:
+                return {"over": True}
+            self._changed.wait()
 
 
 class _Handler(socketserver.StreamRequestHandler):
@@ -174,9 +204,7 @@ class _Handler(socketserver.StreamRequestHandler):
         hello = json.loads(self.rfile.readline() or b"{}")
         if "worker" not in hello:
             self.server.listeners.append(self.request)
-            if self.rfile.readline() == STOP:
-                self.server.board.is_stop_asked = True
-                self.rfile.read()
+            self._listen(self.server.board, str(hello.get("task")))
             return
         worker, board = int(hello["worker"]), self.server.board
         connection = board.attach(worker)
@@ -187,6 +215,16 @@ class _Handler(socketserver.StreamRequestHandler):
             pass  # the worker has died; what it had is given back
         finally:
             board.detach(worker, connection)
+
+    def _listen(self, board: Board, name: str) -> None:
+        with suppress(OSError):
+            for line in self.rfile:
+                if line == STOP:
+                    board.is_stop_asked = True
+                else:
+                    board.hear(name, Heard(seen=time.monotonic(), place=json.loads(line)))
+                    self.wfile.write(b"\n")
+        board.hear(name, None)
 
 
 class _Server(socketserver.ThreadingTCPServer):

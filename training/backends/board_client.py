@@ -5,14 +5,21 @@ from __future__ import annotations
 import json
 import os
 import socket
+import sys
 import threading
+import time
+from contextlib import suppress
 from typing import Any
 
-__all__ = ["STOP", "BoardClient", "ChiefLine"]
+from ..loop.leaving import leave
+from ..ring.watchdog import user_place
 
-STOP = b"stop\n"
+__all__ = ["BYE", "STOP", "BoardClient", "ChiefLine"]
+
+STOP, BYE = b"stop\n", b"bye\n"
 
 _CONNECT_SECONDS = 60.0
+_REPORT_SECONDS = 1.0
 
 
 def _connected(address: str) -> socket.socket:
@@ -65,19 +72,37 @@ class ChiefLine:
 
     Args:
         address: ``host:port`` of the board.
+        name: that of the task, such as "worker 1".
+        seconds: time after which a chief that does not answer counts as stalled; 0: never.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, name: str, seconds: float) -> None:
         self._socket = _connected(address)
-        self._socket.sendall(b"{}\n")
-        threading.Thread(target=self._wait, name="ringfeed-chief", daemon=True).start()
+        self._socket.settimeout(seconds or None)
+        self._socket.sendall(json.dumps({"task": name}).encode() + b"\n")
+        for work in (self._wait, self._report):
+            threading.Thread(target=work, name="ringfeed-chief", daemon=True).start()
 
     def ask_to_stop(self) -> None:
         """Ask the chief to save a checkpoint and end the run."""
         self._socket.sendall(STOP)
 
+    def _report(self) -> None:
+        with suppress(OSError):  # the chief has ended
+            while True:
+                self._socket.sendall(json.dumps(user_place()).encode() + b"\n")
+                time.sleep(_REPORT_SECONDS)
+
     def _wait(self) -> None:
         try:
-            os._exit(0 if self._socket.recv(16) else 1)
+            for line in self._socket.makefile("rb"):  # an answer to each report
+                if line == BYE:
+                    os._exit(0)
+        except TimeoutError:
+            # TensorFlow may wait for another task, and let no thread of the chief's run meanwhile.
+            seconds = self._socket.gettimeout()
+            message = f"the chief has not answered for {seconds:.0f} s: stopped, or waiting for a task"
+            leave("ringfeed train", message, 1, as_json="--json" in sys.argv, is_stall=True)
         except OSError:
-            os._exit(1)
+            pass
+        os._exit(1)

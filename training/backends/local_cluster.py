@@ -15,6 +15,8 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
+import psutil
+
 from ..elastic.processes import SAVE_SECONDS, Asked, Ending, cause_of_death
 from ..loop.stopping import INTERRUPTED, TERMINATED
 from ..ring.launched import REPORT, SIBLINGS, Report
@@ -71,7 +73,7 @@ class LocalCluster:
     def _start(self, task: Task, holder: int, writer: int | None) -> None:
         kind, index = task
         pipes, passed = {SIBLINGS: str(holder)}, [holder]
-        if kind == CHIEF and writer is not None:
+        if writer is not None:
             pipes[REPORT] = str(writer)
             passed.append(writer)
         environment = {**os.environ, "PYTHONUNBUFFERED": "1", **self._cluster.environment(kind, index), **pipes}
@@ -99,6 +101,8 @@ class LocalCluster:
                     return Ending(status=TERMINATED, line="interrupted")  # before the first step
                 has_failed = code > 0 and code != TERMINATED
                 if task[0] == PS or has_failed or self._starts[task] == _MOST_STARTS:
+                    if selector.get_map() and selector.select(0.0):
+                        self._read(selector, reader)
                     return self._report_ending() or Ending(status=1, line=_cause(task, code))
                 sys.stderr.write(f"ringfeed launch: {_cause(task, code)}; starting it again\n")
                 self._start(task, holder, None)
@@ -120,7 +124,13 @@ class LocalCluster:
             selector.unregister(reader)
 
     def _report_ending(self) -> Ending | None:
-        return None if self._report is None else Ending(status=self._report.status, line=self._report.message)
+        if self._report is None:
+            return None
+        line = self._report.message
+        if self._report.is_stall:  # of the chief, perhaps, which has waited for another task
+            stopped = [task for task, process in self._processes.items() if _is_stopped(process.pid)]
+            line = f"{_name(stopped[0])} is stopped, as by SIGSTOP, and the others wait for it" if stopped else line
+        return Ending(status=self._report.status, line=line)
 
     def _ended(self, selector: selectors.BaseSelector, reader: int, code: int) -> Ending:
         if selector.get_map() and selector.select(_POLL_SECONDS):
@@ -146,6 +156,15 @@ class LocalCluster:
             process.wait()
 
 
+def _name(task: Task) -> str:
+    return {CHIEF: "the chief", PS: f"parameter server {task[1]}", WORKER: f"worker {task[1]}"}[task[0]]
+
+
 def _cause(task: Task, code: int) -> str:
-    name = {CHIEF: "the chief", PS: f"parameter server {task[1]}", WORKER: f"worker {task[1]}"}[task[0]]
-    return cause_of_death(name, code)
+    return cause_of_death(_name(task), code)
+
+
+def _is_stopped(pid: int) -> bool:
+    with suppress(psutil.Error):
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    return False

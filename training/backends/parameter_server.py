@@ -50,6 +50,7 @@ from .round_plan import RoundPlan
 from .server_parts import ServerParts, on_servers
 from .server_reports import ServerReports
 from .task import MEET_TOKEN
+from .task_watch import watch_tasks
 from .updates import DirectUpdates, SignificantUpdates, SynchronousUpdates, Updates
 from .worker_loop import make_worker_loop
 
@@ -68,12 +69,15 @@ class ServerTrainer:
         config: configuration of the run.
         cluster: the cluster, with the chief's task.
         check: as that of `Trainer`.
+        stalled: ends this process; called in another thread, with which task has stalled.
 
     Raises:
         RingfeedError: the dataset, the model or a checkpoint does not fit the configuration.
     """
 
-    def __init__(self, config: TrainConfig, cluster: Cluster, check: Callable[[], bool]) -> None:
+    def __init__(
+        self, config: TrainConfig, cluster: Cluster, check: Callable[[], bool], stalled: Callable[[str], None]
+    ) -> None:
         self.config, self._cluster = config, cluster
         self._board = Board()
         self._stop_request = StopRequest(lambda: check() or self._board.is_stop_asked, config.max_time)
@@ -81,6 +85,7 @@ class ServerTrainer:
         self._ring = SoloRing()
         self._coordinator = _connect(cluster)
         self._server = serve_board(cluster.host, self._board)
+        watch_tasks(self._board, config.watchdog_seconds, stalled)
         for kind, count in ((PS, cluster.servers), (WORKER, cluster.workers)):
             for index in range(count):
                 with tf.device(f"/job:{kind}/replica:0/task:{index}"):

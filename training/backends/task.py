@@ -170,7 +170,9 @@ class Task:
         """End this process with the chief."""
         with self._lock:
             if self.chief is None and self._ends_with_chief:
-                self.chief = ChiefLine(address.decode())
+                kind = "worker" if self._cluster.kind == WORKER else "parameter server"
+                name = f"{kind} {self._cluster.index}"
+                self.chief = ChiefLine(address.decode(), name, self._config.watchdog_seconds)
         return np.bool_(True)
 
     def _tell(self, error: Exception) -> bool:

@@ -24,7 +24,7 @@ from pathlib import Path
 
 from .ring import Ring
 
-__all__ = ["Report", "Watchdog", "judge"]
+__all__ = ["Report", "Watchdog", "judge", "user_place"]
 
 _PERIODS = 10  # reports, at least, in the time after which a rank counts as stalled
 _LONGEST_PERIOD = 2.0  # seconds
@@ -151,7 +151,7 @@ class Watchdog:
             with socket.create_connection(self._address, timeout=self._seconds) as connection:
                 lines = connection.makefile("rw")
                 while verdict is None and not self._closed.is_set():
-                    lines.write(json.dumps([self._rank, self._batches, _user_place(), _own_place()]) + "\n")
+                    lines.write(json.dumps([self._rank, self._batches, user_place(), _own_place()]) + "\n")
                     lines.flush()
                     answer = lines.readline()
                     if not answer:
@@ -200,8 +200,8 @@ def _own_address(ring: Ring) -> str:
     return found[0] if found else socket.gethostbyname(socket.gethostname())
 
 
-def _user_place() -> str:
-    """Where user code stands in any thread, as ``FILE:LINE in FUNCTION``; empty if none runs."""
+def user_place() -> str:
+    """Return where user code stands in any thread, as ``FILE:LINE in FUNCTION``; empty if none runs."""
     for frame in sys._current_frames().values():
         for step in reversed(traceback.extract_stack(frame)):
             foreign = _INSTALLED.search(step.filename) or step.filename.startswith(_FOREIGN) or step.name == "<module>"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import socket
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
 from ringfeed.training.backends.board import Board, Done, serve_board
 from ringfeed.training.backends.board_client import BoardClient
 from ringfeed.training.backends.part_plan import PartPlan
+from ringfeed.training.backends.task_watch import Heard, judge_tasks
 
 Connect = Callable[[int], BoardClient]
 DONE = {"loss": 1.0, "gradient_norm": 2.0, "staleness": 0, "wait_seconds": 0.0, "sent_share": 1.0}
@@ -62,6 +66,37 @@ def test_a_worker_that_waits_does_the_step_of_one_that_dies(
     assert board[0].deaths == 1
     second.ask({"done": DONE})
     assert board[1](0).ask({"take": True}) == {"over": True}  # it is back
+
+
+def test_the_board_knows_what_tasks_report_and_which_worker_the_others_wait_for(board: tuple[Board, Connect]) -> None:
+    server = serve_board("127.0.0.1", board[0])
+    with socket.create_connection(("127.0.0.1", server.server_address[1])) as line, line.makefile("rwb") as file:
+        for text in ({"task": "worker 1"}, "net.py:3 in f"):
+            file.write(json.dumps(text).encode() + b"\n")
+        file.flush()
+        assert file.readline() == b"\n"
+        assert board[0].task_states().heard["worker 1"].place == "net.py:3 in f"
+
+    board[0].begin(0, PartPlan(2, 0, 2, bound=0), 0)
+    fast, slow = board[1](0), board[1](1)
+    for client in (fast, slow):
+        client.ask({"take": True})
+    fast.ask({"done": DONE})
+    waiting = threading.Thread(target=lambda: fast.ask({"take": True}))
+    waiting.start()
+    while not (states := board[0].task_states()).waiting:
+        pass
+    assert states.busy == {1}
+    seen = {"worker 1": Heard(seen=states.moved + 8, place="net.py:3 in f")}
+    states = replace(states, heard=seen)
+    assert judge_tasks(states, states.moved + 9, 10) is None
+    line_of_end = judge_tasks(states, states.moved + 11, 10)
+    assert line_of_end == "worker 1 has stalled in net.py:3 in f: the others have waited for 11 s"
+    slow.ask({"done": DONE})
+    waiting.join(20)
+    assert board[0].task_states().busy == {0}
+    server.shutdown()
+    server.server_close()
 
 
 def test_nobody_waits_for_a_worker_that_died_between_phases() -> None:
