@@ -92,13 +92,22 @@ def test_a_rebuild_takes_the_memory_that_the_caller_gives(root: Path, original: 
 class TestEveryByte:
     @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
     def test_restores_any_damage(self, tmp_path: Path, files_of: Files, shard_format: str) -> None:
+        """The short version of the campaign below."""
+        self.check(tmp_path, files_of, shard_format, seeds=7)
+
+    @pytest.mark.campaign
+    @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+    def test_campaign_of_damages(self, tmp_path: Path, files_of: Files, shard_format: str) -> None:
+        self.check(tmp_path, files_of, shard_format, seeds=20)
+
+    def check(self, tmp_path: Path, files_of: Files, shard_format: str, seeds: int) -> None:
         how: dict[str, Any] = {"label": "label", "shards": 6, "splits": SPLITS, "shard_format": shard_format}
         write_table(make_table(900), tmp_path / "x.parquet")
         dataset = built(str(tmp_path / "x.parquet"), tmp_path / "out", **how)
         pq.write_table(make_table(1000), tmp_path / "y.parquet")
         built(str(tmp_path / "y.parquet"), tmp_path / "other", **how)
         whole = files_of(tmp_path / "out")
-        for seed in range(20):
+        for seed in range(seeds):
             rng = random.Random(seed)
             root = Path(shutil.copytree(tmp_path / "out", tmp_path / f"{seed}"))
             wounds = []

@@ -64,7 +64,7 @@ def in_order(dataset: Dataset) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: row["id"])
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(data=st.data())
 def test_records_survive_any_chain_of_builds(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("chain")
