@@ -23,6 +23,8 @@ LAMB = {"optimizer": {"name": "lamb", "learning_rate": 0.01, "weight_decay": 0.0
 LONG = {"epochs": 12}
 HALF = {"optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9}}
 PLAIN = {"optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.0}}  # a tenth of the effective rate
+NESTEROV = {"optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9, "nesterov": True}}
+FAST = {"optimizer": {"name": "sgd", "learning_rate": 0.2, "momentum": 0.9, "nesterov": True}}
 METHODS: dict[str, dict[str, Any]] = {
     "none": {},
     "fp16": {"compression": {"method": "fp16"}},
@@ -40,6 +42,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "diloco, 8, momentum 0.5": {"sync": {"method": "diloco", "outer_momentum": 0.5}},
     "none, rate 0.05": HALF,
     "onebit, rate 0.05": {"compression": {"method": "onebit"}, **HALF},
+    "none, nesterov": NESTEROV,
+    "top_k 1 %, nesterov": {"compression": {"method": "top_k"}, **NESTEROV},
+    "powersgd 2, nesterov": {"compression": {"method": "powersgd", "rank": 2}, **NESTEROV},
+    "onebit, nesterov": {"compression": {"method": "onebit"}, **NESTEROV},
+    "none, nesterov, rate 0.2": FAST,
+    "dgc 0.1 %, nesterov, rate 0.2": {"compression": {"method": "dgc"}, **FAST},
     "none, no momentum": PLAIN,
     "powersgd 2, no momentum": {"compression": {"method": "powersgd", "rank": 2}, **PLAIN},
     "onebit, no momentum": {"compression": {"method": "onebit"}, **PLAIN},

@@ -27,7 +27,7 @@ TOPOLOGIES = ("ring", "random")
 MOMENTUM_FIRST = ("dgc", "onebit")
 """Methods that apply the momentum of SGD on each rank, before the average."""
 ONEBIT_OPTIMIZERS = ("sgd", "adam", "adamw", "lamb")
-_DENSE_SHARES = {"powersgd": 0.1, "onebit": 0.2}  # of a run: PyTorch's hook and 1-bit Adam say about as much
+_DENSE_SHARES = {"top_k": 0.1, "powersgd": 0.1, "onebit": 0.2}  # of a run: PyTorch's hook, 1-bit Adam say as much
 _DGC_EPOCHS, _DGC_SHARE = 4.0, 0.3  # of warm-up: the paper's, but of a short run no more than a share
 
 
@@ -48,7 +48,7 @@ class CompressionConfig:
     start_step: int | None = key(
         None,
         "dense steps at the start, after which onebit freezes the second moment of adam and lamb; null: none, but 0.1 "
-        "of the run for powersgd, and 0.2 for onebit",
+        "of the run for top_k and powersgd, and 0.2 for onebit",
     )
 
     def __post_init__(self) -> None:

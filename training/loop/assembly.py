@@ -37,7 +37,7 @@ from .inputs import Functions, open_evaluations, open_loader, traced
 from .shares import Shares
 from .state.best import check_defined
 from .step import TrainStep, make_predict_step, make_train_step
-from .synchronisation import build_run_optimizer, build_synchronizer
+from .synchronisation import build_run_optimizer, build_synchronizer, momentum_remarks
 
 __all__ = ["Assembly", "assemble"]
 
@@ -107,7 +107,7 @@ def _assembled(config: TrainConfig, ring: Ring, schedule: Schedule | None, repli
     if schedule is None:
         schedule = build_schedule(config, pace.steps)
     if ring.rank == 0:
-        for remark in schedule_warnings(config):
+        for remark in [*schedule_warnings(config), *momentum_remarks(config)]:
             log.warning(remark)
     wire = MeteredRing(replicas.ring if replicas else ring)
     if config.sync.batch_norm:

@@ -35,7 +35,9 @@ from ..optimizers.build import build_optimizer, eps_of
 from ..ring.ring import Ring
 from ..ring.synchronizer import EveryStep, Synchronizer
 
-__all__ = ["build_run_optimizer", "build_synchronizer"]
+__all__ = ["build_run_optimizer", "build_synchronizer", "momentum_remarks"]
+
+_BETTER_WITH_NESTEROV = ("top_k", "powersgd", "onebit")  # see docs/synchronisation.md
 
 
 def build_run_optimizer(config: TrainConfig, schedule: Any, variables: Sequence[Any], steps_per_epoch: int) -> Any:
@@ -49,6 +51,15 @@ def build_run_optimizer(config: TrainConfig, schedule: Any, variables: Sequence[
     elif compression.method == "onebit":
         freeze_step = compression.dense_steps(config.schedule_steps(steps_per_epoch))
     return build_optimizer(options, schedule, variables, freeze_step)
+
+
+def momentum_remarks(config: TrainConfig) -> list[str]:
+    """Return a remark on SGD whose momentum is not Nesterov's, beside a method with error feedback, which delays."""
+    method, optimizer = config.compression.method, config.optimizer
+    has_plain = optimizer.name == "sgd" and optimizer.momentum > 0 and not optimizer.nesterov
+    if method not in _BETTER_WITH_NESTEROV or not has_plain:
+        return []
+    return [f"compression.method={method} loses less accuracy with optimizer.nesterov=true than with plain momentum"]
 
 
 def build_synchronizer(config: TrainConfig, ring: Ring, *, total_steps: int, pace: Pace) -> Synchronizer:

@@ -19,7 +19,7 @@ from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.compression.sign_momentum import SignMomentum
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.config.synchronisation import CompressionConfig
-from ringfeed.training.loop.synchronisation import build_synchronizer
+from ringfeed.training.loop.synchronisation import build_synchronizer, momentum_remarks
 from ringfeed.training.ring.hierarchical_ring import DYNAMIC
 from ringfeed.training.ring.ring import SoloRing
 from tests.helpers.lean import lean_environment
@@ -135,7 +135,8 @@ def test_what_is_dense_at_the_start_is_a_share_of_the_run() -> None:
         ("powersgd", {"epochs": 4}, 46),
         ("onebit", {"epochs": 4, "max_steps": 5}, 93),
         ("onebit", {"epochs": 4, "schedule": {"total_epochs": 8}}, 187),
-        ("top_k", {"epochs": 4}, 0),
+        ("top_k", {"epochs": 4}, 46),
+        ("qsgd", {"epochs": 4}, 0),
     ]:
         tree = {"data": {"url": "x"}, "compression": {"method": method}, "optimizer": SGD, **groups}
         config = parse_config(tree, "test")
@@ -145,6 +146,22 @@ def test_what_is_dense_at_the_start_is_a_share_of_the_run() -> None:
     dgc = CompressionConfig(method="dgc")
     assert dgc.warmup_steps(468, 117) == 140
     assert dgc.warmup_steps(90 * 117, 117) == 4 * 117
+
+
+def test_error_feedback_with_plain_momentum_is_remarked_on() -> None:
+    for method, nesterov, name, expected in [
+        ("powersgd", False, "sgd", 1),
+        ("powersgd", True, "sgd", 0),
+        ("qsgd", False, "sgd", 0),
+        ("powersgd", False, "lars", 0),
+    ]:
+        optimizer = {**SGD, "name": name, "nesterov": nesterov}
+        tree = {"data": {"url": "x"}, "compression": {"method": method}, "optimizer": optimizer}
+        remarks = momentum_remarks(parse_config(tree, "test"))
+        assert len(remarks) == expected
+        assert all(
+            "compression.method=powersgd loses less accuracy with optimizer.nesterov" in text for text in remarks
+        )
 
 
 @pytest.mark.parametrize("nesterov", [False, True])

@@ -52,7 +52,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "hierarchical": {},
     "fp16": {"compression": {"method": "fp16"}},
     "bf16": {"compression": {"method": "bf16"}},
-    "top_k": {"compression": {"method": "top_k", "ratio": 0.05}},
+    "top_k": {"compression": {"method": "top_k", "ratio": 0.05, "start_step": 0}},
     "dgc": {"compression": {"method": "dgc", "ratio": 0.02, "warmup_epochs": 0.5, "local_clip_norm": 10.0}},
     "powersgd": {"compression": {"method": "powersgd", "rank": 2, "start_step": 3}},
     "qsgd": {"compression": {"method": "qsgd"}},
