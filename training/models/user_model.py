@@ -22,7 +22,7 @@ from .target import plan_target
 __all__ = ["own_errors", "user_model"]
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in')
-_INSTALLED = re.compile("[/\\\\](site|dist)-packages[/\\\\]")
+_LIBRARY = re.compile(r"^<|[/\\](site|dist)-packages[/\\]")  # "<string>" is code that TensorFlow generates
 _OURS = str(Path(__file__).parents[2])
 _ROOT = re.compile(r"^\(\d+\) [A-Z_]+:\s*")  # where several operations of a step have failed
 _NODE = re.compile(r"\{\{.*?\}\}")  # TensorFlow's marks of a graph's nodes
@@ -68,7 +68,7 @@ def _failed_operation(message: str) -> tuple[str | None, str]:
     made = list(_PLACE.finditer(said))
     if not places:
         inner = max((i + 1 for i, place in enumerate(made) if place[1].startswith(_OURS)), default=0)
-        places = [place.groups() for place in made[inner:] if not _INSTALLED.search(place[1])]
+        places = [place.groups() for place in made[inner:] if not _LIBRARY.search(place[1])]
     said = said[made[-1].end() :].partition("\n")[2] if made else said
     lines = _NODE.sub("", said.partition("[[{{node")[0] if made else said).strip().splitlines()
     return ":".join(places[-1]) if places else None, _ROOT.sub("", lines[-1].strip()) if lines else ""
