@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from ...pipeline import Loader, Mixture
+from ...sharding.dataset.manifest import Manifest
 from ...sharding.errors import ConfigError
 from ..averaging.batch_norm import synchronise_batch_norm
 from ..averaging.moving import MovingAverage
@@ -33,6 +34,7 @@ from ..ring.metered import MeteredRing
 from ..ring.replicas import Replicas, replicas_of
 from ..ring.ring import Ring
 from .clients import own_pace
+from .datasets import open_manifests
 from .inputs import Functions, open_evaluations, open_loader, traced
 from .shares import Shares
 from .state.best import check_defined
@@ -94,9 +96,10 @@ def assemble(config: TrainConfig, ring: Ring, schedule: Schedule | None = None) 
 
 
 def _assembled(config: TrainConfig, ring: Ring, schedule: Schedule | None, replicas: Replicas | None) -> Assembly:
-    shares = _shares(config, ring)
+    manifests = open_manifests(config.data)
+    shares = _shares(config, ring, manifests)
     loader = shares.loader
-    evaluated = open_evaluations(config, ring)
+    evaluated = open_evaluations(config, ring, manifests)
     pace = own_pace(config, ring, loader)
     model = build_model(loader.manifest, config)
     target = plan_target(loader.manifest, config)
@@ -129,13 +132,13 @@ def _assembled(config: TrainConfig, ring: Ring, schedule: Schedule | None, repli
     )
 
 
-def _shares(config: TrainConfig, ring: Ring) -> Shares:
+def _shares(config: TrainConfig, ring: Ring, manifests: Mapping[str, Manifest]) -> Shares:
     """Open the training split for this rank.
 
     Raises:
         ConfigError: a rank's batch could have too few samples.
     """
-    loader = open_loader(config, ring, split=config.data.train_split, training=True)
+    loader = open_loader(config, ring, split=config.data.train_split, training=True, manifests=manifests)
     follows_speed, batch_size = config.sync.shares == "speed", config.data.batch_size
     if (follows_speed or config.sync.batch_norm) and batch_size < ring.size:
         key = "sync.shares=speed" if follows_speed else "sync.batch_norm=true"

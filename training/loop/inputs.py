@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
@@ -58,7 +58,13 @@ class Evaluated:
 
 
 def open_loader(
-    config: TrainConfig, ring: Ring | World, *, split: str, training: bool, quarantined: Sequence[str] = ()
+    config: TrainConfig,
+    ring: Ring | World,
+    *,
+    split: str,
+    training: bool,
+    quarantined: Sequence[str] = (),
+    manifests: Mapping[str, Manifest] | None = None,
 ) -> Loader | Mixture:
     """Open this rank's loader of a split; training drops the remainder, evaluation reads each sample once.
 
@@ -70,6 +76,7 @@ def open_loader(
         split: name of the split.
         training: whether to open it for training.
         quarantined: paths of shards that the run knows to be damaged; of a mixture, below the names of its datasets.
+        manifests: the datasets, as `open_manifests` returns them; None: they are opened.
 
     Raises:
         ConfigError: a training split cannot fill a batch, or there is not one part for each rank.
@@ -77,7 +84,7 @@ def open_loader(
     """
     data = config.data
     batch_size = data.batch_size
-    manifests = open_manifests(data)
+    manifests = manifests or open_manifests(data)
     for name, of_dataset in manifests.items():
         _check_split(of_dataset, split, name, training=training)
     manifest = one_manifest(data, manifests)
@@ -120,8 +127,13 @@ def open_loader(
         )
 
 
-def open_evaluations(config: TrainConfig, ring: Ring) -> dict[str, Evaluated]:
+def open_evaluations(config: TrainConfig, ring: Ring, manifests: Mapping[str, Manifest]) -> dict[str, Evaluated]:
     """Open what evaluations read: the split of the dataset, or of each dataset of a mixture that has it, by name.
+
+    Args:
+        config: configuration of the run.
+        ring: the ranks.
+        manifests: the datasets, as `open_manifests` returns them.
 
     Raises:
         DatasetError: there is no such split.
@@ -129,7 +141,6 @@ def open_evaluations(config: TrainConfig, ring: Ring) -> dict[str, Evaluated]:
     data, split = config.data, config.data.eval_split
     if split is None:
         return {}
-    manifests = open_manifests(data)
     having = {name: manifest for name, manifest in manifests.items() if split in manifest.splits}
     if not having:
         name, first = next(iter(manifests.items()))
