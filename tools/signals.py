@@ -12,7 +12,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from math import inf
 from threading import Lock, Thread, current_thread, main_thread
 from time import monotonic
@@ -205,7 +205,8 @@ class SignalWatch:
         event = f'{{"event": "interrupted", "message": "", "status": {status}}}'
         line = event if self._events else f"{self._program}: interrupted"
         if not self.is_silent:
-            os.write(self._stderr, _SHOW_CURSOR * os.isatty(self._stderr) + f"{line}\n".encode())
+            with suppress(OSError):  # the terminal is closed
+                os.write(self._stderr, _SHOW_CURSOR * os.isatty(self._stderr) + f"{line}\n".encode())
         os._exit(status)
 
 

@@ -59,6 +59,18 @@ def test_an_interrupt_while_workers_start_is_one_line(source: str, tmp_path: Pat
     assert events[-1]["event"] == ("interrupted" if process.returncode else "progress")
 
 
+def test_a_signal_ends_a_program_whose_terminal_is_gone() -> None:
+    waits = "import time\nfrom ringfeed.tools.signals import ending_on_signals\n"
+    waits += "with ending_on_signals('waits'):\n print('ready', flush=True)\n time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", waits], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.stderr.close()
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(timeout=280) == 129
+
+
 @pytest.mark.parametrize(("sig", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_a_signal_says_how_to_resume_and_clean_leaves_nothing(tmp_path: Path, sig: int, status: int) -> None:
     """Signals of a terminal are reported as text, the other as an event."""
