@@ -24,6 +24,7 @@ from safetensors.numpy import save
 
 from ...sharding.errors import CorruptionError, StorageError
 from ...sharding.messages import brief
+from ...sharding.storage.atomic_files import draft_target
 from ...sharding.storage.storage import Storage
 
 __all__ = ["Checkpoint", "CheckpointStore", "decode", "encode"]
@@ -150,13 +151,21 @@ class CheckpointStore:
 
     def names(self) -> list[str]:
         """Return the file names of all checkpoints, oldest first; on this machine also links and special files."""
+        return sorted(name for name in self._files() if _NAME.fullmatch(name))
+
+    def _files(self) -> list[str]:
         local = self._storage.local_path
         with self._storage.errors("list", ""):
-            names = os.listdir(local) if local is not None and local.exists() else self._storage.list()
-        return sorted(name for name in names if _NAME.fullmatch(name))
+            return os.listdir(local) if local is not None and local.exists() else self._storage.list()
 
     def check_writable(self) -> None:
-        """Check before a run that files can be written to the folder, and removed from it; leave nothing behind."""
+        """Check before a run that files can be written to the folder, and removed from it; leave nothing behind.
+
+        Also removes what a process that was killed while it wrote a checkpoint has left, which may be large.
+        """
+        for name in self._files():
+            if _NAME.fullmatch(draft_target(name)):
+                self._storage.remove(name)
         absent = self._storage.absent_folders()
         self._storage.write(_TRIAL, b"")
         self._storage.remove(_TRIAL)

@@ -12,6 +12,7 @@ import pytest
 from safetensors.numpy import save
 
 from ringfeed.sharding.errors import CorruptionError, StorageError
+from ringfeed.sharding.storage.atomic_files import draft_name
 from ringfeed.training.checkpoint.store import Checkpoint, CheckpointStore, decode, encode
 from tests.servers.store import Store
 
@@ -74,6 +75,15 @@ def test_a_trial_leaves_nothing(store: Store) -> None:
 def test_a_trial_leaves_no_folder_that_was_not_there(tmp_path: Path) -> None:
     CheckpointStore(str(tmp_path / "runs" / "1")).check_writable()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_trial_removes_what_a_killed_write_of_a_checkpoint_left(tmp_path: Path) -> None:
+    whole = Path(CheckpointStore(str(tmp_path)).save(_checkpoint(5)))
+    (tmp_path / draft_name(whole.name)).write_bytes(b"a half")
+    other = tmp_path / draft_name("model.keras")
+    other.touch()
+    CheckpointStore(str(tmp_path)).check_writable()
+    assert set(tmp_path.iterdir()) == {whole, other}
 
 
 @pytest.mark.parametrize("keep", [1, 2, 5])
