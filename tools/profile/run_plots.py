@@ -77,7 +77,7 @@ def plot_run_waits(metrics: Mapping[str, Any]) -> Plot:
     steps = _steps(metrics)
     seconds = sum(entry["seconds"] for entry in steps)
     waited = sum(entry["input_wait_seconds"] for entry in steps) / max(seconds, 1e-9)
-    remedy = "" if waited < _BOUND else "; ringfeed profile --config FILE says why"
+    remedy = "" if waited < _BOUND else "; ringfeed profile says why"
     title = f"Training waited for its input for {waited:.1%} of the time{remedy}"
     shares = [100 * entry["input_wait_fraction"] for entry in steps]
     return curves({"": ([entry["step"] for entry in steps], shares)}, title, "step", "% of the time")

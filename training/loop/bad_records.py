@@ -42,7 +42,8 @@ def bad_records(loader: Loader | Mixture, preprocess: Callable[[Any], Any], epoc
             if isinstance(values, np.ndarray) and values.dtype.kind == "f" and not np.isfinite(values[number]).all()
         ]
         where = f" ({', '.join(names)})" if names else ""
-        lines.append(f"record {origin.record} of {origin.shard}{where}")
+        dataset = f" in {origin.dataset}" if isinstance(loader, Mixture) else ""
+        lines.append(f"record {origin.record} of {origin.shard}{dataset}{where}")
     return lines
 
 

@@ -57,6 +57,7 @@ class Progress:
             total_steps=self.total_steps,
             done_steps=self.first_step,
             trackers=[*open_trackers(config.track), *trackers] if is_chief else (),
+            mixture=[] if config.data.mixture is None else list(config.data.urls.values()),
         )
         if start.history:
             self.reporter.restore(start.history)

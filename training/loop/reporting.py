@@ -6,6 +6,7 @@ Only rank 0 reports; warnings of the other ranks are logged with their number.
 from __future__ import annotations
 
 import logging
+import shlex
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -82,10 +83,19 @@ class Reporter:
         total_steps: number of steps of the whole run.
         done_steps: number of steps done before this process began.
         trackers: what else gets the reports.
+        mixture: URLs of the datasets of a mixture, which are profiled one by one.
     """
 
-    def __init__(self, *, is_chief: bool, total_steps: int, done_steps: int, trackers: Sequence[Tracker] = ()) -> None:
-        self._is_chief = is_chief
+    def __init__(
+        self,
+        *,
+        is_chief: bool,
+        total_steps: int,
+        done_steps: int,
+        trackers: Sequence[Tracker] = (),
+        mixture: Sequence[str] = (),
+    ) -> None:
+        self._is_chief, self._mixture = is_chief, mixture
         self._total, self._step, self._done = total_steps, done_steps, done_steps
         self._trackers = Trackers(trackers)
         self.steps: list[dict[str, Any]] = []
@@ -231,9 +241,11 @@ class Reporter:
 
     def _warn_once(self, fraction: float) -> None:
         if not self._has_warned:
+            option = f"{shlex.quote(self._mixture[0])}, and so each dataset" if self._mixture else "--config FILE"
             log.warning(
-                "training waited for its input for %.0f%% of the time; to learn why: ringfeed profile --config FILE",
+                "training waited for its input for %.0f%% of the time; to learn why: ringfeed profile %s",
                 100 * fraction,
+                option,
             )
         self._has_warned = True
 

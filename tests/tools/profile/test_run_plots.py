@@ -33,7 +33,7 @@ def test_titles_say_what_there_is_to_see(metrics: dict[str, Any]) -> None:
     assert run_plots.plot_learning_rate(metrics).title == "The learning rate: 1 at most, 1 at the end"
     assert run_plots.plot_rate(metrics).title == "2 ranks: 1,006 samples a second, as the median"
     waits = run_plots.plot_run_waits(metrics).title
-    assert waits == "Training waited for its input for 20.0% of the time; ringfeed profile --config FILE says why"
+    assert waits == "Training waited for its input for 20.0% of the time; ringfeed profile says why"
     assert run_plots.plot_recall(metrics).title == "Recall by class: 'b' is found least, 50.0% of it"
 
 

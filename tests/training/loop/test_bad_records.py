@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -12,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 import tensorflow as tf
 
+from ringfeed.pipeline import Mixture
 from ringfeed.sharding import BuildOptions, build, open_dataset, read_records
-from ringfeed.training.loop.bad_records import finite_samples
+from ringfeed.training.loop.bad_records import bad_records, finite_samples
 from ringfeed.training.train import main
 
 WriteConfig = Callable[..., Path]
@@ -61,6 +63,15 @@ def test_a_record_that_is_not_finite_is_named(
     stored = list(read_records(open_dataset(with_infinity), "train", 240))
     assert np.isinf(stored[int(record)]["delay"])
     assert [shard] == [info.path for info in open_dataset(with_infinity).split_shards("train")]
+
+
+def test_the_record_of_a_mixture_is_named_with_its_dataset(with_infinity: str, tmp_path: Path) -> None:
+    copy = shutil.copytree(with_infinity, tmp_path / "copy")
+    sources = {"finite": {"url": with_infinity, "where": "id != 77"}, "other": {"url": str(copy)}}
+    mixture = Mixture(sources, batch_size=240 + 239)
+    (line,) = bad_records(mixture, lambda batch: (batch["delay"], batch["id"], tf.ones(479)), 0, 0)
+    (shard,) = open_dataset(str(copy)).split_shards("train")
+    assert line.endswith(f" of {shard.path} in {copy} (delay)")
 
 
 def test_samples_of_ragged_and_wide_tensors_are_judged_one_by_one() -> None:

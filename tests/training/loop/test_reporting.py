@@ -75,6 +75,13 @@ def test_a_long_run_says_so_once_while_it_runs(caplog: pytest.LogCaptureFixture)
     assert caplog.messages[2].startswith("training waited for its input for 40% of the time")
 
 
+def test_datasets_of_a_mixture_are_profiled_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+    reporter = Reporter(is_chief=True, total_steps=1, done_steps=0, mixture=["/a b/web", "/books"])
+    reporter.add_steps(ENTRY | {"samples_per_second": 0.0, "seconds": 10.0, "input_wait_seconds": 3.0})
+    reporter.warn_of_waits()
+    assert caplog.messages[-1].endswith("to learn why: ringfeed profile '/a b/web', and so each dataset")
+
+
 @pytest.mark.parametrize(
     ("quiet", "verbose", "levels"), [(False, False, (20, 30)), (True, False, (30, 30)), (False, True, (10, 10))]
 )

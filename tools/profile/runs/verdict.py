@@ -233,6 +233,7 @@ _REMEDIES = {
     "compute": "look for other programs on its host, a slower or throttled device, or fewer cores",
     "overhead": "look for other programs on its host",
 }
+_PROFILE = "ringfeed profile --config FILE (of a mixture: ringfeed profile URL, for each dataset)"
 _DOES = {"input": "waiting for input", "compute": "computing", "overhead": "in the training loop"}
 
 
@@ -240,14 +241,14 @@ def _advice(bottleneck: str, cause: str | None, slow: tuple[int, ...], times: tu
     if bottleneck == "none":
         return "the model's step sets the pace: only a faster step, or more ranks, makes it faster"
     if bottleneck == "input":
-        return "to learn which part of the input, and what helps: ringfeed profile --config FILE"
+        return f"to learn which part of the input, and what helps: {_PROFILE}"
     if bottleneck == "collective":
         return "train larger batches on each rank, or give the ranks a faster network (horovodrun --network-interfaces)"
     if bottleneck == "framework_overhead":
         return "the loop between steps is slow: raise output.log_every, or give each rank more cores"
     if bottleneck == "moving_straggler":
         if cause == "input":
-            return "in each step another rank waits for its input: loading is too slow; ringfeed profile --config FILE"
+            return f"in each step another rank waits for its input: loading is too slow; {_PROFILE}"
         return "in each step another rank is late: their batches take unequal work, or programs share their cores"
     mine = [each for each in times if each.rank in slow]
     others = [each for each in times if each.rank not in slow]

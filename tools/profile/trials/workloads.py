@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -36,11 +37,13 @@ def configured_workload(config: str, overrides: Sequence[str]) -> Workload:
     options = replace(
         load_config(config, overrides), checkpoint=CheckpointConfig(), output=OutputConfig(), track=TrackConfig()
     )
-    trainer = Trainer(options, SoloRing())
-    if not isinstance(trainer.loader, Loader):
+    if options.data.mixture is not None:
+        url = shlex.quote(next(iter(options.data.urls.values())))
         raise ConfigError(
-            "data.mixture: datasets are measured one at a time: profile or tune each by its URL, without --config"
+            f"data.mixture: datasets are measured one at a time: name each in place of --config, such as {url}"
         )
+    trainer = Trainer(options, SoloRing())
+    assert isinstance(trainer.loader, Loader)
     return Workload(
         loader=trainer.loader,
         transform=trainer.traced_preprocess,
