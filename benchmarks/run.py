@@ -36,7 +36,7 @@ import rivals
 import simulation
 import writing
 from parts.tables import write_source
-from train import asynchronous, optimizers, start, step_cost, synchronisation
+from train import asynchronous, embedding_tables, optimizers, start, step_cost, synchronisation
 
 BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]]] = {
     "write": writing.run,
@@ -58,11 +58,21 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "dlio": dlio.run,
     "synchronisation": synchronisation.run,
     "asynchronous": asynchronous.run,
+    "embedding-tables": embedding_tables.run,
     "step-cost": step_cost.run,
     "start": start.run,
 }
 # They download gigabytes, need Horovod or write gigabytes: they run only when named.
-OPTIONAL = {"rivals", "simulation", "dlio", "synchronisation", "asynchronous", "step-cost", "start"}
+OPTIONAL = {
+    "rivals",
+    "simulation",
+    "dlio",
+    "synchronisation",
+    "asynchronous",
+    "embedding-tables",
+    "step-cost",
+    "start",
+}
 
 
 def main() -> int:
