@@ -226,6 +226,7 @@ CASES = {
         "batch_size": 50, "transform": computing_transform, "step": computing_step(1024, 3)}),
     "balanced": Case(expected="none", dataset="rows", options={
         "batch_size": 50, "transform": slow_transform, "step": sleeping_step(0.024)}),
-    "too short": Case(expected="unknown", dataset="rows", options={"batch_size": 1000, "steps": 2}),
+    "too short": Case(expected="unknown", dataset="rows", options={
+        "batch_size": 100, "streams": 1, "steps": 2}),
 }  # fmt: skip
 """By name, what makes the bottleneck, and its class."""

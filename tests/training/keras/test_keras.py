@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework.config import disable_op_determinism  # there is no public name for it
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding.errors import TrainingError
@@ -65,6 +66,7 @@ def test_a_model_without_weights_is_refused() -> None:
 
 
 def test_a_model_that_xla_would_compile_is_refused() -> None:
+    disable_op_determinism()  # with it, as a run in this process may have left it, Keras uses no XLA
     ring = _Three()
     model = _model(distribute(keras.optimizers.SGD(), ring), jit_compile=True)
     with pytest.raises(TrainingError, match="compile the model with jit_compile=False"):
