@@ -64,7 +64,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "powersgd 2, 12 epochs": {"compression": {"method": "powersgd", "rank": 2}, **LONG},
     "onebit, 12 epochs": {"compression": {"method": "onebit"}, **LONG},
 }
-_FEWER = {"powersgd 2": 50, "dgc 0.1 %": 200, "local_sgd, 8": 8}
+_FEWER = {"powersgd 2, nesterov": 50, "dgc 0.1 %, nesterov, rate 0.2": 200, "local_sgd, 8": 8}
 _POINTS = 0.5
 
 
