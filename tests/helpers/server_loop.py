@@ -13,12 +13,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ringfeed.training.backends.board import Board, Done, serve_board
+from ringfeed.training.backends.board.board import Board, Done, serve_board
+from ringfeed.training.backends.board.part_plan import PartPlan
+from ringfeed.training.backends.board.round_plan import RoundPlan
 from ringfeed.training.backends.cluster import Cluster
-from ringfeed.training.backends.part_plan import PartPlan
 from ringfeed.training.backends.placement import Placement, ServerOptimizers
 from ringfeed.training.backends.rate import UpdateRate
-from ringfeed.training.backends.round_plan import RoundPlan
 from ringfeed.training.backends.row_shards import WholeTable, split_tables, whole_weights
 from ringfeed.training.backends.significance import Significance
 from ringfeed.training.backends.task import declare, part_loader

@@ -1,6 +1,6 @@
 """The chief of a run on parameter servers: it hands out steps, evaluates, saves and reports, and trains nothing itself.
 
-The workers' loop is `worker_loop`; who does which step is `part_plan`. Tested in
+The workers' loop is `worker_loop`; who does which step is `board.part_plan`. Tested in
 tests/training/backends/test_parameter_server.py.
 """
 
@@ -41,16 +41,16 @@ from ..optimizers.precision import LossScale
 from ..ring.ring import SoloRing
 from ..ring.same_weights import assert_same_weights
 from ..ring.world import World
-from .board import Board, Plan, serve_board
+from .board.board import Board, Plan, serve_board
+from .board.part_plan import PartPlan
+from .board.round_plan import RoundPlan
+from .board.task_watch import watch_tasks
 from .cluster import CHIEF, PS, WORKER, Cluster
-from .part_plan import PartPlan
 from .placement import Placement, ServerOptimizers, server_device
 from .rate import UpdateRate
-from .round_plan import RoundPlan
 from .server_parts import ServerParts, on_servers
 from .server_reports import ServerReports
 from .task import MEET_TOKEN
-from .task_watch import watch_tasks
 from .updates import DirectUpdates, SignificantUpdates, SynchronousUpdates, Updates
 from .worker_loop import make_worker_loop
 

@@ -10,7 +10,7 @@ from typing import Any
 from ...sharding.errors import TrainingError
 from ..config.train_config import TrainConfig
 from ..loop.reporting import Reporter
-from .board import Done
+from .board.board import Done
 from .rate import UpdateRate
 
 __all__ = ["ServerReports"]

@@ -24,7 +24,7 @@ from ..config.train_config import TrainConfig
 from ..loop.inputs import open_loader, preprocessed, traced
 from ..models.build import build_model
 from ..ring.world import World
-from .board_client import BoardClient, ChiefLine
+from .board.client import BoardClient, ChiefLine
 from .cluster import PS, WORKER, Cluster
 from .significance import Significance
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from ringfeed.sharding.errors import TrainingError
-from ringfeed.training.backends.board import Done
+from ringfeed.training.backends.board.board import Done
 from ringfeed.training.backends.rate import UpdateRate
 from ringfeed.training.backends.server_reports import ServerReports
 from ringfeed.training.config.backend import ParameterServerConfig

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import yaml
 
-from ringfeed.training.backends.board import Board, serve_board
+from ringfeed.training.backends.board.board import Board, serve_board
+from ringfeed.training.backends.board.part_plan import PartPlan
 from ringfeed.training.backends.cluster import Cluster
-from ringfeed.training.backends.part_plan import PartPlan
 from ringfeed.training.backends.task import Task
 from ringfeed.training.config.config_file import load_config
 

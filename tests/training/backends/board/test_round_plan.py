@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.training.backends.part_plan import Step
-from ringfeed.training.backends.round_plan import RoundPlan
+from ringfeed.training.backends.board.part_plan import Step
+from ringfeed.training.backends.board.round_plan import RoundPlan
 
 MOVES = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["go", "go", "go", "leave"])), max_size=200)
 

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.training.backends.part_plan import OVER, PartPlan, Step
+from ringfeed.training.backends.board.part_plan import OVER, PartPlan, Step
 
 MOVES = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["take", "finish", "finish", "leave"])), max_size=200)
 

@@ -2,7 +2,7 @@
 
 A thread of each task reports to the chief's board every second, and where its user's code stands. What the death
 of a task costs is decided elsewhere; this is for tasks that live on, but stand still. Tested in
-tests/training/backends/test_board.py.
+tests/training/backends/board/test_board.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A worker keeps a connection of its own, over which lines of JSON go back and forth; it closes with the worker, however
 that ends. Without it the chief would learn of a death only from TensorFlow, minutes later where another worker waits.
-Tested in tests/training/backends/test_board.py.
+Tested in tests/training/backends/board/test_board.py.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from .board_client import BYE, STOP
+from .client import BYE, STOP
 from .part_plan import OVER, PartPlan, Step
 from .round_plan import RoundPlan
 from .task_watch import Heard, TaskStates

@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from ringfeed.training.backends.board import Board, Done, serve_board
-from ringfeed.training.backends.board_client import BoardClient
-from ringfeed.training.backends.part_plan import PartPlan
-from ringfeed.training.backends.task_watch import Heard, judge_tasks
+from ringfeed.training.backends.board.board import Board, Done, serve_board
+from ringfeed.training.backends.board.client import BoardClient
+from ringfeed.training.backends.board.part_plan import PartPlan
+from ringfeed.training.backends.board.task_watch import Heard, judge_tasks
 
 Connect = Callable[[int], BoardClient]
 DONE = {"loss": 1.0, "gradient_norm": 2.0, "staleness": 0, "wait_seconds": 0.0, "sent_share": 1.0}
