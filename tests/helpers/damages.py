@@ -71,7 +71,7 @@ def wound(root: Path, dataset: Dataset, other: Path, rng: random.Random, kind: s
     if kind == "delete":
         file.unlink()
         return Wound(kind, (name,), ("missing",))
-    shards = rng.sample(dataset.shards, 2)
+    shards = rng.sample([shard for shard in dataset.shards if (root / shard.path).exists()], 2)
     if kind == "swap":
         a, b = (root / shard.path for shard in shards)
         a.rename(root / "aside")

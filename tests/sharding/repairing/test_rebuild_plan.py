@@ -98,7 +98,7 @@ class TestEveryByte:
     @pytest.mark.campaign
     @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
     def test_campaign_of_damages(self, tmp_path: Path, files_of: Files, shard_format: str) -> None:
-        self.check(tmp_path, files_of, shard_format, seeds=20)
+        self.check(tmp_path, files_of, shard_format, seeds=100)
 
     def check(self, tmp_path: Path, files_of: Files, shard_format: str, seeds: int) -> None:
         how: dict[str, Any] = {"label": "label", "shards": 6, "splits": SPLITS, "shard_format": shard_format}
