@@ -54,11 +54,15 @@ def test_a_full_link_is_named_with_its_rate(folder: Path) -> None:
     assert knob_options(result).keys() <= {"cache"}
 
 
-def test_too_few_fetches_are_named_and_the_knob_brings_what_it_says(folder: Path) -> None:
+def test_too_few_fetches_are_named_and_the_knob_brings_what_it_says(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ringfeed.tools.profile.trials.other_load.LoadClock.disturbed", lambda _: 0.0)  # other tests
     with store(folder, latency_seconds=0.05) as url:
         result = profile(url, batch_size=50, fetch_threads=1, seconds=6.0, try_knob=True)
     assert result.slowest_stage == "fetch"
     assert "too few fetches run at once" in result.loader_advice
+    assert "fetch_threads" in knob_options(result), str(result)
     assert f"--fetch-threads {knob_options(result)['fetch_threads']} " in result.loader_advice
     assert gain(result) > 1.5
     assert f"Tried: {gain(result):.2f} x" in str(result)
