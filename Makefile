@@ -3,8 +3,7 @@
 BIN := .venv/bin
 STAMPS := .venv/.ringfeed
 LAYERS := sharding pipeline training tools
-# Folders too: their time changes when a file in them comes or goes.
-SOURCES := $(shell find $(LAYERS) -name __pycache__ -prune -o \( -type d -o -name '*.py' -o -name '*.c' -o -name '*.html' -o -name py.typed \) -print)
+KERNELS := $(wildcard $(LAYERS:%=%/*/*.c))
 MODULES := $(LAYERS:%=ringfeed.%)
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
@@ -15,13 +14,13 @@ BENCH_ARGS ?=
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
 
-setup: $(STAMPS)/package ## .venv with the package, TensorFlow and Horovod
+setup: $(STAMPS)/package ## .venv with this checkout as `ringfeed`, TensorFlow and Horovod
 
 $(STAMPS)/environment: setup.cfg pyproject.toml .ci/setup.sh
 	@.ci/setup.sh environment
 	@mkdir -p $(STAMPS) && touch $@
 
-$(STAMPS)/package: $(STAMPS)/environment setup.py $(SOURCES)
+$(STAMPS)/package: $(STAMPS)/environment setup.py $(KERNELS)
 	@.ci/setup.sh package
 	@touch $@
 

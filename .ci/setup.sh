@@ -4,6 +4,7 @@ set -eu
 
 venv=.venv
 extras=cpu,hdfs,test,dev,docs,demo
+layers="sharding pipeline training tools"
 export PIP_DISABLE_PIP_VERSION_CHECK=1
 
 say() { printf 'setup: %s\n' "$*"; }
@@ -32,10 +33,14 @@ pip_install() {
     "$venv/bin/python" -m pip install "$@" >"$log" 2>&1 || { tail -n 15 "$log" >&2; fail "pip install failed"; }
 }
 
-# A development environment may link ringfeed's folders into site-packages; pip would write and delete through the links.
-clear_stale() {
+# The checkout as a package: Python finds the folders where they are (an editable installation), with C compiled beside
+# its source. What reads files without running them (mypy, editors) finds them by links, as `ringfeed` in .venv/src.
+install_checkout() {
     rm -rf build ./*.egg-info
-    find "$venv"/lib/python3*/site-packages/ringfeed -maxdepth 1 -type l -delete 2>/dev/null || true
+    pip_install --no-build-isolation "$@"
+    rm -rf build ./*.egg-info
+    mkdir -p "$venv/src/ringfeed"
+    for layer in $layers; do ln -sfn "../../../$layer" "$venv/src/ringfeed/$layer"; done
 }
 
 environment() {
@@ -47,18 +52,14 @@ environment() {
         "$python" -m venv "$venv"
     fi
     say "installing ringfeed[$extras] into $venv (minutes, the first time)"
-    clear_stale
     pip_install --upgrade 'setuptools>=77' 'wheel>=0.43'
-    pip_install --no-build-isolation ".[$extras]"
-    rm -rf build ./*.egg-info
+    install_checkout --editable ".[$extras]"
     "$venv/bin/ringfeed" install-horovod
 }
 
 package() {
-    say "installing the package"
-    clear_stale
-    pip_install --no-deps --no-build-isolation --force-reinstall .
-    rm -rf build ./*.egg-info
+    say "compiling, and installing the checkout"
+    install_checkout --no-deps --editable .
 }
 
 log=$(mktemp)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..sharding.common.validation import boolean, integer, mapping
-from ..sharding.errors import ConfigError, RingfeedError
-from ..sharding.schema import Schema
+from ringfeed.sharding.common.validation import boolean, integer, mapping
+from ringfeed.sharding.errors import ConfigError, RingfeedError
+from ringfeed.sharding.schema import Schema
+
 from .decode.columns import Columns
 from .decode.tfrecord_frames import join_frames
 from .deliver.chunk_sizes import ChunkSizes

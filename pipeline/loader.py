@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ..sharding.common.validation import integer
-from ..sharding.compute.class_counts import count_matrix
-from ..sharding.dataset.dataset import open_dataset
-from ..sharding.dataset.manifest import Manifest
-from ..sharding.errors import CorruptionError
-from ..sharding.url_secrets import public_url
+from ringfeed.sharding.common.validation import integer
+from ringfeed.sharding.compute.class_counts import count_matrix
+from ringfeed.sharding.dataset.dataset import open_dataset
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import CorruptionError
+from ringfeed.sharding.url_secrets import public_url
+
 from .base_loader import BaseLoader
 from .decode.buffer_pool import BufferPool
 from .decode.class_labels import ClassLabels

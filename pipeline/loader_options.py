@@ -9,9 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
-from ..sharding.common.validation import boolean, choice, integer, text, texts
-from ..sharding.errors import ConfigError
-from ..sharding.storage.storage import StorageLike
+from ringfeed.sharding.common.validation import boolean, choice, integer, text, texts
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.storage.storage import StorageLike
+
 from .fetch.quarantine import OnBadShard
 from .fetch.shard_cache import ShardCache
 from .order.class_shares import Balance, EpochLength, parse_balance

@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..sharding.compute.keyed_random import derive_key
-from ..sharding.dataset.combined import combined_manifest
-from ..sharding.dataset.manifest import Manifest
-from ..sharding.errors import ConfigError
+from ringfeed.sharding.compute.keyed_random import derive_key
+from ringfeed.sharding.dataset.combined import combined_manifest
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError
+
 from .base_loader import BaseLoader
 from .decode.columns import Column, Columns, concat_columns, take_columns
 from .decode.interleave import interleave

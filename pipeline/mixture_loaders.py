@@ -6,10 +6,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from ..sharding.compute.keyed_random import derive_key
-from ..sharding.dataset.combined import check_same_features
-from ..sharding.errors import ConfigError, DatasetError
-from ..sharding.schema import Schema
+from ringfeed.sharding.compute.keyed_random import derive_key
+from ringfeed.sharding.dataset.combined import check_same_features
+from ringfeed.sharding.errors import ConfigError, DatasetError
+from ringfeed.sharding.schema import Schema
+
 from .loader import Loader
 from .mixture_options import MixtureOptions
 from .order.epoch_order import default_streams

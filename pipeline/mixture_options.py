@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, fields
 from typing import Any
 
-from ..sharding.common.validation import boolean, mapping, text
-from ..sharding.errors import ConfigError
+from ringfeed.sharding.common.validation import boolean, mapping, text
+from ringfeed.sharding.errors import ConfigError
+
 from .loader_options import LoaderOptions, take_integers
 from .order.class_shares import DATASET_TERMS, Balance, parse_balance
 

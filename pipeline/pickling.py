@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from ..sharding.errors import DatasetError
+from ringfeed.sharding.errors import DatasetError
 
 __all__ = ["remake"]
 

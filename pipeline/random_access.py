@@ -13,13 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ..sharding.common.fork_safe_locks import renew_lock_in_forks
-from ..sharding.dataset.consistency import corruption_errors
-from ..sharding.dataset.manifest import ShardInfo
-from ..sharding.formats.example_decode import decode_example
-from ..sharding.formats.example_encode import RecordLayout
-from ..sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
-from ..sharding.schema import Feature, Schema
+from ringfeed.sharding.common.fork_safe_locks import renew_lock_in_forks
+from ringfeed.sharding.dataset.consistency import corruption_errors
+from ringfeed.sharding.dataset.manifest import ShardInfo
+from ringfeed.sharding.formats.example_decode import decode_example
+from ringfeed.sharding.formats.example_encode import RecordLayout
+from ringfeed.sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ringfeed.sharding.schema import Feature, Schema
+
 from .decode.class_labels import ClassLabels
 from .decode.columns import Columns, fill_value, take_columns
 from .decode.shard_opener import OpenShard

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from ..sharding.common.validation import mapping, texts
-from ..sharding.errors import ConfigError
+from ringfeed.sharding.common.validation import mapping, texts
+from ringfeed.sharding.errors import ConfigError
 
 __all__ = ["check_state", "shares_digest"]
 

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..sharding.common.validation import integer
-from ..sharding.errors import ConfigError
+from ringfeed.sharding.common.validation import integer
+from ringfeed.sharding.errors import ConfigError
+
 from .base_loader import BaseLoader
 from .deliver.to_numpy import Ragged
 

@@ -57,23 +57,23 @@ _LONGEST = (
 """Files that take minutes. They begin first, so that no core idles at the end."""
 
 
-def stale_files() -> list[str]:
-    """The modules of the tree that are not installed as they are here."""
-    stale = []
+def stale_set_up() -> str | None:
+    """What ``make setup`` has to do again before the tests see this checkout; None if nothing."""
     for layer in ("sharding", "pipeline", "training", "tools"):
-        installed = Path(import_module(f"ringfeed.{layer}").__path__[0])
-        for path in sorted((ROOT / layer).rglob("*.py")):
-            copy = installed / path.relative_to(ROOT / layer)
-            if not copy.exists() or copy.read_bytes() != path.read_bytes():
-                stale.append(str(path.relative_to(ROOT)))
-    return stale
+        imported = Path(import_module(f"ringfeed.{layer}").__path__[0]).resolve()
+        if imported != ROOT / layer:
+            return f"ringfeed.{layer} is imported from {imported}, not from this checkout"
+        for library in (ROOT / layer).rglob("_*.so"):
+            source = library.with_name(library.name.partition(".")[0].removeprefix("_") + ".c")
+            if source.exists() and source.stat().st_mtime > library.stat().st_mtime:
+                return f"{source.relative_to(ROOT)} was edited after it was compiled"
+    return None
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Test the tree, not an older copy of it that is installed."""
-    if not hasattr(session.config, "workerinput") and (stale := stale_files()):
-        names = ", ".join(stale[:3]) + (", ..." if len(stale) > 3 else "")
-        pytest.exit(f"the installed package is older than the tree ({names}); run: make setup", returncode=2)
+    """Test this checkout, and its C as it is now."""
+    if not hasattr(session.config, "workerinput") and (fault := stale_set_up()):
+        pytest.exit(f"{fault}; run: make setup", returncode=2)
 
 
 def pytest_configure() -> None:

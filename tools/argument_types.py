@@ -71,7 +71,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if isinstance(action, _Subcommands) and value not in action.choices:
-            from ..sharding.messages import did_you_mean
+            from ringfeed.sharding.messages import did_you_mean
 
             known = f"the commands are: {', '.join(action.choices)}"
             self.error(f"there is no command {value!r}; {did_you_mean(value, action.choices, known)}")
@@ -98,7 +98,7 @@ class CommandParser(argparse.ArgumentParser):
 
 def refuse_unknown(program: argparse.ArgumentParser, command: str | None, words: Sequence[str]) -> NoReturn:
     """End a program, because a subcommand does not know some arguments; names the flag that may be meant."""
-    from ..sharding.messages import closest
+    from ringfeed.sharding.messages import closest
 
     subcommands = (action.choices for action in program._actions if isinstance(action, _Subcommands))
     parser: argparse.ArgumentParser = next((choices[command] for choices in subcommands if command), program)
@@ -118,7 +118,7 @@ class EventParser(CommandParser):
 
 
 def _without_secrets(text: str) -> str:
-    from ..sharding.url_secrets import without_secrets  # its package takes half a second to import
+    from ringfeed.sharding.url_secrets import without_secrets  # its package takes half a second to import
 
     return without_secrets(text)
 

@@ -12,11 +12,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from ..pipeline.fetch.disk_cache import CacheEntry, CacheFolder, dataset_folder, is_cache
-from ..sharding.errors import ConfigError
-from ..sharding.messages import listed, one_line
-from ..sharding.storage.location import Location
-from ..sharding.storage.storage import Storage
+from ringfeed.pipeline.fetch.disk_cache import CacheEntry, CacheFolder, dataset_folder, is_cache
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import listed, one_line
+from ringfeed.sharding.storage.location import Location
+from ringfeed.sharding.storage.storage import Storage
+
 from .console import align, human_bytes, human_seconds, print_event, print_stderr
 
 __all__ = ["add_arguments", "parse_age", "run"]

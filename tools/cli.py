@@ -145,8 +145,8 @@ def _words_to_complete() -> list[str]:
 def _run(chosen: str | None, arguments: Sequence[str], watch: SignalWatch | None) -> int:
     events = "--json" in arguments
     with exit_without_memory("ringfeed"), ending_on_signals("ringfeed"):
-        from ..sharding.errors import RingfeedError
-        from ..sharding.url_secrets import without_secrets
+        from ringfeed.sharding.errors import RingfeedError
+        from ringfeed.sharding.url_secrets import without_secrets
     try:
         with guarded_stdout():
             with exit_without_memory("ringfeed"), ending_on_signals("ringfeed"):
@@ -165,7 +165,7 @@ def _run(chosen: str | None, arguments: Sequence[str], watch: SignalWatch | None
             raise
         return _report("error", f"this needs {error.name}: pip install 'ringfeed[{extra}]'", 1, events=events)
     except Exception as error:
-        from ..sharding.storage.error_messages import limit_problem
+        from ringfeed.sharding.storage.error_messages import limit_problem
 
         problem = limit_problem(error)
         if not problem and not isinstance(error, RingfeedError | OSError):

@@ -23,8 +23,9 @@ from rich.progress import (
 )
 from rich.table import Column
 
-from ..sharding.common.json_stream import json_pieces
-from ..sharding.messages import one_line
+from ringfeed.sharding.common.json_stream import json_pieces
+from ringfeed.sharding.messages import one_line
+
 from .process_start import redirect_to_null
 
 __all__ = [

@@ -12,8 +12,8 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from .. import pipeline
-from ..sharding.errors import ConfigError
+from ringfeed import pipeline
+from ringfeed.sharding.errors import ConfigError
 
 if TYPE_CHECKING:
     from dlio_benchmark.common.enumerations import DataLoaderType, FrameworkType

@@ -40,14 +40,14 @@ def _print_traceback(kind: type[BaseException], error: BaseException, trace: Tra
     """Print a traceback without the secrets in the URLs of its errors."""
     from traceback import format_exception
 
-    from ..sharding.url_secrets import without_secrets
+    from ringfeed.sharding.url_secrets import without_secrets
 
     sys.stderr.write(without_secrets("".join(format_exception(kind, error, trace))))
 
 
 def _print_thread_traceback(raised: threading.ExceptHookArgs) -> None:
     """Print the traceback of a thread, but for one that met a limit: the main thread reports that in one line."""
-    from ..sharding.storage.error_messages import limit_problem
+    from ringfeed.sharding.storage.error_messages import limit_problem
 
     if raised.exc_value is None or not limit_problem(raised.exc_value):
         threading.__excepthook__(raised)
@@ -87,7 +87,7 @@ class _GuardedOutput:
             redirect_to_null(self._stream)
             self.reader_left = True
         except OSError as error:
-            from ..sharding.errors import StorageError
+            from ringfeed.sharding.errors import StorageError
 
             redirect_to_null(self._stream)
             raise StorageError(f"cannot write to standard output: {error.strerror or error}") from error

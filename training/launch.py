@@ -16,7 +16,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-from ..sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
+
 from .backends.local_cluster import LocalCluster
 from .config.backend import HOROVOD, MULTI_WORKER, PARAMETER_SERVER
 from .config.config_file import load_config

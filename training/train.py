@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
-from ..pipeline.deliver.quiet_tensorflow import quiet_tensorflow
-from ..sharding.errors import ConfigError
+from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
+from ringfeed.sharding.errors import ConfigError
+
 from .backends.cluster import CHIEF, cluster_from_environment
 from .config.backend import HOROVOD, MULTI_WORKER, PARAMETER_SERVER
 from .config.config_file import load_config

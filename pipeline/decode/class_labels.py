@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.schema import Schema
-from ..select.sample_columns import CLASS_ID
+from ringfeed.pipeline.select.sample_columns import CLASS_ID
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.schema import Schema
+
 from .columns import Column, Columns
 
 __all__ = ["ClassLabels"]

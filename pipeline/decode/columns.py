@@ -15,12 +15,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...sharding.compute import kernels
-from ...sharding.compute.grouping import stable_order
-from ...sharding.compute.kernels import INLINE_AT, INLINE_BYTES, VIEW
-from ...sharding.formats.parquet import read_columns
-from ...sharding.formats.parquet_pages import FileVectors
-from ...sharding.schema import Feature, Schema
+from ringfeed.sharding.compute import kernels
+from ringfeed.sharding.compute.grouping import stable_order
+from ringfeed.sharding.compute.kernels import INLINE_AT, INLINE_BYTES, VIEW
+from ringfeed.sharding.formats.parquet import read_columns
+from ringfeed.sharding.formats.parquet_pages import FileVectors
+from ringfeed.sharding.schema import Feature, Schema
+
 from .row_views import RowViews, has_viewable_rows, view_rows
 
 __all__ = [

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...sharding.formats.example_encode import RecordLayout
-from ...sharding.schema import Schema
-from ..select.sample_columns import FRAMES
+from ringfeed.pipeline.select.sample_columns import FRAMES
+from ringfeed.sharding.formats.example_encode import RecordLayout
+from ringfeed.sharding.schema import Schema
+
 from .buffer_pool import BufferPool, empty_aligned
 from .class_labels import ClassLabels
 from .columns import Columns, concat_columns, take_columns

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...sharding.formats.parquet_pages import FileVectors, Run
-from ...sharding.schema import Schema
+from ringfeed.sharding.formats.parquet_pages import FileVectors, Run
+from ringfeed.sharding.schema import Schema
+
 from .columns import Columns
 
 __all__ = ["PageLocationCache"]

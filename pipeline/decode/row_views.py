@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ...sharding.compute import kernels
-from ...sharding.formats.parquet_pages import FileVectors
+from ringfeed.sharding.compute import kernels
+from ringfeed.sharding.formats.parquet_pages import FileVectors
+
 from .buffer_pool import BufferPool, empty_aligned
 
 __all__ = ["RowViews", "has_viewable_rows", "view_rows"]

@@ -13,21 +13,22 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...sharding.dataset.consistency import corruption_errors
-from ...sharding.dataset.dataset import Dataset
-from ...sharding.dataset.manifest import ShardInfo
-from ...sharding.dataset.shard_index import index_rows
-from ...sharding.formats.parquet import groups_of_rows
-from ...sharding.formats.shard_encode import sums_in_index
-from ...sharding.formats.tfrecord import decompress
-from ...sharding.schema import Schema
-from ..fetch.disk_cache import CacheKey
-from ..fetch.parquet_ranges import PartTooLarge
-from ..fetch.shard_cache import ShardCache
-from ..fetch.shard_files import SourceReader
-from ..metrics.stage_counters import Counters
-from ..order.windows import Segment
-from ..select.selected_rows import Selection
+from ringfeed.pipeline.fetch.disk_cache import CacheKey
+from ringfeed.pipeline.fetch.parquet_ranges import PartTooLarge
+from ringfeed.pipeline.fetch.shard_cache import ShardCache
+from ringfeed.pipeline.fetch.shard_files import SourceReader
+from ringfeed.pipeline.metrics.stage_counters import Counters
+from ringfeed.pipeline.order.windows import Segment
+from ringfeed.pipeline.select.selected_rows import Selection
+from ringfeed.sharding.dataset.consistency import corruption_errors
+from ringfeed.sharding.dataset.dataset import Dataset
+from ringfeed.sharding.dataset.manifest import ShardInfo
+from ringfeed.sharding.dataset.shard_index import index_rows
+from ringfeed.sharding.formats.parquet import groups_of_rows
+from ringfeed.sharding.formats.shard_encode import sums_in_index
+from ringfeed.sharding.formats.tfrecord import decompress
+from ringfeed.sharding.schema import Schema
+
 from .columns import Columns, open_parquet, take_columns
 from .page_locations import PageLocationCache
 from .tfrecord_frames import open_features, open_tfrecord

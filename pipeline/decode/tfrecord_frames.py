@@ -13,11 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...sharding.formats.example_encode import ColumnLayout, RecordLayout
-from ...sharding.formats.example_matrix import decode_cells
-from ...sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
-from ...sharding.schema import Feature, Schema
-from ..select.sample_columns import EXAMPLES, FRAMES
+from ringfeed.pipeline.select.sample_columns import EXAMPLES, FRAMES
+from ringfeed.sharding.formats.example_encode import ColumnLayout, RecordLayout
+from ringfeed.sharding.formats.example_matrix import decode_cells
+from ringfeed.sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ringfeed.sharding.schema import Feature, Schema
+
 from .buffer_pool import BufferPool, empty_aligned
 from .columns import Columns, make_views, view_array
 from .row_views import RowViews

@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.formats.arrow_binary import data_of, offsets_of
-from ...sharding.formats.example_decode import decode_examples, locate_examples
-from ...sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
-from ...sharding.schema import Feature, Schema
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.formats.arrow_binary import data_of, offsets_of
+from ringfeed.sharding.formats.example_decode import decode_examples, locate_examples
+from ringfeed.sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ringfeed.sharding.schema import Feature, Schema
+
 from .columns import Columns, filled_columns, view_bytes
 
 __all__ = ["has_plain_values", "open_values"]

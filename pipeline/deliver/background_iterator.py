@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Generic, TypeVar
 
-from ..fetch.threads import in_loader_thread, start_thread
+from ringfeed.pipeline.fetch.threads import in_loader_thread, start_thread
 
 __all__ = ["prefetch"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
 
 __all__ = ["distribute"]
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...sharding.schema import Feature, Schema
+from ringfeed.sharding.schema import Feature, Schema
 
 if TYPE_CHECKING:
     import tensorflow as tf

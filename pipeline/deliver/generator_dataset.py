@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.config import is_op_determinism_enabled  # there is no public name for it
 
-from ...sharding.errors import RingfeedError
+from ringfeed.sharding.errors import RingfeedError
 
 __all__ = ["generator_dataset_maker", "is_op_determinism_enabled", "rewritable", "unbatch"]
 

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-from ...sharding.common.stderr_filter import drop_stderr_lines
+from ringfeed.sharding.common.stderr_filter import drop_stderr_lines
 
 __all__ = ["hidden_packages", "quiet_tensorflow", "uncollected_imports"]
 

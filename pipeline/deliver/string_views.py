@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from ...sharding.compute.kernels import INLINE_AT, INLINE_BYTES, VIEW
-from ..decode.columns import views_of
+from ringfeed.pipeline.decode.columns import views_of
+from ringfeed.sharding.compute.kernels import INLINE_AT, INLINE_BYTES, VIEW
 
 __all__ = ["copy_views_operation", "locate_views"]
 

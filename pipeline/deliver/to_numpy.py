@@ -11,15 +11,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...sharding.dataset.consistency import corruption_errors
-from ...sharding.errors import RingfeedError
-from ...sharding.formats.arrow_binary import data_of, offsets_of
-from ...sharding.formats.example_decode import decode_examples
-from ...sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
-from ...sharding.schema import Feature, Schema
-from ..decode.columns import Columns, filled_columns, slice_columns
-from ..metrics.stage_counters import Counters
-from ..select.sample_columns import EXAMPLES
+from ringfeed.pipeline.decode.columns import Columns, filled_columns, slice_columns
+from ringfeed.pipeline.metrics.stage_counters import Counters
+from ringfeed.pipeline.select.sample_columns import EXAMPLES
+from ringfeed.sharding.dataset.consistency import corruption_errors
+from ringfeed.sharding.errors import RingfeedError
+from ringfeed.sharding.formats.arrow_binary import data_of, offsets_of
+from ringfeed.sharding.formats.example_decode import decode_examples
+from ringfeed.sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ringfeed.sharding.schema import Feature, Schema
+
 from .background_iterator import prefetch
 
 __all__ = ["NumpyBatch", "Ragged", "iterate_numpy"]

@@ -10,12 +10,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...sharding.errors import ConfigError
-from ...sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
-from ...sharding.schema import Feature, Schema
-from ..decode.columns import Columns
-from ..metrics.profiler_trace import annotate
-from ..select.sample_columns import CLASS_ID, EXAMPLES, SAMPLE_KEY, SOFT_LABEL, SOURCE_ID, WEIGHT
+from ringfeed.pipeline.decode.columns import Columns
+from ringfeed.pipeline.metrics.profiler_trace import annotate
+from ringfeed.pipeline.select.sample_columns import CLASS_ID, EXAMPLES, SAMPLE_KEY, SOFT_LABEL, SOURCE_ID, WEIGHT
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ringfeed.sharding.schema import Feature, Schema
+
 from .chunk_encoding import LENGTHS, Batch, ChunkEncoder, Delivery
 from .example_parsing import parse_batch
 from .generator_dataset import generator_dataset_maker, is_op_determinism_enabled, rewritable, unbatch

@@ -42,8 +42,8 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 import xxhash
 
-from ...sharding.errors import ConfigError
-from ...sharding.storage.private_folders import check_private, make_private_folder
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.storage.private_folders import check_private, make_private_folder
 
 __all__ = ["DISK_FULL", "CacheEntry", "CacheFolder", "CacheKey", "MappedEntry", "dataset_folder", "is_cache"]
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Generic, TypeVar
 
-from ...sharding.errors import RingfeedError
+from ringfeed.sharding.errors import RingfeedError
+
 from .adaptive_limit import AdaptiveLimit
 from .threads import Threads
 

@@ -17,9 +17,10 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from ...sharding.errors import RingfeedError, StorageError
-from ...sharding.storage.timeouts import request_limit_seconds
-from ..metrics.stage_counters import Counters
+from ringfeed.pipeline.metrics.stage_counters import Counters
+from ringfeed.sharding.errors import RingfeedError, StorageError
+from ringfeed.sharding.storage.timeouts import request_limit_seconds
+
 from .threads import start_thread
 
 __all__ = ["Hedging", "Latencies"]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 
 import pyarrow as pa
 
-from ...sharding.formats.block_checksums import BLOCK_BYTES
-from ...sharding.formats.parquet import LENGTH_BYTES, column_spans, footer_bytes
+from ringfeed.sharding.formats.block_checksums import BLOCK_BYTES
+from ringfeed.sharding.formats.parquet import LENGTH_BYTES, column_spans, footer_bytes
 
 __all__ = ["PartTooLarge", "ReadBlocks", "read_blocks"]
 

@@ -15,14 +15,14 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ...sharding.common.fork_safe_locks import renew_lock_in_forks
-from ...sharding.common.validation import choice
-from ...sharding.compute.class_counts import ClassCounts, count_matrix
-from ...sharding.compute.keyed_random import shuffled
-from ...sharding.dataset.dataset import Dataset, repair_hint
-from ...sharding.dataset.manifest import ShardInfo
-from ...sharding.errors import ConfigError, CorruptionError
-from ..metrics.stage_counters import Counters
+from ringfeed.pipeline.metrics.stage_counters import Counters
+from ringfeed.sharding.common.fork_safe_locks import renew_lock_in_forks
+from ringfeed.sharding.common.validation import choice
+from ringfeed.sharding.compute.class_counts import ClassCounts, count_matrix
+from ringfeed.sharding.compute.keyed_random import shuffled
+from ringfeed.sharding.dataset.dataset import Dataset, repair_hint
+from ringfeed.sharding.dataset.manifest import ShardInfo
+from ringfeed.sharding.errors import ConfigError, CorruptionError
 
 __all__ = ["OnBadShard", "Quarantine", "replacement_rows"]
 

@@ -18,14 +18,15 @@ from typing import Any, Protocol
 
 import pyarrow as pa
 
-from ...sharding.common.checksums import Checksum, checksum
-from ...sharding.common.fork_safe_locks import renew_lock_in_forks
-from ...sharding.common.validation import integer
-from ...sharding.errors import ConfigError, StorageError
-from ...sharding.storage.atomic_files import write_pieces
-from ...sharding.storage.client_errors import IncompleteError
-from ...sharding.storage.location import Location
-from ..metrics.stage_counters import Counters
+from ringfeed.pipeline.metrics.stage_counters import Counters
+from ringfeed.sharding.common.checksums import Checksum, checksum
+from ringfeed.sharding.common.fork_safe_locks import renew_lock_in_forks
+from ringfeed.sharding.common.validation import integer
+from ringfeed.sharding.errors import ConfigError, StorageError
+from ringfeed.sharding.storage.atomic_files import write_pieces
+from ringfeed.sharding.storage.client_errors import IncompleteError
+from ringfeed.sharding.storage.location import Location
+
 from .disk_cache import DISK_FULL, CacheFolder, CacheKey
 
 __all__ = ["Cache", "MemoryCache", "ShardCache", "open_cache"]

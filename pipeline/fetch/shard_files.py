@@ -16,19 +16,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...sharding.common.checksums import checksum
-from ...sharding.dataset.damage import Damage
-from ...sharding.dataset.dataset import Dataset, open_dataset, repair_hint
-from ...sharding.dataset.manifest import ShardInfo
-from ...sharding.dataset.shard_index import Index, read_index
-from ...sharding.errors import CorruptionError, DatasetError, RangesError, RingfeedError, StorageError
-from ...sharding.formats.block_checksums import BLOCK_BYTES, blocks_match
-from ...sharding.formats.tfrecord import frames_are_intact
-from ...sharding.storage.client_errors import is_transient
-from ...sharding.storage.file_contents import FileInfo, iterate_blocks
-from ...sharding.storage.storage import Storage
-from ...sharding.verifying.locate import locate_in_index, locate_in_shard
-from ..metrics.stage_counters import Counters
+from ringfeed.pipeline.metrics.stage_counters import Counters
+from ringfeed.sharding.common.checksums import checksum
+from ringfeed.sharding.dataset.damage import Damage
+from ringfeed.sharding.dataset.dataset import Dataset, open_dataset, repair_hint
+from ringfeed.sharding.dataset.manifest import ShardInfo
+from ringfeed.sharding.dataset.shard_index import Index, read_index
+from ringfeed.sharding.errors import CorruptionError, DatasetError, RangesError, RingfeedError, StorageError
+from ringfeed.sharding.formats.block_checksums import BLOCK_BYTES, blocks_match
+from ringfeed.sharding.formats.tfrecord import frames_are_intact
+from ringfeed.sharding.storage.client_errors import is_transient
+from ringfeed.sharding.storage.file_contents import FileInfo, iterate_blocks
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.verifying.locate import locate_in_index, locate_in_shard
+
 from .hedged_reads import Hedging, Latencies
 from .parquet_ranges import read_blocks
 

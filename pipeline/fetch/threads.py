@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-from ...sharding.errors import RingfeedError
+from ringfeed.sharding.errors import RingfeedError
 
 __all__ = ["Threads", "in_loader_thread", "run_after", "start_thread"]
 

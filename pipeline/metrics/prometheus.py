@@ -12,8 +12,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...sharding.common.validation import mapping
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.common.validation import mapping
+from ringfeed.sharding.errors import ConfigError
+
 from .stage_counters import StageStats
 
 __all__ = ["prometheus_text"]

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from ...sharding.common.fork_safe_locks import renew_lock_in_forks
+from ringfeed.sharding.common.fork_safe_locks import renew_lock_in_forks
+
 from .profiler_trace import annotate
 
 __all__ = ["CACHE_STAGES", "FAULT_STAGES", "STAGES", "Counters", "StageStats"]

@@ -20,9 +20,10 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
-from ...sharding.compute import kernels
-from ...sharding.compute.grouping import stable_order
-from ...sharding.compute.keyed_random import derive_key, shuffled_by_group
+from ringfeed.sharding.compute import kernels
+from ringfeed.sharding.compute.grouping import stable_order
+from ringfeed.sharding.compute.keyed_random import derive_key, shuffled_by_group
+
 from .epoch_order import coprime_stride
 
 __all__ = ["ClassSchedule", "RecordSampler"]

@@ -9,8 +9,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ...sharding.common.validation import integer, number
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.common.validation import integer, number
+from ringfeed.sharding.errors import ConfigError
 
 __all__ = [
     "CLASS_TERMS",

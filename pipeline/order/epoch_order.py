@@ -23,9 +23,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from ...sharding.common.validation import boolean, choice, integer
-from ...sharding.compute.keyed_random import derive_key, shuffled
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.common.validation import boolean, choice, integer
+from ringfeed.sharding.compute.keyed_random import derive_key, shuffled
+from ringfeed.sharding.errors import ConfigError
+
 from .windows import Segment, SegmentTable, StreamWindows, Window
 
 __all__ = ["ORDER_VERSION", "EpochOrder", "Geometry", "Remainder", "StreamSlice", "coprime_stride", "default_streams"]

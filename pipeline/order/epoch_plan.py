@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...sharding.dataset.manifest import ShardInfo
+from ringfeed.sharding.dataset.manifest import ShardInfo
+
 from .class_balance import ClassSchedule
 from .donor_shards import choose_donors
 from .epoch_order import EpochOrder

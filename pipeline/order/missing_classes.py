@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...sharding.compute.class_counts import count_matrix
-from ...sharding.compute.grouping import group
-from ...sharding.dataset.manifest import ShardInfo
+from ringfeed.sharding.compute.class_counts import count_matrix
+from ringfeed.sharding.compute.grouping import group
+from ringfeed.sharding.dataset.manifest import ShardInfo
+
 from .class_balance import ClassSchedule
 from .donor_shards import choose_donors
 from .epoch_order import EpochOrder

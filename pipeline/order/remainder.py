@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ...sharding.dataset.manifest import ShardInfo
+from ringfeed.sharding.dataset.manifest import ShardInfo
+
 from .epoch_order import EpochOrder
 from .windows import Segment
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ...sharding.compute.keyed_random import derive_key, mix64
+from ringfeed.sharding.compute.keyed_random import derive_key, mix64
 
 __all__ = ["sample_keys"]
 

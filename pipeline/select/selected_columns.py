@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...sharding.common.validation import mapping, texts
-from ...sharding.dataset.manifest import Manifest, ShardInfo
-from ...sharding.errors import ConfigError
-from ...sharding.prepare.column_names import check_columns, check_distinct
-from ...sharding.schema import RESERVED_NAMES, Feature, Schema
+from ringfeed.sharding.common.validation import mapping, texts
+from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.prepare.column_names import check_columns, check_distinct
+from ringfeed.sharding.schema import RESERVED_NAMES, Feature, Schema
+
 from .sample_columns import EXAMPLES, FRAMES
 
 __all__ = ["check_fill", "delivered_schema", "describe_missing", "features_without_fill", "record_bytes"]

@@ -18,14 +18,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...sharding.compute.class_counts import ClassCounts, count_matrix
-from ...sharding.dataset.consistency import corruption_errors
-from ...sharding.dataset.dataset import Dataset, read_checked, repair_hint
-from ...sharding.dataset.manifest import ShardInfo
-from ...sharding.dataset.shard_records import decode_tfrecord, read_index_rows
-from ...sharding.errors import ConfigError, CorruptionError, RingfeedError
-from ...sharding.messages import brief
-from ..order.epoch_plan import FilterPlan
+from ringfeed.pipeline.order.epoch_plan import FilterPlan
+from ringfeed.sharding.compute.class_counts import ClassCounts, count_matrix
+from ringfeed.sharding.dataset.consistency import corruption_errors
+from ringfeed.sharding.dataset.dataset import Dataset, read_checked, repair_hint
+from ringfeed.sharding.dataset.manifest import ShardInfo
+from ringfeed.sharding.dataset.shard_records import decode_tfrecord, read_index_rows
+from ringfeed.sharding.errors import ConfigError, CorruptionError, RingfeedError
+from ringfeed.sharding.messages import brief
+
 from .shard_filter import FilteredRows, filter_parquet, filter_records
 from .where_expression import open_filter
 

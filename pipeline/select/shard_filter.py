@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.dataset
 import pyarrow.parquet as pq
 
-from ...sharding.formats.parquet_tensors import plain_lists
+from ringfeed.sharding.formats.parquet_tensors import plain_lists
+
 from .where_expression import RowFilter
 
 __all__ = ["FilteredRows", "filter_parquet", "filter_records"]

@@ -12,12 +12,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...sharding.errors import ConfigError
-from ...sharding.messages import brief
-from ...sharding.prepare.column_names import check_columns
-from ...sharding.prepare.expression import columns_of, evaluate
-from ...sharding.prepare.pushdown import implied_filter
-from ...sharding.schema import Schema
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import brief
+from ringfeed.sharding.prepare.column_names import check_columns
+from ringfeed.sharding.prepare.expression import columns_of, evaluate
+from ringfeed.sharding.prepare.pushdown import implied_filter
+from ringfeed.sharding.schema import Schema
 
 __all__ = ["RowFilter", "open_filter"]
 

@@ -19,10 +19,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...sharding.compute.kernels import VIEW
-from ...sharding.formats.parquet_pages import FileVectors
-from ..decode.columns import Columns, compact_columns, concat_columns, take_columns, views_of
-from ..select.sample_columns import CLASS_ID
+from ringfeed.pipeline.decode.columns import Columns, compact_columns, concat_columns, take_columns, views_of
+from ringfeed.pipeline.select.sample_columns import CLASS_ID
+from ringfeed.sharding.compute.kernels import VIEW
+from ringfeed.sharding.formats.parquet_pages import FileVectors
 
 __all__ = ["BorrowedRecords"]
 

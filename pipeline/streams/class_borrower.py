@@ -5,14 +5,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ...sharding.compute.grouping import group, stable_order
-from ..decode.columns import Columns, concat_columns, take_columns
-from ..decode.shard_opener import OpenShard
-from ..order.class_balance import ClassSchedule
-from ..order.donor_shards import first_shards_with
-from ..order.epoch_order import EpochOrder
-from ..order.windows import Window
-from ..select.sample_columns import CLASS_ID
+from ringfeed.pipeline.decode.columns import Columns, concat_columns, take_columns
+from ringfeed.pipeline.decode.shard_opener import OpenShard
+from ringfeed.pipeline.order.class_balance import ClassSchedule
+from ringfeed.pipeline.order.donor_shards import first_shards_with
+from ringfeed.pipeline.order.epoch_order import EpochOrder
+from ringfeed.pipeline.order.windows import Window
+from ringfeed.pipeline.select.sample_columns import CLASS_ID
+from ringfeed.sharding.compute.grouping import group, stable_order
+
 from .stream_context import StreamContext
 
 __all__ = ["ClassBorrower", "labelled_columns"]

@@ -19,14 +19,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...sharding.common.validation import integer, text
-from ...sharding.compute.keyed_random import shuffled
-from ...sharding.errors import ConfigError
-from ...sharding.schema import Schema
-from ..decode.columns import Columns, views_of
-from ..order.epoch_order import EpochOrder
-from ..order.windows import Positions, Window
-from ..select.sample_columns import EXAMPLES
+from ringfeed.pipeline.decode.columns import Columns, views_of
+from ringfeed.pipeline.order.epoch_order import EpochOrder
+from ringfeed.pipeline.order.windows import Positions, Window
+from ringfeed.pipeline.select.sample_columns import EXAMPLES
+from ringfeed.sharding.common.validation import integer, text
+from ringfeed.sharding.compute.keyed_random import shuffled
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.schema import Schema
+
 from .row_picks import ClassNumbers, Int64, Picks
 
 __all__ = ["BucketedPicks", "LengthBuckets", "assign_by_length"]

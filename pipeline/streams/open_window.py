@@ -8,11 +8,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..decode.columns import Column, Columns, slice_columns, take_from_segments
-from ..decode.row_views import has_viewable_rows
-from ..decode.shard_opener import OpenShard
-from ..order.windows import Positions
-from ..select.sample_columns import CLASS_ID
+from ringfeed.pipeline.decode.columns import Column, Columns, slice_columns, take_from_segments
+from ringfeed.pipeline.decode.row_views import has_viewable_rows
+from ringfeed.pipeline.decode.shard_opener import OpenShard
+from ringfeed.pipeline.order.windows import Positions
+from ringfeed.pipeline.select.sample_columns import CLASS_ID
+
 from .row_picks import ArrayPicks, Picks
 
 __all__ = ["OpenWindow", "assemble_window"]

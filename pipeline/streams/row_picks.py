@@ -8,8 +8,8 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from ..order.class_balance import RecordSampler
-from ..order.windows import Positions
+from ringfeed.pipeline.order.class_balance import RecordSampler
+from ringfeed.pipeline.order.windows import Positions
 
 __all__ = ["ArrayPicks", "ClassNumbers", "Int64", "Picks", "SampledPicks"]
 

@@ -21,15 +21,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...sharding.compute import kernels
-from ...sharding.dataset.manifest import ShardInfo
-from ...sharding.errors import CorruptionError
-from ..decode.shard_opener import OpenShard, ReadContext, ShardOpener
-from ..fetch.adaptive_limit import AdaptiveLimit
-from ..fetch.fetch_pool import FetchPool
-from ..fetch.quarantine import Quarantine
-from ..order.windows import Segment
-from ..select.sample_columns import ORIGIN
+from ringfeed.pipeline.decode.shard_opener import OpenShard, ReadContext, ShardOpener
+from ringfeed.pipeline.fetch.adaptive_limit import AdaptiveLimit
+from ringfeed.pipeline.fetch.fetch_pool import FetchPool
+from ringfeed.pipeline.fetch.quarantine import Quarantine
+from ringfeed.pipeline.order.windows import Segment
+from ringfeed.pipeline.select.sample_columns import ORIGIN
+from ringfeed.sharding.compute import kernels
+from ringfeed.sharding.dataset.manifest import ShardInfo
+from ringfeed.sharding.errors import CorruptionError
+
 from .borrowed_records import BorrowedRecords
 
 __all__ = ["LEAST_THREADS", "MOST_THREADS", "ShardFetcher"]

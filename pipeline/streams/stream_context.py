@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..fetch.threads import Threads
-from ..metrics.stage_counters import Counters
+from ringfeed.pipeline.fetch.threads import Threads
+from ringfeed.pipeline.metrics.stage_counters import Counters
+
 from .length_buckets import LengthBuckets
 from .shard_fetcher import ShardFetcher
 

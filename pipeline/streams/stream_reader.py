@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ..decode.columns import Column, Columns, concat_columns, copy_columns
-from ..order.class_balance import ClassSchedule
-from ..order.epoch_order import EpochOrder, StreamSlice
-from ..order.windows import Positions, Window
-from ..select.sample_columns import WEIGHT
+from ringfeed.pipeline.decode.columns import Column, Columns, concat_columns, copy_columns
+from ringfeed.pipeline.order.class_balance import ClassSchedule
+from ringfeed.pipeline.order.epoch_order import EpochOrder, StreamSlice
+from ringfeed.pipeline.order.windows import Positions, Window
+from ringfeed.pipeline.select.sample_columns import WEIGHT
+
 from .open_window import OpenWindow
 from .prefetch_budget import PrefetchBudget, UpcomingWindow
 from .stream_context import StreamContext

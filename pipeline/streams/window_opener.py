@@ -8,15 +8,16 @@ from functools import partial
 
 import numpy as np
 
-from ..decode.columns import Columns, slice_columns
-from ..decode.shard_opener import OpenShard
-from ..fetch.quarantine import replacement_rows
-from ..fetch.threads import run_after
-from ..order.class_balance import ClassSchedule, RecordSampler
-from ..order.donor_shards import choose_donors
-from ..order.epoch_order import EpochOrder
-from ..order.windows import Segment, Window
-from ..select.sample_columns import CLASS_ID
+from ringfeed.pipeline.decode.columns import Columns, slice_columns
+from ringfeed.pipeline.decode.shard_opener import OpenShard
+from ringfeed.pipeline.fetch.quarantine import replacement_rows
+from ringfeed.pipeline.fetch.threads import run_after
+from ringfeed.pipeline.order.class_balance import ClassSchedule, RecordSampler
+from ringfeed.pipeline.order.donor_shards import choose_donors
+from ringfeed.pipeline.order.epoch_order import EpochOrder
+from ringfeed.pipeline.order.windows import Segment, Window
+from ringfeed.pipeline.select.sample_columns import CLASS_ID
+
 from .class_borrower import ClassBorrower, labelled_columns
 from .length_buckets import BucketedPicks
 from .open_window import OpenWindow, assemble_window

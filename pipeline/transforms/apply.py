@@ -7,8 +7,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ...sharding.common.validation import integer
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.common.validation import integer
+from ringfeed.sharding.errors import ConfigError
 
 if TYPE_CHECKING:
     import tensorflow as tf

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...sharding.errors import ConfigError, DatasetError, RingfeedError
-from ..deliver.to_numpy import NumpyBatch, Ragged
-from ..select.sample_columns import SAMPLE_KEY, Origin
+from ringfeed.pipeline.deliver.to_numpy import NumpyBatch, Ragged
+from ringfeed.pipeline.select.sample_columns import SAMPLE_KEY, Origin
+from ringfeed.sharding.errors import ConfigError, DatasetError, RingfeedError
+
 from .apply import Transform
 from .image_ops import decode
 from .images import ImageTransform

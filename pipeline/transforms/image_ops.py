@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from ...sharding.errors import ConfigError
-from ...sharding.formats.images.file_types import BMP_GREYS
-from ..select.sample_columns import SAMPLE_KEY
+from ringfeed.pipeline.select.sample_columns import SAMPLE_KEY
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.formats.images.file_types import BMP_GREYS
+
 from .apply import require_feature
 from .image_options import CentreCrop, ColourJitter, Normalisation, RandomCrop
 

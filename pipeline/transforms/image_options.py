@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite
 
-from ...sharding.common.validation import number, numbers
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError
-from ...sharding.schema import Feature
+from ringfeed.sharding.common.validation import number, numbers
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.schema import Feature
 
 __all__ = ["CentreCrop", "ColourJitter", "Normalisation", "RandomCrop", "image_feature"]
 

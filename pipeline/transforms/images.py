@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ...sharding.common.validation import boolean, integer, numbers
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.common.validation import boolean, integer, numbers
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError
+
 from .apply import GraphTransform
 from .image_options import CentreCrop, ColourJitter, Normalisation, RandomCrop, image_feature
 

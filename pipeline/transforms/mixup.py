@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from ...sharding.common.validation import integer, number, texts
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.common.validation import integer, number, texts
+from ringfeed.sharding.errors import ConfigError
+
 from .apply import GraphTransform
 
 __all__ = ["CutMix", "Mixup"]

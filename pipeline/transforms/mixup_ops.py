@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from ...sharding.errors import ConfigError
-from ..select.sample_columns import CLASS_ID, SAMPLE_KEY, SOFT_LABEL, WEIGHT
+from ringfeed.pipeline.select.sample_columns import CLASS_ID, SAMPLE_KEY, SOFT_LABEL, WEIGHT
+from ringfeed.sharding.errors import ConfigError
+
 from .apply import require_feature
 
 if TYPE_CHECKING:

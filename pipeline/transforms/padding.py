@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...sharding.common.validation import boolean, integer, text
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.common.validation import boolean, integer, text
+from ringfeed.sharding.errors import ConfigError
+
 from .apply import GraphTransform, add_features
 
 __all__ = ["Pad"]

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ...sharding.common.validation import mapping, texts
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.dataset.statistics import FeatureStatistics
-from ...sharding.errors import ConfigError
-from ...sharding.prepare.column_names import check_columns
-from ...sharding.schema import Feature
-from ..select.selected_columns import check_fill
+from ringfeed.pipeline.select.selected_columns import check_fill
+from ringfeed.sharding.common.validation import mapping, texts
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.dataset.statistics import FeatureStatistics
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.prepare.column_names import check_columns
+from ringfeed.sharding.schema import Feature
+
 from .apply import GraphTransform, add_features, require_feature
 from .tabular_plan import CategoryColumn, NumericColumn, TabularPlan
 

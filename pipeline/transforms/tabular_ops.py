@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
+
 from .tabular_plan import CategoryColumn, NumericColumn, TabularPlan
 
 __all__ = ["tabular_inputs", "text_ids"]

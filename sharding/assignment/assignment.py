@@ -19,11 +19,11 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from ..compute.class_counts import ClassCounts
-from ..compute.grouping import group
-from ..compute.keyed_random import derive_key, permute, permute_each, shuffled
-from ..errors import ConfigError
-from ..messages import counted
+from ringfeed.sharding.compute.class_counts import ClassCounts
+from ringfeed.sharding.compute.grouping import group
+from ringfeed.sharding.compute.keyed_random import derive_key, permute, permute_each, shuffled
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import counted
 
 __all__ = ["NO_RECORDS", "Assignment", "SplitLayout", "shards_per_split", "split_class_counts"]
 

@@ -15,15 +15,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import ConfigError, SourceError
-from ..formats.example_lengths import example_lengths
-from ..formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
-from ..prepare.column_names import check_columns
-from ..prepare.screening.record_origins import describe_origin
-from ..schema import Feature, class_array
-from ..sources import Part, Source
-from ..sources.base import late_bytes, narrow_source
-from ..storage.storage import Storage
+from ringfeed.sharding.errors import ConfigError, SourceError
+from ringfeed.sharding.formats.example_lengths import example_lengths
+from ringfeed.sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ringfeed.sharding.prepare.column_names import check_columns
+from ringfeed.sharding.prepare.screening.record_origins import describe_origin
+from ringfeed.sharding.schema import Feature, class_array
+from ringfeed.sharding.sources import Part, Source
+from ringfeed.sharding.sources.base import late_bytes, narrow_source
+from ringfeed.sharding.storage.storage import Storage
+
 from .label_counts import ValueCounts
 
 __all__ = ["Census", "Notes", "check_column", "take_census"]

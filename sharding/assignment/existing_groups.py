@@ -15,12 +15,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..dataset.earlier_shards import EarlierShards
-from ..dataset.manifest import Manifest, ShardInfo
-from ..dataset.shard_records import read_shard
-from ..engines.executors import run_tasks
-from ..errors import CorruptionError, DatasetError
-from ..storage.storage import Storage
+from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo
+from ringfeed.sharding.dataset.shard_records import read_shard
+from ringfeed.sharding.engines.executors import run_tasks
+from ringfeed.sharding.errors import CorruptionError, DatasetError
+from ringfeed.sharding.storage.storage import Storage
 
 __all__ = ["ExistingGroups", "groups_in_shard", "read_existing_groups"]
 

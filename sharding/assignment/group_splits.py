@@ -17,7 +17,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from ..compute.keyed_random import shuffled
+from ringfeed.sharding.compute.keyed_random import shuffled
 
 __all__ = ["GroupCounts", "assign_groups"]
 

@@ -13,12 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..compute.class_counts import narrow_counts
-from ..compute.grouping import group
-from ..errors import SourceError
-from ..prepare.screening.record_origins import describe_origin
-from ..schema import Schema, class_array, label_type
-from ..sources import Part, Source
+from ringfeed.sharding.compute.class_counts import narrow_counts
+from ringfeed.sharding.compute.grouping import group
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.prepare.screening.record_origins import describe_origin
+from ringfeed.sharding.schema import Schema, class_array, label_type
+from ringfeed.sharding.sources import Part, Source
 
 __all__ = [
     "LabelCounts",

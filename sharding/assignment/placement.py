@@ -9,8 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..compute.grouping import group
-from ..errors import SourceError
+from ringfeed.sharding.compute.grouping import group
+from ringfeed.sharding.errors import SourceError
+
 from .assignment import Assignment
 from .census import Census
 

@@ -12,13 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from ..compute.class_counts import ClassCounts
-from ..compute.keyed_random import derive_key
-from ..dataset.file_names import check_split_name
-from ..errors import ConfigError, SourceError
-from ..messages import counted
-from ..sources import Source
-from ..storage.storage import Storage
+from ringfeed.sharding.compute.class_counts import ClassCounts
+from ringfeed.sharding.compute.keyed_random import derive_key
+from ringfeed.sharding.dataset.file_names import check_split_name
+from ringfeed.sharding.errors import ConfigError, SourceError
+from ringfeed.sharding.messages import counted
+from ringfeed.sharding.sources import Source
+from ringfeed.sharding.storage.storage import Storage
+
 from .census import Census, Notes, check_column
 from .existing_groups import ExistingGroups
 from .group_splits import GroupCounts, assign_groups

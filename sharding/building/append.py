@@ -14,21 +14,22 @@ from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from typing import Any
 
-from ..common.validation import fit_fields
-from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.earlier_shards import EarlierShards
-from ..dataset.manifest import Manifest
-from ..destination.dataset_draft import check_destination, draft_dataset
-from ..errors import ConfigError, DestinationError, SourceError
-from ..messages import listed
-from ..prepare import PrepareOptions, Select, check_trusted, restore_options
-from ..progress import Report, ignore
-from ..schema import Feature, Schema
-from ..sources import Source
-from ..sources.files.snapshot import record_listings
-from ..sources.records.in_memory import is_in_memory
-from ..storage.lease import Holder
-from ..storage.storage import Storage
+from ringfeed.sharding.common.validation import fit_fields
+from ringfeed.sharding.dataset.dataset import Dataset, open_dataset
+from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.destination.dataset_draft import check_destination, draft_dataset
+from ringfeed.sharding.errors import ConfigError, DestinationError, SourceError
+from ringfeed.sharding.messages import listed
+from ringfeed.sharding.prepare import PrepareOptions, Select, check_trusted, restore_options
+from ringfeed.sharding.progress import Report, ignore
+from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.sources import Source
+from ringfeed.sharding.sources.files.snapshot import record_listings
+from ringfeed.sharding.sources.records.in_memory import is_in_memory
+from ringfeed.sharding.storage.lease import Holder
+from ringfeed.sharding.storage.storage import Storage
+
 from .build import describe_build, write_dataset
 from .build_plan import BuildPlan
 from .memory_sources import options_of, spilled_source

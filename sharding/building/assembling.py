@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..assignment.assignment import Assignment
-from ..dataset.file_names import FileNames
-from ..destination.journal import ShardResult, record_shards
-from ..destination.spill import Spill
-from ..errors import SourceError
-from ..sources import Source
+from ringfeed.sharding.assignment.assignment import Assignment
+from ringfeed.sharding.dataset.file_names import FileNames
+from ringfeed.sharding.destination.journal import ShardResult, record_shards
+from ringfeed.sharding.destination.spill import Spill
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.sources import Source
+
 from .bucketing import Bucketing
 from .partitioning import CLASS, PLACE
 from .shard_writer import ShardName, ShardTarget, SmallFiles, write_shard

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ..assignment.assignment import Assignment
+from ringfeed.sharding.assignment.assignment import Assignment
 
 __all__ = ["Bucketing"]
 

@@ -8,12 +8,12 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
-from ..dataset.earlier_shards import EarlierShards
-from ..dataset.manifest import Manifest, ShardInfo, file_info
-from ..dataset.shard_table import seal
-from ..dataset.tfds_files import tfds_files
-from ..destination.dataset_draft import DatasetDraft, Purpose, check_destination, draft_dataset
-from ..destination.spill import (
+from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo, file_info
+from ringfeed.sharding.dataset.shard_table import seal
+from ringfeed.sharding.dataset.tfds_files import tfds_files
+from ringfeed.sharding.destination.dataset_draft import DatasetDraft, Purpose, check_destination, draft_dataset
+from ringfeed.sharding.destination.spill import (
     open_scratch,
     open_spill,
     remove_abandoned_spill,
@@ -22,19 +22,20 @@ from ..destination.spill import (
     spill_lease_entry,
     spill_root,
 )
-from ..engines.executors import preload_workers
-from ..errors import RingfeedError
-from ..prepare.screening.bad_records import encode_rejected
-from ..progress import Report, ignore
-from ..sources import Source
-from ..sources.base import unwrap
-from ..sources.files.find import check_unchanged
-from ..sources.files.snapshot import Listing, record_listings
-from ..sources.images.class_folders import ImageFolderSource
-from ..sources.records.in_memory import is_in_memory
-from ..sources.tables.memory import MemorySource
-from ..storage.fenced_storage import fence_for_workers
-from ..storage.storage import Storage, public_url
+from ringfeed.sharding.engines.executors import preload_workers
+from ringfeed.sharding.errors import RingfeedError
+from ringfeed.sharding.prepare.screening.bad_records import encode_rejected
+from ringfeed.sharding.progress import Report, ignore
+from ringfeed.sharding.sources import Source
+from ringfeed.sharding.sources.base import unwrap
+from ringfeed.sharding.sources.files.find import check_unchanged
+from ringfeed.sharding.sources.files.snapshot import Listing, record_listings
+from ringfeed.sharding.sources.images.class_folders import ImageFolderSource
+from ringfeed.sharding.sources.records.in_memory import is_in_memory
+from ringfeed.sharding.sources.tables.memory import MemorySource
+from ringfeed.sharding.storage.fenced_storage import fence_for_workers
+from ringfeed.sharding.storage.storage import Storage, public_url
+
 from .build_context import BuildContext, build_engine
 from .build_plan import BuildPlan, program_version
 from .memory_sources import options_of, spilled_source

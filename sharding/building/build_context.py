@@ -7,12 +7,13 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 
-from ..dataset.earlier_shards import EarlierShards
-from ..dataset.manifest import Manifest
-from ..engines.engine import open_engine
-from ..engines.executors import ClusterExecutor
-from ..engines.memory import MemoryShare
-from ..progress import Report, ignore
+from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.engines.engine import open_engine
+from ringfeed.sharding.engines.executors import ClusterExecutor
+from ringfeed.sharding.engines.memory import MemoryShare
+from ringfeed.sharding.progress import Report, ignore
+
 from .build_plan import BuildPlan
 from .options import BuildOptions
 

@@ -11,18 +11,19 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..assignment.assignment import Assignment
-from ..assignment.census import Census
-from ..assignment.label_counts import StratumCounts, first_ordinals
-from ..assignment.placement import Placement
-from ..assignment.size_balance import SizeBalance
-from ..compute.keyed_random import derive_key
-from ..dataset.file_names import NAMES, FileNames
-from ..dataset.manifest import Manifest
-from ..engines.memory import BLOCK_BYTES, ClassBytes, RecordBytes
-from ..schema import class_array
-from ..sources import Source
-from ..sources.base import BadRecord
+from ringfeed.sharding.assignment.assignment import Assignment
+from ringfeed.sharding.assignment.census import Census
+from ringfeed.sharding.assignment.label_counts import StratumCounts, first_ordinals
+from ringfeed.sharding.assignment.placement import Placement
+from ringfeed.sharding.assignment.size_balance import SizeBalance
+from ringfeed.sharding.compute.keyed_random import derive_key
+from ringfeed.sharding.dataset.file_names import NAMES, FileNames
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.engines.memory import BLOCK_BYTES, ClassBytes, RecordBytes
+from ringfeed.sharding.schema import class_array
+from ringfeed.sharding.sources import Source
+from ringfeed.sharding.sources.base import BadRecord
+
 from .options import BuildOptions
 
 __all__ = ["BuildPlan", "program_version"]

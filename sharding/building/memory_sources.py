@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any, Protocol, TypeVar
 
-from ..destination.dataset_draft import check_spill_outside
-from ..destination.spill import side_folder, spill_root
-from ..errors import ConfigError
-from ..messages import did_you_mean
-from ..sources.records.in_memory import is_in_memory, write_records
-from ..sources.tables.memory import MemoryRecords
+from ringfeed.sharding.destination.dataset_draft import check_spill_outside
+from ringfeed.sharding.destination.spill import side_folder, spill_root
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import did_you_mean
+from ringfeed.sharding.sources.records.in_memory import is_in_memory, write_records
+from ringfeed.sharding.sources.tables.memory import MemoryRecords
 
 __all__ = ["options_of", "spilled_source"]
 

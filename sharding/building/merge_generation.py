@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ..compute.class_counts import pad_counts
-from ..dataset.dataset import Dataset
-from ..dataset.manifest import Manifest, ShardInfo, SplitInfo
-from ..dataset.statistics import merge_statistics
-from ..dataset.tfds_files import is_tfds_file
+from ringfeed.sharding.compute.class_counts import pad_counts
+from ringfeed.sharding.dataset.dataset import Dataset
+from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo, SplitInfo
+from ringfeed.sharding.dataset.statistics import merge_statistics
+from ringfeed.sharding.dataset.tfds_files import is_tfds_file
 
 __all__ = ["merge_generation"]
 

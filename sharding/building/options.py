@@ -7,18 +7,18 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
-from ..common.validation import fit_fields
-from ..dataset.file_names import check_split_name
-from ..engines.engine import check_engine
-from ..engines.memory import MemoryShare
-from ..errors import ConfigError
-from ..formats.shard_encode import COMPRESSIONS, default_compression
-from ..prepare import PrepareOptions, restore_options
-from ..prepare.rare_classes import parse_rare_classes
-from ..prepare.screening.bad_records import Budget, parse_budget
-from ..sources import KINDS
-from ..sources.records.in_memory import is_in_memory
-from ..storage.urls import normalize_url_fields
+from ringfeed.sharding.common.validation import fit_fields
+from ringfeed.sharding.dataset.file_names import check_split_name
+from ringfeed.sharding.engines.engine import check_engine
+from ringfeed.sharding.engines.memory import MemoryShare
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.formats.shard_encode import COMPRESSIONS, default_compression
+from ringfeed.sharding.prepare import PrepareOptions, restore_options
+from ringfeed.sharding.prepare.rare_classes import parse_rare_classes
+from ringfeed.sharding.prepare.screening.bad_records import Budget, parse_budget
+from ringfeed.sharding.sources import KINDS
+from ringfeed.sharding.sources.records.in_memory import is_in_memory
+from ringfeed.sharding.storage.urls import normalize_url_fields
 
 __all__ = ["ONE_SPLIT", "BuildOptions", "normalize_places"]
 

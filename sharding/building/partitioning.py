@@ -16,15 +16,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..assignment.placement import Placement, Placer
-from ..common.read_ahead import read_ahead
-from ..compute.arrow_casts import is_list
-from ..compute.grouping import group
-from ..destination.spill import PartSpill, Spill
-from ..errors import SourceError
-from ..prepare.screening.image_checks import check_images
-from ..schema import Schema
-from ..sources import Part, Source
+from ringfeed.sharding.assignment.placement import Placement, Placer
+from ringfeed.sharding.common.read_ahead import read_ahead
+from ringfeed.sharding.compute.arrow_casts import is_list
+from ringfeed.sharding.compute.grouping import group
+from ringfeed.sharding.destination.spill import PartSpill, Spill
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.prepare.screening.image_checks import check_images
+from ringfeed.sharding.schema import Schema
+from ringfeed.sharding.sources import Part, Source
+
 from .bucketing import Bucketing
 
 __all__ = ["CLASS", "PLACE", "PartitionTarget", "partition_part", "widen_range", "widen_ranges"]

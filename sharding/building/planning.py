@@ -12,33 +12,34 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..assignment.census import Census, take_census
-from ..assignment.existing_groups import read_existing_groups
-from ..assignment.label_counts import LabelCounts, StratumCounts, ValueCounts, count_classes
-from ..assignment.size_balance import deal_records
-from ..assignment.split_by_column import RecordSplits, open_census, split_by_column
-from ..compute.batches import BATCH_BYTES
-from ..compute.class_counts import ClassCounts
-from ..dataset.earlier_shards import EarlierShards
-from ..dataset.manifest import Manifest
-from ..destination.dataset_draft import check_disjoint, check_spill_outside
-from ..destination.spill import side_folder, spill_root
-from ..engines.executors import Job, stream_tasks
-from ..engines.memory import RecordBytes
-from ..errors import SourceError
-from ..formats import encode_shard
-from ..prepare import open_with_carried_column
-from ..prepare.screening.bad_records import open_policy, without_bad_records
-from ..prepare.screening.duplicates import drop_duplicates, existing_records
-from ..prepare.screening.image_checks import check_images
-from ..progress import Report, StageProgress, ignore
-from ..schema import Feature, class_array
-from ..sources import Source, select_part
-from ..sources.base import NO_FEATURES, BadRecord
-from ..sources.dropping_source import DroppingSource
-from ..sources.records.in_memory import is_in_memory
-from ..sources.split_files import SplitPart
-from ..storage.storage import Storage, public_url
+from ringfeed.sharding.assignment.census import Census, take_census
+from ringfeed.sharding.assignment.existing_groups import read_existing_groups
+from ringfeed.sharding.assignment.label_counts import LabelCounts, StratumCounts, ValueCounts, count_classes
+from ringfeed.sharding.assignment.size_balance import deal_records
+from ringfeed.sharding.assignment.split_by_column import RecordSplits, open_census, split_by_column
+from ringfeed.sharding.compute.batches import BATCH_BYTES
+from ringfeed.sharding.compute.class_counts import ClassCounts
+from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.destination.dataset_draft import check_disjoint, check_spill_outside
+from ringfeed.sharding.destination.spill import side_folder, spill_root
+from ringfeed.sharding.engines.executors import Job, stream_tasks
+from ringfeed.sharding.engines.memory import RecordBytes
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.formats import encode_shard
+from ringfeed.sharding.prepare import open_with_carried_column
+from ringfeed.sharding.prepare.screening.bad_records import open_policy, without_bad_records
+from ringfeed.sharding.prepare.screening.duplicates import drop_duplicates, existing_records
+from ringfeed.sharding.prepare.screening.image_checks import check_images
+from ringfeed.sharding.progress import Report, StageProgress, ignore
+from ringfeed.sharding.schema import Feature, class_array
+from ringfeed.sharding.sources import Source, select_part
+from ringfeed.sharding.sources.base import NO_FEATURES, BadRecord
+from ringfeed.sharding.sources.dropping_source import DroppingSource
+from ringfeed.sharding.sources.records.in_memory import is_in_memory
+from ringfeed.sharding.sources.split_files import SplitPart
+from ringfeed.sharding.storage.storage import Storage, public_url
+
 from .build_context import BuildContext, build_engine
 from .build_plan import BuildPlan
 from .options import BuildOptions

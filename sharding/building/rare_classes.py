@@ -16,15 +16,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..dataset.earlier_shards import EarlierShards
-from ..dataset.manifest import Manifest
-from ..destination.spill import spill_root
-from ..errors import ConfigError
-from ..messages import counted, listed
-from ..prepare.rare_classes import RareClasses, parse_rare_classes
-from ..progress import Report, ignore
-from ..schema import Feature, class_array
-from ..sources.base import NO_FEATURES
+from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.destination.spill import spill_root
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import counted, listed
+from ringfeed.sharding.prepare.rare_classes import RareClasses, parse_rare_classes
+from ringfeed.sharding.progress import Report, ignore
+from ringfeed.sharding.schema import Feature, class_array
+from ringfeed.sharding.sources.base import NO_FEATURES
+
 from .build_context import BuildContext, build_engine
 from .options import BuildOptions
 from .planning import count_labels, open_build_source

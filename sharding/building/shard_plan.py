@@ -11,12 +11,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..assignment.assignment import NO_RECORDS, Assignment, SplitLayout, shards_per_split, split_class_counts
-from ..assignment.label_counts import ValueCounts
-from ..compute.class_counts import ClassCounts
-from ..errors import ConfigError, SourceError
-from ..messages import counted
-from ..schema import Schema
+from ringfeed.sharding.assignment.assignment import (
+    NO_RECORDS,
+    Assignment,
+    SplitLayout,
+    shards_per_split,
+    split_class_counts,
+)
+from ringfeed.sharding.assignment.label_counts import ValueCounts
+from ringfeed.sharding.compute.class_counts import ClassCounts
+from ringfeed.sharding.errors import ConfigError, SourceError
+from ringfeed.sharding.messages import counted
+from ringfeed.sharding.schema import Schema
+
 from .options import BuildOptions
 
 __all__ = ["check_label", "default_shards", "plan_assignment", "plan_split_counts", "sort_classes"]

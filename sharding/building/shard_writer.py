@@ -15,19 +15,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..common.checksums import Checksum, checksum
-from ..compute.class_counts import ClassCounts
-from ..dataset import dali_index
-from ..dataset.file_names import NAMES, FileNames
-from ..dataset.manifest import ShardInfo, file_info
-from ..dataset.statistics import FeatureStatistics, merge_statistics, summarise
-from ..destination.journal import ShardResult
-from ..formats import RecordLayout, encode_shard, open_encoder
-from ..formats.block_checksums import BlockSums
-from ..schema import Schema
-from ..storage.atomic_files import Bytes
-from ..storage.storage import Storage
-from ..storage.streams import Sink
+from ringfeed.sharding.common.checksums import Checksum, checksum
+from ringfeed.sharding.compute.class_counts import ClassCounts
+from ringfeed.sharding.dataset import dali_index
+from ringfeed.sharding.dataset.file_names import NAMES, FileNames
+from ringfeed.sharding.dataset.manifest import ShardInfo, file_info
+from ringfeed.sharding.dataset.statistics import FeatureStatistics, merge_statistics, summarise
+from ringfeed.sharding.destination.journal import ShardResult
+from ringfeed.sharding.formats import RecordLayout, encode_shard, open_encoder
+from ringfeed.sharding.formats.block_checksums import BlockSums
+from ringfeed.sharding.schema import Schema
+from ringfeed.sharding.storage.atomic_files import Bytes
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.streams import Sink
 
 __all__ = ["ShardName", "ShardTarget", "SmallFiles", "write_shard"]
 

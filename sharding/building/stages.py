@@ -7,13 +7,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..compute.grouping import group
-from ..destination.journal import ShardResult
-from ..destination.spill import PartSpill, Spill
-from ..engines.executors import Job, stream_tasks
-from ..formats import RecordLayout, plan_layout
-from ..progress import StageProgress
-from ..sources import select_part
+from ringfeed.sharding.compute.grouping import group
+from ringfeed.sharding.destination.journal import ShardResult
+from ringfeed.sharding.destination.spill import PartSpill, Spill
+from ringfeed.sharding.engines.executors import Job, stream_tasks
+from ringfeed.sharding.formats import RecordLayout, plan_layout
+from ringfeed.sharding.progress import StageProgress
+from ringfeed.sharding.sources import select_part
+
 from .assembling import BucketInput, assemble_bucket
 from .bucketing import Bucketing
 from .build_context import BuildContext

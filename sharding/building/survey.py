@@ -6,18 +6,19 @@ import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from ..common.unicode_twins import unicode_twins
-from ..dataset.manifest import Manifest
-from ..errors import ConfigError
-from ..messages import counted, listed, some_of
-from ..schema import RESERVED_NAMES, Schema
-from ..sources import Source
-from ..sources.base import Part, unwrap
-from ..sources.files.find import has_pattern, list_entries
-from ..sources.files.http_listing import is_web
-from ..sources.images.class_folders import ImageFolderSource
-from ..sources.split_files import SplitSource
-from ..sources.split_names import warn_of_splits
+from ringfeed.sharding.common.unicode_twins import unicode_twins
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import counted, listed, some_of
+from ringfeed.sharding.schema import RESERVED_NAMES, Schema
+from ringfeed.sharding.sources import Source
+from ringfeed.sharding.sources.base import Part, unwrap
+from ringfeed.sharding.sources.files.find import has_pattern, list_entries
+from ringfeed.sharding.sources.files.http_listing import is_web
+from ringfeed.sharding.sources.images.class_folders import ImageFolderSource
+from ringfeed.sharding.sources.split_files import SplitSource
+from ringfeed.sharding.sources.split_names import warn_of_splits
+
 from .options import BuildOptions
 
 __all__ = ["survey", "warn_of_rotated_images", "warn_of_twins"]

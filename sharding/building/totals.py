@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..assignment.assignment import Assignment
-from ..dataset.manifest import FileInfo, ShardInfo, SplitInfo
-from ..dataset.statistics import FeatureStatistics, merge_statistics
-from ..destination.journal import ShardResult
+from ringfeed.sharding.assignment.assignment import Assignment
+from ringfeed.sharding.dataset.manifest import FileInfo, ShardInfo, SplitInfo
+from ringfeed.sharding.dataset.statistics import FeatureStatistics, merge_statistics
+from ringfeed.sharding.destination.journal import ShardResult
 
 __all__ = ["BuildTotals"]
 

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import Any
 
-from ..dataset.manifest import Manifest
-from ..destination.dataset_draft import check_destination
-from ..errors import ConfigError
-from ..progress import Report, ignore
-from ..sources.records.in_memory import RecordSpool
-from ..storage.storage import Storage
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.destination.dataset_draft import check_destination
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.progress import Report, ignore
+from ringfeed.sharding.sources.records.in_memory import RecordSpool
+from ringfeed.sharding.storage.storage import Storage
+
 from .build import build
 from .memory_sources import options_of
 from .options import BuildOptions

@@ -17,8 +17,8 @@ from typing import Any, SupportsIndex, Union, cast, get_args, get_origin, get_ty
 
 import numpy as np
 
-from ..errors import ConfigError
-from ..messages import did_you_mean, one_line
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import did_you_mean, one_line
 
 __all__ = [
     "SCALARS", "Scalar", "boolean", "choice", "fit", "fit_fields", "integer", "is_required", "mapping", "number",

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import SourceError
-from ..messages import brief
-from ..schema import Feature, insert_nulls
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.messages import brief
+from ringfeed.sharding.schema import Feature, insert_nulls
 
 __all__ = ["can_cast", "cast_column", "cast_to_feature", "is_list", "is_number"]
 

@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from ..common.fork_safe_locks import renew_lock_in_forks
+from ringfeed.sharding.common.fork_safe_locks import renew_lock_in_forks
 
 __all__ = ["ClassCounts", "count_matrix", "deferred_counts", "narrow_counts", "pad_counts"]
 

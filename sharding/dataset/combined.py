@@ -12,10 +12,11 @@ from itertools import zip_longest
 
 import numpy as np
 
-from ..common.checksums import checksum
-from ..compute.class_counts import ClassCounts
-from ..errors import ConfigError
-from ..schema import Feature, Schema
+from ringfeed.sharding.common.checksums import checksum
+from ringfeed.sharding.compute.class_counts import ClassCounts
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.schema import Feature, Schema
+
 from .manifest import Manifest, SplitInfo
 from .statistics import merge_statistics
 

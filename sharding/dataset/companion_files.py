@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..errors import RingfeedError
-from ..storage.file_contents import FileInfo, open_decompressed
-from ..storage.storage import Storage
+from ringfeed.sharding.errors import RingfeedError
+from ringfeed.sharding.storage.file_contents import FileInfo, open_decompressed
+from ringfeed.sharding.storage.storage import Storage
+
 from .dali_index import index_text
 from .damage import Damage, first_difference, kind_of_size
 from .dataset import read_checked

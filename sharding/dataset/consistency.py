@@ -16,11 +16,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..errors import CorruptionError, DatasetError, RingfeedError
-from ..formats.example_encode import RecordLayout, is_layout_of
-from ..formats.shard_encode import COMPRESSIONS
-from ..messages import brief
-from ..schema import class_array
+from ringfeed.sharding.errors import CorruptionError, DatasetError, RingfeedError
+from ringfeed.sharding.formats.example_encode import RecordLayout, is_layout_of
+from ringfeed.sharding.formats.shard_encode import COMPRESSIONS
+from ringfeed.sharding.messages import brief
+from ringfeed.sharding.schema import class_array
+
 from .file_names import MANIFEST_NAME, TABLE_NAMES
 from .manifest import Manifest, ShardInfo
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..messages import listed
+from ringfeed.sharding.messages import listed
 
 __all__ = ["Damage", "Note", "content_problem", "first_difference", "kind_of_size", "runs", "runs_text"]
 

@@ -11,14 +11,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..common.checksums import checksum
-from ..errors import CorruptionError, DatasetError, StorageError
-from ..formats.example_decode import decode_example
-from ..formats.parquet import iterate_parquet
-from ..formats.tfrecord import decompress, iterate_records
-from ..schema import Schema
-from ..storage.lease import LEASE_NAME
-from ..storage.storage import Storage, StorageLike, as_storage
+from ringfeed.sharding.common.checksums import checksum
+from ringfeed.sharding.errors import CorruptionError, DatasetError, StorageError
+from ringfeed.sharding.formats.example_decode import decode_example
+from ringfeed.sharding.formats.parquet import iterate_parquet
+from ringfeed.sharding.formats.tfrecord import decompress, iterate_records
+from ringfeed.sharding.schema import Schema
+from ringfeed.sharding.storage.lease import LEASE_NAME
+from ringfeed.sharding.storage.storage import Storage, StorageLike, as_storage
+
 from .consistency import check_manifest, check_shards, corruption_errors
 from .damage import content_problem
 from .file_names import ALL_NAMES, MANIFEST_NAME, OWN_FOLDER, FileNames, salvaged_name

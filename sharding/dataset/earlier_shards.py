@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..storage.storage import Storage
+from ringfeed.sharding.storage.storage import Storage
+
 from .dataset import Dataset
 from .manifest import Manifest, ShardInfo
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from ..errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
 
 __all__ = [
     "ALL_NAMES", "MANIFEST_NAME", "NAMES", "OLD_NAMES", "OWN_FOLDER", "REJECTED_NAMES", "SHARD_NAMES", "TABLE_NAMES",

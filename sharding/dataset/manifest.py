@@ -13,14 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from ..common.checksums import checksum
-from ..common.json_stream import json_pieces
-from ..common.validation import SCALARS, Scalar, fit
-from ..compute.class_counts import ClassCounts
-from ..errors import CorruptionError, DatasetError
-from ..formats.example_encode import RecordLayout
-from ..schema import Schema
-from ..storage.file_contents import FileInfo
+from ringfeed.sharding.common.checksums import checksum
+from ringfeed.sharding.common.json_stream import json_pieces
+from ringfeed.sharding.common.validation import SCALARS, Scalar, fit
+from ringfeed.sharding.compute.class_counts import ClassCounts
+from ringfeed.sharding.errors import CorruptionError, DatasetError
+from ringfeed.sharding.formats.example_encode import RecordLayout
+from ringfeed.sharding.schema import Schema
+from ringfeed.sharding.storage.file_contents import FileInfo
+
 from .file_names import MANIFEST_NAME, NAMES, OLD_NAMES, FileNames, names_of
 from .statistics import FeatureStatistics
 

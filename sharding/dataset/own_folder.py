@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ..storage.storage import Storage
+from ringfeed.sharding.storage.storage import Storage
+
 from .file_names import ALL_NAMES, NAMES, OWN_FOLDER, FileNames
 
 __all__ = ["find_names", "holds_dataset", "is_own_folder", "listed_names", "read_manifest", "sync_names"]

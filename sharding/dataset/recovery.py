@@ -15,13 +15,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import xxhash
 
-from ..common.checksums import checksum
-from ..errors import CorruptionError, DatasetError, RingfeedError, StorageError
-from ..storage.client_errors import RetriesExhaustedError
-from ..storage.file_contents import FileInfo, digest_file, open_decompressed
-from ..storage.lease import LEASE_NAME, read_holder
-from ..storage.retry import RetryPolicy
-from ..storage.storage import Storage
+from ringfeed.sharding.common.checksums import checksum
+from ringfeed.sharding.errors import CorruptionError, DatasetError, RingfeedError, StorageError
+from ringfeed.sharding.storage.client_errors import RetriesExhaustedError
+from ringfeed.sharding.storage.file_contents import FileInfo, digest_file, open_decompressed
+from ringfeed.sharding.storage.lease import LEASE_NAME, read_holder
+from ringfeed.sharding.storage.retry import RetryPolicy
+from ringfeed.sharding.storage.storage import Storage
+
 from .consistency import check_manifest, check_table
 from .damage import Damage, first_difference, kind_of_size
 from .dataset import no_dataset_error

@@ -13,13 +13,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..formats.block_checksums import block_sums
-from ..formats.example_decode import decode_example
-from ..formats.parquet import read_parquet
-from ..formats.shard_encode import encode_index
-from ..formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
-from ..formats.tfrecord_scan import scan_frames
-from ..messages import brief
+from ringfeed.sharding.formats.block_checksums import block_sums
+from ringfeed.sharding.formats.example_decode import decode_example
+from ringfeed.sharding.formats.parquet import read_parquet
+from ringfeed.sharding.formats.shard_encode import encode_index
+from ringfeed.sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ringfeed.sharding.formats.tfrecord_scan import scan_frames
+from ringfeed.sharding.messages import brief
+
 from .consistency import corruption_errors
 from .manifest import Manifest, ShardInfo
 

@@ -10,12 +10,13 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from ..compute.batches import BATCH_BYTES, BATCH_ROWS, slice_batch
-from ..formats.example_decode import decode_examples
-from ..formats.example_matrix import decode_matrix
-from ..formats.parquet import check_columns, iterate_parquet
-from ..formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
-from ..storage.storage import Storage
+from ringfeed.sharding.compute.batches import BATCH_BYTES, BATCH_ROWS, slice_batch
+from ringfeed.sharding.formats.example_decode import decode_examples
+from ringfeed.sharding.formats.example_matrix import decode_matrix
+from ringfeed.sharding.formats.parquet import check_columns, iterate_parquet
+from ringfeed.sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
+from ringfeed.sharding.storage.storage import Storage
+
 from .consistency import corruption_errors
 from .dataset import read_checked
 from .manifest import Manifest, ShardInfo

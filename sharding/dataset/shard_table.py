@@ -21,10 +21,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ..common.checksums import PREFIX, Checksum, checksum
-from ..compute.class_counts import deferred_counts
-from ..formats.parquet import read_parquet, read_row_group, row_group_sizes
-from ..messages import brief
+from ringfeed.sharding.common.checksums import PREFIX, Checksum, checksum
+from ringfeed.sharding.compute.class_counts import deferred_counts
+from ringfeed.sharding.formats.parquet import read_parquet, read_row_group, row_group_sizes
+from ringfeed.sharding.messages import brief
+
 from .consistency import check_table, contradiction_error
 from .manifest import FORMAT_VERSION, Manifest, ShardInfo
 

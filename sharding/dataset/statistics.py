@@ -12,9 +12,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..formats.images.file_types import image_formats
-from ..formats.images.statistics import ImageStatistics, merge_image_statistics, summarise_images
-from ..schema import Feature
+from ringfeed.sharding.formats.images.file_types import image_formats
+from ringfeed.sharding.formats.images.statistics import ImageStatistics, merge_image_statistics, summarise_images
+from ringfeed.sharding.schema import Feature
 
 __all__ = ["VOCABULARY_CHARACTERS", "VOCABULARY_LIMIT", "FeatureStatistics", "merge_statistics", "summarise"]
 

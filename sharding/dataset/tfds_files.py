@@ -18,7 +18,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ..schema import Feature
+from ringfeed.sharding.schema import Feature
+
 from .file_names import generation_of
 from .manifest import Manifest, ShardInfo
 

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from ..errors import DestinationError, RingfeedError
-from ..storage.lease import (
+from ringfeed.sharding.errors import DestinationError, RingfeedError
+from ringfeed.sharding.storage.lease import (
     LEASE_NAME,
     Holder,
     check_not_held,
@@ -22,8 +22,9 @@ from ..storage.lease import (
     is_lease_file,
     read_holder,
 )
-from ..storage.private_folders import check_private, make_private_folder
-from ..storage.storage import Storage
+from ringfeed.sharding.storage.private_folders import check_private, make_private_folder
+from ringfeed.sharding.storage.storage import Storage
+
 from .leftovers import abort_uploads, remove_empty_folders, remove_files
 
 __all__ = ["open_atomic_folder", "remove_killed_export"]

@@ -6,13 +6,13 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
-from ..dataset.dataset import open_dataset
-from ..dataset.file_names import OWN_FOLDER, TABLE_NAMES, generation_of, is_later_file
-from ..dataset.manifest import Manifest
-from ..dataset.own_folder import listed_names
-from ..errors import StorageError
-from ..storage.fenced_storage import fence_storage
-from ..storage.lease import (
+from ringfeed.sharding.dataset.dataset import open_dataset
+from ringfeed.sharding.dataset.file_names import OWN_FOLDER, TABLE_NAMES, generation_of, is_later_file
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.dataset.own_folder import listed_names
+from ringfeed.sharding.errors import StorageError
+from ringfeed.sharding.storage.fenced_storage import fence_storage
+from ringfeed.sharding.storage.lease import (
     LEASE_NAME,
     TAKEOVER_PREFIX,
     Holder,
@@ -21,8 +21,9 @@ from ..storage.lease import (
     is_lease_draft,
     read_holder,
 )
-from ..storage.storage import Storage, StorageLike, as_storage
-from ..storage.urls import validate_url
+from ringfeed.sharding.storage.storage import Storage, StorageLike, as_storage
+from ringfeed.sharding.storage.urls import validate_url
+
 from .atomic_folder import remove_killed_export
 from .dataset_draft import check_undamaged
 from .journal import JOURNAL_FOLDER

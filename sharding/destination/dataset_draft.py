@@ -8,8 +8,8 @@ from dataclasses import replace
 from posixpath import normpath
 from typing import Literal
 
-from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.file_names import (
+from ringfeed.sharding.dataset.dataset import Dataset, open_dataset
+from ringfeed.sharding.dataset.file_names import (
     ALL_NAMES,
     MANIFEST_NAME,
     NAMES,
@@ -20,17 +20,18 @@ from ..dataset.file_names import (
     is_later_file,
     names_of,
 )
-from ..dataset.manifest import Manifest, file_info
-from ..dataset.own_folder import holds_dataset, is_own_folder, listed_names, sync_names
-from ..dataset.recovery import recover_dataset
-from ..dataset.tfds_files import tfds_files, tfds_paths
-from ..errors import CorruptionError, DatasetError, DestinationError, RingfeedError, StorageError
-from ..messages import counted, some_of
-from ..storage.atomic_files import draft_target
-from ..storage.fenced_storage import fence_storage
-from ..storage.lease import LEASE_NAME, Lease, hold_lease, is_lease_draft
-from ..storage.retry import RetryPolicy
-from ..storage.storage import Storage
+from ringfeed.sharding.dataset.manifest import Manifest, file_info
+from ringfeed.sharding.dataset.own_folder import holds_dataset, is_own_folder, listed_names, sync_names
+from ringfeed.sharding.dataset.recovery import recover_dataset
+from ringfeed.sharding.dataset.tfds_files import tfds_files, tfds_paths
+from ringfeed.sharding.errors import CorruptionError, DatasetError, DestinationError, RingfeedError, StorageError
+from ringfeed.sharding.messages import counted, some_of
+from ringfeed.sharding.storage.atomic_files import draft_target
+from ringfeed.sharding.storage.fenced_storage import fence_storage
+from ringfeed.sharding.storage.lease import LEASE_NAME, Lease, hold_lease, is_lease_draft
+from ringfeed.sharding.storage.retry import RetryPolicy
+from ringfeed.sharding.storage.storage import Storage
+
 from .journal import JOURNAL_FOLDER, ShardResult, count_recorded, read_journal
 from .leftovers import (
     STAGING,

@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..common.checksums import checksum
-from ..compute.class_counts import ClassCounts
-from ..dataset.manifest import FileInfo, ShardInfo
-from ..dataset.statistics import FeatureStatistics
-from ..errors import RingfeedError
-from ..storage.storage import Storage
+from ringfeed.sharding.common.checksums import checksum
+from ringfeed.sharding.compute.class_counts import ClassCounts
+from ringfeed.sharding.dataset.manifest import FileInfo, ShardInfo
+from ringfeed.sharding.dataset.statistics import FeatureStatistics
+from ringfeed.sharding.errors import RingfeedError
+from ringfeed.sharding.storage.storage import Storage
 
 __all__ = ["JOURNAL_FOLDER", "ShardResult", "count_recorded", "read_journal", "record_shards"]
 

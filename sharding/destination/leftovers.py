@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
-from ..dataset.dataset import Dataset
-from ..dataset.file_names import OWN_FOLDER, REJECTED_NAMES, SHARD_NAMES, TABLE_NAMES
-from ..dataset.tfds_files import TFDS_PATHS
-from ..errors import DestinationError, RingfeedError
-from ..storage.atomic_files import draft_target
-from ..storage.lease import LEASE_NAME, TAKEOVER_PREFIX
-from ..storage.storage import Storage
+from ringfeed.sharding.dataset.dataset import Dataset
+from ringfeed.sharding.dataset.file_names import OWN_FOLDER, REJECTED_NAMES, SHARD_NAMES, TABLE_NAMES
+from ringfeed.sharding.dataset.tfds_files import TFDS_PATHS
+from ringfeed.sharding.errors import DestinationError, RingfeedError
+from ringfeed.sharding.storage.atomic_files import draft_target
+from ringfeed.sharding.storage.lease import LEASE_NAME, TAKEOVER_PREFIX
+from ringfeed.sharding.storage.storage import Storage
+
 from .journal import JOURNAL_FOLDER
 
 __all__ = [

@@ -23,13 +23,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..compute.keyed_random import derive_key
-from ..errors import RingfeedError, StorageError
-from ..storage.atomic_files import draft_name, draft_target
-from ..storage.lease import Holder, boot_id, process_start_ticks
-from ..storage.private_folders import check_private, make_private_folder
-from ..storage.retry import RetryPolicy
-from ..storage.storage import Storage, public_url
+from ringfeed.sharding.compute.keyed_random import derive_key
+from ringfeed.sharding.errors import RingfeedError, StorageError
+from ringfeed.sharding.storage.atomic_files import draft_name, draft_target
+from ringfeed.sharding.storage.lease import Holder, boot_id, process_start_ticks
+from ringfeed.sharding.storage.private_folders import check_private, make_private_folder
+from ringfeed.sharding.storage.retry import RetryPolicy
+from ringfeed.sharding.storage.storage import Storage, public_url
+
 from .leftovers import abort_uploads, remove_files
 
 __all__ = [

@@ -18,11 +18,12 @@ from functools import lru_cache, partial
 from importlib.metadata import version
 from typing import Any
 
-from ..compute.keyed_random import derive_key
-from ..errors import ConfigError, RingfeedError, WorkerError
-from ..storage.client_errors import cause_chain
-from ..storage.lease import LEASE_NAME, boot_id
-from ..storage.storage import Storage
+from ringfeed.sharding.compute.keyed_random import derive_key
+from ringfeed.sharding.errors import ConfigError, RingfeedError, WorkerError
+from ringfeed.sharding.storage.client_errors import cause_chain
+from ringfeed.sharding.storage.lease import LEASE_NAME, boot_id
+from ringfeed.sharding.storage.storage import Storage
+
 from .executors import ClusterExecutor, portable_error
 
 __all__ = [

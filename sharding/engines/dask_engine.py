@@ -14,7 +14,8 @@ from importlib.metadata import version
 from pkgutil import resolve_name
 from typing import Any
 
-from ..errors import ConfigError, RingfeedError, StorageError, WorkerError
+from ringfeed.sharding.errors import ConfigError, RingfeedError, StorageError, WorkerError
+
 from .cluster import (
     RemoteExecutor,
     TaskOutcome,

@@ -6,7 +6,8 @@ from concurrent.futures import Executor
 from contextlib import AbstractContextManager
 from urllib.parse import urlsplit
 
-from ..errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
+
 from .dask_engine import dask_executor
 from .executors import local_executor
 from .ray_engine import ray_executor

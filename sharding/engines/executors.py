@@ -34,9 +34,9 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from ..common.stderr_filter import silence_pillow
-from ..errors import WorkerError
-from ..storage.error_messages import PROCESS_LIMIT_REACHED
+from ringfeed.sharding.common.stderr_filter import silence_pillow
+from ringfeed.sharding.errors import WorkerError
+from ringfeed.sharding.storage.error_messages import PROCESS_LIMIT_REACHED
 
 __all__ = ["ClusterExecutor", "Job", "local_executor", "portable_error", "preload_workers", "run_tasks", "stream_tasks"]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from types import TracebackType
 
-from ..storage.error_messages import limit_problem
+from ringfeed.sharding.storage.error_messages import limit_problem
 
 __all__: list[str] = []
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..compute.batches import BATCH_BYTES
-from ..errors import ConfigError
+from ringfeed.sharding.compute.batches import BATCH_BYTES
+from ringfeed.sharding.errors import ConfigError
 
 __all__ = ["BLOCK_BYTES", "NO_CLASSES", "TASKS_PER_WORKER", "ClassBytes", "MemoryShare", "RecordBytes"]
 

@@ -13,8 +13,9 @@ from concurrent.futures import TimeoutError as FutureTimeoutError  # no builtin 
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from ..common.stderr_filter import drop_stderr_lines
-from ..errors import ConfigError, StorageError, WorkerError
+from ringfeed.sharding.common.stderr_filter import drop_stderr_lines
+from ringfeed.sharding.errors import ConfigError, StorageError, WorkerError
+
 from .cluster import RemoteExecutor, TaskOutcome, WorkerRequirements, missing_package_error, probe_task, run_remotely
 from .executors import ClusterExecutor
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from ..dataset.manifest import Manifest
-from ..messages import one_line
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.messages import one_line
 
 __all__ = ["CARD_NAME", "dataset_card"]
 

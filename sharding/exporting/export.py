@@ -6,17 +6,18 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ..common.validation import fit_fields
-from ..dataset.dataset import open_dataset
-from ..dataset.manifest import Manifest, ShardInfo
-from ..dataset.shard_records import read_shard
-from ..destination.atomic_folder import open_atomic_folder
-from ..destination.dataset_draft import check_disjoint
-from ..engines.executors import local_executor, run_tasks
-from ..errors import ConfigError
-from ..progress import Report, StageProgress, ignore
-from ..storage.storage import Storage
-from ..storage.urls import normalize_url_fields
+from ringfeed.sharding.common.validation import fit_fields
+from ringfeed.sharding.dataset.dataset import open_dataset
+from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo
+from ringfeed.sharding.dataset.shard_records import read_shard
+from ringfeed.sharding.destination.atomic_folder import open_atomic_folder
+from ringfeed.sharding.destination.dataset_draft import check_disjoint
+from ringfeed.sharding.engines.executors import local_executor, run_tasks
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.progress import Report, StageProgress, ignore
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.urls import normalize_url_fields
+
 from .dataset_card import CARD_NAME, dataset_card
 from .huggingface import hf_parquet
 from .webdataset import webdataset_tar

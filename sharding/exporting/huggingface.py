@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ..formats.example_encode import flat_arrow
-from ..schema import Feature, Schema
+from ringfeed.sharding.formats.example_encode import flat_arrow
+from ringfeed.sharding.schema import Feature, Schema
 
 __all__ = ["hf_parquet"]
 

@@ -19,9 +19,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..formats.example_encode import flat_arrow
-from ..formats.images.file_types import image_formats
-from ..schema import Feature, Schema
+from ringfeed.sharding.formats.example_encode import flat_arrow
+from ringfeed.sharding.formats.images.file_types import image_formats
+from ringfeed.sharding.schema import Feature, Schema
 
 __all__ = ["webdataset_tar"]
 

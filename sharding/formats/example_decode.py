@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..compute import kernels
-from ..schema import Feature, Schema, insert_nulls, to_lists
+from ringfeed.sharding.compute import kernels
+from ringfeed.sharding.schema import Feature, Schema, insert_nulls, to_lists
+
 from .arrow_binary import binary_array, data_of, offsets_of
 from .example_columns import unpack_varints
 from .example_encode import DELIMITED_1, LIST_TAGS, delimited

@@ -19,8 +19,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..compute import kernels
-from ..schema import Feature, Schema
+from ringfeed.sharding.compute import kernels
+from ringfeed.sharding.schema import Feature, Schema
+
 from .arrow_binary import binary_array, binary_rows, data_of, join_binary, offsets_of
 from .protobuf_wire import write_varint
 

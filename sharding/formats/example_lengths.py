@@ -7,7 +7,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..schema import Feature, Schema
+from ringfeed.sharding.schema import Feature, Schema
+
 from .example_encode import delimited, flat_arrow, flat_numpy, list_offsets, varint_widths
 
 __all__ = ["example_lengths"]

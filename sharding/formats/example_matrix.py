@@ -8,7 +8,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..schema import Feature, Schema
+from ringfeed.sharding.schema import Feature, Schema
+
 from .example_encode import RecordLayout
 
 __all__ = ["cast_integers", "decode_cells", "decode_matrix"]

@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow.types import is_binary, is_fixed_size_list, is_large_list, is_list, is_string
 
-from ..messages import brief
+from ringfeed.sharding.messages import brief
+
 from .parquet_pages import FileVectors, read_vectors
 from .parquet_tensors import plain_lists, plain_types
 

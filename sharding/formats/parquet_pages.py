@@ -18,7 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..compute import kernels
+from ringfeed.sharding.compute import kernels
+
 from .protobuf_wire import read_varint
 
 __all__ = ["FileVectors", "Run", "read_vectors"]

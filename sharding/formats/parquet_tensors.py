@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from ..schema import Schema
+from ringfeed.sharding.schema import Schema
 
 __all__ = ["declare_tensors", "plain_lists", "plain_types"]
 

@@ -17,7 +17,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..schema import Schema
+from ringfeed.sharding.schema import Schema
+
 from .block_checksums import block_sums
 from .example_encode import RecordLayout, encode_matrix, encode_pieces
 from .parquet import open_writer

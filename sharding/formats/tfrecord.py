@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..compute import kernels
-from ..errors import CorruptionError
+from ringfeed.sharding.compute import kernels
+from ringfeed.sharding.errors import CorruptionError
+
 from .arrow_binary import binary_rows, data_of, join_binary, offsets_of
 
 __all__ = [

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..compute import kernels
+from ringfeed.sharding.compute import kernels
+
 from .arrow_binary import binary_rows, data_of, join_binary, offsets_of
 from .tfrecord import FOOTER_BYTES, HEADER_BYTES, frame_records, mask_crcs, record_headers
 

@@ -11,11 +11,20 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from ..compute.keyed_random import derive_key
-from ..errors import ConfigError
-from ..schema import Feature, Schema
-from ..sources.base import NO_FEATURES, Reject, Source, WrappedSource, fail_on_bad, narrow_source, unwrap
-from ..sources.ringfeed import SPLIT, RingfeedSource
+from ringfeed.sharding.compute.keyed_random import derive_key
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.sources.base import (
+    NO_FEATURES,
+    Reject,
+    Source,
+    WrappedSource,
+    fail_on_bad,
+    narrow_source,
+    unwrap,
+)
+from ringfeed.sharding.sources.ringfeed import SPLIT, RingfeedSource
+
 from .image_source import ImageSource
 from .open import NO_SPLITS, open_prepared, prepare
 from .options import PrepareOptions

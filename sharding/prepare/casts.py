@@ -7,9 +7,10 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..compute.arrow_casts import cast_column
-from ..errors import ConfigError
-from ..schema import Feature, Schema
+from ringfeed.sharding.compute.arrow_casts import cast_column
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.schema import Feature, Schema
+
 from .column_names import check_columns, check_distinct, is_hidden
 from .comma_lists import join_items
 from .steps import ColumnStep

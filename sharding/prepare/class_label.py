@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..errors import SourceError
-from ..schema import Feature, Schema, insert_nulls
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.schema import Feature, Schema, insert_nulls
+
 from .steps import ColumnStep, Step
 
 __all__ = ["class_steps"]

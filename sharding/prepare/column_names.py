@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable
 
 import pyarrow as pa
 
-from ..errors import ConfigError
-from ..messages import did_you_mean, listed
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import did_you_mean, listed
 
 __all__ = [
     "HIDDEN",

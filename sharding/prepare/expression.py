@@ -18,9 +18,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..compute.arrow_casts import is_number
-from ..errors import ConfigError
-from ..messages import brief
+from ringfeed.sharding.compute.arrow_casts import is_number
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import brief
+
 from .column_names import check_columns
 
 __all__ = ["NO_TIMES", "NULL", "column_name", "columns_of", "evaluate", "integer_fits", "literal_word", "parse"]

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ..compute.keyed_random import derive_key
-from ..errors import ConfigError, SourceError
-from ..schema import Feature, Schema
-from ..sources.base import Source, WrappedSource, narrow_source
+from ringfeed.sharding.compute.keyed_random import derive_key
+from ringfeed.sharding.errors import ConfigError, SourceError
+from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.sources.base import Source, WrappedSource, narrow_source
+
 from .image_transform import ImageOptions, TransformedImage, transform_all
 
 __all__ = ["ImageSource"]

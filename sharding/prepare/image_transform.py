@@ -11,10 +11,10 @@ from io import BytesIO
 import numpy as np
 from PIL import Image
 
-from ..errors import ConfigError, SourceError
-from ..formats.images.sizes import error_text
-from ..sources.base import SKIP_REMEDY
-from ..sources.images.image_files import image_fault
+from ringfeed.sharding.errors import ConfigError, SourceError
+from ringfeed.sharding.formats.images.sizes import error_text
+from ringfeed.sharding.sources.base import SKIP_REMEDY
+from ringfeed.sharding.sources.images.image_files import image_fault
 
 __all__ = [
     "Encoding",

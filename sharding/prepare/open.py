@@ -9,10 +9,10 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any
 
-from ..errors import ConfigError, SourceError
-from ..schema import Feature
-from ..sources import Source, open_source
-from ..sources.base import (
+from ringfeed.sharding.errors import ConfigError, SourceError
+from ringfeed.sharding.schema import Feature
+from ringfeed.sharding.sources import Source, open_source
+from ringfeed.sharding.sources.base import (
     NO_FEATURES,
     NamedClassesSource,
     Reject,
@@ -20,7 +20,8 @@ from ..sources.base import (
     draft_columns,
     fail_on_bad,
 )
-from ..sources.split_files import open_splits
+from ringfeed.sharding.sources.split_files import open_splits
+
 from .casts import Cast, Float32, SetTypes
 from .class_label import class_steps
 from .column_names import is_in_group

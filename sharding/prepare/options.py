@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..schema import Feature
+from ringfeed.sharding.schema import Feature
+
 from .comma_lists import ALL
 from .image_transform import ImageOptions
 from .rare_classes import RareClasses

@@ -10,11 +10,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..compute.batches import slice_batch
-from ..compute.keyed_random import derive_key
-from ..errors import SourceError
-from ..schema import Schema
-from ..sources.base import Part, Reject, Source, complete_slices, draft_columns, fail_on_bad, late_bytes, narrow_source
+from ringfeed.sharding.compute.batches import slice_batch
+from ringfeed.sharding.compute.keyed_random import derive_key
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.schema import Schema
+from ringfeed.sharding.sources.base import (
+    Part,
+    Reject,
+    Source,
+    complete_slices,
+    draft_columns,
+    fail_on_bad,
+    late_bytes,
+    narrow_source,
+)
+
 from .class_label import class_steps
 from .column_names import HIDDEN, expand_groups, is_hidden, select_present, visible_names
 from .steps import Drop, Filter, Select, Step

@@ -18,7 +18,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..schema import Feature, Schema
+from ringfeed.sharding.schema import Feature, Schema
+
 from .expression import NULL, column_name, integer_fits, literal_word, parse
 
 __all__ = ["implied_filter"]

@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..compute.arrow_casts import cast_column
-from ..errors import ConfigError, SourceError
-from ..schema import Schema
+from ringfeed.sharding.compute.arrow_casts import cast_column
+from ringfeed.sharding.errors import ConfigError, SourceError
+from ringfeed.sharding.schema import Schema
 
 __all__ = ["RareClasses", "parse_rare_classes"]
 

@@ -6,13 +6,13 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ..common.strict_yaml import YAML_SCALARS, load_yaml
-from ..common.validation import fit
-from ..errors import ConfigError
-from ..messages import brief, did_you_mean
-from ..schema import DTYPES, Feature
-from ..sources.files.open import MissingFileError, open_file
-from ..storage.urls import validate_url
+from ringfeed.sharding.common.strict_yaml import YAML_SCALARS, load_yaml
+from ringfeed.sharding.common.validation import fit
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import brief, did_you_mean
+from ringfeed.sharding.schema import DTYPES, Feature
+from ringfeed.sharding.sources.files.open import MissingFileError, open_file
+from ringfeed.sharding.storage.urls import validate_url
 
 __all__ = ["parse_features", "read_features"]
 

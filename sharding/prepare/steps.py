@@ -15,10 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..compute.arrow_casts import cast_column, is_list
-from ..errors import ConfigError, SourceError
-from ..messages import brief
-from ..schema import Feature, Schema
+from ringfeed.sharding.compute.arrow_casts import cast_column, is_list
+from ringfeed.sharding.errors import ConfigError, SourceError
+from ringfeed.sharding.messages import brief
+from ringfeed.sharding.schema import Feature, Schema
+
 from .column_names import check_columns, check_distinct, expand_groups, select_present, visible_names
 from .comma_lists import ALL, join_items
 from .expression import columns_of, evaluate

@@ -6,8 +6,9 @@ import ast
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import ConfigError
-from ..schema import Feature
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.schema import Feature
+
 from .casts import Cast
 from .comma_lists import ALL, split_columns, split_names, split_pairs
 from .image_transform import ImageOptions, parse_encoding, parse_size

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from ..compute.batches import copy_batch
-from ..errors import ConfigError, SourceError
-from ..messages import brief
-from ..schema import Feature, Schema
-from ..sources.user_code import code_hash, describe_error, import_function
+from ringfeed.sharding.compute.batches import copy_batch
+from ringfeed.sharding.errors import ConfigError, SourceError
+from ringfeed.sharding.messages import brief
+from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.sources.user_code import code_hash, describe_error, import_function
 
 __all__ = ["MapBatches", "check_trusted"]
 

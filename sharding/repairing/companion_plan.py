@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 
-from ..dataset.companion_files import shard_of_index
-from ..dataset.file_names import TABLE_NAMES, repairs_of, table_order
-from ..dataset.manifest import Manifest
-from ..dataset.recovery import RecoveredDataset
-from ..dataset.tfds_files import is_tfds_file, tfds_obstacle, tfds_paths
-from ..destination.leftovers import is_build_file
-from ..storage.atomic_files import draft_target
-from ..storage.lease import is_lease_file
+from ringfeed.sharding.dataset.companion_files import shard_of_index
+from ringfeed.sharding.dataset.file_names import TABLE_NAMES, repairs_of, table_order
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.dataset.recovery import RecoveredDataset
+from ringfeed.sharding.dataset.tfds_files import is_tfds_file, tfds_obstacle, tfds_paths
+from ringfeed.sharding.destination.leftovers import is_build_file
+from ringfeed.sharding.storage.atomic_files import draft_target
+from ringfeed.sharding.storage.lease import is_lease_file
+
 from .rebuild_plan import source_flags
 from .remedy import MISPLACED, Loss, Remedy, remaining_shards, rewrite
 

@@ -17,24 +17,24 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..building.append import open_matching_source
-from ..building.assembling import shard_names
-from ..building.build_plan import BuildPlan
-from ..building.options import BuildOptions
-from ..building.planning import open_build_source, open_plan
-from ..compute.class_counts import ClassCounts
-from ..dataset.earlier_shards import EarlierShards
-from ..dataset.file_names import generation_of
-from ..dataset.manifest import LostRecords, Manifest, ShardInfo, SplitInfo
-from ..dataset.recovery import RecoveredDataset
-from ..errors import ConfigError, DatasetError, SourceError
-from ..messages import counted
-from ..prepare import MapBatches, check_trusted
-from ..progress import Report
-from ..schema import Schema
-from ..sources import Source
-from ..storage.storage import public_url
-from ..storage.urls import normalize_url_fields
+from ringfeed.sharding.building.append import open_matching_source
+from ringfeed.sharding.building.assembling import shard_names
+from ringfeed.sharding.building.build_plan import BuildPlan
+from ringfeed.sharding.building.options import BuildOptions
+from ringfeed.sharding.building.planning import open_build_source, open_plan
+from ringfeed.sharding.compute.class_counts import ClassCounts
+from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.file_names import generation_of
+from ringfeed.sharding.dataset.manifest import LostRecords, Manifest, ShardInfo, SplitInfo
+from ringfeed.sharding.dataset.recovery import RecoveredDataset
+from ringfeed.sharding.errors import ConfigError, DatasetError, SourceError
+from ringfeed.sharding.messages import counted
+from ringfeed.sharding.prepare import MapBatches, check_trusted
+from ringfeed.sharding.progress import Report
+from ringfeed.sharding.schema import Schema
+from ringfeed.sharding.sources import Source
+from ringfeed.sharding.storage.storage import public_url
+from ringfeed.sharding.storage.urls import normalize_url_fields
 
 __all__ = ["Original", "Rebuild", "check_rebuilt", "depends_on_earlier", "plan_generation", "source_flags"]
 

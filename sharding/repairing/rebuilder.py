@@ -13,27 +13,28 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import replace
 
-from ..building.bucketing import Bucketing
-from ..building.build_context import BuildContext
-from ..building.build_plan import BuildPlan
-from ..building.planning import open_plan
-from ..building.shard_writer import ShardTarget
-from ..building.stages import WriteStages
-from ..compute.class_counts import pad_counts
-from ..dataset.earlier_shards import EarlierShards
-from ..dataset.file_names import generation_of
-from ..dataset.manifest import ShardInfo
-from ..dataset.recovery import RecoveredDataset
-from ..destination.journal import ShardResult
-from ..destination.spill import make_spill_folder, open_spill, remove_spill, remove_spill_on_error
-from ..engines.engine import open_engine
-from ..engines.executors import run_tasks
-from ..errors import CorruptionError
-from ..progress import Progress, Report, ignore
-from ..storage.file_contents import open_decompressed
-from ..storage.storage import Storage
-from ..verifying.record_checks import check_meaning
-from ..verifying.verify import default_workers
+from ringfeed.sharding.building.bucketing import Bucketing
+from ringfeed.sharding.building.build_context import BuildContext
+from ringfeed.sharding.building.build_plan import BuildPlan
+from ringfeed.sharding.building.planning import open_plan
+from ringfeed.sharding.building.shard_writer import ShardTarget
+from ringfeed.sharding.building.stages import WriteStages
+from ringfeed.sharding.compute.class_counts import pad_counts
+from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.file_names import generation_of
+from ringfeed.sharding.dataset.manifest import ShardInfo
+from ringfeed.sharding.dataset.recovery import RecoveredDataset
+from ringfeed.sharding.destination.journal import ShardResult
+from ringfeed.sharding.destination.spill import make_spill_folder, open_spill, remove_spill, remove_spill_on_error
+from ringfeed.sharding.engines.engine import open_engine
+from ringfeed.sharding.engines.executors import run_tasks
+from ringfeed.sharding.errors import CorruptionError
+from ringfeed.sharding.progress import Progress, Report, ignore
+from ringfeed.sharding.storage.file_contents import open_decompressed
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.verifying.record_checks import check_meaning
+from ringfeed.sharding.verifying.verify import default_workers
+
 from .rebuild_plan import Rebuild, check_rebuilt, depends_on_earlier, source_flags
 from .restore import ShardFiles, restore_shard
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..dataset.manifest import LostRecords, ShardInfo
+from ringfeed.sharding.dataset.manifest import LostRecords, ShardInfo
 
 __all__ = ["MISPLACED", "Loss", "Remedy", "remaining_shards", "rewrite"]
 

@@ -16,23 +16,24 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..common.checksums import checksum
-from ..dataset.companion_files import rebuild_companion
-from ..dataset.damage import Damage
-from ..dataset.file_names import generation_of
-from ..dataset.manifest import FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, file_info
-from ..dataset.own_folder import sync_names
-from ..dataset.recovery import RecoveredDataset, read_or_none
-from ..dataset.shard_table import seal
-from ..destination.leftovers import abort_uploads, check_no_links
-from ..destination.spill import scratch_root, spill_lease_entry
-from ..errors import CorruptionError, DestinationError
-from ..progress import Report, ignore
-from ..storage.fenced_storage import fence_storage
-from ..storage.file_contents import open_decompressed
-from ..storage.lease import LEASE_NAME, Lease, hold_lease, is_lease_file, read_holder
-from ..storage.storage import Storage, StorageLike
-from ..verifying.verify import VerifyReport
+from ringfeed.sharding.common.checksums import checksum
+from ringfeed.sharding.dataset.companion_files import rebuild_companion
+from ringfeed.sharding.dataset.damage import Damage
+from ringfeed.sharding.dataset.file_names import generation_of
+from ringfeed.sharding.dataset.manifest import FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, file_info
+from ringfeed.sharding.dataset.own_folder import sync_names
+from ringfeed.sharding.dataset.recovery import RecoveredDataset, read_or_none
+from ringfeed.sharding.dataset.shard_table import seal
+from ringfeed.sharding.destination.leftovers import abort_uploads, check_no_links
+from ringfeed.sharding.destination.spill import scratch_root, spill_lease_entry
+from ringfeed.sharding.errors import CorruptionError, DestinationError
+from ringfeed.sharding.progress import Report, ignore
+from ringfeed.sharding.storage.fenced_storage import fence_storage
+from ringfeed.sharding.storage.file_contents import open_decompressed
+from ringfeed.sharding.storage.lease import LEASE_NAME, Lease, hold_lease, is_lease_file, read_holder
+from ringfeed.sharding.storage.storage import Storage, StorageLike
+from ringfeed.sharding.verifying.verify import VerifyReport
+
 from .rebuild_plan import Original, check_rebuilt
 from .remedy import MISPLACED, Loss, Remedy, remaining_shards
 from .repair_plan import RepairPlan, plan_rebuilder, plan_repair

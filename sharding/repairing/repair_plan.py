@@ -15,18 +15,19 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 
-from ..dataset.consistency import check_shards
-from ..dataset.file_names import generation_of
-from ..dataset.manifest import Manifest, file_info
-from ..dataset.recovery import RecoveredDataset, recover_dataset
-from ..destination.spill import planning_folder
-from ..engines.executors import run_tasks
-from ..errors import CorruptionError
-from ..prepare.screening.bad_records import encode_rejected
-from ..progress import Report, ignore
-from ..storage.storage import Storage, StorageLike, as_storage, public_url
-from ..storage.urls import validate_url
-from ..verifying.verify import Verification, VerifyReport, default_workers, verify_files
+from ringfeed.sharding.dataset.consistency import check_shards
+from ringfeed.sharding.dataset.file_names import generation_of
+from ringfeed.sharding.dataset.manifest import Manifest, file_info
+from ringfeed.sharding.dataset.recovery import RecoveredDataset, recover_dataset
+from ringfeed.sharding.destination.spill import planning_folder
+from ringfeed.sharding.engines.executors import run_tasks
+from ringfeed.sharding.errors import CorruptionError
+from ringfeed.sharding.prepare.screening.bad_records import encode_rejected
+from ringfeed.sharding.progress import Report, ignore
+from ringfeed.sharding.storage.storage import Storage, StorageLike, as_storage, public_url
+from ringfeed.sharding.storage.urls import validate_url
+from ringfeed.sharding.verifying.verify import Verification, VerifyReport, default_workers, verify_files
+
 from .companion_plan import plan_companions, plan_leftovers, rejected_paths
 from .rebuild_plan import Original, Rebuild, source_flags
 from .rebuilder import Rebuilder, open_rebuilder

@@ -12,15 +12,15 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from ..common.checksums import checksum
-from ..dataset.manifest import Manifest, ShardInfo
-from ..dataset.recovery import revert_bit_flip
-from ..dataset.shard_index import Index, frame_bounds, read_index, rebuild_index
-from ..formats.tfrecord import FOOTER_BYTES, compress, decompress
-from ..formats.tfrecord_scan import repair_frames
-from ..storage.file_contents import open_decompressed
-from ..storage.storage import Storage
-from ..verifying.locate import reencode_shard
+from ringfeed.sharding.common.checksums import checksum
+from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo
+from ringfeed.sharding.dataset.recovery import revert_bit_flip
+from ringfeed.sharding.dataset.shard_index import Index, frame_bounds, read_index, rebuild_index
+from ringfeed.sharding.formats.tfrecord import FOOTER_BYTES, compress, decompress
+from ringfeed.sharding.formats.tfrecord_scan import repair_frames
+from ringfeed.sharding.storage.file_contents import open_decompressed
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.verifying.locate import reencode_shard
 
 __all__ = ["RestoredFiles", "ShardFiles", "intact_index", "rebuilt_index", "restore_shard"]
 

@@ -13,16 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..dataset.manifest import Manifest
-from ..dataset.shard_index import Index, classes_of_messages, classes_of_table, frame_bounds
-from ..formats.arrow_binary import data_of, offsets_of
-from ..formats.block_checksums import block_sums
-from ..formats.parquet import read_row_groups, row_group_sizes, scan_row_groups, write_parquet
-from ..formats.parquet_tensors import declare_tensors
-from ..formats.shard_encode import encode_index
-from ..formats.tfrecord import compress, frame_records
-from ..formats.tfrecord_scan import scan_frames
-from ..storage.file_contents import open_decompressed
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.dataset.shard_index import Index, classes_of_messages, classes_of_table, frame_bounds
+from ringfeed.sharding.formats.arrow_binary import data_of, offsets_of
+from ringfeed.sharding.formats.block_checksums import block_sums
+from ringfeed.sharding.formats.parquet import read_row_groups, row_group_sizes, scan_row_groups, write_parquet
+from ringfeed.sharding.formats.parquet_tensors import declare_tensors
+from ringfeed.sharding.formats.shard_encode import encode_index
+from ringfeed.sharding.formats.tfrecord import compress, frame_records
+from ringfeed.sharding.formats.tfrecord_scan import scan_frames
+from ringfeed.sharding.storage.file_contents import open_decompressed
+
 from .restore import RestoredFiles, ShardFiles, intact_index, rebuilt_index
 
 __all__ = ["SalvagedShard", "salvage_shard"]

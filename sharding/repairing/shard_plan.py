@@ -10,16 +10,17 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from ..common.checksums import checksum
-from ..dataset.damage import Damage
-from ..dataset.file_names import salvaged_name
-from ..dataset.manifest import ShardInfo
-from ..dataset.recovery import RecoveredDataset
-from ..errors import DatasetError
-from ..messages import some_of
-from ..storage.atomic_files import draft_target
-from ..storage.file_contents import FileInfo, digest_file
-from ..storage.storage import Storage
+from ringfeed.sharding.common.checksums import checksum
+from ringfeed.sharding.dataset.damage import Damage
+from ringfeed.sharding.dataset.file_names import salvaged_name
+from ringfeed.sharding.dataset.manifest import ShardInfo
+from ringfeed.sharding.dataset.recovery import RecoveredDataset
+from ringfeed.sharding.errors import DatasetError
+from ringfeed.sharding.messages import some_of
+from ringfeed.sharding.storage.atomic_files import draft_target
+from ringfeed.sharding.storage.file_contents import FileInfo, digest_file
+from ringfeed.sharding.storage.storage import Storage
+
 from .remedy import MISPLACED, Loss, Remedy, rewrite
 from .restore import RestoredFiles, ShardFiles, restore_shard
 from .salvage import SalvagedShard, salvage_shard

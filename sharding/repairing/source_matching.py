@@ -15,12 +15,13 @@ import itertools
 from collections.abc import Collection, Iterable, Sequence, Set
 from dataclasses import replace
 
-from ..dataset.earlier_shards import EarlierShards
-from ..dataset.manifest import Manifest
-from ..dataset.recovery import RecoveredDataset
-from ..errors import ConfigError, CorruptionError, SourceError
-from ..progress import Report
-from ..storage.storage import Storage, public_url
+from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.dataset.recovery import RecoveredDataset
+from ringfeed.sharding.errors import ConfigError, CorruptionError, SourceError
+from ringfeed.sharding.progress import Report
+from ringfeed.sharding.storage.storage import Storage, public_url
+
 from .rebuild_plan import Original, Rebuild, depends_on_earlier, plan_generation
 from .rebuilder import Rebuilder
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..dataset.file_names import generation_of
-from ..dataset.recovery import RecoveredDataset, confirm_table
-from ..destination.spill import planning_folder
-from ..errors import CorruptionError
-from ..progress import Report
-from ..storage.storage import public_url
+from ringfeed.sharding.dataset.file_names import generation_of
+from ringfeed.sharding.dataset.recovery import RecoveredDataset, confirm_table
+from ringfeed.sharding.destination.spill import planning_folder
+from ringfeed.sharding.errors import CorruptionError
+from ringfeed.sharding.progress import Report
+from ringfeed.sharding.storage.storage import public_url
+
 from .rebuild_plan import Original, Rebuild, check_rebuilt, source_flags
 from .rebuilder import open_rebuilder
 from .source_matching import plan_in_order

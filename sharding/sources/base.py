@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..compute.batches import BATCH_BYTES, BATCH_ROWS
-from ..errors import SourceError
-from ..schema import Feature, Schema
+from ringfeed.sharding.compute.batches import BATCH_BYTES, BATCH_ROWS
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.schema import Feature, Schema
 
 __all__ = [
     "NO_FEATURES", "SKIP_REMEDY", "BadRecord", "CheckableSource", "NamedClassesSource", "NarrowableSource", "Part",

@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ..errors import ConfigError, SourceError
-from ..schema import Feature
-from ..storage.urls import normalize_url, public_url
+from ringfeed.sharding.errors import ConfigError, SourceError
+from ringfeed.sharding.schema import Feature
+from ringfeed.sharding.storage.urls import normalize_url, public_url
+
 from .arrays.hdf5 import Hdf5Source
 from .arrays.idx import IdxSource
 from .arrays.npy import NpySource

@@ -15,7 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from ..compute.keyed_random import derive_key
+from ringfeed.sharding.compute.keyed_random import derive_key
+
 from .base import Part, Reject, Source, WrappedSource, narrow_source
 
 __all__ = ["DroppingSource"]

@@ -8,17 +8,18 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from ..compute.batches import BATCH_ROWS
-from ..compute.keyed_random import derive_key
-from ..dataset.dataset import Dataset, open_dataset
-from ..dataset.file_names import MANIFEST_NAME
-from ..dataset.manifest import Manifest, ShardInfo
-from ..dataset.own_folder import find_names, holds_dataset
-from ..dataset.shard_records import read_index_rows, read_shard
-from ..errors import ConfigError, DatasetError, StorageError
-from ..schema import Feature, Schema
-from ..storage.client_errors import is_transient
-from ..storage.storage import Storage
+from ringfeed.sharding.compute.batches import BATCH_ROWS
+from ringfeed.sharding.compute.keyed_random import derive_key
+from ringfeed.sharding.dataset.dataset import Dataset, open_dataset
+from ringfeed.sharding.dataset.file_names import MANIFEST_NAME
+from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo
+from ringfeed.sharding.dataset.own_folder import find_names, holds_dataset
+from ringfeed.sharding.dataset.shard_records import read_index_rows, read_shard
+from ringfeed.sharding.errors import ConfigError, DatasetError, StorageError
+from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.storage.client_errors import is_transient
+from ringfeed.sharding.storage.storage import Storage
+
 from .base import Part, RecordSource, Reject, fail_on_bad
 from .files.http_listing import is_served_below, without_query
 

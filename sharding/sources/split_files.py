@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..compute.keyed_random import derive_key
-from ..errors import SourceError
-from ..schema import Feature, Schema
+from ringfeed.sharding.compute.keyed_random import derive_key
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.schema import Feature, Schema
+
 from .base import (
     BadRecord,
     CheckableSource,

@@ -7,9 +7,10 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from ..errors import RingfeedError
-from ..storage.storage import Storage
-from ..storage.urls import WEB_PROTOCOLS, validate_url
+from ringfeed.sharding.errors import RingfeedError
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.urls import WEB_PROTOCOLS, validate_url
+
 from .base import Source, unwrap
 from .detect import known_suffixes
 from .files.find import list_entries, plain_name, root_of, split_chain

@@ -18,8 +18,8 @@ from typing import Any
 
 import xxhash
 
-from ..errors import ConfigError
-from ..url_secrets import without_secrets
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.url_secrets import without_secrets
 
 __all__ = ["code_hash", "describe_error", "import_function"]
 

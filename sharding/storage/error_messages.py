@@ -8,7 +8,8 @@ import re
 import resource
 from pathlib import Path
 
-from ..url_secrets import without_secrets
+from ringfeed.sharding.url_secrets import without_secrets
+
 from .client_errors import (
     cause_chain,
     error_code,

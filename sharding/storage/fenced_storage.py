@@ -12,7 +12,8 @@ from typing import Protocol, TypeVar
 
 import pyarrow as pa
 
-from ..errors import DestinationError
+from ringfeed.sharding.errors import DestinationError
+
 from .atomic_files import Bytes, Draft
 from .lease import Lease, describe_loss, read_holder
 from .storage import Storage

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from ..common.checksums import Checksum
+from ringfeed.sharding.common.checksums import Checksum
+
 from .storage import Storage
 
 __all__ = ["FileInfo", "digest_file", "iterate_blocks", "open_decompressed"]

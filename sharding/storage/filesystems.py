@@ -13,7 +13,8 @@ from weakref import WeakSet
 
 import fsspec
 
-from ..errors import StorageError
+from ringfeed.sharding.errors import StorageError
+
 from .hdfs import BoundedClient
 from .s3.timeouts import limit_requests
 from .urls import S3_PROTOCOLS, WEB_PROTOCOLS

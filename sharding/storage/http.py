@@ -21,7 +21,8 @@ from fsspec.asyn import sync
 from fsspec.implementations.http import HTTPFileSystem, HTTPStreamFile
 from fsspec.utils import glob_translate
 
-from ..errors import PageError, RangesError, StorageError
+from ringfeed.sharding.errors import PageError, RangesError, StorageError
+
 from .client_errors import HTTPError, IncompleteError, is_busy
 from .retry import RetryPolicy, retry
 from .special_files import SpecialFileError

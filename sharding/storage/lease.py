@@ -26,7 +26,8 @@ from typing import Any
 
 import xxhash
 
-from ..errors import DestinationError, RingfeedError, StorageError
+from ringfeed.sharding.errors import DestinationError, RingfeedError, StorageError
+
 from .atomic_files import draft_target
 from .retry import RetryPolicy
 from .storage import Storage

@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 import fsspec
 
-from ..errors import ConfigError, DestinationError, RingfeedError, StorageError
+from ringfeed.sharding.errors import ConfigError, DestinationError, RingfeedError, StorageError
+
 from .client_errors import RetriesExhaustedError
 from .error_messages import explain
 from .filesystems import filesystem

@@ -11,7 +11,8 @@ import stat
 import tempfile
 from pathlib import Path
 
-from ..errors import DestinationError
+from ringfeed.sharding.errors import DestinationError
+
 from .atomic_files import make_folder
 
 __all__ = ["check_private", "make_private_folder"]

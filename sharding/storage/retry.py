@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from traceback import clear_frames
 from typing import TypeVar
 
-from ..messages import brief
-from ..url_secrets import without_secrets
+from ringfeed.sharding.messages import brief
+from ringfeed.sharding.url_secrets import without_secrets
+
 from .client_errors import RetriesExhaustedError, cause_chain, is_busy, is_transient, retry_after_seconds
 
 __all__ = ["RetryPolicy", "retry"]

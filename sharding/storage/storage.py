@@ -17,7 +17,8 @@ from typing import IO, Any, TypeAlias, cast
 
 import pyarrow as pa
 
-from ..errors import PageError, RangesError, StorageError
+from ringfeed.sharding.errors import PageError, RangesError, StorageError
+
 from .atomic_files import Bytes, Draft, LocalDraft, RemoteDraft, SpooledDraft
 from .client_errors import IncompleteError
 from .location import Location

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import re
 
-from ..errors import ConfigError
-from ..url_secrets import public_url, secret_problem
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.url_secrets import public_url, secret_problem
 
 __all__ = [
     "OBJECT_STORE_PROTOCOLS", "S3_PROTOCOLS", "WEB_PROTOCOLS", "SecretUrl", "normalize_url", "normalize_url_fields",

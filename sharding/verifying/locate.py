@@ -12,17 +12,17 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from ..common.checksums import checksum
-from ..dataset.damage import Damage, content_problem, first_difference, kind_of_size, runs, runs_text
-from ..dataset.manifest import Manifest, ShardInfo
-from ..dataset.shard_index import Index, frame_bounds, read_index, rebuild_index
-from ..formats.parquet import RowGroup, read_parquet, row_group_sizes, scan_row_groups, write_parquet
-from ..formats.parquet_tensors import declare_tensors
-from ..formats.tfrecord import compress
-from ..formats.tfrecord_scan import scan_frames
-from ..messages import counted, some_of
-from ..storage.file_contents import FileInfo, open_decompressed
-from ..storage.storage import Storage
+from ringfeed.sharding.common.checksums import checksum
+from ringfeed.sharding.dataset.damage import Damage, content_problem, first_difference, kind_of_size, runs, runs_text
+from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo
+from ringfeed.sharding.dataset.shard_index import Index, frame_bounds, read_index, rebuild_index
+from ringfeed.sharding.formats.parquet import RowGroup, read_parquet, row_group_sizes, scan_row_groups, write_parquet
+from ringfeed.sharding.formats.parquet_tensors import declare_tensors
+from ringfeed.sharding.formats.tfrecord import compress
+from ringfeed.sharding.formats.tfrecord_scan import scan_frames
+from ringfeed.sharding.messages import counted, some_of
+from ringfeed.sharding.storage.file_contents import FileInfo, open_decompressed
+from ringfeed.sharding.storage.storage import Storage
 
 __all__ = ["locate_in_index", "locate_in_shard", "reencode_shard"]
 

@@ -12,15 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ..dataset.damage import Damage, first_difference, runs
-from ..dataset.manifest import Manifest, ShardInfo
-from ..dataset.shard_index import Index, classes_of_table, read_index
-from ..formats.example_decode import decode_example
-from ..formats.parquet import read_parquet, scan_row_groups
-from ..formats.tfrecord_scan import scan_frames
-from ..messages import brief, counted
-from ..storage.file_contents import open_decompressed
-from ..storage.storage import Storage
+from ringfeed.sharding.dataset.damage import Damage, first_difference, runs
+from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo
+from ringfeed.sharding.dataset.shard_index import Index, classes_of_table, read_index
+from ringfeed.sharding.formats.example_decode import decode_example
+from ringfeed.sharding.formats.parquet import read_parquet, scan_row_groups
+from ringfeed.sharding.formats.tfrecord_scan import scan_frames
+from ringfeed.sharding.messages import brief, counted
+from ringfeed.sharding.storage.file_contents import open_decompressed
+from ringfeed.sharding.storage.storage import Storage
 
 __all__ = ["check_counts", "check_meaning", "check_totals"]
 

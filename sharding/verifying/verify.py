@@ -14,22 +14,23 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..common.checksums import checksum
-from ..dataset.companion_files import locate_in_companion
-from ..dataset.damage import Damage, Note
-from ..dataset.file_names import TABLE_NAMES, generation_of, repairs_of, table_order
-from ..dataset.manifest import FileInfo, Manifest, ShardInfo
-from ..dataset.recovery import RecoveredDataset, recover_dataset
-from ..dataset.shard_index import Index, read_index
-from ..dataset.tfds_files import is_tfds_file
-from ..destination.leftovers import STAGING, is_build_file
-from ..engines.executors import run_tasks
-from ..errors import RingfeedError
-from ..progress import ignore
-from ..storage.atomic_files import draft_target
-from ..storage.file_contents import digest_file, open_decompressed
-from ..storage.lease import LEASE_NAME, read_holder
-from ..storage.storage import Storage, StorageLike, as_storage
+from ringfeed.sharding.common.checksums import checksum
+from ringfeed.sharding.dataset.companion_files import locate_in_companion
+from ringfeed.sharding.dataset.damage import Damage, Note
+from ringfeed.sharding.dataset.file_names import TABLE_NAMES, generation_of, repairs_of, table_order
+from ringfeed.sharding.dataset.manifest import FileInfo, Manifest, ShardInfo
+from ringfeed.sharding.dataset.recovery import RecoveredDataset, recover_dataset
+from ringfeed.sharding.dataset.shard_index import Index, read_index
+from ringfeed.sharding.dataset.tfds_files import is_tfds_file
+from ringfeed.sharding.destination.leftovers import STAGING, is_build_file
+from ringfeed.sharding.engines.executors import run_tasks
+from ringfeed.sharding.errors import RingfeedError
+from ringfeed.sharding.progress import ignore
+from ringfeed.sharding.storage.atomic_files import draft_target
+from ringfeed.sharding.storage.file_contents import digest_file, open_decompressed
+from ringfeed.sharding.storage.lease import LEASE_NAME, read_holder
+from ringfeed.sharding.storage.storage import Storage, StorageLike, as_storage
+
 from .locate import locate_in_index, locate_in_shard
 from .record_checks import check_counts, check_meaning, check_totals
 

@@ -20,7 +20,7 @@ import pyarrow.csv
 import pyarrow.parquet as pq
 from PIL import Image
 
-from ...sharding.errors import RingfeedError
+from ringfeed.sharding.errors import RingfeedError
 
 __all__ = ["FLIGHT_FEATURES", "FLIGHT_LABEL", "LATE_MINUTES", "flights_table", "write_digits", "write_flights"]
 

@@ -15,8 +15,9 @@ import jinja2
 import numpy as np
 from markupsafe import Markup
 
-from ..console import human_bytes, human_seconds
-from ..shard_dataset.balance_report import SplitBalance
+from ringfeed.tools.console import human_bytes, human_seconds
+from ringfeed.tools.shard_dataset.balance_report import SplitBalance
+
 from . import charts
 from .samples import SampleImage
 

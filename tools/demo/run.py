@@ -26,12 +26,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from ...sharding import RingfeedError, open_dataset
-from ...sharding.messages import one_line
-from ..console import human_seconds
-from ..probe import tensorflow_distribution, version_of
-from ..shard_dataset.balance_report import balance_of_dataset, balance_text
-from ..shard_dataset.common_arguments import cores
+from ringfeed.sharding import RingfeedError, open_dataset
+from ringfeed.sharding.messages import one_line
+from ringfeed.tools.console import human_seconds
+from ringfeed.tools.probe import tensorflow_distribution, version_of
+from ringfeed.tools.shard_dataset.balance_report import balance_of_dataset, balance_text
+from ringfeed.tools.shard_dataset.common_arguments import cores
+
 from .data import FLIGHT_LABEL, write_digits, write_flights
 from .report import BuiltDataset, CommandRecord, DemoResult, compare_runs, render_report
 from .samples import SampleImage, pick_samples, read_images, read_predictions

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from ...pipeline import Loader
+from ringfeed.pipeline import Loader
 
 __all__ = ["Prediction", "SampleImage", "pick_samples", "read_images", "read_predictions"]
 

@@ -18,7 +18,8 @@ from importlib.util import find_spec
 from rich.console import Console
 from rich.table import Table
 
-from ..probe import Runtime, horovod_target, probe_runtime, tensorflow_distribution, version_of
+from ringfeed.tools.probe import Runtime, horovod_target, probe_runtime, tensorflow_distribution, version_of
+
 from .horovod_recipe import HOROVOD_VERSION
 
 __all__ = ["Facts", "Finding", "add_arguments", "diagnose", "run"]

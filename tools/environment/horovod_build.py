@@ -27,8 +27,9 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from ...sharding.errors import RingfeedError
-from ..probe import HorovodProbe, horovod_target, probe_runtime, tensorflow_distribution, version_of
+from ringfeed.sharding.errors import RingfeedError
+from ringfeed.tools.probe import HorovodProbe, horovod_target, probe_runtime, tensorflow_distribution, version_of
+
 from .horovod_recipe import (
     HOROVOD_VERSION,
     PYTHON_PACKAGES,
@@ -286,6 +287,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    from ..cli import main
+    from ringfeed.tools.cli import main
 
     sys.exit(main(["install-horovod", *sys.argv[1:]]))

@@ -11,16 +11,17 @@ from dataclasses import asdict
 from inspect import signature
 from typing import Any
 
-from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
-from ...pipeline.select.selected_columns import describe_missing, features_without_fill
-from ...sharding.dataset.dataset import open_dataset
-from ...sharding.errors import ConfigError
-from ...sharding.prepare.comma_lists import split_names
-from ...sharding.schema import Schema
-from ...sharding.sources.user_code import import_function
-from ...training.loop.state.outputs import check_writable
-from ..argument_types import add_verbosity, checked_type, parse_bytes
-from ..console import print_warnings
+from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
+from ringfeed.pipeline.select.selected_columns import describe_missing, features_without_fill
+from ringfeed.sharding.dataset.dataset import open_dataset
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.prepare.comma_lists import split_names
+from ringfeed.sharding.schema import Schema
+from ringfeed.sharding.sources.user_code import import_function
+from ringfeed.tools.argument_types import add_verbosity, checked_type, parse_bytes
+from ringfeed.tools.console import print_warnings
+from ringfeed.training.loop.state.outputs import check_writable
+
 from .measure import profile, profile_run
 from .result import Profile
 from .runs.command import run_on_records

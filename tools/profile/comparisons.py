@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...pipeline import Loader
-from ...sharding.errors import ConfigError
+from ringfeed.pipeline import Loader
+from ringfeed.sharding.errors import ConfigError
+
 from .drawing import COLOURS, HATCHES, Drawing, Plot
 from .result import Profile
 

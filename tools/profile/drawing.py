@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
 
 try:
     from matplotlib import rc_context

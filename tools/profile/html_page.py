@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ...training.loop.state.outputs import write_file
+from ringfeed.training.loop.state.outputs import write_file
+
 from .drawing import Plot
 
 __all__ = ["write_html"]

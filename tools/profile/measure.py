@@ -11,11 +11,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...pipeline import Loader
-from ...pipeline.fetch.shard_cache import Cache, MemoryCache, ShardCache, open_cache
-from ...sharding.dataset.dataset import open_dataset
-from ...sharding.errors import ConfigError
-from ...sharding.url_secrets import public_url
+from ringfeed.pipeline import Loader
+from ringfeed.pipeline.fetch.shard_cache import Cache, MemoryCache, ShardCache, open_cache
+from ringfeed.sharding.dataset.dataset import open_dataset
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.url_secrets import public_url
+
 from .procedure import Request, investigate
 from .result import Profile
 from .trials.training_trials import Workload

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
+
 from . import plots
 from .html_page import write_html
 from .result import Profile

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...pipeline import Loader
-from ...sharding.dataset.dataset import open_dataset
-from ...sharding.errors import ConfigError
+from ringfeed.pipeline import Loader
+from ringfeed.sharding.dataset.dataset import open_dataset
+from ringfeed.sharding.errors import ConfigError
+
 from .drawing import COLOURS, HATCHES, MUTED, Drawing, Plot, draw_bars, named_bars
 from .result import Profile
 

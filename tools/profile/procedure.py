@@ -10,11 +10,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...pipeline import Cache, Loader, StageStats
-from ...pipeline.metrics.stage_counters import CACHE_STAGES, FAULT_STAGES
-from ...sharding.dataset.dataset import open_dataset
-from ...sharding.errors import RangesError
-from ..console import print_stderr
+from ringfeed.pipeline import Cache, Loader, StageStats
+from ringfeed.pipeline.metrics.stage_counters import CACHE_STAGES, FAULT_STAGES
+from ringfeed.sharding.dataset.dataset import open_dataset
+from ringfeed.sharding.errors import RangesError
+from ringfeed.tools.console import print_stderr
+
 from .result import TriedKnob
 from .trials.estimates import Estimate, estimate, ratio
 from .trials.loader_trial import LoaderTrial, try_loader

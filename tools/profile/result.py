@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ...pipeline.order.plan_table import html_table
-from ...sharding.errors import ConfigError
-from ..console import align, human_bytes, human_seconds
+from ringfeed.pipeline.order.plan_table import html_table
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.tools.console import align, human_bytes, human_seconds
+
 from .trials.estimates import Estimate
 from .trials.slow_records import SlowRecords
 from .trials.training_trials import TrainingTrials

@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...sharding.errors import ConfigError
-from ...training.loop.state.outputs import METRICS_FORMAT
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.loop.state.outputs import METRICS_FORMAT
+
 from .drawing import Plot, curves, named_bars
 from .runs import profile_records, read_run
 from .runs.plots import plot_rank_lateness, plot_rank_waits, plot_step_parts

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...sharding import BuildPlan, Dataset
-from ...sharding.compute.class_counts import count_matrix
-from ...sharding.dataset.file_names import generation_of
-from ...sharding.messages import one_line
-from ..console import align, human_bytes
+from ringfeed.sharding import BuildPlan, Dataset
+from ringfeed.sharding.compute.class_counts import count_matrix
+from ringfeed.sharding.dataset.file_names import generation_of
+from ringfeed.sharding.messages import one_line
+from ringfeed.tools.console import align, human_bytes
 
 __all__ = ["SplitBalance", "balance_json", "balance_of_dataset", "balance_of_plan", "balance_text"]
 

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from ...sharding import (
+from ringfeed.sharding import (
     AppendOptions,
     BuildOptions,
     BuildPlan,
@@ -42,15 +42,15 @@ from ...sharding import (
     read_records,
     repair,
 )
-from ...sharding.building.options import ONE_SPLIT
-from ...sharding.messages import counted, one_line, some_of
-from ...sharding.sources.ringfeed import SPLIT, open_named_dataset, resolve_split
-from ...sharding.sources.split_names import find_split_folders
-from ...sharding.storage.error_messages import limit_problem
-from ...sharding.url_secrets import public_url
-from ..argument_types import refuse_unknown
-from ..completion import answer_shell
-from ..console import (
+from ringfeed.sharding.building.options import ONE_SPLIT
+from ringfeed.sharding.messages import counted, one_line, some_of
+from ringfeed.sharding.sources.ringfeed import SPLIT, open_named_dataset, resolve_split
+from ringfeed.sharding.sources.split_names import find_split_folders
+from ringfeed.sharding.storage.error_messages import limit_problem
+from ringfeed.sharding.url_secrets import public_url
+from ringfeed.tools.argument_types import refuse_unknown
+from ringfeed.tools.completion import answer_shell
+from ringfeed.tools.console import (
     StageReport,
     human_bytes,
     human_seconds,
@@ -62,8 +62,9 @@ from ..console import (
     stage_progress,
     stdout_to_stderr,
 )
-from ..process_start import reader_left
-from ..signals import INTERRUPTED, Terminated, raise_on_termination
+from ringfeed.tools.process_start import reader_left
+from ringfeed.tools.signals import INTERRUPTED, Terminated, raise_on_termination
+
 from .common_arguments import cores, workers_for
 from .inspection import inspection_json, inspection_text
 from .parser import build_parser

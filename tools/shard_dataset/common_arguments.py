@@ -6,9 +6,9 @@ import argparse
 import os
 from collections.abc import Callable
 
-from ...sharding.sources.arrays.url_selection import split_selection
-from ...sharding.storage.location import Location
-from ..argument_types import HelpFormatter, add_verbosity, at_least, checked_type, parse_bytes
+from ringfeed.sharding.sources.arrays.url_selection import split_selection
+from ringfeed.sharding.storage.location import Location
+from ringfeed.tools.argument_types import HelpFormatter, add_verbosity, at_least, checked_type, parse_bytes
 
 __all__ = [
     "EXIT_CODES", "add_command", "add_images_from", "add_json", "add_memory", "add_trust_code", "add_workers", "cores",

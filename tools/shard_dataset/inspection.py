@@ -6,10 +6,11 @@ import glob
 from dataclasses import asdict
 from typing import Any
 
-from ...sharding import Dataset, Feature, FeatureStatistics, ImageStatistics, Manifest, RingfeedError
-from ...sharding.dataset.tfds_files import is_tfds_file, tfds_obstacle
-from ...sharding.messages import counted, one_line
-from ..console import align, human_bytes
+from ringfeed.sharding import Dataset, Feature, FeatureStatistics, ImageStatistics, Manifest, RingfeedError
+from ringfeed.sharding.dataset.tfds_files import is_tfds_file, tfds_obstacle
+from ringfeed.sharding.messages import counted, one_line
+from ringfeed.tools.console import align, human_bytes
+
 from .balance_report import balance_json, balance_of_dataset, balance_text
 from .repair_report import lost_json, lost_lines
 from .split_shares import shares_json, shares_text

@@ -8,9 +8,17 @@ from __future__ import annotations
 import argparse
 from importlib.metadata import version
 
-from ...sharding.exporting.export import EXPORT_FORMATS
-from ...sharding.sources import KINDS
-from ..argument_types import CommandParser, EventParser, at_least, check_persistent, checked_text, checked_type
+from ringfeed.sharding.exporting.export import EXPORT_FORMATS
+from ringfeed.sharding.sources import KINDS
+from ringfeed.tools.argument_types import (
+    CommandParser,
+    EventParser,
+    at_least,
+    check_persistent,
+    checked_text,
+    checked_type,
+)
+
 from .common_arguments import (
     EXIT_CODES,
     add_command,

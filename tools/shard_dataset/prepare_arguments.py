@@ -6,7 +6,7 @@ import argparse
 import os
 from functools import partial
 
-from ...sharding.prepare import (
+from ringfeed.sharding.prepare import (
     ImageOptions,
     PrepareOptions,
     parse_encoding,
@@ -16,7 +16,8 @@ from ...sharding.prepare import (
     split_columns,
     split_texts,
 )
-from ..argument_types import checked_type
+from ringfeed.tools.argument_types import checked_type
+
 from .common_arguments import add_images_from
 
 __all__ = ["PREPARE_EPILOG", "add_prepare_flags", "prepare_options"]

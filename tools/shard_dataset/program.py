@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
-from ..process_start import exit_without_memory, guarded_stdout, prepare_streams
-from ..signals import ending_on_signals, ignore_signals
+from ringfeed.tools.process_start import exit_without_memory, guarded_stdout, prepare_streams
+from ringfeed.tools.signals import ending_on_signals, ignore_signals
 
 __all__ = ["main", "run"]
 
@@ -22,7 +22,8 @@ __all__ = ["main", "run"]
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `shard-dataset` and return its exit status; an expected error is one line on standard error."""
     with exit_without_memory("shard-dataset"), ending_on_signals("shard-dataset"):
-        from ...sharding.common.stderr_filter import silence_pillow
+        from ringfeed.sharding.common.stderr_filter import silence_pillow
+
         from .commands import execute, parse
 
         silence_pillow()

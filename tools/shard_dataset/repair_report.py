@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...sharding import Manifest, RepairReport
-from ...sharding.messages import counted, one_line
+from ringfeed.sharding import Manifest, RepairReport
+from ringfeed.sharding.messages import counted, one_line
 
 __all__ = ["lost_json", "lost_lines", "repair_json", "repair_text"]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ...sharding.messages import one_line
+from ringfeed.sharding.messages import one_line
+
 from .balance_report import SplitBalance
 
 __all__ = ["shares_json", "shares_text"]

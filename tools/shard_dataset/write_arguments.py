@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import argparse
 
-from ...sharding.engines.engine import check_engine
-from ...sharding.formats.shard_encode import COMPRESSIONS
-from ...sharding.prepare.rare_classes import parse_rare_classes
-from ...sharding.prepare.screening.bad_records import parse_budget
-from ...sharding.sources import KINDS
-from ..argument_types import (
+from ringfeed.sharding.engines.engine import check_engine
+from ringfeed.sharding.formats.shard_encode import COMPRESSIONS
+from ringfeed.sharding.prepare.rare_classes import parse_rare_classes
+from ringfeed.sharding.prepare.screening.bad_records import parse_budget
+from ringfeed.sharding.sources import KINDS
+from ringfeed.tools.argument_types import (
     at_least,
     check_persistent,
     checked_text,
@@ -21,6 +21,7 @@ from ..argument_types import (
     parse_split_file,
     parse_splits,
 )
+
 from .common_arguments import EXIT_CODES, add_command, add_json, add_memory, add_trust_code, add_workers
 from .prepare_arguments import PREPARE_EPILOG, add_prepare_flags
 

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ...sharding.errors import TrainingError
-from ..argument_types import checked_type, parse_bytes
+from ringfeed.sharding.errors import TrainingError
+from ringfeed.tools.argument_types import checked_type, parse_bytes
 
 if TYPE_CHECKING:
-    from ...training.ring.ring import Ring
+    from ringfeed.training.ring.ring import Ring
+
     from .costs import RingCosts
 
 __all__ = ["RingTrial", "add_arguments", "fit_quality", "run", "try_ring"]
@@ -76,10 +77,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure; rank 0 prints."""
-    from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
+    from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 
     with quiet_tensorflow():
-        from ...training.ring.connect import connect
+        from ringfeed.training.ring.connect import connect
+
         from .costs import fit_ring
 
         ring = connect()

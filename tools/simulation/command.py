@@ -12,12 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
-from ...sharding.errors import ConfigError
-from ...sharding.sources.user_code import import_function
-from ...training.loop.state.outputs import check_writable, write_file
-from ..argument_types import add_verbosity, at_least, checked_type, parse_bytes
-from ..console import align, print_stderr, print_warnings
+from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.sources.user_code import import_function
+from ringfeed.tools.argument_types import add_verbosity, at_least, checked_type, parse_bytes
+from ringfeed.tools.console import align, print_stderr, print_warnings
+from ringfeed.training.loop.state.outputs import check_writable, write_file
 
 if TYPE_CHECKING:
     from .costs import Costs
@@ -168,8 +168,9 @@ def _measured(args: argparse.Namespace) -> MeasuredDataset:
     """Measure, or take the costs that were measured before."""
     with quiet_tensorflow():
         import tensorflow  # noqa: F401
-    from ...pipeline import Loader
-    from ..profile.trials.workloads import function_workload
+    from ringfeed.pipeline import Loader
+    from ringfeed.tools.profile.trials.workloads import function_workload
+
     from .costs import Costs
     from .measure import MeasuredDataset, measure_costs, shape_of
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
 
 __all__ = ["Costs", "RingCosts", "StepCosts", "StoreCosts", "draw", "fit_ring"]
 

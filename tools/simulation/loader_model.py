@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import simpy
 
-from ...pipeline.fetch.adaptive_limit import AdaptiveLimit
-from ...pipeline.order.epoch_order import EpochOrder, StreamSlice
-from ...pipeline.order.windows import StreamWindows
-from ...pipeline.streams.prefetch_budget import PrefetchBudget, UpcomingWindow
+from ringfeed.pipeline.fetch.adaptive_limit import AdaptiveLimit
+from ringfeed.pipeline.order.epoch_order import EpochOrder, StreamSlice
+from ringfeed.pipeline.order.windows import StreamWindows
+from ringfeed.pipeline.streams.prefetch_budget import PrefetchBudget, UpcomingWindow
+
 from .costs import Costs, draw
 from .host_model import CacheModel, Host
 from .resources import Buffer, Pool, Process

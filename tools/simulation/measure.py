@@ -13,15 +13,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import mean, median
 
-from ...pipeline import Loader
-from ...pipeline.fetch.shard_cache import ShardCache
-from ...pipeline.select.selected_columns import record_bytes
-from ...pipeline.streams.stream_reader import OpenStreams
-from ...sharding.dataset.dataset import open_dataset
-from ...sharding.dataset.manifest import ShardInfo
-from ...sharding.errors import ConfigError, RangesError
-from ..profile.trials.store_trial import try_store
-from ..profile.trials.training_trials import Workload
+from ringfeed.pipeline import Loader
+from ringfeed.pipeline.fetch.shard_cache import ShardCache
+from ringfeed.pipeline.select.selected_columns import record_bytes
+from ringfeed.pipeline.streams.stream_reader import OpenStreams
+from ringfeed.sharding.dataset.dataset import open_dataset
+from ringfeed.sharding.dataset.manifest import ShardInfo
+from ringfeed.sharding.errors import ConfigError, RangesError
+from ringfeed.tools.profile.trials.store_trial import try_store
+from ringfeed.tools.profile.trials.training_trials import Workload
+
 from .costs import Costs, StoreCosts
 from .measure_training import with_training
 from .setup import DatasetShape

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ...pipeline import Loader
-from ..profile.trials.training_trials import Workload
+from ringfeed.pipeline import Loader
+from ringfeed.tools.profile.trials.training_trials import Workload
+
 from .costs import Costs, StepCosts
 
 __all__ = ["with_training"]

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ...pipeline.order.plan_table import html_table
-from ...sharding.url_secrets import public_url
-from ..profile.html_page import write_html
+from ringfeed.pipeline.order.plan_table import html_table
+from ringfeed.sharding.url_secrets import public_url
+from ringfeed.tools.profile.html_page import write_html
+
 from .plots import plot_epochs, plot_scaling
 from .result import Simulation, advice_on, table_of
 

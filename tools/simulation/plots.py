@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..profile.drawing import Drawing, Plot, curves, draw_bars
+from ringfeed.tools.profile.drawing import Drawing, Plot, curves, draw_bars
+
 from .result import Simulation
 
 __all__ = ["plot_epochs", "plot_scaling"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import simpy
 
-from ...pipeline.fetch.adaptive_limit import AdaptiveLimit
+from ringfeed.pipeline.fetch.adaptive_limit import AdaptiveLimit
 
 __all__ = ["Barrier", "Buffer", "Pool", "Process", "SharedRate"]
 

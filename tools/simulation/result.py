@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass
 from html import escape
 from typing import Any
 
-from ...pipeline.order.plan_table import html_table
-from ...sharding.errors import ConfigError
-from ..console import align, human_bytes, human_seconds
+from ringfeed.pipeline.order.plan_table import html_table
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.tools.console import align, human_bytes, human_seconds
+
 from .setup import Prices, Setup
 
 __all__ = ["EpochFigures", "Simulation", "advice_on", "table_of"]

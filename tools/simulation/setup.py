@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import numpy.typing as npt
 
-from ...pipeline.order.epoch_order import Geometry, default_streams
-from ...sharding.dataset.manifest import ShardInfo
-from ...sharding.errors import ConfigError
+from ringfeed.pipeline.order.epoch_order import Geometry, default_streams
+from ringfeed.sharding.dataset.manifest import ShardInfo
+from ringfeed.sharding.errors import ConfigError
 
 __all__ = ["DatasetShape", "Prices", "Setup"]
 

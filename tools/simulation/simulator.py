@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import simpy
 
-from ...pipeline.deliver.chunk_sizes import ChunkSizes
-from ...pipeline.order.epoch_order import EpochOrder, default_streams
-from ...pipeline.streams.prefetch_budget import default_prefetch_bytes
-from ...pipeline.streams.shard_fetcher import LEAST_THREADS, MOST_THREADS
-from ...sharding.errors import ConfigError
+from ringfeed.pipeline.deliver.chunk_sizes import ChunkSizes
+from ringfeed.pipeline.order.epoch_order import EpochOrder, default_streams
+from ringfeed.pipeline.streams.prefetch_budget import default_prefetch_bytes
+from ringfeed.pipeline.streams.shard_fetcher import LEAST_THREADS, MOST_THREADS
+from ringfeed.sharding.errors import ConfigError
+
 from .costs import Costs
 from .host_model import CacheModel, Host
 from .loader_model import LoaderModel, LoaderSettings

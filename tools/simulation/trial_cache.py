@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ...pipeline.fetch.shard_cache import ShardCache, open_cache
+from ringfeed.pipeline.fetch.shard_cache import ShardCache, open_cache
 
 __all__ = ["trial_cache"]
 

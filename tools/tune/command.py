@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
-from ...sharding.errors import ConfigError
-from ...sharding.sources.user_code import import_function
-from ...training.loop.state.outputs import check_writable, write_file
-from ..argument_types import add_verbosity, at_least, checked_type, parse_bytes
-from ..console import print_warnings, stage_progress
+from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.sources.user_code import import_function
+from ringfeed.tools.argument_types import add_verbosity, at_least, checked_type, parse_bytes
+from ringfeed.tools.console import print_warnings, stage_progress
+from ringfeed.training.loop.state.outputs import check_writable, write_file
 
 if TYPE_CHECKING:
     from .result import Tuning
@@ -123,8 +123,8 @@ def _configuration(args: argparse.Namespace, result: Tuning) -> str:
     if args.config is None:
         tree: dict[str, Any] = {"data": {"url": args.url, "batch_size": args.batch_size}}
     else:
-        from ...training.config.config_file import load_tree
-        from ...training.config.paths import absolute_paths
+        from ringfeed.training.config.config_file import load_tree
+        from ringfeed.training.config.paths import absolute_paths
 
         tree = absolute_paths(load_tree(args.config, args.overrides))  # --out may be in another folder
     tree["data"] = {**tree.get("data", {}), **result.options}

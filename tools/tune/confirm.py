@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
 
-from ...pipeline import Loader
-from ..profile.trials.training_trials import Workload
-from ..simulation.trial_cache import trial_cache
+from ringfeed.pipeline import Loader
+from ringfeed.tools.profile.trials.training_trials import Workload
+from ringfeed.tools.simulation.trial_cache import trial_cache
 
 __all__ = ["Confirmed", "confirm", "is_better"]
 

@@ -8,8 +8,9 @@ from html import escape
 from statistics import median
 from typing import Any
 
-from ...pipeline.order.plan_table import html_table
-from ..console import align, human_bytes, human_seconds
+from ringfeed.pipeline.order.plan_table import html_table
+from ringfeed.tools.console import align, human_bytes, human_seconds
+
 from .search import Reshard
 
 __all__ = ["TriedOptions", "Tuning"]

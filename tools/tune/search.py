@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...pipeline.streams.prefetch_budget import default_prefetch_bytes
-from ..simulation import Costs, DatasetShape, Setup, Simulation, simulate
+from ringfeed.pipeline.streams.prefetch_budget import default_prefetch_bytes
+from ringfeed.tools.simulation import Costs, DatasetShape, Setup, Simulation, simulate
 
 __all__ = ["Candidate", "Reshard", "Space", "choose", "search", "try_shard_sizes"]
 

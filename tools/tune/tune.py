@@ -10,13 +10,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from ...pipeline import Loader, MemoryCache
-from ...sharding.errors import ConfigError
-from ...sharding.url_secrets import public_url
-from ..profile.trials.training_trials import Workload
-from ..profile.trials.workloads import configured_workload, function_workload
-from ..simulation import DatasetShape, Setup
-from ..simulation.measure import MeasuredDataset, measure_costs
+from ringfeed.pipeline import Loader, MemoryCache
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.url_secrets import public_url
+from ringfeed.tools.profile.trials.training_trials import Workload
+from ringfeed.tools.profile.trials.workloads import configured_workload, function_workload
+from ringfeed.tools.simulation import DatasetShape, Setup
+from ringfeed.tools.simulation.measure import MeasuredDataset, measure_costs
+
 from .confirm import Confirmed, confirm, is_better
 from .result import TriedOptions, Tuning
 from .search import Candidate, Space, choose, search, try_shard_sizes

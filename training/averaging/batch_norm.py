@@ -17,8 +17,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...sharding.errors import ConfigError
-from ..ring.ring import Ring
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.ring.ring import Ring
 
 __all__ = ["global_moments", "synchronise_batch_norm"]
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ..ring.ring import Ring
+from ringfeed.training.ring.ring import Ring
+
 from .periodic import Periodic, Tensor, Variable
 
 __all__ = ["DiLoCo", "outer_step"]

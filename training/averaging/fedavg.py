@@ -10,7 +10,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from ..ring.ring import Ring
+from ringfeed.training.ring.ring import Ring
+
 from .periodic import Periodic, Tensor
 
 __all__ = ["FedAvg"]

@@ -10,7 +10,8 @@ import math
 import numpy as np
 import tensorflow as tf
 
-from ..ring.ring import Ring
+from ringfeed.training.ring.ring import Ring
+
 from .periodic import Periodic
 
 __all__ = ["Gossip", "partners"]

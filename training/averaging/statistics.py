@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..ring.replicas import copies, replicas_of
-from ..ring.ring import Ring
+from ringfeed.training.ring.replicas import copies, replicas_of
+from ringfeed.training.ring.ring import Ring
 
 __all__ = ["StatisticsAverage"]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...sharding.errors import ConfigError
-from ..ring.tf_config import TF_CONFIG, WORKER, TaskConfig, read_tf_config
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.ring.tf_config import TF_CONFIG, WORKER, TaskConfig, read_tf_config
 
 __all__ = ["CHIEF", "PS", "TF_CONFIG", "WORKER", "Cluster", "cluster_from_environment"]
 

@@ -17,10 +17,11 @@ from contextlib import suppress
 
 import psutil
 
-from ..elastic.processes import SAVE_SECONDS, Asked, Ending, cause_of_death
-from ..loop.stopping import INTERRUPTED, TERMINATED
-from ..ring.launched import REPORT, SIBLINGS, Report
-from ..ring.workers import free_ports
+from ringfeed.training.elastic.processes import SAVE_SECONDS, Asked, Ending, cause_of_death
+from ringfeed.training.loop.stopping import INTERRUPTED, TERMINATED
+from ringfeed.training.ring.launched import REPORT, SIBLINGS, Report
+from ringfeed.training.ring.workers import free_ports
+
 from .cluster import CHIEF, PS, WORKER, Cluster
 
 __all__ = ["LocalCluster"]

@@ -16,31 +16,32 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...sharding.errors import ConfigError, TrainingError
-from ..checkpoint.memory import Memory
-from ..checkpoint.snapshot import Position
-from ..config.config_file import to_tree
-from ..config.train_config import TrainConfig
-from ..loop.inputs import open_loader, preprocessed, traced
-from ..loop.overflows import check_weights
-from ..loop.progress import Progress
-from ..loop.state.best import check_defined
-from ..loop.state.outputs import write_outputs
-from ..loop.state.resume import resume
-from ..loop.state.saving import Saver
-from ..loop.step import make_predict_step
-from ..loop.stopping import Stopped, StopRequest
-from ..metrics.evaluate import evaluate
-from ..metrics.scorers import make_scorer
-from ..models.build import build_model
-from ..models.losses import build_loss
-from ..models.target import plan_target
-from ..models.user_model import own_errors
-from ..optimizers.build import build_schedule, schedule_warnings
-from ..optimizers.precision import LossScale
-from ..ring.ring import SoloRing
-from ..ring.same_weights import assert_same_weights
-from ..ring.world import World
+from ringfeed.sharding.errors import ConfigError, TrainingError
+from ringfeed.training.checkpoint.memory import Memory
+from ringfeed.training.checkpoint.snapshot import Position
+from ringfeed.training.config.config_file import to_tree
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.loop.inputs import open_loader, preprocessed, traced
+from ringfeed.training.loop.overflows import check_weights
+from ringfeed.training.loop.progress import Progress
+from ringfeed.training.loop.state.best import check_defined
+from ringfeed.training.loop.state.outputs import write_outputs
+from ringfeed.training.loop.state.resume import resume
+from ringfeed.training.loop.state.saving import Saver
+from ringfeed.training.loop.step import make_predict_step
+from ringfeed.training.loop.stopping import Stopped, StopRequest
+from ringfeed.training.metrics.evaluate import evaluate
+from ringfeed.training.metrics.scorers import make_scorer
+from ringfeed.training.models.build import build_model
+from ringfeed.training.models.losses import build_loss
+from ringfeed.training.models.target import plan_target
+from ringfeed.training.models.user_model import own_errors
+from ringfeed.training.optimizers.build import build_schedule, schedule_warnings
+from ringfeed.training.optimizers.precision import LossScale
+from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.ring.same_weights import assert_same_weights
+from ringfeed.training.ring.world import World
+
 from .board.board import Board, Plan, serve_board
 from .board.part_plan import PartPlan
 from .board.round_plan import RoundPlan

@@ -8,9 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..config.optimizer import OptimizerConfig
-from ..optimizers.build import build_optimizer
-from ..optimizers.rows import update_rows
+from ringfeed.training.config.optimizer import OptimizerConfig
+from ringfeed.training.optimizers.build import build_optimizer
+from ringfeed.training.optimizers.rows import update_rows
+
 from .ordering import finished
 
 __all__ = ["Placement", "ServerOptimizers", "server_device"]

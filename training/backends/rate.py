@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from ..schedules.learning_rate import scaled_learning_rate
+from ringfeed.training.schedules.learning_rate import scaled_learning_rate
 
 __all__ = ["UpdateRate"]
 

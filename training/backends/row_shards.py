@@ -14,8 +14,9 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from ...sharding.errors import ConfigError
-from ...sharding.messages import brief
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import brief
+
 from .placement import Placement
 
 __all__ = ["RowShards", "WholeTable", "shard_rows", "split_tables", "whole_weights"]

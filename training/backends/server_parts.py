@@ -12,12 +12,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError
-from ..checkpoint.snapshot import Parts
-from ..config.train_config import TrainConfig
-from ..models.build import build_model
-from ..optimizers.masks import is_adapted
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.checkpoint.snapshot import Parts
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.models.build import build_model
+from ringfeed.training.optimizers.masks import is_adapted
+
 from .placement import Placement
 from .row_shards import WholeTable, split_tables, whole_weights
 

@@ -7,9 +7,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from ...sharding.errors import TrainingError
-from ..config.train_config import TrainConfig
-from ..loop.reporting import Reporter
+from ringfeed.sharding.errors import TrainingError
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.loop.reporting import Reporter
+
 from .board.board import Done
 from .rate import UpdateRate
 

@@ -18,12 +18,13 @@ from typing import Any, NoReturn
 import numpy as np
 import tensorflow as tf
 
-from ...pipeline import Loader, Mixture
-from ...sharding.errors import RingfeedError, TrainingError
-from ..config.train_config import TrainConfig
-from ..loop.inputs import open_loader, preprocessed, traced
-from ..models.build import build_model
-from ..ring.world import World
+from ringfeed.pipeline import Loader, Mixture
+from ringfeed.sharding.errors import RingfeedError, TrainingError
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.loop.inputs import open_loader, preprocessed, traced
+from ringfeed.training.models.build import build_model
+from ringfeed.training.ring.world import World
+
 from .board.client import BoardClient, ChiefLine
 from .cluster import PS, WORKER, Cluster
 from .significance import Significance

@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..loop.step import clip_by_global_norm
-from ..models.losses import Loss, batch_loss
-from ..optimizers.precision import all_finite
+from ringfeed.training.loop.step import clip_by_global_norm
+from ringfeed.training.models.losses import Loss, batch_loss
+from ringfeed.training.optimizers.precision import all_finite
+
 from .ordering import finished
 from .task import DONE_TOKEN, NEXT_TOKEN, batch_spec
 from .updates import Updates

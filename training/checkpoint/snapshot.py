@@ -18,17 +18,18 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...pipeline.order.epoch_order import ORDER_VERSION
-from ...sharding.common.validation import fit, integer, texts
-from ...sharding.errors import ConfigError, TrainingError
-from ..averaging.moving import MovingAverage
-from ..config.config_file import changed_keys, stretched_schedule, to_tree
-from ..config.keys import all_keys
-from ..config.train_config import TrainConfig
-from ..optimizers.precision import LossScale
-from ..ring.replicas import copies
-from ..ring.ring import Ring, SoloRing
-from ..ring.synchronizer import EveryStep, Synchronizer
+from ringfeed.pipeline.order.epoch_order import ORDER_VERSION
+from ringfeed.sharding.common.validation import fit, integer, texts
+from ringfeed.sharding.errors import ConfigError, TrainingError
+from ringfeed.training.averaging.moving import MovingAverage
+from ringfeed.training.config.config_file import changed_keys, stretched_schedule, to_tree
+from ringfeed.training.config.keys import all_keys
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.optimizers.precision import LossScale
+from ringfeed.training.ring.replicas import copies
+from ringfeed.training.ring.ring import Ring, SoloRing
+from ringfeed.training.ring.synchronizer import EveryStep, Synchronizer
+
 from .store import Checkpoint
 
 __all__ = [

@@ -22,10 +22,10 @@ import xxhash
 from safetensors import deserialize
 from safetensors.numpy import save
 
-from ...sharding.errors import CorruptionError, StorageError
-from ...sharding.messages import brief
-from ...sharding.storage.atomic_files import draft_target
-from ...sharding.storage.storage import Storage
+from ringfeed.sharding.errors import CorruptionError, StorageError
+from ringfeed.sharding.messages import brief
+from ringfeed.sharding.storage.atomic_files import draft_target
+from ringfeed.sharding.storage.storage import Storage
 
 __all__ = ["Checkpoint", "CheckpointStore", "decode", "encode"]
 

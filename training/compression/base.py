@@ -9,8 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..ring.ring import Ring
-from ..ring.synchronizer import EveryStep
+from ringfeed.training.ring.ring import Ring
+from ringfeed.training.ring.synchronizer import EveryStep
 
 __all__ = ["Compressed", "Tensor", "Variable", "joined", "parted", "zeros_like"]
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from ..ring.ring import Ring
+from ringfeed.training.ring.ring import Ring
+
 from .base import Compressed, Tensor, Variable, joined, parted, zeros_like
 from .gathered import gathered_means
 from .top_k import TopK, largest, sparse_payload

@@ -10,7 +10,8 @@ from typing import Protocol
 
 import tensorflow as tf
 
-from ..ring.ring import Ring
+from ringfeed.training.ring.ring import Ring
+
 from .base import Compressed, Tensor, Variable, joined, parted, zeros_like
 from .payload import step_seed
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ..ring.ring import Ring
+from ringfeed.training.ring.ring import Ring
+
 from .base import Tensor, Variable
 from .onebit import OneBit
 from .two_stage import TwoStage

@@ -11,7 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..ring.ring import Ring
+from ringfeed.training.ring.ring import Ring
+
 from .base import Compressed, Tensor, Variable, zeros_like
 from .payload import step_seed
 

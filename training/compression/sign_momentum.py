@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from ..ring.ring import Ring
-from ..ring.synchronizer import Array, EveryStep
+from ringfeed.training.ring.ring import Ring
+from ringfeed.training.ring.synchronizer import Array, EveryStep
+
 from .base import Tensor, Variable
 from .dgc import DGCRule, accumulate
 from .onebit import OneBit

@@ -13,8 +13,9 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
-from ..ring.ring import Ring
-from ..ring.synchronizer import Array
+from ringfeed.training.ring.ring import Ring
+from ringfeed.training.ring.synchronizer import Array
+
 from .base import Compressed, Tensor, Variable, zeros_like
 
 __all__ = ["RowCodec", "TwoStage", "part_length"]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Any
 
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
 
 __all__ = [
     "FUNCTION",

@@ -13,12 +13,13 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from ...sharding.common.strict_yaml import YAML_SCALARS, load_yaml
-from ...sharding.common.validation import fit
-from ...sharding.errors import ConfigError
-from ...sharding.messages import closest
-from ...sharding.storage.special_files import check_regular
-from ...sharding.url_secrets import public_url
+from ringfeed.sharding.common.strict_yaml import YAML_SCALARS, load_yaml
+from ringfeed.sharding.common.validation import fit
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import closest
+from ringfeed.sharding.storage.special_files import check_regular
+from ringfeed.sharding.url_secrets import public_url
+
 from .backend import PARAMETER_SERVER
 from .keys import all_keys, key_default
 from .optimizer import STRETCHED

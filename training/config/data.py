@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, replace
 from typing import Any
 
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
+
 from .checks import key, one_of, require, require_size
 
 __all__ = ["DataConfig", "MixedDataset"]

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
+
 from .checks import key, require, require_finite
 from .outputs import CheckpointConfig, OutputConfig
 from .task import DEFAULT_METRICS, is_number

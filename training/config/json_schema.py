@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import Field, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin
 
-from ...sharding.common.validation import is_required
+from ringfeed.sharding.common.validation import is_required
+
 from .keys import key_default
 from .train_config import TrainConfig
 

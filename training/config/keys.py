@@ -11,8 +11,9 @@ from typing import Any
 
 import yaml
 
-from ...sharding.common.strict_yaml import load_yaml
-from ...sharding.common.validation import is_required
+from ringfeed.sharding.common.strict_yaml import load_yaml
+from ringfeed.sharding.common.validation import is_required
+
 from .train_config import TrainConfig
 
 __all__ = ["all_keys", "as_yaml", "describe_keys", "key_default"]

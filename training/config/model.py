@@ -6,8 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...pipeline.transforms.image_options import ColourJitter, RandomCrop
-from ...sharding.errors import ConfigError
+from ringfeed.pipeline.transforms.image_options import ColourJitter, RandomCrop
+from ringfeed.sharding.errors import ConfigError
+
 from .checks import FUNCTION, are_sizes, is_function, is_pattern, key, one_of, require, require_finite, require_size
 
 __all__ = ["APPLICATIONS", "AugmentConfig", "ModelConfig"]

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
+
 from .checks import FUNCTION, is_function, is_pattern, key, one_of, require, require_finite, require_size
 
 __all__ = [

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
+
 from .checks import key, one_of, require, require_finite, require_size
 from .optimizer import OptimizerConfig
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ...sharding.errors import ConfigError
-from ...sharding.messages import did_you_mean
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import did_you_mean
+
 from .checks import one_of, require
 from .data import DataConfig
 from .loss import LossConfig

@@ -12,7 +12,7 @@ import socket
 from collections.abc import MutableMapping
 from typing import Protocol
 
-from ..ring.horovod import on_hosts_changed
+from ringfeed.training.ring.horovod import on_hosts_changed
 
 __all__ = ["CHANNEL", "Members", "open_members"]
 

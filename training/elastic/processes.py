@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ..loop.stopping import TERMINATED
-from ..ring.launched import REPORT, SIBLINGS, Report
+from ringfeed.training.loop.stopping import TERMINATED
+from ringfeed.training.ring.launched import REPORT, SIBLINGS, Report
 
 __all__ = ["SAVE_SECONDS", "Asked", "Ending", "cause_of_death", "ending_of", "start_rank"]
 

@@ -15,11 +15,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ...sharding.engines.ray_engine import connect, disconnect
-from ...sharding.errors import ConfigError, TrainingError
-from ..loop.stopping import INTERRUPTED, TERMINATED
-from ..ring.horovod import ray_ranks
-from ..ring.launched import Report
+from ringfeed.sharding.engines.ray_engine import connect, disconnect
+from ringfeed.sharding.errors import ConfigError, TrainingError
+from ringfeed.training.loop.stopping import INTERRUPTED, TERMINATED
+from ringfeed.training.ring.horovod import ray_ranks
+from ringfeed.training.ring.launched import Report
+
 from .processes import SAVE_SECONDS, Asked, Ending, ending_of, start_rank
 
 __all__ = ["run_on_ray"]

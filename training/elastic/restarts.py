@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...sharding.errors import ConfigError
-from ..checkpoint.store import CheckpointStore
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.checkpoint.store import CheckpointStore
 
 __all__ = ["Restarts", "WantedRanks"]
 

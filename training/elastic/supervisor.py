@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
-from ..loop.stopping import INTERRUPTED, TERMINATED
-from ..ring.horovod import local_ranks
-from ..ring.launched import Report
+from ringfeed.training.loop.stopping import INTERRUPTED, TERMINATED
+from ringfeed.training.ring.horovod import local_ranks
+from ringfeed.training.ring.launched import Report
+
 from .group import Group, Member, Phase
 from .members import CHANNEL
 from .processes import SAVE_SECONDS, Asked, Ending, cause_of_death, start_rank

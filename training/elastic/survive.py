@@ -19,12 +19,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...sharding.errors import TrainingError
-from ..checkpoint.memory import Memory
-from ..loop.stopping import Stopped
-from ..ring.connect import join, pin_gpu, prepare
-from ..ring.horovod_ring import HorovodRing
-from ..ring.world import world_from_environment
+from ringfeed.sharding.errors import TrainingError
+from ringfeed.training.checkpoint.memory import Memory
+from ringfeed.training.loop.stopping import Stopped
+from ringfeed.training.ring.connect import join, pin_gpu, prepare
+from ringfeed.training.ring.horovod_ring import HorovodRing
+from ringfeed.training.ring.world import world_from_environment
+
 from .members import Members
 
 __all__ = ["is_of_collective", "survive"]

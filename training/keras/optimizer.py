@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import keras
 
-from ...pipeline.base_loader import BaseLoader
-from ...sharding.errors import TrainingError
-from ..ring.ring import Ring, dense
+from ringfeed.pipeline.base_loader import BaseLoader
+from ringfeed.sharding.errors import TrainingError
+from ringfeed.training.ring.ring import Ring, dense
 
 __all__ = ["distribute", "ring_of"]
 

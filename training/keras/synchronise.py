@@ -6,9 +6,10 @@ from typing import Any
 
 import keras
 
-from ...sharding.errors import TrainingError
-from ..averaging.statistics import StatisticsAverage
-from ..ring.ring import Ring
+from ringfeed.sharding.errors import TrainingError
+from ringfeed.training.averaging.statistics import StatisticsAverage
+from ringfeed.training.ring.ring import Ring
+
 from .optimizer import ring_of
 
 __all__ = ["Synchronise"]

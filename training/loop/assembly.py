@@ -11,28 +11,29 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...pipeline import Loader, Mixture
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError
-from ..averaging.batch_norm import synchronise_batch_norm
-from ..averaging.moving import MovingAverage
-from ..averaging.pace import Pace
-from ..checkpoint.snapshot import Parts
-from ..config.backend import MIRRORED, MULTI_WORKER
-from ..config.train_config import TrainConfig
-from ..metrics.scorers import make_scorer
-from ..models.build import build_model
-from ..models.built_model import BuiltModel
-from ..models.losses import build_loss
-from ..models.target import Target, plan_target
-from ..models.user_model import own_errors
-from ..optimizers.build import build_schedule, schedule_warnings
-from ..optimizers.precision import LossScale, ScaleRule
-from ..optimizers.replicated import update_own_replica
-from ..records.clock import clock
-from ..ring.metered import MeteredRing
-from ..ring.replicas import Replicas, replicas_of
-from ..ring.ring import Ring
+from ringfeed.pipeline import Loader, Mixture
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.averaging.batch_norm import synchronise_batch_norm
+from ringfeed.training.averaging.moving import MovingAverage
+from ringfeed.training.averaging.pace import Pace
+from ringfeed.training.checkpoint.snapshot import Parts
+from ringfeed.training.config.backend import MIRRORED, MULTI_WORKER
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.metrics.scorers import make_scorer
+from ringfeed.training.models.build import build_model
+from ringfeed.training.models.built_model import BuiltModel
+from ringfeed.training.models.losses import build_loss
+from ringfeed.training.models.target import Target, plan_target
+from ringfeed.training.models.user_model import own_errors
+from ringfeed.training.optimizers.build import build_schedule, schedule_warnings
+from ringfeed.training.optimizers.precision import LossScale, ScaleRule
+from ringfeed.training.optimizers.replicated import update_own_replica
+from ringfeed.training.records.clock import clock
+from ringfeed.training.ring.metered import MeteredRing
+from ringfeed.training.ring.replicas import Replicas, replicas_of
+from ringfeed.training.ring.ring import Ring
+
 from .clients import own_pace
 from .datasets import open_manifests
 from .inputs import Functions, open_evaluations, open_loader, traced

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...pipeline import Loader, Mixture
-from ...pipeline.transforms.failing_record import as_tensor
+from ringfeed.pipeline import Loader, Mixture
+from ringfeed.pipeline.transforms.failing_record import as_tensor
 
 __all__ = ["bad_records", "finite_samples"]
 

@@ -10,14 +10,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...pipeline import Loader, Mixture
-from ...pipeline.select.where_expression import open_filter
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError
-from ..averaging.pace import Pace
-from ..config.train_config import TrainConfig
-from ..ring.ring import Ring
-from ..ring.world import World
+from ringfeed.pipeline import Loader, Mixture
+from ringfeed.pipeline.select.where_expression import open_filter
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.averaging.pace import Pace
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.ring.ring import Ring
+from ringfeed.training.ring.world import World
+
 from .shares import even_shares
 
 __all__ = ["own_pace", "own_part", "paced"]

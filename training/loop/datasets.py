@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...sharding.dataset.combined import combined_manifest
-from ...sharding.dataset.dataset import open_dataset
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import DatasetError
-from ..config.data import DataConfig
+from ringfeed.sharding.dataset.combined import combined_manifest
+from ringfeed.sharding.dataset.dataset import open_dataset
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import DatasetError
+from ringfeed.training.config.data import DataConfig
 
 __all__ = ["one_manifest", "open_manifests"]
 

@@ -13,14 +13,15 @@ from io import BytesIO
 from pathlib import PurePosixPath
 from typing import Any
 
-from ...sharding.errors import TrainingError
-from ..checkpoint.snapshot import set_rank_seeds
-from ..config.outputs import CheckpointConfig, OutputConfig
-from ..config.track import TrackConfig
-from ..config.train_config import TrainConfig
-from ..optimizers.build import build_schedule
-from ..ring.ring import Ring
-from ..schedules.range_test import ExponentialRise, RangeTest, has_diverged, judge_rates, smoothed
+from ringfeed.sharding.errors import TrainingError
+from ringfeed.training.checkpoint.snapshot import set_rank_seeds
+from ringfeed.training.config.outputs import CheckpointConfig, OutputConfig
+from ringfeed.training.config.track import TrackConfig
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.optimizers.build import build_schedule
+from ringfeed.training.ring.ring import Ring
+from ringfeed.training.schedules.range_test import ExponentialRise, RangeTest, has_diverged, judge_rates, smoothed
+
 from .assembly import Assembly, assemble
 from .inputs import preprocessed
 from .reporting import Reporter

@@ -12,17 +12,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...pipeline import Loader, Mixture
-from ...pipeline.fetch.shard_cache import open_cache
-from ...pipeline.mixture_loaders import name_dataset_in_errors
-from ...pipeline.select.sample_columns import CLASS_ID
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError, DatasetError
-from ..config.data import DataConfig
-from ..config.train_config import TrainConfig
-from ..models.preprocess import Preprocess, fill_values
-from ..ring.ring import Ring
-from ..ring.world import World
+from ringfeed.pipeline import Loader, Mixture
+from ringfeed.pipeline.fetch.shard_cache import open_cache
+from ringfeed.pipeline.mixture_loaders import name_dataset_in_errors
+from ringfeed.pipeline.select.sample_columns import CLASS_ID
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError, DatasetError
+from ringfeed.training.config.data import DataConfig
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.models.preprocess import Preprocess, fill_values
+from ringfeed.training.ring.ring import Ring
+from ringfeed.training.ring.world import World
+
 from .clients import own_part
 from .datasets import one_manifest, open_manifests
 from .shares import even_shares

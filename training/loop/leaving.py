@@ -13,11 +13,12 @@ import sys
 import time
 import traceback
 
-from ...sharding.errors import RingfeedError
-from ...sharding.url_secrets import without_secrets
-from ..ring.launched import Report, report
-from ..ring.workers import worker_world
-from ..ring.world import world_from_environment
+from ringfeed.sharding.errors import RingfeedError
+from ringfeed.sharding.url_secrets import without_secrets
+from ringfeed.training.ring.launched import Report, report
+from ringfeed.training.ring.workers import worker_world
+from ringfeed.training.ring.world import world_from_environment
+
 from .stopping import INTERRUPTED, RESUMABLE, TERMINATED
 
 __all__ = ["leave", "leave_after"]

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...pipeline import Loader, Mixture
-from ...sharding.errors import TrainingError
-from ..averaging.pace import Pace
-from ..config.train_config import TrainConfig
-from ..optimizers.precision import LossScale, all_finite
-from ..ring.ring import Ring
+from ringfeed.pipeline import Loader, Mixture
+from ringfeed.sharding.errors import TrainingError
+from ringfeed.training.averaging.pace import Pace
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.optimizers.precision import LossScale, all_finite
+from ringfeed.training.ring.ring import Ring
+
 from .bad_records import bad_records
 
 __all__ = ["check_overflows", "check_records", "check_weights", "is_at_floor"]

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..config.config_file import to_tree
-from ..config.train_config import TrainConfig
-from ..trackers.open import open_trackers
-from ..trackers.tracker import Tracker
+from ringfeed.training.config.config_file import to_tree
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.trackers.open import open_trackers
+from ringfeed.training.trackers.tracker import Tracker
+
 from .reporting import Reporter
 from .state.best import best_evaluations, is_patience_over
 from .state.outputs import METRICS_FORMAT

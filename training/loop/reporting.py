@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from ..trackers.tracker import RunStart, Tracker, Trackers
+from ringfeed.training.trackers.tracker import RunStart, Tracker, Trackers
 
 __all__ = ["Reporter", "configure_logging"]
 

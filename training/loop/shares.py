@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
-from ...pipeline import Loader, Mixture
-from ..ring.ring import Ring
+from ringfeed.pipeline import Loader, Mixture
+from ringfeed.training.ring.ring import Ring
 
 __all__ = ["Shares", "even_shares", "shares_by_speed"]
 

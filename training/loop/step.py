@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ..averaging.moving import MovingAverage
-from ..models.losses import Loss, batch_loss, cross_entropy
-from ..optimizers.precision import LossScale, all_finite
-from ..records.clock import Clock, timed
-from ..ring.replicas import Replicas
-from ..ring.ring import dense
-from ..ring.synchronizer import EveryStep, Synchronizer
+from ringfeed.training.averaging.moving import MovingAverage
+from ringfeed.training.models.losses import Loss, batch_loss, cross_entropy
+from ringfeed.training.optimizers.precision import LossScale, all_finite
+from ringfeed.training.records.clock import Clock, timed
+from ringfeed.training.ring.replicas import Replicas
+from ringfeed.training.ring.ring import dense
+from ringfeed.training.ring.synchronizer import EveryStep, Synchronizer
 
 __all__ = ["StepMetrics", "TrainStep", "clip_by_global_norm", "make_predict_step", "make_train_step"]
 

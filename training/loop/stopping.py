@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable
 
-from ..config.checks import duration_seconds
+from ringfeed.training.config.checks import duration_seconds
 
 __all__ = ["INTERRUPTED", "RESUMABLE", "TERMINATED", "StopRequest", "Stopped"]
 

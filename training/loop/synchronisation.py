@@ -12,28 +12,28 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...sharding.errors import ConfigError
-from ..averaging.diloco import DiLoCo
-from ..averaging.fedavg import FedAvg
-from ..averaging.gossip import Gossip
-from ..averaging.pace import Pace
-from ..averaging.periodic import Periodic
-from ..averaging.robust import median, trimmed_count, trimmed_mean
-from ..compression.dgc import DGC, DGCRule
-from ..compression.gathered import Gathered
-from ..compression.half import Half
-from ..compression.onebit_adam import OneBitAdam
-from ..compression.powersgd import PowerSGD
-from ..compression.qsgd import QSGD
-from ..compression.sign_momentum import SignMomentum
-from ..compression.terngrad import TernGrad
-from ..compression.top_k import TopK
-from ..compression.two_stage import TwoStage
-from ..config.synchronisation import MOMENTUM_FIRST, SyncConfig
-from ..config.train_config import TrainConfig
-from ..optimizers.build import build_optimizer, eps_of
-from ..ring.ring import Ring
-from ..ring.synchronizer import EveryStep, Synchronizer
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.averaging.diloco import DiLoCo
+from ringfeed.training.averaging.fedavg import FedAvg
+from ringfeed.training.averaging.gossip import Gossip
+from ringfeed.training.averaging.pace import Pace
+from ringfeed.training.averaging.periodic import Periodic
+from ringfeed.training.averaging.robust import median, trimmed_count, trimmed_mean
+from ringfeed.training.compression.dgc import DGC, DGCRule
+from ringfeed.training.compression.gathered import Gathered
+from ringfeed.training.compression.half import Half
+from ringfeed.training.compression.onebit_adam import OneBitAdam
+from ringfeed.training.compression.powersgd import PowerSGD
+from ringfeed.training.compression.qsgd import QSGD
+from ringfeed.training.compression.sign_momentum import SignMomentum
+from ringfeed.training.compression.terngrad import TernGrad
+from ringfeed.training.compression.top_k import TopK
+from ringfeed.training.compression.two_stage import TwoStage
+from ringfeed.training.config.synchronisation import MOMENTUM_FIRST, SyncConfig
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.optimizers.build import build_optimizer, eps_of
+from ringfeed.training.ring.ring import Ring
+from ringfeed.training.ring.synchronizer import EveryStep, Synchronizer
 
 __all__ = ["build_run_optimizer", "build_synchronizer", "momentum_remarks"]
 

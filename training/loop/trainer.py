@@ -15,19 +15,20 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...pipeline import Loader
-from ...sharding.errors import TrainingError
-from ..averaging.statistics import StatisticsAverage
-from ..checkpoint.memory import Memory
-from ..checkpoint.snapshot import Position
-from ..config.config_file import to_tree
-from ..config.train_config import TrainConfig
-from ..metrics.evaluate import evaluate, evaluate_each
-from ..records.record_format import CHECKPOINT, EVALUATION
-from ..records.recorder import Recorder, StepTimes, open_recorder
-from ..ring.ring import Ring
-from ..ring.same_weights import assert_same_weights
-from ..trackers.tracker import Tracker
+from ringfeed.pipeline import Loader
+from ringfeed.sharding.errors import TrainingError
+from ringfeed.training.averaging.statistics import StatisticsAverage
+from ringfeed.training.checkpoint.memory import Memory
+from ringfeed.training.checkpoint.snapshot import Position
+from ringfeed.training.config.config_file import to_tree
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.metrics.evaluate import evaluate, evaluate_each
+from ringfeed.training.records.record_format import CHECKPOINT, EVALUATION
+from ringfeed.training.records.recorder import Recorder, StepTimes, open_recorder
+from ringfeed.training.ring.ring import Ring
+from ringfeed.training.ring.same_weights import assert_same_weights
+from ringfeed.training.trackers.tracker import Tracker
+
 from .assembly import assemble
 from .clients import paced
 from .inputs import Functions, preprocessed

@@ -7,7 +7,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..models.networks.packing import padding_of
+from ringfeed.training.models.networks.packing import padding_of
+
 from .step import StepMetrics
 
 __all__ = ["Window"]

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ..models.losses import plain_loss
-from ..models.target import Target
-from ..ring.ring import Ring
+from ringfeed.training.models.losses import plain_loss
+from ringfeed.training.models.target import Target
+from ringfeed.training.ring.ring import Ring
+
 from .exact_sum import ExactSum
 from .scorers import make_scorer
 

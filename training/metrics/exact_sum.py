@@ -7,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from ..ring.ring import Ring
+from ringfeed.training.ring.ring import Ring
 
 __all__ = ["ExactSum"]
 

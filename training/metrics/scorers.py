@@ -13,10 +13,11 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from ...sharding.errors import ConfigError
-from ..config.task import DEFAULT_METRICS, top_k
-from ..models.target import Target
-from ..ring.ring import Ring
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.config.task import DEFAULT_METRICS, top_k
+from ringfeed.training.models.target import Target
+from ringfeed.training.ring.ring import Ring
+
 from .exact_sum import ExactSum
 from .ranking import average_precision, precision_recall, roc_auc
 

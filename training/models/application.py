@@ -9,11 +9,12 @@ import sys
 
 import keras
 
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError
-from ...sharding.messages import did_you_mean, listed, one_line
-from ..config.model import APPLICATIONS
-from ..config.train_config import TrainConfig
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import did_you_mean, listed, one_line
+from ringfeed.training.config.model import APPLICATIONS
+from ringfeed.training.config.train_config import TrainConfig
+
 from .built_model import BuiltModel, check_outputs
 from .images import image_column, image_model, image_shape
 from .target import plan_target

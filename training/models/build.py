@@ -10,10 +10,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ...sharding.dataset.manifest import Manifest
-from ..config.model import APPLICATIONS
-from ..config.train_config import TrainConfig
-from ..optimizers.precision import compute_dtype
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.training.config.model import APPLICATIONS
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.optimizers.precision import compute_dtype
+
 from .application import application
 from .built_model import BuiltModel
 from .freeze import freeze

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
+
 from .preprocess import Preprocess
 from .target import Target
 

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from ...sharding.errors import ConfigError
-from ...sharding.messages import listed
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import listed
 
 __all__ = ["freeze", "matching_layers"]
 

@@ -10,13 +10,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...pipeline.transforms.images import ImageTransform
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError
-from ...sharding.schema import Feature
-from ..config.data import DataConfig
-from ..config.model import AugmentConfig
-from ..config.train_config import TrainConfig
+from ringfeed.pipeline.transforms.images import ImageTransform
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.schema import Feature
+from ringfeed.training.config.data import DataConfig
+from ringfeed.training.config.model import AugmentConfig
+from ringfeed.training.config.train_config import TrainConfig
+
 from .built_model import BuiltModel
 from .mixing import mixer
 from .preprocess import Element, Inputs, Preprocess, feature_columns, label_and_weight

@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...sharding.errors import ConfigError
-from ...sharding.messages import listed
-from ..config.loss import LossConfig
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import listed
+from ringfeed.training.config.loss import LossConfig
+
 from .target import Target
 
 __all__ = ["Loss", "batch_loss", "build_loss", "cross_entropy", "plain_loss"]

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ...pipeline.transforms.mixup import CutMix, Mixup
-from ..config.model import AugmentConfig
+from ringfeed.pipeline.transforms.mixup import CutMix, Mixup
+from ringfeed.training.config.model import AugmentConfig
 
 __all__ = ["mixer"]
 

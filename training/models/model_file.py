@@ -15,11 +15,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError, TrainingError
-from ...sharding.messages import brief
-from ..config.config_file import parse_config, to_tree
-from ..config.train_config import TrainConfig
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError, TrainingError
+from ringfeed.sharding.messages import brief
+from ringfeed.training.config.config_file import parse_config, to_tree
+from ringfeed.training.config.train_config import TrainConfig
 
 __all__ = ["ModelFile", "decode_model", "encode_model"]
 

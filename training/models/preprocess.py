@@ -11,14 +11,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...pipeline.transforms.tabular import missing_codes, plan_columns
-from ...pipeline.transforms.tabular_ops import tabular_inputs
-from ...pipeline.transforms.tabular_plan import TabularPlan
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError
-from ...sharding.messages import did_you_mean, listed
-from ...sharding.schema import Feature
-from ..config.data import DataConfig
+from ringfeed.pipeline.transforms.tabular import missing_codes, plan_columns
+from ringfeed.pipeline.transforms.tabular_ops import tabular_inputs
+from ringfeed.pipeline.transforms.tabular_plan import TabularPlan
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import did_you_mean, listed
+from ringfeed.sharding.schema import Feature
+from ringfeed.training.config.data import DataConfig
 
 __all__ = [
     "Element",

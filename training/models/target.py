@@ -12,13 +12,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.dataset.statistics import FeatureStatistics
-from ...sharding.errors import ConfigError
-from ...sharding.messages import did_you_mean, listed
-from ...sharding.schema import Feature
-from ..config.data import DataConfig
-from ..config.train_config import TrainConfig
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.dataset.statistics import FeatureStatistics
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import did_you_mean, listed
+from ringfeed.sharding.schema import Feature
+from ringfeed.training.config.data import DataConfig
+from ringfeed.training.config.train_config import TrainConfig
 
 __all__ = ["Target", "in_units", "plan_target"]
 

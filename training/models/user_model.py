@@ -11,10 +11,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError, RingfeedError, TrainingError
-from ...sharding.sources.user_code import describe_error, import_function
-from ..config.train_config import TrainConfig
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError, RingfeedError, TrainingError
+from ringfeed.sharding.sources.user_code import describe_error, import_function
+from ringfeed.training.config.train_config import TrainConfig
+
 from .built_model import BuiltModel, check_outputs
 from .preprocess import Element, feature_columns, label_and_weight
 from .target import plan_target

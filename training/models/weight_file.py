@@ -17,8 +17,8 @@ from typing import Any
 import h5py
 import keras
 
-from ...sharding.errors import ConfigError
-from ...sharding.storage.storage import Storage
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.storage.storage import Storage
 
 __all__ = ["load_weights"]
 

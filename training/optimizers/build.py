@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...sharding.errors import ConfigError
-from ..config.optimizer import VARIANTS, OptimizerConfig
-from ..config.train_config import TrainConfig
-from ..schedules.learning_rate import WarmUpDecay, scaled_learning_rate
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.config.optimizer import VARIANTS, OptimizerConfig
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.schedules.learning_rate import WarmUpDecay, scaled_learning_rate
+
 from .adam import Adam
 from .lamb import LAMB
 from .lars import LARS

@@ -13,9 +13,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...sharding.errors import ConfigError, RingfeedError, TrainingError
-from ...sharding.sources.user_code import describe_error, import_function
-from ..config.optimizer import OptimizerConfig
+from ringfeed.sharding.errors import ConfigError, RingfeedError, TrainingError
+from ringfeed.sharding.sources.user_code import describe_error, import_function
+from ringfeed.training.config.optimizer import OptimizerConfig
 
 __all__ = ["own_optimizer_errors", "user_optimizer"]
 

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ..checkpoint.snapshot import Parts
+from ringfeed.training.checkpoint.snapshot import Parts
 
 __all__ = ["memory_bytes", "variable_bytes"]
 

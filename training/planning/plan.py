@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..averaging.pace import Pace
-from ..config.train_config import TrainConfig
-from ..loop.assembly import Assembly, assemble
-from ..loop.inputs import open_loader
-from ..loop.shares import even_shares
-from ..loop.state.resume import newest_checkpoint
-from ..ring.ring import Ring, SoloRing
-from ..ring.world import World
+from ringfeed.training.averaging.pace import Pace
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.loop.assembly import Assembly, assemble
+from ringfeed.training.loop.inputs import open_loader
+from ringfeed.training.loop.shares import even_shares
+from ringfeed.training.loop.state.resume import newest_checkpoint
+from ringfeed.training.ring.ring import Ring, SoloRing
+from ringfeed.training.ring.world import World
+
 from .memory import memory_bytes
 from .planned_ring import PlannedRing
 from .wire import bytes_by_method

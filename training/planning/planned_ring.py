@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ..ring.ring import SoloRing
+from ringfeed.training.ring.ring import SoloRing
 
 __all__ = ["PlannedRing"]
 

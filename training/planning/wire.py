@@ -7,13 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...sharding.errors import ConfigError
-from ..averaging.pace import Pace
-from ..checkpoint.snapshot import Parts
-from ..config.synchronisation import COMPRESSIONS, CompressionConfig
-from ..config.train_config import TrainConfig
-from ..loop.synchronisation import build_synchronizer
-from ..ring.metered import MeteredRing
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.averaging.pace import Pace
+from ringfeed.training.checkpoint.snapshot import Parts
+from ringfeed.training.config.synchronisation import COMPRESSIONS, CompressionConfig
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.loop.synchronisation import build_synchronizer
+from ringfeed.training.ring.metered import MeteredRing
+
 from .planned_ring import PlannedRing
 
 __all__ = ["bytes_by_method", "wire_bytes"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...sharding.errors import ConfigError, TrainingError
+from ringfeed.sharding.errors import ConfigError, TrainingError
+
 from .record_format import END, STEP, Launch, Row
 
 __all__ = ["Exporter"]

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
 
 __all__ = ["CHECKPOINT", "END", "EVALUATION", "SCHEMA", "STEP", "Launch", "Row", "file_name", "first_step_of", "stride"]
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...sharding.errors import TrainingError
-from ..config.backend import HOROVOD, MIRRORED, MULTI_WORKER
+from ringfeed.sharding.errors import TrainingError
+from ringfeed.training.config.backend import HOROVOD, MIRRORED, MULTI_WORKER
+
 from .connections import open_sockets
 from .hierarchical_ring import DYNAMIC, HierarchicalRing
 from .horovod import require_horovod

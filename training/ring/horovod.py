@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
-from ...sharding.errors import TrainingError
+from ringfeed.sharding.errors import TrainingError
 
 __all__ = ["local_ranks", "on_hosts_changed", "ray_ranks", "require_horovod"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
 
 __all__ = ["host_groups"]
 

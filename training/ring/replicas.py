@@ -14,7 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
+
 from .ring import SoloRing, dense
 
 __all__ = ["MirroredRing", "Replicas", "copies", "open_replicas", "replicas_of"]

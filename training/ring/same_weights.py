@@ -12,7 +12,8 @@ import numpy as np
 import tensorflow as tf
 import xxhash
 
-from ...sharding.errors import TrainingError
+from ringfeed.sharding.errors import TrainingError
+
 from .replicas import copies
 from .ring import Ring
 

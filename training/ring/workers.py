@@ -6,7 +6,8 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
+
 from .tf_config import TF_CONFIG, WORKER, TaskConfig, read_tf_config
 from .world import World
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError
 
 __all__ = ["World", "refuse_settings", "world_from_environment"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from ..config.optimizer import DECAYS, SCALINGS, WARMUPS
+from ringfeed.training.config.optimizer import DECAYS, SCALINGS, WARMUPS
 
 __all__ = ["WarmUpDecay", "scaled_learning_rate"]
 

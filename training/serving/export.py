@@ -11,11 +11,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
-from ...sharding.errors import ConfigError
-from ...sharding.storage.storage import Storage
-from ..loop.reporting import configure_logging
-from ..loop.state.outputs import check_writable, write_file
+from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.training.loop.reporting import configure_logging
+from ringfeed.training.loop.state.outputs import check_writable, write_file
 
 if TYPE_CHECKING:
     from .trained import TrainedModel
@@ -109,7 +109,7 @@ def _check_folder(out: str) -> None:
 
 def _write(model: TrainedModel, out: str, kind: str) -> None:
     if kind == "keras":
-        from ..models.model_file import encode_model
+        from ringfeed.training.models.model_file import encode_model
 
         write_file(out, encode_model(model.network, model.config, model.manifest, model.step))
     elif kind == "onnx":

@@ -15,8 +15,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ...sharding.errors import ConfigError, TrainingError
-from ...sharding.messages import brief
+from ringfeed.sharding.errors import ConfigError, TrainingError
+from ringfeed.sharding.messages import brief
+
 from .trained import TrainedModel
 
 __all__ = ["encode_onnx"]

@@ -12,16 +12,16 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from ...pipeline.deliver.quiet_tensorflow import quiet_tensorflow
-from ...sharding.dataset.dataset import open_dataset
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError
-from ...sharding.storage.storage import Storage
-from ..loop.leaving import leave, leave_after
-from ..loop.reporting import configure_logging
-from ..loop.stopping import INTERRUPTED
-from ..ring.launched import end_with_launcher, is_launched
-from ..ring.world import world_from_environment
+from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
+from ringfeed.sharding.dataset.dataset import open_dataset
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.training.loop.leaving import leave, leave_after
+from ringfeed.training.loop.reporting import configure_logging
+from ringfeed.training.loop.stopping import INTERRUPTED
+from ringfeed.training.ring.launched import end_with_launcher, is_launched
+from ringfeed.training.ring.world import world_from_environment
 
 __all__ = ["add_arguments", "run"]
 
@@ -101,7 +101,8 @@ def _predict(args: argparse.Namespace, watch: Any) -> None:
     manifest = open_dataset(args.url).manifest
     split = _split(args, manifest)
     with quiet_tensorflow():
-        from ..ring.connect import connect
+        from ringfeed.training.ring.connect import connect
+
         from .predictions import Predictor, prepare_folder
         from .trained import open_trained
 

@@ -20,14 +20,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import tensorflow as tf
 
-from ...pipeline import Loader
-from ...pipeline.transforms.tabular import missing_codes
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError
-from ...sharding.messages import did_you_mean, listed
-from ...sharding.schema import Feature, Schema, class_array
-from ...sharding.storage.storage import Storage
-from ..ring.ring import Ring
+from ringfeed.pipeline import Loader
+from ringfeed.pipeline.transforms.tabular import missing_codes
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import did_you_mean, listed
+from ringfeed.sharding.schema import Feature, Schema, class_array
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.training.ring.ring import Ring
+
 from .trained import TrainedModel
 
 __all__ = ["SUMMARY", "Predictor", "prepare_folder"]

@@ -18,7 +18,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ...sharding.schema import Feature
+from ringfeed.sharding.schema import Feature
+
 from .trained import TrainedModel, column_spec
 
 __all__ = ["input_names", "write_saved_model"]

@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ...sharding.dataset.manifest import Manifest
-from ...sharding.errors import ConfigError, DatasetError, TrainingError
-from ...sharding.messages import brief
-from ...sharding.schema import Feature
-from ...sharding.storage.storage import Storage
-from ..checkpoint.snapshot import check_state
-from ..checkpoint.store import Checkpoint, CheckpointStore
-from ..config.config_file import parse_config
-from ..config.model import APPLICATIONS
-from ..config.train_config import TrainConfig
-from ..loop.datasets import one_manifest, open_manifests
-from ..models.build import build_model
-from ..models.model_file import ModelFile, decode_model
-from ..models.preprocess import Element, Preprocess, feature_columns, fill_values
-from ..models.target import Target, plan_target
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError, DatasetError, TrainingError
+from ringfeed.sharding.messages import brief
+from ringfeed.sharding.schema import Feature
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.training.checkpoint.snapshot import check_state
+from ringfeed.training.checkpoint.store import Checkpoint, CheckpointStore
+from ringfeed.training.config.config_file import parse_config
+from ringfeed.training.config.model import APPLICATIONS
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.loop.datasets import one_manifest, open_manifests
+from ringfeed.training.models.build import build_model
+from ringfeed.training.models.model_file import ModelFile, decode_model
+from ringfeed.training.models.preprocess import Element, Preprocess, feature_columns, fill_values
+from ringfeed.training.models.target import Target, plan_target
 
 __all__ = ["TrainedModel", "column_spec", "open_trained"]
 

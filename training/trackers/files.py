@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...sharding.storage.storage import Storage
+from ringfeed.sharding.storage.storage import Storage
+
 from .tracker import RunStart, Tracker
 from .values import finite, scalars
 

@@ -8,8 +8,9 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ...sharding.errors import ConfigError, TrainingError
-from ...sharding.messages import brief
+from ringfeed.sharding.errors import ConfigError, TrainingError
+from ringfeed.sharding.messages import brief
+
 from .tracker import RunStart, Tracker
 from .values import scalars
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from ..config.track import TrackConfig
+from ringfeed.training.config.track import TrackConfig
+
 from .tracker import Tracker
 
 __all__ = ["open_trackers"]

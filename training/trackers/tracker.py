@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...sharding.messages import brief
+from ringfeed.sharding.messages import brief
 
 __all__ = ["RunStart", "Tracker", "Trackers"]
 

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 from PIL import Image
 
-from ..arrow_binary import data_of, offsets_of
+from ringfeed.sharding.formats.arrow_binary import data_of, offsets_of
+
 from .jpeg_headers import plain_jpeg_sizes
 from .orientation import is_rotated
 from .sizes import image_size

@@ -19,11 +19,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...engines.executors import stream_tasks
-from ...errors import ConfigError, SourceError
-from ...messages import counted
-from ...sources import Part, Source, select_part
-from ...sources.base import (
+from ringfeed.sharding.engines.executors import stream_tasks
+from ringfeed.sharding.errors import ConfigError, SourceError
+from ringfeed.sharding.messages import counted
+from ringfeed.sharding.prepare.image_transform import ImageOptions, fault_of_prepared
+from ringfeed.sharding.sources import Part, Source, select_part
+from ringfeed.sharding.sources.base import (
     BadRecord,
     CheckableSource,
     Reject,
@@ -34,10 +35,10 @@ from ...sources.base import (
     rewrap,
     unwrap,
 )
-from ...sources.dropping_source import DroppingSource
-from ...sources.images.image_files import ImageCheck, image_fault
-from ...storage.urls import public_url
-from ..image_transform import ImageOptions, fault_of_prepared
+from ringfeed.sharding.sources.dropping_source import DroppingSource
+from ringfeed.sharding.sources.images.image_files import ImageCheck, image_fault
+from ringfeed.sharding.storage.urls import public_url
+
 from .image_checks import faulty_records, image_columns
 from .record_origins import find_origins
 

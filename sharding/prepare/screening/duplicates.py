@@ -17,19 +17,20 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from ...compute.grouping import group
-from ...dataset.earlier_shards import EarlierShards
-from ...destination.spill import side_folder
-from ...engines.executors import Job, run_tasks
-from ...errors import ConfigError
-from ...progress import Progress, Report, ignore
-from ...sources import Part, Source, select_part
-from ...sources.base import complete_slices, draft_columns, narrow_source
-from ...sources.dropping_source import DroppingSource
-from ...sources.ringfeed import RingfeedSource
-from ...storage.storage import Storage
-from ..column_names import check_columns
-from ..image_source import ImageSource
+from ringfeed.sharding.compute.grouping import group
+from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.destination.spill import side_folder
+from ringfeed.sharding.engines.executors import Job, run_tasks
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.prepare.column_names import check_columns
+from ringfeed.sharding.prepare.image_source import ImageSource
+from ringfeed.sharding.progress import Progress, Report, ignore
+from ringfeed.sharding.sources import Part, Source, select_part
+from ringfeed.sharding.sources.base import complete_slices, draft_columns, narrow_source
+from ringfeed.sharding.sources.dropping_source import DroppingSource
+from ringfeed.sharding.sources.ringfeed import RingfeedSource
+from ringfeed.sharding.storage.storage import Storage
+
 from .record_hashes import Hashes, hash_records
 
 __all__ = [

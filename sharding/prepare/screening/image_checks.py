@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from ...sources import Part, Source
-from ...sources.base import BadRecord, CheckableSource, Reject, fail_on_bad, unwrap
-from ...sources.images.image_files import ImageCheck, find_faulty_images, image_fault
-from ...sources.images.image_list import URL, missing_path_record
-from ...sources.ringfeed import RingfeedSource
+from ringfeed.sharding.sources import Part, Source
+from ringfeed.sharding.sources.base import BadRecord, CheckableSource, Reject, fail_on_bad, unwrap
+from ringfeed.sharding.sources.images.image_files import ImageCheck, find_faulty_images, image_fault
+from ringfeed.sharding.sources.images.image_list import URL, missing_path_record
+from ringfeed.sharding.sources.ringfeed import RingfeedSource
+
 from .record_origins import describe_origin
 
 __all__ = ["check_images", "faulty_records", "image_columns"]

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from ...compute.arrow_casts import is_list
-from ...errors import SourceError
-from ...formats.arrow_binary import binary_array, binary_rows, data_of, offsets_of
+from ringfeed.sharding.compute.arrow_casts import is_list
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.formats.arrow_binary import binary_array, binary_rows, data_of, offsets_of
 
 __all__ = ["Hashes", "hash_records"]
 

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...sources import Part, Source
-from ...sources.base import BadRecord, Reject, narrow_source, rewrap, unwrap
-from ...sources.files.record_places import record_places
-from ..column_names import HIDDEN
+from ringfeed.sharding.prepare.column_names import HIDDEN
+from ringfeed.sharding.sources import Part, Source
+from ringfeed.sharding.sources.base import BadRecord, Reject, narrow_source, rewrap, unwrap
+from ringfeed.sharding.sources.files.record_places import record_places
 
 __all__ = ["describe_origin", "find_origins"]
 

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...compute.batches import BATCH_BYTES, BATCH_ROWS
-from ...errors import ConfigError, SourceError
-from ...messages import did_you_mean, listed
-from ...schema import Feature, to_lists
+from ringfeed.sharding.compute.batches import BATCH_BYTES, BATCH_ROWS
+from ringfeed.sharding.errors import ConfigError, SourceError
+from ringfeed.sharding.messages import did_you_mean, listed
+from ringfeed.sharding.schema import Feature, to_lists
 
 __all__ = [
     "ArraySelection", "Leaf", "batch_rows", "differing_columns", "fixed_feature", "leaves_of", "part_bounds",

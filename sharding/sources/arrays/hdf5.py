@@ -16,11 +16,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...compute.batches import BATCH_BYTES
-from ...messages import brief
-from ...schema import Feature, Schema
-from ..base import SKIP_REMEDY, BadRecord, Part, RecordSource, Reject, fail_on_bad
-from ..files.find import fingerprint_files, require_files
+from ringfeed.sharding.compute.batches import BATCH_BYTES
+from ringfeed.sharding.messages import brief
+from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.sources.base import SKIP_REMEDY, BadRecord, Part, RecordSource, Reject, fail_on_bad
+from ringfeed.sharding.sources.files.find import fingerprint_files, require_files
+
 from .array_columns import Leaf, batch_rows, differing_columns, part_bounds, select_arrays, to_arrow
 from .hdf5_files import are_nested, feature_of, find_leaves, load_h5py, open_hdf5
 from .url_selection import split_selection

@@ -12,10 +12,11 @@ from typing import IO, Any
 
 import numpy as np
 
-from ...errors import RingfeedError, SourceError
-from ...schema import Feature
-from ...storage.storage import Storage
-from ..files.open import open_file, source_error
+from ringfeed.sharding.errors import RingfeedError, SourceError
+from ringfeed.sharding.schema import Feature
+from ringfeed.sharding.sources.files.open import open_file, source_error
+from ringfeed.sharding.storage.storage import Storage
+
 from .array_columns import Leaf, fixed_feature, leaves_of, unsupported_array
 
 __all__ = ["are_nested", "feature_of", "find_leaves", "load_h5py", "open_hdf5"]

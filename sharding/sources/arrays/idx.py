@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...compute.batches import BATCH_ROWS
-from ...errors import SourceError
-from ...schema import Feature, Schema
-from ..base import Part, RecordSource, Reject, fail_on_bad
-from ..files.find import base_name, fingerprint_files, list_files, resolve_relative
-from ..files.open import MissingFileError, open_file
+from ringfeed.sharding.compute.batches import BATCH_ROWS
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.sources.base import Part, RecordSource, Reject, fail_on_bad
+from ringfeed.sharding.sources.files.find import base_name, fingerprint_files, list_files, resolve_relative
+from ringfeed.sharding.sources.files.open import MissingFileError, open_file
+
 from .array_columns import batch_rows
 
 __all__ = ["IdxSource"]

@@ -23,13 +23,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...errors import SourceError
-from ...schema import Feature, Schema
-from ...storage.storage import Storage
-from ..base import Part, RecordSource, Reject, fail_on_bad
-from ..files.find import SourceFile, fingerprint_files, plain_name, require_files, root_of, split_chain
-from ..files.http_listing import decode_name
-from ..files.open import open_file, source_error
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.sources.base import Part, RecordSource, Reject, fail_on_bad
+from ringfeed.sharding.sources.files.find import (
+    SourceFile,
+    fingerprint_files,
+    plain_name,
+    require_files,
+    root_of,
+    split_chain,
+)
+from ringfeed.sharding.sources.files.http_listing import decode_name
+from ringfeed.sharding.sources.files.open import open_file, source_error
+from ringfeed.sharding.storage.storage import Storage
+
 from .array_columns import (
     Leaf,
     batch_rows,

@@ -12,14 +12,15 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.utils import infer_compression
 
-from ...compute.keyed_random import derive_key
-from ...errors import RangesError, SourceError, StorageError
-from ...messages import closest
-from ...storage.client_errors import is_busy, is_transient
-from ...storage.retry import RetryPolicy, retry
-from ...storage.special_files import SpecialFileError, check_regular
-from ...storage.storage import Storage
-from ...storage.urls import WEB_PROTOCOLS, public_url
+from ringfeed.sharding.compute.keyed_random import derive_key
+from ringfeed.sharding.errors import RangesError, SourceError, StorageError
+from ringfeed.sharding.messages import closest
+from ringfeed.sharding.storage.client_errors import is_busy, is_transient
+from ringfeed.sharding.storage.retry import RetryPolicy, retry
+from ringfeed.sharding.storage.special_files import SpecialFileError, check_regular
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.urls import WEB_PROTOCOLS, public_url
+
 from .http_listing import fill_sizes, is_page, is_web, lacks_ranges, plain_url, without_query
 from .snapshot import Listing, SourceFile, record_listing
 

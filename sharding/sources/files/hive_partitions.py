@@ -9,7 +9,8 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from ...errors import SourceError
+from ringfeed.sharding.errors import SourceError
+
 from .find import root_of, split_chain
 from .http_listing import decode_name
 

@@ -10,8 +10,8 @@ from urllib.parse import quote, unquote
 
 import fsspec
 
-from ...errors import SourceError
-from ...storage.retry import RetryPolicy, retry
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.storage.retry import RetryPolicy, retry
 
 __all__ = [
     "decode_name", "encode_name", "fill_sizes", "is_page", "is_served_below", "is_web", "lacks_ranges", "plain_url",

@@ -16,12 +16,13 @@ import fsspec
 import pyarrow as pa
 from fsspec.compression import compr
 
-from ...errors import RangesError, RingfeedError, SourceError
-from ...messages import brief
-from ...storage.retry import RetryPolicy, retry
-from ...storage.special_files import check_regular
-from ...storage.storage import Storage
-from ...storage.urls import OBJECT_STORE_PROTOCOLS, WEB_PROTOCOLS
+from ringfeed.sharding.errors import RangesError, RingfeedError, SourceError
+from ringfeed.sharding.messages import brief
+from ringfeed.sharding.storage.retry import RetryPolicy, retry
+from ringfeed.sharding.storage.special_files import check_regular
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.urls import OBJECT_STORE_PROTOCOLS, WEB_PROTOCOLS
+
 from .find import compression_of, split_chain, storage_error
 from .http_listing import lacks_ranges
 

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from ..base import BadRecord, Part, Source
+from ringfeed.sharding.sources.base import BadRecord, Part, Source
 
 __all__ = ["PlacingSource", "line_places", "record_places"]
 

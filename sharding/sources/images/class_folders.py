@@ -10,12 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...errors import SourceError
-from ...schema import Feature, Schema
-from ..base import Part, Reject, fail_on_bad
-from ..files.find import SourceFile, fingerprint_files, require_files, root_of, split_chain
-from ..files.http_listing import decode_name, encode_name, is_web
-from ..files.open import stat_files
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.sources.base import Part, Reject, fail_on_bad
+from ringfeed.sharding.sources.files.find import SourceFile, fingerprint_files, require_files, root_of, split_chain
+from ringfeed.sharding.sources.files.http_listing import decode_name, encode_name, is_web
+from ringfeed.sharding.sources.files.open import stat_files
+
 from .image_files import IMAGE_FEATURES, ImageCheck, find_bad_files, image_fault, read_images
 
 __all__ = ["ImageFolderSource"]

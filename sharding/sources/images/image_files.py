@@ -16,18 +16,18 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...compute import kernels
-from ...compute.batches import BATCH_BYTES
-from ...errors import ConfigError, SourceError, StorageError
-from ...formats.arrow_binary import data_of, offsets_of
-from ...formats.images.file_types import unreadable_format
-from ...formats.images.jpeg_headers import plain_jpeg_sizes
-from ...formats.images.sizes import check_image, error_text
-from ...schema import Feature
-from ...storage.client_errors import cause_chain
-from ...storage.storage import Storage
-from ..base import SKIP_REMEDY, BadRecord, Reject, fail_on_bad
-from ..files.open import MissingFileError, read_files, stat_files
+from ringfeed.sharding.compute import kernels
+from ringfeed.sharding.compute.batches import BATCH_BYTES
+from ringfeed.sharding.errors import ConfigError, SourceError, StorageError
+from ringfeed.sharding.formats.arrow_binary import data_of, offsets_of
+from ringfeed.sharding.formats.images.file_types import unreadable_format
+from ringfeed.sharding.formats.images.jpeg_headers import plain_jpeg_sizes
+from ringfeed.sharding.formats.images.sizes import check_image, error_text
+from ringfeed.sharding.schema import Feature
+from ringfeed.sharding.sources.base import SKIP_REMEDY, BadRecord, Reject, fail_on_bad
+from ringfeed.sharding.sources.files.open import MissingFileError, read_files, stat_files
+from ringfeed.sharding.storage.client_errors import cause_chain
+from ringfeed.sharding.storage.storage import Storage
 
 __all__ = [
     "IMAGE_FEATURES", "ImageCheck", "file_sizes", "find_bad_files", "find_faulty_images", "image_fault",

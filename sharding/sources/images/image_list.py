@@ -10,11 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...errors import SourceError
-from ...schema import Feature, Schema
-from ..base import BadRecord, Part, Reject, Source, fail_on_bad
-from ..files.find import plain_name
-from ..files.record_places import record_places
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.sources.base import BadRecord, Part, Reject, Source, fail_on_bad
+from ringfeed.sharding.sources.files.find import plain_name
+from ringfeed.sharding.sources.files.record_places import record_places
+
 from .image_files import IMAGE_FEATURES, ImageCheck, file_sizes, find_bad_files, image_fault, read_images
 from .image_locator import ImageLocator
 from .path_list import LineSource

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from posixpath import normpath
 from urllib.parse import unquote
 
-from ...errors import SourceError
-from ...storage.storage import Storage
-from ...storage.urls import WEB_PROTOCOLS, normalize_url, public_url
-from ..files.find import resolve_relative, split_chain
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.sources.files.find import resolve_relative, split_chain
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.urls import WEB_PROTOCOLS, normalize_url, public_url
 
 __all__ = ["ImageLocator"]
 

@@ -9,11 +9,11 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from ...errors import SourceError
-from ...schema import Feature, Schema
-from ..base import Part, RecordSource, Reject, fail_on_bad
-from ..files.find import fingerprint_files, require_files
-from ..files.open import open_file
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.sources.base import Part, RecordSource, Reject, fail_on_bad
+from ringfeed.sharding.sources.files.find import fingerprint_files, require_files
+from ringfeed.sharding.sources.files.open import open_file
 
 __all__ = ["LineSource"]
 

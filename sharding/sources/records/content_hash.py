@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from ...compute.arrow_casts import is_list
-from ...compute.keyed_random import derive_key
-from ...formats.arrow_binary import data_of, offsets_of
+from ringfeed.sharding.compute.arrow_casts import is_list
+from ringfeed.sharding.compute.keyed_random import derive_key
+from ringfeed.sharding.formats.arrow_binary import data_of, offsets_of
 
 __all__ = ["ContentHash"]
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...errors import SourceError
-from ...formats.example_columns import FeatureValues, ParsedExamples
-from ...schema import Feature, insert_nulls, to_lists
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.formats.example_columns import FeatureValues, ParsedExamples
+from ringfeed.sharding.schema import Feature, insert_nulls, to_lists
 
 __all__ = ["FeatureTypes", "column_of", "is_image"]
 

@@ -17,13 +17,14 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from ...compute.batches import slice_batch
-from ...errors import SourceError
-from ...messages import brief
-from ...schema import insert_nulls
-from ...storage.storage import Storage
-from ..files.find import storage_error
-from ..tables.memory import MemoryRecords
+from ringfeed.sharding.compute.batches import slice_batch
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.messages import brief
+from ringfeed.sharding.schema import insert_nulls
+from ringfeed.sharding.sources.files.find import storage_error
+from ringfeed.sharding.sources.tables.memory import MemoryRecords
+from ringfeed.sharding.storage.storage import Storage
+
 from .content_hash import ContentHash
 from .python_function import batched
 from .python_values import RecordTypes

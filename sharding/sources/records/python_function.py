@@ -16,13 +16,14 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ...compute.batches import BATCH_BYTES, BATCH_ROWS, copy_batch
-from ...compute.keyed_random import derive_key
-from ...errors import ConfigError, SourceError
-from ...messages import brief, closest
-from ...schema import Feature, Schema
-from ..base import Part, RecordSource, Reject, fail_on_bad
-from ..user_code import code_hash, describe_error
+from ringfeed.sharding.compute.batches import BATCH_BYTES, BATCH_ROWS, copy_batch
+from ringfeed.sharding.compute.keyed_random import derive_key
+from ringfeed.sharding.errors import ConfigError, SourceError
+from ringfeed.sharding.messages import brief, closest
+from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.sources.base import Part, RecordSource, Reject, fail_on_bad
+from ringfeed.sharding.sources.user_code import code_hash, describe_error
+
 from .python_values import RecordTypes, column_of_values, copy_value, entries_of
 
 __all__ = ["IterableSource", "batched"]

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...compute.arrow_casts import is_list, is_number
-from ...errors import SourceError
-from ...schema import insert_nulls, to_lists
+from ringfeed.sharding.compute.arrow_casts import is_list, is_number
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.schema import insert_nulls, to_lists
 
 __all__ = ["ColumnType", "RecordTypes", "column_of_values", "copy_value", "entries_of", "flatten"]
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from gzip import BadGzipFile
 from typing import IO
 
-from ..files.find import plain_name
-from ..files.open import open_file, size_if_seekable
+from ringfeed.sharding.sources.files.find import plain_name
+from ringfeed.sharding.sources.files.open import open_file, size_if_seekable
 
 __all__ = ["SUFFIXES", "Member", "TarDamage", "TarReader", "open_tar"]
 

@@ -12,14 +12,15 @@ from typing import IO, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from ...compute.batches import BATCH_ROWS
-from ...errors import SourceError
-from ...formats.example_columns import ParsedExamples, parse_examples
-from ...formats.tfrecord import HEADER_BYTES, FrameBlock, FrameDamage, iterate_frames, starts_with_header
-from ...schema import Feature, Schema
-from ..base import NO_FEATURES, BadRecord, Part, RecordSource, Reject, fail_on_bad, ignore_bad
-from ..files.find import SourceFile, fingerprint_files, has_pattern, list_files, plain_name
-from ..files.open import open_file, size_if_seekable
+from ringfeed.sharding.compute.batches import BATCH_ROWS
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.formats.example_columns import ParsedExamples, parse_examples
+from ringfeed.sharding.formats.tfrecord import HEADER_BYTES, FrameBlock, FrameDamage, iterate_frames, starts_with_header
+from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.sources.base import NO_FEATURES, BadRecord, Part, RecordSource, Reject, fail_on_bad, ignore_bad
+from ringfeed.sharding.sources.files.find import SourceFile, fingerprint_files, has_pattern, list_files, plain_name
+from ringfeed.sharding.sources.files.open import open_file, size_if_seekable
+
 from .example_features import FeatureTypes, column_of
 
 __all__ = ["TFRecordSource"]

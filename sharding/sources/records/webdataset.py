@@ -12,12 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...compute.batches import BATCH_BYTES
-from ...errors import SourceError
-from ...schema import Schema
-from ..base import BadRecord, Part, RecordSource, Reject, fail_on_bad, ignore_bad
-from ..files.find import SourceFile, fingerprint_files, list_files
-from ..text.doubtful_text import warn_of_spellings
+from ringfeed.sharding.compute.batches import BATCH_BYTES
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.schema import Schema
+from ringfeed.sharding.sources.base import BadRecord, Part, RecordSource, Reject, fail_on_bad, ignore_bad
+from ringfeed.sharding.sources.files.find import SourceFile, fingerprint_files, list_files
+from ringfeed.sharding.sources.text.doubtful_text import warn_of_spellings
+
 from .tar import SUFFIXES, Member, TarDamage, TarReader, open_tar
 from .webdataset_members import MemberType, MemberTypes, extension_of
 

@@ -12,8 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...messages import brief
-from ..text.json_parse import decode_document, make_decoder
+from ringfeed.sharding.messages import brief
+from ringfeed.sharding.sources.text.json_parse import decode_document, make_decoder
+
 from .python_values import ColumnType, column_of_values, flatten
 
 __all__ = ["MemberType", "MemberTypes", "extension_of"]

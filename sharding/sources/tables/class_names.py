@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pyarrow as pa
 
-from ...errors import SourceError
+from ringfeed.sharding.errors import SourceError
 
 __all__ = ["class_names", "mark_class_names"]
 

@@ -9,9 +9,10 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from ...errors import SourceError
-from ..base import Part
-from ..files.find import SourceFile
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.sources.base import Part
+from ringfeed.sharding.sources.files.find import SourceFile
+
 from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table
 from .table_schemas import plain_schema
 

@@ -11,9 +11,10 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from ...compute.keyed_random import derive_key
-from ...schema import Feature
-from ..base import NO_FEATURES, Part
+from ringfeed.sharding.compute.keyed_random import derive_key
+from ringfeed.sharding.schema import Feature
+from ringfeed.sharding.sources.base import NO_FEATURES, Part
+
 from .ipc import IpcSource
 
 __all__ = ["MemoryRecords", "MemorySource"]

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...compute.arrow_casts import is_list
-from ...schema import to_lists
+from ringfeed.sharding.compute.arrow_casts import is_list
+from ringfeed.sharding.schema import to_lists
 
 __all__ = ["InnerField", "InnerLists", "NestedNullError", "inner_columns", "is_nested_list", "take_inner"]
 

@@ -10,11 +10,12 @@ from typing import ClassVar
 import pyarrow as pa
 from pyarrow import orc
 
-from ...errors import SourceError
-from ...formats.protobuf_wire import read_fields
-from ...messages import brief
-from ..base import Part
-from ..files.find import SourceFile
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.formats.protobuf_wire import read_fields
+from ringfeed.sharding.messages import brief
+from ringfeed.sharding.sources.base import Part
+from ringfeed.sharding.sources.files.find import SourceFile
+
 from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table
 from .table_schemas import plain_schema
 

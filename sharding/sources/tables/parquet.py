@@ -11,13 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ...compute.batches import BATCH_BYTES, BATCH_ROWS
-from ...errors import SourceError
-from ...formats.parquet import batch_rows_within
-from ...messages import brief
-from ...storage.storage import Storage
-from ..base import Part
-from ..files.find import SourceFile
+from ringfeed.sharding.compute.batches import BATCH_BYTES, BATCH_ROWS
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.formats.parquet import batch_rows_within
+from ringfeed.sharding.messages import brief
+from ringfeed.sharding.sources.base import Part
+from ringfeed.sharding.sources.files.find import SourceFile
+from ringfeed.sharding.storage.storage import Storage
+
 from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table
 from .table_schemas import plain_schema
 

@@ -15,11 +15,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...compute.arrow_casts import can_cast, is_list, is_number
-from ...errors import SourceError
-from ...messages import counted, listed
-from ...schema import Feature, check_distinct_names
-from ...storage.urls import public_url
+from ringfeed.sharding.compute.arrow_casts import can_cast, is_list, is_number
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.messages import counted, listed
+from ringfeed.sharding.schema import Feature, check_distinct_names
+from ringfeed.sharding.storage.urls import public_url
+
 from .structs import Path
 from .table_schemas import feature_of, flatten_schema
 

@@ -11,17 +11,27 @@ from typing import ClassVar, TypeVar
 
 import pyarrow as pa
 
-from ...compute.arrow_casts import cast_column, cast_to_feature
-from ...compute.batches import BATCH_ROWS, slice_batch
-from ...errors import ConfigError, RangesError, RingfeedError, SourceError
-from ...messages import brief
-from ...schema import Feature, Schema
-from ...storage.storage import Storage
-from ..base import NO_FEATURES, SKIP_REMEDY, BadRecord, Part, RecordSource, Reject, fail_on_bad, ignore_bad
-from ..files.find import SourceFile, fingerprint_files, require_files
-from ..files.hive_partitions import Partitions, find_partitions
-from ..files.http_listing import lacks_ranges
-from ..files.open import open_file, source_error
+from ringfeed.sharding.compute.arrow_casts import cast_column, cast_to_feature
+from ringfeed.sharding.compute.batches import BATCH_ROWS, slice_batch
+from ringfeed.sharding.errors import ConfigError, RangesError, RingfeedError, SourceError
+from ringfeed.sharding.messages import brief
+from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.sources.base import (
+    NO_FEATURES,
+    SKIP_REMEDY,
+    BadRecord,
+    Part,
+    RecordSource,
+    Reject,
+    fail_on_bad,
+    ignore_bad,
+)
+from ringfeed.sharding.sources.files.find import SourceFile, fingerprint_files, require_files
+from ringfeed.sharding.sources.files.hive_partitions import Partitions, find_partitions
+from ringfeed.sharding.sources.files.http_listing import lacks_ranges
+from ringfeed.sharding.sources.files.open import open_file, source_error
+from ringfeed.sharding.storage.storage import Storage
+
 from .class_names import class_names
 from .schema_union import unite_schemas
 from .structs import Path, UnreadableColumnError, flatten_structs, path_to_read

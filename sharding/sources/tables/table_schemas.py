@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import pyarrow as pa
 
-from ...compute.arrow_casts import can_cast
-from ...errors import SourceError
-from ...schema import Feature
+from ringfeed.sharding.compute.arrow_casts import can_cast
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.schema import Feature
+
 from .class_names import mark_class_names
 from .structs import Path, fields_of, mark_images
 

@@ -12,10 +12,10 @@ from typing import IO
 
 import numpy as np
 
-from ...errors import SourceError
-from ..base import BadRecord, Part
-from ..files.find import SourceFile, compression_of
-from ..files.open import open_file, size_if_seekable
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.sources.base import BadRecord, Part
+from ringfeed.sharding.sources.files.find import SourceFile, compression_of
+from ringfeed.sharding.sources.files.open import open_file, size_if_seekable
 
 __all__ = [
     "LINE_BYTES", "PART_BYTES", "Block", "Cut", "Mark", "Span", "count_lines", "cut_parts", "not_utf8_record",

@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...compute.batches import BATCH_ROWS
-from ...errors import ConfigError, SourceError
-from ...schema import Feature, Schema
-from ..base import BadRecord, Part, Reject, fail_on_bad
-from ..files.find import SourceFile, fingerprint_files
+from ringfeed.sharding.compute.batches import BATCH_ROWS
+from ringfeed.sharding.errors import ConfigError, SourceError
+from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.sources.base import BadRecord, Part, Reject, fail_on_bad
+from ringfeed.sharding.sources.files.find import SourceFile, fingerprint_files
+
 from .blocks import Block, Cut, read_marked
 from .csv_parse import MISSING, Header, Rows, delimiter_of, parse_block, read_header, record_lines
 from .csv_records import cut_records

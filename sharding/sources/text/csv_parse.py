@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
-from ...errors import SourceError
-from ...schema import check_distinct_names
-from ..base import BadRecord, Reject
-from ..files.find import compression_of, plain_name
-from ..files.open import source_error
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.schema import check_distinct_names
+from ringfeed.sharding.sources.base import BadRecord, Reject
+from ringfeed.sharding.sources.files.find import compression_of, plain_name
+from ringfeed.sharding.sources.files.open import source_error
+
 from .blocks import Block, Span, count_lines, not_utf8_record, read_blocks
 from .csv_records import cut_records, find_records
 

@@ -13,11 +13,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...errors import SourceError
-from ...messages import counted
-from ...schema import Feature
-from ..base import BadRecord, Part, Reject, ignore_bad
-from ..files.find import SourceFile
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.messages import counted
+from ringfeed.sharding.schema import Feature
+from ringfeed.sharding.sources.base import BadRecord, Part, Reject, ignore_bad
+from ringfeed.sharding.sources.files.find import SourceFile
+
 from .blocks import Block, Mark, Span, cut_parts, read_blocks
 from .csv_parse import MISSING, Header, Rows, parse_block
 from .csv_records import cut_records

@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...errors import ConfigError
-from ...messages import did_you_mean, listed
-from ...schema import Feature
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import did_you_mean, listed
+from ringfeed.sharding.schema import Feature
 
 __all__ = ["beyond_integers", "cast_text", "check_names", "declared_arrow_type", "exceeds_more"]
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...messages import listed
+from ringfeed.sharding.messages import listed
+
 from .csv_parse import MISSING
 
 __all__ = ["count_missing", "warn_of_missing", "warn_of_spellings"]

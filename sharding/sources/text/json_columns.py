@@ -11,10 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...compute.batches import BATCH_BYTES, BATCH_ROWS
-from ...errors import SourceError
-from ...schema import Feature, insert_nulls, to_lists
-from ..base import BadRecord, Reject
+from ringfeed.sharding.compute.batches import BATCH_BYTES, BATCH_ROWS
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.schema import Feature, insert_nulls, to_lists
+from ringfeed.sharding.sources.base import BadRecord, Reject
+
 from .declared_types import cast_text
 from .json_parse import Lines, Number, Tree, decode_lines, make_decoder, parse_fast
 

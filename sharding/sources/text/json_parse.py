@@ -18,7 +18,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.json as pajson
 
-from ..base import BadRecord, Reject
+from ringfeed.sharding.sources.base import BadRecord, Reject
+
 from .blocks import Block, not_utf8_record
 
 __all__ = ["Lines", "Number", "Tree", "decode_document", "decode_lines", "make_decoder", "parse_fast", "split_lines"]

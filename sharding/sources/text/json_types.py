@@ -12,10 +12,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...compute.batches import BATCH_BYTES, BATCH_ROWS
-from ...errors import ConfigError, SourceError
-from ...schema import Feature
-from ..base import BadRecord, Reject
+from ringfeed.sharding.compute.batches import BATCH_BYTES, BATCH_ROWS
+from ringfeed.sharding.errors import ConfigError, SourceError
+from ringfeed.sharding.schema import Feature
+from ringfeed.sharding.sources.base import BadRecord, Reject
+
 from .declared_types import beyond_integers
 from .json_columns import Column, set_type
 from .json_parse import Lines, Tree, decode_lines, make_decoder, parse_fast

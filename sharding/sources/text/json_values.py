@@ -6,7 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...schema import Feature
+from ringfeed.sharding.schema import Feature
+
 from .declared_types import exceeds_more
 
 __all__ = ["FLOAT", "MOST_LEVELS", "PathValues", "UnfitError"]

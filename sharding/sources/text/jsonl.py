@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...schema import Schema
-from ..base import Part, Reject, fail_on_bad
-from ..files.find import SourceFile, fingerprint_files
+from ringfeed.sharding.schema import Schema
+from ringfeed.sharding.sources.base import Part, Reject, fail_on_bad
+from ringfeed.sharding.sources.files.find import SourceFile, fingerprint_files
+
 from .blocks import Block, Cut, Mark, Span, cut_parts, read_blocks, read_marked
 from .declared_types import check_names, declared_arrow_type
 from .json_columns import Column, read_columns, rows_at_once

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ...schema import Feature
-from ..base import NO_FEATURES, BadRecord, Part, RecordSource, Reject, fail_on_bad, ignore_bad
-from ..files.find import SourceFile, require_files
-from ..files.record_places import line_places
+from ringfeed.sharding.schema import Feature
+from ringfeed.sharding.sources.base import NO_FEATURES, BadRecord, Part, RecordSource, Reject, fail_on_bad, ignore_bad
+from ringfeed.sharding.sources.files.find import SourceFile, require_files
+from ringfeed.sharding.sources.files.record_places import line_places
+
 from .blocks import Block, Cut, read_blocks, read_marked, span_of
 
 __all__ = ["InferenceOptions", "TextSource", "with_compression"]

@@ -19,8 +19,8 @@ import fsspec
 import pyarrow as pa
 from fsspec.asyn import sync
 
-from ...messages import brief
-from ..timeouts import call_within, request_limit_seconds
+from ringfeed.sharding.messages import brief
+from ringfeed.sharding.storage.timeouts import call_within, request_limit_seconds
 
 __all__ = ["copy_object", "credentials", "is_supported", "read_object"]
 

@@ -16,7 +16,8 @@ from urllib.request import getproxies
 import fsspec
 from fsspec.asyn import sync
 
-from ..client_errors import HTTPError, IncompleteError, is_busy
+from ringfeed.sharding.storage.client_errors import HTTPError, IncompleteError, is_busy
+
 from .fast_reads import is_supported
 
 __all__ = ["send_part"]

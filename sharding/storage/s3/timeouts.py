@@ -11,7 +11,7 @@ from typing import Any
 
 import fsspec
 
-from ..timeouts import request_limit_seconds
+from ringfeed.sharding.storage.timeouts import request_limit_seconds
 
 __all__ = ["NotS3Error", "limit_requests"]
 

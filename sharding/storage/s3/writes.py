@@ -13,9 +13,10 @@ from typing import Any, TypeVar
 import fsspec
 import pyarrow as pa
 
-from ..atomic_files import Bytes
-from ..client_errors import IncompleteError, is_transient
-from ..retry import RetryPolicy, retry
+from ringfeed.sharding.storage.atomic_files import Bytes
+from ringfeed.sharding.storage.client_errors import IncompleteError, is_transient
+from ringfeed.sharding.storage.retry import RetryPolicy, retry
+
 from .fast_uploads import send_part
 
 __all__ = ["SINGLE_BYTES", "S3Draft", "abort_upload", "create_object", "list_uploads", "put_object"]

@@ -6,7 +6,8 @@ import argparse
 import json
 from dataclasses import asdict
 
-from ....training.loop.state.outputs import check_writable
+from ringfeed.training.loop.state.outputs import check_writable
+
 from .records import read_run
 from .result import profile_records
 from .trace import write_trace
@@ -20,7 +21,8 @@ def run_on_records(args: argparse.Namespace) -> int:
     for file in filter(None, (args.html, args.trace)):
         check_writable(file)
     if args.html is not None:
-        from ..html_page import write_html  # now, for an error if matplotlib is not installed
+        from ringfeed.tools.profile.html_page import write_html  # now, for an error if matplotlib is not installed
+
         from .plots import plot_rank_lateness, plot_rank_waits, plot_step_parts
     watch = getattr(args, "watch", None)
     records = follow(args.url, watch.check if watch else lambda: None) if args.follow else read_run(args.url)

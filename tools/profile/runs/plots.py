@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ....sharding.errors import ConfigError
-from ..drawing import COLOURS, HATCHES, Drawing, Plot, curves
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.tools.profile.drawing import COLOURS, HATCHES, Drawing, Plot, curves
+
 from .records import RunRecords
 from .verdict import judge_run, rank_times
 

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ....sharding.errors import ConfigError
-from ....training.records.record_format import END, SCHEMA, STEP, Launch, first_step_of
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.records.record_format import END, SCHEMA, STEP, Launch, first_step_of
 
 __all__ = ["Activity", "RunRecords", "holds_records", "read_run"]
 

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from ....pipeline.order.plan_table import html_table
-from ...console import align, human_seconds
+from ringfeed.pipeline.order.plan_table import html_table
+from ringfeed.tools.console import align, human_seconds
+
 from .records import RunRecords
 from .verdict import RankTimes, RunVerdict, judge_run, rank_times
 

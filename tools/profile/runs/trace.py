@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ....training.loop.state.outputs import write_file
+from ringfeed.training.loop.state.outputs import write_file
+
 from .records import RunRecords
 
 __all__ = ["trace_events", "write_trace"]

@@ -11,8 +11,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from ....sharding.errors import ConfigError
-from ...console import print_stderr
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.tools.console import print_stderr
+
 from .records import RunRecords, holds_records, read_run
 from .result import RunProfile, profile_records
 

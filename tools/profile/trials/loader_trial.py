@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from ....pipeline import Loader
-from ...console import stage_progress
-from ...signals import deferred_signals
+from ringfeed.pipeline import Loader
+from ringfeed.tools.console import stage_progress
+from ringfeed.tools.signals import deferred_signals
+
 from .estimates import Estimate, estimate, window_rates
 
 __all__ = ["LoaderTrial", "try_loader"]

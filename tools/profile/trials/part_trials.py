@@ -14,12 +14,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....pipeline import Cache, Loader, MemoryCache
-from ....pipeline.decode.shard_opener import ShardOpener
-from ....pipeline.metrics.stage_counters import Counters
-from ....pipeline.repeated_chunk import repeated_chunk
-from ....sharding.dataset.manifest import ShardInfo
-from ...signals import deferred_signals
+from ringfeed.pipeline import Cache, Loader, MemoryCache
+from ringfeed.pipeline.decode.shard_opener import ShardOpener
+from ringfeed.pipeline.metrics.stage_counters import Counters
+from ringfeed.pipeline.repeated_chunk import repeated_chunk
+from ringfeed.sharding.dataset.manifest import ShardInfo
+from ringfeed.tools.signals import deferred_signals
+
 from .estimates import Estimate
 from .loader_trial import try_loader
 from .trial import Trial, repeat

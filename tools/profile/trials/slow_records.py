@@ -14,7 +14,8 @@ from statistics import median
 
 import numpy as np
 
-from ....pipeline.deliver.to_numpy import NumpyBatch
+from ringfeed.pipeline.deliver.to_numpy import NumpyBatch
+
 from .training_trials import Workload
 from .trial import Trial
 

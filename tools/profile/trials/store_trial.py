@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 
-from ....sharding.dataset.manifest import ShardInfo
-from ....sharding.storage.storage import Storage
+from ringfeed.sharding.dataset.manifest import ShardInfo
+from ringfeed.sharding.storage.storage import Storage
 
 __all__ = ["PIECE_BYTES", "SizeTrial", "StoreTrial", "try_store"]
 

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ....pipeline import Loader
-from ....sharding.errors import ConfigError, RingfeedError
-from ....sharding.sources.user_code import describe_error
+from ringfeed.pipeline import Loader
+from ringfeed.sharding.errors import ConfigError, RingfeedError
+from ringfeed.sharding.sources.user_code import describe_error
+
 from .estimates import Estimate
 from .trial import PREFETCH_BATCHES, Trial, consume, repeat
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ....pipeline import ImageTransform, Loader
-from ....sharding.errors import ConfigError
+from ringfeed.pipeline import ImageTransform, Loader
+from ringfeed.sharding.errors import ConfigError
+
 from .training_trials import Workload
 
 __all__ = ["configured_workload", "function_workload"]
@@ -28,11 +29,11 @@ def configured_workload(config: str, overrides: Sequence[str]) -> Workload:
     Raises:
         RingfeedError: the configuration, its dataset or its model is wrong.
     """
-    from ....training.config.config_file import load_config
-    from ....training.config.outputs import CheckpointConfig, OutputConfig
-    from ....training.config.track import TrackConfig
-    from ....training.loop.trainer import Trainer
-    from ....training.ring.ring import SoloRing
+    from ringfeed.training.config.config_file import load_config
+    from ringfeed.training.config.outputs import CheckpointConfig, OutputConfig
+    from ringfeed.training.config.track import TrackConfig
+    from ringfeed.training.loop.trainer import Trainer
+    from ringfeed.training.ring.ring import SoloRing
 
     options = replace(
         load_config(config, overrides), checkpoint=CheckpointConfig(), output=OutputConfig(), track=TrackConfig()

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ....pipeline import Loader
-from ....sharding import Manifest
-from ...console import human_bytes
-from ..trials.store_trial import PIECE_BYTES, StoreTrial
+from ringfeed.pipeline import Loader
+from ringfeed.sharding import Manifest
+from ringfeed.tools.console import human_bytes
+from ringfeed.tools.profile.trials.store_trial import PIECE_BYTES, StoreTrial
 
 __all__ = ["Knob", "StageProfile", "name_bottleneck", "name_knob"]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ..trials.slow_records import SlowRecords
-from ..trials.store_trial import PIECE_BYTES
+from ringfeed.tools.profile.trials.slow_records import SlowRecords
+from ringfeed.tools.profile.trials.store_trial import PIECE_BYTES
+
 from .predictions import EpochFigures
 from .settings import LoaderFacts, LoaderTrials
 from .verdict import Evidence

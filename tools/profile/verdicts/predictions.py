@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..trials.estimates import Estimate, ratio
+from ringfeed.tools.profile.trials.estimates import Estimate, ratio
 
 __all__ = ["EpochFigures", "Prediction", "Setting", "first_batch_bytes", "predict_gain"]
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
-from ....pipeline import Loader
-from ..trials.estimates import Estimate, ratio
-from ..trials.part_trials import OpenTrial, WarmTrial
-from ..trials.store_trial import PIECE_BYTES, StoreTrial
-from ..trials.trial import Trial
+from ringfeed.pipeline import Loader
+from ringfeed.tools.profile.trials.estimates import Estimate, ratio
+from ringfeed.tools.profile.trials.part_trials import OpenTrial, WarmTrial
+from ringfeed.tools.profile.trials.store_trial import PIECE_BYTES, StoreTrial
+from ringfeed.tools.profile.trials.trial import Trial
+
 from .predictions import EpochFigures, Setting, first_batch_bytes
 
 __all__ = ["LoaderFacts", "LoaderTrials", "candidate_settings"]

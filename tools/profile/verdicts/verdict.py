@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..trials.estimates import Estimate, ratio
-from ..trials.slow_records import SlowRecords
+from ringfeed.tools.profile.trials.estimates import Estimate, ratio
+from ringfeed.tools.profile.trials.slow_records import SlowRecords
+
 from .predictions import EpochFigures, Prediction
 
 __all__ = ["LIMITS", "Evidence", "Verdict", "judge"]

@@ -11,8 +11,8 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from ...loop.leaving import leave
-from ...ring.watchdog import user_place
+from ringfeed.training.loop.leaving import leave
+from ringfeed.training.ring.watchdog import user_place
 
 __all__ = ["BYE", "STOP", "BoardClient", "ChiefLine"]
 

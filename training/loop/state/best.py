@@ -9,9 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ....sharding.errors import ConfigError
-from ...config.early_stopping import EarlyStoppingConfig
-from ...config.train_config import TrainConfig
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.config.early_stopping import EarlyStoppingConfig
+from ringfeed.training.config.train_config import TrainConfig
 
 __all__ = ["best_evaluations", "check_defined", "is_patience_over"]
 

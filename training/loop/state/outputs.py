@@ -8,11 +8,11 @@ from contextlib import suppress
 from tempfile import TemporaryFile
 from typing import Any
 
-from ....sharding.errors import StorageError
-from ....sharding.storage.atomic_files import make_folder
-from ....sharding.storage.storage import Storage
-from ...config.outputs import OutputConfig
-from ...trackers.values import finite
+from ringfeed.sharding.errors import StorageError
+from ringfeed.sharding.storage.atomic_files import make_folder
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.training.config.outputs import OutputConfig
+from ringfeed.training.trackers.values import finite
 
 __all__ = ["METRICS_FORMAT", "check_writable", "encode_metrics", "write_file", "write_outputs"]
 

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ....pipeline import Loader, Mixture
-from ...config.train_config import TrainConfig
-from ...ring.ring import Ring
-from ..inputs import open_loader
-from ..shares import Shares
+from ringfeed.pipeline import Loader, Mixture
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.loop.inputs import open_loader
+from ringfeed.training.loop.shares import Shares
+from ringfeed.training.ring.ring import Ring
 
 __all__ = ["join_quarantine", "restore_quarantine"]
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ....sharding.errors import ConfigError, TrainingError
-from ...checkpoint.memory import Memory
-from ...checkpoint.snapshot import (
+from ringfeed.sharding.errors import ConfigError, TrainingError
+from ringfeed.training.checkpoint.memory import Memory
+from ringfeed.training.checkpoint.snapshot import (
     Parts,
     Position,
     check_resumable,
@@ -20,9 +20,9 @@ from ...checkpoint.snapshot import (
     restore_rank_state,
     set_rank_seeds,
 )
-from ...checkpoint.store import Checkpoint, CheckpointStore
-from ...config.train_config import TrainConfig
-from ...ring.ring import Ring
+from ringfeed.training.checkpoint.store import Checkpoint, CheckpointStore
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.ring.ring import Ring
 
 __all__ = ["Start", "newest_checkpoint", "open_store", "resume"]
 

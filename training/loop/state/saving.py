@@ -9,13 +9,14 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from ....pipeline import Loader, Mixture
-from ...checkpoint.background import BackgroundWriter
-from ...checkpoint.memory import Memory
-from ...checkpoint.snapshot import Parts, Position, capture, gather_rank_state, restore
-from ...config.train_config import TrainConfig
-from ...models.model_file import encode_model
-from ...ring.ring import Ring
+from ringfeed.pipeline import Loader, Mixture
+from ringfeed.training.checkpoint.background import BackgroundWriter
+from ringfeed.training.checkpoint.memory import Memory
+from ringfeed.training.checkpoint.snapshot import Parts, Position, capture, gather_rank_state, restore
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.models.model_file import encode_model
+from ringfeed.training.ring.ring import Ring
+
 from .best import best_evaluations
 from .quarantine import join_quarantine
 from .resume import open_store

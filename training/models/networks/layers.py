@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from ...config.model import ModelConfig
+from ringfeed.training.config.model import ModelConfig
 
 __all__ = ["BATCH_NORM_MOMENTUM", "head", "normalised"]
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import keras
 
-from ....sharding.dataset.manifest import Manifest
-from ....sharding.errors import ConfigError
-from ...config.train_config import TrainConfig
-from ..built_model import BuiltModel
-from ..images import image_column, image_model, image_shape
-from ..target import plan_target
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.models.built_model import BuiltModel
+from ringfeed.training.models.images import image_column, image_model, image_shape
+from ringfeed.training.models.target import plan_target
+
 from .layers import head, normalised
 
 __all__ = ["lenet"]

@@ -12,11 +12,12 @@ from typing import Any
 
 import keras
 
-from ....sharding.dataset.manifest import Manifest
-from ...config.train_config import TrainConfig
-from ..built_model import BuiltModel
-from ..images import image_column, image_model, image_shape
-from ..target import plan_target
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.models.built_model import BuiltModel
+from ringfeed.training.models.images import image_column, image_model, image_shape
+from ringfeed.training.models.target import plan_target
+
 from .layers import BATCH_NORM_MOMENTUM
 
 __all__ = ["resnet18", "resnet50"]

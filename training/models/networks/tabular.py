@@ -6,12 +6,13 @@ from typing import Any
 
 import keras
 
-from ....pipeline.transforms.tabular_plan import TabularPlan
-from ....sharding.dataset.manifest import Manifest
-from ...config.train_config import TrainConfig
-from ..built_model import BuiltModel
-from ..preprocess import plan_tabular, tabular_preprocess
-from ..target import plan_target
+from ringfeed.pipeline.transforms.tabular_plan import TabularPlan
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.models.built_model import BuiltModel
+from ringfeed.training.models.preprocess import plan_tabular, tabular_preprocess
+from ringfeed.training.models.target import plan_target
+
 from .layers import head
 
 __all__ = ["embedding_width", "tabular"]

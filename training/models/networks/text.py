@@ -11,15 +11,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ....sharding.dataset.manifest import Manifest
-from ....sharding.errors import ConfigError
-from ....sharding.schema import Feature
-from ...config.data import DataConfig
-from ...config.model import ModelConfig
-from ...config.train_config import TrainConfig
-from ..built_model import BuiltModel
-from ..preprocess import Element, Preprocess, feature_columns, label_and_weight
-from ..target import plan_target
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.schema import Feature
+from ringfeed.training.config.data import DataConfig
+from ringfeed.training.config.model import ModelConfig
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.models.built_model import BuiltModel
+from ringfeed.training.models.preprocess import Element, Preprocess, feature_columns, label_and_weight
+from ringfeed.training.models.target import plan_target
+
 from .packing import rows_of
 
 __all__ = ["text"]

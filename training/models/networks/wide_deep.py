@@ -12,14 +12,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ....pipeline.transforms.tabular_ops import tabular_inputs
-from ....sharding.dataset.manifest import Manifest
-from ....sharding.errors import ConfigError
-from ....sharding.messages import did_you_mean, listed
-from ...config.train_config import TrainConfig
-from ..built_model import BuiltModel
-from ..preprocess import Element, feature_columns, label_and_weight, plan_tabular
-from ..target import plan_target
+from ringfeed.pipeline.transforms.tabular_ops import tabular_inputs
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import did_you_mean, listed
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.models.built_model import BuiltModel
+from ringfeed.training.models.preprocess import Element, feature_columns, label_and_weight, plan_tabular
+from ringfeed.training.models.target import plan_target
+
 from .layers import head
 from .tabular import embedding_width
 
