@@ -1,4 +1,7 @@
-"""The base of `Loader` and `Mixture`: batches of an epoch from any step on, for TensorFlow and for NumPy."""
+"""The base of `Loader` and `Mixture`: batches of an epoch from any step on, for TensorFlow and for NumPy.
+
+Tested in tests/pipeline/test_loader.py and tests/pipeline/test_iteration.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The loaders of a mixture's datasets: opened with one number of streams, and compared with each other."""
+"""The loaders of a mixture's datasets: opened with one number of streams, and compared with each other.
+
+Tested in tests/pipeline/test_mixture.py.
+"""
 
 from __future__ import annotations
 

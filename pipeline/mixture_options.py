@@ -1,4 +1,7 @@
-"""The arguments of a `Mixture` as one frozen value, checked as far as that needs no dataset."""
+"""The arguments of a `Mixture` as one frozen value, checked as far as that needs no dataset.
+
+Tested in tests/pipeline/test_mixture.py.
+"""
 
 from __future__ import annotations
 

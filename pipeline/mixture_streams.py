@@ -1,4 +1,7 @@
-"""The streams of a mixture: which sample of which dataset fills each seat."""
+"""The streams of a mixture: which sample of which dataset fills each seat.
+
+Tested in tests/pipeline/test_mixture.py.
+"""
 
 from __future__ import annotations
 

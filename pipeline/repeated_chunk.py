@@ -1,4 +1,7 @@
-"""A loader that repeats one chunk: the fastest input there could be, to measure what handing batches over costs."""
+"""A loader that repeats one chunk: the fastest input there could be, to measure what handing batches over costs.
+
+Tested in tests/tools/profile/test_measure.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`TorchDataset`: the batches of a loader as PyTorch tensors, in the loader's order under any number of workers.
 
-Needs no TensorFlow. Tested in tests/pipeline/test_torch.py, in an environment of its own.
+Needs no TensorFlow: its tests run in an environment of their own, without it.
 """
 
 from __future__ import annotations

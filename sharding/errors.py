@@ -1,4 +1,7 @@
-"""The package's errors. Each also subclasses the builtin that a caller would expect to catch."""
+"""The package's errors. Each also subclasses the builtin that a caller would expect to catch.
+
+Tested in tests/sharding/engines/test_engine.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Phrases for messages: counts, lists of names, suggestions, and foreign text made fit to print."""
+"""Phrases for messages: counts, lists of names, suggestions, and foreign text made fit to print.
+
+Tested in tests/sharding/prepare/test_steps.py and tests/sharding/test_url_secrets.py.
+"""
 
 from __future__ import annotations
 

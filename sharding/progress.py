@@ -1,4 +1,7 @@
-"""Progress of a build or an export, reported after every task."""
+"""Progress of a build or an export, reported after every task.
+
+Tested in tests/sharding/building/test_build.py.
+"""
 
 from __future__ import annotations
 

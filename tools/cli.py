@@ -2,6 +2,7 @@
 
 Only the chosen subcommand's module is imported, so that no subcommand pays for another's imports; and nothing but cheap
 modules before signals are handled.
+Tested in tests/tools/test_argument_types.py and tests/tools/test_signals.py.
 """
 
 from __future__ import annotations

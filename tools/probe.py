@@ -1,7 +1,8 @@
 """Probes of the environment: installed versions, and whether TensorFlow and Horovod load.
 
 Both are loaded in a subprocess only: a broken build can abort its process, and neither may slow the start of a command
-that does not need it. Tested in tests/tools/environment/test_doctor.py.
+that does not need it.
+Tested in tests/tools/environment/test_doctor.py.
 """
 
 from __future__ import annotations

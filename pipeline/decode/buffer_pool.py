@@ -1,6 +1,7 @@
 """Reuses the memory of large arrays: touching fresh memory for the first time costs more than filling it.
 
 Arrays, and TensorFlow's tensors, hold references to their buffer. A buffer that only the pool refers to is free.
+Tested in tests/pipeline/decode/test_row_views.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Joins the samples that a rank gathered from its streams into whole batches."""
+"""Joins the samples that a rank gathered from its streams into whole batches.
+
+Tested in tests/pipeline/decode/test_row_views.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Chunks of columns as they cross from Python into TensorFlow, with their types there."""
+"""Chunks of columns as they cross from Python into TensorFlow, with their types there.
+
+Tested in tests/pipeline/deliver/test_to_tensorflow.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How many steps cross into TensorFlow at once, and how many batches wait there, by the size of a record."""
+"""How many steps cross into TensorFlow at once, and how many batches wait there, by the size of a record.
+
+Tested in tests/pipeline/deliver/test_to_tensorflow.py and tests/pipeline/deliver/test_to_numpy.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Parsing the `tf.train.Example` records of TFRecord shards in TensorFlow. Importing this imports no TensorFlow."""
+"""Parsing the `tf.train.Example` records of TFRecord shards in TensorFlow. Importing this imports no TensorFlow.
+
+Tested in tests/pipeline/deliver/test_to_tensorflow.py.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 The first `tf.data` iterator over a Python generator makes glibc return all free memory beyond 128 KiB at the end of a
 heap, and stops glibc from adapting that limit. Each batch then gets its memory from the system again, one page fault at
 a time, which costs more than all copies of the batch (TensorFlow 2.21).
+Tested in tests/pipeline/deliver/test_to_tensorflow.py.
 """
 
 from __future__ import annotations

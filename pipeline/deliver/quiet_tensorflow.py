@@ -1,7 +1,4 @@
-"""Imports TensorFlow for the command line: without its start-up messages, and without packages that it only offers.
-
-Tested in tests/pipeline/deliver/test_quiet_tensorflow.py.
-"""
+"""Imports TensorFlow for the command line: without its start-up messages, and without packages that it only offers."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ All locks are `flock`s, which the kernel releases when their holder dies, howeve
 
 Nothing is synced: an entry damaged by a power cut fails its checksum and is fetched again; a damaged state file is
 rewritten. Files that are not named like entries belong to others and are left alone.
+Tested in tests/pipeline/fetch/test_shard_cache.py.
 """
 
 from __future__ import annotations

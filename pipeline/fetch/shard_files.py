@@ -2,6 +2,7 @@
 
 Bytes that fail verification may have been damaged in transit, so they are read once more. If they fail again, the error
 locates the damage in the shard, or says that the dataset has been replaced since it was opened.
+Tested in tests/pipeline/test_faults.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Show the stages of the loader in traces of TensorFlow's profiler."""
+"""Show the stages of the loader in traces of TensorFlow's profiler.
+
+Tested in tests/pipeline/metrics/test_stage_counters.py.
+"""
 
 from __future__ import annotations
 

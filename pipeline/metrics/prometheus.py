@@ -4,6 +4,7 @@ The caller serves the text: from a route of a server, or as a file for the textf
 
 `prometheus_client` is only a test dependency: its parser checks this text. Writing the text with it would take a custom
 collector and a registry, about as much code as here, and would print counts as floats.
+Tested in tests/pipeline/metrics/test_stage_counters.py.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 Pure functions of the order and the record counts: `choose_donors` for a plan, with many windows per class, and
 `first_shards_with` for an opened window, which may lack many classes.
+Tested in tests/pipeline/streams/test_borrowed_records.py.
 """
 
 from __future__ import annotations

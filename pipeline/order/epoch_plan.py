@@ -1,4 +1,7 @@
-"""Describe an epoch before a shard is opened: pure functions of the manifest and the options."""
+"""Describe an epoch before a shard is opened: pure functions of the manifest and the options.
+
+Tested in tests/pipeline/test_loader.py and tests/pipeline/test_guarantees.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Find the windows that lack a class that their batches need, and the shards that lend it. Pure, except for indexes."""
+"""Find the windows that lack a class that their batches need, and the shards that lend it. Pure, except for indexes.
+
+Tested in tests/pipeline/streams/test_borrowed_records.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A plan as a short table, in text for `print` and in HTML for notebooks."""
+"""A plan as a short table, in text for `print` and in HTML for notebooks.
+
+Tested in tests/pipeline/test_iteration.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The records that the remainder of an epoch drops or repeats. Pure: no shard is opened."""
+"""The records that the remainder of an epoch drops or repeats. Pure: no shard is opened.
+
+Tested in tests/pipeline/order/test_epoch_order.py and tests/pipeline/test_changing_ranks.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The windows of one stream, cut from the tape by array arithmetic: no loop runs over all shards of a dataset.
 
 All ranges are half-open.
+Tested in tests/pipeline/order/test_epoch_order.py.
 """
 
 from __future__ import annotations

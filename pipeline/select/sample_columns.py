@@ -1,4 +1,7 @@
-"""Names of the columns that a loader adds to the features of the dataset."""
+"""Names of the columns that a loader adds to the features of the dataset.
+
+Tested in tests/pipeline/order/test_sample_keys.py and tests/pipeline/test_loader.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The features that a loader delivers, and the values that replace missing ones."""
+"""The features that a loader delivers, and the values that replace missing ones.
+
+Tested in tests/pipeline/test_loader_options.py.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ The counts shape the order, so every rank counts for itself, from the same files
 nothing for a filter on the label alone, which the manifest answers; of Parquet, the filter's columns in the row groups
 that statistics do not rule out, verifying the checksum of each page. A shard opened later is verified as a whole, and
 as many of its records must pass as were counted.
+Tested in tests/pipeline/select/test_where_expression.py.
 """
 
 from __future__ import annotations

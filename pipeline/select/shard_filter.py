@@ -1,4 +1,7 @@
-"""Filter the records of one shard, reading as little of it as possible."""
+"""Filter the records of one shard, reading as little of it as possible.
+
+Tested in tests/pipeline/select/test_where_expression.py.
+"""
 
 from __future__ import annotations
 

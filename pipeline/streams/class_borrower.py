@@ -1,4 +1,7 @@
-"""Borrow records of classes that a window lacks from the shards of other windows."""
+"""Borrow records of classes that a window lacks from the shards of other windows.
+
+Tested in tests/pipeline/streams/test_borrowed_records.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A window in memory: its records, and the record that serves each of its positions."""
+"""A window in memory: its records, and the record that serves each of its positions.
+
+Tested in tests/pipeline/test_loader.py and tests/pipeline/test_mixture.py.
+"""
 
 from __future__ import annotations
 

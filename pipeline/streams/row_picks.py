@@ -1,4 +1,7 @@
-"""Which record of a window serves each of its positions."""
+"""Which record of a window serves each of its positions.
+
+Tested in tests/pipeline/test_loader.py and tests/pipeline/streams/test_length_buckets.py.
+"""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ Shards are fetched whole, unless only a few columns of Parquet or a part of the 
 between two streams divides a shard) and there is no cache to keep the rest.
 
 A shard is freed as soon as nobody holds it, so memory is bounded by the windows that are open or prefetched.
+Tested in tests/pipeline/test_loader.py and tests/pipeline/streams/test_borrowed_records.py.
 """
 
 from __future__ import annotations

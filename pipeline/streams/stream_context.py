@@ -1,4 +1,7 @@
-"""What the streams of a split share in every epoch."""
+"""What the streams of a split share in every epoch.
+
+Tested in tests/pipeline/test_loader.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Read one stream of an epoch: open its windows ahead of need, gather the requested samples from them."""
+"""Read one stream of an epoch: open its windows ahead of need, gather the requested samples from them.
+
+Tested in tests/pipeline/test_loader.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Open windows in background threads: fetch their shards, borrow what is missing, decide which record serves where."""
+"""Open windows in background threads: fetch their shards, borrow what is missing, decide which record serves where.
+
+Tested in tests/pipeline/test_loader.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Applies functions to the batches of an epoch in a TensorFlow graph: the user's, or those of this package."""
+"""Applies functions to the batches of an epoch in a TensorFlow graph: the user's, or those of this package.
+
+Tested in tests/pipeline/transforms/test_failing_record.py and tests/pipeline/test_loader_options.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Decodes and augments images in TensorFlow operations, the images of a batch in parallel."""
+"""Decodes and augments images in TensorFlow operations, the images of a batch in parallel.
+
+Tested in tests/pipeline/transforms/test_images.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Options of an `ImageTransform`: crops, colour jitter and normalisation, and which features hold images."""
+"""Options of an `ImageTransform`: crops, colour jitter and normalisation, and which features hold images.
+
+Tested in tests/pipeline/transforms/test_images.py.
+"""
 
 from __future__ import annotations
 

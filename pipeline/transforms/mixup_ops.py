@@ -1,4 +1,7 @@
-"""Mixup and CutMix in TensorFlow operations."""
+"""Mixup and CutMix in TensorFlow operations.
+
+Tested in tests/pipeline/transforms/test_mixup.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`Pad`: pads features of variable length to tensors, with lengths and a mask."""
+"""`Pad`: pads features of variable length to tensors, with lengths and a mask.
+
+Tested in tests/pipeline/test_loader_options.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Turns columns of a batch into model inputs, in TensorFlow operations: standardised numbers and category ids."""
+"""Turns columns of a batch into model inputs, in TensorFlow operations: standardised numbers and category ids.
+
+Tested in tests/pipeline/transforms/test_tabular.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The plan of a `TabularTransform`: which columns become numbers or categories, and with what statistics."""
+"""The plan of a `TabularTransform`: which columns become numbers or categories, and with what statistics.
+
+Tested in tests/pipeline/transforms/test_tabular.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Group shards into buckets, whose records are partitioned and assembled together."""
+"""Group shards into buckets, whose records are partitioned and assembled together.
+
+Tested in tests/sharding/building/test_build.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What all rounds of a build share, and the number of tasks and the memory that follow from it."""
+"""What all rounds of a build share, and the number of tasks and the memory that follow from it.
+
+Tested in tests/sharding/building/test_build.py.
+"""
 
 from __future__ import annotations
 

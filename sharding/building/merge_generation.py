@@ -1,4 +1,7 @@
-"""Merge the manifest of a dataset with that of the shards that an append wrote: pure functions."""
+"""Merge the manifest of a dataset with that of the shards that an append wrote: pure functions.
+
+Tested in tests/sharding/building/test_append.py.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 A task may run twice, in any process: its arguments can be pickled, and its result is an Arrow IPC file, whose record
 batches each belong to one bucket.
+Tested in tests/sharding/building/test_build.py.
 """
 
 from __future__ import annotations

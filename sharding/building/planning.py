@@ -1,4 +1,7 @@
-"""The first round of a build: count the labels, and decide everything from the counts. Nothing is written."""
+"""The first round of a build: count the labels, and decide everything from the counts. Nothing is written.
+
+Tested in tests/sharding/building/test_build.py.
+"""
 
 from __future__ import annotations
 

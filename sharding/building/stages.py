@@ -1,4 +1,7 @@
-"""The second and third round of a build: partition the records of the source, then assemble the shards."""
+"""The second and third round of a build: partition the records of the source, then assemble the shards.
+
+Tested in tests/sharding/building/test_build.py and tests/sharding/building/test_resume.py.
+"""
 
 from __future__ import annotations
 

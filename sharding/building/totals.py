@@ -1,4 +1,7 @@
-"""Merge the results of the tasks that wrote shards into the totals that a manifest records."""
+"""Merge the results of the tasks that wrote shards into the totals that a manifest records.
+
+Tested in tests/sharding/building/test_build.py.
+"""
 
 from __future__ import annotations
 

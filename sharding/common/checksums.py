@@ -1,4 +1,7 @@
-"""Checksums of files: XXH3 of 128 bits, as text that names the algorithm."""
+"""Checksums of files: XXH3 of 128 bits, as text that names the algorithm.
+
+Tested in tests/sharding/verifying/test_verify.py.
+"""
 
 from __future__ import annotations
 

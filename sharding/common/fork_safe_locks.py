@@ -1,4 +1,7 @@
-"""Fresh locks in forked processes, where a lock may be held forever by a thread that was not forked."""
+"""Fresh locks in forked processes, where a lock may be held forever by a thread that was not forked.
+
+Tested in tests/pipeline/fetch/test_threads.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Names that look alike and differ only in their Unicode form, as a Mac and a Linux machine write ``é``."""
+"""Names that look alike and differ only in their Unicode form, as a Mac and a Linux machine write ``é``.
+
+Tested in tests/sharding/building/test_survey.py.
+"""
 
 from __future__ import annotations
 

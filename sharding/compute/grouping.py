@@ -1,4 +1,7 @@
-"""Groups equal numbers by one stable sort; used wherever records are assigned to classes or shards."""
+"""Groups equal numbers by one stable sort; used wherever records are assigned to classes or shards.
+
+Tested in tests/sharding/assignment/test_assignment.py.
+"""
 
 from __future__ import annotations
 

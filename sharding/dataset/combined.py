@@ -1,7 +1,4 @@
-"""The manifest of several datasets as one, as a mixture trains on them: their features, classes and statistics.
-
-Tested in tests/sharding/dataset/test_combined.py.
-"""
+"""The manifest of several datasets as one, as a mixture trains on them: their features, classes and statistics."""
 
 from __future__ import annotations
 

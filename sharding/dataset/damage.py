@@ -1,6 +1,6 @@
 """Damage reports: what is wrong with a file, where, and how to put it in words. Pure values; reads nothing.
 
-Tested by its examples and in tests/sharding/verifying/test_verify.py.
+Tested in tests/sharding/verifying/test_verify.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 What an append writes depends on them if it keeps groups together or drops duplicates. While a repair rebuilds shards,
 those damaged in the dataset's folder are read from another one.
-
 Tested in tests/sharding/repairing/test_source_matching.py.
 """
 

@@ -2,8 +2,7 @@
 
 Pure. `manifest.Generation` describes a generation, `building/append.py` adds one. `own_folder.py` finds out which names
 a dataset has.
-
-Tested by its examples and in tests/sharding/building/test_append.py.
+Tested in tests/sharding/building/test_append.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """Finds where a dataset keeps ringfeed's own files: in `_ringfeed/` or, as earlier versions did, beside the shards.
 
 The manifest decides: the names of all other files follow from where it lies (`file_names.py`).
-
-Tested in tests/sharding/dataset/test_own_folder.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Reads a dataset's metadata even if `dataset.json` or the shard table is damaged, by rebuilding one from the other.
 
 Nothing is guessed: a rebuilt file must have the checksum that the other one, or its own copy of itself, records.
-
 Tested in tests/sharding/verifying/test_verify.py and tests/sharding/repairing/test_repair.py.
 """
 

@@ -1,4 +1,7 @@
-"""The folder that a dataset is built in: one writer at a time, resumed or cleared, and committed by its last write."""
+"""The folder that a dataset is built in: one writer at a time, resumed or cleared, and committed by its last write.
+
+Tested in tests/sharding/building/test_resume.py.
+"""
 
 from __future__ import annotations
 

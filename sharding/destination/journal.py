@@ -2,6 +2,7 @@
 
 An entry lists consecutive shards that are complete at the destination. Entries are keyed by the plan's fingerprint;
 those of other plans are ignored. The journal is removed when the dataset is committed.
+Tested in tests/sharding/building/test_resume.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Recognizes and removes the files that builds, appends and repairs may leave in a folder."""
+"""Recognizes and removes the files that builds, appends and repairs may leave in a folder.
+
+Tested in tests/sharding/destination/test_clean.py and tests/sharding/building/test_resume.py.
+"""
 
 from __future__ import annotations
 

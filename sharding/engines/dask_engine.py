@@ -1,4 +1,7 @@
-"""The executor on a Dask cluster."""
+"""The executor on a Dask cluster.
+
+Tested in tests/sharding/engines/test_engine.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Imported by the fork server, from which `local_executor` starts workers: keeps its traceback of a limit to itself.
 
 The parent reports in one line that a process could not be started.
+Tested in tests/sharding/engines/test_executors.py.
 """
 
 from __future__ import annotations

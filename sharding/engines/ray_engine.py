@@ -1,4 +1,7 @@
-"""The executor on a Ray cluster."""
+"""The executor on a Ray cluster.
+
+Tested in tests/sharding/engines/test_engine.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The README.md of an exported folder: a Hugging Face dataset card, where `datasets.load_dataset` finds the splits.
 
-Tested in test_huggingface.py.
+Tested in tests/sharding/exporting/test_huggingface.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Arrow's binary arrays as data and offsets, and back."""
+"""Arrow's binary arrays as data and offsets, and back.
+
+Tested in tests/sharding/formats/test_example_encode.py and tests/sharding/formats/test_example_decode.py.
+"""
 
 from __future__ import annotations
 

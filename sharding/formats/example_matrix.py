@@ -1,4 +1,7 @@
-"""Decodes `tf.train.Example` messages of a fixed layout by slicing and casting a byte matrix."""
+"""Decodes `tf.train.Example` messages of a fixed layout by slicing and casting a byte matrix.
+
+Tested in tests/sharding/formats/test_example_decode.py.
+"""
 
 from __future__ import annotations
 

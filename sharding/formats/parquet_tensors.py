@@ -2,7 +2,6 @@
 
 A tensor of two or more dimensions gets the Arrow type ``arrow.fixed_shape_tensor``. One of a single dimension is a list
 of fixed size, which every program knows.
-
 Tested in tests/sharding/dataset/test_own_folder.py.
 """
 

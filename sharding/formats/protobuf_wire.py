@@ -2,6 +2,7 @@
 
 Exact but slow: for single messages, and for the few that `example_columns` finds unusual. `example_columns` and
 `example_decode` read columns fast.
+Tested in tests/sharding/formats/test_example_columns.py.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 The index is an Arrow IPC file with one row per record: `offset` and `length`, in bytes, of the frame in the
 (decompressed) TFRecord file, and `class_id`. The index of a Parquet shard has `class_id` alone, as Parquet locates its
 own rows; its metadata hold checksums of the file's blocks, so that a few columns can be read and verified alone.
+Tested in tests/sharding/formats/test_block_checksums.py.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 The build needs it, for example to split by it. Either a step dropped it, or the records do not have it, like the split
 of each record of a ringfeed dataset.
+Tested in tests/sharding/assignment/test_split_by_column.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Steps that change types: `--cast`, `--float32`, and the types that a `--schema` file gives to a typed source."""
+"""Steps that change types: `--cast`, `--float32`, and the types that a `--schema` file gives to a typed source.
+
+Tested in tests/sharding/prepare/test_steps.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Names of columns in options, checked with a suggestion in the error; and hidden columns, which no step sees."""
+"""Names of columns in options, checked with a suggestion in the error; and hidden columns, which no step sees.
+
+Tested in tests/sharding/prepare/test_steps.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Comma-separated lists of names, and of names with values, as on the command line and in `dataset.json`."""
+"""Comma-separated lists of names, and of names with values, as on the command line and in `dataset.json`.
+
+Tested in tests/sharding/prepare/test_steps.py.
+"""
 
 from __future__ import annotations
 

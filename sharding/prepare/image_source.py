@@ -1,4 +1,7 @@
-"""A source that transforms its images when records are completed."""
+"""A source that transforms its images when records are completed.
+
+Tested in tests/sharding/prepare/test_image_transform.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Open a source under the names and types that its columns have before the steps, then apply the steps."""
+"""Open a source under the names and types that its columns have before the steps, then apply the steps.
+
+Tested in tests/sharding/prepare/test_steps.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The options of a preparation, and how the manifest records them."""
+"""The options of a preparation, and how the manifest records them.
+
+Tested in tests/sharding/prepare/test_steps.py and tests/sharding/prepare/test_text_form.py.
+"""
 
 from __future__ import annotations
 

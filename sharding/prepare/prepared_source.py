@@ -1,4 +1,7 @@
-"""A source that applies steps to the records of another, batch by batch, and reads only the columns it needs."""
+"""A source that applies steps to the records of another, batch by batch, and reads only the columns it needs.
+
+Tested in tests/sharding/prepare/test_steps.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Step that leaves rare classes out, or merges them into one."""
+"""Step that leaves rare classes out, or merges them into one.
+
+Tested in tests/sharding/building/test_rare_classes.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`--map module:function`: a user's function on record batches, imported by name in each process that runs it."""
+"""`--map module:function`: a user's function on record batches, imported by name in each process that runs it.
+
+Tested in tests/sharding/prepare/test_steps.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Plans the repair of companion files, and the removal of what killed repairs left behind. Writes nothing.
 
-Tested in test_repair.py and in tests/sharding/dataset/test_companion_files.py.
+Tested in tests/sharding/repairing/test_repair.py and tests/sharding/dataset/test_companion_files.py.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 A generation may depend on the records before it. They are read where they are intact: in the dataset's folder or, if
 they are damaged there, in the scratch folder once rebuilt. Nothing is written to the dataset.
-
-Tested in test_rebuild_plan.py, test_source_matching.py and test_rebuild_generations.py.
+Tested in tests/sharding/repairing/test_rebuild_plan.py and tests/sharding/repairing/test_rebuild_generations.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a repair does for each file, and what it cannot bring back.
 
-Tested in test_repair.py.
+Tested in tests/sharding/repairing/test_repair.py.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 A file is restored if its bytes are in another file of the folder, or can be rebuilt and proven by their checksum, from
 the rest of the dataset or from the given sources. Of a shard that cannot be restored, the intact records are
 kept in a shard of another name.
-
-Tested in test_repair.py and test_rebuild_plan.py.
+Tested in tests/sharding/repairing/test_repair.py and tests/sharding/repairing/test_rebuild_plan.py.
 """
 
 from __future__ import annotations

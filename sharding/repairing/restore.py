@@ -1,8 +1,7 @@
 """Restores the files of a damaged shard bit by bit, from the damaged files themselves.
 
 Reads, and writes nothing. A restored file is proven by the checksum with which it was written.
-
-Tested in test_repair.py.
+Tested in tests/sharding/repairing/test_repair.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Salvages the intact records of a shard that cannot be restored.
 
 Reads, and writes nothing. Records are proven by their CRCs, or by the checksums of the pages that hold them.
-
-Tested in test_repair.py.
+Tested in tests/sharding/repairing/test_repair.py.
 """
 
 from __future__ import annotations

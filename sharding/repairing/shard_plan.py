@@ -1,6 +1,6 @@
 """Plans the repair of each damaged shard: move its files, restore them, or salvage its records. Writes nothing.
 
-Tested in test_repair.py.
+Tested in tests/sharding/repairing/test_repair.py.
 """
 
 from __future__ import annotations

@@ -5,8 +5,7 @@ or duplicates are dropped, a generation depends on the records before it, so the
 were written (`plan_in_order`): the shards on which later ones depend are rebuilt during planning, and proven by the
 shard table if there is one. A source that yields other shards is not the original. Carrying out the plan rebuilds them
 once more.
-
-Tested in test_source_matching.py and test_rebuild_generations.py.
+Tested in tests/sharding/repairing/test_rebuild_generations.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Rebuilds a shard table that was lost together with shards, by rebuilding all shards of their generations.
 
-Tested in test_rebuild_generations.py.
+Tested in tests/sharding/repairing/test_rebuild_generations.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A source without some records of another: its duplicates, or its bad records.
 
-Tested in `tests/sharding/prepare/screening`.
+Tested in tests/sharding/prepare/screening/test_duplicates.py and tests/sharding/prepare/screening/test_bad_records.py.
 """
 
 from __future__ import annotations

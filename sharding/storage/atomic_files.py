@@ -1,6 +1,7 @@
 """Files that appear under their names once they are whole: on local disk, and on stores that rename or put files.
 
 `s3/writes.py` does the same for S3.
+Tested in tests/sharding/storage/test_storage.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the errors of the stores' clients mean: which are transient, and which ask for patience.
 
-They are recognized by name and number, so that no client is imported here. Tested in
-tests/sharding/storage/test_retry.py.
+They are recognized by name and number, so that no client is imported here.
+Tested in tests/sharding/storage/test_retry.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Explains errors of the stores' clients in one line: what is wrong, and what to do about it."""
+"""Explains errors of the stores' clients in one line: what is wrong, and what to do about it.
+
+Tested in tests/sharding/storage/test_retry.py.
+"""
 
 from __future__ import annotations
 

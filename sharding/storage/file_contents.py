@@ -1,6 +1,7 @@
 """Reads files of any size: in blocks, as a size and checksum, or decompressed into one mapped buffer.
 
 Only one block per file is held in memory.
+Tested in tests/sharding/storage/test_http.py.
 """
 
 from __future__ import annotations

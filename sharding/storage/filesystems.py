@@ -1,4 +1,7 @@
-"""The fsspec file system of a URL: shared by the threads of a process, and without retries of its own."""
+"""The fsspec file system of a URL: shared by the threads of a process, and without retries of its own.
+
+Tested in tests/sharding/storage/test_storage.py and tests/pipeline/test_stores.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """A client of HDFS whose calls time out: `hdfs_native` waits forever for a NameNode that accepts and never answers.
 
 Only calls that involve the NameNode need this; reads from DataNodes have a timeout of their own.
+Tested in tests/pipeline/test_stores.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A folder by its URL: its file system, retries and translated errors. `storage.py` adds reading and writing."""
+"""A folder by its URL: its file system, retries and translated errors. `storage.py` adds reading and writing.
+
+Tested in tests/sharding/storage/test_storage.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""File objects on top of functions: readers of byte ranges or of a stream, and a writer that passes bytes on."""
+"""File objects on top of functions: readers of byte ranges or of a stream, and a writer that passes bytes on.
+
+Tested in tests/sharding/storage/test_storage.py and tests/sharding/storage/test_special_files.py.
+"""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 `request_limit_seconds` is the one formula for how long to wait. `call_within` gives up a blocking call of a client that
 has no timeout, by waiting for it in another thread.
+Tested in tests/sharding/storage/test_http.py and tests/sharding/storage/s3/test_timeouts.py.
 """
 
 from __future__ import annotations

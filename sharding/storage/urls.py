@@ -1,4 +1,7 @@
-"""URLs: which protocols behave alike, how a URL from a user is checked, and how it is printed without its secrets."""
+"""URLs: which protocols behave alike, how a URL from a user is checked, and how it is printed without its secrets.
+
+Tested in tests/sharding/test_url_secrets.py.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Locates damage in a file: records of a TFRecord shard, row group and column of a Parquet shard, byte of an index.
 
 Reads that file and, for an index, its shard. `verify.py` finds out which files are damaged.
-
-Tested in test_verify.py.
+Tested in tests/sharding/verifying/test_verify.py.
 """
 
 from __future__ import annotations

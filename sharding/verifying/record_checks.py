@@ -1,6 +1,6 @@
 """Checks of files whose bytes are right: the counts agree; in a deep check, every record parses and has its class.
 
-Tested in test_verify.py.
+Tested in tests/sharding/verifying/test_verify.py.
 """
 
 from __future__ import annotations

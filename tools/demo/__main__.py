@@ -1,4 +1,7 @@
-"""`python -m ringfeed.tools.demo`."""
+"""`python -m ringfeed.tools.demo`.
+
+Tested in tests/tools/demo/test_run.py.
+"""
 
 import sys
 

@@ -1,7 +1,8 @@
 """The demo's two sources, from data of PyPI packages: flights as one Parquet file, digits as a folder of PNGs.
 
 A flight's features are what was known before it took off: `docs/demo.md` lists and justifies them. Nothing is sharded
-here. Tested in tests/tools/demo/test_run.py.
+here.
+Tested in tests/tools/demo/test_run.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Test images for the page, with what the trained network says of them: some that it reads right, and its errors.
 
-Reads the table that `ringfeed predict` wrote, and the images from the dataset. Tested in tests/tools/demo/test_run.py.
+Reads the table that `ringfeed predict` wrote, and the images from the dataset.
+Tested in tests/tools/demo/test_run.py.
 """
 
 from __future__ import annotations

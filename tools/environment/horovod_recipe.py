@@ -1,7 +1,7 @@
 """The recipe of Horovod's wheel: target, headers, environment and required packages.
 
-Pure: nothing here runs a program or writes a file; `horovod_build` does. Tested in
-tests/tools/environment/test_horovod_build.py.
+Pure: nothing here runs a program or writes a file; `horovod_build` does.
+Tested in tests/tools/environment/test_horovod_build.py.
 """
 
 from __future__ import annotations

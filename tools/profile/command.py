@@ -1,4 +1,7 @@
-"""`ringfeed profile`: measure a dataset's loader from the command line."""
+"""`ringfeed profile`: measure a dataset's loader from the command line.
+
+Tested in tests/tools/profile/test_measure.py.
+"""
 
 from __future__ import annotations
 

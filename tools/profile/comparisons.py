@@ -1,4 +1,7 @@
-"""Plots that compare: orders batch by batch, rates by an option, predictions with measurements."""
+"""Plots that compare: orders batch by batch, rates by an option, predictions with measurements.
+
+Tested in tests/tools/profile/test_plots.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The style of all plots: a figure that a notebook shows as SVG, bars, curves.
 
 The palette is that of Okabe and Ito, which colour-blind readers can tell apart; series also differ in hatching.
+Tested in tests/tools/profile/test_plots.py and tests/tools/profile/test_run_plots.py.
 """
 
 from __future__ import annotations

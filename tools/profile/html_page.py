@@ -1,4 +1,7 @@
-"""One HTML page of text, tables and plots that needs no other file; needs matplotlib."""
+"""One HTML page of text, tables and plots that needs no other file; needs matplotlib.
+
+Tested in tests/tools/profile/test_plots.py.
+"""
 
 from __future__ import annotations
 

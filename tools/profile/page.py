@@ -1,4 +1,7 @@
-"""A profile as one HTML page that needs no other file; needs matplotlib."""
+"""A profile as one HTML page that needs no other file; needs matplotlib.
+
+Tested in tests/tools/profile/test_plots.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The procedure of a profile: each trial in turn, for its part of the time, and what follows from all of them."""
+"""The procedure of a profile: each trial in turn, for its part of the time, and what follows from all of them.
+
+Tested in tests/tools/profile/test_measure.py.
+"""
 
 from __future__ import annotations
 

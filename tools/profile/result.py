@@ -1,4 +1,7 @@
-"""The result of a profile: its figures, and how a terminal and a notebook show them."""
+"""The result of a profile: its figures, and how a terminal and a notebook show them.
+
+Tested in tests/tools/profile/test_measure.py and tests/tools/profile/test_plots.py.
+"""
 
 from __future__ import annotations
 

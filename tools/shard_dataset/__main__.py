@@ -1,4 +1,7 @@
-"""`python -m ringfeed.tools.shard_dataset`."""
+"""`python -m ringfeed.tools.shard_dataset`.
+
+Tested in tests/tools/shard_dataset/test_program.py.
+"""
 
 from .program import run
 

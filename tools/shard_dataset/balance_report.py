@@ -1,4 +1,7 @@
-"""The balance of a dataset, planned or written: by split and class, the least and most of any shard."""
+"""The balance of a dataset, planned or written: by split and class, the least and most of any shard.
+
+Tested in tests/tools/shard_dataset/test_inspection.py and tests/tools/demo/test_report.py.
+"""
 
 from __future__ import annotations
 

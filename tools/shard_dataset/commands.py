@@ -1,7 +1,7 @@
 """What `shard-dataset` does: build, append to, inspect, verify, repair, read, clean and export sharded datasets.
 
-Needs no TensorFlow. The process starts in `program`. Tested in tests/tools/shard_dataset/test_program.py and
-test_errors.py.
+Needs no TensorFlow. The process starts in `program`.
+Tested in tests/tools/shard_dataset/test_program.py and tests/tools/shard_dataset/test_errors.py.
 """
 
 from __future__ import annotations

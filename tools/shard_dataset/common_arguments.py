@@ -1,4 +1,7 @@
-"""What the commands of `shard-dataset` share: the making of a parser, and the flags of most commands."""
+"""What the commands of `shard-dataset` share: the making of a parser, and the flags of most commands.
+
+Tested in tests/tools/shard_dataset/test_program.py.
+"""
 
 from __future__ import annotations
 

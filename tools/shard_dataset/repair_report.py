@@ -1,4 +1,7 @@
-"""Reports of lost records and of what a repair did or would do."""
+"""Reports of lost records and of what a repair did or would do.
+
+Tested in tests/tools/shard_dataset/test_program.py.
+"""
 
 from __future__ import annotations
 

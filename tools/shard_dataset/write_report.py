@@ -1,4 +1,7 @@
-"""What build, append and reshard print: the plan of a dry run, or the summary of what was written."""
+"""What build, append and reshard print: the plan of a dry run, or the summary of what was written.
+
+Tested in tests/tools/shard_dataset/test_program.py.
+"""
 
 from __future__ import annotations
 

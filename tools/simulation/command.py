@@ -1,4 +1,7 @@
-"""`ringfeed simulate`: predict epochs on other ranks, hosts, stores, shards and options from the command line."""
+"""`ringfeed simulate`: predict epochs on other ranks, hosts, stores, shards and options from the command line.
+
+Tested in tests/tools/simulation/test_measure.py.
+"""
 
 from __future__ import annotations
 

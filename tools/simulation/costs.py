@@ -2,6 +2,7 @@
 
 Where a cost varies, its samples are kept, and the model draws from them: a mean hides the late request and the slow
 step that all ranks wait for.
+Tested in tests/tools/simulation/test_simulator.py.
 """
 
 from __future__ import annotations

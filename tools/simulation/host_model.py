@@ -1,4 +1,7 @@
-"""The hosts of the model: cores and link; and caches, each of one rank or shared by the ranks of a host."""
+"""The hosts of the model: cores and link; and caches, each of one rank or shared by the ranks of a host.
+
+Tested in tests/tools/simulation/test_simulator.py.
+"""
 
 from __future__ import annotations
 

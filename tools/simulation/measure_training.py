@@ -1,4 +1,7 @@
-"""Measure transform and step of a workload, each repeated on one batch in memory."""
+"""Measure transform and step of a workload, each repeated on one batch in memory.
+
+Tested in tests/tools/simulation/test_measure.py.
+"""
 
 from __future__ import annotations
 

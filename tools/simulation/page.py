@@ -1,4 +1,7 @@
-"""Simulations as one HTML page that needs no other file; needs matplotlib."""
+"""Simulations as one HTML page that needs no other file; needs matplotlib.
+
+Tested in tests/tools/simulation/test_measure.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Plots of simulations: where an epoch's time goes, and how the rate grows with the ranks. They need matplotlib."""
+"""Plots of simulations: where an epoch's time goes, and how the rate grows with the ranks. They need matplotlib.
+
+Tested in tests/tools/simulation/test_measure.py.
+"""
 
 from __future__ import annotations
 

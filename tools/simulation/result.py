@@ -1,4 +1,7 @@
-"""The result of a simulation: its figures, and how a terminal and a notebook show them."""
+"""The result of a simulation: its figures, and how a terminal and a notebook show them.
+
+Tested in tests/tools/simulation/test_simulator.py and tests/tools/simulation/test_measure.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What is simulated: the shape of a dataset, and how it is read, by how many ranks on how many hosts."""
+"""What is simulated: the shape of a dataset, and how it is read, by how many ranks on how many hosts.
+
+Tested in tests/tools/simulation/test_simulator.py.
+"""
 
 from __future__ import annotations
 

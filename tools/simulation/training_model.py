@@ -1,4 +1,7 @@
-"""A rank's program in the model: it transforms batches ahead of need, takes them, makes steps, and meets the others."""
+"""A rank's program in the model: it transforms batches ahead of need, takes them, makes steps, and meets the others.
+
+Tested in tests/tools/simulation/test_simulator.py.
+"""
 
 from __future__ import annotations
 

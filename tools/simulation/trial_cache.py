@@ -1,4 +1,7 @@
-"""An empty cache to measure with, beside the place where a loader's own is to be."""
+"""An empty cache to measure with, beside the place where a loader's own is to be.
+
+Tested in tests/tools/simulation/test_measure.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`ringfeed tune`: search for better options of a loader or a run from the command line."""
+"""`ringfeed tune`: search for better options of a loader or a run from the command line.
+
+Tested in tests/tools/tune/test_tune.py.
+"""
 
 from __future__ import annotations
 

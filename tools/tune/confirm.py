@@ -1,4 +1,7 @@
-"""Measure options beside the defaults: epoch after epoch in turn, so that what disturbs the machine disturbs all."""
+"""Measure options beside the defaults: epoch after epoch in turn, so that what disturbs the machine disturbs all.
+
+Tested in tests/tools/tune/test_search.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The result of tuning: what was predicted and measured of each candidate, and what to take."""
+"""The result of tuning: what was predicted and measured of each candidate, and what to take.
+
+Tested in tests/tools/tune/test_tune.py.
+"""
 
 from __future__ import annotations
 

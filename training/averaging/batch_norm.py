@@ -4,8 +4,7 @@ The ranks exchange sizes, means and variances, as PyTorch's SyncBatchNorm does, 
 "Updating formulae and a pairwise algorithm for computing sample variances" (1979): sums of squares would lose the
 variance of inputs that are far from 0. Gathered rows are added in rank order: beside others, an all-reduce has other
 bits in each run, on three ranks and more.
-
-Tested in tests/training/averaging/test_batch_norm.py and tests/training/compression/test_methods.py.
+Tested in tests/training/compression/test_methods.py.
 """
 
 from __future__ import annotations

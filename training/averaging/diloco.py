@@ -1,4 +1,7 @@
-"""DiLoCo: an outer optimizer applies the mean change of a round. Douillard et al., arXiv 2311.08105, Algorithm 1."""
+"""DiLoCo: an outer optimizer applies the mean change of a round. Douillard et al., arXiv 2311.08105, Algorithm 1.
+
+Tested in tests/training/averaging/test_rounds.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Gossip: pairs of ranks average their weights, where others average over all. Lian et al., arXiv 1705.09056.
 
 The bytes of a round are those of the weights, on any number of ranks.
+Tested in tests/training/averaging/test_rounds.py and tests/training/compression/test_methods.py.
 """
 
 from __future__ import annotations

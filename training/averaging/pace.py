@@ -1,7 +1,4 @@
-"""The pace of ranks that have parts of their own, of unequal sizes: who trains in which step, so that epochs agree.
-
-Tested in tests/training/averaging/test_pace.py.
-"""
+"""The pace of ranks that have parts of their own, of unequal sizes: who trains in which step, so that epochs agree."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Means over ranks that outliers cannot move far: coordinate-wise median and trimmed mean.
 
 Yin et al., arXiv 1803.01498, Definitions 1 and 2. They count each rank once, whatever its number of samples.
+Tested in tests/training/averaging/test_rounds.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The order of operations in a graph, where they run on several devices. Tested in test_worker_loop.py."""
+"""The order of operations in a graph, where they run on several devices.
+
+Tested in tests/training/backends/test_worker_loop.py.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """The chief of a run on parameter servers: it hands out steps, evaluates, saves and reports, and trains nothing itself.
 
-The workers' loop is `worker_loop`; who does which step is `board.part_plan`. Tested in
-tests/training/backends/test_parameter_server.py.
+The workers' loop is `worker_loop`; who does which step is `board.part_plan`.
 """
 
 from __future__ import annotations

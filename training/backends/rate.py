@@ -1,4 +1,7 @@
-"""The learning rate of an update that has only a share of the global batch."""
+"""The learning rate of an update that has only a share of the global batch.
+
+Tested in tests/training/backends/test_server_reports.py.
+"""
 
 from __future__ import annotations
 

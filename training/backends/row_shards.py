@@ -1,7 +1,4 @@
-"""Embedding tables split by rows over the parameter servers: a worker reads and updates only the rows of its batch.
-
-Tested in tests/training/backends/test_row_shards.py.
-"""
+"""Embedding tables split by rows over the parameter servers: a worker reads and updates only the rows of its batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The parts of a run whose network is on parameter servers, as checkpoints and the model's file need them."""
+"""The parts of a run whose network is on parameter servers, as checkpoints and the model's file need them.
+
+Tested in tests/training/backends/test_row_shards.py and tests/training/backends/test_parameter_server.py.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 Hsieh et al., "Gaia", NSDI 2017, section 4: a worker sends what it has accumulated of an entry once that is significant
 beside the weight, by a threshold that falls with the square root of the steps. What is accumulated is the update of
 SGD, gradient times learning rate; what is sent is the gradient that makes it at the present rate.
+Tested in tests/training/backends/test_parameter_server.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""How a worker's gradient reaches the servers' variables: parts of the loop that the chief traces."""
+"""How a worker's gradient reaches the servers' variables: parts of the loop that the chief traces.
+
+Tested in tests/training/backends/test_parameter_server.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What the compressing synchronizers have in common: which tensors they compress, and from which step."""
+"""What the compressing synchronizers have in common: which tensors they compress, and from which step.
+
+Tested in tests/training/compression/test_codecs.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Sixteen bits for each number on the wire: float16 or bfloat16."""
+"""Sixteen bits for each number on the wire: float16 or bfloat16.
+
+Tested in tests/training/compression/test_codecs.py.
+"""
 
 from __future__ import annotations
 

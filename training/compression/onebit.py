@@ -3,6 +3,7 @@
 Scaled signs are those of EF-SignSGD, Karimireddy et al., arXiv 1901.09847, eq. (1): with the mean magnitude an error
 is always smaller than what is encoded, whatever the distribution. With the root mean square of 1-bit Adam, arXiv
 2102.02888, it is not where few entries are large, as in gradients; that method encodes momenta.
+Tested in tests/training/compression/test_codecs.py.
 """
 
 from __future__ import annotations

@@ -3,7 +3,6 @@
 From then on Adam is SGD with momentum, with a fixed rate for each entry that all ranks know. So the signs are those of
 ``m / (sqrt(v) + eps)``, where the paper's are those of ``m``, which move an entry with a small `v` by the mean
 magnitude of its block over that small root: with them the network of docs/synchronisation.md did not learn.
-Tested in tests/training/compression/test_onebit_adam.py.
 """
 
 from __future__ import annotations

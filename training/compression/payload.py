@@ -1,4 +1,7 @@
-"""Payloads: tensors as vectors of bytes, bits packed by eight, and seeds of random rounding."""
+"""Payloads: tensors as vectors of bytes, bits packed by eight, and seeds of random rounding.
+
+Tested in tests/training/compression/test_codecs.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""QSGD: random rounding of each entry to a multiple of norm / levels. Alistarh et al., arXiv 1610.02132, sec. 3.1."""
+"""QSGD: random rounding of each entry to a multiple of norm / levels. Alistarh et al., arXiv 1610.02132, sec. 3.1.
+
+Tested in tests/training/compression/test_codecs.py.
+"""
 
 from __future__ import annotations
 

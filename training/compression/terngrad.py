@@ -1,4 +1,7 @@
-"""TernGrad: each entry becomes -s, 0 or s at random. Wen et al., arXiv 1705.07878, eqs. 3 and 5."""
+"""TernGrad: each entry becomes -s, 0 or s at random. Wen et al., arXiv 1705.07878, eqs. 3 and 5.
+
+Tested in tests/training/compression/test_codecs.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Options of the backend, which starts the processes of a run and moves what they exchange; and what it supports."""
+"""Options of the backend, which starts the processes of a run and moves what they exchange; and what it supports.
+
+Tested in tests/training/config/test_config.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Checks of configuration keys, whose errors name key, rule and value."""
+"""Checks of configuration keys, whose errors name key, rule and value.
+
+Tested in tests/training/config/test_config.py.
+"""
 
 from __future__ import annotations
 

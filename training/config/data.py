@@ -1,4 +1,7 @@
-"""Options of the data of a run."""
+"""Options of the data of a run.
+
+Tested in tests/training/config/test_config.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Options of the training loss."""
+"""Options of the training loss.
+
+Tested in tests/training/config/test_config.py and tests/training/models/test_losses.py.
+"""
 
 from __future__ import annotations
 

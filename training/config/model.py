@@ -1,4 +1,7 @@
-"""Options of the network, and of the augmentation of its images."""
+"""Options of the network, and of the augmentation of its images.
+
+Tested in tests/training/config/test_config.py and tests/training/models/test_models.py.
+"""
 
 from __future__ import annotations
 

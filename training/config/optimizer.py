@@ -1,4 +1,7 @@
-"""Options of the optimizer, its learning rate over the run, the loss scale, and the average of weights."""
+"""Options of the optimizer, its learning rate over the run, the loss scale, and the average of weights.
+
+Tested in tests/training/config/test_config.py and tests/training/optimizers/test_build.py.
+"""
 
 from __future__ import annotations
 

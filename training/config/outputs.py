@@ -1,4 +1,7 @@
-"""Options of what a run writes: checkpoints, metrics and the model."""
+"""Options of what a run writes: checkpoints, metrics and the model.
+
+Tested in tests/training/config/test_config.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Options of how ranks are kept in step: compression of gradients, and periodic averaging; and what goes with what."""
+"""Options of how ranks are kept in step: compression of gradients, and periodic averaging; and what goes with what.
+
+Tested in tests/training/config/test_config.py.
+"""
 
 from __future__ import annotations
 

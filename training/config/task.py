@@ -1,4 +1,7 @@
-"""Tasks: what a network learns to predict, and the metrics of its evaluations."""
+"""Tasks: what a network learns to predict, and the metrics of its evaluations.
+
+Tested in tests/training/config/test_config.py and tests/training/metrics/test_evaluate.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Options of what follows a run: files, TensorBoard, MLflow, traces."""
+"""Options of what follows a run: files, TensorBoard, MLflow, traces.
+
+Tested in tests/training/config/test_config.py.
+"""
 
 from __future__ import annotations
 

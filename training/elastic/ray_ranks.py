@@ -2,7 +2,6 @@
 
 The rank is not the worker itself: it has signals of its own, reports how it ends, and ends as it does elsewhere. It
 ends with its worker, and the workers with the launcher. What it prints reaches the launcher through Ray.
-Tested in tests/training/elastic/test_ray_ranks.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Runs the ranks of an elastic run on this machine: starts them, gives them their places, and replaces the dead.
 
 `Group` decides; here are processes, pipes and clocks.
-
-Tested in tests/training/elastic/test_supervisor.py, and with real ranks in tests/training/test_launch.py.
+Tested in tests/training/test_launch.py.
 """
 
 from __future__ import annotations

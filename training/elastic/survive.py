@@ -6,6 +6,7 @@ anew; what remains is the process, with its TensorFlow, and the commit.
 
 Horovod's own wrapper (`horovod.common.elastic.run_fn`) is not used: it knows how to reset, but not when the next ranks
 are ready, and its translation of errors ends a run as if it were done (horovod#1994).
+Tested in tests/training/test_launch.py.
 """
 
 from __future__ import annotations

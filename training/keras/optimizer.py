@@ -1,4 +1,7 @@
-"""Any optimizer of Keras on the ranks of a ring: it averages the gradients over the ranks, then applies them."""
+"""Any optimizer of Keras on the ranks of a ring: it averages the gradients over the ranks, then applies them.
+
+Tested in tests/training/keras/test_keras.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The callback that gives the ranks of a ring the same weights and the same metrics while Keras fits."""
+"""The callback that gives the ranks of a ring the same weights and the same metrics while Keras fits.
+
+Tested in tests/training/keras/test_keras.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Assembles a run on one rank: loaders, network, optimizer, synchronizer and the compiled steps."""
+"""Assembles a run on one rank: loaders, network, optimizer, synchronizer and the compiled steps.
+
+Tested in tests/training/loop/test_shares.py and tests/training/averaging/test_batch_norm.py.
+"""
 
 from __future__ import annotations
 

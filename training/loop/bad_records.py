@@ -1,7 +1,4 @@
-"""Finds the records of a batch whose values are not finite, after a step whose gradients were not.
-
-Tested in tests/training/loop/test_bad_records.py.
-"""
+"""Finds the records of a batch whose values are not finite, after a step whose gradients were not."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Runs a learning-rate range test: a few steps of a configured run, which leave nothing behind but a plot.
-
-Tested in tests/training/loop/test_find_rate.py.
-"""
+"""Runs a learning-rate range test: a few steps of a configured run, which leave nothing behind but a plot."""
 
 from __future__ import annotations
 

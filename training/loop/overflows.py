@@ -1,4 +1,7 @@
-"""What is done about steps whose gradients were not finite: blame the records, or end a run that cannot recover."""
+"""What is done about steps whose gradients were not finite: blame the records, or end a run that cannot recover.
+
+Tested in tests/training/loop/test_bad_records.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The ranks' shares of each global batch: equal, or following the speed that was measured on each rank.
 
-Each global batch has the same samples, whatever the shares. Tested in tests/training/loop/test_shares.py.
+Each global batch has the same samples, whatever the shares.
 """
 
 from __future__ import annotations

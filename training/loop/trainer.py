@@ -1,8 +1,8 @@
 """The training loop: from a configuration to a trained model, checkpoints and metrics, on all ranks of a ring.
 
-Tested in tests/training/test_train.py.
-
 connect -> loaders -> model -> broadcast or resume -> steps and evaluations -> check that all ranks agree -> outputs
+
+Tested in tests/training/test_train.py.
 """
 
 from __future__ import annotations

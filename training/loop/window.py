@@ -1,4 +1,7 @@
-"""The steps since the last report."""
+"""The steps since the last report.
+
+Tested in tests/training/loop/test_shares.py.
+"""
 
 from __future__ import annotations
 

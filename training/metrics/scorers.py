@@ -2,6 +2,7 @@
 
 A scorer is of one rank until `result`, which combines all ranks. Sums are exact (`ExactSum`, or sums of weights, which
 are whole as a rule), and metrics of order need all scores, which are gathered: 4 bytes for each output and sample.
+Tested in tests/training/metrics/test_evaluate.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A network of `keras.applications`, for an image column.
-
-Tested in tests/training/models/test_application.py.
-"""
+"""A network of `keras.applications`, for an image column."""
 
 from __future__ import annotations
 

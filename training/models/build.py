@@ -2,6 +2,7 @@
 
 A network ends in the float32 outputs of its task, such as a logit per class, whatever dtype it computes in. Losses and
 metrics are elsewhere.
+Tested in tests/training/models/test_models.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""What every builder of a network returns, and the check of its outputs."""
+"""What every builder of a network returns, and the check of its outputs.
+
+Tested in tests/training/models/test_models.py.
+"""
 
 from __future__ import annotations
 

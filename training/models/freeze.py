@@ -1,7 +1,4 @@
-"""Layers that training leaves as they are.
-
-Tested in tests/training/models/test_freeze.py.
-"""
+"""Layers that training leaves as they are."""
 
 from __future__ import annotations
 

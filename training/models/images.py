@@ -1,6 +1,7 @@
 """Image columns as model inputs: encoded PNG or JPEG bytes, or uint8 tensors, to float32 in [0, 1].
 
 Decoding and augmentation are part of the tf.data pipeline.
+Tested in tests/training/models/test_models.py.
 """
 
 from __future__ import annotations

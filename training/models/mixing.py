@@ -1,7 +1,4 @@
-"""Mixup and CutMix of a batch's images and labels: see `Mixup`, `CutMix`.
-
-Tested in tests/training/models/test_mixing.py.
-"""
+"""Mixup and CutMix of a batch's images and labels: see `Mixup`, `CutMix`."""
 
 from __future__ import annotations
 

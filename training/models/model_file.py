@@ -1,7 +1,8 @@
 """The file of a trained model: a `.keras` file that also holds the run's configuration and the dataset's manifest.
 
 So the model can be rebuilt with its preprocessing, without the dataset. Keras ignores both members when it loads the
-file. Tested in tests/training/serving/test_export.py.
+file.
+Tested in tests/training/serving/test_export.py.
 """
 
 from __future__ import annotations

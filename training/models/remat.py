@@ -2,7 +2,6 @@
 
 Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174. `keras.RematScope` does not do it here:
 on TensorFlow it fails in a compiled step, and the second pass would draw other masks of dropout.
-Tested in tests/training/models/test_remat.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a network predicts: the label's class, one positive class, a set of labels, or a number.
-
-Tested in tests/training/models/test_target.py.
-"""
+"""What a network predicts: the label's class, one positive class, a set of labels, or a number."""
 
 from __future__ import annotations
 

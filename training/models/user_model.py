@@ -1,4 +1,7 @@
-"""A user's own network, by `module:function`, and the columns that its inputs take."""
+"""A user's own network, by `module:function`, and the columns that its inputs take.
+
+Tested in tests/training/models/test_models.py and tests/training/models/test_user_errors.py.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Starts a network with the weights of a file: those of a network of the same layers, of which the last may differ.
-
-Tested in tests/training/models/test_weight_file.py.
-"""
+"""Starts a network with the weights of a file: those of a network of the same layers, of which the last may differ."""
 
 from __future__ import annotations
 

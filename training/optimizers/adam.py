@@ -1,6 +1,6 @@
 """Adam and AdamW, by TensorFlow's fused kernel.
 
-Tested in tests/training/optimizers/test_references.py and test_stacked.py.
+Tested in tests/training/optimizers/test_references.py and tests/training/optimizers/test_stacked.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The optimizer and the learning-rate schedule of a configuration.
 
-Tested in tests/training/config/test_config.py, test_schedules.py and test_train.py.
+Tested in tests/training/config/test_config.py and tests/training/test_train.py.
 """
 
 from __future__ import annotations

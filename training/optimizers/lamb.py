@@ -1,6 +1,7 @@
 """LAMB: Adam whose step is scaled layer by layer, for very large batches.
 
 Published variants differ: see `VARIANTS`.
+Tested in tests/training/optimizers/test_references.py and tests/training/optimizers/test_stacked.py.
 """
 
 from __future__ import annotations

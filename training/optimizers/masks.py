@@ -1,6 +1,6 @@
 """Which variables an optimizer decays, and which get a trust ratio: patterns of paths, or their rank.
 
-Tested in tests/training/optimizers/test_lars.py and test_references.py.
+Tested in tests/training/optimizers/test_lars.py and tests/training/optimizers/test_references.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The base of Adam and LAMB: a moving average of gradients, and one of their squares.
 
-Tested in tests/training/optimizers/test_references.py and test_stacked.py.
+Tested in tests/training/optimizers/test_references.py and tests/training/optimizers/test_stacked.py.
 """
 
 from __future__ import annotations

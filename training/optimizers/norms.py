@@ -1,6 +1,7 @@
 """Norms of layers, and the trust ratio of LARS and LAMB.
 
 A tensor here is a stack of layers of one shape: the first dimension counts layers.
+Tested in tests/training/optimizers/test_lars.py and tests/training/optimizers/test_references.py.
 """
 
 from __future__ import annotations

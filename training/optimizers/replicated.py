@@ -2,6 +2,7 @@
 
 Under a strategy of `tf.distribute` Keras would sum the gradients again, and leave the replica for the update, which a
 branch of a graph cannot.
+Tested in tests/training/ring/test_replicas.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A ring of which only rank 0 exists: its collectives give the shapes that they would have, for what is counted."""
+"""A ring of which only rank 0 exists: its collectives give the shapes that they would have, for what is counted.
+
+Tested in tests/training/planning/test_plan.py.
+"""
 
 from __future__ import annotations
 

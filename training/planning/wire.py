@@ -1,4 +1,7 @@
-"""Bytes that a rank receives for synchronisation in a step: counted in one synchronisation of zeros, not estimated."""
+"""Bytes that a rank receives for synchronisation in a step: counted in one synchronisation of zeros, not estimated.
+
+Tested in tests/training/planning/test_plan.py.
+"""
 
 from __future__ import annotations
 

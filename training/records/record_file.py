@@ -1,4 +1,7 @@
-"""The file of a rank: rows are appended as whole batches."""
+"""The file of a rank: rows are appended as whole batches.
+
+Tested in tests/training/records/test_recorder.py.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,6 @@
 
 Horovod keeps them after `shutdown`. A rank that has noticed a death, and has left the ring, thus looks alive to a rank
 that waits for it, which notices nothing until Gloo's timeout (seen with 3 ranks: 120 s; trial of 2026-11-26).
-
 Tested in tests/training/test_launch.py.
 """
 

@@ -2,7 +2,6 @@
 
 Of N ranks on H hosts, 2 (H - 1) messages then pass between hosts one after the other, instead of 2 (N - 1). The groups
 are process sets of Horovod's.
-
 Tested in tests/training/compression/test_methods.py.
 """
 

@@ -1,6 +1,6 @@
 """The ranks of each host.
 
-Imports nothing heavy. Tested in tests/training/ring/test_host_groups.py.
+Imports nothing heavy.
 """
 
 from __future__ import annotations

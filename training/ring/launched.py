@@ -1,6 +1,7 @@
 """What a rank that `ringfeed launch` started shares with it: a pipe for how it ended, and one that closes with it.
 
 Imports nothing heavy.
+Tested in tests/training/test_launch.py and tests/training/elastic/test_supervisor.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Replicas of a network on the devices of one process, by `tf.distribute.MirroredStrategy`.
 
 Each device has a copy of every variable, as a rank of a ring has: the strategy only reduces gradients. To the loop the
-process is alone, and its batch is that of all. Tested in tests/training/ring/test_replicas.py.
+process is alone, and its batch is that of all.
 """
 
 from __future__ import annotations

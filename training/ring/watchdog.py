@@ -3,8 +3,6 @@
 A thread of each rank reports to rank 0, at least every two seconds, how many batches its main thread has begun, and
 where the user's code stands; a step costs one addition. Rank 0 judges, and its answers carry the verdict. Ranks whose
 rank 0 does not answer judge that themselves.
-
-Tested in tests/training/ring/test_watchdog.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """The ring of TensorFlow's own collectives, between the workers of a `tf.distribute.MultiWorkerMirroredStrategy`.
 
-Variables are plain, outside of the strategy, which does no more than all-reduce. Tested in
-tests/training/ring/test_worker_ring.py.
+Variables are plain, outside of the strategy, which does no more than all-reduce.
 """
 
 from __future__ import annotations

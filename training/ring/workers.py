@@ -1,4 +1,7 @@
-"""The workers of `tf.distribute.MultiWorkerMirroredStrategy`, as ``TF_CONFIG`` names them. Imports nothing heavy."""
+"""The workers of `tf.distribute.MultiWorkerMirroredStrategy`, as ``TF_CONFIG`` names them. Imports nothing heavy.
+
+Tested in tests/training/ring/test_worker_ring.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The rank of this process, from the environment that its launcher set.
 
 Imports nothing heavy: a wrong configuration is refused before TensorFlow is imported.
+Tested in tests/training/ring/test_ring.py and tests/training/ring/test_worker_ring.py.
 """
 
 from __future__ import annotations

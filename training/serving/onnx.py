@@ -2,7 +2,6 @@
 
 Its inputs are those of the `.keras` file. The preprocessing stays outside: ONNX has no hash tables of texts, and no
 decoders of images.
-
 Tested in tests/training/serving/test_export.py.
 """
 

@@ -1,7 +1,8 @@
 """Predictions for the records of a dataset: a Parquet file for each rank, of the records' numbers, classes and scores.
 
 Each rank reads a part of the split of its own, in the order of the dataset. `_predictions.json` is written last, and so
-says that all files are there. Tested in tests/training/serving/test_predict.py.
+says that all files are there.
+Tested in tests/training/serving/test_predict.py.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """A trained model as a SavedModel that takes the dataset's own columns, as for TensorFlow Serving.
 
-Tested in tests/training/serving/test_export.py, like `onnx.py`.
-
 Signature `serving_default`: a tensor [batch, *shape] for each column, by its name, in its dtype, to `probabilities`,
 float32 [batch, classes], and `class`, string [batch], the name of the likeliest; of many labels to their probabilities
 alone, of a regression to `prediction`, float32 [batch]. Signature `classes`: all names.
 `assets.extra/ringfeed.json` describes the inputs.
+Tested in tests/training/serving/test_export.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A run of MLflow with the configuration as parameters and the history as metrics."""
+"""A run of MLflow with the configuration as parameters and the history as metrics.
+
+Tested in tests/training/trackers/test_trackers.py.
+"""
 
 from __future__ import annotations
 

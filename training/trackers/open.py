@@ -1,4 +1,7 @@
-"""The trackers that a configuration names."""
+"""The trackers that a configuration names.
+
+Tested in tests/training/trackers/test_trackers.py.
+"""
 
 from __future__ import annotations
 

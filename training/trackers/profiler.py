@@ -1,4 +1,7 @@
-"""A trace of some steps by TensorFlow's profiler, for TensorBoard's Profile page or XProf."""
+"""A trace of some steps by TensorFlow's profiler, for TensorBoard's Profile page or XProf.
+
+Tested in tests/training/trackers/test_trackers.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The history of a run for TensorBoard: event files that `tf.summary` writes; TensorBoard itself is not needed."""
+"""The history of a run for TensorBoard: event files that `tf.summary` writes; TensorBoard itself is not needed.
+
+Tested in tests/training/trackers/test_trackers.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Entries of a run's history, as trackers take them."""
+"""Entries of a run's history, as trackers take them.
+
+Tested in tests/training/trackers/test_trackers.py.
+"""
 
 from __future__ import annotations
 

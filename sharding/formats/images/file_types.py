@@ -1,4 +1,7 @@
-"""Detects the formats of image files by their first bytes, without decoding."""
+"""Detects the formats of image files by their first bytes, without decoding.
+
+Tested in tests/sharding/formats/images/test_statistics.py.
+"""
 
 from __future__ import annotations
 

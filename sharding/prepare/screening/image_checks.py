@@ -1,6 +1,7 @@
 """Find damaged images inside the records of tables, archives and the like before they reach a shard.
 
 Sources whose images are separate files check these themselves (`sources.base.CheckableSource`).
+Tested in tests/sharding/prepare/screening/test_bad_records.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Hash records to 128 bits by their values."""
+"""Hash records to 128 bits by their values.
+
+Tested in tests/sharding/prepare/screening/test_duplicates.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Find where in the source a prepared record comes from, by reading its part once more."""
+"""Find where in the source a prepared record comes from, by reading its part once more.
+
+Tested in tests/sharding/prepare/screening/test_bad_records.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Arrays as columns, for every format of array files: which arrays make records together, their features and values."""
+"""Arrays as columns, for every format of array files: which arrays make records together, their features and values.
+
+Tested in tests/sharding/sources/arrays/test_npy.py and tests/sharding/sources/arrays/test_hdf5.py.
+"""
 
 from __future__ import annotations
 

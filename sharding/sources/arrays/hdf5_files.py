@@ -1,4 +1,7 @@
-"""The contents of HDF5 files: opens a file, finds the arrays in it, and their features. `hdf5.py` reads their rows."""
+"""The contents of HDF5 files: opens a file, finds the arrays in it, and their features. `hdf5.py` reads their rows.
+
+Tested in tests/sharding/sources/arrays/test_hdf5.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The part of a source's URL that selects arrays of a file: ``train.h5::/images,/labels``."""
+"""The part of a source's URL that selects arrays of a file: ``train.h5::/images,/labels``.
+
+Tested in tests/sharding/sources/arrays/test_npy.py and tests/sharding/sources/arrays/test_hdf5.py.
+"""
 
 from __future__ import annotations
 

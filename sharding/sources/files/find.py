@@ -1,4 +1,7 @@
-"""The files of a source: their names, listings and fingerprints. `open.py` reads their contents."""
+"""The files of a source: their names, listings and fingerprints. `open.py` reads their contents.
+
+Tested in tests/sharding/sources/files/test_http_listing.py and tests/sharding/sources/files/test_snapshot.py.
+"""
 
 from __future__ import annotations
 

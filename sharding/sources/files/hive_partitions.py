@@ -1,4 +1,7 @@
-"""Partition keys in folder names, as Hive and Spark write them: ``year=2024/month=01/x.parquet``."""
+"""Partition keys in folder names, as Hive and Spark write them: ``year=2024/month=01/x.parquet``.
+
+Tested in tests/sharding/sources/tables/test_table_files.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Opens the files of a source, decompresses them, and reads many at once, with errors that name the file."""
+"""Opens the files of a source, decompresses them, and reads many at once, with errors that name the file.
+
+Tested in tests/sharding/sources/files/test_http_listing.py and tests/sharding/sources/files/test_archives.py.
+"""
 
 from __future__ import annotations
 

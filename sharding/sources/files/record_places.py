@@ -1,4 +1,7 @@
-"""Places of readable records in their files, for error messages: bad records before them count, too."""
+"""Places of readable records in their files, for error messages: bad records before them count, too.
+
+Tested in tests/sharding/sources/images/test_image_list.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Reads many image files into one Arrow column without a copy in between, and checks them for damage."""
+"""Reads many image files into one Arrow column without a copy in between, and checks them for damage.
+
+Tested in tests/sharding/sources/images/test_class_folders.py and tests/sharding/sources/images/test_image_list.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Text files of one path a line: a table of one column."""
+"""Text files of one path a line: a table of one column.
+
+Tested in tests/sharding/sources/images/test_image_list.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Infers the features of `tf.train.Example` records, and converts their values to Arrow columns."""
+"""Infers the features of `tf.train.Example` records, and converts their values to Arrow columns.
+
+Tested in tests/sharding/sources/records/test_tfrecord.py.
+"""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 A build reads its source several times, in several processes. Records in memory can be read once, perhaps, and in one
 process; so they are written to the spill folder first, and hashed on the way, which tells equal records apart from
 others when a build resumes or a dataset is appended to.
-
 Tested in tests/sharding/building/test_memory_sources.py.
 """
 

@@ -1,6 +1,7 @@
 """Infers the types of columns of Python values, and converts them to Arrow columns.
 
 `python_function.py` and `webdataset_members.py` use it for dicts and for JSON.
+Tested in tests/sharding/sources/records/test_python_function.py.
 """
 
 from __future__ import annotations

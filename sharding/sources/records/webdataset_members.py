@@ -1,4 +1,7 @@
-"""Members of WebDataset records as columns: infers what each extension holds over all records, and decodes it."""
+"""Members of WebDataset records as columns: infers what each extension holds over all records, and decodes it.
+
+Tested in tests/sharding/sources/records/test_webdataset.py.
+"""
 
 from __future__ import annotations
 

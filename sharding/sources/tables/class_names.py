@@ -1,4 +1,7 @@
-"""The names of classes that Hugging Face's metadata give to the numbers of a column."""
+"""The names of classes that Hugging Face's metadata give to the numbers of a column.
+
+Tested in tests/sharding/prepare/test_class_label.py.
+"""
 
 from __future__ import annotations
 

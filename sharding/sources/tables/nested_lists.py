@@ -3,6 +3,7 @@
 A list of structs in column ``a`` with a field ``b`` becomes ``a.b``: the list of all ``b`` of a record. A map becomes
 ``a.key`` and ``a.value``. A list of lists becomes ``a.values``, its elements in order, and ``a.lengths``, the number of
 elements in each inner list, as `tf.io.RaggedFeature` and `tf.RaggedTensor.from_row_lengths` take them.
+Tested in tests/sharding/sources/tables/test_table_files.py.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 A missing column is filled with nulls, as by pyarrow, DuckDB and Hugging Face's datasets. Types that differ become the
 smallest type that holds every value of both exactly, if there is one.
+Tested in tests/sharding/sources/tables/test_table_files.py.
 """
 
 from __future__ import annotations

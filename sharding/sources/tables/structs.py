@@ -1,6 +1,7 @@
 """Flattens structs: their fields become columns named ``a.b``, as those of JSON objects do; and nested lists.
 
 Images of Hugging Face, structs of ``bytes`` and ``path``, become one column of the struct's name.
+Tested in tests/sharding/sources/tables/test_table_files.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Arrow schemas of table files: flattened, and checked for features that hold their columns."""
+"""Arrow schemas of table files: flattened, and checked for features that hold their columns.
+
+Tested in tests/sharding/sources/tables/test_table_files.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Files of lines, read in blocks of whole records, in bounded memory, from any part of a file.
 
 `csv.py` and `jsonl.py` say where a record ends, and parse it.
+Tested in tests/sharding/sources/text/test_csv.py and tests/sharding/sources/text/test_jsonl.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Parses CSV headers, and blocks of CSV into Arrow tables; errors name the line."""
+"""Parses CSV headers, and blocks of CSV into Arrow tables; errors name the line.
+
+Tested in tests/sharding/sources/text/test_csv.py.
+"""
 
 from __future__ import annotations
 

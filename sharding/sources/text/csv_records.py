@@ -1,4 +1,7 @@
-"""Finds the ends of CSV records as Arrow's parser does: line ends within quotes do not count."""
+"""Finds the ends of CSV records as Arrow's parser does: line ends within quotes do not count.
+
+Tested in tests/sharding/sources/text/test_csv.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Declared types: whether text can have them, and casts of text to them that are exact or fail."""
+"""Declared types: whether text can have them, and casts of text to them that are exact or fail.
+
+Tested in tests/sharding/sources/text/test_csv.py and tests/sharding/sources/text/test_jsonl.py.
+"""
 
 from __future__ import annotations
 

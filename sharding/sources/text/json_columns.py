@@ -1,4 +1,7 @@
-"""JSON lines to columns of known types: each value exactly, or its record is rejected."""
+"""JSON lines to columns of known types: each value exactly, or its record is rejected.
+
+Tested in tests/sharding/sources/text/test_jsonl.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""A summary of the values at one path of JSON records, and the type that holds them all."""
+"""A summary of the values at one path of JSON records, and the type that holds them all.
+
+Tested in tests/sharding/sources/text/test_jsonl.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Base of CSV and JSON Lines sources: types inferred over every record, parts of many blocks, places of records."""
+"""Base of CSV and JSON Lines sources: types inferred over every record, parts of many blocks, places of records.
+
+Tested in tests/sharding/sources/text/test_csv.py and tests/sharding/sources/text/test_jsonl.py.
+"""
 
 from __future__ import annotations
 

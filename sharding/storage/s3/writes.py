@@ -1,4 +1,7 @@
-"""Writes objects to S3 and checks them: in one request, exclusively, or in parts that are retried one by one."""
+"""Writes objects to S3 and checks them: in one request, exclusively, or in parts that are retried one by one.
+
+Tested in tests/sharding/storage/test_storage.py.
+"""
 
 from __future__ import annotations
 

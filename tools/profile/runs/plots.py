@@ -1,4 +1,7 @@
-"""Plots of a run's records: where the ranks' time goes, and which rank the others wait for, over the run."""
+"""Plots of a run's records: where the ranks' time goes, and which rank the others wait for, over the run.
+
+Tested in tests/tools/profile/runs/test_command.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Read the records that the ranks of a run wrote: the steps of its newest launch, side by side."""
+"""Read the records that the ranks of a run wrote: the steps of its newest launch, side by side.
+
+Tested in tests/tools/profile/runs/test_verdict.py and tests/training/records/test_real_runs.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The profile of a run: its verdict and its figures, and how a terminal and a notebook show them."""
+"""The profile of a run: its verdict and its figures, and how a terminal and a notebook show them.
+
+Tested in tests/tools/profile/runs/test_verdict.py.
+"""
 
 from __future__ import annotations
 

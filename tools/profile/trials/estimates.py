@@ -1,4 +1,7 @@
-"""Rates with intervals: the spread of repeated measurements, carried through ratios. Pure arithmetic."""
+"""Rates with intervals: the spread of repeated measurements, carried through ratios. Pure arithmetic.
+
+Tested in tests/tools/profile/verdicts/test_verdict.py.
+"""
 
 from __future__ import annotations
 

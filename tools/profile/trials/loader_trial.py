@@ -1,4 +1,7 @@
-"""The trial of the loader alone: an epoch read as fast as it comes, and discarded."""
+"""The trial of the loader alone: an epoch read as fast as it comes, and discarded.
+
+Tested in tests/tools/profile/test_measure.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The load that other programs put on the cores while something is measured, and how long that was waited for."""
+"""The load that other programs put on the cores while something is measured, and how long that was waited for.
+
+Tested in tests/tools/profile/trials/test_training_trials.py and tests/tools/profile/test_measure.py.
+"""
 
 from __future__ import annotations
 

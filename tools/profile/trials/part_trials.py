@@ -1,6 +1,7 @@
 """Trials of the loader's parts alone: checksums, decoding, handing over, and the loader with all shards at hand.
 
 Together with the store alone they are the ceilings that the loader cannot exceed.
+Tested in tests/tools/profile/test_measure.py.
 """
 
 from __future__ import annotations

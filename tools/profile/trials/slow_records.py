@@ -3,6 +3,7 @@
 Batches come in order, so one slow record delays all that follow. The slowest batches of a trial are read again; each
 record that is suspect takes the place of another one in a fast batch, half of the suspects at a time, so that a few
 calls find it. A batch keeps its shape, which transforms may rely on.
+Tested in tests/tools/profile/test_measure.py and tests/tools/profile/verdicts/test_verdict.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A trial: samples that passed in a time, and the loops that measure one."""
+"""A trial: samples that passed in a time, and the loops that measure one.
+
+Tested in tests/tools/profile/test_measure.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The workloads to profile: a user's functions by name, or a run of `ringfeed train` by its configuration."""
+"""The workloads to profile: a user's functions by name, or a run of `ringfeed train` by its configuration.
+
+Tested in tests/tools/profile/test_measure.py and tests/tools/profile/trials/test_training_trials.py.
+"""
 
 from __future__ import annotations
 

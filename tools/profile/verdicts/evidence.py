@@ -1,4 +1,7 @@
-"""The two figures that show a verdict, from what was measured."""
+"""The two figures that show a verdict, from what was measured.
+
+Tested in tests/tools/profile/verdicts/test_verdict.py.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The settings of a loader that may help against what limits it, each with what is expected of it.
 
 Fetching is expected to scale as the store did alone; what does not fetch takes as long as with all shards at hand.
+Tested in tests/tools/profile/verdicts/test_verdict.py and tests/tools/profile/verdicts/test_predictions.py.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 A worker keeps a connection of its own, over which lines of JSON go back and forth; it closes with the worker, however
 that ends. Without it the chief would learn of a death only from TensorFlow, minutes later where another worker waits.
-Tested in tests/training/backends/board/test_board.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""A task's connections to the chief's board."""
+"""A task's connections to the chief's board.
+
+Tested in tests/training/backends/board/test_board.py.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """A watchdog of a run on parameter servers: names the task that the run waits for.
 
 A thread of each task reports to the chief's board every second, and where its user's code stands. What the death
-of a task costs is decided elsewhere; this is for tasks that live on, but stand still. Tested in
-tests/training/backends/board/test_board.py.
+of a task costs is decided elsewhere; this is for tasks that live on, but stand still.
+Tested in tests/training/backends/board/test_board.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Damaged shards that a run trains without; its checkpoints name them, so that a resumed run does so from the start.
 
-Each rank finds the damage of its own shards (docs/faults.md). Tested in tests/training/loop/test_loader_options.py.
+Each rank finds the damage of its own shards (docs/faults.md).
+Tested in tests/training/loop/test_loader_options.py.
 """
 
 from __future__ import annotations

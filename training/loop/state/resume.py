@@ -1,4 +1,7 @@
-"""Starts a run where it stands: at its newest checkpoint, or with the initial weights of rank 0."""
+"""Starts a run where it stands: at its newest checkpoint, or with the initial weights of rank 0.
+
+Tested in tests/training/test_train.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The built-in network for images: blocks of convolutions, each of which halves the image."""
+"""The built-in network for images: blocks of convolutions, each of which halves the image.
+
+Tested in tests/training/models/networks/test_image_models.py and tests/training/models/test_models.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Layers that the built-in networks share: normalisation, and the hidden layers before the outputs."""
+"""Layers that the built-in networks share: normalisation, and the hidden layers before the outputs.
+
+Tested in tests/training/models/networks/test_image_models.py.
+"""
 
 from __future__ import annotations
 

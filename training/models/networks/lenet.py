@@ -2,6 +2,7 @@
 
 LeCun et al., "Gradient-Based Learning Applied to Document Recognition", Proc. IEEE 86 (1998), section II.B, with ReLU
 and max pooling. `model.norm: none` leaves out normalisation, as in the paper.
+Tested in tests/training/models/networks/test_image_models.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Sequence packing: several short records in one row of tokens, so that little of a batch is padding.
 
 Krell et al., "Efficient Sequence Packing without Cross-contamination", arXiv 2107.02027, whose contamination the
-network avoids: attention and positions are confined to a record. Tested in tests/training/models/networks/test_text.py.
+network avoids: attention and positions are confined to a record.
+Tested in tests/training/models/networks/test_text.py.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ He et al., arXiv 1512.03385, table 1 and figure 5. As NVIDIA's and torchvision's
 convolution, not in the 1 x 1 before it. The last batch normalisation of each block starts with gamma 0, so that the
 block starts as an identity: Goyal et al., arXiv 1706.02677, section 5.1. Images below 64 pixels a side get the stem of
 section 4.2: a 3 x 3 convolution that keeps their size, and no pooling.
+Tested in tests/training/models/networks/test_image_models.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""The built-in network for tables: embeddings of categories beside numbers, and hidden layers."""
+"""The built-in network for tables: embeddings of categories beside numbers, and hidden layers.
+
+Tested in tests/training/models/test_models.py.
+"""
 
 from __future__ import annotations
 
