@@ -5,18 +5,27 @@ import configparser
 import importlib
 import subprocess
 import sys
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from importlib import metadata
-from importlib.util import resolve_name
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-LAYERS = ("sharding", "pipeline", "training", "tools")
-MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))
-
+from tests.helpers.import_graph import (
+    LAYERS,
+    MODULES,
+    PATHS,
+    ROOT,
+    distances,
+    docstring_of,
+    files_testing,
+    imported_modules,
+    imported_names,
+    imports,
+    module_name,
+    own_test,
+    parsed,
+)
 
 SHARDING = (
     "common", "compute", "storage", "formats", "dataset", "destination", "engines", "sources", "prepare", "assignment",
@@ -53,45 +62,18 @@ ROOMS = (
     *(f"ringfeed.tools.{name}" for name in ("shard_dataset", "profile", "simulation", "tune", "demo", "environment")),
 )
 """The folders in the order of their imports: the modules of each import from it and from those before it."""
+FARTHEST = 5
+"""Imports between a test and what it tests, at most: as from a run of `ringfeed train` to the parts of its loop."""
 FACES = {"ringfeed.sharding", "ringfeed.pipeline", "ringfeed.training"}
 
 
-def module_name(path: Path) -> str:
-    """`ringfeed.tools.cli` for tools/cli.py, `ringfeed.tools` for tools/__init__.py."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(("ringfeed", *(parts[:-1] if parts[-1] == "__init__" else parts)))
-
-
-def source_of(path: Path) -> str:
-    """The code of a module; of a package whose names are imported late, its list of them."""
-    stub = path.with_suffix(".pyi")
-    return (stub if stub.exists() else path).read_text()
-
-
-PATHS = {module_name(path): path for path in MODULES}
-
-
-def imports(source: str, module: str, *, is_package: bool) -> Iterator[str]:
-    """Every name a module imports, absolute, wherever it stands: `from a import b` gives `a.b`."""
-    package = module if is_package else module.rpartition(".")[0]
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            base = resolve_name("." * node.level + (node.module or ""), package)
-            yield from (f"{base}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            names = [argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)]
-            yield from (resolve_name(str(name), package) for name in names)
-
-
-def layer_faults(source: str, module: str, *, is_package: bool = False) -> list[str]:
+def layer_faults(tree: ast.AST, module: str, *, is_package: bool = False) -> list[str]:
     """The imports that reach a later layer, or a folder by a name that it does not have once installed."""
     own = LAYERS.index(module.split(".")[1])
     later = tuple(f"ringfeed.{layer}" for layer in LAYERS[own + 1 :])
     return [
         name
-        for name in imports(source, module, is_package=is_package)
+        for name in imports(tree, module, is_package=is_package)
         if name.split(".")[0] in LAYERS or ".".join(name.split(".")[:2]) in later
     ]
 
@@ -111,31 +93,26 @@ def layer_faults(source: str, module: str, *, is_package: bool = False) -> list[
 )
 def test_the_layer_check_sees_every_form_of_import(line: str, fault: str) -> None:
     depth = ".formats.tfrecord" if "..." in line else ".build"
-    assert layer_faults(line, f"ringfeed.sharding{depth}") == [fault]
+    assert layer_faults(ast.parse(line), f"ringfeed.sharding{depth}") == [fault]
 
 
 def test_the_layer_check_lets_earlier_layers_and_others_through() -> None:
     source = "from ..sharding.errors import RingfeedError\nfrom . import plan\nimport toolsmith, ringfeed.sharding"
-    assert layer_faults(source, "ringfeed.pipeline", is_package=True) == []
-    assert layer_faults(source, "ringfeed.pipeline.loader") == []
+    tree = ast.parse(source)
+    assert layer_faults(tree, "ringfeed.pipeline", is_package=True) == []
+    assert layer_faults(tree, "ringfeed.pipeline.loader") == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=module_name)
 def test_a_layer_imports_only_the_ones_before_it(path: Path) -> None:
     is_package = path.name == "__init__.py"
-    assert layer_faults(source_of(path), module_name(path), is_package=is_package) == []
+    assert layer_faults(parsed(path), module_name(path), is_package=is_package) == []
 
 
 def room_of(module: str, *, is_package: bool) -> str:
     """The folder of `ROOMS` that a module is in."""
     package = module if is_package else module.rpartition(".")[0]
     return ".".join(package.split(".")[:3])
-
-
-def imported_modules(path: Path, tree: ast.AST) -> set[str]:
-    """The modules of this project that a part of a module imports."""
-    found = imports(ast.unparse(tree), module_name(path), is_package=path.name == "__init__.py")
-    return {name if name in PATHS else name.rpartition(".")[0] for name in found} & PATHS.keys()
 
 
 def test_every_folder_has_its_place_in_the_order() -> None:
@@ -146,33 +123,60 @@ def test_every_folder_has_its_place_in_the_order() -> None:
 @pytest.mark.parametrize("path", [path for path in MODULES if module_name(path) not in FACES], ids=module_name)
 def test_a_folder_imports_only_the_ones_before_it(path: Path) -> None:
     own = ROOMS.index(room_of(module_name(path), is_package=path.name == "__init__.py"))
-    for name in imported_modules(path, ast.parse(source_of(path))) - FACES:
+    for name in imported_modules(path) - FACES:
         room = room_of(name, is_package=PATHS[name].name == "__init__.py")
         assert ROOMS.index(room) <= own, name
 
 
 def test_there_is_no_import_circle() -> None:
-    """Not even one of annotations: what stands under `TYPE_CHECKING` counts, what a function imports does not."""
-    graph: dict[str, set[str]] = {}
-    for path in MODULES:
-        tree = ast.parse(source_of(path))
-        for node in ast.walk(tree):
-            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                node.body = [ast.Pass()]
-        graph[module_name(path)] = imported_modules(path, tree) - {module_name(path)}
+    """Not even one of annotations, or through an import inside a function."""
+    graph = {module_name(path): imported_modules(path) for path in MODULES}
     with pytest.raises(CycleError):
         TopologicalSorter({**graph, "ringfeed.sharding.errors": {"ringfeed.sharding"}}).prepare()
     TopologicalSorter(graph).prepare()
 
 
 def test_only_one_module_imports_horovod() -> None:
-    importers = {
-        module_name(path)
-        for path in MODULES
-        for name in imports(source_of(path), module_name(path), is_package=path.name == "__init__.py")
-        if name.split(".")[0] == "horovod"
-    }
+    importers = {module_name(path) for path in MODULES for name in imported_names(path) if name.startswith("horovod.")}
     assert importers == {"ringfeed.training.ring.horovod"}
+
+
+def missing_test(path: Path, docstring: str) -> str | None:
+    """What is wrong with the tests of a module: it has none, or one that is missing or leads elsewhere."""
+    tests, name, own = files_testing(path, docstring), path.relative_to(ROOT), own_test(path).relative_to(ROOT)
+    if not tests:
+        return f"{name}: write {own}, or end the docstring with a line: Tested in tests/..."
+    for test in tests:
+        if not test.exists():
+            return f"{name} names {test.relative_to(ROOT)}, which does not exist"
+        if distances(module_name(test)).get(module_name(path), FARTHEST + 1) > FARTHEST:
+            return f"{test.relative_to(ROOT)} does not reach {name} by {FARTHEST} imports"
+    return None
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.name != "__init__.py"], ids=module_name)
+def test_a_module_has_a_test_file_of_its_name_or_names_others(path: Path) -> None:
+    assert missing_test(path, docstring_of(path)) is None
+
+
+@pytest.mark.parametrize(
+    ("docstring", "fault"),
+    [
+        ("Words.", "charts.py: write tests/tools/demo/test_charts.py"),
+        ("Words. Tested in tests/tools/demo/test_report.py.", "charts.py: write"),  # not a line of its own
+        ("Words.\n\nTested in test_report.py.", "charts.py: write"),
+        (
+            "Words.\n\nTested in tests/tools/demo/test_reports.py.",
+            "test_reports.py, which does not exist",
+        ),
+        ("Words.\n\nTested in tests/tools/tune/test_tune.py.", "does not reach tools/demo/charts.py"),
+        ("Words.\nTested in tests/tools/demo/test_report.py and tests/test_site.py.", "test_site.py does not reach"),
+        ("Words.\nTested in tests/tools/demo/test_report.py.", None),
+    ],
+)
+def test_the_check_of_named_tests_can_fail(docstring: str, fault: str | None) -> None:
+    found = missing_test(ROOT / "tools/demo/charts.py", docstring)
+    assert found is None if fault is None else fault in (found or "")
 
 
 def configured() -> configparser.ConfigParser:
@@ -207,12 +211,8 @@ def test_every_package_of_the_tree_is_one() -> None:
 
 
 def test_every_module_says_what_it_is_and_declares_what_others_import_of_it() -> None:
-    trees = {module_name(path): ast.parse(source_of(path)) for path in MODULES}
-    imported = {
-        name
-        for path in MODULES
-        for name in imports(source_of(path), module_name(path), is_package=path.name == "__init__.py")
-    }
+    trees = {module_name(path): parsed(path) for path in MODULES}
+    imported = {name for path in MODULES for name in imported_names(path)}
     for module, tree in trees.items():
         assert ast.get_docstring(ast.parse(PATHS[module].read_text())), module
         public = public_names(tree)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,10 +16,7 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.formats.images.file_types import BMP_GREYS
 
 from .apply import require_feature
-from .image_options import CentreCrop, ColourJitter, Normalisation, RandomCrop
-
-if TYPE_CHECKING:
-    from .images import ImageTransform
+from .image_options import CentreCrop, ColourJitter, ImageOptions, Normalisation, RandomCrop
 
 __all__ = ["crop_window", "decode", "normalise", "resize", "transform_images"]
 
@@ -35,7 +32,7 @@ _BOXES = 100  # boxes drawn for a random crop; of default boxes in an image of 1
 _PHILOX = "philox"  # named, so that every device draws by the same algorithm
 
 
-def transform_images(element: Mapping[str, Any], options: ImageTransform) -> dict[str, Any]:
+def transform_images(element: Mapping[str, Any], options: ImageOptions) -> dict[str, Any]:
     """The element with the images of one feature decoded, cropped, resized, augmented and scaled.
 
     Raises:
@@ -67,12 +64,12 @@ def transform_images(element: Mapping[str, Any], options: ImageTransform) -> dic
     return {**element, options.feature: _scaled(images, options)}
 
 
-def _batched_dtype(options: ImageTransform) -> tf.DType:
+def _batched_dtype(options: ImageOptions) -> tf.DType:
     """The dtype of images until the batch is complete."""
     return tf.uint8 if options.dtype == "uint8" else tf.float32
 
 
-def _one_image(value: Any, key: Any, options: ImageTransform) -> Any:
+def _one_image(value: Any, key: Any, options: ImageOptions) -> Any:
     """One image of the target size, with values in [0, 255]."""
     crop_key, draws = _draws(key)
     image = resize(tf.cast(_crop(value, crop_key, options), tf.float32), options.size)
@@ -91,7 +88,7 @@ def _draws(key: Any) -> tuple[Any, Any]:
     return crop_key, tf.random.stateless_uniform([6], rest, alg=_PHILOX)
 
 
-def _crop(value: Any, key: Any, options: ImageTransform) -> Any:
+def _crop(value: Any, key: Any, options: ImageOptions) -> Any:
     """The crop of one image, uint8 [height, width, channels]."""
     if options.shape is not None:
         return _crop_pixels(tf.reshape(value, [*options.shape[:2], options.channels]), key, options)
@@ -162,7 +159,7 @@ def resize(image: Any, size: Sequence[int]) -> Any:
     return tf.ensure_shape(image, [*size, None])
 
 
-def _crop_jpeg(value: Any, key: Any, options: ImageTransform) -> Any:
+def _crop_jpeg(value: Any, key: Any, options: ImageOptions) -> Any:
     """The crop of a JPEG file, decoding no more than the format makes necessary."""
     shape = tf.io.extract_jpeg_shape(value)
     window = None if options.crop is None else crop_window(shape, key, options)
@@ -198,14 +195,14 @@ def _decode_jpeg(value: Any, channels: int, window: Any = None, scale: int = 1) 
     return tf.cond(is_cmyk, lambda: tf.image.rgb_to_grayscale(decoded(3)), lambda: decoded(1))
 
 
-def _crop_pixels(image: Any, key: Any, options: ImageTransform) -> Any:
+def _crop_pixels(image: Any, key: Any, options: ImageOptions) -> Any:
     if options.crop is None:
         return image
     window = crop_window(tf.shape(image), key, options)
     return tf.slice(image, [window[0], window[1], 0], [window[2], window[3], -1])
 
 
-def crop_window(shape: Any, key: Any, options: ImageTransform) -> Any:
+def crop_window(shape: Any, key: Any, options: ImageOptions) -> Any:
     """The part of an image to take: int32 [top, left, height, width], inside the image and not empty.
 
     Args:
@@ -250,7 +247,7 @@ def jitter_colours(image: Any, draws: Any, jitter: ColourJitter) -> Any:
     return tf.clip_by_value(image, 0.0, 1.0)
 
 
-def _scaled(images: Any, options: ImageTransform) -> Any:
+def _scaled(images: Any, options: ImageOptions) -> Any:
     if isinstance(options.scale, Normalisation):
         images = normalise(images, options.scale)
     elif options.scale == "unit":

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import isfinite
+from typing import Literal
 
-from ringfeed.sharding.common.validation import number, numbers
+from ringfeed.sharding.common.validation import boolean, integer, number, numbers
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.schema import Feature
 
-__all__ = ["CentreCrop", "ColourJitter", "Normalisation", "RandomCrop", "image_feature"]
+__all__ = ["CentreCrop", "ColourJitter", "ImageOptions", "Normalisation", "RandomCrop", "image_feature"]
+
+_DTYPES = ("uint8", "float16", "bfloat16", "float32")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +149,63 @@ class Normalisation:
                 )
             mean, std = mean[:1], std[:1]
         return cls(mean=tuple(map(float, mean)), std=tuple(map(float, std)))  # type: ignore[arg-type]  # none is None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageOptions:
+    """The fields of an `ImageTransform`, which says what they mean, and their checks."""
+
+    feature: str
+    size: tuple[int, int]
+    channels: int = 3
+    crop: RandomCrop | CentreCrop | None = None
+    flip_left_right: bool = False
+    flip_up_down: bool = False
+    jitter: ColourJitter | None = None
+    scale: Literal["unit", "bytes"] | Normalisation = "unit"
+    dtype: str = "float32"
+    jpeg: bool = False
+    jpeg_scaling: bool = False
+    shape: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        numbers("size", self.size, 2)
+        if min(integer("size", side) for side in self.size) < 1:
+            raise ConfigError(f"size must be a height and a width of at least 1, got {self.size}")
+        if not isinstance(self.crop, RandomCrop | CentreCrop | None):
+            raise ConfigError(f"crop must be a RandomCrop, a CentreCrop or None, got {self.crop!r}")
+        if not isinstance(self.jitter, ColourJitter | None):
+            raise ConfigError(f"jitter must be a ColourJitter or None, got {self.jitter!r}")
+        for name in ("flip_left_right", "flip_up_down", "jpeg", "jpeg_scaling"):
+            boolean(name, getattr(self, name))
+        if self.shape is not None:
+            self._set_shape()
+        if self.channels not in (1, 3):
+            raise ConfigError(f"channels must be 1 or 3, got {self.channels}")
+        if self.dtype not in _DTYPES:
+            raise ConfigError(f"dtype must be one of {', '.join(_DTYPES)}, got {self.dtype!r}")
+        if not isinstance(self.scale, Normalisation) and self.scale not in ("unit", "bytes"):
+            raise ConfigError(f"scale must be 'unit', 'bytes' or a Normalisation, got {self.scale!r}")
+        if self.dtype == "uint8" and self.scale != "bytes":
+            raise ConfigError(f"dtype='uint8' needs scale='bytes', got {self.scale!r}")
+        if isinstance(self.scale, Normalisation) and len(self.scale.mean) not in (1, self.channels):
+            raise ConfigError(f"images of {self.channels} channels cannot have the mean {self.scale.mean}")
+        if self.channels == 1 and self.jitter and (self.jitter.saturation or self.jitter.hue):
+            raise ConfigError("saturation and hue need channels=3")
+
+    def _set_shape(self) -> None:
+        numbers("shape", self.shape)
+        shape = tuple(integer("shape", side) for side in self.shape or ())
+        if len(shape) not in (2, 3) or min(shape) < 1:
+            raise ConfigError(f"shape must be (height, width) or (height, width, channels), got {self.shape}")
+        object.__setattr__(self, "shape", shape)
+        object.__setattr__(self, "channels", shape[2] if len(shape) == 3 else 1)
+
+    @property
+    def random(self) -> bool:
+        """Whether the transform draws random numbers."""
+        jitter = self.jitter is not None and self.jitter != ColourJitter()
+        return isinstance(self.crop, RandomCrop) or self.flip_left_right or self.flip_up_down or jitter
 
 
 def image_feature(manifest: Manifest, name: str) -> Feature:

@@ -61,7 +61,7 @@ class Mixup(GraphTransform):
         """
         from .mixup_ops import mix_up
 
-        return mix_up(element, self)
+        return mix_up(element, self.features, classes=self.classes, alpha=self.alpha, group=self.group)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +102,7 @@ class CutMix(GraphTransform):
         """
         from .mixup_ops import cut_mix
 
-        return cut_mix(element, self)
+        return cut_mix(element, self.feature, classes=self.classes, alpha=self.alpha, group=self.group)
 
 
 def _check(options: Mixup | CutMix) -> None:

@@ -6,7 +6,7 @@ Tested in tests/pipeline/transforms/test_mixup.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -15,37 +15,36 @@ from ringfeed.sharding.errors import ConfigError
 
 from .apply import require_feature
 
-if TYPE_CHECKING:
-    from .mixup import CutMix, Mixup
-
 __all__ = ["box_mask", "cut_mix", "mix_up"]
 
 _MIXUP, _CUTMIX = 1, 2  # folded into a sample's key; image transforms draw by the key itself
 _PHILOX = "philox"
 
 
-def mix_up(element: Mapping[str, Any], options: Mixup) -> dict[str, Any]:
-    """Apply `Mixup` to an element."""
-    _check(element, options.features, options.group)
-    shares, draws = _draw(element, _MIXUP, options)
-    shares, partners = tf.repeat(shares, options.group), _partners(draws[:, 0], options.group)
-    mixed = {name: _mixed(element[name], partners, shares) for name in options.features}
-    return {**element, **mixed, SOFT_LABEL: _mixed(_labels(element, options.classes), partners, shares)}
+def mix_up(
+    element: Mapping[str, Any], features: Sequence[str], *, classes: int, alpha: float, group: int
+) -> dict[str, Any]:
+    """Apply `Mixup`, whose fields the arguments are, to an element."""
+    _check(element, features, group)
+    shares, draws = _draw(element, _MIXUP, alpha, group)
+    shares, partners = tf.repeat(shares, group), _partners(draws[:, 0], group)
+    mixed = {name: _mixed(element[name], partners, shares) for name in features}
+    return {**element, **mixed, SOFT_LABEL: _mixed(_labels(element, classes), partners, shares)}
 
 
-def cut_mix(element: Mapping[str, Any], options: CutMix) -> dict[str, Any]:
-    """Apply `CutMix` to an element."""
-    _check(element, [options.feature], options.group)
-    images = element[options.feature]
+def cut_mix(element: Mapping[str, Any], feature: str, *, classes: int, alpha: float, group: int) -> dict[str, Any]:
+    """Apply `CutMix`, whose fields the arguments are, to an element."""
+    _check(element, [feature], group)
+    images = element[feature]
     if len(images.shape) != 4:
-        raise ConfigError(f"{options.feature!r} must be images [batch, height, width, channels], got {images.shape}")
-    shares, draws = _draw(element, _CUTMIX, options)
-    partners = _partners(draws[:, 0], options.group)
+        raise ConfigError(f"{feature!r} must be images [batch, height, width, channels], got {images.shape}")
+    shares, draws = _draw(element, _CUTMIX, alpha, group)
+    partners = _partners(draws[:, 0], group)
     mask = box_mask(shares, draws[:, 1], draws[:, 2], tf.shape(images)[1], tf.shape(images)[2])
     left = 1.0 - tf.reduce_mean(tf.cast(mask, tf.float32), axis=[1, 2])
-    cut = tf.repeat(mask, options.group, axis=0)[..., None]
-    labels = _mixed(_labels(element, options.classes), partners, tf.repeat(left, options.group))
-    return {**element, options.feature: tf.where(cut, tf.gather(images, partners), images), SOFT_LABEL: labels}
+    cut = tf.repeat(mask, group, axis=0)[..., None]
+    labels = _mixed(_labels(element, classes), partners, tf.repeat(left, group))
+    return {**element, feature: tf.where(cut, tf.gather(images, partners), images), SOFT_LABEL: labels}
 
 
 def box_mask(shares: Any, rows: Any, columns: Any, height: Any, width: Any) -> Any:
@@ -90,18 +89,18 @@ def _check(element: Mapping[str, Any], features: Sequence[str], group: int) -> N
         raise ConfigError(f"group={group} does not divide the {batch} samples that a rank has of each batch")
 
 
-def _draw(element: Mapping[str, Any], purpose: int, options: Mixup | CutMix) -> tuple[Any, Any]:
+def _draw(element: Mapping[str, Any], purpose: int, alpha: float, group: int) -> tuple[Any, Any]:
     """For each group a share from Beta(alpha, alpha), float32 [groups], and three numbers in [0, 1), [groups, 3]."""
 
     def one(key: Any) -> Any:
         first, second = tf.unstack(tf.random.split(tf.random.fold_in(key, purpose, alg=_PHILOX), 2, alg=_PHILOX))
         # Two gammas give a beta; in float64, as both may be tiny with a small alpha.
-        two = tf.random.stateless_gamma([2], first, options.alpha, dtype=tf.float64)
+        two = tf.random.stateless_gamma([2], first, alpha, dtype=tf.float64)
         share = tf.cast(tf.math.divide_no_nan(two[0], two[0] + two[1]), tf.float32)
         return share, tf.random.stateless_uniform([3], second, alg=_PHILOX)
 
     signature = (tf.TensorSpec([], tf.float32), tf.TensorSpec([3], tf.float32))
-    shares, draws = tf.map_fn(one, element[SAMPLE_KEY][:: options.group], fn_output_signature=signature)
+    shares, draws = tf.map_fn(one, element[SAMPLE_KEY][::group], fn_output_signature=signature)
     return shares, draws
 
 

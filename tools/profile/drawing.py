@@ -103,11 +103,24 @@ def draw_bars(
 
 
 def named_bars(
-    values: Mapping[str, float], texts: Sequence[str], highlighted: str | None, title: str, x_label: str
+    values: Mapping[str, float],
+    texts: Sequence[str],
+    highlighted: str | None,
+    title: str,
+    x_label: str,
+    *,
+    is_log: bool = False,
+    marked: float | None = None,
 ) -> Plot:
-    """Draw horizontal bars, each with its name and a text at its end."""
+    """Draw `Bars`: horizontal bars, each with its name and a text at its end."""
     drawing = Drawing(0.36 * len(values) + 1)
     draw_bars(drawing, values, texts, highlighted)
+    if is_log:
+        drawing.axes.set_xscale("log")
+        low = 10 ** np.floor(np.log10(max(min(values.values()), 1e-3)) - 0.3)
+        drawing.axes.set_xlim(low, (max(values.values()) / low) ** 1.8 * low)  # room for the texts
+    if marked is not None:
+        drawing.axes.axvline(marked, color=MUTED, linestyle="--", linewidth=1)
     return drawing.finish(title, x_label, "")
 
 

@@ -134,19 +134,7 @@ def plot_shuffle(loader: Loader) -> Plot:
 
 def plot_waterfall(result: Profile) -> Plot:
     """The rate of each part alone, in the order in which samples pass them, against the step's."""
-    rates = result.ceilings
-    sample_bytes = result.bytes_per_second / max(result.samples_per_second, 1e-9)
-    texts = [f"{rate:,.0f} = {rate * sample_bytes / 1e6:,.1f} MB/s" for rate in rates.values()]
-    drawing = Drawing(0.36 * len(rates) + 1.1)
-    slowest = min((name for name in rates if name != "training"), key=rates.__getitem__)
-    draw_bars(drawing, rates, texts, slowest)
-    drawing.axes.set_xscale("log")
-    low = 10 ** np.floor(np.log10(max(min(rates.values()), 1e-3)) - 0.3)
-    drawing.axes.set_xlim(low, (max(rates.values()) / low) ** 1.8 * low)
-    if result.training is not None:
-        drawing.axes.axvline(result.training.step.samples_per_second, color=MUTED, linestyle="--", linewidth=1)
-    title = f"The slowest part is {slowest}" + ("; dashed: the step" if result.training is not None else "")
-    return drawing.finish(title, "samples a second, each part alone", "")
+    return result.chart.draw()
 
 
 def plot_queues(result: Profile) -> Plot:

@@ -11,9 +11,9 @@ from html import escape
 from typing import Any
 
 from ringfeed.pipeline.order.plan_table import html_table
-from ringfeed.sharding.errors import ConfigError
 from ringfeed.tools.console import align, human_bytes, human_seconds
 
+from .bars import Bars
 from .trials.estimates import Estimate
 from .trials.slow_records import SlowRecords
 from .trials.training_trials import TrainingTrials
@@ -128,12 +128,28 @@ class Profile:
         rates["training"] = trials.together.samples_per_second
         return rates
 
+    @property
+    def chart(self) -> Bars:
+        """The rate of each part alone, against the step's."""
+        rates = self.ceilings
+        sample_bytes = self.bytes_per_second / max(self.samples_per_second, 1e-9)
+        slowest = min((name for name in rates if name != "training"), key=rates.__getitem__)
+        return Bars(
+            title=f"The slowest part is {slowest}" + ("; dashed: the step" if self.training is not None else ""),
+            values=rates,
+            texts=[f"{rate:,.0f} = {rate * sample_bytes / 1e6:,.1f} MB/s" for rate in rates.values()],
+            highlighted=slowest,
+            x_label="samples a second, each part alone",
+            is_log=True,
+            marked=None if self.training is None else self.training.step.samples_per_second,
+        )
+
     def __str__(self) -> str:
         tables = [line for header, rows in self._tables() for line in (*align(header, rows), "")]
         return "\n".join([*self._headlines(), "", *tables, *self._conclusions()])
 
     def _repr_html_(self) -> str:
-        return self.html() + self._plot()
+        return self.html() + self.chart.html()
 
     def html(self) -> str:
         """What `print` shows, as HTML."""
@@ -144,15 +160,6 @@ class Profile:
                 *(f"<p><b>{escape(line)}</b></p>" for line in self._conclusions()),
             ]
         )
-
-    def _plot(self) -> str:
-        """The rates of all parts as SVG; without matplotlib, how to install it."""
-        try:
-            from .plots import plot_waterfall
-        except ConfigError as error:
-            return f"<p>{escape(str(error))}</p>"
-        svg = plot_waterfall(self).svg
-        return svg[svg.index("<svg") :]
 
     def _headlines(self) -> list[str]:
         of_rank = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""

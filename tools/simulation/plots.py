@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ringfeed.tools.profile.drawing import Drawing, Plot, curves, draw_bars
+from ringfeed.tools.profile.drawing import Plot, curves
 
 from .result import Simulation
 
@@ -16,18 +16,7 @@ __all__ = ["plot_epochs", "plot_scaling"]
 
 def plot_epochs(simulation: Simulation) -> Plot:
     """Draw how long each epoch takes, and how much of that the first batch and later waits are."""
-    values: dict[str, float] = {}
-    for number, epoch in enumerate(simulation.epochs):
-        name = f"epoch {number}: " if len(simulation.epochs) > 1 else ""
-        waited = max(epoch.wait_seconds)
-        values[f"{name}first batch"] = epoch.first_batch_seconds
-        values[f"{name}later waits"] = max(waited - epoch.first_batch_seconds, 0.0)
-        values[f"{name}steps"] = max(epoch.seconds - max(waited, epoch.first_batch_seconds), 0.0)
-    drawing = Drawing(0.36 * len(values) + 1)
-    draw_bars(drawing, values, [f"{value:,.3g} s" for value in values.values()], max(values, key=lambda k: values[k]))
-    share = max(epoch.input_share for epoch in simulation.epochs)
-    title = f"Predicted: {simulation.samples_per_second:,.0f} samples/s; up to {share:.0%} of an epoch is input wait"
-    return drawing.finish(title, "seconds", "")
+    return simulation.chart.draw()
 
 
 def plot_scaling(simulations: Sequence[Simulation]) -> Plot:

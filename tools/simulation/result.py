@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import Any
 
 from ringfeed.pipeline.order.plan_table import html_table
-from ringfeed.sharding.errors import ConfigError
 from ringfeed.tools.console import align, human_bytes, human_seconds
+from ringfeed.tools.profile.bars import Bars
 
 from .setup import Prices, Setup
 
@@ -137,15 +136,26 @@ class Simulation:
         return "\n".join(align(*table_of([self])))
 
     def _repr_html_(self) -> str:
-        return html_table(*table_of([self])) + self._plot()
+        return html_table(*table_of([self])) + self.chart.html()
 
-    def _plot(self) -> str:
-        """Where the time of each epoch goes, as SVG; nothing without matplotlib."""
-        try:
-            from .plots import plot_epochs
-        except ConfigError as error:
-            return f"<p>{escape(str(error))}</p>"
-        return plot_epochs(self).svg
+    @property
+    def chart(self) -> Bars:
+        """How long each epoch takes, and how much of that the first batch and later waits are."""
+        values: dict[str, float] = {}
+        for number, epoch in enumerate(self.epochs):
+            name = f"epoch {number}: " if len(self.epochs) > 1 else ""
+            waited = max(epoch.wait_seconds)
+            values[f"{name}first batch"] = epoch.first_batch_seconds
+            values[f"{name}later waits"] = max(waited - epoch.first_batch_seconds, 0.0)
+            values[f"{name}steps"] = max(epoch.seconds - max(waited, epoch.first_batch_seconds), 0.0)
+        share = max(epoch.input_share for epoch in self.epochs)
+        return Bars(
+            title=f"Predicted: {self.samples_per_second:,.0f} samples/s; up to {share:.0%} of an epoch is input wait",
+            values=values,
+            texts=[f"{value:,.3g} s" for value in values.values()],
+            highlighted=max(values, key=values.__getitem__),
+            x_label="seconds",
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return the figures as JSON has them."""

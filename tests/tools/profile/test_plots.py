@@ -2,6 +2,7 @@
 
 import html
 import re
+import sys
 import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from ringfeed.tools.cli import main
 from ringfeed.tools.profile import comparisons, plots, profile
+from ringfeed.tools.profile.bars import Bars
 from ringfeed.tools.profile.page import write_page
 from ringfeed.tools.profile.result import Profile
 from tests.servers.web import Behaviour, served
@@ -89,6 +91,14 @@ def test_what_was_not_measured_is_said(dataset: str) -> None:
     for plot, message in cases:
         with pytest.raises(ConfigError, match=message):
             plot(alone)
+
+
+def test_a_notebook_without_matplotlib_shows_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars = Bars(title="Two", values={"a": 1.0, "b": 2.0}, texts=["1", "2"], highlighted="b", x_label="seconds")
+    assert bars.html().startswith("<svg")
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "ringfeed.tools.profile.drawing")
+    assert bars.html().startswith("<p>plots need matplotlib; install it with: pip install")
 
 
 def test_a_page_needs_no_other_file(result: Profile, tmp_path: Path) -> None:
