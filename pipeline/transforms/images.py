@@ -18,7 +18,7 @@ __all__ = ["ImageTransform"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageTransform(ImageOptions, GraphTransform):
+class ImageTransform(ImageOptions, GraphTransform):  # type: ignore[misc]  # a slot for weak references is no conflict
     """Turns a feature of encoded images, or of uint8 tensors, into a batch of images of one size.
 
     A function for `Loader.epoch(transform=...)`. Crop, flips and jitter are drawn by ``sample_key``, so a loader
