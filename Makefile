@@ -9,7 +9,7 @@ PYTEST_ARGS ?=
 BENCH_ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench notebooks docs dist
+.PHONY: help setup demo quick test lint bench notebooks docs dist
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 16
@@ -32,6 +32,12 @@ lint: setup ## ruff, mypy (strict) and doctests
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy $(MODULES:%=-p %)
 	@$(BIN)/python -m pytest -q -p tests.helpers.doctests --doctest-modules --pyargs $(MODULES)
+
+quick: setup ## before a commit: ruff, mypy, and the tests near what changed since the main branch
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/mypy $(MODULES:%=-p %)
+	@$(BIN)/python -m tests.helpers.reach
 
 test: lint ## all that a contributor must pass: lint, then the tests
 	@$(BIN)/python -m tests.servers.install

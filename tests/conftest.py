@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, settings
 from ringfeed.sharding.compute import kernels
 from tests.helpers.commands import Cli
 from tests.helpers.lean import lean_environment
+from tests.helpers.longest import LONGEST
 from tests.servers.hdfs import HdfsServer, hdfs
 from tests.servers.proxy import Proxy, proxied
 from tests.servers.seaweedfs import REGION, S3Server, seaweedfs
@@ -30,31 +31,6 @@ ROOT = Path(__file__).resolve().parent.parent
 
 settings.register_profile("ringfeed", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are noisy
 settings.load_profile("ringfeed")
-
-
-_LONGEST = (
-    "training/test_train.py",
-    "training/compression/test_methods.py",
-    "training/ring/test_ring.py",
-    "training/test_launch.py",
-    "training/elastic/test_ray_ranks.py",
-    "training/backends/test_parameter_server.py",
-    "training/records/test_real_runs.py",
-    "tools/demo/test_run.py",
-    "tools/profile/test_measure.py",
-    "tests/test_notebooks.py",
-    "tools/test_signals.py",
-    "training/ring/test_worker_ring.py",
-    "tools/shard_dataset/test_program.py",
-    "tools/shard_dataset/test_errors.py",
-    "sharding/building/test_build_faults.py",
-    "sharding/engines/test_engine.py",
-    "sharding/building/test_resume.py",
-    "sharding/building/test_append.py",
-    "sharding/building/test_append_faults.py",
-    "sharding/repairing/test_rebuild_plan.py",
-)
-"""Files that take minutes. They begin first, so that no core idles at the end."""
 
 
 def stale_set_up() -> str | None:
@@ -84,7 +60,7 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the longest files first; leave campaigns out, unless they are asked for with ``-m campaign``."""
-    items.sort(key=lambda item: not item.path.as_posix().endswith(_LONGEST))
+    items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
     if "campaign" in config.option.markexpr:
         return
     left_out = [item for item in items if item.get_closest_marker("campaign")]

@@ -73,7 +73,7 @@ def layer_faults(tree: ast.AST, module: str, *, is_package: bool = False) -> lis
     later = tuple(f"ringfeed.{layer}" for layer in LAYERS[own + 1 :])
     return [
         name
-        for name in imports(tree, module, is_package=is_package)
+        for name in imports(ast.walk(tree), module, is_package=is_package)
         if name.split(".")[0] in LAYERS or ".".join(name.split(".")[:2]) in later
     ]
 

@@ -7,11 +7,12 @@ modules and programs that strings name, such as the subcommands of `ringfeed`.
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from importlib.util import resolve_name
 from pathlib import Path
+from typing import TypeGuard
 
 __all__ = [
     "LAYERS",
@@ -67,30 +68,44 @@ def source_of(path: Path) -> str:
     return (stub if stub.exists() else path).read_text()
 
 
-@cache
 def parsed(path: Path) -> ast.Module:
-    """The syntax tree of `source_of`; not to be changed."""
+    """The syntax tree of `source_of`."""
     return ast.parse(source_of(path))
 
 
-def imports(tree: ast.AST, module: str, *, is_package: bool) -> Iterator[str]:
-    """Every name a module imports, absolute, wherever it stands: `from a import b` gives `a.b`."""
+@cache
+def _nodes(path: Path) -> tuple[ast.AST, ...]:
+    """What the graph is made from, kept because to parse and walk all files takes seconds."""
+    kinds = (ast.Import, ast.ImportFrom, ast.Constant, ast.arg, ast.FunctionDef)
+    calls = ("import_module", "cli", "with_name")
+    return tuple(node for node in ast.walk(parsed(path)) if isinstance(node, kinds) or _is_call(node, *calls))
+
+
+def _is_call(node: ast.AST, *names: str) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in names
+
+
+def _first_words(node: ast.Call) -> list[str]:
+    return [str(argument.value) for argument in node.args[:1] if isinstance(argument, ast.Constant)]
+
+
+def imports(nodes: Iterable[ast.AST], module: str, *, is_package: bool) -> Iterator[str]:
+    """Every name that nodes of a module's tree import, absolute: `from a import b` gives `a.b`."""
     package = module if is_package else module.rpartition(".")[0]
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = resolve_name("." * node.level + (node.module or ""), package)
             yield from (f"{base}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
-            names = [argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant)]
-            yield from (resolve_name(str(name), package) for name in names)
+        elif _is_call(node, "import_module"):
+            yield from (resolve_name(name, package) for name in _first_words(node))
 
 
 @cache
 def imported_names(path: Path) -> frozenset[str]:
     """`imports` of a file."""
-    return frozenset(imports(parsed(path), module_name(path), is_package=path.name == "__init__.py"))
+    return frozenset(imports(_nodes(path), module_name(path), is_package=path.name == "__init__.py"))
 
 
 @cache
@@ -126,21 +141,27 @@ def _started(path: Path) -> set[str]:
     named = {name for text in _strings(path) for name in re.findall(r"ringfeed(?:\.\w+)+", text)}
     beside = [path.with_name(text) for text in _strings(path) if re.fullmatch(r"\w+\.py", text)]
     scripts = {module_name(each) for each in beside if each.exists()}
-    programs = {_PROGRAMS[text] for text in _strings(path) if text in _PROGRAMS}
+    words = {word for node in _nodes(path) if _is_call(node, "cli", "with_name") for word in _first_words(node)}
+    programs = {_PROGRAMS[word] for word in words if word in _PROGRAMS}
     return {*named, *(f"{name}.__main__" for name in named if f"{name}.__main__" in PATHS), *programs, *scripts}
 
 
 @cache
 def _strings(path: Path) -> frozenset[str]:
-    nodes = ast.walk(parsed(path))
-    return frozenset(node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    return frozenset(
+        node.value for node in _nodes(path) if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
 
 
 def _conftests(path: Path) -> set[str]:
     """The files of fixtures, in the folder of a test and above it, of which the test asks for a fixture."""
-    asked = {node.arg for node in ast.walk(parsed(path)) if isinstance(node, ast.arg)} | _strings(path)
     above = [folder / "conftest.py" for folder in path.parents if folder.is_relative_to(ROOT / "tests")]
-    return {module_name(each) for each in above if each != path and each.exists() and fixtures(each) & asked}
+    return {module_name(each) for each in above if each != path and each.exists() and fixtures(each) & asked(path)}
+
+
+def asked(path: Path) -> frozenset[str]:
+    """The names that may be those of fixtures: arguments, and strings for `usefixtures`."""
+    return frozenset(node.arg for node in _nodes(path) if isinstance(node, ast.arg)) | _strings(path)
 
 
 @cache
@@ -148,7 +169,7 @@ def fixtures(path: Path) -> frozenset[str]:
     """The names of the fixtures that a file defines."""
     return frozenset(
         node.name
-        for node in ast.walk(parsed(path))
+        for node in _nodes(path)
         if isinstance(node, ast.FunctionDef) and any("fixture" in ast.unparse(each) for each in node.decorator_list)
     )
 
