@@ -2,7 +2,7 @@
 
 A note holds the class of a record, the value of the column that decides its split, and its size, each only if needed.
 Without sizes, the records of one class and value share a note, so that the file grows with the groups alone.
-Tested in tests/sharding/assignment/test_split_by_column.py and tests/sharding/assignment/test_size_balance.py.
+Tested in tests/sharding/assignment/test_split_by_column.py.
 """
 
 from __future__ import annotations

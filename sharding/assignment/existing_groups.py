@@ -2,7 +2,7 @@
 
 They are read from the shards, decoding only the group column. No file beside the data records them, so this works for
 every dataset that was built with ``--group-by`` and stores the column.
-Tested in tests/sharding/assignment/test_split_by_column.py.
+Tested in tests/sharding/building/test_append_kinds.py.
 """
 
 from __future__ import annotations

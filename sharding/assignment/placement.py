@@ -1,6 +1,6 @@
 """Place the records of a part, batch by batch, in the second pass.
 
-Tested in tests/sharding/assignment/test_size_balance.py and tests/sharding/building/test_build.py.
+Tested in tests/sharding/building/test_build.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Comma-separated lists of names, and of names with values, as on the command line and in `dataset.json`.
 
-Tested in tests/sharding/prepare/test_steps.py.
+Tested in tests/sharding/prepare/test_text_form.py.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ To add a source, write a frozen dataclass with the members of `Source` (`images/
 it to `detect.py`. Its class method `open(url, label)` opens it, and may take more parameters of `open_source`; its
 `suffixes` are the endings of its files' names. The optional protocols below are found by `isinstance`; a source has
 those that it can serve better than the default.
-Tested in tests/sharding/sources/images/test_image_list.py and tests/sharding/sources/text/test_csv.py.
+Tested in tests/sharding/prepare/screening/test_bad_records.py and tests/sharding/sources/images/test_image_list.py.
 """
 
 from __future__ import annotations
