@@ -77,7 +77,7 @@ def parsed(path: Path) -> ast.Module:
 def _nodes(path: Path) -> tuple[ast.AST, ...]:
     """What the graph is made from, kept because to parse and walk all files takes seconds."""
     kinds = (ast.Import, ast.ImportFrom, ast.Constant, ast.arg, ast.FunctionDef)
-    calls = ("import_module", "cli", "with_name")
+    calls = ("import_module", "cli", "with_name", "usefixtures", "getfixturevalue")
     return tuple(node for node in ast.walk(parsed(path)) if isinstance(node, kinds) or _is_call(node, *calls))
 
 
@@ -85,8 +85,8 @@ def _is_call(node: ast.AST, *names: str) -> TypeGuard[ast.Call]:
     return isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in names
 
 
-def _first_words(node: ast.Call) -> list[str]:
-    return [str(argument.value) for argument in node.args[:1] if isinstance(argument, ast.Constant)]
+def _words(call: ast.Call) -> list[str]:
+    return [str(argument.value) for argument in call.args if isinstance(argument, ast.Constant)]
 
 
 def imports(nodes: Iterable[ast.AST], module: str, *, is_package: bool) -> Iterator[str]:
@@ -99,7 +99,7 @@ def imports(nodes: Iterable[ast.AST], module: str, *, is_package: bool) -> Itera
             base = resolve_name("." * node.level + (node.module or ""), package)
             yield from (f"{base}.{alias.name}" for alias in node.names)
         elif _is_call(node, "import_module"):
-            yield from (resolve_name(name, package) for name in _first_words(node))
+            yield from (resolve_name(name, package) for name in _words(node)[:1])
 
 
 @cache
@@ -141,7 +141,7 @@ def _started(path: Path) -> set[str]:
     named = {name for text in _strings(path) for name in re.findall(r"ringfeed(?:\.\w+)+", text)}
     beside = [path.with_name(text) for text in _strings(path) if re.fullmatch(r"\w+\.py", text)]
     scripts = {module_name(each) for each in beside if each.exists()}
-    words = {word for node in _nodes(path) if _is_call(node, "cli", "with_name") for word in _first_words(node)}
+    words = {word for node in _nodes(path) if _is_call(node, "cli", "with_name") for word in _words(node)[:1]}
     programs = {_PROGRAMS[word] for word in words if word in _PROGRAMS}
     return {*named, *(f"{name}.__main__" for name in named if f"{name}.__main__" in PATHS), *programs, *scripts}
 
@@ -159,9 +159,12 @@ def _conftests(path: Path) -> set[str]:
     return {module_name(each) for each in above if each != path and each.exists() and fixtures(each) & asked(path)}
 
 
+@cache
 def asked(path: Path) -> frozenset[str]:
-    """The names that may be those of fixtures: arguments, and strings for `usefixtures`."""
-    return frozenset(node.arg for node in _nodes(path) if isinstance(node, ast.arg)) | _strings(path)
+    """The names that may be those of fixtures which a test file asks for, and does not define itself."""
+    calls = [node for node in _nodes(path) if _is_call(node, "usefixtures", "getfixturevalue")]
+    names = {node.arg for node in _nodes(path) if isinstance(node, ast.arg)}
+    return frozenset({*names, *(word for call in calls for word in _words(call))}) - fixtures(path)
 
 
 @cache

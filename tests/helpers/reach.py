@@ -22,7 +22,6 @@ from .import_graph import (
     asked,
     docstring_of,
     files_testing,
-    fixtures,
     importers,
     module_name,
     used_by_test,
@@ -124,7 +123,7 @@ def _is_changed(path: Path, changed: Collection[str]) -> bool:
 
 
 def _services(test: Path) -> list[str]:
-    return sorted(SERVICES & ((asked(test) - fixtures(test)) | uses(module_name(test))))
+    return sorted(SERVICES & (asked(test) | uses(module_name(test))))
 
 
 def _in_the_folder(path: Path) -> list[Path]:
@@ -146,6 +145,8 @@ def _in_the_folder(path: Path) -> list[Path]:
 def _take_others(chosen: Selection, name: str, folders: Collection[str]) -> None:
     """Take the tests anywhere that import a module or a helper of tests, if they are few; and those of documents."""
     path = ROOT / name
+    if path in all_tests().values():
+        return
     if path.exists() and name.startswith((*LAYERS, "tests/")) and path.suffix == ".py":
         users = importers().get(module_name(path), frozenset()) & all_tests().keys()
         if len(users) > MOST_ELSEWHERE:

@@ -1,7 +1,4 @@
-"""The optimizer and the learning-rate schedule of a configuration.
-
-Tested in tests/training/config/test_config.py and tests/training/test_train.py.
-"""
+"""The optimizer and the learning-rate schedule of a configuration."""
 
 from __future__ import annotations
 
