@@ -1,6 +1,6 @@
 """Fresh locks in forked processes, where a lock may be held forever by a thread that was not forked.
 
-Tested in tests/pipeline/fetch/test_threads.py.
+Tested in tests/pipeline/fetch/test_shard_cache.py.
 """
 
 from __future__ import annotations
