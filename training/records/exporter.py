@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
+import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from ringfeed.sharding.errors import ConfigError, TrainingError
+from ringfeed.training.ring.run_lines import QuietServer
 
 from .record_format import END, STEP, Launch, Row
 
@@ -25,6 +29,19 @@ _GAUGES = {
 }
 
 
+class _Server(QuietServer, WSGIServer):
+    """Listens at all addresses of the machine, as Prometheus expects."""
+
+
+class _Handler(WSGIRequestHandler):
+    def log_message(self, *args: object) -> None:
+        """Log no request."""
+
+    def get_stderr(self) -> TextIO:
+        """Drop the tracebacks of requests that the client broke off, or that are none."""
+        return io.StringIO()
+
+
 class Exporter:
     """Counts the rows of one rank, and serves the counts at ``http://HOST:PORT/metrics``.
 
@@ -39,7 +56,7 @@ class Exporter:
 
     def __init__(self, port: int, launch: Launch) -> None:
         try:
-            from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+            from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app
         except ImportError as error:
             raise ConfigError(
                 "output.prometheus_port needs prometheus_client; install it with: pip install 'ringfeed[prometheus]'"
@@ -62,12 +79,14 @@ class Exporter:
         self._gauges = {name: metric(Gauge, name, text) for name, text in _GAUGES.items()}
         metric(Gauge, "total_steps", "Steps of the whole run.").set(launch.total_steps)
         try:
-            self._server, self._thread = start_http_server(port + launch.rank, registry=registry)
+            self._server = make_server("", port + launch.rank, make_wsgi_app(registry), _Server, _Handler)
         except OSError as error:
             raise TrainingError(
                 f"rank {rank} cannot serve its metrics at port {port + launch.rank} ({error.strerror or error}); set "
                 "another output.prometheus_port: rank r takes port + r"
             ) from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="ringfeed-exporter", daemon=True)
+        self._thread.start()
 
     def append(self, rows: Sequence[Row]) -> None:
         """Count rows."""

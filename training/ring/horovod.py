@@ -6,16 +6,20 @@ Tested in tests/training/ring/test_ring.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
 from ringfeed.sharding.errors import TrainingError
 
+from .run_lines import QuietServer
+
 __all__ = ["local_ranks", "on_hosts_changed", "ray_ranks", "require_horovod"]
 
-_LOOPBACK = "lo"
+_LOOPBACK, _LOOPBACK_INTERFACE = "127.0.0.1", "lo"
+_VALUE_BYTES = 1 << 20  # longest value in the store; addresses of a rank take some hundred bytes for each other rank
 
 
 def require_horovod(size: int) -> Any:
@@ -54,14 +58,40 @@ def local_ranks(size: int) -> Iterator[list[dict[str, str]]]:
     except ImportError as error:
         raise TrainingError(f"several ranks need Horovod ({error}): ringfeed install-horovod") from error
     slots = hosts.get_host_assignments(hosts.parse_hosts(f"localhost:{size}"), size)
-    server = gloo_run.RendezvousServer(0)
-    port = server.start()
-    server.init(slots)
-    shared = gloo_run.create_run_env_vars("127.0.0.1", [_LOOPBACK], port)
+    server = _rendezvous(slots)
+    shared = gloo_run.create_run_env_vars(_LOOPBACK, [_LOOPBACK_INTERFACE], server.server_address[1])
+    threading.Thread(target=server.serve_forever, name="ringfeed-rendezvous", daemon=True).start()
     try:
         yield [{name: str(v) for name, v in {**shared, **gloo_run.create_slot_env_vars(s)}.items()} for s in slots]
     finally:
-        server.stop()
+        server.shutdown()
+        server.server_close()
+
+
+def _rendezvous(slots: Sequence[Any]) -> Any:
+    """Return Horovod's store for some ranks of this machine, which it would serve at all addresses of the machine.
+
+    Horovod's clients send no key, so any process of this machine may write to it; strange requests print nothing.
+    """
+    http_server = import_module("horovod.runner.http.http_server")
+
+    class Handler(http_server.RendezvousHandler):  # type: ignore[misc,name-defined]  # known at run time
+        def parse_request(self) -> bool:
+            """Also refuse what Horovod's clients do not send, before it raises or is logged."""
+            if not super().parse_request():
+                return False
+            size = self.headers.get("Content-Length", "0")
+            if self.path.count("/") == 2 and size.isdecimal() and int(size) <= _VALUE_BYTES:
+                return True
+            self.send_status_code(http_server.BAD_REQUEST)
+            return False
+
+    class Server(QuietServer, http_server.RendezvousHTTPServer):  # type: ignore[misc,name-defined]
+        pass
+
+    server = Server((_LOOPBACK, 0), Handler, 0)
+    server.init(slots)
+    return server
 
 
 def ray_ranks(size: int, *, use_gpu: bool, start_seconds: int) -> Any:

@@ -7,7 +7,6 @@ rank 0 does not answer judge that themselves.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .ring import Ring
+from .run_lines import Connection, LineServer, connect
 
 __all__ = ["Report", "Watchdog", "judge", "user_place"]
 
@@ -121,9 +121,8 @@ class Watchdog:
         self._batches = 0
         self._reports: dict[int, Report] = {}
         self._verdict: str | None = None
-        server = socket.create_server((_own_address(ring), 0)) if ring.rank == 0 else None
-        place = server.getsockname() if server else None
-        self._address: tuple[str, int] = tuple(ring.allgather_object(place)[0])
+        server = LineServer(_own_address(ring), self._answer) if ring.rank == 0 else None
+        self._address: str = ring.allgather_object(server.address if server else None)[0]
         if server:
             start = time.monotonic()
             self._reports = {rank: Report(batches=0, place="", seen=start, moved=start) for rank in range(ring.size)}
@@ -146,45 +145,36 @@ class Watchdog:
     def _watch(self) -> None:
         verdict = None
         try:
-            with socket.create_connection(self._address, timeout=self._seconds) as connection:
-                lines = connection.makefile("rw")
+            with connect(self._address, self._seconds) as line, line.makefile("rb") as reader:
+                connection = Connection(reader, line)
+                answers = iter(connection)
                 while verdict is None and not self._closed.is_set():
-                    lines.write(json.dumps([self._rank, self._batches, user_place(), _own_place()]) + "\n")
-                    lines.flush()
-                    answer = lines.readline()
-                    if not answer:
-                        return  # rank 0 has ended, and so will this rank
-                    verdict = json.loads(answer)
+                    connection.send([self._rank, self._batches, user_place(), _own_place()])
+                    verdict = next(answers)
                     self._closed.wait(self._period)  # rank 0 ends only after the others have their answers
         except TimeoutError:
             verdict = f"rank 0 has not answered for {self._seconds:.0f} s: stopped, or its machine is gone"
-        except OSError:  # as above
+        except (OSError, StopIteration):  # rank 0 has ended, and so will this rank
             return
         if not self._closed.is_set():
             self._end(str(verdict))
 
     # -- rank 0 --------------------------------------------------------------------------------------------------
 
-    def _serve(self, server: socket.socket) -> None:
-        server.settimeout(self._period)
+    def _serve(self, server: LineServer) -> None:
         with server:
+            server.timeout = self._period
             while not self._closed.is_set():
-                try:
-                    self._start(self._answer, server.accept()[0])
-                except TimeoutError:
-                    self._verdict = judge(dict(self._reports), time.monotonic(), self._seconds)
+                server.handle_request()
+                self._verdict = judge(dict(self._reports), time.monotonic(), self._seconds)
 
-    def _answer(self, connection: socket.socket) -> None:
-        connection.settimeout(None)
-        with connection, connection.makefile("rw") as lines:
-            for line in lines:
-                rank, batches, place, own_place = json.loads(line)
-                now, before = time.monotonic(), self._reports[rank]
-                starts = batches == 0 and (place, own_place) != (before.place, before.own_place)
-                moved = now if batches > before.batches or starts else before.moved
-                self._reports[rank] = Report(batches=batches, place=place, seen=now, moved=moved, own_place=own_place)
-                lines.write(json.dumps(self._verdict) + "\n")
-                lines.flush()
+    def _answer(self, connection: Connection) -> None:
+        for rank, batches, place, own_place in connection:
+            now, before = time.monotonic(), self._reports[rank]
+            starts = batches == 0 and (place, own_place) != (before.place, before.own_place)
+            moved = now if batches > before.batches or starts else before.moved
+            self._reports[rank] = Report(batches=batches, place=place, seen=now, moved=moved, own_place=own_place)
+            connection.send(self._verdict)
 
 
 def _own_address(ring: Ring) -> str:

@@ -6,18 +6,17 @@ that ends. Without it the chief would learn of a death only from TensorFlow, min
 
 from __future__ import annotations
 
-import json
 import logging
-import socket
-import socketserver
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from .client import BYE, STOP
+from ringfeed.training.ring.run_lines import Connection, LineServer
+
+from .client import BYE, HEARD, STOP
 from .part_plan import OVER, PartPlan, Step
 from .round_plan import RoundPlan
 from .task_watch import Heard, TaskStates
@@ -194,60 +193,47 @@ class Board:
             self._changed.wait()
 
 
-class _Handler(socketserver.StreamRequestHandler):
-    """The chief's end of a connection: of a worker, or of a task that only wants to know when the chief ends."""
-
-    server: _Server
-
-    def handle(self) -> None:
-        hello = json.loads(self.rfile.readline() or b"{}")
-        if "worker" not in hello:
-            self.server.listeners.append(self.request)
-            self._listen(self.server.board, str(hello.get("task")))
-            return
-        worker, board = int(hello["worker"]), self.server.board
-        connection = board.attach(worker)
-        try:
-            for line in self.rfile:
-                self.wfile.write(json.dumps(board.handle(worker, json.loads(line))).encode() + b"\n")
-        except OSError:
-            pass  # the worker has died; what it had is given back
-        finally:
-            board.detach(worker, connection)
-
-    def _listen(self, board: Board, name: str) -> None:
-        with suppress(OSError):
-            for line in self.rfile:
-                if line == STOP:
-                    board.is_stop_asked = True
-                else:
-                    board.hear(name, Heard(seen=time.monotonic(), place=json.loads(line)))
-                    self.wfile.write(b"\n")
-        board.hear(name, None)
-
-
-class _Server(socketserver.ThreadingTCPServer):
-    daemon_threads = True
-    allow_reuse_address = True
-    request_queue_size = 1024
+class _Server(LineServer):
+    """The chief's end of all connections: of workers, and of tasks that only want to know when the chief ends."""
 
     def __init__(self, host: str, board: Board) -> None:
-        self.board = board
-        self.listeners: list[socket.socket] = []
-        super().__init__((host, 0), _Handler)
+        self._board = board
+        self._listeners: list[Connection] = []
+        super().__init__(host, self._talk)
 
-    @property
-    def address(self) -> str:
-        """``host:port`` of this server."""
-        return f"{self.server_address[0]!s}:{self.server_address[1]}"
+    def _talk(self, connection: Connection) -> None:
+        messages = iter(connection)
+        hello: Mapping[str, Any] = next(messages, {})
+        if "worker" in hello:
+            self._serve_worker(int(hello["worker"]), connection, messages)
+        elif "task" in hello:
+            self._listeners.append(connection)
+            self._listen(str(hello["task"]), connection, messages)
+
+    def _serve_worker(self, worker: int, connection: Connection, messages: Iterator[Any]) -> None:
+        number = self._board.attach(worker)
+        try:
+            for message in messages:
+                connection.send(self._board.handle(worker, message))
+        finally:
+            self._board.detach(worker, number)  # what it had is given back
+
+    def _listen(self, name: str, connection: Connection, messages: Iterator[Any]) -> None:
+        try:
+            for message in messages:
+                if message == STOP:
+                    self._board.is_stop_asked = True
+                else:
+                    self._board.hear(name, Heard(seen=time.monotonic(), place=message["place"]))
+                    connection.send(HEARD)
+        finally:
+            self._board.hear(name, None)
 
     def dismiss(self) -> None:
         """Tell all tasks that the run has ended."""
-        for listener in self.listeners:
-            try:
-                listener.sendall(BYE)
-            except OSError:
-                continue  # it has ended already
+        for listener in self._listeners:
+            with suppress(OSError):  # it has ended already
+                listener.send(BYE)
 
 
 def serve_board(host: str, board: Board) -> _Server:

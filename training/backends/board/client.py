@@ -5,7 +5,6 @@ Tested in tests/training/backends/board/test_board.py.
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -15,22 +14,21 @@ from contextlib import suppress
 from typing import Any
 
 from ringfeed.training.loop.leaving import leave
+from ringfeed.training.ring.run_lines import Connection, connect
 from ringfeed.training.ring.watchdog import user_place
 
-__all__ = ["BYE", "STOP", "BoardClient", "ChiefLine"]
+__all__ = ["BYE", "HEARD", "STOP", "BoardClient", "ChiefLine"]
 
-STOP, BYE = b"stop\n", b"bye\n"
+STOP, HEARD, BYE = "stop", "heard", "bye"
 
 _CONNECT_SECONDS = 60.0
 _REPORT_SECONDS = 1.0
 
 
 def _connected(address: str) -> socket.socket:
-    host, _, port = address.rpartition(":")
-    connection = socket.create_connection((host, int(port)), _CONNECT_SECONDS)
+    connection = connect(address, _CONNECT_SECONDS)
     connection.settimeout(None)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 
@@ -38,18 +36,16 @@ class BoardClient:
     """One worker's connection.
 
     Args:
-        address: ``host:port`` of the board.
+        address: that of the board.
         worker: number of the worker.
     """
 
     def __init__(self, address: str, worker: int) -> None:
         self._socket = _connected(address)
-        self._file = self._socket.makefile("rwb")
-        self._send({"worker": worker})
-
-    def _send(self, message: dict[str, Any]) -> None:
-        self._file.write(json.dumps(message).encode() + b"\n")
-        self._file.flush()
+        self._file = self._socket.makefile("rb")
+        self._connection = Connection(self._file, self._socket)
+        self._answers = iter(self._connection)
+        self._connection.send({"worker": worker})
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
         """Send a message and return the answer.
@@ -57,11 +53,10 @@ class BoardClient:
         Raises:
             OSError: the chief has ended.
         """
-        self._send(message)
-        line = self._file.readline()
-        if not line:
+        self._connection.send(message)
+        answer: dict[str, Any] | None = next(self._answers, None)
+        if answer is None:
             raise ConnectionResetError("the chief has closed its board")
-        answer: dict[str, Any] = json.loads(line)
         return answer
 
     def close(self) -> None:
@@ -74,7 +69,7 @@ class ChiefLine:
     """A task's line to the chief: this process ends with the chief, with status 0 if that says so, else with 1.
 
     Args:
-        address: ``host:port`` of the board.
+        address: that of the board.
         name: that of the task, such as "worker 1".
         seconds: time after which a chief that does not answer counts as stalled; 0: never.
     """
@@ -82,24 +77,25 @@ class ChiefLine:
     def __init__(self, address: str, name: str, seconds: float) -> None:
         self._socket = _connected(address)
         self._socket.settimeout(seconds or None)
-        self._socket.sendall(json.dumps({"task": name}).encode() + b"\n")
+        self._connection = Connection(self._socket.makefile("rb"), self._socket)
+        self._connection.send({"task": name})
         for work in (self._wait, self._report):
             threading.Thread(target=work, name="ringfeed-chief", daemon=True).start()
 
     def ask_to_stop(self) -> None:
         """Ask the chief to save a checkpoint and end the run."""
-        self._socket.sendall(STOP)
+        self._connection.send(STOP)
 
     def _report(self) -> None:
         with suppress(OSError):  # the chief has ended
             while True:
-                self._socket.sendall(json.dumps(user_place()).encode() + b"\n")
+                self._connection.send({"place": user_place()})
                 time.sleep(_REPORT_SECONDS)
 
     def _wait(self) -> None:
         try:
-            for line in self._socket.makefile("rb"):  # an answer to each report
-                if line == BYE:
+            for answer in self._connection:  # one to each report
+                if answer == BYE:
                     os._exit(0)
         except TimeoutError:
             # TensorFlow may wait for another task, and let no thread of the chief's run meanwhile.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -11,9 +9,10 @@ from dataclasses import replace
 import pytest
 
 from ringfeed.training.backends.board.board import Board, Done, serve_board
-from ringfeed.training.backends.board.client import BoardClient
+from ringfeed.training.backends.board.client import HEARD, BoardClient
 from ringfeed.training.backends.board.part_plan import PartPlan
 from ringfeed.training.backends.board.task_watch import Heard, judge_tasks
+from ringfeed.training.ring.run_lines import Connection, connect
 
 Connect = Callable[[int], BoardClient]
 DONE = {"loss": 1.0, "gradient_norm": 2.0, "staleness": 0, "wait_seconds": 0.0, "sent_share": 1.0}
@@ -70,11 +69,11 @@ def test_a_worker_that_waits_does_the_step_of_one_that_dies(
 
 def test_the_board_knows_what_tasks_report_and_which_worker_the_others_wait_for(board: tuple[Board, Connect]) -> None:
     server = serve_board("127.0.0.1", board[0])
-    with socket.create_connection(("127.0.0.1", server.server_address[1])) as line, line.makefile("rwb") as file:
-        for text in ({"task": "worker 1"}, "net.py:3 in f"):
-            file.write(json.dumps(text).encode() + b"\n")
-        file.flush()
-        assert file.readline() == b"\n"
+    with connect(server.address, 20) as line, line.makefile("rb") as file:
+        connection = Connection(file, line)
+        connection.send({"task": "worker 1"})
+        connection.send({"place": "net.py:3 in f"})
+        assert next(iter(connection)) == HEARD
         assert board[0].task_states().heard["worker 1"].place == "net.py:3 in f"
 
     board[0].begin(0, PartPlan(2, 0, 2, bound=0), 0)
