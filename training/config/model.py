@@ -16,6 +16,7 @@ from .checks import FUNCTION, are_sizes, is_function, is_pattern, key, one_of, r
 
 __all__ = ["APPLICATIONS", "AugmentConfig", "ModelConfig"]
 
+MOST_LAYERS = 256  # takes some 10 s to build
 NORMS = ("batch", "layer", "none")
 APPLICATIONS = "keras.applications:"
 IMAGE_MODELS = ("convnet", "lenet", "resnet18", "resnet50")
@@ -89,6 +90,8 @@ class ModelConfig:
                 require(is_pattern(pattern), f"model.{name}", "regular expressions", pattern)
         for name in ("hash_buckets", "max_length", "layers", "heads", "width"):
             require_size(f"model.{name}", getattr(self, name))
+        for name, depth in (("hidden", len(self.hidden)), ("filters", len(self.filters)), ("layers", self.layers)):
+            require(depth <= MOST_LAYERS, f"model.{name}", f"at most {MOST_LAYERS} layers", depth)
         require(self.width % self.heads == 0, "model.width", f"a multiple of model.heads={self.heads}", self.width)
         for name in ("crosses", "shared"):
             groups = getattr(self, name)

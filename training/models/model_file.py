@@ -7,25 +7,37 @@ Tested in tests/training/serving/test_export.py.
 
 from __future__ import annotations
 
-import io
 import json
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, BinaryIO
 
+from ringfeed.sharding.common.validation import fit, integer
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError, TrainingError
-from ringfeed.sharding.messages import brief
+from ringfeed.sharding.storage.untrusted_files import guarded, load_json
 from ringfeed.training.config.config_file import parse_config, to_tree
 from ringfeed.training.config.train_config import TrainConfig
+
+from .keras_files import open_archive, read_member
 
 __all__ = ["ModelFile", "decode_model", "encode_model"]
 
 _FORMAT = "ringfeed-model-1"
 _RUN, _MANIFEST, _WEIGHTS = "ringfeed.json", "ringfeed-dataset.json", "model.weights.h5"
+
+
+_MOST_TEXT, _MOST_MANIFEST = 1 << 20, 64 << 20  # bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Run:
+    format: str
+    step: int
+    config: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,33 +69,30 @@ def encode_model(network: Any, config: TrainConfig, manifest: Manifest, step: in
         return path.read_bytes()
 
 
-def decode_model(data: bytes, url: str) -> ModelFile:
+def decode_model(data: bytes | BinaryIO, url: str) -> ModelFile:
     """Read what `encode_model` wrote.
 
     Args:
-        data: bytes of the file.
+        data: bytes of the file, or the file.
         url: where they are from, for errors.
 
     Raises:
         ConfigError: it is no `.keras` file, or another program wrote it.
         TrainingError: it is damaged, or a newer version wrote it.
     """
-    try:
-        archive = zipfile.ZipFile(io.BytesIO(data))
-        names = archive.namelist()
-    except zipfile.BadZipFile as error:
-        raise ConfigError(f"{url} is not a .keras file, or is damaged") from error
-    if _RUN not in names:
-        raise ConfigError(
-            f"{url} has no preprocessing in it, which ringfeed train writes into output.model: name such a file, or "
-            "the folder of the run's checkpoints (checkpoint.url)"
-        )
-    try:
-        run: Mapping[str, Any] = json.loads(archive.read(_RUN))
-        manifest, weights = archive.read(_MANIFEST), archive.read(_WEIGHTS)
-    except (zipfile.BadZipFile, KeyError, ValueError) as error:
-        raise TrainingError(f"{url} is damaged: {brief(error)}") from error
-    if run["format"] != _FORMAT:
-        raise TrainingError(f"{url} has the format {run['format']}, this ringfeed reads {_FORMAT}: upgrade ringfeed")
-    config = parse_config(run["config"], url)
-    return ModelFile(config=config, manifest=Manifest.decode(manifest, url), step=run["step"], weights=weights)
+    with guarded(url, "a trained model", error=TrainingError):
+        with open_archive(data, url) as archive:
+            if _RUN not in archive.namelist():
+                raise ConfigError(
+                    f"{url} has no preprocessing in it, which ringfeed train writes into output.model: name such a "
+                    "file, or the folder of the run's checkpoints (checkpoint.url)"
+                )
+            run: _Run = fit(_RUN, load_json(read_member(archive, _RUN, _MOST_TEXT)), _Run)
+            if run.format != _FORMAT:
+                raise TrainingError(
+                    f"{url} has the format {run.format!r}, this ringfeed reads {_FORMAT}: upgrade ringfeed"
+                )
+            config = parse_config(run.config, url)
+            manifest = Manifest.decode(read_member(archive, _MANIFEST, _MOST_MANIFEST), url)
+            weights = read_member(archive, _WEIGHTS)
+        return ModelFile(config=config, manifest=manifest, step=integer("step", run.step, 0), weights=weights)

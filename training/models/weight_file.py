@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import logging
 import warnings
-import zipfile
 from collections.abc import Iterable, Mapping, Set
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -15,7 +14,9 @@ import h5py
 import keras
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.untrusted_files import guarded, open_untrusted
+
+from .keras_files import check_hdf5, open_archive, read_member
 
 __all__ = ["load_weights"]
 
@@ -41,23 +42,19 @@ def load_weights(network: Any, url: str) -> None:
     Raises:
         ConfigError: it cannot be read, is no such file, or another layer does not fit.
     """
-    folder, separator, name = url.rpartition("/")
-    try:
-        data = Storage(folder or separator or ".").read(name)
-    except OSError as error:
-        raise ConfigError(f"model.weights: {error}") from error
     heads = _last_layers(network)
-    is_old = name.endswith(".h5") and not name.endswith(".weights.h5")
-    with TemporaryDirectory() as temporary:
+    is_old = url.endswith(".h5") and not url.endswith(".weights.h5")
+    with TemporaryDirectory() as temporary, guarded(url, "the weights of a Keras model", prefix="model.weights: "):
         path = Path(temporary) / ("old.h5" if is_old else "given.weights.h5")
-        path.write_bytes(_weights_of(url, data))
-        given = _layout(url, path)
+        _extract(url, path)
+        check_hdf5(path)
+        given = _layout(path)
         if is_old:
             own = _named_layout(network)
         else:
             own_path = Path(temporary) / "own.weights.h5"
             network.save_weights(own_path)
-            own = _layout(url, own_path)
+            own = _layout(own_path)
         new = _check(url, own, given, heads)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the last layers
@@ -89,17 +86,19 @@ def _quoted(names: Iterable[str]) -> str:
     return " and ".join(map(repr, sorted(names)))
 
 
-def _weights_of(url: str, data: bytes) -> bytes:
-    if not url.endswith(".keras"):
-        return data
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            return archive.read("model.weights.h5")
-    except (zipfile.BadZipFile, KeyError) as error:
-        raise ConfigError(f"model.weights: {url} is not a .keras file, or is damaged") from error
+def _extract(url: str, path: Path) -> None:
+    """Put the weights of a file, which may be an archive, at a path, where HDF5 and Keras can read them."""
+    with open_untrusted(url) as file:
+        if url.endswith(".keras"):
+            with open_archive(file, url) as archive:
+                path.write_bytes(read_member(archive, "model.weights.h5"))
+        elif isinstance(file, io.BytesIO):
+            path.write_bytes(file.getbuffer())
+        else:
+            path.symlink_to(Path(file.name).absolute())
 
 
-def _layout(url: str, path: Path) -> Layout:
+def _layout(path: Path) -> Layout:
     """Return where a file has the weights of layers."""
     found: dict[str, tuple[str, tuple[int, ...]]] = {}
 
@@ -109,17 +108,14 @@ def _layout(url: str, path: Path) -> Layout:
             layer = item.parent.attrs.get("name", group)
             found[place] = str(layer), tuple(item.shape)
 
-    try:
-        with h5py.File(path) as file:
-            groups = file.get("model_weights", file)
-            if "layer_names" not in groups.attrs:
-                file.visititems(visit)
-                return found
-            for layer in _texts(groups.attrs["layer_names"]):
-                for number, weight in enumerate(_texts(groups[layer].attrs["weight_names"])):
-                    found[f"{layer}/{number}"] = layer, tuple(groups[layer][weight].shape)
-    except (OSError, KeyError) as error:
-        raise ConfigError(f"model.weights: {url} does not hold the weights of a Keras model, or is damaged") from error
+    with h5py.File(path) as file:
+        groups = file.get("model_weights", file)
+        if "layer_names" not in groups.attrs:
+            file.visititems(visit)
+            return found
+        for layer in _texts(groups.attrs["layer_names"]):
+            for number, weight in enumerate(_texts(groups[layer].attrs["weight_names"])):
+                found[f"{layer}/{number}"] = layer, tuple(groups[layer][weight].shape)
     return found
 
 

@@ -6,7 +6,8 @@ Tested in tests/training/serving/test_export.py.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -21,20 +22,26 @@ from ringfeed.sharding.errors import ConfigError, DatasetError, TrainingError
 from ringfeed.sharding.messages import brief
 from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.untrusted_files import guarded, open_untrusted
 from ringfeed.training.checkpoint.snapshot import check_state
 from ringfeed.training.checkpoint.store import Checkpoint, CheckpointStore
 from ringfeed.training.config.config_file import parse_config
+from ringfeed.training.config.data import DataConfig
 from ringfeed.training.config.model import APPLICATIONS
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.loop.datasets import one_manifest, open_manifests
 from ringfeed.training.models.build import build_model
+from ringfeed.training.models.keras_files import check_hdf5
 from ringfeed.training.models.model_file import ModelFile, decode_model
+from ringfeed.training.models.network_size import count_weights
 from ringfeed.training.models.preprocess import Element, Preprocess, feature_columns, fill_values
 from ringfeed.training.models.target import Target, plan_target
 
 __all__ = ["TrainedModel", "column_spec", "open_trained"]
 
 Columns = Mapping[str, Any]
+
+_UNCHECKED_BYTES = 64 << 20  # a network may be so much larger than the weights that it is given
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,7 +155,8 @@ def open_trained(source: str, data_url: str | None = None, *, trust_code: bool =
     Args:
         source: the file that `output.model` named, or the folder of a run's checkpoints, of which the newest is taken.
         data_url: for checkpoints, where the dataset of the run is now; None: where the run found it.
-        trust_code: import and call the function that builds the network, if the model names one.
+        trust_code: import and call the function that builds the network, if the model names one, and fetch the
+            dataset that checkpoints name from any host.
 
     Raises:
         ConfigError: there is no model, its network cannot be built here, or it names a function without `trust_code`.
@@ -158,13 +166,12 @@ def open_trained(source: str, data_url: str | None = None, *, trust_code: bool =
     if source.endswith(".keras"):
         if data_url is not None:
             raise ConfigError(f"--data goes with a folder of checkpoints; {source} holds all it needs")
-        folder, separator, name = source.rpartition("/")
-        try:
-            held = decode_model(Storage(folder or separator or ".").read(name), source)
-        except FileNotFoundError as error:
-            raise ConfigError(f"there is no model at {source}") from error
+        with open_untrusted(source, "model") as file:
+            held = decode_model(file, source)
         _check_trusted(held.config, source, trust_code)
-        return _build(held, lambda network: _load_file(network, held, source))
+        with guarded(source, "the weights of its network", error=TrainingError), _weights_file(held) as path:
+            _check_size(held, check_hdf5(path), source)
+            return _build(held, lambda network: _load_file(network, path, held.config, source))
     store = CheckpointStore(source, check=check_state)
     newest = None if Path(source).is_file() else store.newest()
     if newest is None:
@@ -174,8 +181,45 @@ def open_trained(source: str, data_url: str | None = None, *, trust_code: bool =
         )
     config = parse_config(newest.state["config"], source)
     _check_trusted(config, source, trust_code)
+    if data_url is None:
+        _check_place(config.data, source, trust_code)
     held = ModelFile(config=config, manifest=_manifest(newest, config, source, data_url), step=newest.step, weights=b"")
-    return _build(held, lambda network: _load_checkpoint(network, newest, config, source))
+    with guarded(source, "the weights of its network", error=TrainingError):
+        _check_size(held, sum(array.nbytes for array in newest.arrays.values()), source)
+        return _build(held, lambda network: _load_checkpoint(network, newest, config, source))
+
+
+def _check_place(data: DataConfig, source: str, trust_code: bool) -> None:
+    """Refuse to fetch a dataset from a host that the command line does not name: whoever wrote the file chose it."""
+    for place in data.urls.values():
+        if Storage(place).local_path is None and _host(place) != _host(source) and not trust_code:
+            remedy = "name it with --data URL, or" if data.mixture is None else "use the model's file (output.model), or"
+            raise ConfigError(
+                f"{source} names {place} as its dataset, which was not contacted, since you did not name that place; "
+                f"{remedy} add --trust-code if you trust that file"
+            )
+
+
+def _host(url: str) -> str:
+    """The part of a URL that says whom to contact; chained URLs as a whole."""
+    return url if "::" in url else "/".join(url.split("/", 3)[:3])
+
+
+def _check_size(held: ModelFile, weights_bytes: int, source: str) -> None:
+    """Refuse a built-in network that is far larger than its weights, before it takes memory."""
+    if ":" in held.config.model.name and not held.config.model.name.startswith(APPLICATIONS):
+        return
+    count = count_weights(held.manifest, _for_serving(held.config))
+    if 2 * count > weights_bytes + _UNCHECKED_BYTES:  # the smallest weights have two bytes
+        raise _misfit(source, held.config, f"{weights_bytes} bytes of weights there, {count} weights here")
+
+
+@contextmanager
+def _weights_file(held: ModelFile) -> Iterator[Path]:
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "model.weights.h5"
+        path.write_bytes(held.weights)
+        yield path
 
 
 def _check_trusted(config: TrainConfig, source: str, trust_code: bool) -> None:
@@ -212,8 +256,7 @@ def _manifest(checkpoint: Checkpoint, config: TrainConfig, source: str, data_url
 
 def _build(held: ModelFile, load: Callable[[Any], None]) -> TrainedModel:
     """Build the network as for a run, but for what only training needs, and load its weights."""
-    plain = replace(held.config.model, weights=None, remat=())
-    built = build_model(held.manifest, replace(held.config, model=plain))
+    built = build_model(held.manifest, _for_serving(held.config))
     load(built.network)
     return TrainedModel(
         network=built.network,
@@ -224,16 +267,18 @@ def _build(held: ModelFile, load: Callable[[Any], None]) -> TrainedModel:
     )
 
 
-def _load_file(network: Any, held: ModelFile, source: str) -> None:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "model.weights.h5"
-        path.write_bytes(held.weights)
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", UserWarning)  # by which Keras leaves layers as they are
-                network.load_weights(path)
-        except (ValueError, OSError, KeyError, UserWarning) as error:
-            raise _misfit(source, held.config, brief(error)) from error
+def _for_serving(config: TrainConfig) -> TrainConfig:
+    """Return a configuration without what only training needs: files, and patterns that may take for ever to match."""
+    return replace(config, model=replace(config.model, weights=None, remat=(), freeze=()))
+
+
+def _load_file(network: Any, path: Path, config: TrainConfig, source: str) -> None:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # by which Keras leaves layers as they are
+            network.load_weights(path)
+    except (ValueError, OSError, KeyError, UserWarning) as error:
+        raise _misfit(source, config, brief(error)) from error
 
 
 def _load_checkpoint(network: Any, checkpoint: Checkpoint, config: TrainConfig, source: str) -> None:
