@@ -43,8 +43,8 @@ def load_yaml(text: str | bytes) -> Any:
     """Parse a document of YAML's plain types.
 
     Raises:
-        ValueError: it is not YAML, repeats a key, holds a date that does not exist, is nested too deep, or refers to
-            itself or so often to its parts that it stands for 100,000 values.
+        ValueError: it is not YAML, repeats a key, holds a date that does not exist, is nested too deep, has more than
+            100,000 values, or refers to itself or so often to its parts that it stands for more.
 
     >>> load_yaml("{a: 1, b: [x]}")
     {'a': 1, 'b': ['x']}
@@ -79,6 +79,15 @@ def _count(tree: Any, depth: int) -> int:
 
 
 class _StrictLoader(yaml.SafeLoader):
+    _nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Also stop at too many values: a large text takes PyYAML minutes."""
+        self._nodes += 1
+        if self._nodes > 2 * _MOST_VALUES:  # keys are nodes, too
+            raise ValueError(f"it has more than {_MOST_VALUES} values")
+        return super().compose_node(parent, index)
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen = set()
         for key, _ in node.value:

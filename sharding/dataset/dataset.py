@@ -19,6 +19,7 @@ from ringfeed.sharding.formats.tfrecord import decompress, iterate_records
 from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.storage.lease import LEASE_NAME
 from ringfeed.sharding.storage.storage import Storage, StorageLike, as_storage
+from ringfeed.sharding.storage.untrusted_files import guarded
 
 from .consistency import check_manifest, check_shards, corruption_errors
 from .damage import content_problem
@@ -74,8 +75,9 @@ def open_dataset(location: StorageLike) -> Dataset:
     while True:
         names, data = now
         try:
-            manifest = _decoded(storage, names, data)
-            check_manifest(manifest, storage.locate(names.manifest))
+            with guarded(storage.locate(names.manifest), "a manifest", error=DatasetError):
+                manifest = _decoded(storage, names, data)
+                check_manifest(manifest, storage.locate(names.manifest))
         except CorruptionError as error:
             raise CorruptionError(f"{error}; {repair_hint(storage)}") from error
         try:
@@ -86,8 +88,9 @@ def open_dataset(location: StorageLike) -> Dataset:
                 raise
         else:
             where = storage.locate(manifest.shards_path)
-            shards = decode_shards(table, manifest, where)
-            check_shards(manifest, shards, where)
+            with guarded(where, "a shard table", error=DatasetError):
+                shards = decode_shards(table, manifest, where)
+                check_shards(manifest, shards, where)
             return Dataset(storage=storage, manifest=manifest, shards=shards)
 
 

@@ -21,6 +21,7 @@ from ringfeed.sharding.errors import CorruptionError, DatasetError
 from ringfeed.sharding.formats.example_encode import RecordLayout
 from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.storage.file_contents import FileInfo
+from ringfeed.sharding.storage.untrusted_files import load_json
 
 from .file_names import MANIFEST_NAME, NAMES, OLD_NAMES, FileNames, names_of
 from .statistics import FeatureStatistics
@@ -343,7 +344,7 @@ class Manifest:
             DatasetError: a newer version wrote it, or another program.
         """
         try:
-            value = json.loads(data)
+            value = load_json(data)
             version = tuple(int(part) for part in value["format_version"].split("."))
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CorruptionError(f"{path} is damaged, or not a ringfeed dataset: {error}") from error
@@ -356,7 +357,7 @@ class Manifest:
         try:
             body = _dump(value)
             intact = checksum(body) == stored and _with_checksum(body, stored) == data
-        except ValueError:  # a damaged number may be infinite; none is written
+        except (ValueError, RecursionError):  # a damaged number may be infinite; none is written
             intact = False
         if not intact:
             raise CorruptionError(f"{path} is damaged: its checksum does not match its content")
@@ -379,7 +380,7 @@ class Manifest:
                 raise ValueError("a generation has more classes than the dataset")
         except DatasetError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        except Exception as error:  # a forged manifest may hold anything
             raise DatasetError(
                 f"{path} is intact, but this version of ringfeed cannot read it "
                 f"({type(error).__name__}: {error}); upgrade with: pip install --upgrade ringfeed"

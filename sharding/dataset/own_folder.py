@@ -13,6 +13,8 @@ from .file_names import ALL_NAMES, NAMES, OWN_FOLDER, FileNames
 
 __all__ = ["find_names", "holds_dataset", "is_own_folder", "listed_names", "read_manifest", "sync_names"]
 
+_MOST_BYTES = 256 << 20  # of a manifest; one with a million classes has some 30 MB
+
 
 def is_own_folder(storage: Storage) -> bool:
     """Whether a folder is the `_ringfeed` of a dataset, which is no dataset, though its manifest lies there."""
@@ -33,7 +35,7 @@ def read_manifest(storage: Storage) -> tuple[FileNames, bytes]:
     error: FileNotFoundError | None = None
     for names in _names_in(storage):
         try:
-            return names, storage.read(names.manifest)
+            return names, storage.read(names.manifest, _MOST_BYTES)
         except FileNotFoundError as missing:
             error = error or missing
     assert error is not None

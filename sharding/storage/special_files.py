@@ -14,12 +14,15 @@ class SpecialFileError(OSError):
     """No file, but a FIFO, a device, or a reply that never ends; the message says what to do, without the path."""
 
 
-def check_regular(path: str | os.PathLike[str]) -> None:
-    """Refuse a special file on this machine; folders are left to the reader.
+def check_regular(path: str | os.PathLike[str], most_bytes: int | None = None) -> None:
+    """Refuse a special file on this machine, or one that is too large; folders are left to the reader.
 
     Raises:
-        SpecialFileError: it is a FIFO, a socket or a device.
+        SpecialFileError: it is a FIFO, a socket or a device, or has more than `most_bytes`.
         OSError: it cannot be examined.
     """
-    if kind := _KINDS.get(stat.S_IFMT(os.stat(path).st_mode)):
+    found = os.stat(path)
+    if kind := _KINDS.get(stat.S_IFMT(found.st_mode)):
         raise SpecialFileError(f"it is {kind}, where a file must be; check the path, or write its content to a file")
+    if most_bytes is not None and found.st_size > most_bytes:
+        raise SpecialFileError(f"it has {found.st_size:,} bytes, and such a file at most {most_bytes:,}")

@@ -51,12 +51,12 @@ class Storage(Location):
         """A subfolder, with the same options and retries, as a plain `Storage` even if this is a subclass."""
         return Storage(self.address(name), self.options, self.retries)
 
-    def read(self, path: str) -> bytes:
-        """Return the content of a file."""
+    def read(self, path: str, most_bytes: int | None = None) -> bytes:
+        """Return the content of a file; a local one of more than `most_bytes` is refused unread."""
         if self.local_path is not None:
             local = self.local_path / path
             with self.errors("read", path):
-                check_regular(local)
+                check_regular(local, most_bytes)
             return self.run("read", path, local.read_bytes)
         fs, root = self.filesystem()
         data: bytes = self.run("read", path, lambda: fs.cat_file(f"{root}/{path}"))

@@ -97,7 +97,7 @@ def read_untrusted(url: str, most_bytes: int, what: str = "file") -> bytes:
     with open_untrusted(url, what) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:
-        raise ConfigError(f"{url} has more than {most_bytes >> 20} MiB, more than such a file may have; check the path")
+        raise ConfigError(f"{url} has more than {most_bytes:,} bytes, so it is no such file; check the path")
     return data
 
 

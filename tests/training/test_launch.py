@@ -256,7 +256,7 @@ def test_a_rank_that_stalls_is_named_with_its_place_and_all_end(run_folder: Path
             ["-n", "2", "doctor"],
             "the ranks run train, predict or bench-ring: ringfeed launch -n 2 train --config FILE.yaml",
         ),
-        (["-n", "2", "train", "--config", "nowhere.yaml"], "cannot read nowhere.yaml"),
+        (["-n", "2", "train", "--config", "nowhere.yaml"], "there is no configuration at nowhere.yaml"),
         (
             ["-n", "2", "--elastic", "train", "--config", "run.yaml", "--set", "checkpoint.every_steps=null"],
             "--elastic goes on from checkpoints: set checkpoint.url and checkpoint.every_steps",

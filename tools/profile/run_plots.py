@@ -5,12 +5,12 @@ Plots of its ranks, from their records (`output.records`), are in `runs.plots`, 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.storage.untrusted_files import guarded, load_json, read_untrusted
 from ringfeed.training.loop.state.outputs import METRICS_FORMAT
 
 from .drawing import Plot, curves, named_bars
@@ -22,6 +22,7 @@ __all__ = [
     "plot_run_waits", "plot_step_parts", "profile_records", "read_metrics", "read_run",
 ]  # fmt: skip
 
+_MOST_BYTES = 256 << 20  # of metrics, with a history of the run
 _BOUND = 0.05  # share of the time spent waiting, from which on a run is input-bound
 
 
@@ -34,10 +35,8 @@ def read_metrics(path: str) -> dict[str, Any]:
     found = Path(path)
     files = sorted(found.glob("*.json")) if found.is_dir() else [found]
     for file in files:
-        try:
-            metrics = json.loads(file.read_text())
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{file}: {error}") from error
+        with guarded(str(file), "JSON"):
+            metrics = load_json(read_untrusted(str(file), _MOST_BYTES))
         if isinstance(metrics, dict) and metrics.get("format") == METRICS_FORMAT:
             return metrics
     raise ConfigError(f"{path}: no metrics of a run; `ringfeed train` writes them where output.metrics says")

@@ -12,12 +12,12 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.sources.user_code import import_function
+from ringfeed.sharding.storage.untrusted_files import guarded, load_json, read_untrusted
 from ringfeed.tools.argument_types import add_verbosity, at_least, checked_type, parse_bytes
 from ringfeed.tools.console import align, print_stderr, print_warnings
 from ringfeed.training.loop.state.outputs import check_writable, write_file
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_arguments", "run"]
 
+_MOST_COSTS_BYTES = 64 << 20
 _COUNT = checked_type(at_least(1))
 _EPILOG = """\
 examples:
@@ -183,10 +184,8 @@ def _measured(args: argparse.Namespace) -> MeasuredDataset:
         raise ConfigError("--step measures a step, and --step-seconds gives its time; leave one out")
     loader = Loader(args.url, split=args.split, batch_size=args.local_batch or args.batch_size, seed=args.seed)
     if args.costs:
-        try:
-            costs = Costs.from_json(json.loads(Path(args.costs).read_text(encoding="utf-8")))
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"--costs {args.costs}: {error}") from error
+        with guarded(args.costs, "costs as `ringfeed simulate --save-costs` writes them", prefix="--costs: "):
+            costs = Costs.from_json(load_json(read_untrusted(args.costs, _MOST_COSTS_BYTES)))
         return MeasuredDataset(shape=shape_of(loader), costs=costs)
     functions = {
         name: import_function(f"--{name}", getattr(args, name), os.getcwd(), example="model:train_step")

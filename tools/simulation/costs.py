@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ringfeed.sharding.common.validation import fit
 from ringfeed.sharding.errors import ConfigError
 
 __all__ = ["Costs", "RingCosts", "StepCosts", "StoreCosts", "draw", "fit_ring"]
@@ -22,9 +23,32 @@ __all__ = ["Costs", "RingCosts", "StepCosts", "StoreCosts", "draw", "fit_ring"]
 Samples = tuple[float, ...]
 
 
-def _check(name: str, values: Samples, *, least: int = 1) -> None:
-    if len(values) < least or not all(0 <= value < math.inf for value in values):
-        raise ConfigError(f"{name} must be at least {least} finite numbers, none below 0, got {values!r}")
+_MOST_SECONDS = 1e6  # of one file, batch or step; a simulation adds up billions
+_MOST_SAMPLES = 1_000_000
+
+
+def _check(name: str, values: Samples) -> None:
+    if not (1 <= len(values) <= _MOST_SAMPLES and all(0 <= value <= _MOST_SECONDS for value in values)):
+        shown = f"{len(values)} numbers from {min(values)} to {max(values)}" if values else "none"
+        raise ConfigError(f"{name} must be 1 to {_MOST_SAMPLES} numbers in [0, {_MOST_SECONDS:g}], got {shown}")
+
+
+def _check_fields(costs: Any, group: str) -> None:
+    """Check the types of a group's fields, and that numbers are such that a simulation ends.
+
+    Rates lie above 0, and may be infinite; all other floats are seconds, or factors of the same range.
+    """
+    for spec in fields(costs):
+        name, value = f"{group}{spec.name}", getattr(costs, spec.name)
+        if spec.type == "Samples":
+            _check(name, fit(name, value, Samples))
+        elif spec.type == "int" and not 0 <= fit(name, value, int) < 1 << 53:
+            raise ConfigError(f"{name} must be in [0, 2**53), got {value!r}")
+        elif spec.type == "float" and spec.name.endswith("bytes_per_second"):
+            if not fit(name, value, float) >= 1:
+                raise ConfigError(f"{name} must be at least 1, got {value!r}")
+        elif spec.type == "float" and not 0 <= fit(name, value, float) <= _MOST_SECONDS:
+            raise ConfigError(f"{name} must be in [0, {_MOST_SECONDS:g}], got {value!r}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,10 +78,7 @@ class StoreCosts:
     is_local: bool = False
 
     def __post_init__(self) -> None:
-        _check("latency_seconds", self.latency_seconds)
-        for name in ("connection_bytes_per_second", "bytes_per_second"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be above 0, got {getattr(self, name)!r}")
+        _check_fields(self, "store.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +109,9 @@ class StepCosts:
     fixed_share: float = 0.0
 
     def __post_init__(self) -> None:
-        _check("step.seconds", self.seconds)
+        _check_fields(self, "step.")
+        if self.samples < 1:
+            raise ConfigError(f"step.samples must be at least 1, got {self.samples!r}")
         if not 0 <= self.fixed_share <= 1:
             raise ConfigError(f"step.fixed_share must lie in [0, 1], got {self.fixed_share!r}")
 
@@ -126,6 +149,9 @@ class RingCosts:
     bytes_per_second: float = math.inf
     gradient_bytes: int = 0
     core_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        _check_fields(self, "ring.")
 
     def seconds(self, ranks: int) -> float:
         """Return the seconds of an all-reduce.
@@ -201,7 +227,7 @@ class Costs:
     memory_per_byte: float = 1.0
 
     def __post_init__(self) -> None:
-        _check("byte_seconds", self.byte_seconds)
+        _check_fields(self, "")
 
     def to_json(self) -> dict[str, Any]:
         """Return the costs as JSON has them; `from_json` reads them back. Infinite rates become null."""
@@ -211,25 +237,26 @@ class Costs:
         return document
 
     @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> Costs:
+    def from_json(cls, document: object) -> Costs:
         """Read what `to_json` wrote.
 
         Raises:
-            ConfigError: this is no object, or a key of it is unknown or missing.
+            ConfigError: this is no object, a key of it is unknown, or a value is out of its range.
         """
-        try:
-            values = {key: _from_json(value) for key, value in document.items()}
-            step = values.get("step")
-            parts = {"store": StoreCosts(**values["store"]), "ring": RingCosts(**values["ring"])}
-            return cls(**values | parts | {"step": None if step is None else StepCosts(**step)})
-        except (AttributeError, TypeError, KeyError) as error:
-            raise ConfigError(f"these are no costs as `ringfeed simulate --save-costs` writes them: {error}") from error
+        if not isinstance(document, Mapping) or not document.keys() >= {"store", "ring"}:
+            raise ConfigError("these are no costs as `ringfeed simulate --save-costs` writes them")
+        values = {key: _with_rates(value) if key in ("store", "ring") else value for key, value in document.items()}
+        costs: Costs = fit("", values, cls)
+        return costs
 
 
-def _from_json(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {key: math.inf if each is None else _from_json(each) for key, each in value.items()}
-    return tuple(value) if isinstance(value, list) else value
+def _with_rates(group: Any) -> Any:
+    """A group whose infinite rates are null."""
+    if not isinstance(group, Mapping):
+        return group
+    return {
+        key: math.inf if each is None and key.endswith("bytes_per_second") else each for key, each in group.items()
+    }
 
 
 def draw(samples: Samples, random: np.random.Generator, size: int | tuple[int, ...]) -> npt.NDArray[np.float64]:

@@ -11,14 +11,13 @@ import os
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Any
 
 from ringfeed.sharding.common.strict_yaml import YAML_SCALARS, load_yaml
 from ringfeed.sharding.common.validation import fit
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import closest
-from ringfeed.sharding.storage.special_files import check_regular
+from ringfeed.sharding.storage.untrusted_files import read_untrusted
 from ringfeed.sharding.url_secrets import public_url
 
 from .backend import PARAMETER_SERVER
@@ -38,6 +37,9 @@ __all__ = [
 ]
 
 
+_MOST_BYTES = 1 << 20
+
+
 def load_config(path: str, overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a configuration.
 
@@ -49,8 +51,7 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> TrainConfig:
     Raises:
         ConfigError: the file cannot be read, or a key or value is wrong.
 
-    >>> from pathlib import Path
-    >>> _ = Path("flights.yaml").write_text("data: {url: flights, batch_size: 64}")
+    >>>     >>> _ = Path("flights.yaml").write_text("data: {url: flights, batch_size: 64}")
     >>> load_config("flights.yaml", ["epochs=3"]).epochs
     3
     """
@@ -64,10 +65,9 @@ def load_tree(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
         ConfigError: the file cannot be read, is not YAML, or an override is wrong.
     """
     try:
-        check_regular(path)
-        text = Path(path).read_text(encoding="utf-8")
+        text = read_untrusted(path, _MOST_BYTES, "configuration").decode("utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+        raise ConfigError(str(error)) from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
     try:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError, RingfeedError
+from ringfeed.sharding.storage.untrusted_files import read_untrusted
 from ringfeed.training.checkpoint.store import CheckpointStore
 
 __all__ = ["Restarts", "WantedRanks"]
 
 _TRIES = 3  # without a new checkpoint, or of one place
+_MOST_BYTES = 1 << 10  # of a file with a number
 _SHORT_SECONDS = 60.0  # of life in a ring, after which a rank was worth its start
 
 
@@ -34,10 +36,10 @@ class WantedRanks:
         if self._path is None:
             return False
         try:
-            text = Path(self._path).read_text().strip()
-        except OSError as error:
-            raise ConfigError(f"--ranks-file: cannot read {self._path}: {error.strerror}") from error
-        if text and not (text.isdigit() and int(text) >= 1):
+            text = read_untrusted(self._path, _MOST_BYTES).decode(errors="replace").strip()
+        except RingfeedError as error:
+            raise ConfigError(f"--ranks-file: {error}") from error
+        if text and not (re.fullmatch("[0-9]{1,6}", text) and int(text) >= 1):
             raise ConfigError(f"--ranks-file: {self._path} must hold a number of ranks, got {text[:40]!r}")
         before, self.number = self.number, int(text or self.number)
         return self.number != before

@@ -21,6 +21,7 @@ __all__ = ["CHECKPOINT", "END", "EVALUATION", "SCHEMA", "STEP", "Launch", "Row",
 FORMAT = "ringfeed-records-1"
 STEP, EVALUATION, CHECKPOINT, END = "step", "evaluation", "checkpoint", "end"
 _NAME = re.compile(r"rank-(\d+)\.from-(\d+)\.arrow")
+_MOST_RANKS = 1 << 20
 _WHOLE_STEPS = 1 << 15  # recorded one by one; about 2 MB
 
 
@@ -86,12 +87,19 @@ class Launch:
 
         Raises:
             ConfigError: another program, or another version, wrote the file.
+            KeyError, ValueError: it is damaged.
         """
         values = {key.decode(): value.decode() for key, value in (metadata or {}).items()}
         if values.pop("format", None) != FORMAT:
             raise ConfigError(f"{path} holds no records of a run in the format {FORMAT}")
         kinds: dict[str, Any] = {name: str if name == "host" else int for name in cls.__slots__}
-        return cls(**{name: kind(values[name]) for name, kind in kinds.items()})
+        launch = cls(**{name: kind(values[name]) for name, kind in kinds.items()})
+        numbers = (launch.rank, launch.ranks, launch.first_step, launch.batch_size, launch.total_steps)
+        if not (0 <= launch.rank < launch.ranks <= _MOST_RANKS and launch.batch_size >= 1):
+            raise ConfigError(f"{path} is of rank {launch.rank} of {launch.ranks}, in batches of {launch.batch_size}")
+        if min(numbers) < 0 or max(numbers) >= 1 << 53:
+            raise ConfigError(f"{path} has numbers that no run has: {numbers}")
+        return launch
 
 
 def file_name(rank: int, first_step: int) -> str:

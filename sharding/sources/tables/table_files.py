@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -336,6 +338,13 @@ def open_table(path: str, kind: str, *, mapped: bool = False, read_ahead: bool =
                 yield pa.PythonFile(file, "r")
             else:
                 yield pa.memory_map(str(local)) if mapped else pa.OSFile(str(local))
+        except MemoryError as error:
+            if (claim := _impossible_claim(error)) is None:
+                raise
+            raise _DamagedError(
+                f"{path} claims a buffer of {claim:,} bytes, more than this machine's memory; the file is damaged or "
+                f"not {kind}; write it again"
+            ) from error
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if isinstance(error, RingfeedError) or (isinstance(error, OSError) and error.errno is not None):
                 raise
@@ -345,3 +354,10 @@ def open_table(path: str, kind: str, *, mapped: bool = False, read_ahead: bool =
             if "Exceeded size limit" in str(error):
                 remedy = f"{remedy}, or its footer is larger than Arrow reads: write fewer columns, or fewer row groups"
             raise _DamagedError(str(source_error(path, error, remedy))) from error
+
+
+def _impossible_claim(error: MemoryError) -> int | None:
+    """The bytes that Arrow asked for, if this machine cannot have them; a lack of memory is no damage."""
+    claim = re.search(r"size (\d+)", str(error))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(claim[1]) if claim and int(claim[1]) > memory else None

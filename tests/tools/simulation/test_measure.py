@@ -111,7 +111,7 @@ def test_the_command_simulates_what_its_options_say(
     [
         (["--step-seconds", "1", "--step", "model:step"], "--step measures a step, and --step-seconds gives its time"),
         (["--transform", "model:prepare"], "--transform is measured with a step; give --step, too"),
-        (["--costs", "nowhere.json"], "--costs nowhere.json: [Errno 2]"),
+        (["--costs", "nowhere.json"], "--costs: there is no file at nowhere.json; check the path"),
         (["--streams", "7"], "streams must divide the global batch of 40, got 7"),
     ],
 )

@@ -6,6 +6,7 @@ import argparse
 import json
 from dataclasses import asdict
 
+from ringfeed.sharding.storage.untrusted_files import guarded
 from ringfeed.training.loop.state.outputs import check_writable
 
 from .records import read_run
@@ -26,7 +27,8 @@ def run_on_records(args: argparse.Namespace) -> int:
         from .plots import plot_rank_lateness, plot_rank_waits, plot_step_parts
     watch = getattr(args, "watch", None)
     records = follow(args.url, watch.check if watch else lambda: None) if args.follow else read_run(args.url)
-    result = profile_records(records)
+    with guarded(args.url, "records of a run"):
+        result = profile_records(records)
     if args.trace is not None:
         write_trace(records, args.trace)
     if args.html is not None:

@@ -5,6 +5,7 @@ Tested in tests/tools/profile/runs/test_verdict.py and tests/training/records/te
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -13,15 +14,34 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.training.records.record_format import END, SCHEMA, STEP, Launch, first_step_of
+from ringfeed.sharding.formats.ipc_claims import claimed_bytes
+from ringfeed.sharding.storage.untrusted_files import guarded, read_untrusted
+from ringfeed.training.records.record_format import (
+    CHECKPOINT,
+    END,
+    EVALUATION,
+    SCHEMA,
+    STEP,
+    Launch,
+    file_name,
+    first_step_of,
+)
 
-__all__ = ["Activity", "RunRecords", "holds_records", "read_run"]
+__all__ = ["Activity", "NoStepsError", "RunRecords", "holds_records", "read_run"]
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
+_MOST_FILES, _MOST_FILE_BYTES, _MOST_BYTES = 100_000, 64 << 20, 256 << 20  # a rank records some 10 MB
+_MOST_VALUE = 1e12  # seconds since 1970, and numbers of steps, are far below
+_CUT_OFF = (pa.ArrowInvalid, EOFError, OSError)  # the last batch is still being written, or its writer was killed
 _PARTS = ("input_seconds", "gradient_seconds", "collective_seconds", "update_seconds", "host_seconds")
+
+
+class NoStepsError(ConfigError):
+    """There are no records yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,16 +127,19 @@ def read_run(folder: str) -> RunRecords:
     """Read the newest launch of a run; files may still be written, or end in a batch that was cut off.
 
     Raises:
-        ConfigError: the folder holds no records, or those of another version.
+        NoStepsError: the folder holds no records.
+        ConfigError: a file is damaged or forged, or another version wrote it.
     """
     files = sorted(_files(folder))
     if not files:
-        raise ConfigError(f"{folder}: no records of a run; `ringfeed train` writes them where output.records says")
+        raise NoStepsError(f"{folder}: no records of a run; `ringfeed train` writes them where output.records says")
+    if len(files) > _MOST_FILES:
+        raise ConfigError(f"{folder}: {len(files)} files of records, more than {_MOST_FILES}")
     begins = sorted({first_step for first_step, _, _ in files})
     read = [_read(path) for first_step, _, path in files if first_step == begins[-1]]
     ranks = [each for each in read if each is not None]
     if not ranks:
-        raise ConfigError(f"{folder}: the records have no first batch yet")
+        raise NoStepsError(f"{folder}: the records have no first batch yet")
     launches = tuple(launch for launch, _ in ranks)
     tables = [table for _, table in ranks]
     are_steps = [np.asarray(table["activity"]) == STEP for table in tables]
@@ -146,18 +169,60 @@ def _files(folder: str) -> Iterator[tuple[int, int, Path]]:
     """First step, rank and path of each file."""
     path = Path(folder)
     for file in path.iterdir() if path.is_dir() else ():
-        if (place := first_step_of(file.name)) is not None:
+        place = first_step_of(file.name)
+        if place is not None and file.name == file_name(*place):
             yield place[1], place[0], file
 
 
 def _read(path: Path) -> tuple[Launch, pa.Table] | None:
-    """Read the whole batches of a file; None if not even its schema is whole."""
+    """Read the whole batches of a file; None if not even its schema is whole, or it was just removed."""
     batches: list[pa.RecordBatch] = []
     launch = None
-    with suppress(pa.ArrowInvalid, EOFError, OSError), pa.OSFile(str(path)) as file, pa.ipc.open_stream(file) as reader:
-        launch = Launch.from_metadata(reader.schema.metadata, str(path))
-        batches.extend(reader)
-    return None if launch is None else (launch, pa.Table.from_batches(batches, SCHEMA))
+    with guarded(str(path), "records of a run"):
+        try:
+            data = read_untrusted(str(path), _MOST_FILE_BYTES)
+        except ConfigError:
+            if os.path.lexists(path):
+                raise
+            return None
+        _check_claims(data)
+        with suppress(*_CUT_OFF), pa.ipc.open_stream(data) as reader:
+            launch = Launch.from_metadata(reader.schema.metadata, str(path))
+            if not reader.schema.equals(SCHEMA):
+                raise ConfigError("its columns are not those of a run's records")
+            batches.extend(reader)
+        if launch is None:
+            return None
+        if (launch.rank, launch.first_step) != first_step_of(path.name):
+            raise ConfigError(f"it is of rank {launch.rank} from step {launch.first_step}, unlike its name")
+        table = pa.Table.from_batches(batches, SCHEMA)
+        _check_rows(table)
+        return launch, table
+
+
+def _check_claims(data: bytes) -> None:
+    """Refuse compressed batches that would take far more memory than a run's records do."""
+    claimed = 0
+    with suppress(*_CUT_OFF):
+        for message in pa.ipc.MessageReader.open_stream(data):
+            claimed += claimed_bytes(message)
+            if claimed > _MOST_BYTES:
+                raise ConfigError(f"it claims to hold {claimed} bytes, a run's records at most {_MOST_BYTES}")
+
+
+def _check_rows(table: pa.Table) -> None:
+    """Refuse values that no rank records."""
+    table.validate(full=True)
+    if unknown := set(table["activity"].unique().to_pylist()) - {STEP, EVALUATION, CHECKPOINT, END}:
+        raise ConfigError(f"it has the activity {unknown.pop()!r}")
+    for name in SCHEMA.names[1:]:
+        values = table[name].to_numpy()
+        if table[name].null_count or not (np.abs(values.astype(np.float64)) <= _MOST_VALUE).all():
+            raise ConfigError(f"its column {name!r} has values that no rank records")
+    steps = table.filter(pc.equal(table["activity"], STEP))
+    numbers = steps["step"].to_numpy()
+    if (numbers < 0).any() or (np.diff(numbers) <= 0).any() or (steps["steps"].to_numpy() < 1).any():
+        raise ConfigError("its steps are not in order")
 
 
 def _aligned(tables: Sequence[pa.Table]) -> tuple[list[pa.Table], Integers]:

@@ -11,10 +11,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from ringfeed.sharding.errors import ConfigError
 from ringfeed.tools.console import print_stderr
 
-from .records import RunRecords, holds_records, read_run
+from .records import NoStepsError, RunRecords, holds_records, read_run
 from .result import RunProfile, profile_records
 
 __all__ = ["follow"]
@@ -32,7 +31,7 @@ def follow(folder: str, check: Callable[[], None]) -> RunRecords:
         check: called each second; what it raises ends this.
 
     Raises:
-        ConfigError: the folder holds records of another version.
+        ConfigError: a file is damaged or forged, or another version wrote it.
     """
     console, pause, printed = Console(stderr=True, highlight=False), Event(), ""
     clock = _SignsOfLife(folder)
@@ -58,7 +57,7 @@ def _read(folder: str) -> RunRecords | None:
         return None
     try:
         records = read_run(folder)
-    except ConfigError:
+    except NoStepsError:
         return None
     return records if records.steps.size or records.ended else None
 
