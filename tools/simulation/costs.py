@@ -254,9 +254,7 @@ def _with_rates(group: Any) -> Any:
     """A group whose infinite rates are null."""
     if not isinstance(group, Mapping):
         return group
-    return {
-        key: math.inf if each is None and key.endswith("bytes_per_second") else each for key, each in group.items()
-    }
+    return {key: math.inf if each is None and key.endswith("bytes_per_second") else each for key, each in group.items()}
 
 
 def draw(samples: Samples, random: np.random.Generator, size: int | tuple[int, ...]) -> npt.NDArray[np.float64]:

@@ -85,6 +85,8 @@ def check_hdf5(path: Path) -> int:
             return
         if item.is_virtual or item.external:
             raise ValueError(f"{name!r} is kept in another file")
+        if item.dtype.kind == "c":
+            raise ValueError(f"{name!r} holds complex numbers")
         found.append(item.size * item.dtype.itemsize if item.shape is not None else 0)
 
     with h5py.File(path, "r") as file:

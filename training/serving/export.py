@@ -58,7 +58,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--data", metavar="URL", help="for checkpoints: where the run's dataset is now [where the run found it]"
     )
     parser.add_argument(
-        "--trust-code", action="store_true",
+        "--trust-code",
+        action="store_true",
         help="import the module:function that the model names, and open the dataset that checkpoints name, wherever",
     )
     parser.add_argument("--json", action="store_true", help="print what was written as JSON on standard output")

@@ -193,7 +193,9 @@ def _check_place(data: DataConfig, source: str, trust_code: bool) -> None:
     """Refuse to fetch a dataset from a host that the command line does not name: whoever wrote the file chose it."""
     for place in data.urls.values():
         if Storage(place).local_path is None and _host(place) != _host(source) and not trust_code:
-            remedy = "name it with --data URL, or" if data.mixture is None else "use the model's file (output.model), or"
+            remedy = (
+                "name it with --data URL, or" if data.mixture is None else "use the model's file (output.model), or"
+            )
             raise ConfigError(
                 f"{source} names {place} as its dataset, which was not contacted, since you did not name that place; "
                 f"{remedy} add --trust-code if you trust that file"
