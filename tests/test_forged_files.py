@@ -214,7 +214,7 @@ def test_archives_that_lie_are_refused(made: Path, commands: CommandProcess) -> 
         return re.sub(rb"(PK\x01\x02.{%d}).." % (place - 4), lambda found: found[1] + value, plain, flags=re.DOTALL)
 
     assert refused(made, commands, "model", {
-        **{f"run is {text[:9]}": with_run(text) for text in ("[]", "{}", "null", "1", '"x"', "[" * 200_000, "\xff", "")},
+        **{f"run is {text[:9]}": with_run(text) for text in ("[]", "{}", "null", "1", '"x"', "[" * 200_000, "\xff")},
         "format missing": with_run(json.dumps({key: value for key, value in run.items() if key != "format"})),
         "step is text": with_run(json.dumps({**run, "step": "x"})),
         "step below 0": with_run(json.dumps({**run, "step": -1})),
@@ -295,7 +295,7 @@ def test_checkpoints_contact_no_host_that_the_user_did_not_name(made: Path, comm
             contacts.append(self.path)
             self.send_error(404)
 
-        do_HEAD = do_GET
+        do_HEAD = do_GET  # noqa: N815  # the names that the server calls
 
         def log_message(self, *args: object) -> None:
             """Print nothing."""

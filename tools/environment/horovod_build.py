@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import hashlib
 import importlib.util
 import os
 import platform
 import re
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import sysconfig
@@ -31,6 +33,7 @@ from ringfeed.sharding.errors import RingfeedError
 from ringfeed.tools.probe import HorovodProbe, horovod_target, probe_runtime, tensorflow_distribution, version_of
 
 from .horovod_recipe import (
+    HOROVOD_SHA256,
     HOROVOD_VERSION,
     PYTHON_PACKAGES,
     BuildTarget,
@@ -123,8 +126,12 @@ def choose_nccl(wanted: str) -> Nccl | None:
 @contextmanager
 def _exclusive(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
     """Hold the folder's lock, so that of two builders of one target, the second waits for the wheel of the first."""
+    own = (folder.parents[1], folder.parent, folder)  # the cache, its part for Horovod, and the target's
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.parents[2].mkdir(parents=True, exist_ok=True)
+        for each in own:
+            each.mkdir(mode=0o755, exist_ok=True)
+            _check_owner(each)
         lock = (folder / ".lock").open("w")
     except OSError as error:
         raise RingfeedError(f"cannot write to {folder} ({error.strerror}); choose another with --cache") from error
@@ -135,6 +142,43 @@ def _exclusive(folder: Path, say: Callable[[str], None]) -> Iterator[None]:
             say("waiting for another build of the same wheel")
             fcntl.flock(lock, fcntl.LOCK_EX)
         yield
+
+
+def _check_owner(path: Path) -> None:
+    """Refuse a folder or wheel that another user, unless it is root, may have written: its code would run as this user.
+
+    Raises:
+        RingfeedError: it belongs to another user, or others may write to it.
+    """
+    found = path.lstat()
+    if found.st_uid not in (os.getuid(), 0) or stat.S_ISLNK(found.st_mode):
+        raise RingfeedError(f"{path} is a link, or belongs to another user; choose another folder with --cache")
+    if found.st_mode & 0o022:
+        raise RingfeedError(
+            f"others may write to {path} (mode {stat.S_IMODE(found.st_mode):o}); if all in it is yours: "
+            f"chmod -R go-w {shlex.quote(str(path))}; else choose another folder with --cache"
+        )
+
+
+def _checksum_file(wheel: Path) -> Path:
+    return wheel.with_name(f"{wheel.name}.sha256")
+
+
+def _cached_wheel(folder: Path) -> Path | None:
+    """Return the wheel in a folder of this user, if it is as it was built.
+
+    Raises:
+        RingfeedError: another user may have written it.
+    """
+    wheel = next(folder.glob("horovod-*.whl"), None)
+    if wheel is None:
+        return None
+    _check_owner(wheel)
+    try:
+        expected = _checksum_file(wheel).read_text()
+    except OSError:
+        return None
+    return wheel if expected == hashlib.sha256(wheel.read_bytes()).hexdigest() else None
 
 
 def _compile(command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
@@ -187,10 +231,13 @@ def build_wheel(target: BuildTarget, folder: Path, nccl: Nccl | None) -> Path:
     environment = build_environment(os.environ, scratch=scratch, jobs=len(os.sched_getaffinity(0)), nccl=nccl)
     command = [
         sys.executable, "-m", "pip", "wheel", "--verbose", "--no-build-isolation", "--no-deps",
-        "--no-cache-dir", "--no-binary", "horovod", "--wheel-dir", str(scratch), f"horovod=={target.horovod}",
+        "--no-cache-dir", "--no-binary", "horovod", "--wheel-dir", str(scratch), "--require-hashes",
+        "--requirement", str(scratch / "horovod.txt"),
     ]  # fmt: skip
+    (scratch / "horovod.txt").write_text(f"horovod=={target.horovod} --hash=sha256:{HOROVOD_SHA256}\n")
     _compile(command, environment, folder / "build.log")
     (built,) = scratch.glob("horovod-*.whl")
+    built.chmod(0o644)
     published = folder / built.name
     built.replace(published)
     shutil.rmtree(scratch, ignore_errors=True)
@@ -237,13 +284,14 @@ def install(*, nccl: str, cache: Path, force: bool, say: Callable[[str], None]) 
         return probe
     folder = cache / "horovod" / target.key
     with _exclusive(folder, say):
-        wheel = next(folder.glob("horovod-*.whl"), None)
+        wheel = _cached_wheel(folder)
         if wheel is None or force:
             ensure_system_packages(say)
             what = f"Horovod {target.horovod} for TensorFlow {target.tensorflow} ({target.collectives})"
             say(f"building {what}; 2-4 minutes, log: {folder / 'build.log'}")
             started = time.monotonic()
             wheel = build_wheel(target, folder, use_nccl)
+            _checksum_file(wheel).write_text(hashlib.sha256(wheel.read_bytes()).hexdigest())
             say(f"built in {time.monotonic() - started:.0f} s")
         else:
             say(f"using the cached {wheel}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from .nccl import Nccl
 
 __all__ = [
+    "HOROVOD_SHA256",
     "HOROVOD_VERSION",
     "PYTHON_PACKAGES",
     "BuildTarget",
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 HOROVOD_VERSION = "0.28.1"
+HOROVOD_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"  # of PyPI's source distribution
 
 # XLA header as Horovod includes it (TensorFlow <= 2.15) -> its path in TensorFlow 2.21.
 XLA_BUILDER = "tensorflow/compiler/xla/client/xla_builder.h"

@@ -198,7 +198,7 @@ def _check_place(data: DataConfig, source: str, trust_code: bool) -> None:
             )
             raise ConfigError(
                 f"{source} names {place} as its dataset, which was not contacted, since you did not name that place; "
-                f"{remedy} add --trust-code if you trust that file"
+                f"{remedy}, or add --trust-code if you trust that file"
             )
 
 

@@ -4,6 +4,7 @@ The build itself is real set-up (`make setup` runs it); here a stand-in for pip 
 """
 
 import os
+import re
 import stat
 import sys
 import threading
@@ -184,6 +185,35 @@ def test_a_second_environment_uses_the_cached_wheel(machine: FakeMachine, tmp_pa
     assert any(line.startswith("using the cached") for line in machine.said)
 
 
+def test_a_wheel_that_is_not_as_it_was_built_is_built_again(machine: FakeMachine, tmp_path: Path) -> None:
+    machine.install(tmp_path)
+    (wheel,) = tmp_path.rglob("*.whl")
+    wheel.write_bytes(b"another")
+    machine.install(tmp_path)
+    wheel.with_name(f"{wheel.name}.sha256").unlink()
+    machine.install(tmp_path)
+    assert machine.builds == 3
+
+
+@pytest.mark.parametrize("level", range(4))
+def test_a_cache_that_others_may_write_to_is_refused(machine: FakeMachine, tmp_path: Path, level: int) -> None:
+    cache = tmp_path / "cache"
+    machine.install(cache)
+    (wheel,) = cache.rglob("*.whl")
+    place = (wheel, *wheel.parents)[level]
+    for mode in (0o777, 0o775):
+        place.chmod(mode)
+        with pytest.raises(RingfeedError, match=rf"others may write to {place} \(mode {mode:o}\).*chmod -R go-w"):
+            machine.install(cache)
+    place.chmod(0o755)
+    machine.install(cache)
+    assert machine.builds == 1
+    if os.geteuid() == 0:
+        os.chown(place, 12345, 12345)
+        with pytest.raises(RingfeedError, match="belongs to another user; choose another folder with --cache"):
+            machine.install(cache)
+
+
 def test_force_rebuilds(machine: FakeMachine, tmp_path: Path) -> None:
     machine.install(tmp_path)
     machine.install(tmp_path, force=True)
@@ -256,9 +286,10 @@ def test_a_build_publishes_one_wheel_and_clears_its_scratch_folder(
 ) -> None:
     folder = tmp_path / "cache"
     touch(folder / "build/left-by-a-killed-build")
-    script = f'echo "$CPLUS_INCLUDE_PATH"; touch {folder}/build/horovod-0.28.1-cp311-cp311-linux_x86_64.whl'
+    script = f'echo "$CPLUS_INCLUDE_PATH"; echo "$@"; touch {folder}/build/horovod-0.28.1-cp311-cp311-linux_x86_64.whl'
     monkeypatch.setattr(sys, "executable", fake_pip(tmp_path, script))
     wheel = horovod_build.build_wheel(BuildTarget(**TARGET), folder, None)
     assert wheel == folder / "horovod-0.28.1-cp311-cp311-linux_x86_64.whl"
     assert sorted(path.name for path in folder.iterdir()) == ["build.log", wheel.name]
+    assert re.search(r"--require-hashes --requirement \S+horovod.txt$", (folder / "build.log").read_text(), re.M)
     assert (folder / "build.log").read_text().startswith(f"{folder}/build/include")
