@@ -5,6 +5,7 @@ Tested in tests/sharding/engines/test_engine.py.
 
 from __future__ import annotations
 
+from .messages import printable
 from .url_secrets import without_secrets
 
 __all__ = [
@@ -14,7 +15,7 @@ __all__ = [
 
 
 class RingfeedError(Exception):
-    """Base of every error that a user can meet. Its text is one line, says what to do next and holds no secrets.
+    """Base of every error that a user can meet. Its text is one printable line, says what to do next and holds no secrets.
 
     Attributes:
         may_pass: whether the same command may succeed when it is run again unchanged.
@@ -30,7 +31,7 @@ class RingfeedError(Exception):
     may_pass = False
 
     def __init__(self, text: str = "") -> None:
-        super().__init__(without_secrets(text))
+        super().__init__(printable(without_secrets(text)))
 
 
 class ConfigError(RingfeedError, ValueError):

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from .url_secrets import without_secrets
 
-__all__ = ["brief", "closest", "counted", "did_you_mean", "listed", "one_line", "some_of"]
+__all__ = ["brief", "closest", "counted", "did_you_mean", "listed", "one_line", "printable", "some_of"]
 
 
 def counted(number: int, noun: str, verb: str = "") -> str:
@@ -41,7 +41,7 @@ def listed(names: Sequence[str], most: int = 20) -> str:
     >>> listed(["a", "b", "c"]), listed(["a", "b", "c"], 2)
     ('a, b, c', 'a, b, ...')
     """
-    return ", ".join(names[:most]) + (", ..." if len(names) > most else "")
+    return ", ".join(map(printable, names[:most])) + (", ..." if len(names) > most else "")
 
 
 def closest(name: object, known: Iterable[str]) -> str | None:
@@ -63,6 +63,17 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str) -> str:
     """
     close = closest(name, known)
     return otherwise if close is None else f"did you mean {close!r}? {otherwise[:1].upper()}{otherwise[1:]}"
+
+
+def printable(text: str) -> str:
+    """Text on one line, with escapes in place of line breaks and control characters that a terminal would obey.
+
+    All errors, and all lines that commands print, pass through here: names from data may hold anything.
+
+    >>> printable("a\x1b[31m\nb")
+    'a\\x1b[31m\\nb'
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def one_line(text: object) -> str:

@@ -118,9 +118,10 @@ class EventParser(CommandParser):
 
 
 def _without_secrets(text: str) -> str:
-    from ringfeed.sharding.url_secrets import without_secrets  # its package takes half a second to import
+    from ringfeed.sharding.messages import printable  # its package takes half a second to import
+    from ringfeed.sharding.url_secrets import without_secrets
 
-    return without_secrets(text)
+    return printable(without_secrets(text))
 
 
 def add_verbosity(parser: argparse.ArgumentParser) -> None:

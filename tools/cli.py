@@ -183,8 +183,10 @@ def _report(event: str, message: str, status: int, *, events: bool) -> int:
     """Print how the command ended, as an event or as a line of text, and return its exit status."""
     import json
 
+    from ringfeed.sharding.messages import printable
+
     text = json.dumps({"event": event, "message": message, "status": status})
-    print(text if events else f"ringfeed: {event}{message and ': '}{message}", file=sys.stderr)
+    print(text if events else f"ringfeed: {event}{message and ': '}{printable(message)}", file=sys.stderr)
     return status
 
 

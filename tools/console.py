@@ -24,7 +24,7 @@ from rich.progress import (
 from rich.table import Column
 
 from ringfeed.sharding.common.json_stream import json_pieces
-from ringfeed.sharding.messages import one_line
+from ringfeed.sharding.messages import one_line, printable
 
 from .process_start import redirect_to_null
 
@@ -87,7 +87,7 @@ def print_json(document: object) -> None:
 def print_stderr(line: str) -> None:
     """Print a line on standard error; once its reader has left, print nothing, and let the work continue."""
     with _guard_stderr():
-        print(line, file=sys.stderr, flush=True)
+        print(printable(line), file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -191,12 +191,13 @@ def align(header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) -
     >>> align(["split", "records"], [["train", "90"], ["test", "1,000"]])
     ['split  records', 'train       90', 'test     1,000']
     """
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    lines = [[printable(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return [
         "  ".join(
             c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
-        for row in (header, *rows)
+        for row in lines
     ]
 
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Sequence
 
 from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import printable
 
 from .backends.local_cluster import LocalCluster
 from .config.backend import HOROVOD, MULTI_WORKER, PARAMETER_SERVER
@@ -116,7 +117,9 @@ def run(args: argparse.Namespace) -> int:
         event = {"event": "error" if ending.status == 1 else "interrupted"}
         as_json = json.dumps({**event, "message": ending.line, "status": ending.status})
         kind = "error: " if ending.status == 1 else ""
-        sys.stderr.write(f"{as_json if '--json' in args.program else f'ringfeed launch: {kind}{ending.line}'}\n")
+        sys.stderr.write(
+            f"{as_json if '--json' in args.program else f'ringfeed launch: {kind}{printable(ending.line)}'}\n"
+        )
     return ending.status
 
 

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
+from ringfeed.sharding.messages import printable
 from ringfeed.training.loop.stopping import INTERRUPTED, TERMINATED
 from ringfeed.training.ring.horovod import local_ranks
 from ringfeed.training.ring.launched import Report
@@ -202,7 +203,7 @@ class Supervisor:
         if self.restarts.ranks < before:
             ranks = f"{self.restarts.ranks} rank{'s' if self.restarts.ranks > 1 else ''}"
             then += f", after three failures in a row: --elastic goes on with {ranks}"
-        sys.stderr.write(f"ringfeed launch: {line}; {then}\n")
+        sys.stderr.write(f"ringfeed launch: {printable(line)}; {then}\n")
 
     def _expect_back(self, seconds: float | None = None) -> None:
         """Give the ranks of a ring that has ended some time to come back; to join it, if some still try."""

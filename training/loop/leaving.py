@@ -14,6 +14,7 @@ import time
 import traceback
 
 from ringfeed.sharding.errors import RingfeedError
+from ringfeed.sharding.messages import printable
 from ringfeed.sharding.url_secrets import without_secrets
 from ringfeed.training.ring.launched import Report, report
 from ringfeed.training.ring.workers import worker_world
@@ -82,7 +83,7 @@ def leave(
         event = "interrupted" if is_ended else "error"
         sys.stderr.write(json.dumps({"event": event, "message": f"{where}{message}", "status": status}) + "\n")
     else:
-        sys.stderr.write(f"{program}: {'' if is_ended else 'error: '}{where}{message}\n")
+        sys.stderr.write(f"{program}: {'' if is_ended else 'error: '}{where}{printable(message)}\n")
     sys.stderr.flush()
     if world and world.size > 1:
         sys.stdout.flush()

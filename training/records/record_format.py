@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import printable
 
 __all__ = ["CHECKPOINT", "END", "EVALUATION", "SCHEMA", "STEP", "Launch", "Row", "file_name", "first_step_of", "stride"]
 
@@ -92,7 +93,7 @@ class Launch:
         values = {key.decode(): value.decode() for key, value in (metadata or {}).items()}
         if values.pop("format", None) != FORMAT:
             raise ConfigError(f"{path} holds no records of a run in the format {FORMAT}")
-        kinds: dict[str, Any] = {name: str if name == "host" else int for name in cls.__slots__}
+        kinds: dict[str, Any] = {name: printable if name == "host" else int for name in cls.__slots__}
         launch = cls(**{name: kind(values[name]) for name, kind in kinds.items()})
         numbers = (launch.rank, launch.ranks, launch.first_step, launch.batch_size, launch.total_steps)
         if not (0 <= launch.rank < launch.ranks <= _MOST_RANKS and launch.batch_size >= 1):
