@@ -39,6 +39,7 @@ _PRIMITIVES: dict[str, pa.DataType] = {
     "binary": pa.binary(),
 }
 DTYPES = tuple(_PRIMITIVES)
+_WIDE = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
 _NAMES = {kind: name for name, kind in _PRIMITIVES.items()}
 _SYNONYMS = {
     pa.large_string(): "string",
@@ -119,6 +120,14 @@ class Feature:
         if self.elements is None:
             return pa.list_(self.primitive)
         return pa.list_(self.primitive, self.elements)
+
+    @property
+    def wide_type(self) -> pa.DataType:
+        """The column's Arrow type with offsets of 64 bits, for columns that may hold more than 2 GiB in memory."""
+        primitive = _WIDE.get(self.primitive, self.primitive)
+        if self.shape == ():
+            return primitive
+        return pa.large_list(primitive) if self.elements is None else pa.list_(primitive, self.elements)
 
     @property
     def time_type(self) -> pa.DataType | None:

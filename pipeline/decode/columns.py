@@ -79,16 +79,19 @@ def filled_columns(table: pa.Table, schema: Schema, fill: Mapping[str, Any]) -> 
     """The columns of a table, with missing values filled.
 
     Args:
-        table: a table of the schema's Arrow types, perhaps with more columns.
+        table: a table of the schema's Arrow types, or of `Feature.wide_type`s, perhaps with more columns.
         schema: the features to take.
         fill: as for `open_parquet`.
+
+    Returns:
+        NumPy arrays, and Arrow arrays of `Feature.wide_type`, so that no column has a limit of 2 GiB.
     """
     return {feature.name: _filled(table.column(feature.name), feature, fill) for feature in schema.features}
 
 
 def _filled(column: pa.ChunkedArray, feature: Feature, fill: Mapping[str, Any]) -> Column:
-    array = column.combine_chunks()
-    array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
+    chunks = [chunk.cast(feature.wide_type) for chunk in column.chunks] or [pa.array([], feature.wide_type)]
+    array = chunks[0] if len(chunks) == 1 else pa.concat_arrays(chunks)
     if array.null_count:
         array = _fill_nulls(array, feature, fill)
     if not feature.numeric or feature.elements is None:

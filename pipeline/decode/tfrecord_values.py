@@ -56,7 +56,7 @@ def open_values(data: pa.Buffer, index: pa.RecordBatch, stored: Schema, schema: 
         places, batch = located
         views = {name: view_bytes(data, *place) for name, place in places.items()}
     else:
-        batch = decode_examples(content, starts, ends, stored, schema.names)
+        batch = decode_examples(content, starts, ends, stored, schema.names, wide=True)
         views = {name: _view_copies(batch.column(name)) for name in viewed}
     columns = views | dict(filled_columns(pa.Table.from_batches([batch]), schema.select(numbers), {}))
     return {name: columns[name] for name in schema.names}

@@ -111,7 +111,7 @@ def _decode_messages(columns: Columns, stored: Schema, schema: Schema, fill: Map
     offsets, data = offsets_of(frames), np.frombuffer(data_of(frames), np.uint8)
     starts, ends = offsets[:-1] + HEADER_BYTES, offsets[1:] - FOOTER_BYTES
     with corruption_errors("a record"):
-        table = pa.Table.from_batches([decode_examples(data, starts, ends, stored, schema.names)])
+        table = pa.Table.from_batches([decode_examples(data, starts, ends, stored, schema.names, wide=True)])
         decoded = filled_columns(table, schema, fill)
     return {**decoded, **{name: values for name, values in columns.items() if name != EXAMPLES}}
 
@@ -153,7 +153,7 @@ def _from_arrow(values: Any, feature: Feature) -> Array | Ragged:
 
 def _flat(values: Any, feature: Feature) -> Array:
     if not feature.numeric:
-        return _objects(values.cast(pa.binary()).to_pylist())
+        return _objects(values.cast(pa.large_binary()).to_pylist())
     return _writable(values.to_numpy(zero_copy_only=False))
 
 

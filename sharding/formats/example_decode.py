@@ -13,7 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ringfeed.sharding.compute import kernels
-from ringfeed.sharding.schema import Feature, Schema, insert_nulls, to_lists
+from ringfeed.sharding.schema import Feature, Schema, insert_nulls
 
 from .arrow_binary import binary_array, data_of, offsets_of
 from .example_columns import unpack_varints
@@ -84,7 +84,13 @@ class _UnusualError(Exception):
 
 
 def decode_examples(
-    data: Bytes, starts: Int64, ends: Int64, schema: Schema, names: Sequence[str] | None = None
+    data: Bytes,
+    starts: Int64,
+    ends: Int64,
+    schema: Schema,
+    names: Sequence[str] | None = None,
+    *,
+    wide: bool = False,
 ) -> pa.RecordBatch:
     """Decode many records: the inverse of `encode_examples` without a layout.
 
@@ -97,9 +103,10 @@ def decode_examples(
         ends: end of each message, int64 [records].
         schema: schema of the dataset.
         names: features to decode; default: all.
+        wide: whether to return `Feature.wide_type`s, which columns of more than 2 GiB need.
 
     Returns:
-        The records, in the schema's Arrow types; an absent feature is null.
+        The records, in the schema's Arrow types unless `wide`; an absent feature is null.
 
     Raises:
         ValueError: a message is no Example.
@@ -113,8 +120,11 @@ def decode_examples(
         ]
     except (_UnusualError, IndexError):
         records = [decode_example(data[a:b].tobytes(), wanted) for a, b in zip(starts, ends, strict=True)]
-        columns = [pa.array([_flat(r[f.name], f) for r in records], f.arrow_type) for f in wanted.features]
-    return pa.RecordBatch.from_arrays(columns, schema=wanted.arrow)
+        columns = [pa.array([_flat(r[f.name], f) for r in records], f.wide_type) for f in wanted.features]
+    if wide:
+        return pa.RecordBatch.from_arrays(columns, names=list(wanted.names))
+    narrow = [column.cast(feature.arrow_type) for column, feature in zip(columns, wanted.features, strict=True)]
+    return pa.RecordBatch.from_arrays(narrow, schema=wanted.arrow)
 
 
 def _flat(value: Any, feature: Feature) -> Any:
@@ -136,7 +146,7 @@ def locate_examples(
 
     Returns:
         Start and end of each located value in the data, int64 [records] each, by feature; and the decoded features as a
-        batch. None if a record lacks a located value or differs from the form that ringfeed writes.
+        batch of `Feature.wide_type`s. None if a record lacks a located value or differs from the form that ringfeed writes.
     """
     wanted = Schema(features=tuple(f for f in schema.features if f.name in decoded))
     places, columns = {}, []
@@ -150,7 +160,7 @@ def locate_examples(
                 columns.append(_column(*_values(data, bodies, stops, feature), rows, len(starts), feature))
     except (_UnusualError, IndexError):
         return None
-    return places, pa.RecordBatch.from_arrays(columns, schema=wanted.arrow)
+    return places, pa.RecordBatch.from_arrays(columns, names=list(wanted.names))
 
 
 def _walk(data: Bytes, starts: Int64, ends: Int64, schema: Schema) -> Iterator[tuple[Feature, Int64, Int64, Int64]]:
@@ -225,7 +235,9 @@ def _values(data: Bytes, bodies: Int64, stops: Int64, feature: Feature) -> tuple
     """All elements of the serialised lists, and the number in each."""
     if feature.example_kind == "bytes":
         starts, ends, counts = _split(data, bodies, stops) if feature.shape else (*_chunks(data, bodies, stops), None)
-        values = _gather(data, starts, ends).cast(feature.primitive)
+        values = _gather(data, starts, ends)
+        if feature.dtype == "string":
+            values = values.cast(pa.large_string())
         return values, (stops > bodies).astype(np.int64) if counts is None else counts
     starts, ends = _chunks(data, bodies, stops)
     if feature.example_kind == "int64" and feature.shape == () and kernels.are_compiled():
@@ -301,7 +313,8 @@ def _gather(data: Bytes, starts: Int64, ends: Int64) -> pa.LargeBinaryArray:
 def _column(values: pa.Array, counts: Int64, rows: Int64, records: int, feature: Feature) -> pa.Array:
     """A column of all records from the elements of those that have a value."""
     if feature.elements is None:
-        column = to_lists(values, counts, None)
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        column = pa.LargeListArray.from_arrays(pa.array(offsets, pa.int64()), values)
     else:
         _require(counts == feature.elements)
         column = pa.FixedSizeListArray.from_arrays(values, feature.elements) if feature.shape else values

@@ -29,6 +29,7 @@ __all__ = [
 LENGTH_BYTES = 8  # at the end of a file: the footer's length and PAR1
 _SAMPLE_VALUES = 1 << 13
 _SAMPLE_BYTES = 1 << 15
+_BATCH_BYTES = 1 << 28  # of lists that do not fit into one array
 _WORTHWHILE = 0.95  # of the plain size: compression must save more than a twentieth
 _TRY_COLUMNS = """
 import sys
@@ -154,7 +155,17 @@ def read_columns(
     rest = [name for name in (*vectors, *others) if name not in found]
     if not rest:
         return found, pa.table({})
-    return found, plain_lists(file.read_row_groups(list(chosen), columns=rest, use_threads=False))
+    return found, plain_lists(_read_groups(file, list(chosen), rest))
+
+
+def _read_groups(file: pq.ParquetFile, groups: list[int], columns: list[str]) -> pa.Table:
+    """Read columns of row groups: all rows at once, or in batches where lists of strings hold more than 2 GiB."""
+    try:
+        return file.read_row_groups(groups, columns=columns, use_threads=False)
+    except pa.ArrowNotImplementedError:  # pyarrow cannot return lists of strings in several chunks
+        rows = batch_rows_within(file, groups, columns, sys.maxsize, _BATCH_BYTES)
+        batches = file.iter_batches(rows, row_groups=groups, columns=columns, use_threads=False)
+        return pa.Table.from_batches(batches)
 
 
 def check_columns(found: pa.Schema, expected: pa.Schema) -> None:
