@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, NoReturn, TypeVar
 
+from ringfeed.sharding.common.split_shares import exact_shares
+
 __all__ = [
     "CommandParser",
     "EventParser",
@@ -230,7 +232,4 @@ def parse_splits(text: str) -> dict[str, Fraction]:
         splits[name] = Fraction(share)
         if splits[name] <= 0:
             raise ValueError(f"the share of split {name!r} must be more than 0, got {share}")
-    total = sum(splits.values())
-    if total != 1:
-        raise ValueError(f"the shares of the splits must add up to 1, got {text!r}, which adds up to {float(total):g}")
-    return splits
+    return exact_shares(splits)

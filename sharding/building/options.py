@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any
 
+from ringfeed.sharding.common.split_shares import exact_shares
 from ringfeed.sharding.common.validation import fit_fields
 from ringfeed.sharding.dataset.file_names import check_split_name
 from ringfeed.sharding.engines.engine import check_engine
@@ -44,15 +45,15 @@ class BuildOptions:
         compression: compression of the shards; None: the default of the format.
         shards: number of shards in the largest split, or None; the others get as many as make shards equal in size.
         shard_bytes: approximate size of each shard, or None. Not together with `shards`.
-        splits: share of each split by name: fractions, or text that reads as a decimal; the shares add up to 1.
+        splits: share of each split by name: fractions, or text that reads as a decimal; the shares add up to 1,
+            but for rounding.
         split_column: column whose value names the split of each record, or None. Not together with `splits`.
         split_files: name, folder or glob of the files of each split, below `source`, by name of the split; or none. Not
             together with `splits`, `split_column` or `group_by`.
         group_by: column whose values are kept in one split each, or None.
         balance: ``records``, or ``bytes`` to make the shards of a split alike in size too, as far as records allow.
         seed: seed of split, shard and order.
-        workers: number of processes; does not affect the result. A script that builds with several must do so under
-            ``if __name__ == "__main__":``, because each process imports it.
+        workers: number of processes; does not affect the result.
         memory_bytes: approximate memory of all processes together; None: 1 GiB for each, and at least 2 GiB. On a
             cluster, memory of each task where it runs; None: 1 GiB.
         engine: engine of the tasks, see `engine.open_engine`.
@@ -125,9 +126,10 @@ class BuildOptions:
         check_engine(self.engine)
         parse_budget(self.on_bad_record)
         parse_rare_classes(self.rare_classes)
-        if not self.splits or sum(self.splits.values()) != 1 or min(self.splits.values()) <= 0:
-            shares = ", ".join(f"{name}={float(share):g}" for name, share in self.splits.items())
-            raise ConfigError(f"the shares of the splits must be positive and add up to 1, got {shares}")
+        try:
+            object.__setattr__(self, "splits", exact_shares(self.splits))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
         for name in (*self.splits, *self.split_files):
             check_split_name(name)
         if self.balance not in _BALANCES:
@@ -248,5 +250,8 @@ def normalize_places(options: Any) -> None:
         raise ConfigError(
             "source must be a URL, a path or records, got a dict; make a table of its columns with pyarrow.table(...)"
         )
+    if callable(options.source):
+        name = getattr(options.source, "__name__", "source")
+        raise ConfigError(f"source must be a URL, a path or records, got the function {name}; call it: source={name}()")
     urls = ["destination"] if is_in_memory(options.source) else ["source", "destination"]
     normalize_url_fields(options, *urls, optional="spill")

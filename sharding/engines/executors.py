@@ -28,7 +28,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, nullcontext
 from functools import cache, partial
 from itertools import islice
-from multiprocessing import resource_tracker
+from multiprocessing import resource_tracker, spawn
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from multiprocessing.util import get_temp_dir
 from typing import Any, TypeVar
 
@@ -60,11 +61,52 @@ class ClusterExecutor(Executor, ABC):
         """Cancel tasks, and return once none of them runs on any machine."""
 
 
+_preparing = threading.Lock()
+
+
+class _WithoutMain:
+    """A process that does not import its parent's main module: tasks need nothing of it.
+
+    It may be no file, or start the build that the process is for, without a main guard.
+    """
+
+    def start(self) -> None:
+        """Start the process, without the place of the main module in its start-up data."""
+        here = threading.get_ident()
+
+        def prepare_without_main(name: str) -> dict[str, Any]:
+            data = prepare(name)
+            if threading.get_ident() == here:  # other threads may start processes of their own
+                data = {key: value for key, value in data.items() if not key.startswith("init_main_")}
+            return data
+
+        with _preparing:
+            prepare = spawn.get_preparation_data
+            spawn.get_preparation_data = prepare_without_main
+            try:
+                super().start()  # type: ignore[misc]  # of the process that it is mixed into
+            finally:
+                spawn.get_preparation_data = prepare
+
+
+class _ForkServerContext(ForkServerContext):
+    class Process(_WithoutMain, ForkServerProcess):
+        """A process of the fork server."""
+
+
+class _SpawnContext(SpawnContext):
+    class Process(_WithoutMain, SpawnProcess):
+        """A process that imports everything itself."""
+
+
+_CONTEXTS = {"forkserver": _ForkServerContext, "spawn": _SpawnContext}
+
+
 class _Processes(ProcessPoolExecutor):
     """A pool of `workers` processes of this machine."""
 
     def __init__(self, workers: int) -> None:
-        context = multiprocessing.get_context(_start_method())
+        context: Any = _CONTEXTS[_start_method()]()
         super().__init__(workers, context, _begin_worker, (dict(os.environ), get_temp_dir()))
         self.workers = workers
 

@@ -146,7 +146,7 @@ def locate_examples(
 
     Returns:
         Start and end of each located value in the data, int64 [records] each, by feature; and the decoded features as a
-        batch of `Feature.wide_type`s. None if a record lacks a located value or differs from the form that ringfeed writes.
+        batch of `Feature.wide_type`s. None if a record lacks a located value or has not the form that ringfeed writes.
     """
     wanted = Schema(features=tuple(f for f in schema.features if f.name in decoded))
     places, columns = {}, []

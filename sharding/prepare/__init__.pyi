@@ -6,7 +6,7 @@ from .comma_lists import split_columns, split_texts
 from .image_source import ImageSource
 from .image_transform import Encoding, ImageOptions, Size, parse_encoding, parse_size
 from .open import open_prepared, prepare
-from .options import PrepareOptions
+from .options import CsvDialect, PrepareOptions
 from .prepared_source import PreparedSource
 from .schema_file import read_features
 from .steps import Drop, DropNulls, FillNulls, Filter, Rename, Select, Step
@@ -15,6 +15,7 @@ from .user_map import MapBatches, check_trusted
 
 __all__ = [
     "Cast",
+    "CsvDialect",
     "Drop",
     "DropNulls",
     "Encoding",

@@ -78,6 +78,7 @@ def open_prepared(
         casts=_casts_before(options.steps),
         null_values=options.null_values,
         images_from=options.images_from,
+        csv=options.csv,
     )
     if not any(isinstance(step, MapBatches) for step in options.steps):
         expected = {key: feature for key, feature in types.items() if key != label or feature.dtype != "int64"}

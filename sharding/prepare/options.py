@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringfeed.sharding.schema import Feature
+from ringfeed.sharding.sources.text.csv_dialect import CsvDialect
 
 from .comma_lists import ALL
 from .image_transform import ImageOptions
 from .rare_classes import RareClasses
 from .steps import Step
 
-__all__ = ["PrepareOptions"]
+__all__ = ["CsvDialect", "PrepareOptions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,7 @@ class PrepareOptions:
     Attributes:
         features: types and shapes given by the user, by column; applied first.
         null_values: texts of CSV that mean a missing value, in columns of every type.
+        csv: how CSV files are written.
         images_from: folders besides its own in which a list of images may name files; not recorded.
         steps: steps on columns and rows, in order.
         float32: whether floats of 64 bits, except for the label, are rounded to 32 bits, after the steps.
@@ -41,6 +43,7 @@ class PrepareOptions:
 
     features: Mapping[str, Feature] = field(default_factory=dict)
     null_values: tuple[str, ...] = ()
+    csv: CsvDialect = field(default_factory=CsvDialect)
     images_from: tuple[str, ...] = ()
     steps: tuple[Step, ...] = ()
     float32: bool = False
@@ -53,6 +56,7 @@ class PrepareOptions:
         found = {
             "schema": [feature.to_json() for feature in self.features.values()],
             "null_values": list(self.null_values),
+            "csv": self.csv.recorded(),
             "steps": [step.spec for step in self.steps],
             "float32": self.float32,
             "dedup": None if self.dedup is None else list(self.dedup) or [ALL],

@@ -8,6 +8,7 @@ from typing import Any
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.schema import Feature
+from ringfeed.sharding.sources.text.csv_dialect import CsvDialect
 
 from .casts import Cast
 from .comma_lists import ALL, split_columns, split_names, split_pairs
@@ -19,6 +20,7 @@ from .user_map import MapBatches
 
 __all__ = ["parse_step", "restore_options"]
 
+_RECORDED = {"schema", "null_values", "csv", "steps", "float32", "dedup", "rare_classes", "images"}
 _STEPS: dict[str, Callable[[str], Step]] = {
     "--select": lambda text: Select(split_names(text)),
     "--drop-columns": lambda text: Drop(split_names(text)),
@@ -64,7 +66,7 @@ def restore_options(recorded: Mapping[str, Any], folder: str) -> PrepareOptions:
     >>> restore_options({"steps": ["--filter 'x > 1'"], "dedup": ["*"]}, "").recorded()
     {'steps': ["--filter 'x > 1'"], 'dedup': ['*']}
     """
-    unknown = sorted(set(recorded) - {"schema", "null_values", "steps", "float32", "dedup", "rare_classes", "images"})
+    unknown = sorted(set(recorded) - _RECORDED)
     if unknown:
         raise ConfigError(f"the records were prepared in a way that this version does not know: {', '.join(unknown)}")
     features = [Feature.from_json(value) for value in recorded.get("schema", ())]
@@ -72,6 +74,7 @@ def restore_options(recorded: Mapping[str, Any], folder: str) -> PrepareOptions:
     return PrepareOptions(
         features={feature.name: feature for feature in features},
         null_values=tuple(recorded.get("null_values", ())),
+        csv=CsvDialect.from_json(recorded.get("csv", {})),
         steps=tuple(_restored_step(spec, folder) for spec in recorded.get("steps", ())),
         float32=bool(recorded.get("float32", False)),
         dedup=None if dedup is None else tuple(() if dedup == [ALL] else dedup),

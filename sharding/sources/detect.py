@@ -31,6 +31,7 @@ from .tables.orc import OrcSource
 from .tables.parquet import ParquetSource
 from .tables.table_files import TableSource
 from .text.csv import CsvSource
+from .text.csv_dialect import CsvDialect
 from .text.jsonl import JsonlSource
 
 __all__ = ["KINDS", "known_suffixes", "open_source"]
@@ -70,6 +71,7 @@ def open_source(
     casts: Mapping[str, Feature] = NO_FEATURES,
     null_values: tuple[str, ...] = (),
     images_from: tuple[str, ...] = (),
+    csv: CsvDialect | None = None,
 ) -> Source:
     """Open a dataset to be sharded.
 
@@ -89,10 +91,11 @@ def open_source(
         casts: types that columns are cast to later, by name; for tables they act like `features`.
         null_values: texts of CSV that mean null, in columns of every type.
         images_from: folders besides its own in which a list of images may name files.
+        csv: how CSV is written; None: in UTF-8 with a header.
 
     Raises:
         SourceError: there is nothing at the URL, its kind is unknown, or it cannot be read.
-        ConfigError: a type is declared for a missing column, or the kind takes no `null_values`.
+        ConfigError: a type is declared for a missing column, or the kind takes no `null_values` or no `csv`.
     """
     files: Sequence[SourceFile] | None = None
     kind_of_source: Any
@@ -106,16 +109,23 @@ def open_source(
         kind_of_source = _SOURCES[kind]
     if issubclass(kind_of_source, TableSource):
         features = {**casts, **features}
-    if null_values and kind_of_source not in (CsvSource, ImageListSource):
-        raise ConfigError(f"--null-values is for CSV and TSV, and {url} is of kind {kind}; use --filter or --map")
+    if kind_of_source not in (CsvSource, ImageListSource):
+        if null_values:
+            raise ConfigError(f"--null-values is for CSV and TSV, and {url} is of kind {kind}; use --filter or --map")
+        if csv is not None and csv.recorded():
+            raise ConfigError(
+                f"--header, --columns, --delimiter and --encoding are for CSV and TSV, and {url} is of kind {kind}; "
+                "leave them out, or say --source-kind csv"
+            )
     options = {
         "features": features,
         "reject": reject,
         "wanted": wanted,
         "files": files,
-        "open_table": partial(open_source, null_values=null_values),
+        "open_table": partial(open_source, null_values=null_values, csv=csv),
         "null_values": null_values,
         "images_from": images_from,
+        "csv": csv,
     }
     opened = kind_of_source.open_records if isinstance(url, MemoryRecords) else kind_of_source.open
     supported = inspect.signature(opened).parameters

@@ -7,6 +7,7 @@ import os
 from functools import partial
 
 from ringfeed.sharding.prepare import (
+    CsvDialect,
     ImageOptions,
     PrepareOptions,
     parse_encoding,
@@ -16,6 +17,7 @@ from ringfeed.sharding.prepare import (
     split_columns,
     split_texts,
 )
+from ringfeed.sharding.sources.text.csv_dialect import DELIMITERS, HEADERS, encoding_name, parse_delimiter
 from ringfeed.tools.argument_types import checked_type
 
 from .common_arguments import add_images_from
@@ -45,6 +47,7 @@ def add_prepare_flags(command: argparse.ArgumentParser) -> None:
         "that are not text, an empty one, NA, null, nan and the like)",
     )  # fmt: skip
 
+    _add_csv_flags(group)
     add_images_from(group)
 
     def step(flag: str, metavar: str, text: str, const: str | None = None) -> None:
@@ -85,6 +88,27 @@ def add_prepare_flags(command: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
+def _add_csv_flags(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--header", choices=HEADERS, default="auto",
+        help="whether the first line of CSV names the columns (first) or is a record (none) (default: auto, it names "
+        "them, but one of numbers alone is refused)",
+    )  # fmt: skip
+    group.add_argument(
+        "--columns", dest="csv_columns", metavar="NAME,...", type=checked_type(split_texts), default=(),
+        help="names of the columns of CSV, in place of the header's (default without a header: f0, f1, ...)",
+    )  # fmt: skip
+    group.add_argument(
+        "--delimiter", metavar="CHAR", type=checked_type(parse_delimiter),
+        help=f"character between the fields of CSV, or {', '.join(DELIMITERS)}, where spaces means one or more spaces "
+        "or tabs (default: tab in .tsv files, else comma)",
+    )  # fmt: skip
+    group.add_argument(
+        "--encoding", metavar="NAME", type=checked_type(encoding_name), default="utf-8",
+        help="encoding of CSV, such as utf-16, windows-1252 or latin-1 (default: utf-8)",
+    )  # fmt: skip
+
+
 def prepare_options(args: argparse.Namespace) -> PrepareOptions:
     """Make the options from the parsed flags.
 
@@ -97,6 +121,9 @@ def prepare_options(args: argparse.Namespace) -> PrepareOptions:
     return PrepareOptions(
         features={} if args.schema_file is None else read_features(args.schema_file),
         null_values=args.null_values,
+        csv=CsvDialect(
+            header=args.header, columns=args.csv_columns, delimiter=args.delimiter or "", encoding=args.encoding
+        ),
         images_from=tuple(args.images_from or ()),
         steps=tuple(args.steps or ()),
         float32=args.float32,

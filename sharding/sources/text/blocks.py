@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import IO
 
@@ -19,7 +20,7 @@ from ringfeed.sharding.sources.files.find import SourceFile, compression_of
 from ringfeed.sharding.sources.files.open import open_file, size_if_seekable
 
 __all__ = [
-    "LINE_BYTES", "PART_BYTES", "Block", "Cut", "Mark", "Span", "count_lines", "cut_parts", "not_utf8_record",
+    "LINE_BYTES", "PART_BYTES", "Block", "Cut", "Mark", "Reader", "Span", "count_lines", "cut_parts", "not_utf8_record",
     "read_blocks", "read_marked", "span_of",
 ]  # fmt: skip
 
@@ -34,6 +35,7 @@ _MAGICS = {  # first bytes of compressed files, which no text starts with
     b"(\xb5/\xfd": (".zst", "zstd"),
 }
 
+Reader = Callable[[IO[bytes], str], IO[bytes]]  # takes a file and its path, and reads it as UTF-8
 Cut = Callable[[bytes], tuple[int, bool]]  # end of the last whole record, and whether a field has a line end
 
 
@@ -71,7 +73,9 @@ class Block:
     multiline: bool
 
 
-def read_blocks(path: str, span: Span, cut: Cut, block_bytes: int | None = None) -> Iterator[Block]:
+def read_blocks(
+    path: str, span: Span, cut: Cut, block_bytes: int | None = None, reader: Reader | None = None
+) -> Iterator[Block]:
     """Read the records of a span in blocks.
 
     Args:
@@ -80,15 +84,14 @@ def read_blocks(path: str, span: Span, cut: Cut, block_bytes: int | None = None)
         cut: takes bytes that start with a record; returns where the last whole record in them ends, 0 if there is
             none, and whether a field contains a line end.
         block_bytes: approximate size of a block; default: 8 MiB.
+        reader: reads the file as UTF-8; None where it is UTF-8.
 
     Raises:
         SourceError: a record is longer than `LINE_BYTES`, the compressed data is damaged, or it is compressed twice.
     """
     block_bytes = block_bytes or _BLOCK_BYTES
     start, line, rest = span.start, span.line, b""
-    with open_file(path) as file:
-        if start:
-            _skip(file, path, start)
+    with _open(path, start, reader) as file:
         while True:
             got = start + len(rest)
             data = file.read(block_bytes if span.stop is None else min(block_bytes, span.stop - got))
@@ -125,12 +128,17 @@ def _check_plain(path: str, data: bytes) -> None:
         )
 
 
-def _skip(file: IO[bytes], path: str, start: int) -> None:
-    if compression_of(path) is None:
-        file.seek(start)
-        return
-    while start and (data := file.read(min(start, 1 << 20))):
-        start -= len(data)
+@contextmanager
+def _open(path: str, start: int, reader: Reader | None) -> Iterator[IO[bytes]]:
+    """Open a file, as its reader reads it, at an offset."""
+    with open_file(path) as file:
+        text = file if reader is None else reader(file, path)
+        if start and text is file and compression_of(path) is None:
+            file.seek(start)
+            start = 0
+        while start and (data := text.read(min(start, 1 << 20))):
+            start -= len(data)
+        yield text
 
 
 def count_lines(data: bytes) -> int:
@@ -173,15 +181,13 @@ def span_of(part: Part) -> Span:
     return Span(start=first.start, stop=last.stop, line=first.line)
 
 
-def read_marked(path: str, marks: Sequence[Mark]) -> Iterator[Block]:
+def read_marked(path: str, marks: Sequence[Mark], reader: Reader | None = None) -> Iterator[Block]:
     """Read the blocks of a part again, without searching for the ends of records.
 
     Raises:
         SourceError: the file has become shorter, or its compressed data is damaged.
     """
-    with open_file(path) as file:
-        if marks and marks[0].span.start:
-            _skip(file, path, marks[0].span.start)
+    with _open(path, marks[0].span.start if marks else 0, reader) as file:
         for mark in marks:
             size = (mark.span.stop or 0) - mark.span.start
             data = file.read(size)
@@ -192,9 +198,12 @@ def read_marked(path: str, marks: Sequence[Mark]) -> Iterator[Block]:
             yield Block(data=data, start=mark.span.start, line=mark.span.line, final=False, multiline=mark.multiline)
 
 
-def cut_parts(file: SourceFile, marks: Sequence[Mark]) -> list[Part]:
-    """Cut a file into parts of about `PART_BYTES`; into one if it is compressed, or its store cannot seek."""
-    whole = compression_of(file.url) is not None or not file.bytes
+def cut_parts(file: SourceFile, marks: Sequence[Mark], reader: Reader | None = None) -> list[Part]:
+    """Cut a file into parts of about `PART_BYTES`; into one where offsets cannot be sought.
+
+    That is so in a file that is compressed or has a reader, and in a store that cannot seek.
+    """
+    whole = compression_of(file.url) is not None or reader is not None or not file.bytes
     if not whole and file.bytes > PART_BYTES:
         with open_file(file.url) as opened:
             whole = size_if_seekable(opened) is None
@@ -210,8 +219,13 @@ def cut_parts(file: SourceFile, marks: Sequence[Mark]) -> list[Part]:
     return parts
 
 
-def not_utf8_record(path: str, line: int, error: UnicodeDecodeError) -> BadRecord:
-    """Return the bad record that starts in a line and is not UTF-8."""
+def not_utf8_record(
+    path: str,
+    line: int,
+    error: UnicodeDecodeError,
+    remedy: str = "convert the file first, for example with: iconv -f {encoding} -t utf-8",
+) -> BadRecord:
+    """Return the bad record that starts in a line and is not UTF-8; `remedy` may name a likely ``{encoding}``."""
     before = error.object[: error.start]
     line += count_lines(before)
     encoding = "utf-16" if line == 1 and error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "windows-1252"
@@ -220,5 +234,5 @@ def not_utf8_record(path: str, line: int, error: UnicodeDecodeError) -> BadRecor
         path=path,
         place=f"line {line}",
         reason=f"byte {column} is not UTF-8",
-        remedy=f"convert the file first, for example with: iconv -f {encoding} -t utf-8",
+        remedy=remedy.format(encoding=encoding),
     )

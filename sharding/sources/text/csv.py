@@ -17,8 +17,10 @@ from ringfeed.sharding.schema import Feature, Schema
 from ringfeed.sharding.sources.base import BadRecord, Part, Reject, fail_on_bad
 from ringfeed.sharding.sources.files.find import SourceFile, fingerprint_files
 
-from .blocks import Block, Cut, read_marked
-from .csv_parse import MISSING, Header, Rows, delimiter_of, parse_block, read_header, record_lines
+from .blocks import Block, Cut, Reader, read_marked
+from .csv_dialect import CsvDialect
+from .csv_header import check_header, read_header
+from .csv_parse import MISSING, Header, Rows, parse_block, record_lines
 from .csv_records import cut_records
 from .csv_types import infer_types
 from .declared_types import cast_text, check_names, declared_arrow_type
@@ -35,6 +37,7 @@ class CsvSource(TextSource):
         types: Arrow types that the columns are parsed as; columns of declared types are parsed as text.
         declared: features of the columns that the user declared, or that have integers with plus signs, by name.
         null_values: texts that mean null in columns of every type.
+        dialect: how the files are written.
         orders: names of the columns of each file that has them in another order than the first, by its URL.
     """
 
@@ -44,6 +47,7 @@ class CsvSource(TextSource):
     types: pa.Schema
     declared: Mapping[str, Feature]
     null_values: tuple[str, ...] = ()
+    dialect: CsvDialect = field(default_factory=CsvDialect)
     orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
@@ -55,11 +59,11 @@ class CsvSource(TextSource):
                 integer type holds a column of integers.
             ConfigError: a declared column does not exist, or text has no values of its type.
         """
-        headers = [read_header(file.url, options.null_values) for file in files]
+        headers = [read_header(file.url, options.dialect, options.null_values) for file in files]
         for file, header in zip(files, headers, strict=True):
             if odd := sorted(set(header.names) ^ set(headers[0].names)):
                 raise SourceError(
-                    f"{file.url}: its header differs from that of {files[0].url} (only one of the two has a column "
+                    f"{file.url}: its columns differ from those of {files[0].url} (only one of the two has a column "
                     f"{odd[0]!r}); the columns must agree, in any order"
                 )
         check_names(options.declared, headers[0].names)
@@ -68,6 +72,8 @@ class CsvSource(TextSource):
                 raise ConfigError(f"column {feature.name!r} is of CSV, which has no lists; give it a scalar type")
             declared_arrow_type(feature)
         found = infer_types(files, headers, label, options)
+        if options.dialect.header == "auto":
+            check_header(files[0].url, headers[0], found.types)
         declared = found.signed | dict(options.declared)
         features = Schema.from_arrow(found.types, label).features
         return cls(
@@ -77,6 +83,7 @@ class CsvSource(TextSource):
             declared=declared,
             parts=tuple(found.parts),
             null_values=options.null_values,
+            dialect=options.dialect,
             orders={
                 file.url: header.names
                 for file, header in zip(files, headers, strict=True)
@@ -90,12 +97,17 @@ class CsvSource(TextSource):
         label = self.schema.label
         wanted = {self.types.names[0] if label is None else label, *self.declared}
         columns = [name for name in self.types.names if name in wanted]
-        for batch in self._batches(part, read_marked(part.path, part.pieces), columns, reject):
+        for batch in self._batches(part, read_marked(part.path, part.pieces, self.reader), columns, reject):
             yield pa.nulls(batch.num_rows) if label is None else self.schema[label].conform(batch.column(label))
+
+    @property
+    def reader(self) -> Reader | None:
+        """What reads the files as UTF-8 with single delimiters."""
+        return self.dialect.reader
 
     def cut(self, path: str) -> Cut:
         """Return the function that finds the last whole record."""
-        return partial(cut_records, delimiter=delimiter_of(path))
+        return partial(cut_records, delimiter=self.dialect.delimiter_of(path))
 
     def read(self, part: Part, blocks: Iterable[Block], reject: Reject) -> Iterator[pa.RecordBatch]:
         """Read the records of some blocks of a part."""
@@ -103,14 +115,14 @@ class CsvSource(TextSource):
 
     def record_lines(self, path: str, block: Block) -> npt.NDArray[np.int64]:
         """Return the numbers of the lines in which the records of a block start."""
-        return record_lines(block, delimiter_of(path))
+        return record_lines(block, self.dialect.delimiter_of(path))
 
     def _batches(
         self, part: Part, blocks: Iterable[Block], columns: Sequence[str] | None, reject: Reject
     ) -> Iterator[pa.RecordBatch]:
         header = Header(
             names=self.orders.get(part.path, tuple(self.types.names)),
-            delimiter=delimiter_of(part.path),
+            delimiter=self.dialect.delimiter_of(part.path),
             start=0,
             line=1,
             null_values=self.null_values,

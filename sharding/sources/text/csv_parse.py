@@ -1,4 +1,4 @@
-"""Parses CSV headers, and blocks of CSV into Arrow tables; errors name the line.
+"""Parses blocks of CSV into Arrow tables; errors name the line.
 
 Tested in tests/sharding/sources/text/test_csv.py.
 """
@@ -6,8 +6,7 @@ Tested in tests/sharding/sources/text/test_csv.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -16,22 +15,20 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from ringfeed.sharding.errors import SourceError
-from ringfeed.sharding.schema import check_distinct_names
 from ringfeed.sharding.sources.base import BadRecord, Reject
-from ringfeed.sharding.sources.files.find import compression_of, plain_name
 from ringfeed.sharding.sources.files.open import source_error
 
-from .blocks import Block, Span, count_lines, not_utf8_record, read_blocks
-from .csv_records import cut_records, find_records
+from .blocks import Block, count_lines, not_utf8_record
+from .csv_dialect import CsvDialect
+from .csv_records import find_records
 
-__all__ = ["MISSING", "Header", "Rows", "delimiter_of", "parse_block", "read_header", "record_lines"]
+__all__ = ["MISSING", "NAME_ENCODING", "Header", "Rows", "check_quotes", "parse_block", "record_lines"]
 
 MISSING = tuple(pacsv.ConvertOptions().null_values)  # texts that mean null in columns that are not text
-_MOST_COLUMNS = 1 << 15  # each takes about 25 KB of memory while a block is parsed
+NAME_ENCODING = "if the file has another encoding, name it, for example: --encoding {encoding}"
 _THREAD_COLUMNS = 1 << 10  # with more, the overhead of each column in each piece outweighs the threads
 _THREAD_BYTES = 1 << 20  # size of the pieces that Arrow parses concurrently
 _TRUE, _FALSE = ["true", "True", "TRUE"], ["false", "False", "FALSE"]  # 1 and 0 are numbers
-_NAMES = {",": "commas", "\t": "tabs"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +41,8 @@ class Header:
         start: offset of the first record.
         line: its line.
         null_values: texts that mean null in columns of every type, text too.
+        dialect: how the file is written.
+        record: the first line, if it holds the names.
     """
 
     names: tuple[str, ...]
@@ -51,6 +50,8 @@ class Header:
     start: int
     line: int
     null_values: tuple[str, ...] = ()
+    dialect: CsvDialect = field(default_factory=CsvDialect)
+    record: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,72 +78,6 @@ class Rows:
         return int(lines[row])
 
 
-def delimiter_of(path: str) -> str:
-    """Return the delimiter of a file, by its name.
-
-    >>> delimiter_of("a.tsv.gz"), delimiter_of("a.tsv-00000-of-00002"), delimiter_of("a.csv")
-    ('\\t', '\\t', ',')
-    """
-    name = plain_name(path)
-    stem = name.rpartition(".")[0] if compression_of(path) else name
-    return "\t" if stem.endswith(".tsv") else ","
-
-
-def read_header(path: str, null_values: tuple[str, ...] = ()) -> Header:
-    """Read the first record of a file.
-
-    Args:
-        path: path or URL of the file.
-        null_values: see `Header`.
-
-    Raises:
-        SourceError: the file is empty, or its first record is not a valid header.
-    """
-    delimiter = delimiter_of(path)
-    empty = SourceError(f"{path}: the file is empty; a CSV needs a header and at least one line")
-    block = next(read_blocks(path, Span(), partial(cut_records, delimiter=delimiter)), None)
-    if block is None:
-        raise empty
-    found = find_records(block.data, delimiter)
-    _check_quotes(path, block, found.open_quote)
-    if not len(found.starts):
-        raise empty
-    data = block.data[found.starts[0] : found.stops[0]]
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        raise SourceError(str(not_utf8_record(path, block.line, error))) from error
-    columns = data.count(delimiter.encode()) + 1
-    if columns > _MOST_COLUMNS:
-        raise SourceError(
-            f"{path}: the header has {columns:,} columns, but the limit is {_MOST_COLUMNS:,}; "
-            "store numbers that belong together as lists, for example in a Parquet file"
-        )
-    parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    read = pacsv.ReadOptions(block_size=len(data) + 2)
-    names = pacsv.read_csv(pa.BufferReader(data + b"\n"), read_options=read, parse_options=parse).column_names
-    _check_names(path, names, delimiter)
-    stop = int(found.starts[1]) if len(found.starts) > 1 else len(block.data)
-    return Header(
-        names=tuple(names),
-        delimiter=delimiter,
-        start=block.start + stop,
-        line=block.line + count_lines(block.data[:stop]),
-        null_values=null_values,
-    )
-
-
-def _check_names(path: str, names: Sequence[str], delimiter: str) -> None:
-    if len(names) == 1 and (separator := next((s for s in ";\t|," if s in names[0] and s != delimiter), "")):
-        raise SourceError(
-            f"{path}: the fields seem to be separated by {separator!r}; write the file with {_NAMES[delimiter]}"
-        )
-    remedy = "rename all but one in the first line or, if that is a record, put a line of names before it"
-    check_distinct_names(names, f"{path}: ", remedy)
-    if zero := next((name for name in names if "\0" in name), ""):
-        raise SourceError(f"{path}: the column name {zero!r} holds a zero byte; rename it")
-
-
 def parse_block(
     path: str,
     header: Header,
@@ -166,7 +101,7 @@ def parse_block(
     """
     data, lines = _utf8(path, block, header.delimiter, reject)
     if block.final and b'"' in block.data:
-        _check_quotes(path, block, find_records(block.data, header.delimiter).open_quote)
+        check_quotes(path, block, find_records(block.data, header.delimiter).open_quote)
     convert = pacsv.ConvertOptions(
         column_types=types,
         include_columns=columns,
@@ -202,11 +137,11 @@ def parse_block(
 
 def _without_nulls(table: pa.Table, null_values: Sequence[str]) -> pa.Table:
     """Replace the texts that mean null in columns of text, where Arrow knows all such texts or none."""
-    for number, field in enumerate(table.schema if null_values else ()):
-        if field.type == pa.string():
+    for number, column in enumerate(table.schema if null_values else ()):
+        if column.type == pa.string():
             text = table.column(number)
             is_null = pc.is_in(text, pa.array(null_values, pa.string()))
-            table = table.set_column(number, field, pc.if_else(is_null, pa.scalar(None, pa.string()), text))
+            table = table.set_column(number, column, pc.if_else(is_null, pa.scalar(None, pa.string()), text))
     return table
 
 
@@ -247,7 +182,7 @@ def _utf8(path: str, block: Block, delimiter: str, reject: Reject) -> tuple[byte
             block.data[start:stop].decode()
             kept.append(number)
         except UnicodeDecodeError as error:
-            reject(not_utf8_record(path, int(lines[number]), error))
+            reject(not_utf8_record(path, int(lines[number]), error, NAME_ENCODING))
     return b"".join(block.data[found.starts[k] : found.stops[k]] + b"\n" for k in kept), lines[kept]
 
 
@@ -262,7 +197,12 @@ def record_lines(block: Block, delimiter: str) -> npt.NDArray[np.int64]:
     return lines
 
 
-def _check_quotes(path: str, block: Block, open_quote: int) -> None:
+def check_quotes(path: str, block: Block, open_quote: int) -> None:
+    """Refuse a quoted field without an end.
+
+    Raises:
+        SourceError: there is one in the block, at `open_quote`; -1: there is none.
+    """
     if open_quote >= 0:
         line = block.line + count_lines(block.data[:open_quote])
         raise SourceError(f"{path}: line {line}: a quoted field begins there and never ends; close it")

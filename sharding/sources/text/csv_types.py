@@ -116,7 +116,7 @@ def _survey(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, r
             types.count_missing(rows.table)
             marks.append(Mark.of(block, rows.table.num_rows, clean=rows.clean))
             records += rows.table.num_rows
-        parts += cut_parts(file, marks)
+        parts += cut_parts(file, marks, header.dialect.reader)
     if records:
         return parts
     if bad:
@@ -155,7 +155,8 @@ def _settle(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, n
 
 def _blocks(file: SourceFile, header: Header) -> Iterator[Block]:
     span = Span(start=header.start, line=header.line)
-    return read_blocks(file.url, span, partial(cut_records, delimiter=header.delimiter))
+    cut = partial(cut_records, delimiter=header.delimiter)
+    return read_blocks(file.url, span, cut, reader=header.dialect.reader)
 
 
 def _holds(file: SourceFile, header: Header, block: Block, name: str, kind: pa.DataType) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
 import numpy as np
@@ -19,7 +19,8 @@ from ringfeed.sharding.sources.base import NO_FEATURES, BadRecord, Part, RecordS
 from ringfeed.sharding.sources.files.find import SourceFile, require_files
 from ringfeed.sharding.sources.files.record_places import line_places
 
-from .blocks import Block, Cut, read_blocks, read_marked, span_of
+from .blocks import Block, Cut, Reader, read_blocks, read_marked, span_of
+from .csv_dialect import CsvDialect
 
 __all__ = ["InferenceOptions", "TextSource", "with_compression"]
 
@@ -45,12 +46,14 @@ class InferenceOptions:
         reject: called with each unreadable record.
         wanted: whether the build needs a column of this name; others may hold values that no feature can.
         null_values: texts of CSV that mean null in columns of every type.
+        dialect: how CSV is written.
     """
 
     declared: Mapping[str, Feature]
     reject: Reject
     wanted: Callable[[str], bool]
     null_values: tuple[str, ...] = ()
+    dialect: CsvDialect = field(default_factory=CsvDialect)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +75,7 @@ class TextSource(RecordSource):
         reject: Reject = fail_on_bad,
         wanted: Callable[[str], bool] = lambda _: True,
         null_values: tuple[str, ...] = (),
+        csv: CsvDialect | None = None,
     ) -> Self:
         """Read all files once to infer the types of their columns; see `open_source`.
 
@@ -80,7 +84,13 @@ class TextSource(RecordSource):
             ConfigError: the declared type of a column does not exist in text, or the column does not exist.
         """
         files = require_files(url, cls.suffixes, cls.kind)
-        options = InferenceOptions(declared=dict(features), reject=reject, wanted=wanted, null_values=null_values)
+        options = InferenceOptions(
+            declared=dict(features),
+            reject=reject,
+            wanted=wanted,
+            null_values=null_values,
+            dialect=csv or CsvDialect(),
+        )
         return cls.infer(url, label, files, options)
 
     @classmethod
@@ -89,6 +99,11 @@ class TextSource(RecordSource):
         cls: type[Self], url: str, label: str | None, files: Sequence[SourceFile], options: InferenceOptions
     ) -> Self:
         """Read all files, and return the source; see `open`."""
+
+    @property
+    def reader(self) -> Reader | None:
+        """What reads the files as UTF-8; None where they are UTF-8."""
+        return None
 
     @abstractmethod
     def cut(self, path: str) -> Cut:
@@ -104,16 +119,16 @@ class TextSource(RecordSource):
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """Read the records of a part."""
-        return self.read(part, read_marked(part.path, part.pieces), reject)
+        return self.read(part, read_marked(part.path, part.pieces, self.reader), reject)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         """Read the head of a part."""
-        blocks = read_blocks(part.path, span_of(part), self.cut(part.path), _SAMPLE_BYTES)
+        blocks = read_blocks(part.path, span_of(part), self.cut(part.path), _SAMPLE_BYTES, self.reader)
         heads = (batch for batch in self.read(part, blocks, ignore_bad) if batch.num_rows)
         return next(heads, self.schema.empty).slice(0, records)
 
     def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
         """Return the lines in which records start; see `record_places`."""
-        blocks = read_marked(part.path, part.pieces)
+        blocks = read_marked(part.path, part.pieces, self.reader)
         lines = [self.record_lines(part.path, block) for block in blocks]
         return line_places(np.concatenate(lines), positions, rejected)

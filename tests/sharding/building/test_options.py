@@ -1,5 +1,6 @@
 """The rules of build options."""
 
+from collections.abc import Iterator
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
@@ -36,6 +37,16 @@ def options(**changes: Any) -> BuildOptions:
 def test_an_invalid_option_names_its_rule_and_value(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         options(**changes)
+
+
+def generate() -> Iterator[dict[str, int]]:
+    yield {"x": 1}
+
+
+@pytest.mark.parametrize("source", [generate, lambda: [{"x": 1}], dict])
+def test_a_function_as_source_is_refused_with_its_call(source: Any) -> None:
+    with pytest.raises(ConfigError, match=r"got the function .*; call it: source=.*\(\)"):
+        options(source=source)
 
 
 @pytest.mark.parametrize(

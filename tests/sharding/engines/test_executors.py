@@ -41,6 +41,34 @@ def test_results_come_in_the_order_of_the_jobs(pool: Executor | None) -> None:
     assert sorted(result for _, result in seen[1:] if result is not None) == results
 
 
+_BUILD = """from ringfeed.sharding import build
+build(source="in*.csv", destination="out", label="y", workers=2, overwrite=True)
+print("built")
+"""
+_GUARDED = "if __name__ == '__main__':\n" + "".join(f"    {line}\n" for line in _BUILD.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["script.py"], _BUILD),
+        (["script.py"], _GUARDED),
+        (["-"], _BUILD),
+        (["-"], _GUARDED),
+        (["-c", _BUILD], ""),
+        (["-m", "script"], _BUILD),
+    ],
+)
+def test_workers_need_nothing_of_the_main_module(arguments: list[str], text: str, tmp_path: Path) -> None:
+    for part in range(3):
+        (tmp_path / f"in{part}.csv").write_text("x,y\n" + "".join(f"{row},{row % 2}\n" for row in range(20)))
+    (tmp_path / "script.py").write_text(text)
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=tmp_path, input=text, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "built\n", "")
+
+
 class Watched(ThreadPoolExecutor):
     """Two threads, whose tasks can wait until those that have not begun are cancelled."""
 

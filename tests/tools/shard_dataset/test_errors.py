@@ -71,7 +71,7 @@ ERRORS: list[tuple[str, Spoil, list[str]]] = [
     ("header only", text_file(b"status,b\n"), ["the file is empty"]),
     ("no rows", empty_parquet, ["holds no records"]),
     ("single record", text_file(b"status\na\na\nb\n"), ["class 'b' has 1 record", "--min-class-records 1"]),
-    ("not utf-8", text_file(b"status\n\xe9t\xe9\n"), ["line 2, byte 1 is not UTF-8", "iconv"]),
+    ("not utf-8", text_file(b"status\n\xe9t\xe9\n"), ["line 2, byte 1 is not UTF-8", "--encoding"]),
     ("truncated png", truncated_png, ["5.png: the image is damaged or cut short"]),
     ("unknown label", text_file(b"statsu,b\na,1\na,2\n"), ["no label column 'status'", "did you mean 'statsu'"]),
 ]

@@ -592,7 +592,7 @@ class TestUsage:
         [
             ([], "required: COMMAND"),
             (["build", "a"], "required: DST"),
-            (["build", "a", "b", "--split", "a=0.5"], "must add up to 1, got 'a=0.5', which adds up to 0.5"),
+            (["build", "a", "b", "--split", "a=0.5"], "add up to 1, got a=0.5, which add up to 0.5"),
             (
                 ["build", "a", "b", "--shard-size", "many"],
                 "a size is a number with a unit, such as 256MiB or 1GB, got 'many'",

@@ -112,11 +112,14 @@ def test_compressed_files_are_read_and_damaged_ones_named(
         (b"", "the file is empty; a CSV needs a header and at least one line"),
         (b"a,b\n", "the file is empty; a CSV needs a header and at least one line"),
         (b"a,b\n1,2\n3\n", "Expected 2 columns, got 1"),
-        (b"a,b\n1,\xe9t\xe9\n", "line 2, byte 3 is not UTF-8; convert the file first, for example with: iconv"),
+        (
+            b"a,b\n1,\xe9t\xe9\n",
+            "line 2, byte 3 is not UTF-8; if the file has another encoding, name it, for example: --encoding",
+        ),
         (b"a,\xfc\n1,2\n", "line 1, byte 3 is not UTF-8"),
         ("a,b\n1,2\n".encode("utf-16"), "not UTF-8"),
         (b"a,a\n1,2\n", "column names must differ, got 'a' more than once"),
-        (b"a;b\n1;2\n", "separated by ';'; write the file with commas"),
+        (b"a;b\n1;2\n", "separated by ';'; if so, add --delimiter"),
         (b"a\tb\n1\t2\n", r"separated by '\\t'"),
         (b'a,b\n1,2\n3,"x\n4,5\n', "line 3: a quoted field begins there and never ends; close it"),
         (b"a,b\0\n1,2\n", r"the column name 'b\\x00' holds a zero byte; rename it"),
@@ -133,7 +136,7 @@ def test_a_bad_file_is_named_with_its_fault(tmp_path: Path, content: bytes, mess
 def test_files_of_different_headers_are_refused(write_csv: Write, tmp_path: Path) -> None:
     write_csv(["x"], [1], name="a.csv")
     write_csv(["y"], [1], name="b.csv")
-    with pytest.raises(SourceError, match=r"b\.csv: its header differs .*only one of the two has a column 'x'"):
+    with pytest.raises(SourceError, match=r"b\.csv: its columns differ .*only one of the two has a column 'x'"):
         open_source(str(tmp_path), None)
 
 
@@ -304,14 +307,14 @@ def test_a_file_compressed_more_than_its_name_says(tmp_path: Path, name: str, co
 
 def test_the_remedy_for_utf_16_names_it(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_bytes("a,b\n1,2\n".encode("utf-16"))
-    with pytest.raises(SourceError, match="iconv -f utf-16 -t utf-8"):
+    with pytest.raises(SourceError, match="--encoding utf-16"):
         open_source(str(tmp_path / "x.csv"), None)
 
 
 def test_the_remedy_for_other_bytes_keeps_euro_signs(tmp_path: Path) -> None:
     """As Latin-1, in which the bytes from 0x80 to 0x9F are control characters, they would come out as those."""
     (tmp_path / "x.csv").write_bytes("a,b\n1,€\n".encode("windows-1252"))
-    with pytest.raises(SourceError, match="iconv -f windows-1252 -t utf-8"):
+    with pytest.raises(SourceError, match="--encoding windows-1252"):
         open_source(str(tmp_path / "x.csv"), None)
 
 
@@ -433,7 +436,9 @@ def test_tabs_separate_the_fields_of_tsv_files(tmp_path: Path) -> None:
     source = open_source(str(tmp_path), None)
     assert [list(row.values()) for row in records(source)] == [["1,5", "x\ty"], ["2,5", "z"], ["3", ""]]
     (tmp_path / "x.tsv").write_bytes(b"a,b\n1,5\n")
-    with pytest.raises(SourceError, match=r"x\.tsv: the fields seem to be separated by ','; write the file with tabs"):
+    with pytest.raises(
+        SourceError, match=r"x\.tsv: the fields seem to be separated by ','; if so, add --delimiter ','"
+    ):
         open_source(str(tmp_path / "x.tsv"), None)
 
 

@@ -1,0 +1,157 @@
+"""Reads the names of CSV columns, and tells a header from a record."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from functools import partial
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.messages import listed
+from ringfeed.sharding.schema import check_distinct_names
+from ringfeed.sharding.sources.base import fail_on_bad
+
+from .blocks import Block, Span, count_lines, not_utf8_record, read_blocks
+from .csv_dialect import CsvDialect
+from .csv_parse import MISSING, NAME_ENCODING, Header, check_quotes, parse_block
+from .csv_records import cut_records, find_records
+
+__all__ = ["check_header", "read_header"]
+
+_MOST_COLUMNS = 1 << 15  # each takes about 25 KB of memory while a block is parsed
+_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_SHOWN = 5  # fields of a line, in a message
+_logger = logging.getLogger(__name__)
+
+
+def read_header(path: str, dialect: CsvDialect, null_values: tuple[str, ...] = ()) -> Header:
+    """Read the first record of a file, and name the columns.
+
+    Args:
+        path: path or URL of the file.
+        dialect: how the file is written.
+        null_values: see `Header`.
+
+    Raises:
+        SourceError: the file is empty, or its first record is not a valid header.
+    """
+    delimiter = dialect.delimiter_of(path)
+    empty = SourceError(f"{path}: the file is empty; a CSV needs a header and at least one line")
+    cut = partial(cut_records, delimiter=delimiter)
+    block = next(read_blocks(path, Span(), cut, reader=dialect.reader), None)
+    if block is None:
+        raise empty
+    found = find_records(block.data, delimiter)
+    check_quotes(path, block, found.open_quote)
+    if not len(found.starts):
+        raise empty
+    data = block.data[found.starts[0] : found.stops[0]]
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise SourceError(str(not_utf8_record(path, block.line, error, NAME_ENCODING))) from error
+    columns = data.count(delimiter.encode()) + 1
+    if columns > _MOST_COLUMNS:
+        raise SourceError(
+            f"{path}: the header has {columns:,} columns, but the limit is {_MOST_COLUMNS:,}; "
+            "store numbers that belong together as lists, for example in a Parquet file"
+        )
+    parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    read = pacsv.ReadOptions(block_size=len(data) + 2)
+    names = pacsv.read_csv(pa.BufferReader(data + b"\n"), read_options=read, parse_options=parse).column_names
+    if len(names) == 1 and not dialect.delimiter:
+        _check_delimiter(path, names[0], delimiter)
+    if dialect.header == "none":
+        stop = int(found.starts[0])
+        own = [f"f{number}" for number in range(len(names))]
+    else:
+        stop = int(found.starts[1]) if len(found.starts) > 1 else len(block.data)
+        own = names
+    if dialect.columns and len(dialect.columns) != len(own):
+        raise SourceError(
+            f"{path}: line {block.line} has {len(own)} fields, and --columns names {len(dialect.columns)}; name each"
+        )
+    names = list(dialect.columns) or own
+    _check_names(path, names)
+    return Header(
+        names=tuple(names),
+        delimiter=delimiter,
+        start=block.start + stop,
+        line=block.line + count_lines(block.data[:stop]),
+        null_values=null_values,
+        dialect=dialect,
+        record=b"" if dialect.header == "none" else data,
+    )
+
+
+def _check_delimiter(path: str, line: str, delimiter: str) -> None:
+    separator = next((s for s in ";\t|," if s in line and s != delimiter), "")
+    numbers = line.split()
+    if len(numbers) > 1 and all(map(_NUMBER.fullmatch, numbers)):
+        raise SourceError(
+            f"{path}: its first line holds numbers separated by spaces; add --delimiter spaces, and --header none if "
+            "it is a record"
+        )
+    if separator:
+        name = "tab" if separator == "\t" else f"'{separator}'"
+        raise SourceError(f"{path}: the fields seem to be separated by {separator!r}; if so, add --delimiter {name}")
+
+
+def check_header(path: str, header: Header, types: pa.Schema) -> None:
+    """Report a first line that may be a record.
+
+    Args:
+        path: path or URL of the file.
+        header: header of the file.
+        types: types of the columns, inferred from the other lines.
+
+    Raises:
+        SourceError: it holds nothing but numbers, other than those that count the columns.
+    """
+    texts = pacsv.ReadOptions(column_names=header.names, block_size=len(header.record) + 2)
+    parse = pacsv.ParseOptions(delimiter=header.delimiter, newlines_in_values=True)
+    convert = pacsv.ConvertOptions(column_types=dict.fromkeys(header.names, pa.string()), strings_can_be_null=False)
+    table = pacsv.read_csv(pa.BufferReader(header.record + b"\n"), texts, parse, convert)
+    fields = [column[0].as_py().strip() for column in table.columns]
+    remedy = (
+        "if it is a record, add --header none, perhaps with --columns NAME,...; if it holds the names, --header first"
+    )
+    shown = listed(fields, _SHOWN)
+    if all(map(_NUMBER.fullmatch, fields)) and not _counts_columns(fields):
+        raise SourceError(f"{path}: its first line holds only numbers, as a record would ({shown}); {remedy}")
+    if not fields[0] and _counts_columns(fields[1:]):
+        return  # a table of pandas with its index
+    typed = {field.name for field in types if field.type != pa.string()}
+    telling = [
+        field for field, name in zip(fields, header.names, strict=True) if name in typed and field not in MISSING
+    ]
+    if telling and _fits(path, header, types):
+        _logger.warning(
+            "%s: its first line may be a record: %s fit the types of their columns; %s", path, shown, remedy
+        )
+
+
+def _counts_columns(fields: Sequence[str]) -> bool:
+    """Whether the fields are 0, 1, 2, ... or 1, 2, 3, ..., as names of columns often are."""
+    return any(list(fields) == [str(first + number) for number in range(len(fields))] for first in (0, 1))
+
+
+def _fits(path: str, header: Header, types: pa.Schema) -> bool:
+    """Whether the first line has values of the columns' types."""
+    block = Block(data=header.record + b"\n", start=0, line=1, final=False, multiline=True)
+    known = dict(zip(types.names, types.types, strict=True))
+    try:
+        return bool(parse_block(path, header, block, known, None, fail_on_bad).table.num_rows)
+    except SourceError:
+        return False
+
+
+def _check_names(path: str, names: Sequence[str]) -> None:
+    remedy = "rename all but one in the first line or, if that is a record, add --header none"
+    check_distinct_names(names, f"{path}: ", remedy)
+    if zero := next((name for name in names if "\0" in name), ""):
+        raise SourceError(f"{path}: the column name {zero!r} holds a zero byte; rename it")
