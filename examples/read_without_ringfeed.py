@@ -98,6 +98,8 @@ def value_of(feature, message):
         values = np.frombuffer(b"".join(values), np.dtype("f4" if kind == "float" else dtype)).astype(dtype)
     elif dtype == "string":
         values = [value.decode() for value in values]
+    if kind == "bytes":
+        values = np.array(values, object)  # other arrays drop zero bytes at the end
     return values if shape == [None] else np.reshape(values, shape) if shape else values[0]
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ringfeed.pipeline.select.sample_columns import SAMPLE_KEY
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.formats.images.file_types import BMP_GREYS
+from ringfeed.sharding.formats.images.file_types import BMP_GREYS, BMP_MASKS
 
 from .apply import require_feature
 from .image_options import CentreCrop, ColourJitter, ImageOptions, Normalisation, RandomCrop
@@ -21,10 +21,10 @@ from .image_options import CentreCrop, ColourJitter, ImageOptions, Normalisation
 __all__ = ["crop_window", "decode", "normalise", "resize", "transform_images"]
 
 _ONLY_COLOURS = (b"GIF8", b"RIFF", b"BM")  # first bytes of GIF, WebP and BMP, which TensorFlow cannot decode to grey
-_NO_PALETTES = (
-    "a BMP with a colour palette, which TensorFlow does not read; write the images in another format, with: "
-    "shard-dataset reshard SRC DST --encode png"
-)
+_RECODE = "write the images in another format, with: shard-dataset reshard SRC DST --encode png"
+_NO_PALETTES = f"a BMP with a colour palette, which TensorFlow does not read; {_RECODE}"
+_NO_BITMAPS = f"a BMP of 16 bits, of unusual masks or of OS/2, whose colours TensorFlow mistakes; {_RECODE}"
+_NO_FRAMES = f"a GIF whose first frame does not fill it, which TensorFlow does not place; {_RECODE}"
 # As in Pillow, whose pixels the stored statistics describe. TensorFlow's default is coarser and slightly darker.
 _DCT = "INTEGER_ACCURATE"
 _JPEG_SCALES = (1, 2, 4, 8)  # divisors of the sides that libjpeg can decode to
@@ -113,11 +113,15 @@ def decode(value: Any, channels: int) -> Any:
 def _decode_other(value: Any, channels: int) -> Any:
     """Decode an image file other than JPEG."""
     head = _Head(value)
-    with tf.control_dependencies([tf.debugging.Assert(~head.is_palette_bitmap, [_NO_PALETTES])]):
+    checks = [(head.is_palette_bitmap, _NO_PALETTES), (head.is_odd_bitmap, _NO_BITMAPS)]
+    with tf.control_dependencies([tf.debugging.Assert(~fault, [text]) for fault, text in checks]):
         value = tf.identity(value)
 
     def decoded(count: int) -> Any:
-        return tf.io.decode_image(value, channels=count, expand_animations=False)
+        image = tf.io.decode_image(value, channels=count, expand_animations=False)
+        whole = ~head.is_gif | tf.reduce_all(tf.shape(image)[:2] == head.gif_size)
+        with tf.control_dependencies([tf.debugging.Assert(whole, [_NO_FRAMES])]):
+            return tf.identity(image)
 
     def as_colours() -> Any:
         return tf.cond(head.is_transparent_webp, lambda: decoded(4)[..., :3], lambda: decoded(3))
@@ -131,15 +135,22 @@ class _Head:
     """How TensorFlow decodes an image file, by its first bytes.
 
     Attributes:
-        only_colours: it cannot decode the file to grey.
+        only_colours: it cannot decode the file to grey, or would apply a PNG's gamma.
         is_transparent_webp: it decodes the file to four channels, and no fewer.
         is_palette_bitmap: it takes the file's palette indices for grey values.
+        is_odd_bitmap: it mistakes the file's colours.
+        is_gif: the file is a GIF, of which it decodes the first frame alone.
+        gif_size: height and width of a GIF, int32 [2].
     """
 
     def __init__(self, value: Any) -> None:
         start = tf.strings.substr(tf.strings.join([tf.strings.substr(value, 0, 32), bytes(32)]), 0, 32)
         numbers = tf.cast(tf.io.decode_raw(start, tf.uint8), tf.int32)
-        self.only_colours = tf.reduce_any([tf.strings.substr(start, 0, len(kind)) == kind for kind in _ONLY_COLOURS])
+        coloured_png = (tf.strings.substr(start, 1, 3) == b"PNG") & (tf.bitwise.bitwise_and(numbers[25], 2) != 0)
+        kinds = [tf.strings.substr(start, 0, len(kind)) == kind for kind in _ONLY_COLOURS]
+        self.only_colours = tf.reduce_any([*kinds, coloured_png])
+        self.is_gif = tf.strings.substr(start, 0, 4) == b"GIF8"
+        self.gif_size = tf.stack([numbers[8] + 256 * numbers[9], numbers[6] + 256 * numbers[7]])
 
         chunk = tf.strings.substr(start, 12, 4)
         extended = (chunk == b"VP8X") & (tf.bitwise.bitwise_and(numbers[20], 0x10) != 0)
@@ -148,8 +159,12 @@ class _Head:
 
         bits, colours = numbers[28] + 256 * numbers[29], 14 + numbers[14] + 256 * numbers[15]
         palette = tf.strings.substr(value, tf.minimum(colours, tf.strings.length(value)), len(BMP_GREYS))
-        few = (tf.strings.substr(start, 0, 2) == b"BM") & (bits <= 8)
-        self.is_palette_bitmap = few & ~((bits == 8) & (palette == BMP_GREYS))
+        is_bitmap, is_old = tf.strings.substr(start, 0, 2) == b"BM", numbers[14] == 12
+        method, masks = numbers[30], tf.strings.substr(tf.strings.join([value, bytes(66)]), 54, len(BMP_MASKS))
+        is_grey = (bits == 8) & (method == 0) & (palette == BMP_GREYS)
+        plain = ((method == 0) & ((bits == 24) | (bits == 32))) | ((method == 3) & (bits == 32) & (masks == BMP_MASKS))
+        self.is_palette_bitmap = is_bitmap & ~is_old & (bits <= 8) & ~is_grey
+        self.is_odd_bitmap = is_bitmap & (is_old | ((bits > 8) & ~plain))
 
 
 def resize(image: Any, size: Sequence[int]) -> Any:

@@ -27,7 +27,7 @@ __all__ = ["webdataset_tar"]
 
 _EMPTY = tarfile.TarInfo().tobuf(tarfile.GNU_FORMAT)
 _EMPTY_SUM = int(_EMPTY[148:154], 8) - sum(_EMPTY[124:135])  # its checksum without the digits of the size
-_ENDINGS = {"bmp-palette": "bmp", "jpeg": "jpg", "": "img"}  # other formats: the name of the format
+_ENDINGS = {"bmp-palette": "bmp", "bmp-other": "bmp", "jpeg": "jpg", "": "img"}  # other formats: the name of the format
 
 
 def webdataset_tar(batches: Iterable[pa.RecordBatch], schema: Schema, classes: Sequence[Any], key: str) -> bytes:

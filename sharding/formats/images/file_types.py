@@ -8,9 +8,10 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["BMP_GREYS", "image_formats", "unreadable_format"]
+__all__ = ["BMP_GREYS", "BMP_MASKS", "image_formats", "unreadable_format"]
 
 BMP_GREYS = bytes(value for grey in range(256) for value in (grey, grey, grey, 0))  # the palette of a grey BMP
+BMP_MASKS = bytes.fromhex("0000ff00 00ff0000 ff000000")  # red, green and blue in the order of bytes B, G, R
 
 _HEAD_BYTES = 12
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
@@ -25,9 +26,11 @@ _STARTS = {
 
 
 def image_formats(files: pa.BinaryArray) -> pa.StringArray:
-    """The format of each file: ``jpeg``, ``png``, ``gif``, ``bmp``, ``bmp-palette``, ``tiff``, ``webp``, or empty.
+    """The format of each file: ``jpeg``, ``png``, ``gif``, ``bmp``, ``bmp-palette``, ``bmp-other``, ``tiff``,
+    ``webp``, or empty.
 
-    ``bmp-palette`` is a BMP with a palette of colours, which TensorFlow would read as greys.
+    ``bmp-palette`` is a BMP with a palette of colours, which TensorFlow would read as greys; ``bmp-other`` has 16 bits,
+    other masks or an old header, which it would take for other colours.
 
     >>> image_formats(pa.array([b"GIF89a...", b"RIFF\\0\\0\\0\\0WEBPVP8 ", None, b"?"], pa.binary())).to_pylist()
     ['gif', 'webp', None, '']
@@ -60,6 +63,10 @@ def _format(head: bytes) -> str:
 
 def _bitmap(data: bytes) -> str:
     header = int.from_bytes(data[14:18], "little")
-    bits = int.from_bytes(data[24:26] if header == 12 else data[28:30], "little")
-    is_grey = bits == 8 and data[14 + header :].startswith(BMP_GREYS)
-    return "bmp" if bits > 8 or is_grey else "bmp-palette"
+    bits, method = int.from_bytes(data[28:30], "little"), int.from_bytes(data[30:34], "little")
+    if header == 12:  # of OS/2, which TensorFlow takes for another
+        return "bmp-palette" if int.from_bytes(data[24:26], "little") <= 8 else "bmp-other"
+    if bits <= 8:
+        return "bmp" if bits == 8 and method == 0 and data[14 + header :].startswith(BMP_GREYS) else "bmp-palette"
+    is_plain = method == 0 and bits in (24, 32)
+    return "bmp" if is_plain or (method == 3 and bits == 32 and data[54:66] == BMP_MASKS) else "bmp-other"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ringfeed.sharding.errors import SourceError
 
@@ -40,9 +41,35 @@ class Partitions:
         """The names of the keys."""
         return tuple(field.name for field in self.fields)
 
-    def without(self, names: Sequence[str]) -> Partitions:
-        """Return the partitions without some keys: a file's own columns take precedence."""
+    def without(self, names: Collection[str]) -> Partitions:
+        """Return the partitions without some keys, which the files have as columns, too."""
         return Partitions(root=self.root, fields=tuple(field for field in self.fields if field.name not in names))
+
+    def only(self, names: Collection[str]) -> Partitions:
+        """Return the partitions with some of the keys alone."""
+        return Partitions(root=self.root, fields=tuple(field for field in self.fields if field.name in names))
+
+    def check(self, name: str, column: pa.Array, path: str) -> None:
+        """Check that a column of a file has the value of the key of its name in each row.
+
+        Raises:
+            SourceError: a row has another value.
+        """
+        value = self.values(path)[name]
+        values = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+        if value is None:
+            odd = values.drop_null()
+        else:
+            try:
+                same = pc.equal(values, pa.scalar(value).cast(values.type))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError):  # it is no value of this type
+                same = pa.array([False] * len(values))
+            odd = values.filter(pc.invert(pc.fill_null(same, False)))
+        if len(odd):
+            raise SourceError(
+                f"{path}: its column {name!r} holds {odd[0].as_py()!r}, and its folder is called {name}={value}; leave "
+                "the column out of the files, or rename the folders"
+            )
 
     def values(self, path: str) -> dict[str, str | None]:
         """Return a file's value of each key, as text; None: null."""

@@ -43,7 +43,7 @@ class IpcSource(TableSource):
         with _open_file(file.url, None) as reader:
             schema, batches = plain_schema(reader.schema), reader.num_record_batches
             if file.bytes <= PART_BYTES:
-                return schema, [Part(path=file.url, pieces=(0, batches, reader.count_rows()))] if batches else []
+                return schema, [Part(path=file.url, pieces=(0, batches, _count_rows(reader)))] if batches else []
         with _open_file(file.url, _narrowest(schema)) as reader:  # the footer lacks the batches' lengths
             rows = [reader.get_batch(i).num_rows for i in range(batches)]
         sizes = [file.bytes // batches] * batches
@@ -69,6 +69,12 @@ class IpcSource(TableSource):
         else:
             with _open_stream(part.path, columns) as stream:
                 yield from map(check_batch, stream)
+
+
+def _count_rows(reader: pa.ipc.RecordBatchFileReader) -> int:
+    if hasattr(reader, "count_rows"):  # not in old versions of pyarrow
+        return int(reader.count_rows())
+    return sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))
 
 
 def _is_file(path: str) -> bool:

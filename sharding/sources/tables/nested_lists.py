@@ -96,7 +96,8 @@ def _as_list_type(kind: pa.DataType) -> pa.DataType:
     """The type of a map as a list of structs; any other type as it is."""
     if not pa.types.is_map(kind):
         return kind
-    return pa.list_(pa.struct([pa.field("key", kind.key_type, nullable=False), pa.field("value", kind.item_type)]))
+    key = pa.field("key", kind.key_type, nullable=pa.types.is_null(kind.key_type))
+    return pa.list_(pa.struct([key, pa.field("value", kind.item_type)]))
 
 
 def _has_fields(kind: pa.DataType) -> bool:

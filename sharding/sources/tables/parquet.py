@@ -42,6 +42,10 @@ class ParquetSource(TableSource):
         with _open(file.url) as parquet:
             groups = [parquet.metadata.row_group(i) for i in range(parquet.metadata.num_row_groups)]
             rows, sizes = [group.num_rows for group in groups], [group.total_byte_size for group in groups]
+            if min(rows, default=0) < 0 or sum(rows) != parquet.metadata.num_rows:
+                raise pa.ArrowInvalid(
+                    f"its footer counts {parquet.metadata.num_rows} rows, and {sum(rows)} in its row groups"
+                )
             parts = [
                 Part(path=file.url, pieces=tuple(range(start, stop)), first_record=first)
                 for start, stop, first in group_blocks(rows, sizes, _PART_ROWS, PART_BYTES)
@@ -67,10 +71,15 @@ class ParquetSource(TableSource):
         with _open(part.path) as parquet:
             rows = batch_rows_within(parquet, part.pieces, columns, BATCH_ROWS, BATCH_BYTES)
             groups, int96 = list(part.pieces), _int96_paths(parquet.schema, columns)
+            expected = sum(parquet.metadata.row_group(group).num_rows for group in groups)
             for some in [[group] for group in groups] if _has_inner_dictionary(parquet.schema_arrow) else [groups]:
                 if int96:
                     _check_int96(part.path, rows, some, int96)
-                yield from map(check_batch, parquet.iter_batches(rows, row_groups=some, columns=list(columns)))
+                for batch in parquet.iter_batches(rows, row_groups=some, columns=list(columns)):
+                    expected -= batch.num_rows
+                    yield check_batch(batch)
+            if expected and columns:
+                raise pa.ArrowInvalid(f"its footer counts {expected} rows more than its columns hold")
 
     def head(self, part: Part, columns: Sequence[str], records: int) -> Iterator[pa.RecordBatch]:
         """Read the first pages of the first row group."""

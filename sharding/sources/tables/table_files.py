@@ -65,6 +65,7 @@ class TableSource(RecordSource):
         kind: name of the format, for messages.
         reads_fields: whether `read` takes the dotted name of a struct's field.
         partitions: columns from folder names, the last of the schema.
+        repeated: partition keys that the files hold as columns, too, which must agree.
         narrowed_from: names of all columns in the files, if the source was narrowed: a record is bad if any of its
             values is damaged.
         left_out: unwanted columns that no feature can hold.
@@ -76,6 +77,7 @@ class TableSource(RecordSource):
     reads_fields: ClassVar[bool] = False
 
     partitions: Partitions
+    repeated: Partitions
     narrowed_from: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     declared: Mapping[str, Feature] = field(default_factory=dict)
@@ -158,6 +160,7 @@ class TableSource(RecordSource):
             parts=tuple(parts),
             fingerprint=fingerprint_files(files, (str(partitions.values(file.url)) for file in files)),
             partitions=partitions,
+            repeated=keys.only(names),
             left_out=(*union.left_out, *odd),
             declared=union.declared,
             promoted=union.promoted,
@@ -232,6 +235,8 @@ class TableSource(RecordSource):
         for i, name in enumerate(batch.schema.names):
             if name in missing:
                 continue
+            if name in self.repeated.names:
+                self.repeated.check(name, batch.column(i), part.path)
             if name in self.declared:
                 what = f"{part.path}: column {name!r} as {self.declared[name].dtype}"
                 batch = batch.set_column(i, name, cast_to_feature(batch.column(i), self.declared[name], what))

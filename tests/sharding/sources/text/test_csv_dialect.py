@@ -177,7 +177,7 @@ def test_append_and_repair_read_as_the_build_did(tmp_path: Path, capsys: pytest.
         main(["append", str(tmp_path / "b.data"), str(out), "--source-kind", "csv", "--min-class-records", "1", "-q"])
         == 0
     )
-    shard = sorted(out.glob("train/*"))[0]
+    shard = sorted(out.glob("train-*"))[0]
     content = shard.read_bytes()
     shard.write_bytes(content[:50] + b"\0\0\0\0" + content[54:])
     assert main(["repair", str(out), "-q"]) == 0
