@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from ringfeed.sharding.compute.arrow_casts import cast_column, is_list
 from ringfeed.sharding.errors import ConfigError, SourceError
 from ringfeed.sharding.messages import brief
-from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.schema import Feature, Schema, insert_nulls, to_lists
 
 from .column_names import check_columns, check_distinct, expand_groups, select_present, visible_names
 from .comma_lists import ALL, join_items
@@ -236,7 +236,9 @@ class DropNulls:
 
 @dataclass(frozen=True, slots=True)
 class FillNulls(ColumnStep):
-    """Fill the nulls of scalar columns with a value.
+    """Fill the nulls of scalar columns, and those in the lists of others, with a value.
+
+    A list that is missing stays missing.
 
     >>> from ringfeed.sharding.prepare import parse_step
     >>> parse_step("--fill-nulls", "delay=0", folder=".")
@@ -259,11 +261,6 @@ class FillNulls(ColumnStep):
         return schema
 
     def _check(self, feature: Feature, text: str) -> None:
-        if feature.shape:
-            raise ConfigError(
-                f"--fill-nulls: column {feature.name!r} holds lists, and only scalar columns can be filled; drop the "
-                "records with --drop-nulls"
-            )
         try:
             _filled(pa.array([], feature.primitive), text)
         except (SourceError, pa.ArrowNotImplementedError) as error:
@@ -273,12 +270,23 @@ class FillNulls(ColumnStep):
         """Fill the columns that the batch has."""
         for name, text in self.values:
             i = batch.schema.get_field_index(name)
-            if i >= 0 and batch.column(i).null_count:
+            if i >= 0:
                 batch = batch.set_column(i, batch.schema.field(i), _filled(batch.column(i), text))
         return batch
 
 
 def _filled(column: pa.Array, text: str) -> pa.Array:
+    if is_list(column.type):
+        elements, missing = column.flatten(), column.is_null()
+        if not elements.null_count:
+            return column
+        filled = _filled(elements, text)
+        if not pa.types.is_fixed_size_list(column.type):
+            return to_lists(filled, pc.fill_null(pc.list_value_length(column), 0).to_numpy(), missing)
+        lists = pa.FixedSizeListArray.from_arrays(filled, column.type.list_size)
+        return insert_nulls(lists, column.is_valid()).cast(column.type)
+    if not column.null_count:
+        return column
     if column.type == pa.binary():
         return pc.fill_null(column, text.encode())
     return pc.fill_null(column, cast_column(pa.array([text]), column.type, "--fill-nulls")[0])

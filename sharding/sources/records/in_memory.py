@@ -22,6 +22,7 @@ from ringfeed.sharding.messages import brief
 from ringfeed.sharding.schema import insert_nulls
 from ringfeed.sharding.sources.files.find import storage_error
 from ringfeed.sharding.sources.tables.memory import MemoryRecords
+from ringfeed.sharding.sources.tables.plain_arrays import holds_union, plain_batch, plain_types
 from ringfeed.sharding.storage.storage import Storage
 
 from .content_hash import ContentHash
@@ -120,7 +121,13 @@ def _typed(source: Any, folder: Storage) -> tuple[Iterable[Any], pa.Schema]:
     items = chain([first], iterator)
     if isinstance(first, (pa.RecordBatch, pa.Table)):
         kept = {_IMAGES: first.schema.metadata[_IMAGES]} if _IMAGES in (first.schema.metadata or {}) else None
-        return items, first.schema.with_metadata(kept)
+        types = plain_types(first.schema)
+        if odd := next((field for field in types if holds_union(field.type)), None):
+            raise SourceError(
+                f"{_NAME}: column {odd.name!r} has type {odd.type}, which no feature can hold; leave it out, with "
+                f"drop_columns([{odd.name!r}]) of the table, or convert it first"
+            )
+        return map(_plain, items), types.with_metadata(kept)
     spool = RecordSpool(None if folder.local_path is None else str(folder.local_path))
     try:
         for record in items:
@@ -129,6 +136,11 @@ def _typed(source: Any, folder: Storage) -> tuple[Iterable[Any], pa.Schema]:
     except BaseException:
         spool.close()
         raise
+
+
+def _plain(item: pa.RecordBatch | pa.Table) -> pa.Table:
+    batches = [item] if isinstance(item, pa.RecordBatch) else item.to_batches()
+    return pa.Table.from_batches(map(plain_batch, batches), plain_types(item.schema))
 
 
 def _items(source: Any) -> Any:

@@ -13,12 +13,15 @@ from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.sources.base import Part
 from ringfeed.sharding.sources.files.find import SourceFile
 
+from .plain_arrays import plain_batch, plain_types
 from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table
 from .table_schemas import plain_schema
 
 __all__ = ["IpcSource"]
 
 _FILE_MAGIC, _FEATHER_1_MAGIC = b"ARROW1", b"FEA1"
+_CONTINUED = b"\xff\xff\xff\xff"  # starts each message since Arrow 0.15
+_OLD_END = b"\0\0\0\0"
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 _PART_ROWS = 1 << 18
 
@@ -39,9 +42,9 @@ class IpcSource(TableSource):
         """Read the footer, or the head of a stream."""
         if not _is_file(file.url):
             with _open_stream(file.url, None) as stream:
-                return plain_schema(stream.schema), [Part(path=file.url)]
+                return plain_schema(plain_types(stream.schema)), [Part(path=file.url)]
         with _open_file(file.url, None) as reader:
-            schema, batches = plain_schema(reader.schema), reader.num_record_batches
+            schema, batches = plain_schema(plain_types(reader.schema)), reader.num_record_batches
             if file.bytes <= PART_BYTES:
                 return schema, [Part(path=file.url, pieces=(0, batches, _count_rows(reader)))] if batches else []
         with _open_file(file.url, _narrowest(schema)) as reader:  # the footer lacks the batches' lengths
@@ -65,10 +68,10 @@ class IpcSource(TableSource):
         """Read the record batches as they were written."""
         if part.pieces:
             with _open_file(part.path, columns) as reader:
-                yield from (check_batch(reader.get_batch(i)) for i in range(*part.pieces[:2]))
+                yield from (plain_batch(check_batch(reader.get_batch(i))) for i in range(*part.pieces[:2]))
         else:
             with _open_stream(part.path, columns) as stream:
-                yield from map(check_batch, stream)
+                yield from (plain_batch(check_batch(batch)) for batch in stream)
 
 
 def _count_rows(reader: pa.ipc.RecordBatchFileReader) -> int:
@@ -96,8 +99,7 @@ def _open_file(path: str, columns: Sequence[str] | None) -> Iterator[pa.ipc.Reco
 @contextmanager
 def _open_stream(path: str, columns: Sequence[str] | None) -> Iterator[pa.ipc.RecordBatchStreamReader]:
     with open_table(path, "Arrow IPC", mapped=True, read_ahead=True) as source:
-        source.seek(max(0, source.size() - len(_END)))
-        if source.read() != _END:  # else a stream cut between two batches would read as a shorter one
+        if not _is_ended(source):  # else a stream cut between two batches would read as a shorter one
             raise pa.ArrowInvalid("the Arrow stream has no end mark: it is cut short, or its writer did not close it")
         source.seek(0)
         reader = pa.ipc.open_stream(source)
@@ -106,6 +108,22 @@ def _open_stream(path: str, columns: Sequence[str] | None) -> Iterator[pa.ipc.Re
             source.seek(0)
             reader = pa.ipc.open_stream(source, options=options)
         yield reader
+
+
+def _is_ended(source: pa.NativeFile) -> bool:
+    """Whether a stream has its end mark."""
+    size = source.size()
+    mark = _END if source.read(len(_CONTINUED)) == _CONTINUED else _OLD_END
+    source.seek(max(0, size - len(mark)))
+    if source.read() != mark:
+        return False
+    if mark == _END:
+        return True
+    source.seek(0)  # the padding of a batch may look like the mark of an old stream, so walk all messages
+    messages, last = pa.ipc.MessageReader.open_stream(source), 0
+    for _ in messages:
+        last = source.tell()
+    return last + len(mark) == size
 
 
 def _only(schema: pa.Schema, columns: Sequence[str]) -> pa.ipc.IpcReadOptions:

@@ -82,8 +82,9 @@ class ParquetSource(TableSource):
                 raise pa.ArrowInvalid(f"its footer counts {expected} rows more than its columns hold")
 
     def head(self, part: Part, columns: Sequence[str], records: int) -> Iterator[pa.RecordBatch]:
-        """Read the first pages of the first row group."""
+        """Read the first pages of the first row group; fewer records if they are large."""
         with _open(part.path, ahead=False) as parquet:
+            records = batch_rows_within(parquet, part.pieces[:1], columns, records, BATCH_BYTES)
             yield from map(
                 check_batch, parquet.iter_batches(records, row_groups=[part.pieces[0]], columns=list(columns))
             )

@@ -35,6 +35,7 @@ from ringfeed.sharding.sources.files.open import open_file, source_error
 from ringfeed.sharding.storage.storage import Storage
 
 from .class_names import class_names
+from .decimals import decimal_features
 from .schema_union import unite_schemas
 from .structs import Path, UnreadableColumnError, flatten_structs, path_to_read
 from .table_schemas import check_features, feature_of
@@ -104,7 +105,7 @@ class TableSource(RecordSource):
         yield part, self.count(part)
 
     def head(self, part: Part, columns: Sequence[str], records: int) -> Iterator[pa.RecordBatch]:
-        """Read at least the first records, as `read` does, and as little else as the format allows."""
+        """Read the first records, as `read` does, and as little else as the format allows; fewer if they are large."""
         return self.read(part, columns)
 
     @classmethod
@@ -135,6 +136,7 @@ class TableSource(RecordSource):
         names_of_numbers = class_names(schemas, label) if declared is None or not declared.numeric else ()
         if names_of_numbers:
             features = {name: feature for name, feature in features.items() if name != label}
+        features = {**decimal_features(schema for _, schema in schemas), **features}
         union = unite_schemas(schemas, wanted, features)
         names = [field.name for field in union.fields]
         texts = [name for name, feature in features.items() if feature.dtype == "string"]
@@ -176,7 +178,7 @@ class TableSource(RecordSource):
             for batch in self.drafts(part, reject):
                 yield pa.nulls(len(batch)) if label is None else batch.column(label)
         elif label is None:
-            yield pa.nulls(self.count(part))
+            yield pa.Array.from_buffers(pa.null(), self.count(part), [None])  # `pa.nulls` takes time for each row
         elif label in self.partitions.names:
             rows = self.count(part)
             for start in range(0, rows, BATCH_ROWS):
@@ -220,7 +222,8 @@ class TableSource(RecordSource):
                     pass
             except _DamagedError as error:
                 reason = f"it lies in a damaged block of {records} ({brief(error.__cause__ or error)})"
-                for number in range(block.first_record, block.first_record + records):
+                numbers = () if reject is ignore_bad else range(block.first_record, block.first_record + records)
+                for number in numbers:  # damage may claim billions
                     reject(BadRecord(path=part.path, place=f"record {number}", reason=reason, remedy="write it again"))
             else:
                 yield block
