@@ -128,3 +128,12 @@ def test_the_reader_has_a_hundred_lines_and_needs_only_numpy() -> None:
     docstrings = {line for node in told for line in range(node.lineno, (node.end_lineno or 0) + 1)}
     lines = {number for number, line in enumerate(READER.read_text().splitlines(), 1) if line.split("#")[0].strip()}
     assert len(lines - docstrings) <= 100
+
+
+def test_zero_bytes_at_the_end_of_values_are_read(reader: Callable[[Path], Any], tmp_path: Path) -> None:
+    rows = [{"a": [b"x\0", b"\0\0"], "b": b"\0", "c": ["t\0", ""]}, {"a": [b"", b"z"], "b": b"", "c": ["", ""]}]
+    schema = pa.schema({"a": pa.list_(pa.binary(), 2), "b": pa.binary(), "c": pa.list_(pa.string(), 2)})
+    build(source=pa.Table.from_pylist(rows, schema), destination=str(tmp_path / "data"), shards=1)
+    found = [{name: plain(value) for name, value in record.items()} for _, record in reader(tmp_path / "data")]
+    expected = [{name: plain(value) for name, value in row.items()} for row in rows]
+    assert sorted(map(repr, found)) == sorted(map(repr, expected))

@@ -262,7 +262,7 @@ class FillNulls(ColumnStep):
 
     def _check(self, feature: Feature, text: str) -> None:
         try:
-            _filled(pa.array([], feature.primitive), text)
+            _filled(pa.nulls(1, feature.primitive), text)
         except (SourceError, pa.ArrowNotImplementedError) as error:
             raise ConfigError(f"--fill-nulls: column {feature.name!r} holds {feature.dtype}, got {text!r}") from error
 

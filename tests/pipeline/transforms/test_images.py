@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ import pytest
 import tensorflow as tf
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, PngImagePlugin
 
 from ringfeed.pipeline import CentreCrop, ColourJitter, ImageTransform, Loader, Normalisation, RandomCrop
 from ringfeed.pipeline.transforms.image_ops import crop_window, decode, normalise
 from ringfeed.sharding import BuildOptions, ConfigError, Feature, build, open_dataset
+from ringfeed.sharding.formats.images.file_types import image_formats
 from ringfeed.sharding.prepare import PrepareOptions
 from tests.helpers.pictures import CLASSES, encode, pixels_of, write_pictures
 
@@ -453,3 +455,67 @@ def test_missing_features_and_statistics_are_named(pictures: Dataset) -> None:
         loader.epoch(0, transform=augmented(pictures["jpg"]))
     with pytest.raises(ConfigError, match="num_parallel_calls must be at least 1, got 0"):
         loader.epoch(0, transform=lambda batch: batch, num_parallel_calls=0)
+
+
+def bitmap(red: int, green: int, blue: int, alpha: int) -> bytes:
+    """A BMP of 2 x 2 pixels of 32 bits (200, 100, 10), with masks."""
+    masks = (red, green, blue, alpha)
+    value = sum(part * (mask & -mask) for part, mask in zip((200, 100, 10, 255), masks, strict=True))
+    info = struct.pack("<IiiHHIIiiII", 56, 2, 2, 1, 32, 3, 16, 2835, 2835, 0, 0) + struct.pack("<4I", *masks)
+    return struct.pack("<2sIHHI", b"BM", 86, 0, 0, 70) + info + struct.pack("<I", value) * 4
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("masks", "usual"),
+    [
+        ((0xFF0000, 0xFF00, 0xFF, 0xFF000000), True),
+        ((0xFF, 0xFF00, 0xFF0000, 0xFF000000), False),
+        ((0xFF000000, 0xFF0000, 0xFF00, 0xFF), False),
+        ((0xFF000000, 0xFF0000, 0xFF00, 0), False),
+    ],
+)
+def test_a_bitmap_of_other_masks_is_refused(masks: tuple[int, int, int, int], usual: bool, channels: int) -> None:
+    data = bitmap(*masks)
+    assert Image.open(BytesIO(data)).convert("RGB").getpixel((0, 0)) == (200, 100, 10)
+    transform = ImageTransform(feature="image", size=(2, 2), scale="bytes", dtype="uint8", channels=channels)
+    assert image_formats(pa.array([data])).to_pylist() == ["bmp" if usual else "bmp-other"]
+    if usual:
+        found = transform({"image": tf.constant([data])})["image"].numpy()[0, 0, 0].tolist()
+        assert found == ([200, 100, 10] if channels == 3 else [119])
+    else:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"unusual masks.* --encode png"):
+            transform({"image": tf.constant([data])})
+
+
+@pytest.mark.parametrize("chunk", ["none", "gAMA", "sRGB"])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "P"])
+def test_colours_of_a_png_become_grey_as_in_pillow_whatever_its_gamma(chunk: str, mode: str) -> None:
+    image = Image.new("RGB", (4, 4), (255, 0, 0)).convert(mode)
+    extra = PngImagePlugin.PngInfo()
+    if chunk == "gAMA":
+        extra.add(b"gAMA", struct.pack(">I", 45455))
+    elif chunk == "sRGB":
+        extra.add(b"sRGB", b"\0")
+    out = BytesIO()
+    image.save(out, "PNG", pnginfo=extra)
+    transform = ImageTransform(feature="image", size=(4, 4), scale="bytes", dtype="uint8", channels=1)
+    found = transform({"image": tf.constant([out.getvalue()])})["image"].numpy()
+    assert np.abs(found.astype(int) - np.asarray(image.convert("RGB").convert("L"))[..., None]).max() <= 1
+
+
+@pytest.mark.parametrize(("size", "place"), [((4, 4), (0, 0)), ((2, 4), (1, 0)), ((4, 2), (0, 1)), ((2, 2), (1, 1))])
+def test_a_gif_whose_first_frame_is_small_is_refused(size: tuple[int, int], place: tuple[int, int]) -> None:
+    out = BytesIO()
+    Image.new("P", size, 1).save(out, "GIF")
+    data = bytearray(out.getvalue())
+    frame = data.index(b",", 13 + 3 * (2 << (data[10] & 7)))
+    data[6:10] = struct.pack("<HH", 4, 4)
+    data[frame + 1 : frame + 5] = struct.pack("<HH", *place)
+    transform = ImageTransform(feature="image", size=(4, 4), scale="bytes", dtype="uint8")
+    assert Image.open(BytesIO(data)).size == (4, 4)
+    if size == (4, 4):
+        assert transform({"image": tf.constant([bytes(data)])})["image"].shape == (1, 4, 4, 3)
+    else:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"first frame"):
+            transform({"image": tf.constant([bytes(data)])})

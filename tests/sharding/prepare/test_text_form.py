@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ringfeed.sharding import ConfigError, Feature
 from ringfeed.sharding.prepare import (
     Cast,
+    CsvDialect,
     Drop,
     DropNulls,
     Encoding,
@@ -61,7 +62,9 @@ _IMAGES = st.builds(
     images=st.none() | _IMAGES,
 )
 def test_options_survive_recording(features: list[Feature], steps: tuple[Step, ...], dedup: Any, images: Any) -> None:
-    options = PrepareOptions(features={f.name: f for f in features}, steps=steps, dedup=dedup, images=images)
+    options = PrepareOptions(
+        csv=CsvDialect(header="first"), features={f.name: f for f in features}, steps=steps, dedup=dedup, images=images
+    )
     recorded = json.loads(json.dumps(options.recorded()))
     assert restore_options(recorded, "/here") == options
 

@@ -90,7 +90,9 @@ def test_unions_are_refused_by_name(tmp_path: Path, dense: bool) -> None:
 
 @pytest.mark.parametrize("rows", [0, 1, 9])
 def test_old_streams_are_read_and_cut_ones_refused(tmp_path: Path, rows: int) -> None:
-    path = Path(write(tmp_path / "a.arrow", pa.table({"x": pa.array(range(rows), pa.int64())}), stream=True, legacy=True))
+    path = Path(
+        write(tmp_path / "a.arrow", pa.table({"x": pa.array(range(rows), pa.int64())}), stream=True, legacy=True)
+    )
     whole = path.read_bytes()
     assert [row["x"] for row in records(open_source(str(path), None))] == list(range(rows))
     for size in range(len(whole) - 1, 4, -1):

@@ -272,8 +272,7 @@ def test_any_struct_can_be_left_out_by_name(name: str, tmp_path: Path) -> None:
     WRITERS[name](
         pa.table({"y": ["p", "q"] * 2, "s": NESTED, "t": pa.StructArray.from_arrays([odd], ["m"])}), tmp_path / name
     )
-    with pytest.raises(SourceError, match=r"column 't\.m' has type decimal"):
-        open_source(str(tmp_path / name), "y")
+    assert "t.m" in open_source(str(tmp_path / name), "y").schema.names
     for steps in (
         [Drop(("s", "t"))], [Drop(("t", "s.a", "s.b.c", "s.b.d"))], [Drop(("t", "s.b", "s.a"))], [Select(("y",))],
     ):  # fmt: skip
@@ -409,8 +408,9 @@ class TestPartitions:
         with pytest.raises(SourceError, match=rf"k=1/{name} has no column 'k', but other files have one beside"):
             open_source(url, None)
 
-    def test_a_column_of_the_files_takes_precedence_over_a_key(self, name: str, tmp_path: Path) -> None:
-        assert completed(open_source(self.write(name, tmp_path, "id=7"), "id")) == [{"id": 0}, {"id": 1}]
+    def test_a_column_of_the_files_must_have_the_value_of_the_key(self, name: str, tmp_path: Path) -> None:
+        with pytest.raises(SourceError, match="its column 'id' holds 0, and its folder is called id=7"):
+            completed(open_source(self.write(name, tmp_path, "id=7"), "id"))
 
 
 @pytest.mark.parametrize("damage", ["empty", "text", "cut", "half"])

@@ -180,7 +180,7 @@ def test_append_and_repair_read_as_the_build_did(tmp_path: Path, capsys: pytest.
     shard = sorted(out.glob("train-*"))[0]
     content = shard.read_bytes()
     shard.write_bytes(content[:50] + b"\0\0\0\0" + content[54:])
-    assert main(["repair", str(out), "-q"]) == 0
+    assert main(["repair", str(out), "-q", "--from-source"]) == 0
     assert shard.read_bytes() == content
     capsys.readouterr()
     assert main(["cat", str(out)]) == 0
