@@ -42,7 +42,8 @@ def test_no_column_has_narrow_offsets(
     )
     fill = {"x": b"?"} if name == "missing" else {}
     (batch,) = Loader(str(tmp_path / "d"), batch_size=4, cache=None, fill=fill).numpy_epoch(0)
-    assert seen and not any(map(_narrow, seen)), seen
+    assert seen
+    assert not any(map(_narrow, seen)), seen
     rows = batch["x"].rows() if hasattr(batch["x"], "rows") else batch["x"]
     for number, row in zip(batch["i"].tolist(), rows, strict=True):
         value = values[number] if values[number] is not None else b"?"
