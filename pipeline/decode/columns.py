@@ -2,7 +2,7 @@
 
 Values of a fixed shape are NumPy arrays, strings and lists Arrow arrays. TFRecord frames (`tfrecord_frames.py`) and
 vectors of Parquet shards (`FileVectors`) are not decoded before they are gathered.
-Tested in tests/pipeline/decode/test_row_views.py and tests/pipeline/decode/test_tfrecord_values.py.
+Tested in tests/pipeline/deliver/test_to_tensorflow.py and tests/pipeline/decode/test_tfrecord_values.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`Pad`: pads features of variable length to tensors, with lengths and a mask.
 
-Tested in tests/pipeline/test_loader_options.py.
+Tested in tests/pipeline/streams/test_length_buckets.py and tests/pipeline/test_loader_options.py.
 """
 
 from __future__ import annotations
