@@ -2,6 +2,7 @@
 
 A compressed buffer begins with its unpacked length, which Arrow trusts. Where the buffers lie is in the message's
 metadata, a flatbuffer (Arrow's Message.fbs): just enough of it is read here.
+Tested in tests/test_forged_files.py.
 """
 
 from __future__ import annotations

@@ -138,7 +138,7 @@ def _named_in_strings(path: Path) -> set[str]:
 
 def _started(path: Path) -> set[str]:
     """The modules and programs that a test starts as processes: by name, with `python -m`, or in a script."""
-    named = {name for text in _strings(path) for name in re.findall(r"ringfeed(?:\.\w+)+", text)}
+    named = {name for text in _strings(path) for name in re.findall(r"\b(?:ringfeed|tests)(?:\.\w+)+", text)}
     beside = [path.with_name(text) for text in _strings(path) if re.fullmatch(r"\w+\.py", text)]
     scripts = {module_name(each) for each in beside if each.exists()}
     words = {word for node in _nodes(path) if _is_call(node, "cli", "with_name") for word in _words(node)[:1]}

@@ -1,6 +1,7 @@
 """The containers of Keras' files, which may come from anyone: ZIP archives and HDF5, opened only within bounds.
 
 Both may claim more than they hold, and HDF5 may name other files. What is in them is read elsewhere.
+Tested in tests/test_forged_files.py.
 """
 
 from __future__ import annotations

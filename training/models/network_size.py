@@ -1,4 +1,7 @@
-"""The number of weights of a network, found without allocating them: a stranger's configuration may name any sizes."""
+"""The number of weights of a network, found without allocating them: a stranger's configuration may name any sizes.
+
+Tested in tests/test_forged_files.py.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Default features of decimal columns, which hold every value of theirs."""
+"""Default features of decimal columns, which hold every value of theirs.
+
+Tested in tests/sharding/sources/tables/test_plain_arrays.py.
+"""
 
 from __future__ import annotations
 

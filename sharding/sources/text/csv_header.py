@@ -1,4 +1,7 @@
-"""Reads the names of CSV columns, and tells a header from a record."""
+"""Reads the names of CSV columns, and tells a header from a record.
+
+Tested in tests/sharding/sources/text/test_csv_dialect.py.
+"""
 
 from __future__ import annotations
 
