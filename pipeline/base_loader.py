@@ -30,7 +30,7 @@ from .order.epoch_order import ORDER_VERSION, Geometry
 from .order.sample_keys import sample_keys
 from .pickling import remake
 from .resume_state import check_state
-from .select.sample_columns import ORIGIN, SAMPLE_KEY, WEIGHT, Origin
+from .select.sample_columns import ORIGIN, SAMPLE_KEY, WEIGHT, Origin, mask_name
 from .transforms.apply import Transform, apply_transform
 
 if TYPE_CHECKING:
@@ -159,6 +159,11 @@ class BaseLoader(ABC):
     def streams(self) -> int:
         """Streams that a global batch is drawn from, of all ranks together."""
         return self._geometry.streams
+
+    @property
+    @abstractmethod
+    def masks(self) -> tuple[str, ...]:
+        """The features whose missing values are marked."""
 
     @property
     @abstractmethod
@@ -573,6 +578,7 @@ class BaseLoader(ABC):
         added: dict[str, npt.DTypeLike] = {}
         if self._slices[0].weighted:
             added[WEIGHT] = np.float32
+        added |= dict.fromkeys(map(mask_name, self.masks), np.bool_)
         if self._sample_keys:
             added[SAMPLE_KEY] = np.dtype((np.int64, (2,)))
         return added

@@ -40,7 +40,7 @@ from .order.shuffle_quality import ShuffleQuality, shuffle_quality
 from .random_access import RandomAccess
 from .resume_state import shares_digest
 from .select.sample_columns import CLASS_ID, ORIGIN, Origin
-from .select.selected_columns import check_fill, delivered_schema, record_bytes
+from .select.selected_columns import check_fill, delivered_schema, mask_fill, record_bytes
 from .select.selected_rows import Selection
 from .streams.length_buckets import LengthBuckets
 from .streams.prefetch_budget import PrefetchBudget, default_prefetch_bytes
@@ -87,6 +87,8 @@ class Loader(BaseLoader):
             records that the epoch began with.
         shuffle: False for the order of the dataset.
         fill: value for missing values, by feature, of its dtype. Missing floats are NaN by default.
+        masks: features whose missing values are marked: each adds ``missing:NAME``, bool [batch]. Their missing values
+            need no `fill`, and are then 0, NaN, or empty.
         streams: canonical streams, a divisor of `batch_size`, each of which reads its own part of the dataset.
             Default: the largest divisor up to 16, or 1 without `shuffle`.
         window_shards: shards' worth of records that a stream shuffles, and holds in memory, together.
@@ -137,7 +139,8 @@ class Loader(BaseLoader):
         self._balance = parse_balance(options.balance)
         stored = self.manifest.schema
         fill = check_fill(stored, options.fill)
-        schema = delivered_schema(self.manifest, options.split, options.columns, fill)
+        fill = mask_fill(stored, options.masks) | fill
+        schema = delivered_schema(self.manifest, options.split, options.columns, fill, options.masks)
         super().__init__(options, self._make_geometry(), schema, stored, fill)
         weights = self._weights(epoch=0)  # refuses an impossible balance
         self._layout = self.manifest.layout and self.manifest.layout.select(self.schema.names)
@@ -150,7 +153,7 @@ class Loader(BaseLoader):
         )
         # Refuses a quarantine that leaves nothing. With shares that change, a later epoch may need less than this one.
         self._quarantine.plan_shards(weights if self.is_settled else None)
-        self._access = RandomAccess(self._shards, self.schema, self._layout, self.fill, self.labels)
+        self._access = RandomAccess(self._shards, self.schema, self._layout, self.fill, self.labels, self.masks)
 
     def _select_rows(self) -> Selection | None:
         options = self._options
@@ -389,7 +392,12 @@ class Loader(BaseLoader):
     @property
     def undecoded(self) -> bool:
         """See `BaseLoader`."""
-        return self.manifest.shard_format == "tfrecord" and self.manifest.layout is None
+        return self.manifest.shard_format == "tfrecord" and self.manifest.layout is None and not self.masks
+
+    @property
+    def masks(self) -> tuple[str, ...]:
+        """See `BaseLoader`."""
+        return tuple(self._options.masks)
 
     def _order(self, epoch: int) -> EpochOrder:
         return EpochOrder(self._geometry, [shard.records for shard in self._shards], self._seed, epoch)
@@ -426,6 +434,7 @@ class Loader(BaseLoader):
             dataset=self._dataset,
             schema=self.schema if self.labels is None else self.labels.read_schema,
             fill=self.fill,
+            masks=self.masks,
             counters=self._counters,
             cache=self._cache,
             selection=self._selection,

@@ -48,6 +48,7 @@ class LoaderOptions:
     remainder: Remainder = "drop"
     shuffle: bool = True
     fill: Mapping[str, Any] | None = None
+    masks: Sequence[str] = ()
     streams: int | None = None
     window_shards: int = 1
     fetch_threads: int | None = None
@@ -69,6 +70,7 @@ class LoaderOptions:
             object.__setattr__(self, name, boolean(name, getattr(self, name)))
         object.__setattr__(self, "split", text("split", self.split))
         object.__setattr__(self, "quarantined", texts("quarantined", self.quarantined, "paths"))
+        object.__setattr__(self, "masks", texts("masks", self.masks, "names of features"))
         if self.columns is not None:
             object.__setattr__(self, "columns", texts("columns", self.columns, "at least one name"))
         parse_balance(self.balance)

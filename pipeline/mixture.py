@@ -250,6 +250,11 @@ class Mixture(BaseLoader):
         return sum(self._records)
 
     @property
+    def masks(self) -> tuple[str, ...]:
+        """See `BaseLoader`; the same for all datasets."""
+        return self._loaders[0].masks
+
+    @property
     def undecoded(self) -> bool:
         """See `Loader`; the same for all datasets."""
         return self._loaders[0].undecoded

@@ -64,6 +64,8 @@ def common_schema(names: Sequence[str], loaders: Sequence[Loader]) -> Schema:
         raise ConfigError(f"a feature is called {SOURCE_ID!r}, a name that mixtures need; rename it and build again")
     check_same_features({name: loader.schema for name, loader in zip(names, loaders, strict=True)})
     for name, loader in zip(names[1:], loaders[1:], strict=True):
+        if loader.masks != first.masks:
+            raise ConfigError(f"{names[0]!r} and {name!r} cannot be mixed: give all datasets the same `masks`")
         if loader.undecoded != first.undecoded:
             raise ConfigError(
                 f"{names[0]!r} and {name!r} cannot be mixed: records of one share a layout or are Parquet, those of "

@@ -25,7 +25,7 @@ from .decode.class_labels import ClassLabels
 from .decode.columns import Columns, fill_value, take_columns
 from .decode.shard_opener import OpenShard
 from .decode.tfrecord_frames import open_features
-from .select.sample_columns import CLASS_ID, EXAMPLES, FRAMES
+from .select.sample_columns import CLASS_ID, EXAMPLES, FRAMES, mask_name
 from .streams.shard_fetcher import ShardFetcher
 
 __all__ = ["RandomAccess"]
@@ -42,6 +42,7 @@ class RandomAccess:
         layout: layout of the records of TFRecord shards, if they share one.
         fill: see `Loader`.
         labels: labels that are not read from shards, or None.
+        masks: features whose missing values are marked.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class RandomAccess:
         layout: RecordLayout | None,
         fill: Mapping[str, Any],
         labels: ClassLabels | None = None,
+        masks: Sequence[str] = (),
     ) -> None:
         self._stops = np.cumsum([shard.records for shard in shards])
         self._schema = schema
         self._layout = layout
         self._fill = fill
         self._labels = labels
+        self._masks = [mask_name(name) for name in masks]
         self._kept: OrderedDict[int, OpenShard] = OrderedDict()
         self._lock = threading.RLock()
         renew_lock_in_forks(self)
@@ -94,7 +97,8 @@ class RandomAccess:
                 name: values[0] if isinstance(values, np.ndarray) else values[0].as_py()
                 for name, values in columns.items()
             }
-        return {f.name: self._restored(record[f.name], f) for f in self._schema.features}
+        restored = {f.name: self._restored(record[f.name], f) for f in self._schema.features}
+        return restored | {name: record[name] for name in self._masks}
 
     def _shard(self, number: int, make_fetcher: Callable[[], ShardFetcher]) -> OpenShard:
         with self._lock:

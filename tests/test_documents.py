@@ -242,7 +242,7 @@ def test_options_of_a_store_stand_in_a_file_of_fsspec(
 def test_training(here: Path) -> None:
     """In a process of its own, since a trainer makes TensorFlow deterministic; so is the page on what follows."""
     write_configuration()
-    after, _, train = python_of("training.md")
+    after, _, _, train = python_of("training.md")
     (serving,) = python_of("serving.md")
     export = "from ringfeed.tools.cli import main\nassert main(['export', 'model.keras', '--out', 'served/1']) == 0\n"
     check = """
@@ -264,7 +264,15 @@ def test_a_model_of_your_own(here: Path) -> None:
     assert (*built.network(inputs).shape, *class_id.shape) == (64, 2, 64)
     built = build_model(loader.manifest, load_config("delays.yaml"))
     inputs, hours, _ = built.preprocess(next(iter(loader.epoch(0))))
-    assert (*built.network(inputs).shape, hours.dtype.name) == (64, 1, "float32")
+    assert (*built.network(inputs).shape, hours.dtype.name) == (64, 1, "float64")
+
+
+def test_a_loss_metrics_and_callbacks_of_your_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_configuration()
+    Path("own.py").write_text(python_of("training.md")[2])
+    options = ["--set", "deterministic=false", "--set", "data.batch_size=64"]
+    assert cli.main(["train", "--config", "own.yaml", *options]) == 0
+    assert re.search(r"^epoch 0: 0\.\d{3}$", capsys.readouterr().out, re.MULTILINE)
 
 
 def write_configuration() -> None:

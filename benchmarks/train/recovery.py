@@ -38,7 +38,7 @@ def network(manifest: Any, config: Any) -> Any:
 
     def note(inputs: Any) -> Any:
         with Path(os.environ["STEPS_FILE"]).open("a") as file:
-            step = (time.time(), os.getpid(), os.environ["HOROVOD_RANK"], os.environ["HOROVOD_SIZE"])
+            step = (time.monotonic(), os.getpid(), os.environ["HOROVOD_RANK"], os.environ["HOROVOD_SIZE"])
             file.write(" ".join(map(str, step)) + "\n")
         return inputs
 
@@ -68,11 +68,11 @@ def first(file: Path, process: subprocess.Popen[bytes], size: int, after: float)
 
 def kill_and_measure(file: Path, process: subprocess.Popen[bytes], number: int) -> None:
     """Kill rank 0, and print how long it took the others."""
-    begun = first(file, process, RANKS, time.time())
+    begun = first(file, process, RANKS, time.monotonic())
     while sum(step.seconds > begun for step in steps_in(file)) < STEPS_BETWEEN * RANKS:
         time.sleep(0.1)
     victim = [step for step in steps_in(file) if step.rank == 0][-1].process
-    killed = time.time()
+    killed = time.monotonic()
     os.kill(victim, signal.SIGKILL)
     went_on = first(file, process, RANKS - 1, killed)
     complete = first(file, process, RANKS, went_on)

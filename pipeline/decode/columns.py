@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringfeed.pipeline.select.sample_columns import mask_name
 from ringfeed.sharding.compute import kernels
 from ringfeed.sharding.compute.grouping import stable_order
 from ringfeed.sharding.compute.kernels import INLINE_AT, INLINE_BYTES, VIEW
@@ -52,7 +53,11 @@ Columns: TypeAlias = Mapping[str, Column]
 
 
 def open_parquet(
-    data: pa.Buffer, schema: Schema, fill: Mapping[str, Any], groups: Sequence[int] | None = None
+    data: pa.Buffer,
+    schema: Schema,
+    fill: Mapping[str, Any],
+    groups: Sequence[int] | None = None,
+    masks: Sequence[str] = (),
 ) -> Columns:
     """The columns of a Parquet shard.
 
@@ -61,6 +66,7 @@ def open_parquet(
         schema: the features to read.
         fill: value for missing values, by feature; missing floats are NaN by default.
         groups: numbers of the row groups to read; None for all.
+        masks: features whose missing values are marked.
     """
     lengths = {feature.name: feature.elements or 0 for feature in schema.features if feature.numeric}
     vectors = {name: (schema[name].dtype, length) for name, length in lengths.items() if length > 1}
@@ -71,22 +77,31 @@ def open_parquet(
     for name, values in found.items():
         shape = schema[name].fixed_shape or ()
         columns[name] = replace(values, shape=shape) if isinstance(values, FileVectors) else values.reshape(-1, *shape)
-    columns |= filled_columns(table, rest, fill)
-    return {name: columns[name] for name in schema.names}
+    columns |= filled_columns(table, rest, fill, masks)
+    ordered = {name: columns[name] for name in schema.names}
+    return {**ordered, **{name: columns.get(name, _no_mask(ordered)) for name in map(mask_name, masks)}}
 
 
-def filled_columns(table: pa.Table, schema: Schema, fill: Mapping[str, Any]) -> Columns:
-    """The columns of a table, with missing values filled.
+def _no_mask(columns: Columns) -> npt.NDArray[np.bool_]:
+    """The mask of a feature that has no missing values."""
+    return np.zeros(len(next(iter(columns.values()))), np.bool_)
+
+
+def filled_columns(table: pa.Table, schema: Schema, fill: Mapping[str, Any], masks: Sequence[str] = ()) -> Columns:
+    """The columns of a table, with missing values filled, and the masks of those that the schema has.
 
     Args:
         table: a table of the schema's Arrow types, or of `Feature.wide_type`s, perhaps with more columns.
         schema: the features to take.
         fill: as for `open_parquet`.
+        masks: as for `open_parquet`.
 
     Returns:
         NumPy arrays, and Arrow arrays of `Feature.wide_type`, so that no column has a limit of 2 GiB.
     """
-    return {feature.name: _filled(table.column(feature.name), feature, fill) for feature in schema.features}
+    columns = {feature.name: _filled(table.column(feature.name), feature, fill) for feature in schema.features}
+    marked = [name for name in masks if name in schema.names]
+    return {**columns, **{mask_name(name): table.column(name).is_null().to_numpy() for name in marked}}
 
 
 def _filled(column: pa.ChunkedArray, feature: Feature, fill: Mapping[str, Any]) -> Column:

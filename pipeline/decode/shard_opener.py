@@ -32,7 +32,7 @@ from ringfeed.sharding.schema import Schema
 from .columns import Columns, open_parquet, take_columns
 from .page_locations import PageLocationCache
 from .tfrecord_frames import open_features, open_tfrecord
-from .tfrecord_values import open_values
+from .tfrecord_values import open_masked, open_values
 
 __all__ = ["OpenShard", "ReadContext", "ShardOpener"]
 
@@ -66,6 +66,7 @@ class ReadContext:
         dataset: the opened dataset.
         schema: features to read.
         fill: value that replaces a missing one, by feature.
+        masks: features whose missing values are marked.
         counters: counters of the loader.
         cache: cache for the files; None reads from the source.
         selection: records that pass the filter; None for all records.
@@ -76,6 +77,7 @@ class ReadContext:
     dataset: Dataset
     schema: Schema
     fill: Mapping[str, Any]
+    masks: Sequence[str] = ()
     counters: Counters
     cache: ShardCache | None = None
     selection: Selection | None = None
@@ -98,6 +100,7 @@ class ShardOpener:
         self._dataset = dataset
         self._schema = context.schema
         self._fill = context.fill
+        self._masks = context.masks
         self._counters = context.counters
         self._cache = cache
         self._identity = dataset.storage.locate()
@@ -233,12 +236,15 @@ class ShardOpener:
         """The columns of a file, or of some of its row groups; `known_as` is the checksum of a whole file."""
         manifest = self._dataset.manifest
         if manifest.shard_format == "parquet":
-            find = partial(open_parquet, data, self._schema, self._fill, groups)
-            return _page_locations.open(known_as, data, self._schema, find) if known_as else find()
+            find = partial(open_parquet, data, self._schema, self._fill, groups, self._masks)
+            is_known = known_as and not self._masks  # locations say nothing about missing values
+            return _page_locations.open(known_as, data, self._schema, find) if is_known else find()
         if manifest.compression != "none":
             data = pa.py_buffer(decompress(data.to_pybytes(), manifest.compression))
         if self._locates_features:
             return open_values(data, index, manifest.schema, self._schema)
+        if self._masks:
+            return open_masked(data, index, manifest, self._schema, self._fill, self._masks)
         columns = open_tfrecord(data, index, manifest.layout)
         if manifest.layout is None or self._schema.names == manifest.schema.names:
             return columns

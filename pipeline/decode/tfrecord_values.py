@@ -5,6 +5,7 @@ Numbers become columns. Strings and bytes, such as encoded images, stay in the f
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from ringfeed.sharding.schema import Feature, Schema
 
 from .columns import Columns, filled_columns, view_bytes
 
-__all__ = ["has_plain_values", "open_values"]
+__all__ = ["has_plain_values", "open_masked", "open_values"]
 
 _NUMBER_BYTES = 1024  # per record
 
@@ -46,9 +47,7 @@ def open_values(data: pa.Buffer, index: pa.RecordBatch, stored: Schema, schema: 
     Returns:
         Numbers as NumPy arrays [records, *shape], strings and bytes as Arrow binary views of `data`.
     """
-    content = np.frombuffer(data, np.uint8)
-    starts = index.column("offset").to_numpy() + HEADER_BYTES
-    ends = starts + index.column("length").to_numpy() - (HEADER_BYTES + FOOTER_BYTES)
+    content, starts, ends = _messages(data, index)
     viewed = [feature.name for feature in schema.features if _is_viewed(feature)]
     numbers = [feature.name for feature in schema.features if not _is_viewed(feature)]
     located = locate_examples(content, starts, ends, stored, viewed, numbers)
@@ -60,6 +59,40 @@ def open_values(data: pa.Buffer, index: pa.RecordBatch, stored: Schema, schema: 
         views = {name: _view_copies(batch.column(name)) for name in viewed}
     columns = views | dict(filled_columns(pa.Table.from_batches([batch]), schema.select(numbers), {}))
     return {name: columns[name] for name in schema.names}
+
+
+def open_masked(
+    data: pa.Buffer,
+    index: pa.RecordBatch,
+    manifest: Manifest,
+    schema: Schema,
+    fill: Mapping[str, Any],
+    masks: Sequence[str],
+) -> Columns:
+    """The features of a whole, decompressed TFRecord shard, and masks of missing values.
+
+    TensorFlow's parser tells no missing value from its default, so the records are decoded here.
+
+    Args:
+        data: content of the file.
+        index: its index, with offset and length.
+        manifest: manifest of the dataset.
+        schema: the features to read.
+        fill: value for missing values, by feature.
+        masks: features whose missing values are marked.
+
+    Returns:
+        As `open_parquet`.
+    """
+    batch = decode_examples(*_messages(data, index), manifest.schema, schema.names)
+    return filled_columns(pa.Table.from_batches([batch]), schema, fill, masks)
+
+
+def _messages(data: pa.Buffer, index: pa.RecordBatch) -> tuple[Any, Any, Any]:
+    """The bytes of a file, and where the message of each record starts and ends in it."""
+    starts = index.column("offset").to_numpy() + HEADER_BYTES
+    ends = starts + index.column("length").to_numpy() - (HEADER_BYTES + FOOTER_BYTES)
+    return np.frombuffer(data, np.uint8), starts, ends
 
 
 def _is_viewed(feature: Feature) -> bool:

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CLASS_ID", "EXAMPLES", "FRAMES", "ORIGIN", "SAMPLE_KEY", "SOFT_LABEL", "SOURCE_ID", "WEIGHT", "Origin"]
+__all__ = [
+    "CLASS_ID", "EXAMPLES", "FRAMES", "ORIGIN", "SAMPLE_KEY", "SOFT_LABEL", "SOURCE_ID", "WEIGHT", "Origin",
+    "mask_name",
+]  # fmt: skip
 
 # Delivered in batches.
 CLASS_ID = "class_id"  # index of the label in the classes of the manifest
@@ -20,6 +23,15 @@ WEIGHT = "sample_weight"
 EXAMPLES = "\0examples"  # serialized `tf.train.Example`s, Arrow binary view [records]
 FRAMES = "\0frames"  # TFRecord frames of equal size, uint8 [records, frame bytes]
 ORIGIN = "\0origin"  # shard and row of each record, int64 [records, 2]
+
+
+def mask_name(feature: str) -> str:
+    """The column that says which values of a feature are missing: bool [batch].
+
+    >>> mask_name("age")
+    'missing:age'
+    """
+    return f"missing:{feature}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

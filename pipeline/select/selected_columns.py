@@ -17,9 +17,9 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.prepare.column_names import check_columns, check_distinct
 from ringfeed.sharding.schema import RESERVED_NAMES, Feature, Schema
 
-from .sample_columns import EXAMPLES, FRAMES
+from .sample_columns import EXAMPLES, FRAMES, mask_name
 
-__all__ = ["check_fill", "delivered_schema", "describe_missing", "features_without_fill", "record_bytes"]
+__all__ = ["check_fill", "delivered_schema", "describe_missing", "features_without_fill", "mask_fill", "record_bytes"]
 
 
 def check_fill(schema: Schema, fill: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -52,11 +52,34 @@ def _converted(feature: Feature, value: Any) -> Any:
     return converted
 
 
+def mask_fill(schema: Schema, masks: Sequence[str]) -> dict[str, Any]:
+    """Return what is delivered in place of missing values that a mask marks, by feature: NaN, 0, or empty.
+
+    Args:
+        schema: schema of the dataset.
+        masks: names of the features.
+
+    Raises:
+        ConfigError: a name is no feature.
+    """
+    check_columns("masks", masks, schema.names)
+    check_distinct("masks", masks)
+    empty = {"string": "", "binary": b"", "bool": False}
+    own = [schema[name] for name in masks]
+    return {
+        feature.name: float("nan") if feature.dtype.startswith("float") else empty.get(feature.dtype, 0)
+        for feature in own
+        if feature.elements is not None
+    }
+
+
 def _fill_error(feature: Feature, value: Any) -> ConfigError:
     return ConfigError(f"fill of feature {feature.name!r} must be one {feature.dtype} value, got {value!r}")
 
 
-def delivered_schema(manifest: Manifest, split: str, columns: Sequence[str] | None, fill: Mapping[str, Any]) -> Schema:
+def delivered_schema(
+    manifest: Manifest, split: str, columns: Sequence[str] | None, fill: Mapping[str, Any], masks: Sequence[str] = ()
+) -> Schema:
     """Return the features to deliver, in the order of `columns`. Raises now what would fail in the middle of an epoch.
 
     Args:
@@ -64,17 +87,20 @@ def delivered_schema(manifest: Manifest, split: str, columns: Sequence[str] | No
         split: name of the split.
         columns: names of the features; None for all.
         fill: replacements of missing values, by feature.
+        masks: features whose missing values are marked.
 
     Raises:
-        ConfigError: a column is unknown, has a reserved name, or has missing values without a replacement.
+        ConfigError: a column is unknown, has a reserved name, or has missing values without a replacement; or a mask is
+            of a feature that is not delivered.
     """
     schema = _select(manifest.schema, columns)
-    for name in (*RESERVED_NAMES, EXAMPLES, FRAMES):
+    for name in (*RESERVED_NAMES, EXAMPLES, FRAMES, *map(mask_name, masks)):
         if name in schema.names:
             raise ConfigError(
                 f"a feature is called {name!r}, a name reserved for the loader; leave it out of columns, or rename it "
                 f"with: shard-dataset reshard --rename {name}=NAME"
             )
+    check_columns("masks", masks, schema.names)
     if lacking := features_without_fill(manifest, split, schema, fill):
         wanted = ", ".join(f"{name!r}: ..." for name in lacking)
         raise ConfigError(f"{describe_missing(lacking, split)}: Loader(..., fill={{{wanted}}})")

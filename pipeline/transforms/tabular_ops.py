@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ringfeed.pipeline.select.sample_columns import mask_name
 from ringfeed.sharding.errors import ConfigError
 
 from .tabular_plan import CategoryColumn, NumericColumn, TabularPlan
@@ -21,18 +22,34 @@ Element = Mapping[str, Any]
 
 
 def tabular_inputs(element: Element, plan: TabularPlan) -> dict[str, Any]:
-    """The inputs that `TabularTransform` adds."""
+    """The inputs that `TabularTransform` adds.
+
+    Raises:
+        ConfigError: the element lacks the mask of a column.
+    """
     inputs = {}
     if plan.numeric:
         inputs["numeric"] = _numeric(element, plan.numeric)
     if plan.categories:
-        inputs["categories"] = tf.stack([_ids(column)(element[column.name]) for column in plan.categories], axis=1)
+        ids = [_without(_ids(c)(element[c.name]), _mask(element, c), 0) for c in plan.categories]
+        inputs["categories"] = tf.stack(ids, axis=1)
     return inputs
+
+
+def _mask(element: Element, column: NumericColumn | CategoryColumn) -> Any:
+    """Which values of a column are missing, bool [batch]; None: none are, or they are NaN."""
+    name = mask_name(column.name)
+    if column.masked and name not in element:
+        raise ConfigError(
+            f"feature {column.name!r} had missing values in training, and the element has no {name!r} to mark them: "
+            f"Loader(..., masks=[{column.name!r}])"
+        )
+    return element.get(name)
 
 
 def _numeric(element: Element, columns: Sequence[NumericColumn]) -> Any:
     """The numeric input. Standardised in float64: an int64 time stamp in microseconds has more digits than float32."""
-    values = tf.concat([_as_float64(element[c.name], c) for c in columns], axis=1)
+    values = tf.concat([_as_float64(element[c.name], _mask(element, c), c) for c in columns], axis=1)
     repeats = [c.elements for c in columns]
     mean = np.repeat([c.mean for c in columns], repeats)
     std = np.repeat([c.std for c in columns], repeats)
@@ -45,12 +62,21 @@ def _numeric(element: Element, columns: Sequence[NumericColumn]) -> Any:
     return tf.concat([standardised, missing], axis=1)
 
 
-def _as_float64(values: Any, column: NumericColumn) -> Any:
+def _as_float64(values: Any, missing: Any, column: NumericColumn) -> Any:
     """Values as float64 [batch, elements], with NaN for missing ones."""
-    numbers = tf.cast(values, tf.float64)
-    if column.missing_code is not None:
-        numbers = tf.where(tf.equal(values, column.missing_code), tf.constant(np.nan, tf.float64), numbers)
-    return tf.reshape(numbers, [-1, column.elements])
+    numbers = tf.reshape(tf.cast(values, tf.float64), [-1, column.elements])
+    return _without(numbers, None if missing is None else missing[:, None], np.nan)
+
+
+def _without(values: Any, missing: Any, substitute: float) -> Any:
+    """Values with a substitute where they are missing.
+
+    Args:
+        values: numbers or ids of a batch.
+        missing: bool, which are missing; None: none.
+        substitute: what no other value becomes.
+    """
+    return values if missing is None else tf.where(missing, tf.constant(substitute, values.dtype), values)
 
 
 def _ids(column: CategoryColumn) -> Callable[[Any], Any]:
@@ -60,8 +86,6 @@ def _ids(column: CategoryColumn) -> Callable[[Any], Any]:
     def from_code(values: Any) -> Any:
         ids = tf.cast(values, tf.int64) - column.smallest + 1
         known = (ids >= 1) & (ids < column.size)
-        if column.missing_code is not None:
-            known &= tf.not_equal(values, column.missing_code)
         return tf.cast(tf.where(known, ids, tf.zeros_like(ids)), tf.int32)
 
     return from_code

@@ -20,7 +20,7 @@ class NumericColumn:
         std: their standard deviation.
         has_missing: whether values are missing in the train split; if so, the model gets an indicator column.
         elements: numbers in each value.
-        missing_code: the integer that the loader fills in for a missing one; missing floats are NaN.
+        masked: whether a mask marks missing values, which elements then must hold; missing floats are NaN.
     """
 
     name: str
@@ -28,7 +28,7 @@ class NumericColumn:
     std: float
     has_missing: bool
     elements: int = 1
-    missing_code: int | None = None
+    masked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +40,14 @@ class CategoryColumn:
         size: number of ids.
         vocabulary: texts with ids 1, 2, ... in this order; None for integer codes.
         smallest: the smallest code; the id of a code is ``code - smallest + 1``.
-        missing_code: the integer that the loader fills in for a missing code.
+        masked: whether a mask marks missing values, which elements then must hold.
     """
 
     name: str
     size: int
     vocabulary: tuple[str, ...] | None = None
     smallest: int = 0
-    missing_code: int | None = None
+    masked: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +67,12 @@ class TabularPlan:
 
     numeric: tuple[NumericColumn, ...]
     categories: tuple[CategoryColumn, ...]
+
+    @property
+    def masked(self) -> list[str]:
+        """Columns whose missing values a mask marks: the loader's `masks`."""
+        columns: tuple[NumericColumn | CategoryColumn, ...] = (*self.numeric, *self.categories)
+        return [column.name for column in columns if column.masked]
 
     @property
     def numeric_width(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import types
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ from .validation import SCALARS, Scalar
 __all__ = ["YAML_SCALARS", "load_yaml"]
 
 _MOST_LEVELS, _MOST_VALUES = 100, 100_000
+_TEXT, _NULL, _MERGE = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "null", "merge"))
 _EXPONENT_WITHOUT_DOT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")
 
 
@@ -39,8 +40,13 @@ YAML_SCALARS = {
 }
 
 
-def load_yaml(text: str | bytes) -> Any:
+def load_yaml(text: str | bytes, are_names: Callable[[tuple[str, ...]], bool] = lambda path: False) -> Any:
     """Parse a document of YAML's plain types.
+
+    Args:
+        text: the document.
+        are_names: whether the value at a path of keys is a name, or a mapping of names: they stay as they are written,
+            where YAML would take them for numbers, dates and so on. Null as a value stays null.
 
     Raises:
         ValueError: it is not YAML, repeats a key, holds a date that does not exist, is nested too deep, has more than
@@ -48,9 +54,11 @@ def load_yaml(text: str | bytes) -> Any:
 
     >>> load_yaml("{a: 1, b: [x]}")
     {'a': 1, 'b': ['x']}
+    >>> load_yaml("a: {01: 1, no: 01}", lambda path: path == ("a",))
+    {'a': {'01': 1, 'no': 1}}
     """
     try:
-        tree = yaml.load(text, _StrictLoader)
+        tree = _loaded(text, are_names)
         _count(tree, 0)
         return tree
     except RecursionError as error:
@@ -63,6 +71,39 @@ def load_yaml(text: str | bytes) -> Any:
         raise ValueError(f"{problem}{where}{remedy}") from error
     except yaml.YAMLError as error:
         raise ValueError(str(error)) from error
+
+
+def _loaded(text: str | bytes, are_names: Callable[[tuple[str, ...]], bool]) -> Any:
+    loader = _StrictLoader(text)
+    try:
+        node = loader.get_single_node()
+        return None if node is None else loader.construct_document(_with_names(node, (), are_names, set()))
+    finally:
+        loader.dispose()
+
+
+def _with_names(
+    node: yaml.Node, path: tuple[str, ...], are_names: Callable[[tuple[str, ...]], bool], above: set[int]
+) -> yaml.Node:
+    """A node with its names as texts. Nodes are made anew, since an alias may stand for one elsewhere, too."""
+    if isinstance(node, yaml.ScalarNode):
+        return _text(node) if are_names(path) and node.tag != _NULL else node
+    if not isinstance(node, yaml.MappingNode) or id(node) in above:
+        return node
+    is_named, above = are_names(path), above | {id(node)}
+    pairs = [
+        (
+            _text(key) if is_named and isinstance(key, yaml.ScalarNode) and key.tag != _MERGE else key,
+            _with_names(value, (*path, str(key.value)), are_names, above) if key.tag != _MERGE
+            else _with_names(value, path, are_names, above),
+        )
+        for key, value in node.value
+    ]  # fmt: skip
+    return yaml.MappingNode(node.tag, pairs, node.start_mark, node.end_mark, node.flow_style)
+
+
+def _text(node: yaml.ScalarNode) -> yaml.ScalarNode:
+    return yaml.ScalarNode(_TEXT, node.value, node.start_mark, node.end_mark, node.style)
 
 
 def _count(tree: Any, depth: int) -> int:

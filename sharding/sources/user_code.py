@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 import sys
 import sysconfig
@@ -24,6 +25,9 @@ from ringfeed.sharding.url_secrets import without_secrets
 __all__ = ["code_hash", "describe_error", "import_function"]
 
 _OURS = str(Path(__file__).parents[1])
+_LAYERS = tuple(
+    f"{Path(__file__).parents[2] / layer}{os.sep}" for layer in ("sharding", "pipeline", "training", "tools")
+)
 _STANDARD = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"))
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in')
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
@@ -190,4 +194,4 @@ def _shortened(text: str) -> str:
 
 
 def _is_foreign(filename: str) -> bool:
-    return not (filename.startswith((_OURS, "<frozen")) or "/importlib/" in filename)
+    return not (filename.startswith((*_LAYERS, "<frozen")) or "/importlib/" in filename)

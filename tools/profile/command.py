@@ -23,6 +23,7 @@ from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.sources.user_code import import_function
 from ringfeed.tools.argument_types import add_verbosity, checked_type, parse_bytes
 from ringfeed.tools.console import print_warnings
+from ringfeed.training.config.class_names import shares_by_class
 from ringfeed.training.loop.state.outputs import check_writable
 
 from .measure import profile, profile_run
@@ -213,8 +214,8 @@ def _parse_balance(text: str, classes: Sequence[Any]) -> str | dict[Any, float]:
         raise ConfigError(
             f'--balance takes a word or JSON such as \'{{"late": 0.5, "on time": 0.5}}\': {error}'
         ) from error
-    named = {str(value).lower() if isinstance(value, bool) else str(value): value for value in classes}
-    return {named.get(key, key): share for key, share in shares.items()}
+    by_class: dict[Any, float] = shares_by_class("--balance", shares, classes)
+    return by_class
 
 
 def _parse_prefetch(text: str) -> int:

@@ -29,7 +29,7 @@ from ringfeed.training.loop.state.resume import resume
 from ringfeed.training.loop.state.saving import Saver
 from ringfeed.training.loop.step import make_predict_step
 from ringfeed.training.loop.stopping import Stopped, StopRequest
-from ringfeed.training.metrics.evaluate import evaluate
+from ringfeed.training.metrics.evaluate import evaluate, own_measures
 from ringfeed.training.metrics.scorers import make_scorer
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.losses import build_loss
@@ -49,7 +49,7 @@ from .cluster import CHIEF, PS, WORKER, Cluster
 from .placement import Placement, ServerOptimizers, server_device
 from .rate import UpdateRate
 from .server_parts import ServerParts, on_servers
-from .server_reports import ServerReports
+from .server_reports import ServerReports, step_samples
 from .task import MEET_TOKEN
 from .updates import DirectUpdates, SignificantUpdates, SynchronousUpdates, Updates
 from .worker_loop import make_worker_loop
@@ -102,7 +102,7 @@ class ServerTrainer:
             self._ring,
             self.parts,
             Memory(),
-            dataset=self.loader.manifest.shards_checksum,
+            manifest=self.loader.manifest,
             steps_per_epoch=self.loader.steps_per_epoch,
             total_steps=config.total_steps(self.loader.steps_per_epoch),
         )
@@ -126,6 +126,7 @@ class ServerTrainer:
         self._target = plan_target(manifest, config)
         make_scorer(self._target, config.metrics)  # refuses metrics that the dataset cannot have
         check_defined(config, len(self._target.classes))
+        self._own = own_measures(config, self._target)
         placement = Placement([server_device(index) for index in range(self._cluster.servers)])
         network, tables = on_servers(manifest, config, built.network, placement)
         self._preprocess = traced(built.preprocess)
@@ -312,7 +313,7 @@ class ServerTrainer:
         self.reporter.begin_evaluation()
         batches = self._batches(self._eval_loader)
         with self._fetched():
-            result = evaluate(self._ring, self._predict, batches, self._target, self.config.metrics)
+            result = evaluate(self._ring, self._predict, batches, self._target, self.config.metrics, self._own)
         if self._asked_to_stop:  # then this evaluation is not whole; a resumed run makes it
             self._stop()
         self._progress.add_evaluation(epoch, result)
@@ -338,7 +339,8 @@ class ServerTrainer:
         self.reporter.warn_of_waits()
         with self._fetched() as network:
             parameters, digest = network.count_params(), assert_same_weights(self._ring, network.weights)
-        metrics = self._progress.metrics(seconds, self.config.data.batch_size) | {
+        samples = step_samples(self.config.parameter_server, self.config.data.batch_size, self._workers)
+        metrics = self._progress.metrics(seconds, samples) | {
             "ranks": self._workers,
             "parameter_servers": self._cluster.servers,
             "server_bytes": self.server_bytes,

@@ -8,13 +8,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringfeed.sharding.errors import TrainingError
+from ringfeed.training.config.backend import ParameterServerConfig
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.loop.reporting import Reporter
 
 from .board.board import Done
 from .rate import UpdateRate
 
-__all__ = ["ServerReports"]
+__all__ = ["ServerReports", "step_samples"]
+
+
+def step_samples(options: ParameterServerConfig, batch_size: int, workers: int) -> float:
+    """Return the samples that a step trains on: gradients of backup workers are dropped.
+
+    >>> step_samples(ParameterServerConfig(mode="sync", backup_workers=1), 120, 4)
+    90.0
+    """
+    return batch_size * (workers - options.backup_workers) / workers
 
 
 class ServerReports:

@@ -44,6 +44,7 @@ _ON_SERVERS: _Only = {  # the only value of a key, and why
     "output.records": (None, "the ranks of a ring write them"),
     "output.prometheus_port": (None, "the ranks of a ring write them"),
     "overfit_batches": (None, "each worker takes the next batches"),
+    "callbacks": (None, "no process has the network and its steps"),
     "track.profile": (None, "the chief, which it would trace, takes no steps"),
     "track.timeline": (None, "it is of a ring"),
 }

@@ -11,6 +11,7 @@ import os
 import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
+from functools import partial
 from typing import Any
 
 from ringfeed.sharding.common.strict_yaml import YAML_SCALARS, load_yaml
@@ -21,6 +22,7 @@ from ringfeed.sharding.storage.untrusted_files import read_untrusted
 from ringfeed.sharding.url_secrets import public_url
 
 from .backend import PARAMETER_SERVER
+from .class_names import class_name, hold_names
 from .keys import all_keys, key_default
 from .optimizer import STRETCHED
 from .paths import paths_from
@@ -71,7 +73,7 @@ def load_tree(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not UTF-8 text (byte {error.start})") from error
     try:
-        tree = load_yaml(text)
+        tree = load_yaml(text, hold_names)
     except ValueError as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from error
     tree = {} if tree is None else tree
@@ -95,7 +97,7 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
         if not separator or not key:
             raise ConfigError(f"--set takes key=value, got {item!r}")
         try:
-            value = load_yaml(text)
+            value = load_yaml(text, partial(_hold_names, tuple(key.split("."))))
         except ValueError as error:
             raise ConfigError(f"--set {key}: {text!r} is not valid YAML") from error
         branch = result
@@ -106,6 +108,10 @@ def apply_overrides(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[s
             branch = branch[parent]
         branch[last] = value
     return result
+
+
+def _hold_names(parents: tuple[str, ...], path: tuple[str, ...]) -> bool:
+    return hold_names([*parents, *path])
 
 
 def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -242,7 +248,10 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
         if name == "backend" and PARAMETER_SERVER not in (mine.get(name), theirs.get(name)):
             continue  # the same results, to rounding
         default = _plain(key_default(spec))  # of older runs, which lack the key
-        if mine.get(leaf) != theirs.get(leaf, default):
+        own, other = mine.get(leaf), theirs.get(leaf, default)
+        if name == "data.positive" and other is not None:
+            other = class_name(other)  # older runs kept it as YAML read it
+        if own != other:
             differing.append(name)
     return differing
 

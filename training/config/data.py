@@ -12,10 +12,18 @@ from typing import Any
 from ringfeed.sharding.errors import ConfigError
 
 from .checks import key, one_of, require, require_size
+from .class_names import class_name
 
 __all__ = ["DataConfig", "MixedDataset"]
 
 SHARD_POLICIES = ("raise", "quarantine")
+
+
+def _by_name(balance: Any) -> Any:
+    """Shares by the names of classes."""
+    if not isinstance(balance, Mapping):
+        return balance
+    return {class_name(value): share for value, share in balance.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +33,9 @@ class MixedDataset:
     url: str = key(MISSING, "the dataset", is_path=True)
     balance: str | Mapping[Any, float] | None = key(None, "as data.balance, within this dataset; null: data.balance")
     where: str | None = key(None, "as data.where, for this dataset; null: data.where")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "balance", _by_name(self.balance))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +78,9 @@ class DataConfig:
     prefetch_bytes: int | None = key(None, "bytes of shards fetched ahead of need; null: 1.25 of the open windows")
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "balance", _by_name(self.balance))
+        if self.positive is not None:
+            object.__setattr__(self, "positive", class_name(self.positive))
         self._check_datasets()
         require_size("data.batch_size", self.batch_size)
         require(bool(self.cache), "data.cache", "none, memory or a path", self.cache)

@@ -13,7 +13,7 @@ from ringfeed.sharding.errors import ConfigError
 
 from .checks import key, require, require_finite
 from .outputs import CheckpointConfig, OutputConfig
-from .task import DEFAULT_METRICS, is_number
+from .task import DEFAULT_METRICS, is_number, metric_name
 
 __all__ = ["EarlyStoppingConfig", "check_comparisons"]
 
@@ -54,7 +54,7 @@ def check_comparisons(
     compared = {"early_stopping.metric": stopping.metric, "checkpoint.metric": checkpoint.metric}
     for name, value in needs.items():
         require(value is None or eval_split is not None, "data.eval_split", f"a split for {name}={value}", eval_split)
-    reported = DEFAULT_METRICS[task] if metrics is None else metrics
+    reported = DEFAULT_METRICS[task] if metrics is None else [metric_name(metric) for metric in metrics]
     numbers = ["loss", *(name for name in reported if is_number(task, name))]
     for name, metric in compared.items():
         if metric is not None and metric not in numbers:

@@ -50,6 +50,8 @@ def _key(spec: Field[Any], kind: Any) -> dict[str, Any]:
         found = {"enum": words}
         if pattern is not None:
             found = {"anyOf": [found, {"type": "string", "pattern": pattern}]}
+    elif pattern is not None:
+        found = {"anyOf": [{"type": "null"}, {"type": "string", "pattern": pattern}]}
     found["description"] = spec.metadata["help"]
     if not is_required(spec):
         default = key_default(spec)

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import did_you_mean
 
-from .checks import one_of, require
+from .checks import is_function, one_of, require
 from .data import DataConfig
 from .loss import LossConfig
 
-__all__ = ["DEFAULT_METRICS", "TASKS", "check_task", "is_number", "top_k"]
+__all__ = ["DEFAULT_METRICS", "TASKS", "check_task", "is_number", "metric_name", "top_k"]
 
 DEFAULT_METRICS = {
     "multiclass": ("accuracy", "balanced_accuracy", "recall", "auc", "confusion"),
@@ -41,6 +41,15 @@ def top_k(metric: str) -> int | None:
     """
     found = _TOP.fullmatch(metric)
     return None if found is None else int(found[1])
+
+
+def metric_name(metric: str) -> str:
+    """Return the name of a metric in evaluations: that of the function, where it is one.
+
+    >>> metric_name("my_metrics:gain"), metric_name("auc")
+    ('gain', 'auc')
+    """
+    return metric.rpartition(":")[2]
 
 
 def is_number(task: str, metric: str) -> bool:
@@ -74,8 +83,12 @@ def check_task(task: str, metrics: Sequence[str] | None, data: DataConfig, loss:
     else:
         require(loss.huber_delta is None, "loss.huber_delta", "null but for task=regression", loss.huber_delta)
     known = [*DEFAULT_METRICS[task], *_FURTHER_METRICS[task]]
+    names = [metric_name(metric) for metric in metrics or ()]
     for name in metrics or ():
-        if name not in known and not (task == "multiclass" and top_k(name)):
+        if is_function(name):
+            is_free = metric_name(name) not in (*known, "loss", "samples") and names.count(metric_name(name)) == 1
+            require(is_free, f"metrics: the function of {name}", "named like no other metric", metric_name(name))
+        elif name not in known and not (task == "multiclass" and top_k(name)):
             every = [*known, "top_K"] if task == "multiclass" else known
             hint = did_you_mean(name, known, f"there are: {', '.join(every)}")
             raise ConfigError(f"metrics: task={task} has no metric {name!r}; {hint}")

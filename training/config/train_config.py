@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from .backend import BACKENDS, MIRRORED, PARAMETER_SERVER, MirroredConfig, ParameterServerConfig, check_backend
-from .checks import duration_seconds, key, one_of, require, require_finite, require_size
+from .checks import duration_seconds, is_function, key, one_of, require, require_finite, require_size
 from .data import DataConfig
 from .early_stopping import EarlyStoppingConfig, check_comparisons
 from .loss import LossConfig
@@ -56,7 +56,10 @@ class TrainConfig:
     output: OutputConfig = field(default_factory=OutputConfig)
     track: TrackConfig = field(default_factory=TrackConfig)
     task: str = key("multiclass", f"what to predict: {', '.join(TASKS)}", choices=TASKS)
-    metrics: tuple[str, ...] | None = key(None, "metrics of evaluations, such as [accuracy, top_5]; null: the task's")
+    metrics: tuple[str, ...] | None = key(
+        None, "metrics of evaluations, such as [accuracy, top_5], also as module:function; null: the task's"
+    )
+    callbacks: tuple[str, ...] | None = key(None, "callbacks of Keras, each as module:function; null: none")
     backend: str = key("horovod", f"what processes exchange gradients by: {', '.join(BACKENDS)}", choices=BACKENDS)
     precision: str = key(
         "float32", f"dtype of computation in layers: one of {', '.join(PRECISIONS)}", choices=PRECISIONS
@@ -84,6 +87,8 @@ class TrainConfig:
             metrics=self.metrics,
             eval_split=self.data.eval_split,
         )
+        for name in self.callbacks or ():
+            require(is_function(name), "callbacks", "a list of module:function", name)
         require_size("epochs", self.epochs)
         require(self.eval_every_epochs >= 1, "eval_every_epochs", "at least 1", self.eval_every_epochs)
         require(0 <= self.seed < 2**31, "seed", "in [0, 2**31)", self.seed)

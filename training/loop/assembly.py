@@ -23,6 +23,7 @@ from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.checkpoint.snapshot import Parts
 from ringfeed.training.config.backend import MIRRORED, MULTI_WORKER
 from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.metrics.evaluate import Own, own_measures
 from ringfeed.training.metrics.scorers import make_scorer
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.built_model import BuiltModel
@@ -60,6 +61,7 @@ class Assembly:
         shares: this rank's share of the training batches, and its loader.
         evaluations: what evaluations read: the dataset, or those of a mixture by name, with the preprocessing of each.
         target: what the network predicts.
+        own: the user's loss and metrics.
         preprocess: function from an element of a loader to ``(inputs, target, weight)``, and the same traced.
         augment: the same with random augmentation, for training.
         pace: steps of an epoch, and in which of them this rank trains.
@@ -72,6 +74,7 @@ class Assembly:
     shares: Shares
     evaluations: Mapping[str, tuple[Loader, Functions]]
     target: Target
+    own: Own
     preprocess: Functions
     augment: Functions
     pace: Pace
@@ -109,6 +112,7 @@ def _assembled(config: TrainConfig, ring: Ring, schedule: Schedule | None, repli
     target = plan_target(loader.manifest, config)
     make_scorer(target, config.metrics)  # refuses metrics that the dataset cannot have
     check_defined(config, len(target.classes))
+    own = own_measures(config, target)
     preprocess = traced(model.preprocess)
     augment = preprocess if model.augmented is None else traced(model.augmented)
     if schedule is None:
@@ -125,6 +129,7 @@ def _assembled(config: TrainConfig, ring: Ring, schedule: Schedule | None, repli
         shares=shares,
         evaluations={name: (each.loader, each.functions(preprocess)) for name, each in evaluated.items()},
         target=target,
+        own=own,
         preprocess=preprocess,
         augment=augment,
         pace=pace,

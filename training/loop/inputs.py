@@ -16,11 +16,14 @@ from ringfeed.pipeline import Loader, Mixture
 from ringfeed.pipeline.fetch.shard_cache import open_cache
 from ringfeed.pipeline.mixture_loaders import name_dataset_in_errors
 from ringfeed.pipeline.select.sample_columns import CLASS_ID
+from ringfeed.pipeline.select.selected_columns import mask_fill
+from ringfeed.pipeline.transforms.tabular import masked_columns
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError, DatasetError
+from ringfeed.training.config.class_names import shares_by_class
 from ringfeed.training.config.data import DataConfig
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.models.preprocess import Preprocess, fill_values
+from ringfeed.training.models.preprocess import Preprocess, masked_features
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.ring.world import World
 
@@ -101,7 +104,7 @@ def open_loader(
             f"data.batch_size={batch_size}: use a multiple of {multiple}"
         )
     if data.mixture is not None:
-        return _open_mixture(config, ring, split, manifest, quarantined)
+        return _open_mixture(config, ring, split, manifests, quarantined)
     rank, ranks, where = ring.rank, ring.size, data.where
     if own is not None:
         split, condition = (own, None) if own in manifest.splits else (split, own)
@@ -114,7 +117,7 @@ def open_loader(
             split=split,
             where=where,
             batch_size=batch_size,
-            balance=data.balance if training else "natural",
+            balance=shares_by_class("data.balance", data.balance, manifest.classes) if training else "natural",
             seed=config.seed,
             rank=rank,
             world_size=ranks,
@@ -170,15 +173,23 @@ def open_evaluations(config: TrainConfig, ring: Ring, manifests: Mapping[str, Ma
 
 
 def _open_mixture(
-    config: TrainConfig, ring: Ring | World, split: str, manifest: Manifest, quarantined: Sequence[str]
+    config: TrainConfig,
+    ring: Ring | World,
+    split: str,
+    manifests: Mapping[str, Manifest],
+    quarantined: Sequence[str],
 ) -> Mixture:
     data = config.data
-    reading = _reading(data, manifest, training=True)
+    reading = _reading(data, one_manifest(data, manifests), training=True)
+    balances = {
+        name: shares_by_class(f"data.mixture.{name}.balance", data.of(name).balance, own.classes)
+        for name, own in manifests.items()
+    }
     sources = {}
     for name in data.urls:
         own, prefix = data.of(name), f"{name}/"
         bad = [path.removeprefix(prefix) for path in quarantined if path.startswith(prefix)]
-        options = {"url": own.url, "split": split, "where": own.where, "balance": own.balance, "quarantined": bad}
+        options = {"url": own.url, "split": split, "where": own.where, "balance": balances[name], "quarantined": bad}
         sources[name] = {**options, **reading}
     with _named_keys():
         return Mixture(
@@ -197,7 +208,8 @@ def _reading(data: DataConfig, manifest: Manifest, *, training: bool) -> dict[st
     """Arguments of a `Loader` that are the same for all datasets of a run."""
     leaves_out = training and data.on_bad_shard == "quarantine"  # metrics of an evaluation would be of other records
     return {
-        "fill": fill_values(manifest, data),
+        "fill": mask_fill(manifest.schema, masked_columns(manifest)),  # also of columns that the model does not see
+        "masks": [feature.name for feature in masked_features(manifest, data)],
         "cache": open_cache(data.cache, data.cache_bytes),
         "window_shards": data.window_shards if training else 1,
         "fetch_threads": data.fetch_threads,

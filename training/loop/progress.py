@@ -107,7 +107,12 @@ class Progress:
         self.evaluated_step = self.position.step
         if not self.is_over and self._improves_no_more():
             self.is_early = True
-            self.reporter.end_early(self.position.step, self.best)
+            self.reporter.end_early(self.position.step, self.best, "the evaluations no longer improve")
+
+    def end_early(self) -> None:
+        """End the run here, since a callback asks for it."""
+        self.total_steps, self.is_early = self.position.step, True
+        self.reporter.end_early(self.position.step, self.best, "a callback asks for it")
 
     def _improves_no_more(self) -> bool:
         is_early = is_patience_over(self.reporter.evaluations, self._config.early_stopping)

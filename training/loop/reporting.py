@@ -218,17 +218,18 @@ class Reporter:
         else:
             self._log(text)
 
-    def end_early(self, step: int, best: Mapping[str, Any] | None) -> None:
-        """Say that the run ends at a step, since its evaluations no longer improve.
+    def end_early(self, step: int, best: Mapping[str, Any] | None, reason: str) -> None:
+        """Say that the run ends at a step, before its end.
 
         Args:
             step: number of steps done.
             best: the best evaluation; None if the metric was never defined.
+            reason: why it ends.
         """
         self._total = step
         if self._is_chief:
             of = "" if best is None else f"; the best is that of step {best['step']}: {metrics_text(best)}"
-            self._say(f"stopped early after step {step}: the evaluations no longer improve{of}")
+            self._say(f"stopped early after step {step}: {reason}{of}")
 
     def warn_of_waits(self) -> None:
         """Warn if the steps spent much of their time waiting for input, and name the command that finds out why."""

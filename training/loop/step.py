@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ringfeed.training.averaging.moving import MovingAverage
-from ringfeed.training.models.losses import Loss, batch_loss, cross_entropy
+from ringfeed.training.models.losses import Loss, batch_loss, cross_entropy, wide_outputs
 from ringfeed.training.optimizers.precision import LossScale, all_finite
 from ringfeed.training.records.clock import Clock, timed
 from ringfeed.training.ring.replicas import Replicas
@@ -32,8 +32,8 @@ class StepMetrics(NamedTuple):
         loss: float32, the mean over the global batch, before the update.
         is_finite: bool; False if the step was skipped.
         gradient_norm: float32, global norm before clipping.
-        stamps: float64, the Unix times at which the gradients of this rank were ready, and were reduced; empty without
-            a clock.
+        stamps: float64, the monotonic times at which the gradients of this rank were ready, and were reduced; empty
+            without a clock.
         is_stopping: bool; whether any rank was asked to stop when it began the step.
     """
 
@@ -250,11 +250,14 @@ def _for_any_batch(step: Any) -> TrainStep:
 
 
 def make_predict_step(network: Any) -> Callable[[Any], Tensor]:
-    """Compile the inference step: from the inputs of a batch to logits, float32 [batch, classes]."""
+    """Compile the inference step: from the inputs of a batch to logits, float32 [batch, classes].
+
+    Predictions of a regression may be float64 [batch, 1].
+    """
 
     @tf.function(reduce_retracing=True, autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
     def predict(inputs: Any) -> Tensor:
-        return tf.cast(network(inputs, training=False), tf.float32)
+        return wide_outputs(network(inputs, training=False))
 
     step: Callable[[Any], Tensor] = predict
     return step

@@ -30,6 +30,7 @@ from ringfeed.training.ring.same_weights import assert_same_weights
 from ringfeed.training.trackers.tracker import Tracker
 
 from .assembly import assemble
+from .callbacks import Callbacks
 from .clients import paced
 from .inputs import Functions, preprocessed
 from .overflows import check_overflows, check_records, check_weights, is_at_floor
@@ -85,7 +86,7 @@ class Trainer:
             ring,
             self.parts,
             memory or Memory(),
-            dataset=self.loader.manifest.shards_checksum,
+            manifest=self.loader.manifest,
             steps_per_epoch=self.pace.steps,
             total_steps=config.total_steps(self.pace.steps),
         )
@@ -98,6 +99,7 @@ class Trainer:
         self.reporter = self._progress.reporter
         self._recorder: Recorder | None = None  # of `run`
         self._saver = Saver(config, ring, self.parts, memory)
+        self._callbacks = Callbacks(config, self.parts.network, ring, self.pace.steps)
         self._window = Window()
         self._reported_bytes = 0.0
         self._asked_to_stop = False  # this rank
@@ -136,10 +138,12 @@ class Trainer:
                 )
             if (epoch := self._progress.missed_evaluation) is not None:
                 self._evaluate(epoch)
+            self._callbacks.call("on_train_begin", {})
             while not self._progress.is_over:
                 self._run_epoch()
             if not self._progress.is_evaluated:  # the run had ended, and only its evaluation is missing
                 self._evaluate(self._progress.last_epoch)
+            self._callbacks.call("on_train_end", {})
         finally:
             self.reporter.close()
             self._saver.writer.join()
@@ -170,6 +174,7 @@ class Trainer:
             self.loader = self._shares.loader
         batches = self._batches(epoch, self.position.epoch_step)
         self._window = Window()
+        self._callbacks.call("on_epoch_begin", epoch, {})
         while self.position.epoch == epoch and not self._progress.is_over:
             must_stop = self._must_stop  # of the step before: reading this one's would wait for it
             self._one_step(batches)
@@ -193,7 +198,16 @@ class Trainer:
         self._report(epoch)
         self._settle()
         self._evaluate(epoch)
+        self._end_epoch(epoch)
         self._save()
+
+    def _end_epoch(self, epoch: int) -> None:
+        """Call the callbacks, any of which may end the run here."""
+        steps, evaluations = self.reporter.steps, self.reporter.evaluations
+        evaluation = evaluations[-1] if evaluations and self._progress.is_evaluated else None
+        self._callbacks.end_epoch(epoch, steps[-1]["loss"] if steps else None, evaluation)
+        if self._callbacks.stop_training() and not self._progress.is_over:
+            self._progress.end_early()
 
     def _batches(self, epoch: int, start_step: int) -> Iterator[Any]:
         loader, functions, deterministic = self.loader, self._assembly.augment, self.config.deterministic
@@ -218,7 +232,7 @@ class Trainer:
 
     def _one_step(self, batches: Iterator[Any]) -> None:
         window, epoch = self._window, self.position.epoch
-        asked = time.time()
+        asked = time.monotonic()
         try:
             inputs, target, weight = next(batches)
         except StopIteration:
@@ -226,7 +240,7 @@ class Trainer:
                 f"the loader ended at step {self.position.epoch_step} of epoch {self.position.epoch}, which has "
                 f"{self.pace.steps} steps"
             ) from None
-        got = time.time()
+        got = time.monotonic()
         window.wait_seconds += got - asked
         if self.config.sync.clients is not None:  # the mean is that of this rank's samples alone
             weight = tf.math.divide_no_nan(weight, tf.reduce_mean(weight))
@@ -236,7 +250,7 @@ class Trainer:
         window.metrics.append(metrics)
         window.add_padding(inputs)
         self._must_stop = metrics.is_stopping
-        returned = time.time()
+        returned = time.monotonic()
         window.timed_steps += 1
         if self.position.step == self._progress.first_step:  # this step compiled: it says nothing about throughput
             metrics.loss.numpy()
@@ -244,8 +258,11 @@ class Trainer:
         self._progress.advance()
         self.parts.synchronizer.after_step(self.position.step)
         if self._recorder is not None:
-            times = StepTimes(asked, got, returned, time.time(), metrics.stamps)
+            times = StepTimes(asked, got, returned, time.monotonic(), metrics.stamps)
             self._recorder.add_step(self.position.step - 1, epoch, times)
+        if self._callbacks.follows_steps:
+            logs = {"loss": float(metrics.loss.numpy())}
+            self._callbacks.call("on_train_batch_end", (self.position.step - 1) % self.pace.steps, logs)
         self.reporter.advance(epoch, self.position.step)
 
     def _report(self, epoch: int) -> None:
@@ -290,18 +307,21 @@ class Trainer:
     def _evaluate(self, epoch: int) -> None:
         if not self._assembly.evaluations or not self._progress.is_evaluation_due(epoch):
             return
-        predict, target, metrics = self._assembly.predict, self._assembly.target, self.config.metrics
+        predict, target, own = self._assembly.predict, self._assembly.target, self._assembly.own
+        metrics = self.config.metrics
+        self._callbacks.call("on_test_begin", {})
         self.reporter.begin_evaluation()
         batches = {name: self._eval_batches(*read) for name, read in self._assembly.evaluations.items()}
         with self._activity(EVALUATION), self.parts.averaged():
             if self.config.data.mixture is None:
-                result = evaluate(self.ring, predict, next(iter(batches.values())), target, metrics)
+                result = evaluate(self.ring, predict, next(iter(batches.values())), target, metrics, own)
             else:
-                result = evaluate_each(self.ring, predict, batches, target, metrics)
+                result = evaluate_each(self.ring, predict, batches, target, metrics, own)
             (asked,) = self.ring.allreduce_sum([tf.constant(float(self._asked_to_stop))])
         if asked > 0.0:  # then this evaluation is not whole; a resumed run makes it
             self._stop(epoch)
         self._progress.add_evaluation(epoch, result)
+        self._callbacks.call("on_test_end", {name: value for name, value in result.items() if isinstance(value, float)})
 
     def _stop(self, epoch: int) -> None:
         """Save and leave the run."""

@@ -6,19 +6,48 @@ Every rank scores its share (padding has weight 0 and is not counted); `scorers`
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from ringfeed.training.models.losses import plain_loss
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.models.losses import Loss, build_loss, plain_loss
 from ringfeed.training.models.target import Target
 from ringfeed.training.ring.ring import Ring
 
 from .exact_sum import ExactSum
 from .scorers import make_scorer
+from .user_metrics import UserMetrics, import_metrics
 
-__all__ = ["evaluate", "evaluate_each"]
+__all__ = ["Own", "evaluate", "evaluate_each", "own_measures"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own:
+    """What a user's own code adds to evaluations.
+
+    Attributes:
+        loss: the loss; None: that of the task.
+        metrics: functions of `(target, outputs)` of all samples, by `module:function`.
+    """
+
+    loss: Loss | None = None
+    metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
+
+
+_NOTHING = Own()
+
+
+def own_measures(config: TrainConfig, target: Target) -> Own:
+    """Import what a configuration names of a user's own code.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    loss = None if config.loss.name is None else build_loss(config.loss, target)
+    return Own(loss=loss, metrics=import_metrics(config.metrics))
 
 
 def evaluate(
@@ -27,6 +56,7 @@ def evaluate(
     batches: Iterable[tuple[Any, Any, Any]],
     target: Target,
     metrics: Sequence[str] | None = None,
+    own: Own = _NOTHING,
 ) -> dict[str, Any]:
     """Score this rank's batches, and combine the results of all ranks (a collective).
 
@@ -36,12 +66,13 @@ def evaluate(
         batches: `(inputs, target, weight)` of each batch; a weight of 0 marks padding.
         target: what the network predicts.
         metrics: names of the metrics; None: the default ones of the task.
+        own: the user's loss and metrics.
 
     Returns:
-        The number of `samples`, their mean `loss` without options, and the metrics, in JSON's types. Means are weighted
-        by the samples' weights.
+        The number of `samples`, their mean `loss` (without options, or the user's own), and the metrics, in JSON's
+        types. Means are weighted by the samples' weights.
     """
-    tally = _Tally(target, metrics)
+    tally = _Tally(target, metrics, own)
     for inputs, truth, weight in batches:
         tally.add(predict(inputs), truth, weight)
     return tally.result(ring)
@@ -53,20 +84,21 @@ def evaluate_each(
     batches: Mapping[str, Iterable[tuple[Any, Any, Any]]],
     target: Target,
     metrics: Sequence[str] | None = None,
+    own: Own = _NOTHING,
 ) -> dict[str, Any]:
     """Score several datasets (a collective): all their samples together, and under ``datasets`` each alone.
 
     Args:
-        ring, predict, target, metrics: see `evaluate`.
+        ring, predict, target, metrics, own: see `evaluate`.
         batches: those of each dataset, by its name.
 
     Returns:
         As `evaluate`, for all samples, with ``datasets``: the same by name.
     """
-    together, each = _Tally(target, metrics), {}
-    for name, own in batches.items():
-        each[name] = _Tally(target, metrics)
-        for inputs, truth, weight in own:
+    together, each = _Tally(target, metrics, own), {}
+    for name, of_dataset in batches.items():
+        each[name] = _Tally(target, metrics, own)
+        for inputs, truth, weight in of_dataset:
             outputs = predict(inputs)
             for tally in (together, each[name]):
                 tally.add(outputs, truth, weight)
@@ -76,8 +108,9 @@ def evaluate_each(
 class _Tally:
     """Loss and metrics of samples."""
 
-    def __init__(self, target: Target, metrics: Sequence[str] | None) -> None:
-        self._scorer, self._loss_of = make_scorer(target, metrics), plain_loss(target)
+    def __init__(self, target: Target, metrics: Sequence[str] | None, own: Own) -> None:
+        self._scorer, self._loss_of = make_scorer(target, metrics), own.loss or plain_loss(target)
+        self._own = UserMetrics(own.metrics)
         self._losses, self._weights, self._samples = ExactSum(), ExactSum(), 0
 
     def add(self, outputs: Any, truth: Any, weight: Any) -> None:
@@ -87,10 +120,11 @@ class _Tally:
         self._weights.add(own)
         self._losses.add(self._loss_of(outputs, truth).numpy()[counted] * own)
         self._scorer.add(outputs.numpy()[counted], truth.numpy()[counted], own)
+        self._own.add(outputs.numpy()[counted], truth.numpy()[counted])
 
     def result(self, ring: Ring) -> dict[str, Any]:
         for total in (self._losses, self._weights):
             total.reduce(ring)
         (every,) = ring.allreduce_sum([tf.constant(self._samples, tf.int64)])
         mean = float(self._losses.value / self._weights.value) if self._weights.value else float("nan")
-        return {"samples": int(every), "loss": mean, **self._scorer.result(ring)}
+        return {"samples": int(every), "loss": mean, **self._scorer.result(ring), **self._own.result(ring)}

@@ -9,9 +9,26 @@ import numpy.typing as npt
 
 from ringfeed.training.ring.ring import Ring
 
-__all__ = ["ExactSum"]
+__all__ = ["ExactSum", "exact_squares"]
 
 _HALF = 26  # bits: sums of halves of 53-bit mantissas are exact in float64 for up to 2**26 values
+
+
+def exact_squares(values: npt.ArrayLike) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return squares in two parts: rounded, and what rounding took away; exact unless they leave the range of float64.
+
+    Dekker, "A floating-point technique for extending the available precision", Numerische Mathematik 18 (1971).
+
+    >>> rounded, rest = exact_squares([2.0**27 + 1])
+    >>> int(rounded[0]) + int(rest[0]) == (2**27 + 1) ** 2
+    True
+    """
+    numbers = np.asarray(values, np.float64)
+    split = numbers * (2.0**27 + 1)
+    high = split - (split - numbers)
+    low = numbers - high
+    rounded = numbers * numbers
+    return rounded, ((high * high - rounded) + 2 * high * low) + low * low
 
 
 class ExactSum:

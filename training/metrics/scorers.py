@@ -15,11 +15,12 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.config.checks import is_function
 from ringfeed.training.config.task import DEFAULT_METRICS, top_k
 from ringfeed.training.models.target import Target
 from ringfeed.training.ring.ring import Ring
 
-from .exact_sum import ExactSum
+from .exact_sum import ExactSum, exact_squares
 from .ranking import average_precision, precision_recall, roc_auc
 
 __all__ = ["Scorer", "make_scorer"]
@@ -39,7 +40,7 @@ class Scorer(Protocol):
         """Add samples.
 
         Args:
-            outputs: of the network, float32 [samples, outputs].
+            outputs: of the network, float32 [samples, outputs], or float64 of a regression.
             truth: their targets, as of `Target.of`.
             weight: their weights, float64 [samples].
         """
@@ -53,14 +54,14 @@ def make_scorer(target: Target, metrics: Sequence[str] | None) -> Scorer:
 
     Args:
         target: what the network predicts.
-        metrics: their names, see `check_task`; None: the default ones of the task.
+        metrics: their names, see `check_task`; None: the default ones of the task. Functions are passed over.
 
     Raises:
         ConfigError: a metric does not go with the number of classes.
     """
-    names = DEFAULT_METRICS[target.task] if metrics is None else metrics
+    names = DEFAULT_METRICS[target.task] if metrics is None else [name for name in metrics if not is_function(name)]
     if target.task == "regression":
-        return _RegressionScorer(names)
+        return _RegressionScorer(names, target.mean)
     if target.task == "multilabel":
         return _LabelsScorer(names, target.classes)
     count = len(target.classes)
@@ -89,9 +90,10 @@ class _ClassScorer:
         predicted = outputs.argmax(axis=1) if outputs.shape[1] > 1 else outputs[:, 0] > 0
         pairs = np.bincount(truth * count + predicted, weight, count * count)
         self._confusion += pairs.reshape(count, count)
-        own = np.take_along_axis(outputs, truth[:, None], 1) if self._top else outputs
-        for k in self._top:  # a tie with the own class counts against it
-            self._top[k] += float(weight[(outputs >= own).sum(axis=1) <= k].sum())
+        if self._top:
+            rank = _rank_of(outputs, truth)
+            for k in self._top:
+                self._top[k] += float(weight[rank < k].sum())
         if self._scores is not None:
             self._scores.add(_class_scores(outputs), truth, weight)
 
@@ -173,18 +175,24 @@ class _LabelsScorer:
 
 
 class _RegressionScorer:
-    """Metrics of a prediction, in the target's unit."""
+    """Metrics of a prediction, in the target's unit.
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._names = names
+    Targets count from an origin close to them: far from 0, their squares would differ in their last digits only.
+    """
+
+    def __init__(self, names: Sequence[str], origin: float) -> None:
+        self._names, self._origin = names, origin
         self._sums = {name: ExactSum() for name in ("weight", "square", "size", "truth", "truth_square")}
 
     def add(self, outputs: Array, truth: Array, weight: Array) -> None:
         truth = truth.astype(np.float64)
         error = outputs[:, 0].astype(np.float64) - truth
-        parts = (weight, weight * error**2, weight * np.abs(error), weight * truth, weight * truth**2)
-        for total, values in zip(self._sums.values(), parts, strict=True):
+        truth = truth - self._origin
+        parts = (weight, weight * error**2, weight * np.abs(error), weight * truth)
+        for total, values in zip(self._sums.values(), parts, strict=False):
             total.add(values)
+        for square in exact_squares(truth):
+            self._sums["truth_square"].add(weight * square)
 
     def result(self, ring: Ring) -> dict[str, Any]:
         for total in self._sums.values():
@@ -196,7 +204,7 @@ class _RegressionScorer:
         found = {
             "rmse": float(np.sqrt(float(square / weight))),
             "mae": float(size / weight),
-            "r2": float(1 - square / spread) if spread else None,
+            "r2": float(1 - square / spread) if spread > 0 else None,
         }
         return {name: found[name] for name in self._names}
 
@@ -205,7 +213,7 @@ class _Gathered:
     """Scores, targets and weights of a rank's samples; the first two of these shapes for each sample."""
 
     def __init__(self, scores: tuple[int, ...], truth: tuple[int, ...]) -> None:
-        none = (np.zeros((0, *scores), np.float32), np.zeros((0, *truth), np.int32), np.zeros(0, np.float32))
+        none = (np.zeros((0, *scores), np.float32), np.zeros((0, *truth), np.int32), np.zeros(0, np.float64))
         self._kept: list[list[Array]] = [[array] for array in none]
 
     def add(self, scores: Array, truth: Array, weight: Array) -> None:
@@ -215,6 +223,17 @@ class _Gathered:
     def all(self, ring: Ring) -> list[Array]:
         """Return those of all ranks (a collective)."""
         return [ring.allgather(np.concatenate(kept)) for kept in self._kept]
+
+
+def _rank_of(outputs: Array, truth: Array) -> Array:
+    """Return the classes before the true one, int64 [samples]: of equal outputs the first class comes first.
+
+    As in `argmax`, so that ``top_1`` is the accuracy; NaN counts as the largest number.
+    """
+    outputs = np.where(np.isnan(outputs), np.inf, outputs)
+    own, is_before = np.take_along_axis(outputs, truth[:, None], 1), np.arange(outputs.shape[1]) < truth[:, None]
+    rank: Array = ((outputs > own) | ((outputs == own) & is_before)).sum(axis=1)
+    return rank
 
 
 def _class_scores(outputs: Array) -> Array:

@@ -21,7 +21,7 @@ from ringfeed.training.config.train_config import TrainConfig
 
 from .built_model import BuiltModel
 from .mixing import mixer
-from .preprocess import Element, Inputs, Preprocess, feature_columns, label_and_weight
+from .preprocess import Element, Inputs, Preprocess, feature_columns, label_and_weight, refuse_missing
 
 __all__ = ["image_column", "image_model", "image_preprocess", "image_shape"]
 
@@ -29,16 +29,17 @@ Shape = tuple[int, int, int]
 Prepare = Callable[[Any], Any]
 
 
-def image_column(manifest: Manifest, data: DataConfig, model: str = "the convnet") -> Feature:
+def image_column(manifest: Manifest, data: DataConfig, model: str = "convnet") -> Feature:
     """Return the one column that holds images.
 
     Raises:
-        ConfigError: there is none, or more than one.
+        ConfigError: there is none, or more than one; or images are missing.
     """
     found = [f for f in feature_columns(manifest, data) if _is_encoded(f) or _is_tensor(f)]
     if len(found) != 1:
         listed = ", ".join(repr(f.name) for f in found) or "none"
         raise ConfigError(f"{model} takes one image column, the dataset has {listed}; choose with data.include")
+    refuse_missing(found, manifest, model)
     return found[0]
 
 

@@ -1,4 +1,4 @@
-"""Losses of a batch, in float32 whatever dtype the layers compute in."""
+"""Losses of a batch, in float32 whatever dtype the layers compute in; errors of a regression first in float64."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.messages import listed
+from ringfeed.training.config.class_names import class_number
 from ringfeed.training.config.loss import LossConfig
 
 from .target import Target
+from .user_loss import user_loss
 
-__all__ = ["Loss", "batch_loss", "build_loss", "cross_entropy", "plain_loss"]
+__all__ = ["Loss", "batch_loss", "build_loss", "cross_entropy", "plain_loss", "wide_outputs"]
 
 Tensor = Any
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -34,8 +34,13 @@ def cross_entropy(logits: Tensor, class_id: Tensor) -> Tensor:
     return tf.nn.sparse_softmax_cross_entropy_with_logits(class_id, logits)
 
 
+def wide_outputs(outputs: Tensor) -> Tensor:
+    """Return a network's outputs in float32; float64 stays, as of a regression."""
+    return outputs if outputs.dtype == tf.float64 else tf.cast(outputs, tf.float32)
+
+
 def plain_loss(target: Target) -> Loss:
-    """Return the loss of a task without options, which evaluations report; see `build_loss`."""
+    """Return the loss of a task without options, as evaluations report it; see `build_loss`."""
     return build_loss(LossConfig(), target)
 
 
@@ -51,7 +56,7 @@ def build_loss(config: LossConfig, target: Target) -> Loss:
     ``z ** 2 / 2`` up to it, and ``delta * (|z| - delta / 2)`` beyond (Annals of Mathematical Statistics 35, 1964).
 
     Raises:
-        ConfigError: a class with a weight does not exist.
+        ConfigError: a class with a weight, or a function, does not exist.
 
     >>> loss = build_loss(
     ...     LossConfig(label_smoothing=0.2, class_weights={"b": 3.0}), Target(task="multiclass", classes=("a", "b"))
@@ -62,13 +67,15 @@ def build_loss(config: LossConfig, target: Target) -> Loss:
     >>> float(loss(tf.constant([[20.0]]), tf.constant([30.0]))[0])
     4.0
     """
+    if config.name is not None:
+        return user_loss(config, target)
     if target.task == "regression":
         return _regression_loss(config.huber_delta, target.std)
     classes = target.classes
-    given = {str(name): weight for name, weight in (config.class_weights or {}).items()}
-    if unknown := [name for name in given if name not in classes]:
-        raise ConfigError(f"loss.class_weights: there is no class {unknown[0]!r}; the classes are: {listed(classes)}")
-    weights = tf.constant([given.get(name, 1.0) for name in classes], tf.float32)
+    given = [1.0] * len(classes)
+    for name, weight in (config.class_weights or {}).items():
+        given[class_number("loss.class_weights", name, classes)] = weight
+    weights = tf.constant(given, tf.float32)
     if target.task == "multiclass":
         return cross_entropy if config == LossConfig() else _softmax_loss(config, weights)
     if target.task == "multilabel":
@@ -121,7 +128,7 @@ def _focus(log_p: Tensor, gamma: float) -> Tensor:
 
 def _regression_loss(delta: float | None, std: float) -> Loss:
     def loss(prediction: Tensor, truth: Tensor) -> Tensor:
-        error = (tf.cast(prediction[:, 0], tf.float32) - truth) / std
+        error = tf.cast((tf.cast(prediction[:, 0], tf.float64) - tf.cast(truth, tf.float64)) / std, tf.float32)
         if delta is None:
             return tf.square(error)
         size = tf.abs(error)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -23,10 +23,12 @@ from ringfeed.training.config.config_file import parse_config, to_tree
 from ringfeed.training.config.train_config import TrainConfig
 
 from .keras_files import open_archive, read_member
+from .preprocess import check_masks, mask_entry
 
 __all__ = ["ModelFile", "decode_model", "encode_model"]
 
 _FORMAT = "ringfeed-model-1"
+_MASKED = "ringfeed-model-2"  # takes masks of missing values
 _RUN, _MANIFEST, _WEIGHTS = "ringfeed.json", "ringfeed-dataset.json", "model.weights.h5"
 
 
@@ -38,6 +40,7 @@ class _Run:
     format: str
     step: int
     config: Mapping[str, Any]
+    masks: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +66,8 @@ def encode_model(network: Any, config: TrainConfig, manifest: Manifest, step: in
         path = Path(folder) / "model.keras"
         network.save(path)
         with zipfile.ZipFile(path, "a") as archive:
-            run = {"format": _FORMAT, "step": step, "config": to_tree(config)}
+            masks = mask_entry(manifest, config.data)
+            run = {"format": _MASKED if masks else _FORMAT, "step": step, "config": to_tree(config), **masks}
             archive.writestr(_RUN, json.dumps(run, indent=1))
             archive.writestr(_MANIFEST, manifest.encode())
         return path.read_bytes()
@@ -88,11 +92,12 @@ def decode_model(data: bytes | BinaryIO, url: str) -> ModelFile:
                     "file, or the folder of the run's checkpoints (checkpoint.url)"
                 )
             run: _Run = fit(_RUN, load_json(read_member(archive, _RUN, _MOST_TEXT)), _Run)
-            if run.format != _FORMAT:
+            if run.format not in (_FORMAT, _MASKED):
                 raise TrainingError(
-                    f"{url} has the format {run.format!r}, this ringfeed reads {_FORMAT}: upgrade ringfeed"
+                    f"{url} has the format {run.format!r}, this ringfeed reads {_MASKED}: upgrade ringfeed"
                 )
             config = parse_config(run.config, url)
             manifest = Manifest.decode(read_member(archive, _MANIFEST, _MOST_MANIFEST), url)
             weights = read_member(archive, _WEIGHTS)
+        check_masks({"masks": list(run.masks)}, manifest, config.data, url)
         return ModelFile(config=config, manifest=manifest, step=integer("step", run.step, 0), weights=weights)

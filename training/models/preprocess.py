@@ -11,11 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringfeed.pipeline.transforms.tabular import missing_codes, plan_columns
+from ringfeed.pipeline.transforms.tabular import masked_columns, plan_columns
 from ringfeed.pipeline.transforms.tabular_ops import tabular_inputs
 from ringfeed.pipeline.transforms.tabular_plan import TabularPlan
 from ringfeed.sharding.dataset.manifest import Manifest
-from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError, TrainingError
 from ringfeed.sharding.messages import did_you_mean, listed
 from ringfeed.sharding.schema import Feature
 from ringfeed.training.config.data import DataConfig
@@ -24,10 +24,13 @@ __all__ = [
     "Element",
     "Inputs",
     "Preprocess",
+    "check_masks",
     "feature_columns",
-    "fill_values",
     "label_and_weight",
+    "mask_entry",
+    "masked_features",
     "plan_tabular",
+    "refuse_missing",
     "tabular_preprocess",
 ]
 
@@ -81,19 +84,63 @@ def plan_tabular(manifest: Manifest, data: DataConfig, columns: Sequence[Feature
         feature_columns(manifest, data) if columns is None else columns,
         split=data.train_split,
         categorical=data.categorical,
-        fill=fill_values(manifest, data),
         leave_out=_LEAVE_OUT,
     )
 
 
-def fill_values(manifest: Manifest, data: DataConfig) -> dict[str, Any]:
-    """Return the values that the loader puts in place of missing ones, by column: see `missing_codes`.
+def masked_features(manifest: Manifest, data: DataConfig) -> list[Feature]:
+    """Return the columns that a model may see whose missing values a mask marks; missing floats are NaN."""
+    masked = set(masked_columns(manifest))
+    return [feature for feature in feature_columns(manifest, data) if feature.name in masked]
+
+
+def check_masks(held: Mapping[str, Any], manifest: Manifest, data: DataConfig, source: str) -> None:
+    """Refuse a model of an earlier version, which took a value for a missing one where now a mask travels.
+
+    Args:
+        held: what its file or checkpoint says of it: `mask_entry`.
+        manifest: manifest of the dataset that it was trained on.
+        data: options of its data.
+        source: where it is, for the error.
 
     Raises:
-        ConfigError: a column has missing values, and no value can take their place.
+        TrainingError: it is such a model.
     """
-    used = {feature.name for feature in feature_columns(manifest, data)}
-    return missing_codes(manifest, used, leave_out=_LEAVE_OUT)
+    wanted = mask_entry(manifest, data)
+    if wanted and held.get("masks") != wanted["masks"]:
+        names = ", ".join(wanted["masks"])
+        raise TrainingError(
+            f"{source} is of an earlier version of ringfeed, which passed missing values to the network as values that "
+            f"records can hold (in {names}): train the model again"
+        )
+
+
+def mask_entry(manifest: Manifest, data: DataConfig) -> dict[str, Any]:
+    """Return the entry about masks in the file or the checkpoint of a model; none if no value is missing."""
+    names = [feature.name for feature in masked_features(manifest, data)]
+    return {"masks": names} if names else {}
+
+
+def refuse_missing(features: Sequence[Feature], manifest: Manifest, model: str, remedy: str = "") -> None:
+    """Refuse columns whose missing values a network would take for values.
+
+    Args:
+        features: what the network takes, without masks.
+        manifest: manifest of the dataset.
+        model: `model.name`.
+        remedy: another remedy than to leave out column or records.
+
+    Raises:
+        ConfigError: values of a column are missing.
+    """
+    masked = set(masked_columns(manifest))
+    for feature in features:
+        if feature.name in masked:
+            raise ConfigError(
+                f"column {feature.name!r} ({feature.dtype}) has missing values, which model.name={model} cannot tell "
+                f"from others: {remedy}{_LEAVE_OUT.format(feature.name)}, or drop such records: "
+                f"shard-dataset build --filter '{feature.name} is not null'"
+            )
 
 
 def label_and_weight(element: Element) -> tuple[Any, Any]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ringfeed.sharding.dataset.manifest import Manifest
@@ -14,6 +15,7 @@ from ringfeed.sharding.dataset.statistics import FeatureStatistics
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import did_you_mean, listed
 from ringfeed.sharding.schema import Feature
+from ringfeed.training.config.class_names import class_number
 from ringfeed.training.config.data import DataConfig
 from ringfeed.training.config.train_config import TrainConfig
 
@@ -50,15 +52,15 @@ class Target:
     def of(self, element: Mapping[str, Any]) -> Any:
         """Return the target of a loader's element.
 
-        Class ids are int32 [batch]; other targets float32: 0 or 1, [batch] or, of many labels, [batch, labels]; or the
-        numbers of a regression, [batch].
+        Class ids are int32 [batch]; flags float32, 0 or 1, [batch] or, of many labels, [batch, labels]; the numbers of
+        a regression float64 [batch], since those far from 0 have more digits than float32.
         """
         if self.column is None:
             class_id = element["class_id"]
             return class_id if self.task == "multiclass" else tf.cast(class_id == self.positive, tf.float32)
         values = element[self.column]
         if not self.is_list:
-            return tf.cast(values, tf.float32)
+            return tf.cast(values, tf.float64 if self.task == "regression" else tf.float32)
         ids = tf.cast(values.flat_values, tf.int64)
         places = tf.stack([values.value_rowids(), ids], 1)
         shape = tf.stack([values.nrows(), len(self.classes)])
@@ -96,6 +98,11 @@ def plan_target(manifest: Manifest, config: TrainConfig) -> Target:
     if not own.std or own.mean is None:
         raise ConfigError(f"data.target: {feature.name!r} has one value alone in split {data.train_split!r}: {own.min}")
     if config.task == "regression":
+        if not 1e-30 < own.std < 1e30 or abs(own.mean) > 1e30:
+            raise ConfigError(
+                f"data.target: {feature.name!r} has a mean of {own.mean:g} and a standard deviation of {own.std:g}, "
+                "which float32 cannot hold: store it in another unit"
+            )
         return Target(task="regression", column=feature.name, mean=own.mean, std=own.std)
     _check_flags(feature, known)
     classes = ("false", "true") if feature.dtype == "bool" else ("0", "1")
@@ -118,10 +125,7 @@ def _label(manifest: Manifest, config: TrainConfig) -> Target:
                 f"task=binary: the label has {len(classes)} classes, name one as data.positive: {listed(classes)}"
             )
         return Target(task="binary", classes=classes)
-    if str(positive) not in classes:
-        hint = did_you_mean(positive, classes, f"the classes are: {listed(classes)}")
-        raise ConfigError(f"data.positive: the label has no class {positive!r}; {hint}")
-    number = classes.index(str(positive))
+    number = class_number("data.positive", str(positive), manifest.classes)
     other = classes[1 - number] if len(classes) == 2 else f"not {positive}"
     return Target(task="binary", classes=(other, classes[number]), positive=number)
 
@@ -166,8 +170,31 @@ def _check_flags(feature: Feature, known: Mapping[str, FeatureStatistics]) -> No
 
 
 def in_units(network: Any, target: Target) -> Any:
-    """Return a network of a standardised prediction with one more layer, which turns that into the target's unit."""
+    """Return a network of a standardised prediction with a layer behind it that turns that into the target's unit.
+
+    It computes in float64, as `Target.of` does. But Keras takes its arguments as float32, so a mean with more digits
+    than that is added in parts.
+    """
     if target.task != "regression":
         return network
-    units = keras.layers.Rescaling(target.std, target.mean, dtype="float32", name="in_units")
-    return keras.Model(network.input, units(network.output), name=network.name)
+    first, *rest = _float32_parts(target.mean, target.std)
+    outputs = keras.layers.Rescaling(_float32(target.std), first, dtype="float64", name="in_units")(network.output)
+    for number, part in enumerate(rest):
+        outputs = keras.layers.Rescaling(1.0, part, dtype="float64", name=f"in_units_{number + 1}")(outputs)
+    return keras.Model(network.input, outputs, name=network.name)
+
+
+def _float32(value: float) -> float:
+    return float(np.float32(value))
+
+
+def _float32_parts(mean: float, std: float) -> list[float]:
+    """Return float32 numbers that add up to a mean, to a millionth of the standard deviation.
+
+    >>> _float32_parts(2.0**53 + 1000, 500.0), _float32_parts(0.1, 1.0)
+    ([9007199254740992.0, 1000.0], [0.10000000149011612])
+    """
+    parts = [_float32(mean)]
+    while abs(rest := mean - sum(parts)) > 1e-6 * std:
+        parts.append(_float32(rest))
+    return parts

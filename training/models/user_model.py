@@ -14,13 +14,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ringfeed.pipeline.select.sample_columns import mask_name
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError, RingfeedError, TrainingError
 from ringfeed.sharding.sources.user_code import describe_error, import_function
 from ringfeed.training.config.train_config import TrainConfig
 
 from .built_model import BuiltModel, check_outputs
-from .preprocess import Element, feature_columns, label_and_weight
+from .preprocess import Element, feature_columns, label_and_weight, masked_features, refuse_missing
 from .target import plan_target
 
 __all__ = ["own_errors", "user_model"]
@@ -34,7 +35,7 @@ _NODE = re.compile(r"\{\{.*?\}\}")  # TensorFlow's marks of a graph's nodes
 
 @contextmanager
 def own_errors(manifest: Manifest, config: TrainConfig) -> Iterator[None]:
-    """Report an error of a user's network, in the body, in one line with the place in the user's code.
+    """Report an error of a user's network or loss, in the body, in one line with the place in the user's code.
 
     Raises:
         TrainingError: the network raised an error.
@@ -44,7 +45,9 @@ def own_errors(manifest: Manifest, config: TrainConfig) -> Iterator[None]:
     except (RingfeedError, MemoryError, tf.errors.ResourceExhaustedError):
         raise
     except Exception as error:
-        name = config.model.name
+        key, name = "model.name", config.model.name
+        if ":" not in name and config.loss.name is not None and isinstance(error, tf.errors.OpError):
+            key, name = "loss.name", config.loss.name
         if ":" not in name:
             raise
         ragged = [column.name for column in feature_columns(manifest, config.data) if column.fixed_shape is None]
@@ -59,7 +62,7 @@ def own_errors(manifest: Manifest, config: TrainConfig) -> Iterator[None]:
                 f"; {ragged[0]} arrives as tf.RaggedTensor: call .to_tensor() in the network's first layer, or leave "
                 f"it out with data.exclude=[{ragged[0]}]"
             )
-        raise TrainingError(f"model.name {name}: {text}") from error
+        raise TrainingError(f"{key} {name}: {text}") from error
 
 
 def _failed_operation(message: str) -> tuple[str | None, str]:
@@ -96,8 +99,14 @@ def user_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
             f"model.name: {config.model.name} must return a model of logits, but its last layer applies {activation}, "
             "as the loss does: remove it"
         )
-    names = [feature.name for feature in feature_columns(manifest, config.data)]
-    taken = _inputs_of(network, names, config.model.name)
+    columns = feature_columns(manifest, config.data)
+    masks = {feature.name: mask_name(feature.name) for feature in masked_features(manifest, config.data)}
+    taken = _inputs_of(network, [feature.name for feature in columns], list(masks.values()), config.model.name)
+    taken_names = [taken] if isinstance(taken, str) else taken
+    for feature in columns:
+        if feature.name in taken_names and masks.get(feature.name) not in taken_names:
+            remedy = f"give it an input {mask_name(feature.name)!r}, bool, for the mask; or "
+            refuse_missing([feature], manifest, config.model.name, remedy)
 
     def preprocess(element: Element) -> tuple[Any, Any, Any]:
         inputs = element[taken] if isinstance(taken, str) else {name: element[name] for name in taken}
@@ -115,7 +124,7 @@ def _last_activation(network: Any) -> str:
     return getattr(getattr(last, "activation", None), "__name__", type(last).__name__.lower())
 
 
-def _inputs_of(network: Any, names: Sequence[str], function: str) -> str | list[str]:
+def _inputs_of(network: Any, columns: Sequence[str], masks: Sequence[str], function: str) -> str | list[str]:
     """Return the columns that a user's network takes: one for a single input, or those that its inputs are named after.
 
     No others are passed: Keras 3.15 pairs a dict that has more entries than inputs in alphabetical order, with only a
@@ -124,10 +133,11 @@ def _inputs_of(network: Any, names: Sequence[str], function: str) -> str | list[
     Raises:
         ConfigError: an input is named after no column.
     """
+    names = [*columns, *masks]
     inputs = network.inputs[0] if isinstance(network, keras.Sequential) else getattr(network, "input", None)
     if isinstance(inputs, keras.KerasTensor):
-        if len(names) == 1:
-            return names[0]
+        if len(columns) == 1:
+            return columns[0]
         wanted = [inputs.name]
     elif isinstance(inputs, (dict, list, tuple)):
         wanted = list(inputs) if isinstance(inputs, dict) else [tensor.name for tensor in inputs]

@@ -7,6 +7,7 @@ from typing import Any
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.optimizer import VARIANTS, OptimizerConfig
+from ringfeed.training.config.own_code import own_code
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.schedules.learning_rate import WarmUpDecay, scaled_learning_rate
 
@@ -16,7 +17,7 @@ from .lars import LARS
 from .masks import is_adapted
 from .sgd import SGD
 from .stacked import StackedOptimizer
-from .user_optimizer import own_optimizer_errors, user_optimizer
+from .user_optimizer import user_optimizer
 
 __all__ = ["build_optimizer", "build_schedule", "eps_of", "schedule_warnings"]
 
@@ -81,7 +82,7 @@ def build_optimizer(
         TrainingError: the user's optimizer fails.
     """
     optimizer = _new(config, schedule, freeze_step)
-    with own_optimizer_errors(config.name):
+    with own_code("optimizer.name", config.name):
         if not isinstance(optimizer, StackedOptimizer):
             optimizer.exclude_from_weight_decay(
                 var_list=[v for v in variables if not is_adapted(v.path, v.shape, config.exclude)]

@@ -5,34 +5,17 @@ Tested in tests/training/optimizers/test_build.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from ringfeed.sharding.errors import ConfigError, RingfeedError, TrainingError
-from ringfeed.sharding.sources.user_code import describe_error, import_function
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.sources.user_code import import_function
 from ringfeed.training.config.optimizer import OptimizerConfig
+from ringfeed.training.config.own_code import own_code
 
-__all__ = ["own_optimizer_errors", "user_optimizer"]
-
-
-@contextmanager
-def own_optimizer_errors(name: str) -> Iterator[None]:
-    """Report an error of a user's optimizer, in the body, in one line with the place in the user's code.
-
-    Raises:
-        TrainingError: the optimizer raised an error.
-    """
-    try:
-        yield
-    except (RingfeedError, MemoryError, tf.errors.OpError):
-        raise
-    except Exception as error:
-        raise TrainingError(f"optimizer.name {name}: {describe_error(error, name)}") from error
+__all__ = ["user_optimizer"]
 
 
 def user_optimizer(config: OptimizerConfig, schedule: Any) -> Any:
@@ -63,7 +46,7 @@ def user_optimizer(config: OptimizerConfig, schedule: Any) -> Any:
             f"optimizer.name: {config.name} is a LossScaleOptimizer, which would divide gradients by a scale that the "
             "loss does not have: return the optimizer within it; precision=float16 has a loss scale of its own"
         )
-    optimizer.apply = own_optimizer_errors(config.name)(optimizer.apply)
+    optimizer.apply = own_code("optimizer.name", config.name)(optimizer.apply)
     return optimizer
 
 
@@ -77,7 +60,7 @@ def _called(config: OptimizerConfig, schedule: Any) -> Any:
             raise ConfigError(
                 f"optimizer.options: {config.name} refuses {dict(config.options)}: {' '.join(str(error).split())}"
             ) from error
-    with own_optimizer_errors(config.name):
+    with own_code("optimizer.name", config.name):
         optimizer = function(schedule, config)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ConfigError(

@@ -90,7 +90,7 @@ def plan_run(config: TrainConfig, ranks: int) -> RunPlan:
     parts, manifest = assembly.parts, assembly.shares.loader.manifest
     pace = _pace(config, ranks, assembly)
     total, local = config.total_steps(pace.steps), max(even_shares(config.data.batch_size, ranks))
-    newest = newest_checkpoint(config, manifest.shards_checksum)
+    newest = newest_checkpoint(config, manifest)
     schedule: Any = assembly.schedule
     eval_split = config.data.eval_split
     records = {config.data.train_split: manifest.split(config.data.train_split).records}

@@ -45,7 +45,7 @@ static void read_clock(void *kernel, Opaque *context)
     (void)kernel;
     if (TF_GetCode(status) == TF_OK) {
         struct timespec time;
-        clock_gettime(CLOCK_REALTIME, &time); /* the clock of Python's time.time() */
+        clock_gettime(CLOCK_MONOTONIC, &time); /* the clock of Python's time.monotonic() */
         *(double *)TF_TensorData(now) = (double)time.tv_sec + 1e-9 * (double)time.tv_nsec;
         TF_DeleteTensor(now);
     } else {
@@ -66,13 +66,13 @@ __attribute__((constructor)) static void register_operation(void)
         return;
     FUNCTIONS(FIND)
     status = TF_NewStatus();
-    operation = TF_NewOpDefinitionBuilder("RingfeedClock");
+    operation = TF_NewOpDefinitionBuilder("RingfeedMonotonicClock");
     TF_OpDefinitionBuilderAddOutput(operation, "now: double");
     TF_OpDefinitionBuilderSetIsStateful(operation, 1); /* the result must not be cached */
     TF_OpDefinitionBuilderSetShapeInferenceFunction(operation, TF_ShapeInferenceContextSetUnknownShape);
     TF_RegisterOpDefinition(operation, status);
     if (TF_GetCode(status) == TF_OK)
-        TF_RegisterKernelBuilder("RingfeedClock", TF_NewKernelBuilder("RingfeedClock", "CPU", NULL, read_clock, NULL),
+        TF_RegisterKernelBuilder("RingfeedMonotonicClock", TF_NewKernelBuilder("RingfeedMonotonicClock", "CPU", NULL, read_clock, NULL),
                                  status);
     TF_DeleteStatus(status);
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -21,7 +22,7 @@ Clock = Callable[[], Tensor]
 
 @functools.cache
 def clock(*, deterministic: bool) -> Clock:
-    """Return the operation that reads the Unix time, float64 [], to the microsecond.
+    """Return the operation that reads the clock of `time.monotonic`, float64 [], to the microsecond.
 
     Args:
         deterministic: whether TensorFlow's op determinism is on, under which its own clock refuses to run.
@@ -32,16 +33,19 @@ def clock(*, deterministic: bool) -> Clock:
     library_spec = find_spec(_MODULE, __package__)
     if library_spec is not None and library_spec.origin is not None:
         try:
-            compiled: Clock = tf.load_op_library(library_spec.origin).ringfeed_clock
+            compiled: Clock = tf.load_op_library(library_spec.origin).ringfeed_monotonic_clock
             return compiled
-        except (OSError, AttributeError, tf.errors.OpError):  # built for another machine's C library
+        except (OSError, AttributeError, tf.errors.OpError):  # built for another machine, or of another version
             pass
     if deterministic:
         raise ConfigError(
             "output.records and output.prometheus_port need a clock in the compiled step, and ringfeed was installed "
             "without a C compiler: install one and reinstall ringfeed, or set deterministic: false"
         )
-    own: Clock = tf.timestamp
+
+    def own() -> Tensor:  # `tf.timestamp` jumps when the host's clock is set
+        return tf.numpy_function(time.monotonic, [], tf.float64)
+
     return own
 
 
@@ -54,7 +58,7 @@ def timed(
     has to be one that the collective, and what follows it, wait for.
 
     Returns:
-        The result, and Unix times, float64 [2]; without a clock, float64 [0].
+        The result, and the times, float64 [2]; without a clock, float64 [0].
     """
     if read_clock is None:
         return collective(tensors), tf.zeros(0, tf.float64)

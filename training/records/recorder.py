@@ -23,7 +23,7 @@ _FLUSH_SECONDS = 1.0
 
 
 class StepTimes(NamedTuple):
-    """Unix times of one step.
+    """Times of one step, by `time.monotonic`: a host's clock may be set back meanwhile.
 
     Attributes:
         asked: the loop asked for the batch.
@@ -70,7 +70,8 @@ class Recorder:
         )  # both may be appended to while the thread takes from them
         self._activities: deque[Row] = deque()
         self._done = 0
-        self._last_end = time.time()
+        self._last_end = time.monotonic()
+        self._unix = time.time() - self._last_end  # of monotonic 0; taken once, so that rows stay in their order
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._write_until_closed, name="ringfeed-records", daemon=True)
         self._thread.start()
@@ -86,12 +87,11 @@ class Recorder:
     @contextmanager
     def activity(self, name: str, step: int, epoch: int) -> Iterator[None]:
         """Record the time of a block that belongs to no step, such as an evaluation."""
-        started = time.time()
+        started = time.monotonic()
         yield
-        self._last_end = time.time()
-        self._activities.append(
-            Row(name, step, epoch, 1, started, 0.0, 0.0, 0.0, 0.0, host_seconds=self._last_end - started)
-        )
+        self._last_end = time.monotonic()
+        seconds = self._last_end - started
+        self._activities.append(Row(name, step, epoch, 1, self._unix + started, 0.0, 0.0, 0.0, 0.0, seconds))
 
     def report(self, entry: Mapping[str, Any]) -> None:
         """Give an entry of the log to the sinks."""
@@ -99,7 +99,7 @@ class Recorder:
 
     def close(self, step: int, epoch: int) -> None:
         """Write the rows that are left, and one that says at which step and epoch the process ended by itself."""
-        self._activities.append(Row(END, step, epoch, 1, time.time(), 0.0, 0.0, 0.0, 0.0, 0.0))
+        self._activities.append(Row(END, step, epoch, 1, self._unix + time.monotonic(), 0.0, 0.0, 0.0, 0.0, 0.0))
         self._closing.set()
         self._thread.join()
 
@@ -110,7 +110,7 @@ class Recorder:
         self._to_sinks(lambda sink: sink.close())
 
     def _flush(self) -> None:
-        rows = [_row(self._steps.popleft()) for _ in range(len(self._steps))]
+        rows = [_row(self._unix, *self._steps.popleft()) for _ in range(len(self._steps))]
         rows += [self._activities.popleft() for _ in range(len(self._activities))]
         rows.sort(key=lambda row: row.started)
         self._to_sinks(lambda sink: sink.append(rows))
@@ -149,15 +149,15 @@ def open_recorder(
     return Recorder(sinks) if sinks else None
 
 
-def _row(step: tuple[int, int, int, StepTimes, float]) -> Row:
-    number, epoch, steps, times, host_seconds = step
+def _row(unix: float, number: int, epoch: int, steps: int, times: StepTimes, host_seconds: float) -> Row:
+    """Return the row of a step; `unix` is the Unix time of monotonic 0."""
     ready, reduced = times.stamps.numpy().tolist()
     return Row(
         activity=STEP,
         step=number,
         epoch=epoch,
         steps=steps,
-        started=times.asked,
+        started=unix + times.asked,
         input_seconds=times.got - times.asked,
         gradient_seconds=ready - times.got,
         collective_seconds=reduced - ready + times.synchronised - times.returned,

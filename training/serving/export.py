@@ -40,9 +40,11 @@ The end of PATH chooses the format:
   NAME.onnx      the network's                            probabilities
 
 task: multilabel has no class, task: regression has a prediction [batch] in place of both.
-A SavedModel takes texts as texts, images as the bytes of their files or as the dataset's arrays, missing floats as NaN,
-and missing texts as "". Its assets.extra/ringfeed.json names inputs, dtypes and classes, and the integer that stands
-for a missing one. An export replaces a file, but not a folder.
+A SavedModel takes texts as texts, images as the bytes of their files or as the dataset's arrays, and missing floats as
+NaN. To its signature serving_default no other values are missing; if some were in training, with_missing also takes
+missing_COLUMN, bool [batch]: True where the value of COLUMN is missing, whatever is given for it. Its
+assets.extra/ringfeed.json names inputs, dtypes and classes. An export replaces a file, but not a folder. It is opened
+and compared with the model on a small batch before it is written to PATH.
 """
 
 
@@ -113,17 +115,28 @@ def _write(model: TrainedModel, out: str, kind: str) -> None:
     if kind == "keras":
         from ringfeed.training.models.model_file import encode_model
 
-        write_file(out, encode_model(model.network, model.config, model.manifest, model.step))
+        from .check_export import check_keras
+
+        content = encode_model(model.network, model.config, model.manifest, model.step)
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "model.keras"
+            path.write_bytes(content)
+            check_keras(model, path)
+        write_file(out, content)
     elif kind == "onnx":
+        from .check_export import check_onnx
         from .onnx import encode_onnx
 
-        write_file(out, encode_onnx(model))
+        content = encode_onnx(model)
+        check_onnx(model, content)
+        write_file(out, content)
     else:
         _write_folder(model, out)
 
 
 def _write_folder(model: TrainedModel, out: str) -> None:
     """Write a SavedModel that appears whole: locally its folder is renamed, in a store `saved_model.pb` comes last."""
+    from .check_export import check_saved_model
     from .saved_model import write_saved_model
 
     storage = Storage(out)
@@ -134,6 +147,7 @@ def _write_folder(model: TrainedModel, out: str) -> None:
         folder = Path(temporary) / "model"
         with quiet_tensorflow():
             write_saved_model(model, folder)
+            check_saved_model(model, folder)
         if local is not None:
             if local.exists():
                 local.rmdir()  # it is empty

@@ -12,6 +12,7 @@ import logging
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError, TrainingError
@@ -35,7 +36,7 @@ def encode_onnx(model: TrainedModel) -> bytes:
         import tf2onnx
     except ModuleNotFoundError as error:
         raise ConfigError(f"an .onnx file needs {error.name}: pip install 'ringfeed[onnx]'") from error
-    logging.getLogger("tf2onnx").setLevel(logging.ERROR)
+    logging.getLogger("tf2onnx").setLevel(logging.CRITICAL)  # what it cannot convert, `check_onnx` finds
     specs = tf.nest.map_structure(_spec, model.network.input)
     flat = tf.nest.flatten(specs)
     if len({spec.name for spec in flat}) != len(flat):
@@ -46,7 +47,10 @@ def encode_onnx(model: TrainedModel) -> bytes:
 
     try:
         function = tf.function(scores, input_signature=flat, autograph=False)
-        converted, _ = tf2onnx.convert.from_function(function, input_signature=flat, opset=_OPSET)
+        handlers: Any = {"Erfc": (_erfc, [])}
+        converted, _ = tf2onnx.convert.from_function(
+            function, input_signature=flat, opset=_OPSET, custom_op_handlers=handlers
+        )
     except Exception as error:  # whatever tf2onnx meets in a graph
         raise TrainingError(
             f"tf2onnx cannot convert model.name={model.config.model.name} ({type(error).__name__}: {brief(error)}); "
@@ -55,6 +59,17 @@ def encode_onnx(model: TrainedModel) -> bytes:
     entry = converted.metadata_props.add()
     entry.key, entry.value = "classes", json.dumps(model.classes)
     return bytes(converted.SerializeToString())
+
+
+def _erfc(graph: Any, node: Any, *_: Any) -> None:
+    """Convert the complementary error function, as in GELU, which neither ONNX nor tf2onnx has: 1 - erf(x)."""
+    from tf2onnx.utils import map_onnx_to_numpy_type
+
+    output, dtype = node.output[0], graph.get_dtype(node.output[0])
+    shape, one = graph.get_shape(output), np.array(1, map_onnx_to_numpy_type(dtype))
+    inputs = [graph.make_const(f"{node.name}_one", one).output[0], graph.make_node("Erf", node.input).output[0]]
+    graph.remove_node(node.name)
+    graph.make_node("Sub", inputs, outputs=[output], shapes=[shape], dtypes=[dtype])
 
 
 def _spec(tensor: keras.KerasTensor) -> Any:

@@ -40,12 +40,13 @@ Each rank writes one Parquet file, part-RANK-of-RANKS.parquet, of its part of th
 
   record      int64, the number of the record in the split, as Loader.sample takes it
   ...         the columns of --keep
-  predicted   the likeliest class; all labels with a probability from 0.5 on; or the number of a regression
+  predicted   the likeliest class; all labels with a probability from 0.5 on; or the number of a regression, float64
   score       float32, the probability of the class
   scores      float32 [classes], all probabilities, in the order of the classes in _predictions.json
 
 _predictions.json comes last: where it is, all records are there. Readers of Parquet folders pass over it. The
-predictions are the same on any number of ranks.
+predictions are the same on any number of ranks. A record whose scores are NaN has no prediction, and the command says
+how many there are.
 """
 
 

@@ -8,6 +8,7 @@ Tested in tests/training/serving/test_predict.py.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +23,7 @@ import pyarrow.parquet as pq
 import tensorflow as tf
 
 from ringfeed.pipeline import Loader
-from ringfeed.pipeline.transforms.tabular import missing_codes
+from ringfeed.pipeline.select.sample_columns import mask_name
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import did_you_mean, listed
@@ -33,6 +34,8 @@ from ringfeed.training.ring.ring import Ring
 from .trained import TrainedModel
 
 __all__ = ["SUMMARY", "Predictor", "prepare_folder"]
+
+log = logging.getLogger(__name__)
 
 SUMMARY = "_predictions.json"
 _FORMAT = "ringfeed-predictions-1"
@@ -97,6 +100,7 @@ class Predictor:
                     f"{self.url}: the model takes {_described(feature)} in column {feature.name!r}, which holds "
                     f"{_described(own)}"
                 )
+            self._check_missing(feature)
         for name in self.keep:
             if name not in schema.names:
                 hint = did_you_mean(name, schema.names, f"the columns are: {listed(schema.names)}")
@@ -106,12 +110,22 @@ class Predictor:
         if len(set(self.keep)) != len(self.keep):
             raise ConfigError(f"--keep: each column once, got {', '.join(self.keep)}")
 
+    def _check_missing(self, feature: Feature) -> None:
+        """Refuse missing values that the network would take for others: it has no mask for them."""
+        nulls = self.manifest.split(self.split).statistics[feature.name].nulls
+        has_mask = feature in self.model.masked or self.model.config.model.name in ("tabular", "wide_deep")
+        if nulls and not has_mask and feature.elements is not None and not feature.dtype.startswith("float"):
+            raise ConfigError(
+                f"{self.url}: {nulls} values of column {feature.name!r} are missing in split {self.split!r}, and none "
+                f"were in training; drop such records: shard-dataset reshard --filter '{feature.name} is not null'"
+            )
+
     @cached_property
     def schema(self) -> pa.Schema:
         """The schema of the files: record, kept columns, prediction, and scores where the task has them."""
         kept = Schema(features=tuple(self.manifest.schema[name] for name in self.keep)).arrow if self.keep else ()
         task, classes = self.model.target.task, self._classes
-        predicted = {"multilabel": pa.list_(pa.string()), "regression": pa.float32()}.get(task, classes.type)
+        predicted = {"multilabel": pa.list_(pa.string()), "regression": pa.float64()}.get(task, classes.type)
         fields = [pa.field(_RECORD, pa.int64()), *kept, pa.field(_PREDICTED, predicted)]
         if task in ("multiclass", "binary"):
             fields.append(pa.field(_SCORE, pa.float32()))
@@ -138,13 +152,17 @@ class Predictor:
         started = time.perf_counter()
         name = f"part-{ring.rank:05d}-of-{ring.size:05d}.parquet"
         loader = self._open(ring)
-        records = 0
+        records = undefined = 0
         with storage.open_output(name) as file, pq.ParquetWriter(file, self.schema) as writer:
             for rows in _grouped(self._tables(loader), self.schema):
                 writer.write_table(rows)
                 records += rows.num_rows
+                undefined += rows.column(_PREDICTED).null_count
                 show(records, -(-loader.records // ring.size))
         parts = ring.allgather_object({"path": name, "records": records})
+        without = sum(ring.allgather_object(undefined))
+        if without and ring.rank == 0:
+            log.warning("the scores of %d records are NaN, as inputs may be; their prediction is null", without)
         summary = {
             "format": _FORMAT,
             "dataset": self.manifest.shards_checksum,
@@ -154,17 +172,19 @@ class Predictor:
             "classes": self._classes.to_pylist(),
             "step": self.model.step,
             "files": parts,
+            **({"undefined": without} if without else {}),
         }
         if ring.rank == 0:
             storage.write(SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
         return {**summary, "seconds": time.perf_counter() - started}
 
-    def _fill(self) -> dict[str, Any]:
-        """The values in place of missing ones: those of the training, and for other columns such as no record holds."""
-        kept = missing_codes(self.manifest, self.keep, leave_out="leave {!r} out of --keep")
-        return {
-            name: value for name, value in {**kept, **self.model.fill}.items() if name in self.manifest.schema.names
-        }
+    @cached_property
+    def _masks(self) -> list[str]:
+        """The columns whose missing values are marked: for the network, or because they are kept."""
+        known = self.manifest.split(self.split).statistics
+        inputs = [feature for feature in self.model.columns if feature.elements and "float" not in feature.dtype]
+        marked = [*(feature.name for feature in inputs), *self.keep]
+        return list(dict.fromkeys([f.name for f in self.model.masked] + [name for name in marked if known[name].nulls]))
 
     def _open(self, ring: Ring) -> Loader:
         records = self.manifest.split(self.split).records
@@ -178,7 +198,7 @@ class Predictor:
             streams=ring.size if records >= ring.size else 1,
             shuffle=False,
             remainder="pad",
-            fill=self._fill(),
+            masks=self._masks,
             columns=list(dict.fromkeys([*inputs, *self.keep])),
         )
 
@@ -186,9 +206,12 @@ class Predictor:
         inputs = [feature.name for feature in self.model.columns]
         score = tf.function(self.model.scores_of, reduce_retracing=True, autograph=False)
 
+        masks = [mask_name(name) for name in self._masks]
+        taken = [*inputs, *(mask for mask, name in zip(masks, self._masks, strict=True) if name in inputs)]
+
         def prepare(element: Mapping[str, Any]) -> Any:
-            kept = {name: element[name] for name in self.keep}
-            return self.model.inputs({name: element[name] for name in inputs}), kept, element["sample_weight"]
+            kept = {name: element[name] for name in [*self.keep, *masks]}
+            return self.model.inputs({name: element[name] for name in taken}), kept, element["sample_weight"]
 
         batches = loader.epoch(0).map(prepare, num_parallel_calls=len(os.sched_getaffinity(0)))
         batches = loader.explain_failures(batches, [prepare], 0, 0).prefetch(_PREFETCH_BATCHES)
@@ -201,12 +224,17 @@ class Predictor:
 
     def _table(self, loader: Loader, numbers: Any, kept: Mapping[str, Any], is_real: Any, scores: Any) -> pa.Table:
         kept_columns = [
-            _arrow(self.manifest.schema[name], kept[name], is_real, loader.fill.get(name)) for name in self.keep
+            _arrow(self.manifest.schema[name], kept[name], is_real, kept.get(mask_name(name))) for name in self.keep
         ]
         return pa.Table.from_arrays([pa.array(numbers), *kept_columns, *self._predicted(scores)], schema=self.schema)
 
     def _predicted(self, scores: Any) -> list[pa.Array]:
-        """Return the columns that follow from the scores, float32 [batch, classes]."""
+        """Return the columns that follow from the scores, [batch, classes]; nothing is predicted where one is NaN."""
+        predicted, *others = self._columns(scores)
+        undefined = pa.array(np.isnan(scores).any(axis=1))
+        return [pc.if_else(undefined, pa.scalar(None, predicted.type), predicted), *others]
+
+    def _columns(self, scores: Any) -> list[pa.Array]:
         task, classes = self.model.target.task, self._classes
         if task == "regression":
             return [pa.array(scores[:, 0])]
@@ -232,20 +260,21 @@ def _grouped(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Table
     yield pa.concat_tables([schema.empty_table(), *waiting]).combine_chunks()
 
 
-def _arrow(feature: Feature, values: Any, is_real: Any, fill: Any) -> pa.Array:
-    """Return the column of a batch as it is stored, with missing values where the loader filled them."""
+def _arrow(feature: Feature, values: Any, is_real: Any, missing: Any) -> pa.Array:
+    """Return the column of a batch as it is stored, with missing values where its mask marks them."""
     if isinstance(values, tf.RaggedTensor):
         rows = [row for row, real in zip(values.to_list(), is_real.tolist(), strict=True) if real]
-        return pa.array(rows, feature.arrow_type)
-    array = values.numpy()[is_real]
-    if feature.shape:
-        flat = pa.array(array.reshape(-1), feature.primitive)
-        return pa.FixedSizeListArray.from_arrays(flat, feature.elements)
-    column = pa.array(array, pa.binary()).cast(pa.string()) if feature.dtype == "string" else pa.array(array)
-    column = column.cast(feature.arrow_type)
-    if feature.numeric and fill is not None:
-        column = pc.if_else(pc.equal(column, pa.scalar(fill, column.type)), pa.scalar(None, column.type), column)
-    return column
+        column = pa.array(rows, feature.arrow_type)
+    elif feature.shape:
+        flat = pa.array(values.numpy()[is_real].reshape(-1), feature.primitive)
+        column = pa.FixedSizeListArray.from_arrays(flat, feature.elements)
+    else:
+        array = values.numpy()[is_real]
+        column = pa.array(array, pa.binary()).cast(pa.string()) if feature.dtype == "string" else pa.array(array)
+        column = column.cast(feature.arrow_type)
+    if missing is None:
+        return column
+    return pc.if_else(pa.array(missing.numpy()[is_real]), pa.scalar(None, column.type), column)
 
 
 def _described(feature: Feature) -> str:

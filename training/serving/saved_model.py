@@ -2,7 +2,9 @@
 
 Signature `serving_default`: a tensor [batch, *shape] for each column, by its name, in its dtype, to `probabilities`,
 float32 [batch, classes], and `class`, string [batch], the name of the likeliest; of many labels to their probabilities
-alone, of a regression to `prediction`, float32 [batch]. Signature `classes`: all names.
+alone, of a regression to `prediction`, float64 [batch]. Signature `classes`: all names. If values were missing in
+training, signature `with_missing` has one more input for each such column, bool [batch], that says where values are
+missing; to `serving_default` none are, but floats that are NaN.
 `assets.extra/ringfeed.json` describes the inputs.
 Tested in tests/training/serving/test_export.py.
 """
@@ -17,32 +19,34 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringfeed.pipeline.select.sample_columns import mask_name
 from ringfeed.sharding.schema import Feature
 
 from .trained import TrainedModel, column_spec
 
-__all__ = ["input_names", "write_saved_model"]
+__all__ = ["input_names", "signature_inputs", "write_saved_model"]
 
-_LENGTHS = "_lengths"
+_LENGTHS = "\0lengths"  # behind a column, in whose name there is no NUL
 _EXTRA = "assets.extra/ringfeed.json"
 
 
 def write_saved_model(model: TrainedModel, folder: Path) -> None:
     """Write the SavedModel into a folder of this machine."""
-    features = model.columns
-    names = input_names(feature.name for feature in features)
+    features, masks, names = model.columns, _masks_of(model), _names_of(model)
     specs = {}
     for feature in features:
         name = names[feature.name]
         if feature.fixed_shape is None:  # TensorFlow's signatures have no ragged tensors
             specs[name] = tf.TensorSpec([None, None], column_spec(feature).dtype, name=name)
-            specs[name + _LENGTHS] = tf.TensorSpec([None], tf.int64, name=name + _LENGTHS)
+            of_rows = names[feature.name + _LENGTHS]
+            specs[of_rows] = tf.TensorSpec([None], tf.int64, name=of_rows)
         else:
             specs[name] = tf.TensorSpec([None, *feature.fixed_shape], column_spec(feature).dtype, name=name)
     classes, task = model.classes, model.config.task
 
     def serve(**tensors: Any) -> dict[str, Any]:
-        scores = model.scores({f.name: _column(f, names[f.name], tensors) for f in features})
+        columns = {feature.name: _column(feature, names, tensors) for feature in features}
+        scores = model.scores(columns | {mask: _mask(names[mask], tensors) for mask in masks})
         if task == "regression":
             return {model.scores_name: scores[:, 0]}
         if task == "multilabel":
@@ -57,16 +61,46 @@ def write_saved_model(model: TrainedModel, folder: Path) -> None:
         "serving_default": module.serve.get_concrete_function(**specs),
         "classes": module.classes.get_concrete_function(),
     }
+    if masks:
+        of_masks = {names[mask]: tf.TensorSpec([None], tf.bool, name=names[mask]) for mask in masks}
+        signatures["with_missing"] = module.serve.get_concrete_function(**specs, **of_masks)
     tf.saved_model.save(module, str(folder), signatures=signatures)
     path = folder / _EXTRA
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(_described(model, features, names), indent=1) + "\n")
 
 
-def _column(feature: Feature, name: str, tensors: Mapping[str, Any]) -> Any:
+def _masks_of(model: TrainedModel) -> list[str]:
+    return [mask_name(feature.name) for feature in model.masked]
+
+
+def _names_of(model: TrainedModel) -> dict[str, str]:
+    """The names of the inputs: of columns, of masks, and of the lengths of lists."""
+    lengths = [feature.name + _LENGTHS for feature in model.columns if feature.fixed_shape is None]
+    return input_names([*(feature.name for feature in model.columns), *_masks_of(model), *lengths])
+
+
+def signature_inputs(model: TrainedModel, columns: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a batch of columns, and masks if there are any, as the inputs of a signature."""
+    names, inputs = _names_of(model), {}
+    for column, values in columns.items():
+        is_list = isinstance(values, tf.RaggedTensor)
+        inputs[names[column]] = values.to_tensor() if is_list else values
+        if is_list:
+            inputs[names[column + _LENGTHS]] = values.row_lengths()
+    return inputs
+
+
+def _column(feature: Feature, names: Mapping[str, str], tensors: Mapping[str, Any]) -> Any:
+    values = tensors[names[feature.name]]
     if feature.fixed_shape is None:
-        return tf.RaggedTensor.from_tensor(tensors[name], lengths=tensors[name + _LENGTHS])
-    return tensors[name]
+        return tf.RaggedTensor.from_tensor(values, lengths=tensors[names[feature.name + _LENGTHS]])
+    return values
+
+
+def _mask(name: str, tensors: Mapping[str, Any]) -> Any:
+    """The mask of that name; without one, nothing is missing."""
+    return tensors[name] if name in tensors else tf.zeros(tf.shape(next(iter(tensors.values())))[:1], tf.bool)
 
 
 def input_names(columns: Iterable[str]) -> dict[str, str]:
@@ -88,16 +122,15 @@ def input_names(columns: Iterable[str]) -> dict[str, str]:
 
 
 def _described(model: TrainedModel, features: Iterable[Feature], names: Mapping[str, str]) -> dict[str, Any]:
-    fill = model.fill
     return {
-        "format": "ringfeed-saved-model-1",
+        "format": "ringfeed-saved-model-2",
         "step": model.step,
         "task": model.config.task,
         "classes": model.classes,
         "inputs": [
             {"name": names[feature.name], "column": feature.name, "dtype": feature.dtype, "shape": list(feature.shape)}
-            | ({"missing": fill[feature.name]} if feature.name in fill else {})
-            | ({"lengths": names[feature.name] + _LENGTHS} if feature.fixed_shape is None else {})
+            | ({"missing": names[mask_name(feature.name)]} if feature in model.masked else {})
+            | ({"lengths": names[feature.name + _LENGTHS]} if feature.fixed_shape is None else {})
             | ({"logical": feature.logical} if feature.logical else {})
             for feature in features
         ],

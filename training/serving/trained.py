@@ -5,8 +5,9 @@ Tested in tests/training/serving/test_export.py.
 
 from __future__ import annotations
 
+import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ringfeed.pipeline.select.sample_columns import mask_name
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError, DatasetError, TrainingError
 from ringfeed.sharding.messages import brief
@@ -34,10 +36,10 @@ from ringfeed.training.models.build import build_model
 from ringfeed.training.models.keras_files import check_hdf5
 from ringfeed.training.models.model_file import ModelFile, decode_model
 from ringfeed.training.models.network_size import count_weights
-from ringfeed.training.models.preprocess import Element, Preprocess, feature_columns, fill_values
+from ringfeed.training.models.preprocess import Element, Preprocess, check_masks, feature_columns, masked_features
 from ringfeed.training.models.target import Target, plan_target
 
-__all__ = ["TrainedModel", "column_spec", "open_trained"]
+__all__ = ["TrainedModel", "column_spec", "mask_specs", "open_trained"]
 
 Columns = Mapping[str, Any]
 
@@ -81,20 +83,22 @@ class TrainedModel:
     def columns(self) -> list[Feature]:
         """The columns that the preprocessing uses, in the order of the dataset."""
         features = feature_columns(self.manifest, self.config.data)
-        specs = {feature.name: column_spec(feature) for feature in features}
+        masked = masked_features(self.manifest, self.config.data)
+        specs = {feature.name: column_spec(feature) for feature in features} | mask_specs(masked)
         traced = tf.function(self.scores, input_signature=[specs], autograph=False).get_concrete_function()
         owners = [name for name in sorted(specs) for _ in tf.nest.flatten(specs[name], expand_composites=True)]
         operations = {tensor.op: name for tensor, name in zip(traced.graph.inputs, owners, strict=False)}
         used = {operations[op] for op in _ancestors(traced.outputs[0].op) if op in operations}
-        return [feature for feature in features if feature.name in used]
+        return [feature for feature in features if {feature.name, mask_name(feature.name)} & used]
 
-    @property
-    def fill(self) -> dict[str, Any]:
-        """The values that stand for missing ones, by column; missing floats are NaN."""
-        return fill_values(self.manifest, self.config.data)
+    @cached_property
+    def masked(self) -> list[Feature]:
+        """Those of `columns` whose missing values a mask marks; missing floats are NaN."""
+        masked = masked_features(self.manifest, self.config.data)
+        return [feature for feature in self.columns if feature in masked]
 
     def inputs(self, columns: Columns) -> Any:
-        """Return the network's inputs for a batch of the dataset's columns."""
+        """Return the network's inputs for a batch of the dataset's columns, and masks of missing values."""
         first = next(iter(columns.values()))
         size = first.nrows(tf.int32) if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
         element: Element = {"class_id": tf.zeros([size], tf.int32), **columns}
@@ -104,24 +108,25 @@ class TrainedModel:
         return self.preprocess(element)[0]
 
     def scores(self, columns: Columns) -> Any:
-        """Return scores for a batch of the dataset's columns.
+        """Return scores for a batch of the dataset's columns, and masks of missing values.
 
         They are float32 [batch, classes]: the probabilities of classes, also of both classes of a binary task, or of
-        labels, each for itself. Those of a regression are its prediction, [batch, 1].
+        labels, each for itself. Those of a regression are its prediction, float64 [batch, 1].
         """
         return self.scores_of(self.inputs(columns))
 
     def scores_of(self, inputs: Any) -> Any:
         """Return the same for a batch of the network's inputs."""
-        outputs = tf.cast(self.network(inputs, training=False), tf.float32)
+        outputs = self.network(inputs, training=False)
+        if self.config.task == "regression":
+            return tf.cast(outputs, tf.float64)
+        outputs = tf.cast(outputs, tf.float32)
         match self.config.task:
             case "multiclass":
                 return tf.nn.softmax(outputs)
             case "binary":
                 return tf.sigmoid(tf.concat([-outputs, outputs], 1))
-            case "multilabel":
-                return tf.sigmoid(outputs)
-        return outputs
+        return tf.sigmoid(outputs)
 
 
 def column_spec(feature: Feature) -> Any:
@@ -130,6 +135,12 @@ def column_spec(feature: Feature) -> Any:
     if feature.fixed_shape is None:
         return tf.RaggedTensorSpec([None, None], dtype)
     return tf.TensorSpec([None, *feature.fixed_shape], dtype, name=feature.name)
+
+
+def mask_specs(features: Iterable[Feature]) -> dict[str, Any]:
+    """Return the types of the masks of columns."""
+    names = [mask_name(feature.name) for feature in features]
+    return {name: tf.TensorSpec([None], tf.bool, name=re.sub(r"\W", "_", name)) for name in names}
 
 
 def _ancestors(operation: Any) -> set[Any]:
@@ -171,7 +182,7 @@ def open_trained(source: str, data_url: str | None = None, *, trust_code: bool =
         _check_trusted(held.config, source, trust_code)
         with guarded(source, "the weights of its network", error=TrainingError), _weights_file(held) as path:
             _check_size(held, check_hdf5(path), source)
-            return _build(held, lambda network: _load_file(network, path, held.config, source))
+            return _build(held, lambda network: _load_file(network, path, held.config, source), source)
     store = CheckpointStore(source, check=check_state)
     newest = None if Path(source).is_file() else store.newest()
     if newest is None:
@@ -183,10 +194,12 @@ def open_trained(source: str, data_url: str | None = None, *, trust_code: bool =
     _check_trusted(config, source, trust_code)
     if data_url is None:
         _check_place(config.data, source, trust_code)
-    held = ModelFile(config=config, manifest=_manifest(newest, config, source, data_url), step=newest.step, weights=b"")
+    manifest = _manifest(newest, config, source, data_url)
+    check_masks(newest.state, manifest, config.data, source)
+    held = ModelFile(config=config, manifest=manifest, step=newest.step, weights=b"")
     with guarded(source, "the weights of its network", error=TrainingError):
         _check_size(held, sum(array.nbytes for array in newest.arrays.values()), source)
-        return _build(held, lambda network: _load_checkpoint(network, newest, config, source))
+        return _build(held, lambda network: _load_checkpoint(network, newest, config, source), source)
 
 
 def _check_place(data: DataConfig, source: str, trust_code: bool) -> None:
@@ -256,10 +269,19 @@ def _manifest(checkpoint: Checkpoint, config: TrainConfig, source: str, data_url
     return manifest
 
 
-def _build(held: ModelFile, load: Callable[[Any], None]) -> TrainedModel:
-    """Build the network as for a run, but for what only training needs, and load its weights."""
+def _build(held: ModelFile, load: Callable[[Any], None], source: str) -> TrainedModel:
+    """Build the network as for a run, but for what only training needs, and load its weights.
+
+    Raises:
+        TrainingError: a weight is not finite.
+    """
     built = build_model(held.manifest, _for_serving(held.config))
     load(built.network)
+    if bad := [weight.path for weight in built.network.weights if not _is_finite(weight)]:
+        raise TrainingError(
+            f"{source}: its weights are not all finite ({bad[0]} and {len(bad) - 1} more variables), so it predicts "
+            "NaN: use an earlier checkpoint, or train again with a lower optimizer.learning_rate"
+        )
     return TrainedModel(
         network=built.network,
         preprocess=built.preprocess,
@@ -267,6 +289,10 @@ def _build(held: ModelFile, load: Callable[[Any], None]) -> TrainedModel:
         manifest=held.manifest,
         step=held.step,
     )
+
+
+def _is_finite(weight: Any) -> bool:
+    return not str(weight.dtype).startswith(("float", "bfloat")) or bool(tf.reduce_all(tf.math.is_finite(weight.value)))
 
 
 def _for_serving(config: TrainConfig) -> TrainConfig:

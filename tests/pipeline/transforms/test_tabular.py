@@ -43,16 +43,23 @@ def test_inputs_need_their_columns_and_names_of_their_own(make_dataset: Make) ->
         loader.epoch(0, transform=[inputs, inputs])
 
 
-def test_the_fill_of_a_code_is_not_a_category(tmp_path: Path) -> None:
-    table = pa.table({"code": pa.array([1, 3, None, 5, 7] * 4), "label": pa.array([0, 1, 0, 1, 1] * 4)})
+def test_a_missing_code_or_text_is_no_category_and_its_neutral_value_is_one(tmp_path: Path) -> None:
+    codes, names = [1, 0, None, 5, 7] * 4, ["", None, "x", "y", ""] * 4
+    table = pa.table({"code": pa.array(codes), "name": names, "label": pa.array([0, 1, 0, 1, 1] * 4)})
     pq.write_table(table, tmp_path / "codes.parquet")
     options: dict[str, Any] = {"label": "label", "shards": 1, "min_class_records": 1}
     build(BuildOptions(source=str(tmp_path / "codes.parquet"), destination=str(tmp_path / "out"), **options))
-    loader = Loader(str(tmp_path / "out"), batch_size=20, streams=1, fill={"code": 4})
-    inputs = TabularTransform(plan=plan_columns(loader.manifest, categorical=["code"], fill={"code": 4}))
+    loader = Loader(str(tmp_path / "out"), batch_size=20, streams=1, masks=["code", "name"])
+    inputs = TabularTransform(plan=plan_columns(loader.manifest, categorical=["code"]))
     (batch,) = loader.epoch(0, transform=inputs)
-    ids = dict(zip(batch["code"].numpy().tolist(), batch["categories"].numpy()[:, 0].tolist(), strict=True))
-    assert ids == {1: 1, 3: 3, 4: 0, 5: 5, 7: 7}
+    code = zip(batch["code"].numpy().tolist(), batch["missing:code"].numpy().tolist(), strict=True)
+    name = zip(batch["name"].numpy().tolist(), batch["missing:name"].numpy().tolist(), strict=True)
+    assert dict(zip(code, batch["categories"].numpy()[:, 0].tolist(), strict=True)) == {
+        (0, False): 1, (0, True): 0, (1, False): 2, (5, False): 6, (7, False): 8,
+    }  # fmt: skip
+    assert dict(zip(name, batch["categories"].numpy()[:, 1].tolist(), strict=True)) == {
+        (b"", False): 1, (b"", True): 0, (b"x", False): 2, (b"y", False): 3,
+    }  # fmt: skip
 
 
 def test_texts_are_looked_up_in_the_given_or_the_stored_vocabulary(make_dataset: Make) -> None:
@@ -78,8 +85,6 @@ def test_texts_are_looked_up_in_the_given_or_the_stored_vocabulary(make_dataset:
         ({"vocabularies": {"lable": ["rare"]}}, "vocabularies: there is no column 'lable'; did you mean 'label'"),
         ({"vocabularies": {"label": "rare"}}, "the vocabulary of column 'label' must be a list of texts, got 'rare'"),
         ({"vocabularies": ["label"]}, r"vocabularies must be a dict of texts by column, got \['label'\]"),
-        ({"fill": {"idd": 3}}, "fill names 'idd', which is no feature; they are: id, vector, label"),
-        ({"fill": {"id": 0.5}}, "fill of feature 'id' must be one int64 value, got 0.5"),
     ],
 )
 def test_unknown_names_and_wrong_types_are_refused(make_dataset: Make, options: dict[str, Any], message: str) -> None:
@@ -88,43 +93,28 @@ def test_unknown_names_and_wrong_types_are_refused(make_dataset: Make, options: 
         plan_columns(manifest, manifest.schema.features, **options)
 
 
-def test_integers_that_the_loader_fills_in_count_as_missing(tmp_path: Path) -> None:
-    codes = [None if i % 5 == 0 else i % 4 for i in range(30)]
-    pq.write_table(pa.table({"code": pa.array(codes, pa.int16()), "label": [0, 1] * 15}), tmp_path / "source.parquet")
+@pytest.mark.parametrize("kind", [pa.int8(), pa.int64(), pa.uint8(), pa.uint64(), pa.bool_()])
+@pytest.mark.parametrize("shard_format", ["parquet", "tfrecord"])
+def test_missing_numbers_become_the_mean_and_no_value_counts_as_missing(
+    tmp_path: Path, kind: pa.DataType, shard_format: str
+) -> None:
+    held = [True, False] if kind == pa.bool_() else [0, 1, 127]
+    codes = [None if i % 5 == 0 else held[i % len(held)] for i in range(30)]
+    pq.write_table(pa.table({"code": pa.array(codes, kind), "label": [0, 1] * 15}), tmp_path / "source.parquet")
     source, url = str(tmp_path / "source.parquet"), str(tmp_path / "shards")
-    build(BuildOptions(source=source, destination=url, label="label", shards=2))
-    loader = Loader(url, batch_size=6, fill={"code": -9})
-    plan = plan_columns(loader.manifest, fill={"code": -9})
-    batch = next(iter(loader.epoch(0, transform=TabularTransform(plan=plan))))
-    is_missing = batch["code"].numpy() == -9
-    numbers = batch["numeric"].numpy()
-    np.testing.assert_array_equal(numbers[:, 1], is_missing)
-    np.testing.assert_array_equal(numbers[is_missing, 0], 0)
-    with pytest.raises(ConfigError, match=r"'code' \(int16\) has missing .*: plan_columns\(..., fill={'code': ...}"):
-        plan_columns(loader.manifest)
-
-
-def test_values_that_records_hold_do_not_count_as_missing(tmp_path: Path) -> None:
-    columns = {
-        "count": pa.array([0, 1, None, 3] * 5),
-        "flag": pa.array([True, None, False, True] * 5),
-        "share": pa.array([0.5, None, 0.0, 1.0] * 5),
-        "whole": pa.array([0, 1, 2, 3] * 5),
-    }
-    pq.write_table(pa.table({**columns, "label": [0, 1] * 10}), tmp_path / "source.parquet")
-    source, url = str(tmp_path / "source.parquet"), str(tmp_path / "shards")
-    build(BuildOptions(source=source, destination=url, label="label", shards=1, min_class_records=1))
-    manifest = open_dataset(url).manifest
-    for name, value in {"count": 0, "flag": False, "share": 0.0}.items():
-        told = f"fill of column '{name}': records hold {value}, which would count as missing"
-        with pytest.raises(ConfigError, match=told):
-            plan_columns(manifest, [manifest.schema[name]], categorical=["flag"], fill={name: value})
-    plan = plan_columns(manifest, [manifest.schema["whole"]], fill={"whole": 0, "count": 0})
-    loader = Loader(url, batch_size=4, columns=["whole"])
-    batch = next(iter(loader.epoch(0, transform=TabularTransform(plan=plan))))
-    values = np.array([0, 1, 2, 3])
-    expected = ((values - values.mean()) / values.std()).astype(np.float32)[batch["whole"].numpy()]
-    np.testing.assert_allclose(batch["numeric"].numpy()[:, 0], expected, rtol=1e-6)
+    build(BuildOptions(source=source, destination=url, label="label", shards=2, shard_format=shard_format))
+    loader = Loader(url, batch_size=30, streams=1, masks=["code"])
+    plan = plan_columns(loader.manifest)
+    (batch,) = loader.epoch(0, transform=TabularTransform(plan=plan))
+    missing, numbers = batch["missing:code"].numpy(), batch["numeric"].numpy()
+    assert missing.sum() == 6
+    np.testing.assert_array_equal(numbers[:, 1], missing)
+    np.testing.assert_array_equal(numbers[missing, 0], 0)
+    known = np.array([code for code in codes if code is not None], np.float64)
+    expected = (batch["code"].numpy()[~missing].astype(np.float64) - known.mean()) / known.std()
+    np.testing.assert_allclose(numbers[~missing, 0], expected, rtol=1e-6)
+    with pytest.raises(ConfigError, match=r"has no 'missing:code' to mark them: Loader\(..., masks=\['code'\]\)"):
+        Loader(url, batch_size=6, fill={"code": held[0]}).epoch(0, transform=TabularTransform(plan=plan))
 
 
 @settings(max_examples=40, deadline=None)

@@ -107,7 +107,7 @@ def test_a_run_resumes_bit_identical_and_its_model_serves_all_datasets(
 
     trained, restored = open_trained(str(model)), open_trained(str(run))
     for name, entry in own.items():
-        loader = Loader(urls[name], split="test", batch_size=5, fill=trained.fill)
+        loader = Loader(urls[name], split="test", batch_size=5, masks=[column.name for column in trained.masked])
         hits = 0
         for batch in loader.epoch(0):
             columns = {"x": batch["x"], "code": batch["code"]}

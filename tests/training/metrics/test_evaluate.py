@@ -160,8 +160,7 @@ def test_metrics_of_classes_are_those_of_scikit_learn() -> None:
     assert result["auc"] == pytest.approx(np.mean(of_class), abs=1e-4)
     of_class = [metrics.average_precision_score(truth == c, shares[:, c], sample_weight=weight) for c in range(3)]
     assert result["average_precision"] == pytest.approx(np.mean(of_class), abs=1e-4)
-    own = outputs[np.arange(400), truth]
-    in_top = (outputs >= own[:, None]).sum(axis=1) <= 2
+    in_top = (np.argsort(-outputs, axis=1, kind="stable")[:, :2] == truth[:, None]).any(axis=1)
     assert result["top_2"] == pytest.approx(np.average(in_top, weights=weight))
 
 
@@ -222,3 +221,46 @@ def test_metrics_that_classes_cannot_have_are_refused() -> None:
         make_scorer(_classes(3), ["top_3"])
     with pytest.raises(ConfigError, match="precision_recall needs two classes, there are 3"):
         make_scorer(_classes(3), ["precision_recall"])
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("mean", [0.0, 1.0], ids=["origin 0", "origin at the targets"])
+@pytest.mark.parametrize("centre", [0, 10**9, 10**11, 2**53 - 10**5, -(10**11)])
+def test_a_regression_far_from_0_has_the_metrics_of_scikit_learn(centre: int, mean: float, ranks: int) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    rng = np.random.default_rng(0)
+    truth = centre + np.round(1000 * rng.normal(size=300)).astype(np.int64)
+    predicted = truth + np.round(500 * rng.normal(size=300)).astype(np.int64)
+    target = Target(task="regression", column="y", mean=mean * centre, std=1000.0)
+    shares = [slice(rank, None, ranks) for rank in range(ranks)]
+    columns = [(predicted[own, None].astype(np.float64), target.of({"y": tf.constant(truth[own])})) for own in shares]
+    batches = [_batches(outputs, values.numpy(), 16) for outputs, values in columns]
+    found = _on_ranks(batches, target, ("rmse", "mae", "r2"))
+    assert found["rmse"] == pytest.approx(metrics.root_mean_squared_error(truth, predicted), rel=1e-12)
+    assert found["mae"] == pytest.approx(metrics.mean_absolute_error(truth, predicted), rel=1e-12)
+    assert found["r2"] == pytest.approx(metrics.r2_score(truth, predicted), rel=1e-7)
+    assert found["loss"] == pytest.approx((found["rmse"] / 1000) ** 2, rel=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(2, 6), st.integers(0, 2**32 - 1), st.sampled_from([0, 1, 3]), st.booleans())
+def test_equal_outputs_count_as_argmax_takes_them(classes: int, seed: int, levels: int, has_nan: bool) -> None:
+    rng = np.random.default_rng(seed)
+    outputs = rng.integers(0, levels + 1, (40, classes)).astype(np.float32)
+    if has_nan:
+        outputs[rng.random(outputs.shape) < 0.1] = np.nan
+    truth = rng.integers(0, classes, 40).astype(np.int32)
+    metrics = ("accuracy", *(f"top_{k}" for k in range(1, classes)))
+    found = evaluate(SoloRing(), lambda x: x, _batches(outputs, truth, 16), _classes(classes), metrics)
+    assert found["top_1"] == found["accuracy"]
+    order = np.argsort(-np.where(np.isnan(outputs), np.inf, outputs), axis=1, kind="stable")
+    for k in range(1, classes):
+        expected = (order[:, :k] == truth[:, None]).any(axis=1).mean()
+        assert found[f"top_{k}"] == pytest.approx(expected)
+
+
+def test_equal_logits_have_the_share_of_the_first_class_as_top_1() -> None:
+    truth = np.array([0] * 3 + [1] * 4 + [2] * 3, np.int32)
+    batches = _batches(np.zeros((10, 3), np.float32), truth, 4)
+    found = evaluate(SoloRing(), lambda x: x, batches, _classes(3), ("accuracy", "top_1", "top_2"))
+    assert (found["accuracy"], found["top_1"], found["top_2"]) == pytest.approx((0.3, 0.3, 0.7))

@@ -14,7 +14,7 @@ from ringfeed.sharding.dataset.statistics import FeatureStatistics
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.schema import Feature
 from ringfeed.training.config.data import DataConfig
-from ringfeed.training.models.preprocess import feature_columns, fill_values, plan_tabular, tabular_preprocess
+from ringfeed.training.models.preprocess import feature_columns, masked_features, plan_tabular, tabular_preprocess
 from tests.helpers.manifests import manifest_of
 
 FEATURES = (
@@ -102,29 +102,21 @@ def test_texts_without_a_vocabulary_and_ragged_columns_say_what_to_do() -> None:
         plan_tabular(manifest({**STATISTICS, "tags": STATISTICS["when"]}, ragged), DataConfig(url="x"))
 
 
-def test_missing_integers_and_texts_differ_from_all_others() -> None:
+def test_masks_mark_missing_integers_and_texts() -> None:
     statistics = {
         **STATISTICS,
-        "when": FeatureStatistics(count=3, nulls=1, mean=2.0**60, std=1.0, min=2**60, max=2**60 + 1),
-        "carrier": FeatureStatistics(count=3, nulls=1, vocabulary=("AA", "UA")),
+        "when": FeatureStatistics(count=3, nulls=1, mean=2.0**60, std=2.0**50, min=2**60, max=2**60 + 1),
+        "carrier": FeatureStatistics(count=3, nulls=1, vocabulary=("", "UA")),
     }
-    data = DataConfig(url="x", include=("when", "carrier"))
-    fill = fill_values(manifest(statistics), data)
-    assert fill == {"when": 2**60 - 1, "carrier": ""}
+    data, held = DataConfig(url="x", include=("when", "carrier")), manifest(statistics)
+    assert [feature.name for feature in masked_features(held, data)] == ["when", "carrier"]
     element = {
-        "when": tf.constant([2**60, fill["when"]], tf.int64),
-        "carrier": tf.constant(["UA", fill["carrier"]]),
-        "class_id": tf.constant([0, 1]),
+        "when": tf.constant([2**60, 2**60, 2**60 - 2**50], tf.int64),
+        "missing:when": tf.constant([False, True, False]),
+        "carrier": tf.constant(["UA", "", ""]),
+        "missing:carrier": tf.constant([False, False, True]),
+        "class_id": tf.constant([0, 1, 0]),
     }
-    inputs, _, _ = tabular_preprocess(plan_tabular(manifest(statistics), data))(element)
-    np.testing.assert_array_equal(inputs["numeric"], [[0.0, 0.0], [0.0, 1.0]])
-    np.testing.assert_array_equal(inputs["categories"], [[2], [0]])
-
-
-def test_a_missing_value_without_a_substitute_is_an_error() -> None:
-    features = (Feature(name="flag", dtype="bool"), Feature(name="x", dtype="int8"), FEATURES[-1])
-    known = FeatureStatistics(count=3, nulls=1, mean=0.0, std=1.0, min=-128, max=127)
-    held = manifest({"flag": known, "x": known, "late": STATISTICS["late"]}, features)
-    for name in ("flag", "x"):
-        with pytest.raises(ConfigError, match=rf"column '{name}' .* data.exclude=\[{name}\]"):
-            fill_values(held, DataConfig(url="x", include=(name,)))
+    inputs, _, _ = tabular_preprocess(plan_tabular(held, data))(element)
+    np.testing.assert_array_equal(inputs["numeric"], [[0.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
+    np.testing.assert_array_equal(inputs["categories"], [[2], [1], [0]])

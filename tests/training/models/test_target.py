@@ -68,10 +68,10 @@ def test_targets_are_what_the_task_asks_for(task: str, column: str | None, posit
     built = build_model(_manifest(), config)
     inputs, truth, weight = built.preprocess(ELEMENT)
     np.testing.assert_array_equal(truth, expected)
-    assert truth.dtype == (tf.int32 if task == "multiclass" else tf.float32)
+    assert truth.dtype == {"multiclass": tf.int32, "regression": tf.float64}.get(task, tf.float32)
     assert weight.shape == (3,)
     outputs = built.network(inputs)
-    assert outputs.dtype == tf.float32
+    assert outputs.dtype == (tf.float64 if task == "regression" else tf.float32)
     target = plan_target(_manifest(), config)
     assert outputs.shape == (3, target.outputs)
     losses = build_loss(LossConfig(), target)(outputs, truth)
@@ -136,7 +136,7 @@ def test_the_huber_loss_is_that_of_keras_in_standard_deviations() -> None:
     ("task", "column", "positive", "message"),
     [
         ("binary", None, None, "the label has 3 classes, name one as data.positive: a, b, c"),
-        ("binary", None, "d", "data.positive: the label has no class 'd'; the classes are: a, b, c"),
+        ("binary", None, "d", "data.positive: there is no class 'd'; the classes are: a, b, c"),
         ("binary", "delay", None, "'delay' must hold 0 and 1, it has 0 to 300 in split 'train'"),
         ("regression", "dealy", None, "the dataset has no column 'dealy'; did you mean 'delay'"),
         ("regression", "kind", None, "'kind' holds string, task=regression needs numbers"),

@@ -47,14 +47,16 @@ def test_a_saved_model_takes_raw_columns(tmp_path: Path, flights: str, flights_r
     assert {name: entry["dtype"] for name, entry in columns.items()} == {
         "delay": "float32", "distance": "int64", "hour": "int32", "carrier": "string",
     }  # fmt: skip
-    fill = {name: entry["missing"] for name, entry in columns.items() if "missing" in entry}
-    loader = Loader(flights, split="test", batch_size=100, fill=fill, shuffle=False)
+    masks = {name: entry["missing"] for name, entry in columns.items() if "missing" in entry}
+    assert masks == {"distance": "missing_distance", "carrier": "missing_carrier"}
+    loader = Loader(flights, split="test", batch_size=100, masks=list(masks), shuffle=False)
     served = tf.saved_model.load(str(out))
     names = served.signatures["classes"]()["classes"].numpy().tolist()
     assert names == [b"late", b"on time"]
     predicted = []
     for batch in loader.epoch(0):
-        answers = served.signatures["serving_default"](**{name: batch[name] for name in columns})
+        missing = {name: batch[f"missing:{column}"] for column, name in masks.items()}
+        answers = served.signatures["with_missing"](**{name: batch[name] for name in columns}, **missing)
         probabilities = answers["probabilities"].numpy()
         np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-5)
         assert answers["class"].numpy().tolist() == [names[i] for i in probabilities.argmax(axis=1)]
@@ -81,7 +83,7 @@ def test_keras_and_onnx_take_the_inputs_of_the_network(tmp_path: Path, flights: 
     for name in ("again.keras", "again.onnx"):
         assert main(["export", flights_run.checkpoints, "--out", str(tmp_path / name), "--quiet"]) == 0
     model = open_trained(flights_run.model)
-    loader = Loader(flights, split="test", batch_size=100, fill=model.fill)
+    loader = Loader(flights, split="test", batch_size=100, masks=[column.name for column in model.masked])
     columns = next(iter(loader.epoch(0)))
     inputs, expected = model.inputs(columns), model.scores(columns).numpy()
     logits = keras.models.load_model(tmp_path / "again.keras")(inputs)

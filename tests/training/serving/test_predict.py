@@ -23,7 +23,7 @@ from ringfeed.training.models.model_file import encode_model
 from ringfeed.training.serving.predictions import Predictor, prepare_folder
 from ringfeed.training.serving.trained import open_trained
 
-from .conftest import Run
+from .conftest import Run, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # of Keras, as it saves
 
@@ -157,3 +157,68 @@ def test_parts_of_a_command_that_did_not_end_are_removed(tmp_path: Path) -> None
     (tmp_path / "part-00003-of-00004.parquet").touch()
     prepare_folder(str(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "centre"),
+    [("int64", 1_700_000_000), ("float64", 10**11), ("int64", 2**53 - 10**6), ("uint64", 2**53), ("float32", 0)],
+)
+def test_metrics_of_a_regression_are_those_of_its_predictions_far_from_0(
+    tmp_path: Path, kind: str, centre: int
+) -> None:
+    metrics = pytest.importorskip("sklearn.metrics")
+    draw = np.random.default_rng(0).normal(size=500)
+    true = (centre + 1000 * draw).astype(kind) if centre < 2**52 else centre + np.round(1000 * draw).astype(kind)
+    table = pa.table({"key": np.arange(500), "x": draw, "y": pa.array(true, pa.type_for_alias(kind))})
+    data, out = str(tmp_path / "data"), tmp_path / "out"
+    build(source=table, destination=data, splits={"train": 0.8, "test": 0.2}, workers=1)
+    tree = {
+        "task": "regression",
+        "data": {"url": data, "batch_size": 50, "target": "y", "exclude": ["key"]},
+        "model": {"name": "tabular", "hidden": []},
+        "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.5},
+        "epochs": 4,
+    }
+    run = trained(tmp_path, tree)
+    command = ["predict", run.model, data, "--split", "test", "--out", str(out), "--keep", "key", "--quiet"]
+    assert main(command) == 0
+    found = pq.read_table(out)
+    predicted, truth = found["predicted"].to_numpy(), true[found["key"].to_numpy()].astype(np.float64)
+    assert predicted.dtype == np.float64
+    final = run.metrics["final"]
+    assert final["rmse"] == pytest.approx(metrics.root_mean_squared_error(truth, predicted), rel=1e-6)
+    assert final["mae"] == pytest.approx(metrics.mean_absolute_error(truth, predicted), rel=1e-6)
+    assert final["r2"] == pytest.approx(metrics.r2_score(truth, predicted), rel=1e-4, abs=1e-7)
+    assert final["r2"] > 0.9  # it has learned, from the mean on
+
+
+@pytest.mark.parametrize("task", ["binary", "multilabel", "regression"])
+def test_scores_that_are_nan_predict_nothing_and_are_counted(
+    tmp_path: Path, task: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A network of the user takes missing floats as NaN, where the built-in ones have the mean."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    width = 3 if task == "multilabel" else 1
+    (tmp_path / f"nan_{task}.py").write_text(
+        "import keras\n"
+        "def build(manifest, config):\n"
+        "    x = keras.Input((), name='x')\n"
+        f"    return keras.Model({{'x': x}}, keras.layers.Dense({width})(x[:, None]))\n"
+    )
+    x = [None if i % 4 == 0 else float(i) for i in range(40)]
+    tags, y = [[i % 3] for i in range(40)], [float(i) for i in range(40)]
+    table = pa.table({"x": pa.array(x, pa.float32()), "y": y, "tags": tags, "flag": [i % 2 == 0 for i in range(40)]})
+    build(source=table, destination="d", shards=1, workers=1, splits={"train": 1.0})
+    target = {"binary": "flag", "multilabel": "tags", "regression": "y"}[task]
+    data = {"url": "d", "include": ["x"], "target": target, "eval_split": None}
+    config = parse_config({"data": data, "model": {"name": f"nan_{task}:build"}, "task": task}, "a test")
+    manifest = open_dataset("d").manifest
+    Path("m.keras").write_bytes(encode_model(build_model(manifest, config).network, config, manifest, step=0))
+    command = ["predict", "m.keras", "d", "--out", "out", "--keep", "x", "--trust-code", "--json"]
+    assert main(command) == 0
+    said = capsys.readouterr()
+    assert json.loads(said.out)["undefined"] == 10
+    assert "the scores of 10 records are NaN" in said.err
+    found = pq.read_table("out")
+    assert [value is None for value in found["predicted"].to_pylist()] == [v is None for v in found["x"].to_pylist()]

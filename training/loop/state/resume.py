@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError, TrainingError
 from ringfeed.training.checkpoint.memory import Memory
 from ringfeed.training.checkpoint.snapshot import (
@@ -25,6 +26,7 @@ from ringfeed.training.checkpoint.snapshot import (
 )
 from ringfeed.training.checkpoint.store import Checkpoint, CheckpointStore
 from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.models.preprocess import check_masks
 from ringfeed.training.ring.ring import Ring
 
 __all__ = ["Start", "newest_checkpoint", "open_store", "resume"]
@@ -70,7 +72,7 @@ def resume(
     parts: Parts,
     memory: Memory,
     *,
-    dataset: str,
+    manifest: Manifest,
     steps_per_epoch: int,
     total_steps: int,
 ) -> Start:
@@ -81,13 +83,13 @@ def resume(
         ring: the ranks.
         parts: what a checkpoint restores.
         memory: the commits of this process.
-        dataset: checksum of the dataset's shards.
+        manifest: manifest of the dataset.
         steps_per_epoch, total_steps: length of the run.
 
     Raises:
         RingfeedError: the checkpoint is of another run, is damaged, or lies beyond the end of this run.
     """
-    state, of_ranks = _read_newest(config, parts, memory, dataset) if ring.rank == 0 else (None, [])
+    state, of_ranks = _read_newest(config, parts, memory, manifest) if ring.rank == 0 else (None, [])
     state = ring.allgather_object(state)[0]
     ring.broadcast(list(parts.variables().values()))
     if state is not None:
@@ -113,13 +115,13 @@ def resume(
 
 
 def _read_newest(
-    config: TrainConfig, parts: Parts, memory: Memory, dataset: str
+    config: TrainConfig, parts: Parts, memory: Memory, manifest: Manifest
 ) -> tuple[dict[str, Any] | None, list[Any]]:
     """Restore the newest commit or checkpoint, and return its state and what it holds of single ranks."""
     if memory.newest is not None:
         restore(parts, memory.newest.arrays)
         return dict(memory.newest.state), rank_state(memory.newest.arrays)
-    newest = newest_checkpoint(config, dataset)
+    newest = newest_checkpoint(config, manifest)
     if newest is None:
         return None, []
     check_servers(newest.state, parts, str(config.checkpoint.url))
@@ -127,12 +129,12 @@ def _read_newest(
     return dict(newest.state), rank_state(newest.arrays)
 
 
-def newest_checkpoint(config: TrainConfig, dataset: str) -> Checkpoint | None:
+def newest_checkpoint(config: TrainConfig, manifest: Manifest) -> Checkpoint | None:
     """Read the checkpoint that a run would resume from; None if it begins anew.
 
     Args:
         config: configuration of the run.
-        dataset: checksum of the dataset's shards.
+        manifest: manifest of the dataset.
 
     Raises:
         RingfeedError: the checkpoint is of another run or damaged, or the folder holds one and `resume` is false.
@@ -149,7 +151,8 @@ def newest_checkpoint(config: TrainConfig, dataset: str) -> Checkpoint | None:
         return None
     newest = store.newest()
     if newest is not None:
-        check_resumable(newest.state, config, dataset)
+        check_resumable(newest.state, config, manifest.shards_checksum)
+        check_masks(newest.state, manifest, config.data, f"the newest checkpoint in {config.checkpoint.url}")
     return newest
 
 

@@ -6,6 +6,7 @@ Tested in tests/training/test_train.py and tests/training/loop/state/test_best.p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +16,7 @@ from ringfeed.training.checkpoint.memory import Memory
 from ringfeed.training.checkpoint.snapshot import Parts, Position, capture, gather_rank_state, restore
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.models.model_file import encode_model
+from ringfeed.training.models.preprocess import mask_entry
 from ringfeed.training.ring.ring import Ring
 
 from .best import best_evaluations
@@ -69,6 +71,7 @@ class Saver:
             return
         checksum = loader.manifest.shards_checksum
         commit = capture(self._parts, position, self._config, checksum, history, of_ranks, rank, bad_shards)
+        commit = replace(commit, state={**commit.state, **mask_entry(loader.manifest, self._config.data)})
         if self._memory is not None:
             self._memory.keep(commit)
         if self._store is None or not to_store:

@@ -111,5 +111,6 @@ class MeanOfRecords(keras.layers.Layer):  # type: ignore[misc]
 
     def call(self, features: Tensor, records: Tensor, lengths: Tensor) -> Tensor:
         flat = tf.reshape(features, [-1, features.shape[-1]])
-        sums = tf.math.unsorted_segment_sum(flat, tf.reshape(records, [-1]), tf.shape(lengths)[0])  # drops padding, -1
+        places = tf.reshape(records, [-1]) + 1  # 0 is padding; in ONNX -1 would be the last record
+        sums = tf.math.unsorted_segment_sum(flat, places, tf.shape(lengths)[0] + 1)[1:]
         return tf.math.divide_no_nan(sums, tf.cast(lengths, sums.dtype)[:, None])

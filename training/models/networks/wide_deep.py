@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from ringfeed.pipeline.select.sample_columns import mask_name
 from ringfeed.pipeline.transforms.tabular_ops import tabular_inputs
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError
@@ -26,7 +27,8 @@ from .tabular import embedding_width
 
 __all__ = ["wide_deep"]
 
-_BETWEEN = "\x1f"  # of the values of a cross: ASCII's unit separator
+_BETWEEN = "\x1f"  # ASCII's unit separator stands between the values of a cross
+_MISSING = "\x1e"  # a text that begins with it gets another one, so that no text is hashed as a missing one
 
 
 def wide_deep(manifest: Manifest, config: TrainConfig) -> BuiltModel:
@@ -93,10 +95,18 @@ def _hashed(ids: Sequence[str], crosses: Sequence[Sequence[str]], buckets: int) 
         texts = {}
         for name in ids:
             values = element[name]
-            texts[name] = values if values.dtype == tf.string else tf.strings.as_string(values)
+            texts[name] = _escaped(values) if values.dtype == tf.string else tf.strings.as_string(values)
+            if (missing := element.get(mask_name(name))) is not None:
+                texts[name] = tf.where(missing, _MISSING, texts[name])
         crossed = [tf.strings.join([texts[name] for name in cross], _BETWEEN) for cross in crosses]
         every = tf.stack([*(texts[name] for name in ids), *crossed], 1)
         codes = tf.cast(tf.strings.to_hash_bucket_fast(every, buckets), tf.int32)
         return {"ids": codes[:, : len(ids)], "wide": codes + buckets * tf.range(codes.shape[1])}
 
     return hashed
+
+
+def _escaped(texts: Any) -> Any:
+    """Return texts none of which equals `_MISSING`; all but those that begin with it stay as they are."""
+    begins = tf.equal(tf.strings.substr(texts, 0, 1), _MISSING)
+    return tf.where(begins, tf.strings.join([_MISSING, texts]), texts)

@@ -1,0 +1,77 @@
+"""The names of classes in a configuration: texts as they are written, matched with the values of a label."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import did_you_mean, listed
+
+__all__ = ["class_name", "class_number", "hold_names", "shares_by_class"]
+
+_NAMES = (
+    ("data", "positive"),
+    ("data", "balance"),
+    ("data", "weights"),
+    ("data", "mixture"),
+    ("data", "mixture", None),
+    ("data", "mixture", None, "balance"),
+    ("loss", "class_weights"),
+)
+"""Keys that are a name, or hold names; None stands for any dataset of a mixture."""
+
+
+def hold_names(path: Sequence[str]) -> bool:
+    """Whether the value of a key, or the keys of its value, are names, which YAML must not take for numbers or dates.
+
+    >>> hold_names(["data", "mixture", "web", "balance"]), hold_names(["data", "batch_size"])
+    (True, False)
+    """
+    return any(
+        len(names) == len(path) and all(name in (None, own) for name, own in zip(names, path, strict=True))
+        for names in _NAMES
+    )
+
+
+def class_name(value: object) -> str:
+    """Return the text of a class, as a configuration names it.
+
+    >>> class_name(1), class_name(True), class_name("01")
+    ('1', 'true', '01')
+    """
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def class_number(key: str, name: str, classes: Sequence[Any]) -> int:
+    """Return the place of the class that a configuration names.
+
+    Args:
+        key: the key with the name, for errors.
+        name: its name.
+        classes: values of the label.
+
+    Raises:
+        ConfigError: there is no such class.
+
+    >>> class_number("data.positive", "1", (0, 1)), class_number("data.positive", "True", (False, True))
+    (1, 1)
+    """
+    names = [class_name(value) for value in classes]
+    if name not in names and name.lower() in ("true", "false"):  # any spelling that YAML has for a bool
+        name, names = name.lower(), [own.lower() for own in names]
+    if name not in names:
+        hint = did_you_mean(name, names, f"the classes are: {listed(names)}")
+        raise ConfigError(f"{key}: there is no class {name!r}; {hint}")
+    return names.index(name)
+
+
+def shares_by_class(key: str, balance: str | Mapping[Any, float] | None, classes: Sequence[Any]) -> Any:
+    """Return the balance of a configuration as a `Loader` takes it: shares by the values of the label.
+
+    Raises:
+        ConfigError: there is no such class.
+    """
+    if not isinstance(balance, Mapping):
+        return balance
+    return {classes[class_number(key, name, classes)]: share for name, share in balance.items()}

@@ -1,0 +1,67 @@
+"""A loss of the user, or of Keras, by `module:function`.
+
+Tested in tests/training/loop/test_own_code.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ringfeed.sharding.errors import ConfigError, TrainingError
+from ringfeed.sharding.sources.user_code import import_function
+from ringfeed.training.config.loss import LossConfig
+from ringfeed.training.config.own_code import own_code
+
+from .target import Target
+
+__all__ = ["user_loss"]
+
+Tensor = Any
+
+
+def user_loss(config: LossConfig, target: Target) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return the loss that `loss.name` names, as `Loss` has it.
+
+    A class of losses, such as `keras.losses:Huber`, is called with `loss.options`; its losses, and any other function,
+    with `(target, outputs)` of a batch. A target and the output of one number have the shape [batch, 1] for a class;
+    for a function they are [batch] and [batch, 1]. Both are standardised for a regression.
+
+    Raises:
+        ConfigError: there is no such function, or it refuses its options.
+        TrainingError: from the loss, the function fails, or returns no loss for each sample.
+    """
+    name: Any = config.name
+    function = import_function("loss.name", name, str(Path.cwd()), example="my_losses:hinge")
+    is_class = isinstance(function, type) and issubclass(function, keras.losses.Loss)
+    if is_class:
+        try:
+            function = function(**{"reduction": "none", **config.options})
+        except (TypeError, ValueError) as error:
+            text = " ".join(str(error).split())
+            raise ConfigError(f"loss.options: {name} refuses {dict(config.options)}: {text}") from error
+    options = {} if is_class else dict(config.options)
+
+    def loss(outputs: Tensor, truth: Tensor) -> Tensor:
+        if target.task == "regression":
+            outputs, truth = (_standardised(values, target) for values in (outputs, truth))
+        outputs = tf.cast(outputs, tf.float32)
+        if is_class and truth.shape.rank == 1 and outputs.shape[-1] == 1:
+            truth = truth[:, None]
+        with own_code("loss.name", name):
+            losses = tf.cast(tf.convert_to_tensor(function(truth, outputs, **options)), tf.float32)
+        if losses.shape.rank != 1:
+            raise TrainingError(
+                f"loss.name {name}: it must return a loss for each sample, of shape [batch], got {losses.shape}"
+            )
+        return losses
+
+    return loss
+
+
+def _standardised(values: Tensor, target: Target) -> Tensor:
+    return tf.cast((tf.cast(values, tf.float64) - target.mean) / target.std, tf.float32)
