@@ -40,7 +40,8 @@ def decimal_features(schemas: Iterable[pa.Schema]) -> Mapping[str, Feature]:
 
 def _decimals(before: str, fields: Iterable[pa.Field]) -> Iterator[tuple[str, pa.DataType, tuple[int | None, ...]]]:
     for field in fields:
-        kind, shape = field.type, ()
+        kind: pa.DataType = field.type
+        shape: tuple[int | None, ...] = ()
         if is_list(kind):
             shape, kind = (kind.list_size if pa.types.is_fixed_size_list(kind) else None,), kind.value_type
         if pa.types.is_dictionary(kind):

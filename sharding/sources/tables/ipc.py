@@ -123,7 +123,7 @@ def _is_ended(source: pa.NativeFile) -> bool:
     messages, last = pa.ipc.MessageReader.open_stream(source), 0
     for _ in messages:
         last = source.tell()
-    return last + len(mark) == size
+    return bool(last + len(mark) == size)
 
 
 def _only(schema: pa.Schema, columns: Sequence[str]) -> pa.ipc.IpcReadOptions:

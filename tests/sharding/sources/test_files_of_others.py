@@ -1,4 +1,4 @@
-"""Data files that installed packages ship: each is built with the values of an independent reader, or refused in a line.
+"""Data files that installed packages ship: each is built as an independent reader reads it, or refused in a line.
 
 The short version takes the files of pyarrow and scikit-learn; the campaign takes those of every installed package.
 """
