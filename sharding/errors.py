@@ -15,7 +15,7 @@ __all__ = [
 
 
 class RingfeedError(Exception):
-    """Base of every error that a user can meet. Its text is one printable line, says what to do next and holds no secrets.
+    """Base of every error that a user can meet. Its text is one printable line, and says what to do; no secrets.
 
     Attributes:
         may_pass: whether the same command may succeed when it is run again unchanged.

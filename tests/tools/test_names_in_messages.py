@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -48,10 +49,8 @@ def test_commands_print_no_control_characters(name: str, tmp_path: Path, capsys:
         ["head", out, "--split", "nothing"],
     ]
     for words in commands:
-        try:
+        with contextlib.suppress(SystemExit):
             main(words)
-        except SystemExit:
-            pass
         printed = capsys.readouterr()
         for text in (printed.out, printed.err):
             assert not CONTROL.search(text), (words, text)

@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-code",
         action="store_true",
-        help="import the module:function that the model names, and open the dataset that checkpoints name, wherever",
+        help="import the module:function that the model names, and open a remote dataset that checkpoints name",
     )
     parser.add_argument("--json", action="store_true", help="print a summary as JSON on standard output (rank 0)")
     parser.add_argument("-q", "--quiet", action="store_true", help="print no progress")

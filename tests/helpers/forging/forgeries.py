@@ -1,4 +1,4 @@
-"""Damages and forges files: bytes at random, values of the JSON in them, and containers that lie about their content."""
+"""Damages and forges files: bytes at random, values of the JSON in them, containers that lie about their content."""
 
 from __future__ import annotations
 
