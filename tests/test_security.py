@@ -4,7 +4,8 @@ import ast
 import re
 from pathlib import Path
 
-from tests.test_packaging import MODULES, PATHS, ROOT, imports, module_name
+from tests.helpers.import_graph import imported_names
+from tests.test_packaging import MODULES, PATHS, ROOT, module_name
 
 PAGE = (ROOT / "docs/security.md").read_text()
 PICKLING = {
@@ -24,7 +25,7 @@ def test_only_named_modules_pickle_and_none_runs_text_or_a_shell() -> None:
     pickling = {
         module_name(path)
         for path in MODULES
-        for name in imports(path.read_text(), module_name(path), is_package=path.name == "__init__.py")
+        for name in imported_names(path)
         if name.split(".")[0] in {"pickle", "cloudpickle", "marshal", "shelve", "dill", "joblib"}
     }
     assert pickling == PICKLING

@@ -8,6 +8,7 @@ LONGEST = (
     "tests/training/ring/test_ring.py",
     "tests/training/test_launch.py",
     "tests/training/test_listeners.py",
+    "tests/test_forged_files.py",
     "tests/training/elastic/test_ray_ranks.py",
     "tests/training/backends/test_parameter_server.py",
     "tests/training/records/test_real_runs.py",
