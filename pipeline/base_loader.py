@@ -420,7 +420,8 @@ class BaseLoader(ABC):
         epoch: Any = state.get("epoch", 0)
         step: Any = state.get("step")
         own = self._state(self._checked(epoch)[0])
-        check_state({"order": 1, **state}, {"epoch": epoch, "step": step, **own, "order": ORDER_VERSION})
+        expected = {"epoch": epoch, "step": step, **own, "order": ORDER_VERSION}
+        check_state({"order": 1, **state}, expected, self.former_identities)
         return self._checked(epoch, step)
 
     def state_dict(self) -> dict[str, Any]:
@@ -438,6 +439,11 @@ class BaseLoader(ABC):
     @abstractmethod
     def _state(self, epoch: int) -> dict[str, Any]:
         """What determines the batches from an epoch on, apart from its number."""
+
+    @property
+    @abstractmethod
+    def former_identities(self) -> Mapping[str, str]:
+        """What identified a dataset in the states of earlier versions, by its identity."""
 
     @contextmanager
     def own_errors(self) -> Iterator[None]:

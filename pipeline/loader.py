@@ -211,7 +211,12 @@ class Loader(BaseLoader):
     @property
     def identity(self) -> tuple[Any, ...]:
         """See `BaseLoader`."""
-        return self.manifest.shards_checksum, self._geometry
+        return self.manifest.identity, self._geometry
+
+    @property
+    def former_identities(self) -> Mapping[str, str]:
+        """See `BaseLoader`."""
+        return dict([self.manifest.identities])
 
     def _state(self, epoch: int) -> dict[str, Any]:
         return self.state_in([epoch])
@@ -220,7 +225,7 @@ class Loader(BaseLoader):
         """What determines the batches of some epochs, apart from their numbers."""
         return {
             "seed": self._seed,
-            "dataset": self.manifest.shards_checksum,
+            "dataset": self.manifest.identity,
             **asdict(self._geometry),
             "shares": shares_digest(*map(self._weights, epochs)),
             "split": self._options.split,

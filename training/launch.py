@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import printable
+from ringfeed.sharding.storage.temporary_folder import remove_killed_folders
 
 from .backends.local_cluster import LocalCluster
 from .config.backend import HOROVOD, MULTI_WORKER, PARAMETER_SERVER
@@ -113,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
         else:
             ranks = _Ranks(args, asked, config.backend if config else HOROVOD)
             ending = _run_elastic(args, config, asked) if args.elastic and config else ranks.run()
+    remove_killed_folders()  # those of ranks that were killed because another one failed
     if ending.line:
         event = {"event": "error" if ending.status == 1 else "interrupted"}
         as_json = json.dumps({**event, "message": ending.line, "status": ending.status})

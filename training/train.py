@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.storage.temporary_folder import end_process, process_folder
 
 from .backends.cluster import CHIEF, cluster_from_environment
 from .config.backend import HOROVOD, MULTI_WORKER, PARAMETER_SERVER
@@ -177,6 +178,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run(parser.parse_args(argv))
 
 
+@process_folder()
 def run(args: argparse.Namespace) -> int:
     """Train and return the exit status; one of several ranks ends the process at an error: see `leave`."""
     leave = functools.partial(leave_ring, _PROGRAM, as_json=args.json)
@@ -342,7 +344,7 @@ def _train_on_servers(config: TrainConfig, args: argparse.Namespace, watch: Sign
     trainer = ServerTrainer(config, cluster, _StopRequest(watch, int), stalled)
     _print_metrics(trainer.run(), SoloRing(), args)
     trainer.dismiss()
-    os._exit(0)  # TensorFlow would complain of tasks that are gone
+    end_process(0)  # TensorFlow would complain of tasks that are gone
 
 
 def _train_elastically(
@@ -406,4 +408,4 @@ def _find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], boo
 
 def _stalled(message: str, *, as_json: bool) -> NoReturn:
     leave_ring(_PROGRAM, message, 1, as_json=as_json, is_stall=True)
-    os._exit(1)  # of the chief of a cluster, which is no rank
+    end_process(1)  # of the chief of a cluster, which is no rank

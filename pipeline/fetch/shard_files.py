@@ -8,7 +8,6 @@ Tested in tests/pipeline/test_faults.py.
 from __future__ import annotations
 
 import mmap
-import tempfile
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +28,7 @@ from ringfeed.sharding.formats.tfrecord import frames_are_intact
 from ringfeed.sharding.storage.client_errors import is_transient
 from ringfeed.sharding.storage.file_contents import FileInfo, iterate_blocks
 from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.temporary_folder import temporary_folder
 from ringfeed.sharding.verifying.locate import locate_in_index, locate_in_shard
 
 from .hedged_reads import Hedging, Latencies
@@ -235,8 +235,8 @@ class SourceReader:
         try:
             if self._storage.local_path is not None:
                 return _locate(self._storage, self._dataset, shard, found, in_index=in_index).problem
-            with tempfile.TemporaryDirectory(prefix="ringfeed-") as folder:
-                here = Storage(folder)
+            with temporary_folder() as folder:
+                here = Storage(str(folder))
                 here.write(shard.index_path if in_index else shard.path, data, durable=False)
                 other = shard.path if in_index else shard.index_path
                 here.write(other, self._storage.read(other), durable=False)

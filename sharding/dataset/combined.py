@@ -24,8 +24,8 @@ def combined_manifest(manifests: Mapping[str, Manifest]) -> Manifest:
     """Return one manifest for several datasets with the same features.
 
     Its classes are those of all datasets, in the order in which they first appear. A split has the records, class
-    counts and statistics of that split of all datasets that have it. Its `shards_checksum` is one of the names of the
-    datasets and their checksums; it has no shard table.
+    counts and statistics of that split of all datasets that have it. Its `shards_checksum` and `shards_rows` are of the
+    names of the datasets and their checksums and identities; it has no shard table.
 
     Args:
         manifests: those of the datasets, by name.
@@ -41,7 +41,10 @@ def combined_manifest(manifests: Mapping[str, Manifest]) -> Manifest:
             raise ConfigError(f"the datasets of a mixture must have the same label: {what}")
     classes = tuple(dict.fromkeys(value for manifest in manifests.values() for value in manifest.classes))
     splits = dict.fromkeys(split for manifest in manifests.values() for split in manifest.splits)
-    shards = json.dumps([[name, manifest.shards_checksum] for name, manifest in manifests.items()])
+    shards, rows = (
+        checksum(json.dumps([[name, getattr(manifest, key)] for name, manifest in manifests.items()]).encode())
+        for key in ("shards_checksum", "identity")
+    )
     return Manifest(
         shard_format=first.shard_format,
         compression=first.compression,
@@ -53,7 +56,8 @@ def combined_manifest(manifests: Mapping[str, Manifest]) -> Manifest:
         source={"url": "", "fingerprint": ""},
         options={},
         writer=first.writer,
-        shards_checksum=checksum(shards.encode()),
+        shards_checksum=shards,
+        shards_rows=rows,
     )
 
 

@@ -286,6 +286,22 @@ class Manifest:
             counts[entry.split] = counts.get(entry.split, 0) + np.array(entry.class_counts, np.int64)
         return {name: ClassCounts(of_split) for name, of_split in counts.items()}
 
+    @property
+    def identity(self) -> str:
+        """Identifies the records, their order in the shards, and how they are decoded.
+
+        Unlike `shards_checksum`, it is the same after a build of the same shards from a source that was found elsewhere
+        or at another time. Datasets of earlier versions, without a checksum of rows, have that of the table.
+        """
+        if not self.shards_rows:
+            return self.shards_checksum
+        return checksum(_dump({"rows": self.shards_rows, "features": self.schema.to_json(), "classes": self.classes}))
+
+    @property
+    def identities(self) -> tuple[str, str]:
+        """What states and checkpoints name the dataset by: `identity`, or earlier `shards_checksum`."""
+        return self.identity, self.shards_checksum
+
     def layout_of(self, generation: int) -> RecordLayout | None:
         """Return the layout shared by the records of a generation, even if other generations differ."""
         return self.all_generations[generation].layout if self.layout is None else self.layout

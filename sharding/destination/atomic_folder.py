@@ -32,11 +32,14 @@ __all__ = ["open_atomic_folder", "remove_killed_export"]
 _ABOUT = {"task": "export"}
 _REMEDY = "export to a folder whose parent only you can write to"
 _FILES = "files"  # the folder that is renamed, in the one beside the target
-_WRITTEN = re.compile(r"[^/]+-\d{5,}-of-\d{5,}\.(tar|parquet)|README\.md")  # see `export`
+_WRITTEN = re.compile(  # by `shard-dataset export`, and `ringfeed export`, whose files those of a SavedModel are
+    r"[^/]+-\d{5,}-of-\d{5,}\.(tar|parquet)|README\.md"
+    r"|(saved_model|fingerprint|keras_metadata)\.pb|(variables|assets|assets\.extra)/.*"
+)
 
 
 @contextmanager
-def open_atomic_folder(target: Storage) -> Iterator[Storage]:
+def open_atomic_folder(target: Storage, command: str = "") -> Iterator[Storage]:
     """Yield a place to write a folder's files in; if the body fails, nothing of them remains.
 
     On local disks and HDFS the folder is renamed after the body. Object stores cannot rename folders: there the files
@@ -45,6 +48,7 @@ def open_atomic_folder(target: Storage) -> Iterator[Storage]:
 
     Args:
         target: folder that is missing or empty.
+        command: what is written. Files of the same command are replaced if it was killed after its rename; empty: no.
 
     Raises:
         DestinationError: something is in the way, or another process writes there.
@@ -53,16 +57,22 @@ def open_atomic_folder(target: Storage) -> Iterator[Storage]:
     target.check_writable()
     target = _resolved(target)
     _check_no_mount(target)
-    _check_empty(target, read_holder(target))
     room = _room(target)
+    about, holder = {**_ABOUT, "command": command}, read_holder(room)
+    is_again = command != "" and holder is not None and holder.about == about
+    if not is_again:
+        _check_empty(target, read_holder(target))
     absent = room.absent_folders() or (() if room == target else (room.filesystem()[1],))
     if room.local_path is not None:
         with room.errors("write", ""):
             make_private_folder(room.local_path, _REMEDY)
     try:
-        with hold_lease(room, _ABOUT) as lease:
+        with hold_lease(room, about) as lease:
             try:
                 _check_empty(target, lease.previous)  # again: it may have been filled before the lease was taken
+                if is_again:
+                    remove_files(target, [name for name in target.list() if _is_written(name)])
+                    remove_empty_folders(target, [""])
                 remove_files(room, _left_in(room))
                 abort_uploads(room, _is_written)
                 storage = room if room == target else room.folder(_FILES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -97,8 +98,9 @@ def export(options: ExportOptions, *, report: Report = ignore) -> Export:
     shards = [(shard, f"{name}-{i:05d}") for name in splits for i, shard in enumerate(dataset.split_shards(name))]
     suffix = EXPORT_FORMATS[options.to]
     paths = [f"{key}-of-{dataset.manifest.splits[shard.split].shards:05d}.{suffix}" for shard, key in shards]
+    command = json.dumps([dataset.storage.locate(), options.to, splits])
     with (
-        open_atomic_folder(Storage(options.destination)) as storage,
+        open_atomic_folder(Storage(options.destination), command) as storage,
         local_executor(options.workers) as pool,
     ):
         jobs = [

@@ -7,6 +7,7 @@ Tested in tests/sharding/storage/test_storage.py.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import re
 import secrets
@@ -23,7 +24,7 @@ from .retry import RetryPolicy, retry
 
 __all__ = [
     "Bytes", "Draft", "LocalDraft", "RemoteDraft", "SpooledDraft", "draft_name", "draft_target", "make_folder",
-    "write_pieces",
+    "remove_dead_drafts", "write_pieces",
 ]  # fmt: skip
 
 Bytes: TypeAlias = Any  # bytes, a memoryview or array of single bytes, or an Arrow buffer
@@ -47,6 +48,16 @@ def draft_target(path: str) -> str:
     """
     match = _DRAFT_NAMES.fullmatch(path)
     return "" if match is None else "".join(match.groups())
+
+
+def remove_dead_drafts(folder: str, name: str) -> None:
+    """Remove the drafts of a local file whose writers have died: those that write hold a lock."""
+    for entry in os.scandir(folder):
+        if draft_target(entry.name) != name or not entry.is_file(follow_symlinks=False):
+            continue
+        with suppress(OSError), open(entry.path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.unlink(entry.path)
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:
@@ -94,6 +105,8 @@ class LocalDraft:
         self._target = target
         self._draft = target.with_name(draft_name(target.name))
         self._file = open(self._draft, "xb")  # noqa: SIM115
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # see `remove_dead_drafts`
         self._sent_bytes = 0
 
     def write(self, *pieces: Bytes) -> None:
@@ -119,12 +132,14 @@ class LocalDraft:
         if self._durable:
             self._file.flush()
             os.fsync(self._file.fileno())
-        self._file.close()
-        if not exclusive:
+        else:
+            self._file.close()
+        if exclusive:
+            self._link()
+            self._draft.unlink()
+        else:
             os.replace(self._draft, self._target)
-            return
-        self._link()
-        self._draft.unlink()
+        self._file.close()  # only now: this gives up the lock
 
     def discard(self) -> None:
         with suppress(OSError):  # on a full disk the flush fails again

@@ -37,7 +37,7 @@ __all__ = [
     "is_held", "is_lease_draft", "is_lease_file", "process_start_ticks", "read_holder",
 ]  # fmt: skip
 
-LEASE_NAME = "_building.json"
+LEASE_NAME = "_building.json"  # of builds; other tasks may name theirs otherwise
 TAKEOVER_PREFIX = "_building.takeover-"  # a token and .json follow
 _BEAT_SECONDS = 5.0
 _SILENT_SECONDS = 30.0  # six beats without one, and a holder elsewhere is dead
@@ -77,7 +77,7 @@ class Holder:
 
     @property
     def task(self) -> str:
-        """Its task: ``build``, ``append``, ``repair``, ``clean`` or ``export``."""
+        """Its task: ``build``, ``append``, ``repair``, ``clean``, ``export``, ``predict`` or ``run``."""
         return self.about.get("task", "build")
 
     @property
@@ -128,14 +128,23 @@ def _me(about: Mapping[str, str]) -> Holder:
     )
 
 
-def is_lease_file(name: str) -> bool:
+def is_lease_file(name: str, lease: str = LEASE_NAME) -> bool:
     """Whether a file name is that of a lease, or of a takeover."""
-    return name == LEASE_NAME or (name.startswith(TAKEOVER_PREFIX) and name.endswith(".json"))
+    return name == lease or (name.startswith(_takeover_prefix(lease)) and name.endswith(".json"))
 
 
-def is_lease_draft(name: str) -> bool:
+def is_lease_draft(name: str, lease: str = LEASE_NAME) -> bool:
     """Whether a file name is that of an unfinished lease file, whose writer was killed."""
-    return is_lease_file(draft_target(name))
+    return is_lease_file(draft_target(name), lease)
+
+
+def _takeover_prefix(lease: str) -> str:
+    """Return what the names of the takeover files of a lease begin with.
+
+    >>> _takeover_prefix(LEASE_NAME) == TAKEOVER_PREFIX
+    True
+    """
+    return f"{lease.removesuffix('.json')}.takeover-"
 
 
 def boot_id() -> str:
@@ -185,8 +194,8 @@ class Lease:
         previous: the former holder, if it left without cleaning up, or None.
     """
 
-    def __init__(self, storage: Storage, me: Holder, previous: Holder | None) -> None:
-        self._storage = storage
+    def __init__(self, storage: Storage, me: Holder, previous: Holder | None, name: str = LEASE_NAME) -> None:
+        self._storage, self._name = storage, name
         self._once = replace(storage, retries=RetryPolicy(attempts=1))
         self._me = me  # the last known content of the lease file
         self._fresh = time.monotonic()  # start of its last write
@@ -218,7 +227,7 @@ class Lease:
             DestinationError: another process holds the destination.
             StorageError: the store refuses.
         """
-        self._storage.run("write", LEASE_NAME, lambda: self._write(plan=fingerprint))
+        self._storage.run("write", self._name, lambda: self._write(plan=fingerprint))
 
     def check(self) -> None:
         """Look at the lease file, and raise if another process holds the destination.
@@ -264,9 +273,9 @@ class Lease:
             self._thread.join()
         try:
             if keep:
-                self._storage.run("write", LEASE_NAME, lambda: self._write(released=True))
+                self._storage.run("write", self._name, lambda: self._write(released=True))
             else:
-                self._storage.run("remove", LEASE_NAME, self._remove)
+                self._storage.run("remove", self._name, self._remove)
         except RingfeedError as error:
             return error
         finally:
@@ -283,8 +292,8 @@ class Lease:
     def _look(self, storage: Storage) -> None:
         """Read the lease file, and raise if the lease is lost."""
         with self._lock:
-            seen = read_holder(storage)
-            self._lost = self._lost or describe_loss(self._storage, seen, self.token)
+            seen = read_holder(storage, self._name)
+            self._lost = self._lost or describe_loss(self._storage, seen, self.token, self._name)
             if seen is not None and not self._lost and seen != self._me:  # a write that reported a failure succeeded
                 self._doubt()
                 self._me = seen
@@ -296,7 +305,7 @@ class Lease:
             self._look(self._once)
             begun = time.monotonic()
             me = replace(self._me, at=begun, **changes)
-            self._once.write(LEASE_NAME, me.encode())
+            self._once.write(self._name, me.encode())
             if time.monotonic() - begun > _TAKEOVER_SECONDS:
                 self._doubt()
             self._me, self._fresh = me, begun
@@ -305,30 +314,34 @@ class Lease:
     def _remove(self) -> None:
         with self._lock:
             self._look(self._once)
-            self._once.remove(LEASE_NAME)
+            self._once.remove(self._name)
 
     def _doubt(self) -> None:
         """Give up if another process may have taken over, whose lease file we have overwritten."""
         if (silent := time.monotonic() - self._fresh) > _SILENT_SECONDS:
             self._lost = (
-                f"another process may have taken {self._storage.locate()} over: {LEASE_NAME} there could not be "
+                f"another process may have taken {self._storage.locate()} over: {self._name} there could not be "
                 f"renewed for {silent:.0f} s; nothing more is written; start the same command again"
             )
 
 
-def describe_loss(storage: Storage, seen: Holder | None, token: str) -> str:
-    """Explain to the holder of a token why its lease is lost; empty if the lease file is its own.
+def describe_loss(storage: Storage, seen: Holder | None, token: str, name: str = LEASE_NAME) -> str:
+    """Explain to a holder why its lease is lost; empty if the lease file is its own.
 
     Args:
         storage: the destination.
         seen: content of the lease file, or None if it is gone.
         token: token of the lease.
+        name: name of the lease file.
     """
     where = storage.locate()
     if seen is None:
+        remedy = "start the same command again"
+        if name == LEASE_NAME:
+            remedy = f"remove leftovers with: shard-dataset clean {shlex.quote(where)}"
         return (
-            f"{where} was removed or cleaned up while it was written to: {LEASE_NAME} is gone; nothing more is "
-            f"written; remove leftovers with: shard-dataset clean {shlex.quote(where)}"
+            f"{where} was removed or cleaned up while it was written to: {name} is gone; nothing more is written; "
+            f"{remedy}"
         )
     if seen.token != token:
         return f"{where} was taken over by another process while this one stood still; nothing more is written"
@@ -336,12 +349,13 @@ def describe_loss(storage: Storage, seen: Holder | None, token: str) -> str:
 
 
 @contextmanager
-def hold_lease(storage: Storage, about: Mapping[str, str]) -> Iterator[Lease]:
+def hold_lease(storage: Storage, about: Mapping[str, str], name: str = LEASE_NAME) -> Iterator[Lease]:
     """Acquire the lease on a destination and keep it fresh for the body; the caller releases it.
 
     Args:
         storage: the destination.
         about: description for the lease file.
+        name: name of the lease file.
 
     Raises:
         DestinationError: another process writes there.
@@ -353,16 +367,16 @@ def hold_lease(storage: Storage, about: Mapping[str, str]) -> Iterator[Lease]:
     _held_here.add(me.token)
     try:
         try:
-            storage.create(LEASE_NAME, me.encode())
+            storage.create(name, me.encode())
         except FileExistsError:
-            previous = _take_over(storage, me)
+            previous = _take_over(storage, me, name)
         except StorageError:
             with suppress(RingfeedError):  # the folder was created for the lease file, which could not be written
                 storage.remove_folders(absent)
             raise
-        with Lease(storage, _following(me, previous), previous) as lease:
+        with Lease(storage, _following(me, previous), previous, name) as lease:
             if previous is not None:
-                _remove_takeovers(storage, lease)
+                _remove_takeovers(storage, lease, name)
             yield lease
     finally:
         _held_here.discard(me.token)
@@ -373,53 +387,53 @@ def _following(me: Holder, previous: Holder | None) -> Holder:
     return me if previous is None else replace(me, plan=previous.plan)
 
 
-def _take_over(storage: Storage, me: Holder) -> Holder | None:
+def _take_over(storage: Storage, me: Holder, name: str) -> Holder | None:
     """Take the lease over from a dead holder. Of several processes that try, one succeeds."""
     for _ in range(_TAKEOVERS):
-        holder = read_holder(storage)
+        holder = read_holder(storage, name)
         if holder is None:  # it was released meanwhile: whoever creates the file now holds it
             with suppress(FileExistsError):
-                storage.create(LEASE_NAME, me.encode())
+                storage.create(name, me.encode())
                 return None
             continue
-        check_not_held(storage, holder)
-        name = f"{TAKEOVER_PREFIX}{holder.token}.json"
+        check_not_held(storage, holder, name)
+        takeover = f"{_takeover_prefix(name)}{holder.token}.json"
         try:
-            storage.create(name, me.encode())
+            storage.create(takeover, me.encode())
         except FileExistsError:
-            rival = read_holder(storage, name)
-            check_not_held(storage, rival, name)
-            storage.remove(name)  # of a process that was killed during its takeover
+            rival = read_holder(storage, takeover)
+            check_not_held(storage, rival, takeover)
+            storage.remove(takeover)  # of a process that was killed during its takeover
             continue
         try:
-            if storage.run("write", LEASE_NAME, partial(_replace, storage, holder, _following(me, holder))):
+            if storage.run("write", name, partial(_replace, storage, holder, _following(me, holder), name)):
                 return holder
         finally:
-            storage.remove(name)
+            storage.remove(takeover)
     raise DestinationError(
-        f"cannot tell who writes to {storage.locate()}: {LEASE_NAME} there comes and goes, or is a link that leads "
+        f"cannot tell who writes to {storage.locate()}: {name} there comes and goes, or is a link that leads "
         "nowhere; look at it, and try again"
     )
 
 
-def _remove_takeovers(storage: Storage, lease: Lease) -> None:
+def _remove_takeovers(storage: Storage, lease: Lease, own: str) -> None:
     """Remove the takeover files of processes that were killed during a takeover."""
     with suppress(RingfeedError):  # they do no harm
         for name in storage.list():
-            if is_lease_file(name) and name != LEASE_NAME:
+            if is_lease_file(name, own) and name != own:
                 lease.guard()
                 storage.remove(name)
 
 
-def _replace(storage: Storage, holder: Holder, me: Holder) -> bool:
+def _replace(storage: Storage, holder: Holder, me: Holder, name: str) -> bool:
     """Overwrite the lease file of a dead holder in one attempt, if it is still there."""
     once = replace(storage, retries=RetryPolicy(attempts=1))
-    seen = read_holder(once)
+    seen = read_holder(once, name)
     if seen is None:
         return False
     if seen.token not in (holder.token, me.token):  # our own after a lost reply
         raise DestinationError(f"another process is starting to write to {storage.locate()}; try again")
-    once.write(LEASE_NAME, me.encode())
+    once.write(name, me.encode())
     return True
 
 

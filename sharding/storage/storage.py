@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ringfeed.sharding.errors import PageError, RangesError, StorageError
 
-from .atomic_files import Bytes, Draft, LocalDraft, RemoteDraft, SpooledDraft
+from .atomic_files import Bytes, Draft, LocalDraft, RemoteDraft, SpooledDraft, remove_dead_drafts
 from .client_errors import IncompleteError
 from .location import Location
 from .s3.fast_reads import copy_object, read_object
@@ -293,6 +293,15 @@ class Storage(Location):
                 return
 
         self.run("remove", path, remove)
+
+    def remove_drafts(self, path: str) -> None:
+        """Remove what killed processes of this machine have left of a local file while they wrote it."""
+        folder = self.local_path
+        if folder is None or not folder.is_dir():
+            return
+        with self.errors("remove", path):
+            parent, name = os.path.split(os.path.join(folder, path))
+            remove_dead_drafts(parent, name)
 
     def move(self, path: str, target: str) -> None:
         """Rename a file, by copy and removal where the store cannot rename."""

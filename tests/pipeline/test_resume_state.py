@@ -1,14 +1,18 @@
 """A loader's state survives JSON, and is accepted by loaders that give the same batches, and by no others."""
 
 import json
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ringfeed.pipeline import Loader, Mixture, Ramp
-from ringfeed.sharding import ConfigError
+from ringfeed.sharding import BuildOptions, ConfigError, build, open_dataset
 
 Make = Callable[..., str]
 OPTIONS: dict[str, Any] = {"batch_size": 12, "seed": 3, "balance": "uniform->natural:3"}
@@ -71,6 +75,31 @@ def test_another_dataset_and_other_mappings_are_refused(make_dataset: Make) -> N
     ]:
         with pytest.raises(ConfigError, match=message):
             loader.resume(wrong)
+
+
+def test_the_same_records_found_elsewhere_are_the_same_dataset(make_dataset: Make, tmp_path: Path) -> None:
+    """Also states of earlier versions, which name the checksum of the shard table."""
+    first = make_dataset(1000)
+    shutil.copy(Path(first).parent / "source.parquet", tmp_path / "copy.parquet")
+    second = str(tmp_path / "shards")
+    options = BuildOptions(source=str(tmp_path / "copy.parquet"), destination=second, label="label", shards=7)
+    build(replace(options, splits={"train": Fraction(1)}, min_class_records=1))
+    manifests = [open_dataset(url).manifest for url in (first, second)]
+    assert manifests[0].shards_checksum != manifests[1].shards_checksum
+    assert manifests[0].identity == manifests[1].identity
+    states = [json.loads(json.dumps(Loader(url, **OPTIONS).state(1, 7))) for url in (first, second)]
+    assert states[0] == states[1]
+    former = {**states[0], "dataset": manifests[0].shards_checksum}
+    assert Loader(first, **OPTIONS).resume(former) == (1, 7)
+    with pytest.raises(ConfigError, match="the state is of dataset="):
+        Loader(second, **OPTIONS).resume(former)
+    mixtures = [Mixture({"a": {"url": url}, "b": {"url": make_dataset(90)}}, batch_size=12) for url in (first, second)]
+    state = json.loads(json.dumps(mixtures[0].state(2, 5)))
+    assert mixtures[1].resume(state) == (2, 5)
+    state["datasets"]["a"]["dataset"] = manifests[0].shards_checksum
+    assert mixtures[0].resume(state) == (2, 5)
+    with pytest.raises(ConfigError, match=r"the state is of a\.dataset="):
+        mixtures[1].resume(state)
 
 
 def test_shards_in_quarantine_are_kept(make_dataset: Make) -> None:

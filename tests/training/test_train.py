@@ -176,7 +176,9 @@ def test_a_store_that_refuses_checkpoints_is_reported_before_training(
     write_config: WriteConfig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fsspec.register_implementation("readonly", ReadOnly, clobber=True)
-    assert_refused(capfd, "cannot write readonly://run/trial", write_config(checkpoint={"url": "readonly://run"}))
+    assert_refused(
+        capfd, "cannot write readonly://run/_training.json", write_config(checkpoint={"url": "readonly://run"})
+    )
 
 
 @pytest.mark.parametrize("output", ["metrics", "model"])

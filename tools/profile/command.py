@@ -21,6 +21,7 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.prepare.comma_lists import split_names
 from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.sources.user_code import import_function
+from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.tools.argument_types import add_verbosity, checked_type, parse_bytes
 from ringfeed.tools.console import print_warnings
 from ringfeed.training.config.class_names import shares_by_class
@@ -137,6 +138,7 @@ def _add_loader_arguments(group: argparse._ArgumentGroup) -> None:
     add("--cache-bytes", type=checked_type(parse_bytes), metavar="SIZE", help="size limit of the cache, such as 200GB")
 
 
+@process_folder()
 def run(args: argparse.Namespace) -> int:
     """Run `ringfeed profile`."""
     if args.url is not None and (args.follow or holds_records(args.url)):

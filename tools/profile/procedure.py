@@ -6,7 +6,6 @@ Tested in tests/tools/profile/test_measure.py.
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -17,6 +16,7 @@ from ringfeed.pipeline import Cache, Loader, StageStats
 from ringfeed.pipeline.metrics.stage_counters import CACHE_STAGES, FAULT_STAGES
 from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.errors import RangesError
+from ringfeed.sharding.storage.temporary_folder import temporary_folder
 from ringfeed.tools.console import print_stderr
 
 from .result import TriedKnob
@@ -273,7 +273,7 @@ def _try_knob(
     with ExitStack() as stack:
         options: dict[str, Any] = dict(knob.options)
         if "cache" in options:
-            options["cache"] = Cache(stack.enter_context(tempfile.TemporaryDirectory(prefix="ringfeed-profile-")))
+            options["cache"] = Cache(str(stack.enter_context(temporary_folder())))
         other, steps = Loader(**dict(loader.arguments) | options), None
         if "cache" in options:
             steps = try_loader(other, seconds / 2, steps=None).steps  # fills it

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.sources.user_code import import_function
+from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.sharding.storage.untrusted_files import guarded, load_json, read_untrusted
 from ringfeed.tools.argument_types import add_verbosity, at_least, checked_type, parse_bytes
 from ringfeed.tools.console import align, print_stderr, print_warnings
@@ -134,6 +135,7 @@ def _add_training(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
 
 
+@process_folder()
 def run(args: argparse.Namespace) -> int:
     """Run `ringfeed simulate`."""
     for path in (args.html, args.save_costs):

@@ -5,12 +5,12 @@ Tested in tests/tools/simulation/test_measure.py.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from ringfeed.pipeline.fetch.shard_cache import ShardCache, open_cache
+from ringfeed.sharding.storage.temporary_folder import temporary_folder
 
 __all__ = ["trial_cache"]
 
@@ -23,5 +23,5 @@ def trial_cache(place: str, limit_bytes: int | None = None) -> Iterator[ShardCac
         return
     parent = Path(place).absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="ringfeed-cache-trial-", dir=parent, ignore_cleanup_errors=True) as folder:
-        yield open_cache(folder, limit_bytes)
+    with temporary_folder(parent) as folder:
+        yield open_cache(str(folder), limit_bytes)

@@ -15,6 +15,7 @@ import yaml
 from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.sources.user_code import import_function
+from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.tools.argument_types import add_verbosity, at_least, checked_type, parse_bytes
 from ringfeed.tools.console import print_warnings, stage_progress
 from ringfeed.training.loop.state.outputs import check_writable, write_file
@@ -79,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 _STAGES = {"measure": "measure", "simulate": "simulate", "confirm": "confirm"}
 
 
+@process_folder()
 def run(args: argparse.Namespace) -> int:
     """Run `ringfeed tune`."""
     if args.out is not None:

@@ -108,7 +108,7 @@ class ServerTrainer:
         )
         self._progress = Progress(config, start, self.loader.steps_per_epoch)
         self.reporter = self._progress.reporter
-        self._saver = Saver(config, self._ring, self.parts, None)
+        self._saver = Saver(config, self._ring, self.parts, None, start.run)
         self._reports = ServerReports(config, self.reporter, self._workers, self.rate, self.position.step)
         self._asked_to_stop = False
 
@@ -197,14 +197,12 @@ class ServerTrainer:
             Stopped: the run was asked to stop.
         """
         started = time.perf_counter()
-        with self._explained():
+        with self._saver.held(is_over=self._progress.is_over), self._explained():
             self._run()
             return self._finish(time.perf_counter() - started)
 
     def _run(self) -> None:
         try:
-            if not self._progress.is_over:
-                self._saver.check_writable()
             self.reporter.track(to_tree(self.config), self._workers)
             if (epoch := self._progress.missed_evaluation) is not None:
                 self._evaluate(epoch)

@@ -2,13 +2,13 @@
 
 Tensors: the network's weights and the states of its random generators, the optimizer's variables, the loss scale, the
 state of the synchronizer, averages of weights; what each rank has of its own is stacked, [ranks, ...].
-JSON: the loader's position (seed, epoch, step), the configuration, the dataset's checksum, and the history.
+JSON: the loader's position (seed, epoch, step), the configuration, the dataset's identity, and the history.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
 from itertools import groupby
@@ -202,7 +202,7 @@ def capture(
         parts: parts of the run.
         position: position of the run.
         config: configuration of the run.
-        dataset: checksum of the dataset's shards.
+        dataset: identity of the dataset, see `Manifest`.
         history: reports so far, in JSON's types.
         of_ranks: what `gather_rank_state` returned.
         rank: this rank; the checkpoint is the same on all.
@@ -265,15 +265,20 @@ def check_state(checkpoint: Checkpoint) -> None:
         integer("state.history.evaluations.step", entry.get("step"))  # type: ignore[arg-type]  # is checked here
 
 
-def check_resumable(state: Mapping[str, Any], config: TrainConfig, dataset: str) -> None:
+def check_resumable(state: Mapping[str, Any], config: TrainConfig, dataset: Collection[str]) -> None:
     """Refuse to resume from a checkpoint of a different run.
+
+    Args:
+        state: state of the checkpoint.
+        config: configuration of the run.
+        dataset: identities of its dataset, see `Manifest`.
 
     Raises:
         TrainingError: a key that affects the weights, the length of a schedule, the dataset, or the order of samples
             differs.
     """
     changed = changed_keys(config, state["config"])
-    if state["dataset"] != dataset:
+    if state["dataset"] not in dataset:
         changed.append("the dataset's shards")
     if state["loader"].get("order", 1) != ORDER_VERSION:
         changed.append("order of samples (that of another version of ringfeed)")

@@ -1,8 +1,11 @@
 """Checkpoints: one file each, committed by one atomic write, on any storage that fsspec opens.
 
 A checkpoint is a safetensors file (8 bytes of header length, a JSON header, raw little-endian tensors): other tools
-open it, and reading it executes nothing. Its name is `step-<step>-<xxh3-128 of its bytes>.safetensors`: the name
+open it, and reading it executes nothing. Its name is `step-<step>-<run>-<xxh3-128 of its bytes>.safetensors`: the name
 appears only with the whole file, and gives the hash of its bytes. `snapshot` chooses what goes in.
+
+The run's id keeps runs apart that share a folder by mistake: a run removes and reads its own files alone, and those
+without an id, of earlier versions. While it writes, it holds a lease on the folder.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,17 +27,24 @@ import xxhash
 from safetensors import deserialize
 from safetensors.numpy import save
 
-from ringfeed.sharding.errors import CorruptionError, StorageError
+from ringfeed.sharding.destination.held_folder import check_folder_free, hold_folder
+from ringfeed.sharding.destination.leftovers import abort_uploads, remove_files
+from ringfeed.sharding.errors import ConfigError, CorruptionError, StorageError
 from ringfeed.sharding.messages import brief
 from ringfeed.sharding.storage.atomic_files import draft_target
+from ringfeed.sharding.storage.lease import is_lease_draft, is_lease_file, read_holder
+from ringfeed.sharding.storage.special_files import SpecialFileError
 from ringfeed.sharding.storage.storage import Storage
 
 __all__ = ["Checkpoint", "CheckpointStore", "decode", "encode"]
 
-_NAME = re.compile(r"step-(\d{10})-([0-9a-f]{32})\.safetensors")
-_TRIAL = "trial"
+_NAME = re.compile(r"step-(\d{10})-(?:([0-9a-f]{16})-)?([0-9a-f]{32})\.safetensors")  # groups: step, run, hash
+_LEASE = "_training.json"
 _HISTORY = "history"
 _REMEDY = "remove it, or set checkpoint.on_damage=previous, to resume from the one before"
+_OTHER_FOLDER = "set another checkpoint.url"
+_LEAVING_SECONDS = 10.0  # for a rank of the same run to release the lease, when ranks have changed places
+_POLL_SECONDS = 0.2
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +57,7 @@ class Checkpoint:
         step: number of steps since the run began.
         arrays: tensors by name.
         state: the rest of the state, in JSON's types.
+        run: id of the run, 16 hexadecimal digits; empty if it has none.
 
     >>> import numpy as np
     >>> from ringfeed.training import CheckpointStore
@@ -56,6 +69,7 @@ class Checkpoint:
     step: int
     arrays: Mapping[str, npt.NDArray[Any]]
     state: Mapping[str, Any] = field(default_factory=dict)
+    run: str = ""
 
 
 def encode(checkpoint: Checkpoint) -> bytes:
@@ -68,7 +82,7 @@ def encode(checkpoint: Checkpoint) -> bytes:
         "step": str(checkpoint.step),
         "state": json.dumps(state, sort_keys=True),
         "order": json.dumps(list(checkpoint.arrays)),
-    }
+    } | ({"run": checkpoint.run} if checkpoint.run else {})
     arrays = {name: np.asarray(array, order="C") for name, array in checkpoint.arrays.items()}
     if _HISTORY in checkpoint.state:
         text = json.dumps(checkpoint.state[_HISTORY], sort_keys=True)
@@ -97,7 +111,7 @@ def decode(data: bytes) -> Checkpoint:
         raise TypeError(f"its state is {state!r:.80}")
     if _HISTORY not in state and _HISTORY in found:  # older files have it in their header
         state[_HISTORY] = json.loads(found[_HISTORY].tobytes())
-    return Checkpoint(step=int(metadata["step"]), arrays=arrays, state=state)
+    return Checkpoint(step=int(metadata["step"]), arrays=arrays, state=state, run=metadata.get("run", ""))
 
 
 def _dtype(name: str) -> np.dtype[Any]:
@@ -115,8 +129,17 @@ def _step_of(name: str) -> int:
     return int(name[len("step-") :][:10])
 
 
+def _run_of(name: str) -> str:
+    match = _NAME.fullmatch(name)
+    return "" if match is None else match.group(2) or ""
+
+
+def _is_draft(name: str) -> bool:
+    return is_lease_draft(name, _LEASE) or _NAME.fullmatch(draft_target(name)) is not None
+
+
 class CheckpointStore:
-    """The checkpoints of one run in one folder. Only one process, rank 0, may use it.
+    """The checkpoints of a run in one folder. Only one process of it, rank 0, may write to it.
 
     Args:
         url: path or URL of the folder.
@@ -158,21 +181,55 @@ class CheckpointStore:
         with self._storage.errors("list", ""):
             return os.listdir(local) if local is not None and local.exists() else self._storage.list()
 
-    def check_writable(self) -> None:
-        """Check before a run that files can be written to the folder, and removed from it; leave nothing behind.
+    def check_free(self) -> None:
+        """Refuse a folder that another process of this machine writes to.
+
+        Raises:
+            DestinationError: one does.
+        """
+        check_folder_free(self._storage, _LEASE, _OTHER_FOLDER)
+
+    def has_leftovers(self) -> bool:
+        """Whether a run that was killed, or still runs, has a lease or an unfinished file in the folder."""
+        return any(is_lease_file(name, _LEASE) or _is_draft(name) for name in self._files())
+
+    @contextmanager
+    def held(self, run: str) -> Iterator[None]:
+        """Let no other run write to the folder in the body; check first that files can be written and removed.
 
         Also removes what a process that was killed while it wrote a checkpoint has left, which may be large.
+
+        Args:
+            run: id of the run.
+
+        Raises:
+            DestinationError: another run writes to it.
+            ConfigError: it holds checkpoints of another run.
         """
-        for name in self._files():
-            if _NAME.fullmatch(draft_target(name)):
-                self._storage.remove(name)
-        absent = self._storage.absent_folders()
-        self._storage.write(_TRIAL, b"")
-        self._storage.remove(_TRIAL)
-        self._storage.remove_folders(absent)
+        self._await_own(run)
+        plain = self._storage
+        with hold_folder(plain, {"task": "run", "run": run}, _LEASE, _OTHER_FOLDER) as fenced:
+            files = self._files()
+            if others := {_run_of(name) for name in files} - {"", run}:
+                raise ConfigError(f"{plain.locate()} holds checkpoints of another run ({min(others)}): {_OTHER_FOLDER}")
+            remove_files(fenced, filter(_is_draft, files))
+            abort_uploads(fenced, lambda name: _NAME.fullmatch(name) is not None)
+            self._storage = fenced
+            try:
+                yield
+            finally:
+                self._storage = plain
+
+    def _await_own(self, run: str) -> None:
+        """Give a rank of the same run a moment to release the folder, as when ranks change places."""
+        deadline = time.monotonic() + _LEAVING_SECONDS
+        while (holder := read_holder(self._storage, _LEASE)) is not None and time.monotonic() < deadline:
+            if holder.about.get("run") != run or holder.has_ended:
+                return
+            time.sleep(_POLL_SECONDS)
 
     def save(self, checkpoint: Checkpoint, best_steps: Collection[int] = ()) -> str:
-        """Commit a checkpoint, then remove all but the newest `keep`; return the URL of its file.
+        """Commit a checkpoint, then remove all but the newest `keep` of its run; return the URL of its file.
 
         Other checkpoints of this step or later ones are removed, too: `newest` skipped them as damaged.
 
@@ -182,23 +239,31 @@ class CheckpointStore:
         """
         data = encode(checkpoint)
         step = f"step-{checkpoint.step:010d}"
-        name = f"{step}-{xxhash.xxh3_128_hexdigest(data)}.safetensors"
+        run = f"{checkpoint.run}-" if checkpoint.run else ""
+        name = f"{step}-{run}{xxhash.xxh3_128_hexdigest(data)}.safetensors"
         self._storage.write(name, data)
-        others = [other for other in self.names() if other != name]
+        others = [other for other in self._names_of(checkpoint.run) if other != name and not self._is_folder(other)]
         earlier = [other for other in others if other < step]
         aged = [old for old in earlier[: -self._keep + 1 or None] if _step_of(old) not in best_steps]
         for old in [*others[len(earlier) :], *aged]:
             self._storage.remove(old)
         return self._storage.locate(name)
 
-    def of_step(self, step: int) -> Checkpoint:
-        """Return the checkpoint of a step, with its bytes verified.
+    def _names_of(self, run: str) -> list[str]:
+        return [name for name in self.names() if _run_of(name) in ("", run)]
+
+    def _is_folder(self, name: str) -> bool:
+        local = self._storage.local_path
+        return local is not None and os.path.isdir(local / name) and not os.path.islink(local / name)
+
+    def of_step(self, step: int, run: str = "") -> Checkpoint:
+        """Return the checkpoint of a step of a run, with its bytes verified.
 
         Raises:
             CorruptionError: it is damaged or forged.
             StorageError: there is none.
         """
-        names = [name for name in self.names() if _step_of(name) == step]
+        names = [name for name in self._names_of(run) if _step_of(name) == step]
         if not names:
             raise StorageError(f"there is no checkpoint of step {step} in {self._storage.url}")
         return self._read(names[-1])
@@ -207,9 +272,15 @@ class CheckpointStore:
         """Return the newest checkpoint, with its bytes verified, or None if there is none.
 
         Raises:
+            ConfigError: the folder holds those of several runs.
             CorruptionError: it is damaged or forged; if `on_damage` is "previous": all of them are.
         """
         names = self.names()
+        if len(runs := sorted({_run_of(name) for name in names} - {""})) > 1:
+            raise ConfigError(
+                f"{self._storage.locate()} holds checkpoints of {len(runs)} runs ({', '.join(runs)}): move all but "
+                f"those of one (step-*-RUN-*.safetensors) to other folders, or {_OTHER_FOLDER}"
+            )
         return self._newest_of(names) if names else None
 
     def _newest_of(self, names: list[str]) -> Checkpoint:
@@ -221,19 +292,32 @@ class CheckpointStore:
             log.warning("%s; trying the one before", error)
         return self._newest_of(names[:-1])
 
+    def _bytes(self, name: str) -> bytes:
+        try:
+            return self._storage.read(name)
+        except FileNotFoundError as error:
+            problem: Exception = error
+            reason = "it is a link that leads nowhere, or has just been removed"
+        except StorageError as error:
+            if self._storage.local_path is None or os.path.isfile(self._storage.local_path / name):
+                raise  # the disk or the store may recover
+            problem, cause = error, error.__cause__
+            reason = str(cause).partition(";")[0] if isinstance(cause, SpecialFileError) else "it is no file"
+        raise CorruptionError(f"checkpoint {self._storage.locate(name)} is damaged: {reason}; {_REMEDY}") from problem
+
     def _read(self, name: str) -> Checkpoint:
-        data = self._storage.read(name)
+        data = self._bytes(name)
         match = _NAME.fullmatch(name)
         assert match is not None
         found = xxhash.xxh3_128_hexdigest(data)
-        if found != match.group(2):
+        if found != match.group(3):
             raise CorruptionError(
                 f"checkpoint {self._storage.locate(name)} is damaged: its {len(data)} bytes hash to {found}; {_REMEDY}"
             )
         try:
             checkpoint = decode(data)
-            if checkpoint.step != int(match.group(1)):
-                raise ValueError(f"it is of step {checkpoint.step}")
+            if (checkpoint.step, checkpoint.run) != (int(match.group(1)), match.group(2) or ""):
+                raise ValueError(f"it is of step {checkpoint.step} of run {checkpoint.run!r:.40}")
             self._check(checkpoint)
         except Exception as error:  # on a file that another program made, the libraries raise anything
             raise CorruptionError(

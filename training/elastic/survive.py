@@ -21,6 +21,7 @@ import keras
 import tensorflow as tf
 
 from ringfeed.sharding.errors import TrainingError
+from ringfeed.sharding.storage.temporary_folder import end_process
 from ringfeed.training.checkpoint.memory import Memory
 from ringfeed.training.loop.stopping import Stopped
 from ringfeed.training.ring.connect import join, pin_gpu, prepare
@@ -89,7 +90,7 @@ def _rejoin(hvd: Any, members: Members) -> HorovodRing:
         ring = join(hvd)
     except TrainingError as error:  # another rank died meanwhile; Horovod cannot try again in this process
         log.warning("%s", error)
-        os._exit(1)
+        end_process(1)
     members.joined(ring.rank, ring.size)
     return ring
 

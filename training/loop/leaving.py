@@ -15,6 +15,7 @@ import traceback
 
 from ringfeed.sharding.errors import RingfeedError
 from ringfeed.sharding.messages import printable
+from ringfeed.sharding.storage.temporary_folder import end_process
 from ringfeed.sharding.url_secrets import without_secrets
 from ringfeed.training.ring.launched import Report, report
 from ringfeed.training.ring.workers import worker_world
@@ -72,7 +73,7 @@ def leave(
     world = world_from_environment(os.environ) or worker_world(os.environ)
     is_stopped = status in (RESUMABLE, TERMINATED)  # on all ranks, after the same step
     if report(Report(message=message, status=status, is_echo=is_echo, is_stall=is_stall)):
-        os._exit(status)  # the launcher prints it
+        end_process(status)  # the launcher prints it
     if world and world.rank and not is_stopped:
         time.sleep(_YIELD_SECONDS)
     where = f"rank {world.rank}: " if world and world.rank else ""
@@ -87,5 +88,5 @@ def leave(
     sys.stderr.flush()
     if world and world.size > 1:
         sys.stdout.flush()
-        os._exit(status)
+        end_process(status)
     return status

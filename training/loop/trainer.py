@@ -98,7 +98,7 @@ class Trainer:
         self._progress = Progress(config, start, self.pace.steps, is_chief=ring.rank == 0, trackers=trackers)
         self.reporter = self._progress.reporter
         self._recorder: Recorder | None = None  # of `run`
-        self._saver = Saver(config, ring, self.parts, memory)
+        self._saver = Saver(config, ring, self.parts, memory, start.run)
         self._callbacks = Callbacks(config, self.parts.network, ring, self.pace.steps)
         self._window = Window()
         self._reported_bytes = 0.0
@@ -123,10 +123,12 @@ class Trainer:
         Raises:
             Stopped: a rank was asked to stop.
         """
+        with self._saver.held(is_over=self._progress.is_over):
+            return self._run()
+
+    def _run(self) -> dict[str, Any]:
         started = time.perf_counter()
         try:
-            if not self._progress.is_over:
-                self._saver.check_writable()
             states = self.reporter.track(to_tree(self.config), self.ring.size)
             self.reporter.share(self.ring.allgather_object(states)[0])
             if self._saver.keeps(to_store=False):

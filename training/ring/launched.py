@@ -12,6 +12,8 @@ import threading
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from ringfeed.sharding.storage.temporary_folder import end_process
+
 __all__ = ["REPORT", "SIBLINGS", "Report", "end_with_launcher", "is_launched", "report"]
 
 REPORT = "RINGFEED_REPORT"  # environment variables with the numbers of pipes
@@ -62,7 +64,7 @@ def end_with_launcher(environ: Mapping[str, str] = os.environ) -> None:
 
     def wait() -> None:
         os.read(int(environ[SIBLINGS]), 1)  # until its end closes
-        os._exit(1)
+        end_process(1)
 
     if SIBLINGS in environ:
         threading.Thread(target=wait, name="ringfeed-launcher", daemon=True).start()

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import shutil
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
+from ringfeed.sharding.destination.atomic_folder import open_atomic_folder
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.storage import Storage, public_url
+from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.training.loop.reporting import configure_logging
 from ringfeed.training.loop.state.outputs import check_writable, write_file
 
@@ -68,25 +69,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="print nothing but errors")
 
 
+@process_folder()
 def run(args: argparse.Namespace) -> int:
     """Export and return the exit status."""
     kind = _kind(args.out)
-    if kind == "saved_model":
-        _check_folder(args.out)
-    else:
-        check_writable(args.out)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     configure_logging(0, quiet=args.quiet)
-    with quiet_tensorflow():
-        from .trained import open_trained
-    model = open_trained(args.model, args.data, trust_code=args.trust_code)
-    _write(model, args.out, kind)
+    if kind == "saved_model":
+        command = json.dumps([public_url(args.model), public_url(args.data or "")])
+        with open_atomic_folder(Storage(args.out), command) as storage:
+            model = _open(args)
+            _write_folder(model, storage)
+    else:
+        check_writable(args.out)
+        model = _open(args)
+        _write_file(model, args.out, kind)
     if args.json:
         written = {"out": args.out, "format": kind, "step": model.step, "classes": model.classes}
         sys.stdout.write(json.dumps(written) + "\n")
     elif not args.quiet:
         sys.stdout.write(f"wrote the model of step {model.step} to {args.out} ({kind})\n")
     return 0
+
+
+def _open(args: argparse.Namespace) -> TrainedModel:
+    with quiet_tensorflow():
+        from .trained import open_trained
+    return open_trained(args.model, args.data, trust_code=args.trust_code)
 
 
 def _kind(out: str) -> str:
@@ -104,14 +113,7 @@ def _kind(out: str) -> str:
     return {".keras": "keras", ".onnx": "onnx"}.get(suffix, "saved_model")
 
 
-def _check_folder(out: str) -> None:
-    storage = Storage(out)
-    if storage.list():
-        raise ConfigError(f"--out: {out} holds files already; remove it, or name another folder")
-    check_writable(f"{out.rstrip('/')}/saved_model.pb")
-
-
-def _write(model: TrainedModel, out: str, kind: str) -> None:
+def _write_file(model: TrainedModel, out: str, kind: str) -> None:
     if kind == "keras":
         from ringfeed.training.models.model_file import encode_model
 
@@ -122,36 +124,25 @@ def _write(model: TrainedModel, out: str, kind: str) -> None:
             path = Path(folder) / "model.keras"
             path.write_bytes(content)
             check_keras(model, path)
-        write_file(out, content)
-    elif kind == "onnx":
+    else:
         from .check_export import check_onnx
         from .onnx import encode_onnx
 
         content = encode_onnx(model)
         check_onnx(model, content)
-        write_file(out, content)
-    else:
-        _write_folder(model, out)
+    write_file(out, content)
 
 
-def _write_folder(model: TrainedModel, out: str) -> None:
-    """Write a SavedModel that appears whole: locally its folder is renamed, in a store `saved_model.pb` comes last."""
+def _write_folder(model: TrainedModel, storage: Storage) -> None:
+    """Write a SavedModel; in a store `saved_model.pb` comes last, without which there is no model."""
     from .check_export import check_saved_model
     from .saved_model import write_saved_model
 
-    storage = Storage(out)
-    local = storage.local_path
-    if local is not None:
-        local.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".export-", dir=local.parent if local else None) as temporary:
-        folder = Path(temporary) / "model"
-        with quiet_tensorflow():
-            write_saved_model(model, folder)
-            check_saved_model(model, folder)
-        if local is not None:
-            if local.exists():
-                local.rmdir()  # it is empty
-            shutil.move(folder, local)
+    with TemporaryDirectory() as temporary, quiet_tensorflow():
+        folder = storage.local_path or Path(temporary)
+        write_saved_model(model, folder)
+        check_saved_model(model, folder)
+        if folder == storage.local_path:
             return
         files = sorted(path for path in folder.rglob("*") if path.is_file())
         for path in sorted(files, key=lambda path: path.name == "saved_model.pb"):

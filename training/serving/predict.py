@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +17,8 @@ from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.storage import Storage, public_url
+from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.training.loop.leaving import leave, leave_after
 from ringfeed.training.loop.reporting import configure_logging
 from ringfeed.training.loop.stopping import INTERRUPTED
@@ -78,6 +80,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-q", "--quiet", action="store_true", help="print no progress")
 
 
+@process_folder()
 def run(args: argparse.Namespace) -> int:
     """Predict and return the exit status; one of several ranks ends the process at an error."""
     watch: Any = getattr(args, "watch", None)
@@ -106,7 +109,7 @@ def _predict(args: argparse.Namespace, watch: Any) -> None:
     with quiet_tensorflow():
         from ringfeed.training.ring.connect import connect
 
-        from .predictions import Predictor, prepare_folder
+        from .predictions import Predictor, hold_predictions
         from .trained import open_trained
 
         ring = connect()
@@ -114,18 +117,13 @@ def _predict(args: argparse.Namespace, watch: Any) -> None:
     predictor = Predictor(
         model=model, url=args.url, manifest=manifest, split=split, keep=args.keep, batch_size=args.batch_size
     )
-    storage = Storage(args.out)
-    absent = storage.absent_folders() if ring.rank == 0 else ()
-    try:
-        if ring.rank == 0:
-            prepare_folder(args.out)
+    words = [public_url(args.model), public_url(args.url), split, args.keep, public_url(args.data or "")]
+    held = hold_predictions(args.out, json.dumps(words)) if ring.rank == 0 else nullcontext(Storage(args.out))
+    with held as storage:
         ring.barrier()
         with _Bar(is_shown=ring.rank == 0 and not args.quiet and sys.stderr.isatty()) as show:
             summary = predictor.run(ring, storage, show)
         ring.barrier()
-    except BaseException:
-        storage.remove_folders(absent)
-        raise
     if ring.rank:
         return
     if args.json:

@@ -10,8 +10,10 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,19 +27,24 @@ import tensorflow as tf
 from ringfeed.pipeline import Loader
 from ringfeed.pipeline.select.sample_columns import mask_name
 from ringfeed.sharding.dataset.manifest import Manifest
-from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.destination.held_folder import hold_folder
+from ringfeed.sharding.destination.leftovers import abort_uploads, remove_files
+from ringfeed.sharding.errors import ConfigError, RingfeedError
 from ringfeed.sharding.messages import did_you_mean, listed
 from ringfeed.sharding.schema import Feature, Schema, class_array
+from ringfeed.sharding.storage.atomic_files import draft_target
+from ringfeed.sharding.storage.lease import is_lease_file, read_holder
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.training.ring.ring import Ring
 
 from .trained import TrainedModel
 
-__all__ = ["SUMMARY", "Predictor", "prepare_folder"]
+__all__ = ["SUMMARY", "Predictor", "hold_predictions", "prepare_folder"]
 
 log = logging.getLogger(__name__)
 
 SUMMARY = "_predictions.json"
+_LEASE = "_predicting.json"
 _FORMAT = "ringfeed-predictions-1"
 _RECORD, _PREDICTED, _SCORE, _SCORES = "record", "predicted", "score", "scores"
 _LIKELY = 0.5  # from this probability on one of many labels is predicted
@@ -45,25 +52,58 @@ _GROUP_ROWS = 1 << 16  # of a row group
 _PREFETCH_BATCHES = 4
 
 
-def prepare_folder(url: str) -> Storage:
+@contextmanager
+def hold_predictions(url: str, command: str) -> Iterator[Storage]:
+    """Yield a folder to write predictions to, without those of a command that did not end.
+
+    If the body fails, nothing of it remains.
+
+    Args:
+        url: the folder.
+        command: what the predictions are of. Those of the same command are replaced if it was killed after it had
+            written all of them.
+
+    Raises:
+        ConfigError: it holds predictions, or other files.
+        DestinationError: another process writes predictions there.
+    """
+    killed = read_holder(Storage(url), _LEASE)
+    about = {"task": "predict", "command": command}
+    with hold_folder(Storage(url), about, _LEASE, "name another folder with --out") as storage:
+        if killed is not None and killed.about == about:
+            storage.remove(SUMMARY)
+        prepare_folder(storage, url)
+        try:
+            yield storage
+        except BaseException:
+            with suppress(RingfeedError):  # the error of the body matters
+                prepare_folder(storage, url)
+            raise
+
+
+def prepare_folder(storage: Storage, url: str) -> None:
     """Check that predictions can be written to a folder, and remove those of a command that did not end.
+
+    Args:
+        storage: the folder.
+        url: its URL as it was given, for errors.
 
     Raises:
         ConfigError: it holds predictions, or other files.
     """
-    storage = Storage(url)
-    files = storage.list()
+    files = [name for name in storage.list() if not is_lease_file(name, _LEASE)]
     if SUMMARY in files:
         raise ConfigError(f"--out: {url} holds predictions already; remove it, or name another folder")
-    parts = [name for name in files if name.startswith("part-") and name.endswith(".parquet")]
-    if set(files) != set(parts):
-        others = listed(sorted(set(files) - set(parts)))
-        raise ConfigError(f"--out: {url} holds other files ({others}); name an empty folder")
-    for name in parts:
-        storage.remove(name)
-    storage.write(f"{SUMMARY}.trial", b"")
-    storage.remove(f"{SUMMARY}.trial")
-    return storage
+    own = [name for name in files if _is_own(draft_target(name) or name)]
+    if others := sorted(set(files) - set(own)):
+        raise ConfigError(f"--out: {url} holds other files ({listed(others)}); name an empty folder")
+    remove_files(storage, own)
+    abort_uploads(storage, _is_own)
+
+
+def _is_own(name: str) -> bool:
+    is_part = re.fullmatch(r"part-\d{5}-of-\d{5}\.parquet", name) is not None
+    return is_part or name == SUMMARY or is_lease_file(name, _LEASE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +205,7 @@ class Predictor:
             log.warning("the scores of %d records are NaN, as inputs may be; their prediction is null", without)
         summary = {
             "format": _FORMAT,
-            "dataset": self.manifest.shards_checksum,
+            "dataset": self.manifest.identity,
             "split": self.split,
             "records": sum(part["records"] for part in parts),
             "task": self.model.target.task,

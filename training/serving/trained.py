@@ -261,7 +261,7 @@ def _manifest(checkpoint: Checkpoint, config: TrainConfig, source: str, data_url
     except DatasetError as error:
         reason = f"the checkpoints in {source} need statistics of their dataset ({error}); {remedy}"
         raise DatasetError(reason) from error
-    if manifest.shards_checksum != checkpoint.state["dataset"]:
+    if checkpoint.state["dataset"] not in manifest.identities:
         raise DatasetError(
             f"the dataset at {url} is not, or no longer, that of the checkpoints in {source}; name another one with "
             "--data URL, or use the model's file (output.model), which needs none"

@@ -20,21 +20,24 @@ _PAGE_KEYS = 1000  # the most that S3 gives
 def list_objects(
     fs: fsspec.AbstractFileSystem, root: str, run: Callable[[Callable[[], _Page]], _Page]
 ) -> Iterator[tuple[str, int]]:
-    """Yield the path and the size in bytes of each object below a folder; none if there is no such bucket.
+    """Yield the path and the size in bytes of each object below a folder, which need not exist.
+
+    Only a bucket that does not exist, or a store in trouble, answers 404; to take that for an empty folder would begin
+    a build or a run anew.
 
     Args:
         fs: file system of s3fs.
         root: bucket and folder.
         run: runs an idempotent function with retries.
+
+    Raises:
+        FileNotFoundError: there is no such bucket.
     """
     bucket, _, prefix = root.partition("/")
     options = {"Bucket": bucket, "Prefix": f"{prefix}/" if prefix else "", "MaxKeys": _PAGE_KEYS}
 
     def ask() -> _Page:
-        try:
-            page: _Page = fs.call_s3("list_objects_v2", **options)
-        except FileNotFoundError:
-            return {}
+        page: _Page = fs.call_s3("list_objects_v2", **options)
         return page
 
     while True:

@@ -7,7 +7,7 @@ import pytest
 
 from ringfeed.sharding import DestinationError, clean
 from ringfeed.sharding.destination.atomic_folder import open_atomic_folder
-from ringfeed.sharding.storage.lease import hold_lease
+from ringfeed.sharding.storage.lease import LEASE_NAME, hold_lease
 from ringfeed.sharding.storage.private_folders import make_private_folder
 from ringfeed.sharding.storage.storage import Storage
 from tests.servers.store import Store
@@ -156,3 +156,27 @@ def test_a_file_at_the_target_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("mine")
     with pytest.raises(DestinationError, match="is a file; name a folder"):
         open_atomic_folder(Storage(str(tmp_path / "out"))).__enter__()
+
+
+@pytest.mark.parametrize("others", [[], ["thesis.txt"]])
+def test_an_export_that_was_killed_after_its_rename_is_made_again(tmp_path: Path, others: list[str]) -> None:
+    target, room = Storage(str(tmp_path / "out")), Storage(str(tmp_path / ".out.exporting"))
+    with open_atomic_folder(target, "a") as draft:
+        mark = room.read(LEASE_NAME)
+        draft.write(TAR, b"old")
+    for name in others:
+        target.write(name, b"mine")
+    make_private_folder(tmp_path / ".out.exporting", "")
+    room.write(LEASE_NAME, mark)  # as a kill leaves it
+    with pytest.raises(DestinationError, match="is not empty"), open_atomic_folder(target, "b"):
+        pass
+    again = open_atomic_folder(target, "a")
+    if others:
+        with pytest.raises(DestinationError, match=r"is not empty \(there is 'thesis.txt'\)"), again:
+            pass
+        assert target.list() == sorted([TAR, *others])
+    else:
+        with again as draft:
+            draft.write(TAR, b"new")
+        assert target.read(TAR) == b"new"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

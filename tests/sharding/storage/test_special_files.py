@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from ringfeed.pipeline import Loader
-from ringfeed.sharding import ConfigError, RingfeedError, SourceError, StorageError, open_dataset, verify
+from ringfeed.sharding import (
+    ConfigError,
+    CorruptionError,
+    RingfeedError,
+    SourceError,
+    StorageError,
+    open_dataset,
+    verify,
+)
 from ringfeed.sharding.prepare import read_features
 from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.storage import http as web
@@ -87,7 +95,7 @@ def test_special_files_are_refused_wherever_a_file_is_read(copied: Path, tmp_pat
     store.save(Checkpoint(step=1, arrays={}))
     name = store.names()[0]
     plant(tmp_path / "run" / name, kind)
-    assert f"{name}: it is {what}" in told(StorageError, store.newest)
+    assert f"{name} is damaged: it is {what}" in told(CorruptionError, store.newest)
 
 
 def test_bodies_without_an_end_are_refused(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -121,15 +121,15 @@ def test_a_checkpoint_of_another_number_of_parameter_servers_is_refused_with_tha
 def test_a_checkpoint_of_another_run_is_refused_with_the_keys_that_differ() -> None:
     saved = capture(_parts(seed=1), Position(), _config(seed=1), "abc", {})
     state = json.loads(json.dumps(saved.state))
-    check_resumable(state, _config(seed=1, checkpoint={"keep": 9}), "abc")
+    check_resumable(state, _config(seed=1, checkpoint={"keep": 9}), ["abc"])
     changed = _config(seed=2, data={"url": "x", "batch_size": 7})
     with pytest.raises(TrainingError, match=r"different data\.batch_size, seed, the dataset's shards: undo the change"):
-        check_resumable(state, changed, "another")
+        check_resumable(state, changed, ["another"])
     del state["loader"]["order"]  # as the first checkpoints had none
     with pytest.raises(
         TrainingError, match=r"different order of samples \(that of another version of ringfeed\): undo"
     ):
-        check_resumable(state, _config(seed=1), "abc")
+        check_resumable(state, _config(seed=1), ["abc"])
 
 
 def _forged(data: bytes) -> Iterator[bytes]:
@@ -198,7 +198,7 @@ def test_forged_checkpoints_are_refused_in_one_line(tmp_path: Path) -> None:
             assert len(str(told.value)) < 700
             continue
         with suppress(TrainingError):  # of another run or model
-            check_resumable(newest.state, config, "abc")
+            check_resumable(newest.state, config, ["abc"])
             restore(parts, newest.arrays)
     assert tried > 200
     assert refused > tried * 0.85
@@ -231,16 +231,16 @@ def test_more_epochs_do_not_stretch_a_schedule_without_a_word(decay: str) -> Non
     first = {"config": to_tree(_config(epochs=3, schedule=schedule)), "dataset": "abc", "loader": {"order": ORDER}}
     remedy = f"its {decay} schedule ends after 3 epochs, this one after 6 epochs.* schedule.total_epochs=3, or set"
     with pytest.raises(TrainingError, match=remedy):
-        check_resumable(first, _config(epochs=6, schedule=schedule), "abc")
+        check_resumable(first, _config(epochs=6, schedule=schedule), ["abc"])
     longer = _config(epochs=6, schedule={**schedule, "total_epochs": 3})
-    check_resumable(first, longer, "abc")
+    check_resumable(first, longer, ["abc"])
     assert build_schedule(longer, 10)(29) == build_schedule(_config(epochs=3, schedule=schedule), 10)(29)
     with pytest.raises(TrainingError, match="after 3 epochs, this one after 50 steps"):
-        check_resumable(first, _config(epochs=6, schedule={**schedule, "total_steps": 50}), "abc")
+        check_resumable(first, _config(epochs=6, schedule={**schedule, "total_steps": 50}), ["abc"])
 
 
 def test_more_epochs_of_a_rate_that_knows_no_end_are_no_change() -> None:
     schedule = {"decay": "step", "boundaries": [1]}
     first = {"config": to_tree(_config(epochs=3, schedule=schedule)), "dataset": "abc", "loader": {"order": ORDER}}
     del first["config"]["schedule"]["total_epochs"]
-    check_resumable(first, _config(epochs=6, schedule=schedule), "abc")
+    check_resumable(first, _config(epochs=6, schedule=schedule), ["abc"])

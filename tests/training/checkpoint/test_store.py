@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +19,18 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from ringfeed.sharding.errors import CorruptionError, StorageError
+from ringfeed.sharding.errors import ConfigError, CorruptionError, DestinationError, StorageError
 from ringfeed.sharding.storage.atomic_files import draft_name
+from ringfeed.sharding.storage.fenced_storage import FencedStorage
+from ringfeed.sharding.storage.lease import Lease
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.training.checkpoint import store as module
 from ringfeed.training.checkpoint.store import Checkpoint, CheckpointStore, decode, encode
+from tests.servers.proxy import Fault, proxied
+from tests.servers.seaweedfs import S3Server
 from tests.servers.store import Store
 
+RUN, OTHER = "0123456789abcdef", "fedcba9876543210"
 ARRAYS: dict[str, np.ndarray[Any, Any]] = {
     "model/0000/kernel": np.arange(6, dtype=np.float32).reshape(2, 3),
     "optimizer/0000/iteration": np.array(7, np.int64),
@@ -28,8 +43,8 @@ ARRAYS: dict[str, np.ndarray[Any, Any]] = {
 }
 
 
-def _checkpoint(step: int) -> Checkpoint:
-    return Checkpoint(step=step, arrays={"w": np.full(3, step, np.float64)}, state={"epoch": step // 10})
+def _checkpoint(step: int, run: str = "") -> Checkpoint:
+    return Checkpoint(step=step, arrays={"w": np.full(3, step, np.float64)}, state={"epoch": step // 10}, run=run)
 
 
 def test_every_array_is_restored_bit_by_bit() -> None:
@@ -68,12 +83,14 @@ def test_a_history_in_the_header_is_read_too() -> None:
 
 
 def test_a_trial_leaves_nothing(store: Store) -> None:
-    CheckpointStore(store.url).check_writable()
+    with CheckpointStore(store.url).held(RUN):
+        assert store.list() == ["_training.json"]
     assert store.list() == []
 
 
 def test_a_trial_leaves_no_folder_that_was_not_there(tmp_path: Path) -> None:
-    CheckpointStore(str(tmp_path / "runs" / "1")).check_writable()
+    with CheckpointStore(str(tmp_path / "runs" / "1")).held(RUN):
+        pass
     assert list(tmp_path.iterdir()) == []
 
 
@@ -82,7 +99,9 @@ def test_a_trial_removes_what_a_killed_write_of_a_checkpoint_left(tmp_path: Path
     (tmp_path / draft_name(whole.name)).write_bytes(b"a half")
     other = tmp_path / draft_name("model.keras")
     other.touch()
-    CheckpointStore(str(tmp_path)).check_writable()
+    (tmp_path / draft_name("_training.json")).touch()
+    with CheckpointStore(str(tmp_path)).held(RUN):
+        pass
     assert set(tmp_path.iterdir()) == {whole, other}
 
 
@@ -165,6 +184,158 @@ def test_checkpoints_skipped_as_damaged_are_removed_by_the_next_save(tmp_path: P
     newest = again.newest()
     assert newest is not None
     assert newest.step == step
+
+
+@pytest.mark.parametrize("kind", ["dangling link", "folder", "full folder", "link to a folder", "FIFO", "loop"])
+def test_what_is_no_file_in_the_place_of_the_newest_is_damage(
+    tmp_path: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store = CheckpointStore(str(tmp_path), on_damage="previous", keep=2)
+    for step in (5, 10):
+        path = Path(store.save(_checkpoint(step)))
+    path.unlink()
+    if kind == "dangling link":
+        path.symlink_to("nowhere")
+    elif kind == "loop":
+        path.symlink_to(path.name)
+    elif kind == "FIFO":
+        os.mkfifo(path)
+    elif kind == "link to a folder":
+        path.symlink_to(tmp_path)
+    else:
+        path.mkdir()
+        if kind == "full folder":
+            (path / "own.txt").touch()
+    with pytest.raises(CorruptionError, match=f"checkpoint .*{path.name} is damaged: it is .*; remove it, or set "):
+        CheckpointStore(str(tmp_path)).newest()
+    newest = store.newest()
+    assert newest is not None
+    assert newest.step == 5
+    assert path.name in caplog.text
+    for step in (10, 15, 20):  # the run goes on; what is no file of its own stays
+        store.save(_checkpoint(step))
+    assert path.exists() == (kind in ("folder", "full folder"))
+    newest = store.newest()
+    assert newest is not None
+    assert newest.step == 20
+
+
+def test_a_run_removes_and_reads_its_own_checkpoints_alone(tmp_path: Path) -> None:
+    store = CheckpointStore(str(tmp_path), keep=1)
+    theirs = Path(store.save(_checkpoint(10, OTHER)))
+    for step in (5, 10, 15):
+        own = Path(store.save(_checkpoint(step, RUN)))
+    assert set(tmp_path.iterdir()) == {theirs, own}
+    assert store.of_step(15, RUN).run == RUN
+    with pytest.raises(StorageError, match="there is no checkpoint of step 10 in "):
+        store.of_step(10, RUN)
+    with pytest.raises(ConfigError, match=rf"holds checkpoints of 2 runs \({RUN}, {OTHER}\): move all but "):
+        store.newest()
+    with pytest.raises(ConfigError, match=f"holds checkpoints of another run \\({OTHER}\\)"), store.held(RUN):
+        pass
+    theirs.unlink()
+    newest = store.newest()
+    assert newest is not None
+    assert (newest.step, newest.run) == (15, RUN)
+
+
+def test_checkpoints_of_earlier_versions_have_no_run_and_belong_to_the_one_that_resumes(tmp_path: Path) -> None:
+    store = CheckpointStore(str(tmp_path), keep=2)
+    for step in (5, 10):
+        earlier = Path(store.save(_checkpoint(step)))
+    with store.held(RUN):
+        own = Path(store.save(_checkpoint(15, RUN)))
+        assert {path for path in tmp_path.iterdir() if path.suffix != ".json"} == {earlier, own}
+    np.testing.assert_array_equal(store.of_step(10, RUN).arrays["w"], np.full(3, 10.0))
+
+
+def test_a_checkpoint_under_the_name_of_another_run_is_damage(tmp_path: Path) -> None:
+    store = CheckpointStore(str(tmp_path))
+    path = Path(store.save(_checkpoint(5, RUN)))
+    path.rename(path.with_name(path.name.replace(RUN, OTHER)))
+    with pytest.raises(CorruptionError, match=f"it is of step 5 of run '{RUN}'"):
+        store.newest()
+
+
+def test_one_process_at_a_time_writes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LEAVING_SECONDS", 0.3)
+    first, second = CheckpointStore(store.url), CheckpointStore(store.url)
+    mine = rf"another run is writing to .* \(process {os.getpid()} on .*\); .*, or set another checkpoint.url"
+    with first.held(RUN):
+        first.save(_checkpoint(5, RUN))
+        for run in (RUN, OTHER):
+            with pytest.raises(DestinationError, match=mine), second.held(run):
+                pass
+        with pytest.raises(DestinationError, match=mine):
+            second.check_free()
+        held = json.loads(store.read_bytes("_training.json"))
+        store.write_bytes("_training.json", json.dumps(held | {"token": "another"}).encode())
+        lease = first._storage
+        assert isinstance(lease, FencedStorage)
+        assert isinstance(lease.fence, Lease)
+        with pytest.raises(DestinationError, match="was taken over by another process"):
+            lease.fence.check()
+        with pytest.raises(DestinationError, match="was taken over by another process"):
+            first.save(_checkpoint(10, RUN))
+    assert [name for name in store.list() if name.startswith("step")] == first.names()
+    assert len(first.names()) == 1
+    second.check_free()
+
+
+def test_a_rank_that_leaves_its_place_is_waited_for(tmp_path: Path) -> None:
+    first, second, ended = CheckpointStore(str(tmp_path)), CheckpointStore(str(tmp_path)), threading.Event()
+
+    def hold() -> None:
+        with first.held(RUN):
+            ended.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    while not (tmp_path / "_training.json").exists():
+        time.sleep(0.01)
+    threading.Timer(0.5, ended.set).start()
+    with second.held(RUN):
+        assert not thread.is_alive() or ended.is_set()
+    thread.join()
+
+
+def test_a_killed_holder_is_replaced_at_once_and_leaves_nothing(store: Store) -> None:
+    hold = f"""
+import os, signal, sys
+from ringfeed.training.checkpoint.store import CheckpointStore
+with CheckpointStore(sys.argv[1]).held("{OTHER}"):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", hold, store.url], env={**os.environ, **store.env}, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    assert store.list() == ["_training.json"]
+    with CheckpointStore(store.url).held(RUN):
+        pass
+    assert store.list() == []
+
+
+def test_a_listing_answered_404_is_no_empty_folder(s3_server: S3Server, s3_bucket: str) -> None:
+    url = f"s3://{s3_bucket}/run"
+    with proxied(s3_server.endpoint_url) as proxy:
+        store = CheckpointStore(url)
+        store._storage = Storage(url, replace(s3_server, endpoint_url=proxy.url).storage_options)
+        store.save(_checkpoint(5))
+        proxy.begin(Fault(kind="reply", method="GET", path="list-type=2", status=404, code="NoSuchKey", times=99))
+        with pytest.raises(StorageError, match=f"cannot list {url}"):
+            store.newest()
+        proxy.begin()
+        assert store.newest() is not None
+
+
+def test_a_store_that_refuses_removals_is_left_as_it_was(s3_server: S3Server, s3_bucket: str) -> None:
+    url = f"s3://{s3_bucket}/{uuid.uuid4().hex}"
+    with proxied(s3_server.endpoint_url) as proxy:
+        store = CheckpointStore(url)
+        store._storage = Storage(url, replace(s3_server, endpoint_url=proxy.url).storage_options)
+        proxy.begin(Fault(kind="reply", method="DELETE", status=403, code="AccessDenied", times=99))
+        with pytest.raises(StorageError, match="permission denied"), store.held(RUN):
+            pass
+        assert Storage(url, s3_server.storage_options).list() == []
 
 
 def test_drafts_and_foreign_files_are_invisible(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_what_cannot_be_exported_is_refused_in_one_line(
         (str(tmp_path / "none"), "out", [], "there is no model at"),
         (__file__, "out", [], "name a .keras file (output.model), or a folder of checkpoints"),
         (flights_run.model, "out.pb", [], "--out: a path ends in .keras, in .onnx, or names a folder"),
-        (flights_run.model, "full", [], "holds files already"),
+        (flights_run.model, "full", [], "is not empty (there is 'file'); choose an empty folder"),
         (flights_run.model, "out", ["--data", pictures], "--data goes with a folder of checkpoints"),
         (flights_run.checkpoints, "out", ["--data", pictures], "is not, or no longer, that of the checkpoints"),
         (flights_run.checkpoints, "out", ["--data", str(tmp_path)], "there is no dataset at"),

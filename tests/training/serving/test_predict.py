@@ -13,14 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.pipeline import Loader
-from ringfeed.sharding import BuildOptions, build, open_dataset
+from ringfeed.sharding import BuildOptions, ConfigError, DestinationError, build, open_dataset
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.tools.cli import main
 from ringfeed.training import SoloRing
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.model_file import encode_model
-from ringfeed.training.serving.predictions import Predictor, prepare_folder
+from ringfeed.training.serving.predictions import Predictor, hold_predictions
 from ringfeed.training.serving.trained import open_trained
 
 from .conftest import Run, trained
@@ -154,8 +154,12 @@ def test_what_cannot_be_predicted_is_refused_in_one_line(
 
 
 def test_parts_of_a_command_that_did_not_end_are_removed(tmp_path: Path) -> None:
-    (tmp_path / "part-00003-of-00004.parquet").touch()
-    prepare_folder(str(tmp_path))
+    for name in ("part-00003-of-00004.parquet", ".part-00000-of-00004.parquet.0123abcd.part"):
+        (tmp_path / name).touch()
+    with hold_predictions(str(tmp_path), "a"):
+        assert [path.name for path in tmp_path.iterdir()] == ["_predicting.json"]
+        with pytest.raises(DestinationError, match=r"another predict is writing to .*, or name another folder with"):
+            hold_predictions(str(tmp_path), "a").__enter__()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -222,3 +226,17 @@ def test_scores_that_are_nan_predict_nothing_and_are_counted(
     assert "the scores of 10 records are NaN" in said.err
     found = pq.read_table("out")
     assert [value is None for value in found["predicted"].to_pylist()] == [v is None for v in found["x"].to_pylist()]
+
+
+def test_predictions_of_the_same_command_are_replaced_if_it_was_killed_at_its_end(tmp_path: Path) -> None:
+    with hold_predictions(str(tmp_path), "a") as storage:
+        mark = storage.read("_predicting.json")
+        storage.write("_predictions.json", b"{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["_predictions.json"]
+    Storage(str(tmp_path)).write("_predicting.json", mark)  # as a kill leaves it
+    with pytest.raises(ConfigError, match="holds predictions already"), hold_predictions(str(tmp_path), "b"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["_predictions.json"]
+    Storage(str(tmp_path)).write("_predicting.json", mark)
+    with hold_predictions(str(tmp_path), "a"):
+        assert [path.name for path in tmp_path.iterdir()] == ["_predicting.json"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import random
-import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -20,6 +19,7 @@ from ringfeed.pipeline.decode.shard_opener import ShardOpener
 from ringfeed.pipeline.metrics.stage_counters import Counters
 from ringfeed.pipeline.repeated_chunk import repeated_chunk
 from ringfeed.sharding.dataset.manifest import ShardInfo
+from ringfeed.sharding.storage.temporary_folder import temporary_folder
 from ringfeed.tools.signals import deferred_signals
 
 from .estimates import Estimate
@@ -77,7 +77,7 @@ def try_warm(loader: Loader, seconds: float) -> WarmTrial | None:
     with ExitStack() as stack:
         cached = loader.arguments["url"].local_path is None and loader.arguments["cache"] is None
         if cached:
-            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="ringfeed-profile-"))
+            folder = str(stack.enter_context(temporary_folder()))
             free = os.statvfs(folder)
             limit = min(_MOST_CACHE_BYTES, free.f_bavail * free.f_frsize // 2)
             if limit < sum(loader.plan().bytes_per_rank[loader.arguments["rank"] :][:1]):

@@ -5,7 +5,6 @@ Tested in tests/training/backends/board/test_board.py.
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 import threading
@@ -13,6 +12,7 @@ import time
 from contextlib import suppress
 from typing import Any
 
+from ringfeed.sharding.storage.temporary_folder import end_process
 from ringfeed.training.loop.leaving import leave
 from ringfeed.training.ring.run_lines import Connection, connect
 from ringfeed.training.ring.watchdog import user_place
@@ -96,7 +96,7 @@ class ChiefLine:
         try:
             for answer in self._connection:  # one to each report
                 if answer == BYE:
-                    os._exit(0)
+                    end_process(0)
         except TimeoutError:
             # TensorFlow may wait for another task, and let no thread of the chief's run meanwhile.
             seconds = self._socket.gettimeout()
@@ -104,4 +104,4 @@ class ChiefLine:
             leave("ringfeed train", message, 1, as_json="--json" in sys.argv, is_stall=True)
         except OSError:
             pass
-        os._exit(1)
+        end_process(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -20,7 +19,7 @@ METRICS_FORMAT = "ringfeed-metrics-1"
 
 
 def write_file(url: str, data: bytes) -> None:
-    """Write a file at a path or URL, whole or not at all.
+    """Write a file at a path or URL, whole or not at all, and remove what killed processes have left of it.
 
     Raises:
         ConfigError: the URL names a bucket, but no file in it.
@@ -28,6 +27,7 @@ def write_file(url: str, data: bytes) -> None:
     """
     storage, name = _place(url)
     storage.write(name, data)
+    storage.remove_drafts(name)
 
 
 def write_outputs(output: OutputConfig, encode: Callable[[], bytes], metrics: Mapping[str, Any]) -> None:
@@ -52,7 +52,7 @@ def write_outputs(output: OutputConfig, encode: Callable[[], bytes], metrics: Ma
 def check_writable(url: str, *, in_stores: bool = True) -> None:
     """Check before a run that a file can be written, and leave nothing behind.
 
-    An empty file `NAME.trial` is left in a store that does not let files be removed.
+    In a store that lets no file be removed, nothing is tried, since an empty file would be left.
 
     Args:
         url: path or URL of the file.
@@ -69,9 +69,12 @@ def check_writable(url: str, *, in_stores: bool = True) -> None:
         raise StorageError(f"cannot write {url}: it is a folder; name a file")
     absent = storage.absent_folders()
     if storage.local_path is None:
-        storage.write(f"{name}.trial", b"")
-        with suppress(StorageError):
+        try:
             storage.remove(f"{name}.trial")
+        except StorageError:
+            return
+        storage.write(f"{name}.trial", b"")
+        storage.remove(f"{name}.trial")
     else:
         with storage.errors("write", name):
             make_folder(storage.local_path)

@@ -6,6 +6,7 @@ Tested in tests/training/test_train.py.
 from __future__ import annotations
 
 import logging
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,7 @@ class Start:
         history: what the run has reported so far.
         evaluated_step: the step of the last evaluation, if it was of the same split.
         quarantined: paths of the shards that the run found to be damaged.
+        run: id of the run, the same on all ranks and in all its checkpoints.
     """
 
     position: Position = field(default_factory=Position)
@@ -51,6 +53,7 @@ class Start:
     history: Mapping[str, Any] = field(default_factory=dict)
     evaluated_step: int | None = None
     quarantined: Sequence[str] = ()
+    run: str = ""
 
     @property
     def skipped_steps(self) -> int:
@@ -89,15 +92,17 @@ def resume(
     Raises:
         RingfeedError: the checkpoint is of another run, is damaged, or lies beyond the end of this run.
     """
-    state, of_ranks = _read_newest(config, parts, memory, manifest) if ring.rank == 0 else (None, [])
-    state = ring.allgather_object(state)[0]
+    newest = _restore_newest(config, parts, memory, manifest) if ring.rank == 0 else None
+    of_ranks = rank_state(newest.arrays) if newest else []
+    run = (newest.run if newest else "") or secrets.token_hex(8)  # checkpoints of earlier versions have none
+    state, run = ring.allgather_object((newest.state if newest else None, run))[0]
     ring.broadcast(list(parts.variables().values()))
     if state is not None:
         restore_rank_state(ring, parts.synchronizer, of_ranks)
     parts.synchronizer.begin()
     set_rank_seeds(parts.network, ring.rank)
     if state is None:
-        return Start()
+        return Start(run=run)
     position = Position(**state["position"])
     _check_position(position, config, steps_per_epoch, total_steps)
     history, evaluated = state["history"], None
@@ -111,22 +116,22 @@ def resume(
         history=history,
         evaluated_step=evaluated,
         quarantined=state["loader"].get("quarantined", ()),
+        run=run,
     )
 
 
-def _read_newest(
-    config: TrainConfig, parts: Parts, memory: Memory, manifest: Manifest
-) -> tuple[dict[str, Any] | None, list[Any]]:
-    """Restore the newest commit or checkpoint, and return its state and what it holds of single ranks."""
-    if memory.newest is not None:
-        restore(parts, memory.newest.arrays)
-        return dict(memory.newest.state), rank_state(memory.newest.arrays)
-    newest = newest_checkpoint(config, manifest)
+def _restore_newest(config: TrainConfig, parts: Parts, memory: Memory, manifest: Manifest) -> Checkpoint | None:
+    """Restore the newest commit, or the newest checkpoint, and return it."""
+    newest = memory.newest
     if newest is None:
-        return None, []
-    check_servers(newest.state, parts, str(config.checkpoint.url))
+        if (store := open_store(config)) is not None:
+            store.check_free()
+        newest = newest_checkpoint(config, manifest)
+        if newest is None:
+            return None
+        check_servers(newest.state, parts, str(config.checkpoint.url))
     restore(parts, newest.arrays)
-    return dict(newest.state), rank_state(newest.arrays)
+    return newest
 
 
 def newest_checkpoint(config: TrainConfig, manifest: Manifest) -> Checkpoint | None:
@@ -151,7 +156,7 @@ def newest_checkpoint(config: TrainConfig, manifest: Manifest) -> Checkpoint | N
         return None
     newest = store.newest()
     if newest is not None:
-        check_resumable(newest.state, config, manifest.shards_checksum)
+        check_resumable(newest.state, config, manifest.identities)
         check_masks(newest.state, manifest, config.data, f"the newest checkpoint in {config.checkpoint.url}")
     return newest
 

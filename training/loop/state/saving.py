@@ -5,7 +5,8 @@ Tested in tests/training/test_train.py and tests/training/loop/state/test_best.p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -34,24 +35,39 @@ class Saver:
         ring: the ranks.
         parts: parts of the run.
         memory: where to keep commits; None: nowhere.
+        run: id of the run.
 
     Attributes:
         writer: writes the checkpoints.
     """
 
-    def __init__(self, config: TrainConfig, ring: Ring, parts: Parts, memory: Memory | None) -> None:
-        self._config, self._ring, self._parts, self._memory = config, ring, parts, memory
+    def __init__(self, config: TrainConfig, ring: Ring, parts: Parts, memory: Memory | None, run: str) -> None:
+        self._config, self._ring, self._parts, self._memory, self._run = config, ring, parts, memory, run
         self._store = open_store(config) if ring.rank == 0 else None
+        self._is_held = False
         self.writer = BackgroundWriter()
 
     def keeps(self, *, to_store: bool) -> bool:
         """Return whether there is anything to commit to, the same on all ranks."""
         return self._memory is not None or (to_store and self._config.checkpoint.url is not None)
 
-    def check_writable(self) -> None:
-        """Check before the first step that checkpoints can be written."""
-        if self._store is not None:
-            self._store.check_writable()
+    @contextmanager
+    def held(self, *, is_over: bool) -> Iterator[None]:
+        """Let no other run write to the store in the body, after a check that this one can.
+
+        Args:
+            is_over: whether all steps are done, so that there is nothing to write, but perhaps something to remove.
+        """
+        if self._store is None or (is_over and not self._store.has_leftovers()):
+            yield
+            return
+        with self._store.held(self._run):
+            self._is_held = True
+            try:
+                yield
+            finally:
+                self.writer.join()
+                self._is_held = False
 
     def commit(
         self, position: Position, loader: Loader | Mixture, history: Mapping[str, Any], *, to_store: bool
@@ -69,12 +85,13 @@ class Saver:
         bad_shards = join_quarantine(self._config, self._ring, loader)
         if rank and self._memory is None:
             return
-        checksum = loader.manifest.shards_checksum
-        commit = capture(self._parts, position, self._config, checksum, history, of_ranks, rank, bad_shards)
-        commit = replace(commit, state={**commit.state, **mask_entry(loader.manifest, self._config.data)})
+        dataset = loader.manifest.identity
+        commit = capture(self._parts, position, self._config, dataset, history, of_ranks, rank, bad_shards)
+        masks = mask_entry(loader.manifest, self._config.data)
+        commit = replace(commit, run=self._run, state={**commit.state, **masks})
         if self._memory is not None:
             self._memory.keep(commit)
-        if self._store is None or not to_store:
+        if self._store is None or not to_store or not self._is_held:
             return
         best = best_evaluations(history["evaluations"], options.metric, options.best)
         save = partial(self._store.save, best_steps={entry["step"] for entry in best})
@@ -95,6 +112,6 @@ class Saver:
         best = best_evaluations(evaluations, self._config.checkpoint.metric)
         if self._config.output.weights == "best" and best and self._store is not None:
             step = best[0]["step"]
-            restore(self._parts, self._store.of_step(step).arrays)
+            restore(self._parts, self._store.of_step(step, self._run).arrays)
         with self._parts.exported() as network:
             return encode_model(network, self._config, loader.manifest, step)

@@ -1,0 +1,86 @@
+"""Temporary folders that go with their process: one that a killed process left is removed by the next.
+
+`process_folder` is one for whatever `tempfile` makes. Libraries leave files there when a process ends at once:
+TensorFlow removes the sources that AutoGraph generates only at the end of the interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import xxhash
+
+from .lease import boot_id, process_start_ticks
+
+__all__ = ["end_process", "process_folder", "remove_killed_folders", "temporary_folder"]
+
+_NAMES = re.compile(r"ringfeed-tmp-([0-9a-f]{16})-(\d+)-(\d+)-[0-9a-f]{8}")  # groups: machine, process, its start
+_mine: list[Path] = []
+
+
+@contextmanager
+def temporary_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[Path]:
+    """Make a folder, and remove it after the body; first remove those of killed processes.
+
+    Args:
+        parent: the folder to make it in; None: that of `tempfile`.
+    """
+    parent = Path(tempfile.gettempdir() if parent is None else parent)
+    remove_killed_folders(parent)
+    started = process_start_ticks(os.getpid()) or "0"
+    folder = parent / f"ringfeed-tmp-{_machine()}-{os.getpid()}-{started}-{secrets.token_hex(4)}"
+    folder.mkdir(0o700)
+    _mine.append(folder)
+    try:
+        yield folder
+    finally:
+        _mine.remove(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def process_folder() -> Iterator[None]:
+    """Let `tempfile` make its files and folders in one of this process in the body."""
+    before = tempfile.tempdir
+    if _NAMES.fullmatch(Path(tempfile.gettempdir()).name):  # in the body of another
+        yield
+        return
+    with temporary_folder() as folder:
+        tempfile.tempdir = str(folder)
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
+
+
+def end_process(status: int) -> NoReturn:
+    """End this process at once with an exit status, as `os._exit` does, and remove its folders."""
+    for folder in _mine:
+        shutil.rmtree(folder, ignore_errors=True)
+    os._exit(status)
+
+
+def _machine() -> str:
+    return xxhash.xxh3_64_hexdigest(boot_id().encode())
+
+
+def remove_killed_folders(parent: Path | None = None) -> None:
+    """Remove the folders of killed processes of this machine, since its boot; those of others stay.
+
+    Args:
+        parent: the folder to look in; None: that of `tempfile`.
+    """
+    for entry in os.scandir(tempfile.gettempdir() if parent is None else parent):
+        match = _NAMES.fullmatch(entry.name)
+        if match is None or match[1] != _machine() or match[3] == "0":  # 0: this system does not tell
+            continue
+        if process_start_ticks(int(match[2])) != match[3] and entry.is_dir(follow_symlinks=False):
+            shutil.rmtree(entry.path, ignore_errors=True)

@@ -1,0 +1,66 @@
+"""A program for tests: runs commands in forks of a process that has imported TensorFlow once, and says how they ended.
+
+Reads lines of JSON from standard input: the command's words, environment variables, and optionally `die_at`, the number
+of the system call on a file or folder at which the command kills itself. Answers with the process number, and when the
+process has ended, with its exit status, negative for a signal.
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+from importlib import import_module
+from typing import Any
+
+__all__ = ["CALLS"]
+
+CALLS = ("open", "os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir", "fcntl.flock")
+_MODULES = ("loop.trainer", "serving.predictions", "serving.trained", "serving.saved_model", "ring.connect")
+
+
+def _die_at(number: int, mark: str) -> None:
+    """Kill this process at a call on a path that contains a text, counted from 1."""
+    calls = 0
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        nonlocal calls
+        if event in CALLS and arguments and mark in str(arguments[0]):
+            calls += 1
+            if calls == number:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+
+
+def _run(order: dict[str, Any]) -> int:
+    os.setsid()
+    os.environ.update(order["environ"])
+    tempfile.tempdir = None
+    with open(order["log"], "ab") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+    if "die_at" in order:
+        _die_at(order["die_at"], order["mark"])
+    from ringfeed.tools.cli import main
+
+    return main(order["words"])
+
+
+def _serve() -> None:
+    for name in _MODULES:
+        import_module(f"ringfeed.training.{name}")
+    for line in sys.stdin:
+        pid = os.fork()
+        if not pid:
+            status = 1
+            try:
+                status = _run(json.loads(line))
+            finally:
+                os._exit(status)
+        print(pid, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+
+
+if __name__ == "__main__":
+    _serve()
