@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 from typing import Any
 
 import keras
@@ -66,5 +67,6 @@ def network() -> Any:
 
 
 if __name__ == "__main__":
+    warnings.simplefilter("error", UserWarning)
     url, rank, world_size = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     print(json.dumps(train(MultiWorkerStrategy(), url, rank, world_size)))

@@ -1,11 +1,13 @@
-"""Small real datasets, and real processes: `ringfeed train` alone and under `horovodrun`."""
+"""Small real datasets, and real processes: `ringfeed train` alone, as a rank, and under `horovodrun`."""
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -17,9 +19,12 @@ import pytest
 import yaml
 
 from ringfeed.sharding import BuildOptions, build
-from tests.helpers import runs_in_turn
+from ringfeed.training.ring.horovod import local_ranks
 from tests.helpers.lean import lean_environment
+from tests.helpers.warm import WarmProcess, WarmServer, warm_server
+from tests.servers.sharing import shared
 
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "16")  # before TensorFlow's first operation: see `ThreadRing`
 TIMEOUT_SECONDS = 240
 SPLITS = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
 
@@ -77,7 +82,14 @@ def pictures(tmp_path_factory: pytest.TempPathFactory) -> str:
     return target
 
 
-Start = Callable[..., "subprocess.Popen[str]"]
+Start = Callable[..., "subprocess.Popen[str] | WarmProcess"]
+
+
+@pytest.fixture(scope="session")
+def warm(servers_root: Path) -> Iterator[WarmServer]:
+    """What starts processes that need not import TensorFlow; shared with the other workers."""
+    with shared("warm", servers_root, warm_server) as server:
+        yield server
 
 
 @pytest.fixture
@@ -103,51 +115,110 @@ def write_config(tmp_path: Path, flights: str) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Start:
-    """A function that starts a training process: `ranks=0` alone, else that many under `horovodrun --gloo`."""
+def start(tmp_path: Path, warm: WarmServer) -> Start:
+    """A function that starts a training process: `ranks=0` alone, else that many under `horovodrun --gloo`.
+
+    A process alone has TensorFlow imported, unless it `is_cold`.
+    """
 
     def launch(
-        config: Path, *overrides: str, ranks: int = 0, environ: Mapping[str, str] | None = None
-    ) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "ringfeed.tools.cli", "train", "--config", str(config)]
-        command += [part for item in overrides for part in ("--set", item)]
-        return _launch(command, ranks, cwd=tmp_path, env=lean_environment(environ))
+        config: Path, *overrides: str, ranks: int = 0, environ: Mapping[str, str] | None = None, is_cold: bool = False
+    ) -> subprocess.Popen[str] | WarmProcess:
+        words = _words(config, overrides)
+        if not ranks and not is_cold:
+            return warm.start(words, folder=tmp_path, output=_new_file(tmp_path), environ=environ)
+        command = [sys.executable, "-m", *words]
+        if ranks:
+            command = [str(Path(sys.executable).parent / "horovodrun"), "-np", str(ranks), "--gloo", *command]
+        return subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env=lean_environment(environ),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
 
     return launch
 
 
-def _launch(command: list[str], ranks: int, **options: Any) -> subprocess.Popen[str]:
-    if ranks:
-        command = [str(Path(sys.executable).parent / "horovodrun"), "-np", str(ranks), "--gloo", *command]
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True, **options
-    )
+def _words(config: Path, overrides: Sequence[str]) -> list[str]:
+    settings = [part for item in overrides for part in ("--set", item)]
+    return ["ringfeed.tools.cli", "train", "--config", str(config), *settings]
+
+
+def _new_file(folder: Path) -> Path:
+    """A place for the output of a process, beside the folder that a test looks at."""
+    return folder.parent / f"{folder.name}-{uuid.uuid4().hex}.txt"
 
 
 @pytest.fixture
 def train(start: Start) -> Callable[..., tuple[int, str]]:
     """A function that trains to the end, and returns exit status and output."""
 
-    def run(config: Path, *overrides: str, ranks: int = 0, environ: Mapping[str, str] | None = None) -> tuple[int, str]:
-        process = start(config, *overrides, ranks=ranks, environ=environ)
+    def run(config: Path, *overrides: str, **options: Any) -> tuple[int, str]:
+        process = start(config, *overrides, **options)
         output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
+        assert process.returncode is not None
         return process.returncode, output
 
     return run
 
 
+@pytest.fixture(scope="session")
+def run_on_ranks(warm: WarmServer, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[int, str]]:
+    """A function that runs ``python -m`` on Horovod's ranks, which have TensorFlow imported, until all have ended.
+
+    It returns the highest exit status, and the output of all.
+    """
+
+    def run(
+        words: Sequence[str], ranks: int, folder: Path, environ: Mapping[str, str] | None = None
+    ) -> tuple[int, str]:
+        output = tmp_path_factory.mktemp("ranks") / "output.txt"
+        with local_ranks(ranks) as environments:
+            processes = [
+                warm.start(words, folder=folder, output=output, environ={**(environ or {}), **each})
+                for each in environments
+            ]
+            statuses = [process.wait(TIMEOUT_SECONDS) for process in processes]
+        found = [abs(status) for status in statuses if status is not None]
+        assert len(found) == ranks, output.read_text()
+        return max(found), output.read_text()
+
+    return run
+
+
 @pytest.fixture
-def train_in_turn(tmp_path: Path) -> Callable[..., tuple[str, list[dict[str, Any]]]]:
-    """A function that trains by each list of overrides, in one process of each rank; returns output and metrics."""
+def train_on_ranks(tmp_path: Path, run_on_ranks: Callable[..., tuple[int, str]]) -> Callable[..., tuple[int, str]]:
+    """A function that trains on ranks which have TensorFlow imported; returns exit status and output."""
+
+    def run(config: Path, *overrides: str, ranks: int, environ: Mapping[str, str] | None = None) -> tuple[int, str]:
+        return run_on_ranks(_words(config, overrides), ranks, tmp_path, environ)
+
+    return run
+
+
+@pytest.fixture
+def train_in_turn(
+    tmp_path: Path, train: Callable[..., tuple[int, str]], train_on_ranks: Callable[..., tuple[int, str]]
+) -> Callable[..., tuple[str, list[dict[str, Any]]]]:
+    """A function that trains by each list of overrides, one after the other; returns output and metrics.
+
+    With ``backend=none`` among them one process trains without the others.
+    """
 
     def run(config: Path, *runs: list[str], ranks: int = 0, status: int = 0) -> tuple[str, list[dict[str, Any]]]:
         paths = [tmp_path / f"metrics-{number}.json" for number in range(len(runs))]
-        words = [json.dumps([*each, f"output.metrics={path}"]) for each, path in zip(runs, paths, strict=True)]
-        command = [sys.executable, runs_in_turn.__file__, str(config), *words]
-        process = _launch(command, ranks, cwd=tmp_path, env=lean_environment())
-        output, _ = process.communicate(timeout=TIMEOUT_SECONDS)
-        assert process.returncode == status, output
-        return output, [json.loads(path.read_text()) for path in paths if path.exists()]
+        outputs = []
+        for each, path in zip(runs, paths, strict=True):
+            overrides = [*each, f"output.metrics={path}"]
+            is_alone = not ranks or "backend=none" in each
+            found, output = train(config, *overrides) if is_alone else train_on_ranks(config, *overrides, ranks=ranks)
+            assert found == status, output
+            outputs.append(output)
+        return "".join(outputs), [json.loads(path.read_text()) for path in paths if path.exists()]
 
     return run
 

@@ -11,7 +11,7 @@ __all__ = ["lean_environment"]
 
 
 # What other tests of this process may have set: JAX, for one, has TensorFlow write more.
-_LEFT_BEHIND = ("HOROVOD_", "OMPI_", "PMI_", "TF_CPP")
+_LEFT_BEHIND = ("HOROVOD_", "OMPI_", "PMI_", "TF_CPP", "TF_NUM_")
 
 
 def lean_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:

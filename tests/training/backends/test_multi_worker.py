@@ -1,8 +1,6 @@
 """Keras under a strategy of several workers trains as in one process on the same global batches."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +11,10 @@ import tensorflow as tf
 
 from ringfeed.sharding import BuildOptions, build
 from tests.helpers import fitting
-from tests.helpers.lean import lean_environment
+from tests.helpers.warm import WarmServer
 from tests.servers.process import free_ports
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
@@ -35,31 +35,23 @@ def numbers(tmp_path: Path) -> str:
     return target
 
 
-def test_two_workers_train_as_one_process(numbers: str) -> None:
+def test_two_workers_train_as_one_process(tmp_path: Path, numbers: str, warm: WarmServer) -> None:
     cluster = {"worker": [f"127.0.0.1:{port}" for port in free_ports(2)]}
     workers = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error::UserWarning", fitting.__file__, numbers, str(rank), "2"],
-            env=lean_environment(
-                {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})}
-            ),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        warm.start(
+            ["tests.helpers.fitting", numbers, str(rank), "2"],
+            folder=ROOT,
+            output=tmp_path / f"output-{rank}",
+            environ={"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})},
         )
         for rank in range(2)
     ]
-    try:
-        alone = fitting.train(tf.distribute.get_strategy(), numbers)
-        results = []
-        for worker in workers:
-            out, errors = worker.communicate(timeout=280)
-            assert worker.returncode == 0, errors[-3000:]
-            results.append(json.loads(out))
-    finally:
-        for worker in workers:
-            worker.kill()
-            worker.wait()
+    alone = fitting.train(tf.distribute.get_strategy(), numbers)
+    results = []
+    for worker in workers:
+        output, _ = worker.communicate(timeout=280)
+        assert worker.returncode == 0, output[-3000:]
+        results.append(json.loads(output.splitlines()[-1]))
     first, second = results
     assert first == second
     assert first["steps"] == alone["steps"] == 18

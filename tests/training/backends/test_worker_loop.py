@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import yaml
 
-from tests.helpers import server_loop
-from tests.helpers.lean import lean_environment
+from tests.helpers.warm import WarmServer
+
+ROOT = Path(__file__).parents[3]
 
 
-def test_each_mode_equals_the_trainer_where_nothing_is_late_or_held_back(tmp_path: Path, flights: str) -> None:
+def test_each_mode_equals_the_trainer_where_nothing_is_late_or_held_back(
+    tmp_path: Path, flights: str, warm: WarmServer
+) -> None:
     tree = {
         "backend": "parameter_server",
         "data": {"url": flights, "batch_size": 60, "categorical": ["hour"], "eval_split": None},
@@ -24,10 +25,10 @@ def test_each_mode_equals_the_trainer_where_nothing_is_late_or_held_back(tmp_pat
     }
     path = tmp_path / "run.yaml"
     path.write_text(yaml.safe_dump(tree))
-    command = [sys.executable, server_loop.__file__, str(path)]
-    found = subprocess.run(command, capture_output=True, text=True, timeout=280, env=lean_environment(), check=False)
-    assert found.returncode == 0, found.stderr
-    results = json.loads(found.stdout)
+    process = warm.start(["tests.helpers.server_loop", str(path)], folder=ROOT, output=tmp_path / "output")
+    output, _ = process.communicate(timeout=280)
+    assert process.returncode == 0, output
+    results = json.loads(output.splitlines()[-1])
     steps, weights = results["trainer"]["steps"], np.array(results["trainer"]["weights"])
     for mode in ("async", "split", "ssp", "asp", "sync"):
         assert results[mode]["updates"] == steps

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +10,7 @@ import pytest
 import yaml
 
 from ringfeed.sharding import BuildOptions, build
-from tests.helpers.lean import lean_environment
+from tests.helpers.warm import WarmServer
 
 NETWORKS = """
 import keras, tensorflow as tf
@@ -61,17 +60,6 @@ def ragged(manifest, config):
     return keras.Model({"words": words}, keras.layers.Dense(2)(words))
 """
 
-
-# All in one process, since each imports TensorFlow; a process of their own, in which nothing else has.
-PROGRAM = """
-import sys
-from ringfeed.training.train import main
-
-for name in sys.argv[1:]:
-    status = main(["--config", f"{name}.yaml", "-q"])
-    print(f"status {status}", file=sys.stderr, flush=True)
-"""
-
 MESSAGES = {
     "broken": "networks.py:5: KeyError: 'nothing'",
     "narrow": "networks.py:10: ValueError: Dimensions must be equal, but are 1 and 7",
@@ -83,8 +71,8 @@ MESSAGES = {
 
 
 @pytest.fixture(scope="module")
-def lines(tmp_path_factory: pytest.TempPathFactory, flights: str) -> dict[str, list[str]]:
-    """What each run writes to standard error, and its status."""
+def folder(tmp_path_factory: pytest.TempPathFactory, flights: str) -> Path:
+    """A folder with the networks, and the configuration of a run of each."""
     folder = tmp_path_factory.mktemp("networks")
     (folder / "networks.py").write_text(NETWORKS)
     lists = pa.table({"words": [[1.0] * (row % 5) for row in range(80)], "label": ["a", "b"] * 40})
@@ -94,22 +82,15 @@ def lines(tmp_path_factory: pytest.TempPathFactory, flights: str) -> dict[str, l
         data = {"url": "lists" if name == "ragged" else flights, "batch_size": 10, "eval_split": None}
         tree = {"data": data, "model": {"name": f"networks:{name}"}, "max_steps": 1, "deterministic": False}
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(tree))
-    command = [sys.executable, "-c", PROGRAM, *MESSAGES]
-    done = subprocess.run(
-        command, cwd=folder, env=lean_environment(), capture_output=True, text=True, timeout=300, check=False
-    )
-    found: dict[str, list[str]] = {name: [] for name in MESSAGES}
-    names = iter(MESSAGES)
-    name = next(names)
-    for line in done.stderr.splitlines():
-        found[name].append(line)
-        name = next(names, name) if line.startswith("status ") else name
-    return found
+    return folder
 
 
 @pytest.mark.parametrize("name", MESSAGES)
-def test_an_error_in_a_network_is_one_line(name: str, lines: dict[str, list[str]]) -> None:
-    line, status = lines[name]
-    assert status == "status 1"
+def test_an_error_in_a_network_is_one_line(name: str, folder: Path, warm: WarmServer) -> None:
+    command = ["ringfeed.tools.cli", "train", "--config", f"{name}.yaml", "-q"]
+    process = warm.start(command, folder=folder, output=folder / f"{name}.txt")
+    output, _ = process.communicate(timeout=240)
+    assert process.returncode == 1
+    (line,) = output.splitlines()
     assert line.startswith(f"ringfeed train: error: model.name networks:{name}: ")
     assert MESSAGES[name] in line

@@ -61,11 +61,11 @@ def _profile(tmp_path: Path) -> RunProfile:
     return profile_records(read_run(str(tmp_path / "records")))
 
 
-def test_equal_ranks_have_no_straggler(tmp_path: Path, configured: Callable[..., Path], train: Any) -> None:
+def test_equal_ranks_have_no_straggler(tmp_path: Path, configured: Callable[..., Path], train_on_ranks: Any) -> None:
     # Long steps: on a busy machine one of two equal ranks may well be late by several milliseconds.
     timeline = tmp_path / "new" / "timeline.json"
     words = ("max_steps=26", f"track.timeline={timeline}")
-    status, output = train(configured(), *words, ranks=2, environ={"OWN_SECONDS": "0.3,0.3"})
+    status, output = train_on_ranks(configured(), *words, ranks=2, environ={"OWN_SECONDS": "0.3,0.3"})
     assert status == 0, output
     events = json.loads(timeline.read_text())  # of Horovod
     assert sum(event.get("name") == "ALLREDUCE" for event in events) >= 26

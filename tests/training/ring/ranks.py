@@ -1,6 +1,8 @@
-"""The collectives of a real ring, each of which gives what its name says; part of the program of `three_ranks`."""
+"""The collectives of a ring, each of which gives what its name says: for rings of threads and of real ranks alike."""
 
 from __future__ import annotations
+
+import functools
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ def check_collectives(ring: Ring) -> None:
     assert ring.size == 3
     assert ring.local_rank == rank
     _check_reductions(ring)
+    _check_exchanges(ring)
     assert ring.allgather(np.arange(rank + 1)).tolist() == [0, 0, 1, 0, 1, 2]
     assert ring.allgather(np.zeros(0 if rank else 3, np.float32)).shape == (3,)
     gathered = ring.allgather_object({"rank": rank, "text": "ä" * rank})
@@ -50,3 +53,15 @@ def _check_reductions(ring: Ring) -> None:
         assert mean[1].numpy() == 1.0
         np.testing.assert_allclose(mean[3], np.array([[1, 1], [2, 2], [3, 3]]) / 3, rtol=1e-6)
     assert ring.allreduce_sum([tf.constant(2**40 + rank, tf.int64)])[0].numpy() == 3 * 2**40 + 3
+
+
+def _check_exchanges(ring: Ring) -> None:
+    rank = ring.rank
+    rows = tf.constant([[10.0 * rank + other] for other in range(3)])
+    partner = {0: 2, 1: 1, 2: 0}[rank]
+    for compiled in (lambda function: function, tf.function):
+        gathered = compiled(ring.gather)(tf.fill([2], float(rank)))
+        assert gathered.numpy().tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
+        assert compiled(ring.exchange)(rows).numpy().ravel().tolist() == [rank, 10.0 + rank, 20.0 + rank]
+        swapped = compiled(functools.partial(ring.swap, partner=partner))(tf.fill([4], float(rank)))
+        assert swapped.numpy().tolist() == [float(partner)] * 4

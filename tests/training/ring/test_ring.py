@@ -1,6 +1,6 @@
 """The ring and the environment of its launcher: refusals, the death of a rank.
 
-Its collectives are tested on the ranks of `tests.training.compression.three_ranks`.
+Its collectives are tested in tests/training/compression/test_methods.py.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.ring.same_weights import assert_same_weights
 from ringfeed.training.ring.world import World, world_from_environment
 from tests.helpers.checkpoints import saved_steps
-from tests.helpers.runs_in_turn import ALONE
+from tests.helpers.thread_ring import on_ranks
 
 pytest.importorskip("horovod", reason="Horovod is built by: make setup")
 
@@ -42,18 +42,9 @@ def test_one_process_reduces_nothing_and_needs_no_horovod() -> None:
     assert len(assert_same_weights(ring, [tf.Variable(1.0)])) == 32
 
 
-class _TwoRanks(SoloRing):
-    """A ring whose second rank has different weights."""
-
-    size = 2
-
-    def allgather_object(self, value: Any) -> list[Any]:
-        return [value, ["0" * 32 for _ in value]]
-
-
 def test_different_weights_are_an_error_that_names_rank_and_variable() -> None:
     with pytest.raises(TrainingError, match=r"rank 1 of 2 ended with different weights than rank 0 .*kernel"):
-        assert_same_weights(_TwoRanks(), [tf.Variable(np.ones(2), name="kernel")])
+        on_ranks(2, lambda ring: assert_same_weights(ring, [tf.Variable(np.full(2, ring.rank), name="kernel")]))
 
 
 @pytest.mark.parametrize(
@@ -78,7 +69,7 @@ def test_refuses_to_be_a_rank_without_a_working_horovod(
     (tmp_path / "shim" / "horovod").mkdir(parents=True)
     (tmp_path / "shim" / "horovod" / "__init__.py").write_text(BROKEN)
     environ = {"PYTHONPATH": str(tmp_path / "shim"), "OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "1"}
-    status, output = train(write_config(), environ=environ)
+    status, output = train(write_config(), environ=environ, is_cold=True)
     assert status == 1
     assert "started as one of 1 ranks, but Horovod does not work here (ImportError: libhorovod.so" in output
     assert output.strip().count("\n") == 0, output
@@ -143,7 +134,7 @@ def test_the_death_of_a_rank_ends_all_and_the_run_resumes_bit_identical_or_on_an
     shutil.copytree(checkpoints, tmp_path / "copy")
 
     elsewhere, copied = (f"checkpoint.url={tmp_path / name}" for name in ("others", "copy"))
-    _, (resumed, whole, alone) = train_in_turn(config, [], [elsewhere], [ALONE, copied], ranks=2)
+    _, (resumed, whole, alone) = train_in_turn(config, [], [elsewhere], ["backend=none", copied], ranks=2)
     assert resumed["resumed_from_step"] >= 10
     assert (resumed["ranks"], resumed["total_steps"]) == (2, 100)
     assert whole["resumed_from_step"] is None

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 from queue import Queue
-from typing import Any
 
 import pytest
 
-from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.ring.watchdog import Report, Watchdog, judge
+from tests.helpers.thread_ring import on_ranks
 
 
 def _report(batches: int, place: str = "", seen: float = 100.0, moved: float = 40.0, own_place: str = "") -> Report:
@@ -58,26 +57,10 @@ def test_the_rank_that_others_wait_for_has_stalled(reports: list[Report], verdic
     assert (found is None) == (verdict is None)
 
 
-class _Thread(SoloRing):
-    """One of two ranks in threads of this process; the address of rank 0 travels through a queue."""
-
-    size = local_size = 2
-
-    def __init__(self, rank: int, mailbox: Queue[Any]) -> None:
-        self.rank, self._mailbox = rank, mailbox
-
-    def allgather_object(self, value: Any) -> list[Any]:
-        if self.rank == 0:
-            self._mailbox.put(value)
-            return [value, None]
-        return [self._mailbox.get(), None]
-
-
 def _verdict_on(beats: tuple[int, int], seconds: float) -> str:
     """What both of two ranks hear that have begun so many batches, and begin no more."""
-    mailbox: Queue[Any] = Queue()
     verdicts: Queue[str] = Queue()
-    dogs = [Watchdog(_Thread(rank, mailbox), seconds, verdicts.put) for rank in (0, 1)]
+    dogs = on_ranks(2, lambda ring: Watchdog(ring, seconds, verdicts.put))
     for dog, count in zip(dogs, beats, strict=True):
         for _ in range(count):
             dog.beat()
