@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +15,8 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.averaging.batch_norm import synchronise_batch_norm
 from ringfeed.training.config.config_file import load_config, parse_config
 from ringfeed.training.loop.assembly import assemble
-from ringfeed.training.ring.ring import SoloRing
-
-
-class _Threads:
-    """What the ranks of `_Thread` share."""
-
-    def __init__(self, size: int) -> None:
-        self.rows: list[Any] = [None] * size
-        self.barrier = threading.Barrier(size, timeout=60)
-
-
-class _Thread(SoloRing):
-    """One of several ranks, each a thread of this process."""
-
-    def __init__(self, rank: int, threads: _Threads) -> None:
-        self.rank, self.size, self._threads = rank, len(threads.rows), threads
-
-    def gather(self, tensor: Any) -> Any:
-        self._threads.rows[self.rank] = tensor
-        self._threads.barrier.wait()
-        gathered = tf.stack(list(self._threads.rows))
-        self._threads.barrier.wait()
-        return gathered
+from ringfeed.training.ring.ring import Ring, SoloRing
+from tests.helpers.thread_ring import on_ranks
 
 
 def _network() -> Any:
@@ -69,15 +46,13 @@ def test_ranks_normalise_like_one_process_on_all_samples(shares: Sequence[int]) 
     whole, networks = _network(), [_network() for _ in shares]
     expected = _gradients(whole, inputs, targets, 16)
     bounds = np.cumsum([0, *shares])
-    threads = _Threads(len(shares))
 
-    def rank(number: int) -> list[Any]:
-        synchronise_batch_norm(networks[number], _Thread(number, threads))
-        part = slice(bounds[number], bounds[number + 1])
-        return _gradients(networks[number], inputs[part], targets[part], 16)
+    def gradients(ring: Ring) -> list[Any]:
+        synchronise_batch_norm(networks[ring.rank], ring)
+        part = slice(bounds[ring.rank], bounds[ring.rank + 1])
+        return _gradients(networks[ring.rank], inputs[part], targets[part], 16)
 
-    with ThreadPoolExecutor(len(shares)) as pool:
-        found = list(pool.map(rank, range(len(shares))))
+    found = on_ranks(len(shares), gradients)
     for want, *parts in zip(expected, *found, strict=True):
         np.testing.assert_allclose(np.sum(parts, axis=0), want, rtol=2e-5, atol=2e-6)
     for network in networks:
@@ -93,17 +68,15 @@ def test_masked_places_do_not_count_and_a_large_mean_hides_no_variance() -> None
     inputs = rng.normal(1000, 0.1, size=(6, 4, 2)).astype(np.float32)  # a difference of squares would be noise
     mask = rng.random((6, 4)) < 0.6
     layers = [keras.layers.BatchNormalization(momentum=0.0) for _ in range(2)]
-    threads = _Threads(2)
 
-    def rank(number: int) -> None:
-        layer = layers[number]
+    def normalise(ring: Ring) -> None:
+        layer = layers[ring.rank]
         layer.build((None, 4, 2))
-        synchronise_batch_norm(keras.Sequential([layer]), _Thread(number, threads))
-        part = slice(0, 2) if number == 0 else slice(2, 6)
+        synchronise_batch_norm(keras.Sequential([layer]), ring)
+        part = slice(0, 2) if ring.rank == 0 else slice(2, 6)
         layer(inputs[part], training=True, mask=tf.constant(mask[part]))
 
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(rank, range(2)))
+    on_ranks(2, normalise)
     kept = inputs[mask].astype(np.float64)
     for layer in layers:
         np.testing.assert_allclose(layer.moving_mean.numpy(), kept.mean(0), rtol=1e-6)

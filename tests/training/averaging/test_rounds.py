@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
@@ -21,22 +20,10 @@ from ringfeed.training.averaging.periodic import Periodic
 from ringfeed.training.averaging.robust import median, trimmed_mean
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.loop.synchronisation import build_synchronizer
-from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.ring.ring import Ring, SoloRing
+from tests.helpers.thread_ring import on_ranks
 
 PACE = Pace(batches=5, steps=5, samples=5, batch_size=1, step_samples=1)
-
-
-class _Among(SoloRing):
-    """A ring of ranks whose tensors are a multiple of this one's."""
-
-    def __init__(self, factors: Sequence[float]) -> None:
-        self.size, self._factors = len(factors), factors
-
-    def allreduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
-        return [t * tf.cast(np.mean(self._factors), t.dtype) for t in tensors]
-
-    def gather(self, tensor: Any) -> Any:
-        return tf.stack([tensor * factor for factor in self._factors])
 
 
 def _moved(synchronizer: Periodic, steps: int, every: float = 1.0) -> list[float]:
@@ -51,13 +38,19 @@ def _moved(synchronizer: Periodic, steps: int, every: float = 1.0) -> list[float
     return seen
 
 
+def _moved_among(factors: Sequence[float], make: Callable[[Ring], Periodic], steps: int) -> list[float]:
+    """The weight of the first rank after each step of ranks whose optimizers add these numbers."""
+    moved = on_ranks(len(factors), lambda ring: _moved(make(ring), steps, factors[ring.rank]))
+    return moved[0]
+
+
 def test_a_round_ends_after_each_multiple_of_its_steps() -> None:
-    assert _moved(Periodic(_Among([1, 3]), every=3), 7) == [1, 2, 6, 7, 8, 12, 13]
-    assert _moved(Periodic(_Among([1, 3]), every=2, start_step=3), 4) == [1, 2, 3, 8]
+    assert _moved_among([1, 3], lambda ring: Periodic(ring, every=3), 7) == [1, 2, 6, 7, 8, 12, 13]
+    assert _moved_among([1, 3], lambda ring: Periodic(ring, every=2, start_step=3), 4) == [1, 2, 3, 8]
 
 
 def test_settling_twice_changes_nothing() -> None:
-    synchronizer = DiLoCo(_Among([1.0]), every=2)
+    synchronizer = DiLoCo(SoloRing(), every=2)
     before = _moved(synchronizer, 2)[-1]
     synchronizer.settle()
     assert float(synchronizer._variables[0].numpy()[0]) == before
@@ -65,41 +58,44 @@ def test_settling_twice_changes_nothing() -> None:
 
 def test_diloco_is_an_outer_sgd_with_nesterovs_momentum() -> None:
     """With rate 1 and no momentum it is local SGD; else Keras' SGD on the pseudo-gradient says the same."""
-    plain = _moved(DiLoCo(_Among([1, 3]), every=2, rate=1.0, momentum=0.0), 6)
-    assert plain == _moved(Periodic(_Among([1, 3]), every=2), 6)
+    plain = _moved_among([1, 3], lambda ring: DiLoCo(ring, every=2, rate=1.0, momentum=0.0), 6)
+    assert plain == _moved_among([1, 3], lambda ring: Periodic(ring, every=2), 6)
     outer, weight = keras.optimizers.SGD(0.7, momentum=0.9, nesterov=True), keras.Variable([0.0])
     outer.build([weight])
     expected = []
     for _ in range(3):
         outer.apply([tf.constant([-4.0])])  # two steps of 1, and ranks that move by 1 and 3 times that
         expected.append(float(weight.numpy()[0]))
-    assert _moved(DiLoCo(_Among([1, 3]), every=2), 6)[1::2] == pytest.approx(expected, rel=1e-6)
+    found = _moved_among([1, 3], lambda ring: DiLoCo(ring, every=2), 6)
+    assert found[1::2] == pytest.approx(expected, rel=1e-6)
 
 
 def test_fedavg_counts_samples_and_a_median_does_not_follow_an_outlier() -> None:
-    assert _moved(FedAvg(_Among([1, 2, 1000]), every=1, samples_before=lambda step: step, robust=median), 2) == [2, 4]
+    def robust(ring: Ring) -> FedAvg:
+        return FedAvg(ring, every=1, samples_before=lambda step: step, robust=median)
+
+    assert _moved_among([1, 2, 1000], robust, 2) == [2, 4]
     assert _moved(FedAvg(SoloRing(), every=1, samples_before=lambda step: 7 * step), 2) == [1, 2]
 
 
-class _Beside(SoloRing):
-    """A ring in which another rank, of 30 samples a round, has not moved."""
-
-    def allreduce_sum(self, tensors: Sequence[Any]) -> list[Any]:
-        return [*tensors[:-1], tensors[-1] + 30.0]
-
-
 def test_a_rank_counts_by_its_samples_of_the_round() -> None:
-    """10 samples in the first round of two steps, 50 + 40 in the second, of three: settled before the fourth step."""
-    samples = [0, 5, 10, 60, 70, 100, 100]
-    synchronizer = FedAvg(_Beside(), every=2, samples_before=lambda step: samples[step])
-    assert _moved(synchronizer, 2)[-1] == pytest.approx(2 * 10 / 40)
-    variable = keras.Variable([0.0])
-    synchronizer.build([variable], [])
-    synchronizer.begin()  # as after a resumed run's checkpoint of step 2
-    for step in (3, 4):
-        variable.assign_add([1.0])
-        synchronizer.after_step(step)
-    assert float(variable.numpy()[0]) == pytest.approx(2 * 60 / 90)
+    """10 samples in the first round of two steps, 60 in the second; the other has 30 in each, and does not move."""
+    samples = [[0, 5, 10, 60, 70], [0, 15, 30, 45, 60]]
+
+    def train(ring: Ring) -> tuple[float, float]:
+        own, pace = samples[ring.rank], [1.0, 0.0][ring.rank]
+        synchronizer = FedAvg(ring, every=2, samples_before=lambda step: own[step])
+        first = _moved(synchronizer, 2, pace)[-1]
+        variable = keras.Variable([0.0])
+        synchronizer.build([variable], [])
+        synchronizer.begin()  # as after a resumed run's checkpoint of step 2
+        for step in (3, 4):
+            variable.assign_add([pace])
+            synchronizer.after_step(step)
+        return first, float(variable.numpy()[0])
+
+    for found in on_ranks(2, train):
+        assert found == pytest.approx((2 * 10 / 40, 2 * 60 / 90))
 
 
 @settings(max_examples=20, deadline=None)

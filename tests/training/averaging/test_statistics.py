@@ -9,25 +9,8 @@ import numpy as np
 import tensorflow as tf
 
 from ringfeed.training.averaging.statistics import StatisticsAverage
-from ringfeed.training.ring.ring import SoloRing
-
-
-class _Three(SoloRing):
-    """A ring of three equal ranks, whose mean of equal numbers is off by rounding."""
-
-    size = 3
-
-    def allreduce_mean(self, tensors: Any) -> list[Any]:
-        return [(t + t + t) * np.float32(1 / 3) for t in tensors]
-
-
-class _Doubling(SoloRing):
-    """A ring of two, whose other rank always has three times the value."""
-
-    size = 2
-
-    def allreduce_mean(self, tensors: Any) -> list[Any]:
-        return [2 * t for t in tensors]
+from ringfeed.training.ring.ring import Ring, SoloRing
+from tests.helpers.thread_ring import on_ranks
 
 
 def _network() -> Any:
@@ -36,28 +19,37 @@ def _network() -> Any:
 
 
 def test_only_moving_statistics_are_averaged() -> None:
-    network = _network()
-    average = StatisticsAverage(_Doubling(), network)
-    for variable in network.variables:
-        if "float" in str(variable.dtype):
-            variable.assign_add(tf.ones(variable.shape))
-    before = {v.path: v.numpy().copy() for v in network.variables}
-    average.update()
-    changed = {v.path.rpartition("/")[2] for v in network.variables if not np.array_equal(v.numpy(), before[v.path])}
-    assert changed == {"moving_variance", "moving_mean"}
-    assert network.layers[1].moving_variance.numpy().tolist() == [3.0, 3.0]  # 1 + 2 * (2 - 1)
-    assert network.layers[1].moving_mean.numpy().tolist() == [2.0, 2.0]
+    def update(ring: Ring) -> None:
+        network = _network()
+        average = StatisticsAverage(ring, network)
+        for variable in network.variables:
+            if "float" in str(variable.dtype):
+                variable.assign_add(tf.fill(variable.shape, 1.0 + 2.0 * ring.rank))
+        before = {v.path: v.numpy().copy() for v in network.variables}
+        average.update()
+        after = {v.path: v.numpy() for v in network.variables}
+        changed = {path.rpartition("/")[2] for path in after if not np.array_equal(after[path], before[path])}
+        assert changed == {"moving_variance", "moving_mean"}
+        assert network.layers[1].moving_variance.numpy().tolist() == [3.0, 3.0]  # 1 + (1 + 3) / 2
+        assert network.layers[1].moving_mean.numpy().tolist() == [2.0, 2.0]
+
+    on_ranks(2, update)
 
 
 def test_what_no_step_updates_keeps_its_bits() -> None:
-    network = _network()
     values = np.float32([0.1, 1 / 3])
-    assert not np.array_equal((values + values + values) * np.float32(1 / 3), values)  # a plain mean would drift
-    network.layers[1].moving_mean.assign(values)
-    average = StatisticsAverage(_Three(), network)
-    for _ in range(20):
-        average.update()
-    assert np.array_equal(network.layers[1].moving_mean.numpy(), values)
+
+    def update(ring: Ring) -> None:
+        (mean,) = ring.allreduce_mean([tf.constant(values)])
+        assert not np.array_equal(mean, values)  # a plain mean would drift
+        network = _network()
+        network.layers[1].moving_mean.assign(values)
+        average = StatisticsAverage(ring, network)
+        for _ in range(20):
+            average.update()
+        assert np.array_equal(network.layers[1].moving_mean.numpy(), values)
+
+    on_ranks(3, update)
 
 
 def test_one_rank_keeps_its_statistics() -> None:

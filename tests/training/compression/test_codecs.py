@@ -22,7 +22,8 @@ from ringfeed.training.compression.qsgd import QSGD
 from ringfeed.training.compression.terngrad import TernGrad
 from ringfeed.training.compression.top_k import TopK
 from ringfeed.training.compression.two_stage import TwoStage
-from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.ring.ring import Ring, SoloRing
+from tests.helpers.thread_ring import on_ranks
 
 MATRICES = npst.arrays(
     np.float32,
@@ -173,36 +174,16 @@ def test_zero_gradients_stay_zero(kind: str) -> None:
     assert all(np.isfinite(v.numpy()).all() for v in [*synchronizer.rank_variables, *synchronizer.shared_variables])
 
 
-class _Others(SoloRing):
-    """A ring of three whose other ranks sent given rows."""
-
-    size = 3
-
-    def __init__(self, rows: list[Any]) -> None:
-        self._rows = rows
-
-    def gather(self, tensor: Any) -> Any:
-        return tf.stack([tensor, *self._rows])
-
-
 @few
 @given(st.integers(0, 100), st.sampled_from(CODECS))
 def test_a_gathered_mean_is_that_of_what_each_rank_decodes(seed: int, codec: Codec) -> None:
     rng = np.random.default_rng(seed)
     tensors = [[tf.constant(rng.normal(size=s).astype(np.float32)) for s in ((3, 5), (2, 2))] for _ in range(3)]
     payloads = [[codec.encode(t, SEED) for t in of_rank] for of_rank in tensors]
-    ring = _Others([tf.concat(p, 0) for p in payloads[1:]])
-    means = gathered_means(ring, codec, payloads[0], [[3, 5], [2, 2]])
-    for i, shape in enumerate(([3, 5], [2, 2])):
-        expected = np.mean([codec.decode(p[i], shape).numpy() for p in payloads], axis=0)
-        np.testing.assert_allclose(means[i].numpy(), expected, rtol=1e-5, atol=1e-6)
-
-
-class _Sized(SoloRing):
-    """A ring of some ranks, for what needs no collective."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
+    for means in on_ranks(3, lambda ring: gathered_means(ring, codec, payloads[ring.rank], [[3, 5], [2, 2]])):
+        for i, shape in enumerate(([3, 5], [2, 2])):
+            expected = np.mean([codec.decode(p[i], shape).numpy() for p in payloads], axis=0)
+            np.testing.assert_allclose(means[i].numpy(), expected, rtol=1e-5, atol=1e-6)
 
 
 @few
@@ -210,15 +191,18 @@ class _Sized(SoloRing):
 def test_residuals_keep_their_mean_on_another_number_of_ranks(size: int, before: int, now: int) -> None:
     """What is held back of the mean gradient stays the same: the mean of own residuals plus those of the parts."""
     rng = np.random.default_rng(size)
-    shapes = []
-    for ranks in (before, now):
-        synchronizer = TwoStage(_Sized(ranks), OneBit(), error_feedback=True)
+
+    def built(ring: Ring) -> TwoStage:
+        synchronizer = TwoStage(ring, OneBit(), error_feedback=True)
         synchronizer.build([tf.Variable(np.zeros((size, 1), np.float32))])
-        shapes.append([v.shape.as_list() for v in synchronizer.rank_variables])
+        return synchronizer
+
+    synchronizers = [on_ranks(ranks, built)[-1] for ranks in (before, now)]
+    shapes = [[v.shape.as_list() for v in each.rank_variables] for each in synchronizers]
     own = rng.normal(size=(before, *shapes[0][0])).astype(np.float32)
     parts = rng.normal(size=(before, *shapes[0][1])).astype(np.float32)
     parts.reshape(-1)[size:] = 0
-    resized = [synchronizer.resize([own, parts], rank, now) for rank in range(now)]
+    resized = [synchronizers[1].resize([own, parts], rank, now) for rank in range(now)]
     assert [list(a.shape) for a in resized[0]] == shapes[1]
     kept = np.mean([r[0] for r in resized], axis=0).ravel() + np.concatenate([r[1] for r in resized])[:size]
     np.testing.assert_allclose(kept, own.mean(axis=0).ravel() + parts.reshape(-1)[:size], atol=1e-5)

@@ -1,10 +1,13 @@
-"""Every method on three real ranks: the same weights everywhere, the same bits again, and the bytes of its rule."""
+"""Every method on three ranks: the same weights everywhere, the same bits again, and the bytes of its rule.
+
+Each check runs on a ring of threads, and on one of Horovod's, which one launch has started for all of them.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
-import subprocess
-import sys
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.framework.config import disable_op_determinism  # there is no public name for it
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.averaging.pace import Pace
@@ -22,7 +26,8 @@ from ringfeed.training.config.synchronisation import CompressionConfig
 from ringfeed.training.loop.synchronisation import build_synchronizer, momentum_remarks
 from ringfeed.training.ring.hierarchical_ring import DYNAMIC
 from ringfeed.training.ring.ring import SoloRing
-from tests.helpers.lean import lean_environment
+from tests.helpers.thread_ring import on_ranks
+from tests.training.compression.checks import CHECKS, HIERARCHICAL, METHODS, RANKS, Place, train_by
 
 ROOT = Path(__file__).parents[3]
 PACE = Pace(batches=31, steps=31, samples=31, batch_size=1, step_samples=1)
@@ -36,32 +41,108 @@ EXPECTED_BYTES = {
     "fp16": 4 / 3 * ((MATRIX_BYTES + VECTOR_BYTES) / 2 + SCALAR_BYTES),
     "top_k": 2 * 8 * (60 + 4) + 4 / 3 * (VECTOR_BYTES + SCALAR_BYTES),
     "qsgd": 2 * (1290 + 2 * 4) + 4 / 3 * (VECTOR_BYTES + SCALAR_BYTES),
+    "local_sgd, 4": 4 / 3 * ((MATRIX_BYTES + VECTOR_BYTES) / 4 + SCALAR_BYTES),
     "onebit": 4 / 3 * (3 * 2 * (256 / 8 + 4) + 3 * (256 / 8 + 4)) + 4 / 3 * (VECTOR_BYTES + SCALAR_BYTES),
 }
 
 
-def test_three_ranks_agree_by_every_method_and_a_resumed_run_has_the_same_bits(flights: str, tmp_path: Path) -> None:
+# Keras' `fit` is compared with one process by its check itself.
+IN_THREADS = [name for name in CHECKS if name not in (HIERARCHICAL, "fit", "fit with statistics")]
+Results = Callable[[str], Any]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _deterministic() -> Iterator[None]:
+    tf.config.experimental.enable_op_determinism()
+    yield
+    disable_op_determinism()
+
+
+@pytest.fixture(scope="module")
+def of_threads(flights: str, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """A function that returns the result of a check on a ring of threads, where it runs once."""
+
+    @functools.cache
+    def check(name: str) -> Any:
+        place = Place(url=flights, folder=str(tmp_path_factory.mktemp("threads")))
+        return on_ranks(RANKS, lambda ring: CHECKS[name](ring, place))[0]
+
+    return check
+
+
+@pytest.fixture(scope="module")
+def of_horovod(
+    request: pytest.FixtureRequest,
+    flights: str,
+    tmp_path_factory: pytest.TempPathFactory,
+    run_on_ranks: Callable[..., tuple[int, str]],
+) -> Results:
+    """A function that returns the result of a check on Horovod's ring: one launch for all that are asked for."""
     pytest.importorskip("horovod", reason="Horovod is built by: make setup")
-    launcher = str(Path(sys.executable).parent / "horovodrun")
-    program = [sys.executable, "-m", "tests.training.compression.three_ranks", flights, str(tmp_path)]
-    environment = lean_environment({"PYTHONPATH": str(ROOT), DYNAMIC: "1"})
-    command = [launcher, "-np", "3", "--gloo", *program]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=400, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    line = next(line for line in done.stdout.splitlines() if "{" in line)
-    results = json.loads(line[line.index("{") :])
-    _check_clients(results.pop("clients"))
-    for name, expected in EXPECTED_BYTES.items():
-        assert results[name]["bytes"] == pytest.approx(expected, rel=1e-6), name
-    assert results["hierarchical"]["weights"] == pytest.approx(results["every_step"]["weights"], abs=2e-6)
-    assert results["local_sgd, 1"]["weights"] == pytest.approx(results["plain"]["weights"], abs=2e-6)
-    assert results["local_sgd, 4"]["bytes"] == pytest.approx(4 / 3 * ((MATRIX_BYTES + VECTOR_BYTES) / 4 + SCALAR_BYTES))
-    alone = results["batch_norm, alone"]
-    assert results["batch_norm"]["weights"] == pytest.approx(alone["weights"], abs=2e-6)
-    assert results["batch_norm"]["last"] == pytest.approx(alone["last"], abs=2e-6)
-    for name, result in results.items():
-        assert result["last"] < 0.85 * result["first"], name
-    assert len({result["digest"] for result in results.values()}) == len(results)
+    calls = [item.callspec.params for item in request.session.items if item.path == request.path and _is_real(item)]
+    names = [params["name"] for params in calls]
+    words = ["tests.training.compression.three_ranks", flights, str(tmp_path_factory.mktemp("horovod")), *names]
+    _, output = run_on_ranks(words, RANKS, ROOT, {DYNAMIC: "1"})
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith('{"name": ')]
+    found: dict[str, Mapping[str, Any]] = {line["name"]: line for line in reversed(lines)}  # the first failure counts
+
+    def result(name: str) -> Any:
+        if name not in found:
+            pytest.fail(f"the ranks ended after {', '.join(found)}: {output[-3000:]}", pytrace=False)
+        if "error" in found[name]:
+            pytest.fail(found[name]["error"], pytrace=False)
+        return found[name]["result"]
+
+    return result
+
+
+def _is_real(item: Any) -> bool:
+    return "of_horovod" in item.fixturenames
+
+
+@pytest.mark.parametrize("name", IN_THREADS)
+def test_ranks_in_threads_agree_and_resume_with_the_same_bits(name: str, of_threads: Results) -> None:
+    _check(name, of_threads(name))
+
+
+@pytest.mark.parametrize("name", CHECKS)
+def test_horovods_ranks_agree_resume_with_the_same_bits_and_do_what_threads_do(
+    name: str, of_threads: Results, of_horovod: Results
+) -> None:
+    found = of_horovod(name)
+    _check(name, found)
+    if name == HIERARCHICAL or name in METHODS:
+        expected = of_threads("every_step" if name == HIERARCHICAL else name)
+        assert found["bytes"] == expected["bytes"]
+        for key in ("first", "last", "weights"):
+            assert found[key] == pytest.approx(expected[key], abs=2e-6), key
+    elif name in IN_THREADS:
+        assert found == of_threads(name)
+
+
+def _check(name: str, result: Any) -> None:
+    """Check a result by the rule of its method."""
+    if name == "clients":
+        _check_clients(result)
+    if name in METHODS:
+        assert result["last"] < 0.85 * result["first"]
+    if name in EXPECTED_BYTES:
+        assert result["bytes"] == pytest.approx(EXPECTED_BYTES[name], rel=1e-6)
+
+
+def test_each_method_ends_with_weights_of_its_own(of_threads: Results) -> None:
+    digests = [of_threads(name)["digest"] for name in METHODS]
+    assert len(set(digests)) == len(METHODS)
+
+
+def test_averaging_after_each_step_is_synchronous_sgd(of_threads: Results) -> None:
+    assert of_threads("local_sgd, 1")["weights"] == pytest.approx(of_threads("plain")["weights"], abs=2e-6)
+
+
+def test_batches_are_normalised_as_those_of_one_process(of_threads: Results) -> None:
+    alone, found = train_by(SoloRing(), METHODS["batch_norm"]), of_threads("batch_norm")
+    assert found["weights"] == pytest.approx(alone["weights"], abs=2e-6)
+    assert found["last"] == pytest.approx(alone["last"], abs=2e-6)
 
 
 def _check_clients(found: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Keras' `fit` on real ranks beside a step of ringfeed's loop in one process; part of the program of `three_ranks`."""
+"""Keras' `fit` on ranks beside a step of ringfeed's loop in one process; one of the checks of `compression.checks`."""
 
 from __future__ import annotations
 

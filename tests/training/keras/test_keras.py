@@ -13,16 +13,11 @@ from tensorflow.python.framework.config import disable_op_determinism  # there i
 from ringfeed.pipeline import Loader
 from ringfeed.sharding.errors import TrainingError
 from ringfeed.training.keras import Synchronise, distribute
-from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.ring.ring import Ring, SoloRing
+from tests.helpers.thread_ring import on_ranks
 
 RING = SoloRing()
 DATA = np.ones((4, 3), np.float32), np.ones((4, 1), np.float32)
-
-
-class _Three(SoloRing):
-    """One of three ranks, whose collectives have only its own part."""
-
-    size = 3
 
 
 def _model(optimizer: Any, **options: Any) -> Any:
@@ -67,19 +62,25 @@ def test_a_model_without_weights_is_refused() -> None:
 
 def test_a_model_that_xla_would_compile_is_refused() -> None:
     disable_op_determinism()  # with it, as a run in this process may have left it, Keras uses no XLA
-    ring = _Three()
-    model = _model(distribute(keras.optimizers.SGD(), ring), jit_compile=True)
-    with pytest.raises(TrainingError, match="compile the model with jit_compile=False"):
+
+    def fit(ring: Ring) -> None:
+        model = _model(distribute(keras.optimizers.SGD(), ring), jit_compile=True)
         model.fit(*DATA, callbacks=[Synchronise(ring)], verbose=0)
+
+    with pytest.raises(TrainingError, match="compile the model with jit_compile=False"):
+        on_ranks(3, fit)
 
 
 def test_sparse_gradients_are_weighted_as_dense_ones(flights: str) -> None:
-    loader = Loader(flights, columns=["hour"], batch_size=100, world_size=3)  # 34 samples on each rank
-    optimizer = distribute(keras.optimizers.SGD(1.0), _Three(), loader)
-    table = keras.Variable(np.zeros((3, 1), np.float32))
-    rows = tf.IndexedSlices(tf.ones([2, 1]), tf.constant([2, 2]), tf.constant([3, 1]))  # as of an embedding
-    optimizer.apply([rows], [table])
-    np.testing.assert_allclose(table.numpy(), [[0], [0], [-2 * 34 * 3 / 100]], rtol=1e-6)
+    def apply(ring: Ring) -> None:
+        loader = Loader(flights, columns=["hour"], batch_size=100, rank=ring.rank, world_size=3)  # 34 samples each
+        optimizer = distribute(keras.optimizers.SGD(1.0), ring, loader)
+        table = keras.Variable(np.zeros((3, 1), np.float32))
+        rows = tf.IndexedSlices(tf.ones([2, 1]), tf.constant([2, 2]), tf.constant([3, 1]))  # as of an embedding
+        optimizer.apply([rows], [table])
+        np.testing.assert_allclose(table.numpy(), [[0], [0], [-2 * 34 * 3 / 100]], rtol=1e-6)
+
+    on_ranks(3, apply)
 
 
 def test_what_cannot_be_distributed_is_refused(flights: str) -> None:
@@ -90,4 +91,4 @@ def test_what_cannot_be_distributed_is_refused(flights: str) -> None:
         distribute("sgd", RING)  # type: ignore[type-var]
     loader = Loader(flights, columns=["hour"], batch_size=30)
     with pytest.raises(TrainingError, match=r"the part of rank 0 of 1 on rank 0 of 3: Loader\(..., rank=ring.rank"):
-        distribute(keras.optimizers.SGD(), _Three(), loader)
+        on_ranks(3, lambda ring: distribute(keras.optimizers.SGD(), ring, loader))

@@ -22,18 +22,14 @@ from ringfeed.sharding.errors import ConfigError, DatasetError, TrainingError
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.loop.inputs import open_loader
 from ringfeed.training.loop.trainer import Trainer
-from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.ring.ring import Ring, SoloRing
 from ringfeed.training.serving.trained import open_trained
 from tests.helpers.checkpoints import saved_steps
+from tests.helpers.thread_ring import on_ranks
 
 RECORDS = {"large": 300, "small": 80}
 STOPPED_AT = 9  # in the middle of the second epoch, after the small dataset has begun anew
 Tree = Callable[..., dict[str, Any]]
-
-
-class _Part(SoloRing):
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
 
 
 @pytest.fixture(scope="module")
@@ -123,15 +119,15 @@ def test_a_run_resumes_bit_identical_and_its_model_serves_all_datasets(
 def test_ranks_take_the_step_of_one_process(tree: Tree) -> None:
     config = parse_config({**tree(data={"eval_split": None}), "max_steps": 1}, "x")
 
-    def weights(ring: SoloRing) -> list[np.ndarray]:
+    def weights(ring: Ring) -> list[np.ndarray]:
         trainer = Trainer(config, ring)
         trainer.run()
         return [weight.numpy() for weight in trainer.parts.network.trainable_variables]
 
     whole = weights(SoloRing())
-    parts = [weights(_Part(rank, 3)) for rank in range(3)]
-    for expected, *shares in zip(whole, *parts, strict=True):
-        np.testing.assert_allclose(np.mean(shares, axis=0), expected, rtol=1e-5, atol=1e-6)
+    for found in on_ranks(3, weights):
+        for mine, expected in zip(found, whole, strict=True):
+            np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_options_of_one_dataset_are_its_own(tree: Tree, urls: dict[str, str]) -> None:

@@ -21,17 +21,15 @@ from ringfeed.training.loop.shares import even_shares, shares_by_speed
 from ringfeed.training.loop.step import StepMetrics
 from ringfeed.training.loop.trainer import Trainer
 from ringfeed.training.loop.window import Window
-from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.ring.ring import Ring
+from tests.helpers.thread_ring import ThreadRing, on_ranks
 
 
-class _Part(SoloRing):
-    """One of several ranks, whose times for a step are told."""
-
-    def __init__(self, rank: int, times: list[float]) -> None:
-        self.rank, self.size, self._times = rank, len(times), times
+class _Timed(ThreadRing):
+    """A rank that says how long its steps take: the first takes twice as long as the second."""
 
     def allgather_object(self, value: Any) -> list[Any]:
-        return self._times if isinstance(value, float) and value else [value] * self.size
+        return super().allgather_object([2.0, 1.0][self.rank] if isinstance(value, float) and value else value)
 
 
 ranks = st.lists(st.floats(1e-4, 1e3), min_size=1, max_size=9)
@@ -80,7 +78,7 @@ def test_a_share_outside_the_batch_is_refused(flights: str) -> None:
 
 
 def test_shares_follow_the_speed_from_the_second_epoch_on(write_config: Callable[..., Path]) -> None:
-    """Of two ranks, of which this is the first, it takes twice the time."""
+    """The first of two ranks takes twice the time."""
     path = write_config(
         data={"batch_size": 1500, "eval_split": None},
         model={"hidden": [4], "norm": "none", "dropout": 0.0},
@@ -88,11 +86,15 @@ def test_shares_follow_the_speed_from_the_second_epoch_on(write_config: Callable
         sync={"shares": "speed"},
         epochs=2,
     )
-    trainer = Trainer(load_config(str(path), ["deterministic=false", "output.metrics=null"]), _Part(0, [2.0, 1.0]))
-    result = trainer.run()
-    assert result["shares"] == [500, 1000]
-    assert trainer.loader.local_batch_size == 500
-    assert (result["total_steps"], result["train_samples"], result["skipped_steps"]) == (4, 6000, 0)
+
+    def train(ring: Ring) -> None:
+        trainer = Trainer(load_config(str(path), ["deterministic=false", "output.metrics=null"]), ring)
+        result = trainer.run()
+        assert result["shares"] == [500, 1000]
+        assert trainer.loader.local_batch_size == result["shares"][ring.rank]
+        assert (result["total_steps"], result["train_samples"], result["skipped_steps"]) == (4, 6000, 0)
+
+    on_ranks(2, train, _Timed)
 
 
 def test_waiting_for_other_ranks_is_not_a_ranks_own_time() -> None:
@@ -124,4 +126,4 @@ def test_what_does_not_go_with_measured_shares_is_refused(options: dict[str, Any
 def test_a_rank_that_could_get_no_sample_is_refused(write_config: Callable[..., Path]) -> None:
     path = write_config(data={"batch_size": 2}, sync={"shares": "speed"}, deterministic=False)
     with pytest.raises(ConfigError, match=r"sync.shares=speed needs a sample for each of 3 ranks"):
-        assemble(load_config(str(path), []), _Part(0, [1.0] * 3))
+        on_ranks(3, lambda ring: assemble(load_config(str(path), []), ring))

@@ -15,6 +15,7 @@ from ringfeed.training.optimizers.lars import LARS
 from ringfeed.training.optimizers.precision import LossScale, ScaleRule, compute_dtype
 from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.ring.synchronizer import EveryStep
+from tests.helpers.thread_ring import ThreadRing, on_ranks
 
 INPUTS = tf.constant(np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32))
 CLASSES = tf.constant([0, 1, 1, 0, 1, 0])
@@ -33,19 +34,6 @@ def _step(network: Any, ring: Any, scale: LossScale, clip_norm: float | None = N
     optimizer = keras.optimizers.SGD(0.5)
     optimizer.build(network.trainable_variables)
     return make_train_step(network, optimizer, EveryStep(ring), scale, clip_norm), optimizer
-
-
-class _Recording(SoloRing):
-    """A ring that records the tensors to reduce, and may report another rank's overflow."""
-
-    def __init__(self, other_is_finite: bool = True) -> None:
-        self.largest = tf.Variable(0.0)
-        self._other = 0.0 if other_is_finite else 1.0
-
-    def allreduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
-        loss, overflowed, stopping, *gradients = tensors
-        self.largest.assign(tf.reduce_max([tf.reduce_max(tf.abs(g)) for g in gradients]))
-        return [loss, (overflowed + self._other) / 2, stopping, *gradients]
 
 
 def test_equals_plain_gradient_descent() -> None:
@@ -67,10 +55,17 @@ def test_reduces_unscaled_gradients_before_clipping() -> None:
     """With clipping before the unscaling, the update would be 1024 times too small."""
     plain, scaled = _network(), _network()
     start = [v.numpy().copy() for v in plain.trainable_variables]
-    _step(plain, _Recording(), LossScale(None), clip_norm=0.01)[0](INPUTS, CLASSES, WEIGHT)
-    ring = _Recording()
-    _step(scaled, ring, LossScale(ScaleRule(initial=1024.0)), clip_norm=0.01)[0](INPUTS, CLASSES, WEIGHT)
-    assert 0.01 < float(ring.largest) < 10  # neither scaled nor clipped
+
+    def largest_sent(network: Any, scale: LossScale) -> float:
+        def train(ring: ThreadRing) -> list[Any]:
+            _step(network, ring, scale, clip_norm=0.01)[0](INPUTS, CLASSES, WEIGHT)
+            return ring.sent
+
+        ((_loss, _overflowed, _stopping, *gradients),) = on_ranks(1, train)
+        return max(float(np.abs(gradient).max()) for gradient in gradients)
+
+    largest_sent(plain, LossScale(None))
+    assert 0.01 < largest_sent(scaled, LossScale(ScaleRule(initial=1024.0))) < 10  # neither scaled nor clipped
     moves = [a.numpy() - b for a, b in zip(plain.trainable_variables, start, strict=True)]
     assert float(tf.linalg.global_norm([m.astype(np.float32) for m in moves])) == pytest.approx(0.5 * 0.01, rel=1e-3)
     for a, b in zip(plain.trainable_variables, scaled.trainable_variables, strict=True):
@@ -78,15 +73,18 @@ def test_reduces_unscaled_gradients_before_clipping() -> None:
 
 
 def test_an_overflow_of_another_rank_skips_the_step_here() -> None:
-    network, scale = _network(), LossScale(ScaleRule(initial=1024.0))
-    step, optimizer = _step(network, _Recording(other_is_finite=False), scale)
-    before = [v.numpy().copy() for v in network.trainable_variables]
-    metrics = step(INPUTS, CLASSES, WEIGHT)
-    assert not bool(metrics.is_finite)
-    assert float(scale.scale) == 512.0
-    assert int(optimizer.iterations.numpy()) == 0
-    for variable, value in zip(network.trainable_variables, before, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), value)
+    def train(ring: ThreadRing) -> None:
+        network, scale = _network(), LossScale(ScaleRule(initial=1024.0))
+        step, optimizer = _step(network, ring, scale)
+        before = [v.numpy().copy() for v in network.trainable_variables]
+        metrics = step(INPUTS * (float("inf") if ring.rank else 1.0), CLASSES, WEIGHT)
+        assert not bool(metrics.is_finite)
+        assert float(scale.scale) == 512.0
+        assert int(optimizer.iterations.numpy()) == 0
+        for variable, value in zip(network.trainable_variables, before, strict=True):
+            np.testing.assert_array_equal(variable.numpy(), value)
+
+    on_ranks(2, train)
 
 
 class _Averaging(SoloRing):
@@ -220,34 +218,38 @@ def test_micro_batches_equal_one_batch_to_rounding(parts: int) -> None:
 
 def test_a_rank_that_rests_changes_nothing_but_the_number_of_the_step() -> None:
     """Its loss does not count; without samples of weight 0 the step is that of a rank that cannot rest."""
-    network, reference = _network(), _network()
-    optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
-    optimizer.build(network.trainable_variables)
-    step = make_train_step(network, optimizer, EveryStep(_OneOfTwo()), LossScale(None), None, can_rest=True)
+    reference = _network()
     plain, _ = _step(reference, SoloRing(), LossScale(None))
-    assert float(step(INPUTS, CLASSES, WEIGHT).loss) == float(plain(INPUTS, CLASSES, WEIGHT).loss)
-    for own, other in zip(network.weights, reference.weights, strict=True):
-        np.testing.assert_array_equal(own, other)
-    before = [v.numpy() for v in [*network.weights, *optimizer.variables[1:]]]
-    assert bool(step(INPUTS, CLASSES, tf.zeros(6)).is_finite)
-    for value, variable in zip(before, [*network.weights, *optimizer.variables[1:]], strict=True):
-        np.testing.assert_array_equal(value, variable)
-    assert int(optimizer.iterations) == 2
+    loss = float(plain(INPUTS, CLASSES, WEIGHT).loss)
+
+    def train(ring: ThreadRing) -> None:
+        network, optimizer = _network(), keras.optimizers.SGD(0.5, momentum=0.9)
+        optimizer.build(network.trainable_variables)
+        step = make_train_step(network, optimizer, EveryStep(ring), LossScale(None), None, can_rest=True)
+        assert float(step(INPUTS, CLASSES, WEIGHT).loss) == loss
+        for own, other in zip(network.weights, reference.weights, strict=True):
+            np.testing.assert_array_equal(own, other)
+        before = [v.numpy() for v in [*network.weights, *optimizer.variables[1:]]]
+        assert bool(step(INPUTS, CLASSES, tf.fill([6], float(ring.rank))).is_finite)
+        are_same = [
+            np.array_equal(value, variable)
+            for value, variable in zip(before, [*network.weights, *optimizer.variables[1:]], strict=True)
+        ]
+        assert all(are_same) == (ring.rank == 0)
+        assert int(optimizer.iterations) == 2
+
+    on_ranks(2, train)
 
 
 def test_a_rank_at_rest_adds_no_regularization_to_the_loss_of_the_others() -> None:
-    network = _network()
-    network.layers[-1].kernel.regularizer = keras.regularizers.L2(0.1)
-    optimizer = keras.optimizers.SGD(0.5)
-    optimizer.build(network.trainable_variables)
-    step = make_train_step(network, optimizer, EveryStep(_OneOfTwo()), LossScale(None), None, can_rest=True)
-    assert float(batch_loss(network, INPUTS, CLASSES, tf.zeros(6))) > 0
-    assert float(step(INPUTS, CLASSES, tf.zeros(6)).loss) == 0.0
+    def train(ring: ThreadRing) -> None:
+        network = _network()
+        network.layers[-1].kernel.regularizer = keras.regularizers.L2(0.1)
+        optimizer = keras.optimizers.SGD(0.5)
+        optimizer.build(network.trainable_variables)
+        step = make_train_step(network, optimizer, EveryStep(ring), LossScale(None), None, can_rest=True)
+        assert float(batch_loss(network, INPUTS, CLASSES, tf.zeros(6))) > 0
+        expected = float(batch_loss(network, INPUTS, CLASSES, WEIGHT))
+        assert float(step(INPUTS, CLASSES, tf.fill([6], float(ring.rank))).loss) == pytest.approx(expected, rel=1e-6)
 
-
-class _OneOfTwo(SoloRing):
-    """A ring whose other rank trains with the same loss, or rests."""
-
-    def allreduce_mean(self, tensors: Sequence[Any]) -> list[Any]:
-        loss, overflowed, stopping, trains, *gradients = tensors
-        return [loss / 2, overflowed, stopping, tf.maximum(trains / 2, 0.5), *gradients]
+    on_ranks(2, train)

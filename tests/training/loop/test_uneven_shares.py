@@ -10,14 +10,8 @@ import pytest
 
 from ringfeed.training.config.config_file import load_config
 from ringfeed.training.loop.trainer import Trainer
-from ringfeed.training.ring.ring import SoloRing
-
-
-class _Part(SoloRing):
-    """One of several ranks, which are run one after the other; none sees the others' gradients."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
+from ringfeed.training.ring.ring import Ring, SoloRing
+from tests.helpers.thread_ring import on_ranks
 
 
 @pytest.mark.parametrize(("ranks", "batch"), [(3, 128), (4, 3)])
@@ -33,12 +27,12 @@ def test_the_mean_of_uneven_shares_is_the_step_of_one_process(
     )
     config = load_config(str(path), ["deterministic=false", "output.metrics=null"])
 
-    def weights(ring: SoloRing) -> list[np.ndarray]:
+    def weights(ring: Ring) -> list[np.ndarray]:
         trainer = Trainer(config, ring)
         trainer.run()
         return [weight.numpy() for weight in trainer.parts.network.trainable_variables]
 
     whole = weights(SoloRing())
-    parts = [weights(_Part(rank, ranks)) for rank in range(ranks)]
-    for expected, *shares in zip(whole, *parts, strict=True):
-        np.testing.assert_allclose(np.mean(shares, axis=0), expected, rtol=1e-5, atol=1e-6)
+    for found in on_ranks(ranks, weights):
+        for mine, expected in zip(found, whole, strict=True):
+            np.testing.assert_allclose(mine, expected, rtol=1e-5, atol=1e-6)

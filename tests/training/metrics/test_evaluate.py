@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
 from typing import Any
 
 import numpy as np
@@ -18,6 +16,7 @@ from ringfeed.training.metrics.evaluate import evaluate
 from ringfeed.training.metrics.scorers import make_scorer
 from ringfeed.training.models.target import Target
 from ringfeed.training.ring.ring import SoloRing
+from tests.helpers.thread_ring import on_ranks
 
 Array = np.ndarray[Any, Any]
 EVERY_METRIC = {
@@ -69,33 +68,8 @@ def test_a_class_that_does_not_occur_is_left_out_of_the_balance() -> None:
     assert result["balanced_accuracy"] == 0.5
 
 
-class _Rank(SoloRing):
-    """A rank of several in threads, which really exchange what they gather and add up."""
-
-    def __init__(self, rank: int, shelf: list[Any], meet: Barrier) -> None:
-        self.rank, self.size = rank, len(shelf)
-        self._shelf, self._meet = shelf, meet
-
-    def allgather_object(self, value: Any) -> list[Any]:
-        self._shelf[self.rank] = value
-        self._meet.wait()
-        found = list(self._shelf)
-        self._meet.wait()
-        return found
-
-    def allgather(self, array: Array) -> Array:
-        return np.concatenate(self.allgather_object(array))
-
-    def allreduce_sum(self, tensors: Any) -> Any:
-        return [tf.add_n(of_ranks) for of_ranks in zip(*self.allgather_object(tensors), strict=True)]
-
-
 def _on_ranks(batches: list[list[Any]], target: Target, metrics: tuple[str, ...]) -> dict[str, Any]:
-    shelf: list[Any] = [None] * len(batches)
-    meet = Barrier(len(batches), timeout=60)
-    rings = [_Rank(rank, shelf, meet) for rank in range(len(batches))]
-    with ThreadPoolExecutor(len(batches)) as pool:
-        results = list(pool.map(lambda ring, own: evaluate(ring, lambda x: x, own, target, metrics), rings, batches))
+    results = on_ranks(len(batches), lambda ring: evaluate(ring, lambda x: x, batches[ring.rank], target, metrics))
     assert all(repr(result) == repr(results[0]) for result in results)  # NaN equals itself
     return results[0]
 

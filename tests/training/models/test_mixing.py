@@ -15,15 +15,11 @@ from ringfeed.training.loop.inputs import open_loader
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.losses import build_loss
 from ringfeed.training.models.target import Target
-from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.ring.ring import Ring, SoloRing
+from tests.helpers.thread_ring import on_ranks
 
 
-class _Part(SoloRing):
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
-
-
-def _batch(url: str, ring: SoloRing, **augment: Any) -> tuple[Any, Any, Any]:
+def _batch(url: str, ring: Ring, **augment: Any) -> tuple[Any, Any, Any]:
     tree = {
         "data": {"url": url, "batch_size": 48},
         "model": {"name": "convnet", "image_shape": [8, 8, 1]},
@@ -39,7 +35,7 @@ def _batch(url: str, ring: SoloRing, **augment: Any) -> tuple[Any, Any, Any]:
 def test_ranks_mix_as_one_process_does(pictures: str) -> None:
     mix = {"mixup": 0.5, "cutmix": 1.0}
     whole = _batch(pictures, SoloRing(), **mix)
-    halves = [_batch(pictures, _Part(rank, 2), **mix) for rank in range(2)]
+    halves = on_ranks(2, lambda ring: _batch(pictures, ring, **mix))
     for expected, *parts in zip(whole, *halves, strict=True):
         np.testing.assert_array_equal(np.concatenate(parts), expected)
     images, labels, _ = whole
@@ -51,7 +47,7 @@ def test_ranks_mix_as_one_process_does(pictures: str) -> None:
     with pytest.raises(
         ConfigError, match=r"augment\.mix_group=8 must divide each of 4 ranks' share .*a multiple of 32"
     ):
-        _batch(pictures, _Part(0, 4), **mix)
+        on_ranks(4, lambda ring: _batch(pictures, ring, **mix))
 
 
 @pytest.mark.parametrize(

@@ -16,23 +16,16 @@ from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, ConfigError, DestinationError, build, open_dataset
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.tools.cli import main
-from ringfeed.training import SoloRing
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.model_file import encode_model
 from ringfeed.training.serving.predictions import Predictor, hold_predictions
 from ringfeed.training.serving.trained import open_trained
+from tests.helpers.thread_ring import on_ranks
 
 from .conftest import Run, trained
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # of Keras, as it saves
-
-
-class _OneOf(SoloRing):
-    """A rank of several, which meets no other."""
-
-    def __init__(self, rank: int, size: int) -> None:
-        self.rank, self.size = rank, size
 
 
 def test_each_record_once_on_any_number_of_ranks(tmp_path: Path, flights: str, flights_run: Run) -> None:
@@ -65,8 +58,7 @@ def test_each_record_once_on_any_number_of_ranks(tmp_path: Path, flights: str, f
         keep=["late"],
         batch_size=64,
     )
-    for rank in range(3):
-        predictor.run(_OneOf(rank, 3), Storage(str(tmp_path / "parts")))
+    on_ranks(3, lambda ring: predictor.run(ring, Storage(str(tmp_path / "parts"))))
     parts = [pq.read_table(path) for path in sorted((tmp_path / "parts").glob("*.parquet"))]
     assert [part.num_rows for part in parts] == [333, 333, 334]
     joined = pa.concat_tables(parts)
