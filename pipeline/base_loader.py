@@ -26,7 +26,7 @@ from .deliver.to_numpy import NumpyBatch, iterate_numpy
 from .loader_options import LoaderOptions
 from .metrics.stage_counters import Counters
 from .mixture_options import MixtureOptions
-from .order.epoch_order import ORDER_VERSION, Geometry
+from .order.epoch_order import ORDER_VERSION, PASSES_VERSION, Geometry
 from .order.sample_keys import sample_keys
 from .pickling import remake
 from .resume_state import check_state
@@ -154,6 +154,16 @@ class BaseLoader(ABC):
         The same on every rank, but for those of `with_share`.
         """
         return sum(part.width for part in self._slices)
+
+    @property
+    def order_version(self) -> int:
+        """The version of the order of samples, which states and checkpoints record."""
+        return PASSES_VERSION if self._continues else ORDER_VERSION
+
+    @property
+    @abstractmethod
+    def _continues(self) -> bool:
+        """Whether an epoch goes on from the one before."""
 
     @property
     def streams(self) -> int:
@@ -408,7 +418,7 @@ class BaseLoader(ABC):
             ConfigError: there is no such step.
         """
         epoch, step = self._checked(epoch, step)
-        return {"epoch": epoch, "step": step, **self._state(epoch), "order": ORDER_VERSION}
+        return {"epoch": epoch, "step": step, **self._state(epoch), "order": self.order_version}
 
     def resume(self, state: Mapping[str, Any]) -> tuple[int, int]:
         """The epoch and step to resume from: ``loader.epoch(*loader.resume(state))``.
@@ -420,7 +430,7 @@ class BaseLoader(ABC):
         epoch: Any = state.get("epoch", 0)
         step: Any = state.get("step")
         own = self._state(self._checked(epoch)[0])
-        expected = {"epoch": epoch, "step": step, **own, "order": ORDER_VERSION}
+        expected = {"epoch": epoch, "step": step, **own, "order": self.order_version}
         check_state({"order": 1, **state}, expected, self.former_identities)
         return self._checked(epoch, step)
 

@@ -241,6 +241,15 @@ class Loader(BaseLoader):
         return settled_epoch(self._balance, 1) == 0
 
     @property
+    def _continues(self) -> bool:
+        return self._geometry.is_short
+
+    @property
+    def serves_all(self) -> bool:
+        """Whether an epoch serves each record once, with samples of weight 0 if need be."""
+        return self._geometry.remainder == "pad"
+
+    @property
     def records(self) -> int:
         """Records in the split."""
         return self._geometry.records
@@ -345,11 +354,16 @@ class Loader(BaseLoader):
     def with_streams(self, streams: int) -> Loader:
         """The same loader with this many streams, and batches of one sample of each, for a mixture to draw on.
 
+        In natural order its epochs leave nothing out.
+
         Raises:
             ConfigError: the split has fewer samples than streams.
         """
         other = self._copy()
         other._geometry = replace(self._geometry, batch_size=streams, streams=streams)
+        is_natural = self.is_settled and self._weights(0) is None
+        if is_natural and (self._geometry.samples is None or self._geometry.shuffle):
+            other._geometry = replace(other._geometry, samples=None, remainder="pad")  # each record once
         other._slices = other._geometry.rank_slices(self._rank, self._world_size)
         return other
 

@@ -2,9 +2,9 @@
 
 Each dataset is cut into the same number of canonical streams, and stream k of the mixture draws on stream k of each.
 A `ClassSchedule` with datasets for classes says which dataset fills which seat of a global batch. Epochs of equal
-shares have only a few different schedules, which repeat in turn. A stream takes each dataset's samples one after the
-other, from one epoch of that dataset into the next. How far it has come is a count of seats, which the schedules give
-for any step, so the whole state is (seed, epoch, step) here too.
+shares have only a few different schedules, which repeat in turn. Each dataset is served pass after pass (`Passes`). How
+far it has come is a count of seats (`SeatLedger`), which the schedules give for any step, so the whole state is
+(seed, epoch, step) here too.
 """
 
 from __future__ import annotations
@@ -31,13 +31,16 @@ from .loader_options import as_arguments, flat_arguments
 from .metrics.stage_counters import StageStats
 from .mixture_loaders import common_fill, common_schema, name_dataset_in_errors, open_loaders
 from .mixture_options import ALL_DATASETS, MixtureOptions
-from .mixture_streams import DatasetStream, MixtureStream
-from .order.class_balance import ClassSchedule
+from .mixture_streams import DatasetReader
+from .order.class_balance import ClassNumbers, ClassSchedule
 from .order.class_shares import DATASET_TERMS, parse_balance, settled_epoch, target_weights
 from .order.epoch_order import Geometry
+from .order.passes import EpochDraws, Passes
 from .order.plan_table import MixRow, PlanTable, mix_rows, share_bars
+from .order.seat_ledger import SeatLedger
 from .resume_state import shares_digest
 from .select.sample_columns import CLASS_ID, ORIGIN, SOURCE_ID, WEIGHT, Origin
+from .streams.stream_reader import OpenStreams
 
 __all__ = ["Mixture", "MixturePlan", "SourceMix"]
 
@@ -108,9 +111,8 @@ class Mixture(BaseLoader):
     """Streams several datasets with the same features, mixed in every batch.
 
     Every global batch holds each dataset's share of `weights` to within one sample, and so does the epoch. Within a
-    dataset, order and balance are those of its own loader, which goes from one epoch of its own into the next: in
-    natural order, a record comes again once all others have been served (except fewer than `streams`, or those that
-    the dataset's `epoch_length` leaves out). A ramp of the dataset's balance counts the dataset's own epochs.
+    dataset, order and balance are those of its own loader: in natural order, a record comes again once all others have
+    been served, whatever its `epoch_length`. A ramp of the dataset's balance counts the dataset's own epochs.
 
     Args:
         sources: by name of dataset, the arguments of its `Loader`: ``url``, and where they differ from the defaults
@@ -156,7 +158,6 @@ class Mixture(BaseLoader):
             common_fill(self._loaders),
         )
         target_weights(self._weights, self._names, self._records, terms=DATASET_TERMS)  # refuses impossible shares
-        self._epoch_seats: dict[tuple[int, bytes, int], Int64] = {}
         self.classes: tuple[Any, ...] = tuple(
             dict.fromkeys(value for loader in self._loaders for value in loader.manifest.classes)
         )
@@ -221,12 +222,16 @@ class Mixture(BaseLoader):
             return self._loaders[source].state_in(epochs)
 
     def _own_epochs(self, source: int, epoch: int) -> range:
-        """The epochs of a dataset that an epoch of the mixture reads."""
-        streams, length = range(self._geometry.streams), self._loaders[source].steps_per_epoch
-        starts, ends = (self._served(each, 0, streams)[:, source].tolist() for each in (epoch, epoch + 1))
-        if starts == ends:
+        """The epochs of a balanced dataset that an epoch of the mixture reads."""
+        ledger, length = self._ledger(epoch), self._loaders[source].steps_per_epoch
+        starts, total = (
+            ledger.before(epoch)[:, source],
+            ledger.schedule(epoch).seats_before(self.steps_per_epoch, self.streams),
+        )
+        ends = starts + total[:, source]
+        if not total[:, source].any():
             return range(0)
-        return range(min(starts) // length, (max(ends) - 1) // length + 1)
+        return range(int(starts.min()) // length, (int(ends.max()) - 1) // length + 1)
 
     def _checked(self, epoch: int, start_step: int = 0) -> tuple[int, int]:
         epoch, start_step = super()._checked(epoch, start_step)
@@ -248,6 +253,10 @@ class Mixture(BaseLoader):
         return combined_manifest(
             {name: loader.manifest for name, loader in zip(self._names, self._loaders, strict=True)}
         )
+
+    @property
+    def _continues(self) -> bool:
+        return any(loader.serves_all for loader in self._loaders)
 
     @property
     def records(self) -> int:
@@ -304,24 +313,31 @@ class Mixture(BaseLoader):
         self, epoch: int, start_step: int, *, locate_features: bool, with_origins: bool
     ) -> Iterator[tuple[int, Columns]]:
         assert not locate_features  # `locates_features` is not overridden
-        schedule = self._schedule(epoch)
+        ledger = self._ledger(epoch)
+        schedule = ledger.schedule(epoch)
         with ExitStack() as stack:
             opened = [
                 stack.enter_context(loader.open_streams(with_origins=with_origins, streams=self._streams))
                 for loader in self._loaders
             ]
-            streams = []
-            served_before = self._served(epoch, start_step, self._streams)
-            for part, served in zip(self._slices, served_before, strict=True):
-                sources = [
-                    DatasetStream(source, part.stream, loader.steps_per_epoch)
-                    for source, loader in zip(opened, self._loaders, strict=True)
-                ]
-                streams.append(MixtureStream(schedule, part, self._geometry.piece, served, sources))
+            readers = [
+                DatasetReader(streams, self._drawer(source, streams, ledger, epoch, start_step))
+                for source, streams in enumerate(opened)
+            ]
             per_chunk = self.chunk_steps
             for step in range(start_step, self.steps_per_epoch, per_chunk):
                 steps = np.arange(step, min(step + per_chunk, self.steps_per_epoch))
-                yield len(steps), self._gather(streams, steps)
+                yield len(steps), self._gather(readers, schedule.classes_at(steps, range(schedule.batch_size)))
+
+    def _drawer(
+        self, source: int, opened: OpenStreams, ledger: SeatLedger, epoch: int, step: int
+    ) -> Passes | EpochDraws:
+        """What says which record of a dataset each of its seats serves, from a step on."""
+        if not self._loaders[source].serves_all:
+            served = ledger.before(epoch, step)[:, source]
+            return EpochDraws(self._loaders[source].steps_per_epoch, served)
+        ranges = [opened.order(0).stream_range(stream) for stream in range(self.streams)]
+        return Passes.at(np.array([stop - start for start, stop in ranges]), ledger, source, epoch, step)
 
     def _origins(self, columns: Mapping[str, Any]) -> list[Origin]:
         rows = zip(columns[SOURCE_ID].tolist(), columns[ORIGIN].tolist(), strict=True)
@@ -342,50 +358,31 @@ class Mixture(BaseLoader):
         """Epochs of equal shares after which schedules repeat; 1 for long epochs, which all have the same."""
         return max(min(_CYCLE_STEPS // self._geometry.steps, _CYCLE), 1)
 
-    def _served(self, epoch: int, step: int, streams: Sequence[int]) -> Int64:
-        """Samples of each dataset that streams have served before a step, in all epochs: int64 [streams, datasets]."""
-        schedule = self._schedule(epoch)
-        served = np.stack([schedule.seats_before(step, self._positions_of(stream)) for stream in streams])
-        changing = min(settled_epoch(self._weights, epoch), epoch)
-        for earlier in range(changing):
-            served += self._served_in(earlier, streams)
-        for first in range(changing, min(changing + self._cycle, epoch)):
-            served += -(-(epoch - first) // self._cycle) * self._served_in(first, streams)
-        return served
+    def _ledger(self, epoch: int) -> SeatLedger:
+        """The seats of each dataset before any step up to an epoch."""
+        changing = settled_epoch(self._weights, epoch)
+        return SeatLedger(self._schedule, changing=changing, cycle=self._cycle, epoch=epoch, streams=self.streams)
 
-    def _served_in(self, epoch: int, streams: Sequence[int]) -> Int64:
-        """Samples of each dataset that streams serve in one whole epoch: int64 [streams, datasets]."""
-        schedule = self._schedule(epoch)
-        keys = [(stream, schedule.weights.tobytes(), schedule.epoch) for stream in streams]
-        for key in keys:
-            if key not in self._epoch_seats:
-                self._epoch_seats[key] = schedule.seats_before(self._geometry.steps, self._positions_of(key[0]))
-        return np.stack([self._epoch_seats[key] for key in keys])
-
-    def _positions_of(self, stream: int) -> range:
-        """The positions of a stream's piece in the global batch."""
-        return range(stream * self._geometry.piece, (stream + 1) * self._geometry.piece)
-
-    def _gather(self, streams: Sequence[MixtureStream], steps: Int64) -> dict[str, Column]:
-        """The samples of some steps, step after step."""
+    def _gather(self, readers: Sequence[DatasetReader], sources: ClassNumbers) -> dict[str, Column]:
+        """The samples of some steps, step after step; `sources` is the dataset of each seat, [steps, batch]."""
+        piece = self._geometry.piece
+        own = np.concatenate([part.stream * piece + part.offsets() for part in self._slices])
+        mine = sources[:, own]
         parts: list[Columns] = []
         places: list[Int64] = []
-        first = 0
-        for stream in streams:
-            for source, (numbers, seats) in enumerate(stream.seats(steps)):
-                if len(numbers):
-                    with name_dataset_in_errors(self._names[source]):
-                        taken = stream.sources[source].take(numbers)
+        for source, reader in enumerate(readers):
+            seats = np.flatnonzero(mine == source)
+            with name_dataset_in_errors(self._names[source]):
+                for taken, numbers in reader.take(sources == source, own):
                     parts.append(self._label(taken, source))
-                    places.append(seats // stream.width * self.local_batch_size + first + seats % stream.width)
-            first += stream.width
+                    places.append(seats[numbers])
         with self._counters.busy("gather"):
-            order = np.empty(len(steps) * self.local_batch_size, np.int64)
+            order = np.empty(mine.size, np.int64)
             order[np.concatenate(places)] = np.arange(len(order))
             columns = take_columns(concat_columns(parts), order)
         if self._slices[0].weighted:
             counts = np.concatenate([part.is_real() for part in self._slices])
-            columns[WEIGHT] = np.tile(counts, len(steps)).astype(np.float32)
+            columns[WEIGHT] = np.tile(counts, len(mine)).astype(np.float32)
         return columns
 
     def _label(self, columns: Columns, source: int) -> Columns:

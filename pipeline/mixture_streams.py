@@ -1,101 +1,70 @@
-"""The streams of a mixture: which sample of which dataset fills each seat.
+"""The samples of one dataset of a mixture that this rank serves: which they are, and reading them.
 
 Tested in tests/pipeline/test_mixture.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from .decode.columns import Columns, concat_columns, copy_columns
-from .order.class_balance import ClassSchedule
+from .decode.columns import Columns, copy_columns
 from .order.epoch_order import StreamSlice
+from .order.passes import Draws
 from .streams.stream_reader import OpenStreams, StreamReader
 
-__all__ = ["DatasetStream", "MixtureStream"]
+__all__ = ["DatasetReader"]
 
 Int64 = npt.NDArray[np.int64]
 
 
-class DatasetStream:
-    """One stream of one dataset, read epoch after epoch.
+class _Drawer(Protocol):
+    def draw(self, seats: npt.NDArray[np.bool_], columns: Int64) -> Draws:
+        """See `EpochDraws.draw`."""
+
+
+class DatasetReader:
+    """One dataset, read pass after pass.
 
     Args:
         opened: the dataset's streams.
-        stream: number of the stream; each step takes one sample of it.
-        length: samples of the stream in an epoch.
+        drawer: which record each seat serves.
     """
 
-    def __init__(self, opened: OpenStreams, stream: int, length: int) -> None:
-        self._opened = opened
-        self._part = StreamSlice(stream=stream, start=0, stop=1)
-        self._length = length
-        self._epoch = -1
-        self._reader: StreamReader | None = None
+    def __init__(self, opened: OpenStreams, drawer: _Drawer) -> None:
+        self._opened, self._drawer = opened, drawer
+        self._pass = -1
+        self._readers: dict[int, StreamReader] = {}  # by part
 
-    def take(self, numbers: Int64) -> Columns:
-        """The samples with these numbers, which count on from epoch to epoch.
+    def take(self, seats: npt.NDArray[np.bool_], columns: Int64) -> Iterator[tuple[Columns, Int64]]:
+        """Read the samples of some columns of the next global batches.
 
         Args:
-            numbers: ascending, and above those of the last call.
-        """
-        parts: list[Columns] = []
-        while len(numbers):
-            if parts:
-                parts[-1] = copy_columns(parts[-1])
-            epoch, position = divmod(int(numbers[0]), self._length)
-            if self._reader is None or epoch != self._epoch:
-                if self._reader is not None:
-                    self._reader.close()
-                self._epoch, self._reader = epoch, self._opened.reader(epoch, self._part, position, scattered=True)
-            until = int(np.searchsorted(numbers, (epoch + 1) * self._length))
-            parts.append(self._reader.at(numbers[:until] - epoch * self._length))
-            numbers = numbers[until:]
-        return concat_columns(parts)
-
-
-class MixtureStream:
-    """One stream of a mixture: which sample of which dataset fills each of its seats.
-
-    Args:
-        schedule: the dataset of each seat.
-        part: the stream, and which samples of each of its pieces this rank takes.
-        piece: samples of the stream in a step.
-        served: samples of each dataset that the stream has served so far, int64 [datasets].
-        sources: the same stream of each dataset.
-
-    Attributes:
-        width: samples in a step.
-        sources: as given.
-    """
-
-    def __init__(
-        self, schedule: ClassSchedule, part: StreamSlice, piece: int, served: Int64, sources: Sequence[DatasetStream]
-    ) -> None:
-        self._schedule = schedule
-        self._positions = range(part.stream * piece, (part.stream + 1) * piece)
-        self._offsets = part.offsets()
-        self._served = served.copy()
-        self.width = part.width
-        self.sources = sources
-
-    def seats(self, steps: Int64) -> Iterator[tuple[Int64, Int64]]:
-        """The samples that this rank takes in the next steps.
-
-        Args:
-            steps: numbers of steps, which follow those of the last call.
+            seats: which seats of these batches are the dataset's, [steps, batch].
+            columns: positions in the batch, ascending.
 
         Yields:
-            For each dataset, the numbers of its samples in its own stream, and the seats they fill among this rank's,
-            step after step. Both ascend.
+            Samples, and the number of each among the dataset's seats in these columns, step after step.
         """
-        datasets = self._schedule.classes_at(steps, self._positions)
-        for number in range(len(self.sources)):
-            taken = datasets == number
-            samples = self._served[number] + np.cumsum(taken).reshape(taken.shape) - 1
-            self._served[number] += np.count_nonzero(taken)
-            own = taken[:, self._offsets]
-            yield samples[:, self._offsets][own], np.flatnonzero(own)
+        draws = self._drawer.draw(seats, columns)
+        order = np.lexsort((draws.parts, draws.passes))  # stable: positions ascend in each part
+        passes, parts = draws.passes[order], draws.parts[order]
+        cuts = np.flatnonzero((np.diff(passes) != 0) | (np.diff(parts) != 0)) + 1
+        for run in np.split(order, cuts) if len(order) else ():
+            number, part = int(draws.passes[run[0]]), int(draws.parts[run[0]])
+            rows = self._reader(number, part, int(draws.positions[run[0]])).at(draws.positions[run])
+            yield copy_columns(rows) if number < passes[-1] else rows, run  # a copy lets go of the window
+
+    def _reader(self, number: int, part: int, position: int) -> StreamReader:
+        """The reader of a part in a pass; those of earlier passes are closed."""
+        if number != self._pass:
+            for reader in self._readers.values():
+                reader.close()
+            self._pass, self._readers = number, {}
+        if part not in self._readers:
+            whole = StreamSlice(stream=part, start=0, stop=1)  # each of its steps takes one sample
+            self._readers[part] = self._opened.reader(number, whole, position, scattered=True)
+        return self._readers[part]

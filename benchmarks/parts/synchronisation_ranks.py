@@ -18,6 +18,7 @@ with quiet_tensorflow():
 import keras
 import numpy as np
 
+from ringfeed.training.averaging.agreement import Agreement
 from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.loop.step import make_predict_step, make_train_step
@@ -86,7 +87,7 @@ def train(ring: Ring, options: dict[str, Any], data: Any, seed: int, epochs: int
                 after_half, cpu_begun = float(wire.wire_bytes), time.process_time()
     cpu = time.process_time() - cpu_begun
     measured = (float(wire.wire_bytes) - after_half) / (number - half)
-    synchronizer.settle()
+    Agreement(ring, network, synchronizer).settle(number)
     assert_same_weights(ring, network.weights)
     predicted = make_predict_step(network)(tf.constant(test_pixels)).numpy().argmax(1)
     return {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import re
 import sys
@@ -41,6 +42,12 @@ def _import_tensorflow() -> None:
     is_backend = os.environ.setdefault("KERAS_BACKEND", "tensorflow") == "tensorflow"
     with hidden_packages(_OFFERED if is_backend else ()), uncollected_imports():
         import tensorflow  # noqa: F401  # and Keras with it
+    logging.getLogger("tensorflow").addFilter(_is_news)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a line is worth showing: TensorFlow warns of each column whose name is not one of its own kind."""
+    return "is not a valid node name" not in record.getMessage()
 
 
 @contextmanager

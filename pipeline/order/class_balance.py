@@ -26,14 +26,13 @@ from ringfeed.sharding.compute.keyed_random import derive_key, shuffled_by_group
 
 from .epoch_order import coprime_stride
 
-__all__ = ["ClassSchedule", "RecordSampler"]
+__all__ = ["ClassNumbers", "ClassSchedule", "RecordSampler"]
 
 Int64 = npt.NDArray[np.int64]
 ClassNumbers = npt.NDArray[np.integer]
 _GOLDEN = 0.6180339887498949
 _ALL_WORDS_SEATS = 1 << 18  # up to so many seats, the words of all patterns are built at once
 _CACHED_SEATS = 1 << 20
-_STEPS_AT_ONCE = 1 << 12
 _SEATS_AT_ONCE = 1 << 20
 
 
@@ -102,21 +101,24 @@ class ClassSchedule:
         most = least + np.where(some > 0, some, every)
         return least * self.steps + change * between, fewest, most
 
-    def seats_before(self, step: int, positions: range) -> Int64:
-        """Return the seats of each class at some positions, over all global batches before a step; int64 [classes].
+    def seats_before(self, step: int, streams: int) -> Int64:
+        """Return the seats of each class on each stream, over all global batches before a step; [streams, classes].
 
         Steps with the same pattern and rotation are computed once, so few of the steps take time.
         """
-        totals = np.zeros(len(self.weights), np.int64)
+        piece, classes = self.batch_size // streams, len(self.weights)
+        totals = np.zeros(streams * classes, np.int64)
         steps = np.arange(step)
         kinds = self._pattern_numbers(steps) * self.batch_size + self._rotations(steps)
         _, firsts, times = np.unique(kinds, return_index=True, return_counts=True)
-        for start in range(0, len(firsts), _STEPS_AT_ONCE):
-            some = slice(start, start + _STEPS_AT_ONCE)
-            classes = self.classes_at(firsts[some], positions)
-            weights = np.repeat(times[some], classes.shape[1])
-            totals += np.bincount(classes.reshape(-1), weights, len(totals)).astype(np.int64)
-        return totals
+        first_of_stream = np.repeat(np.arange(streams) * classes, piece)
+        together = max(_SEATS_AT_ONCE // self.batch_size, 1)
+        for start in range(0, len(firsts), together):
+            some = slice(start, start + together)
+            cells = self.classes_at(firsts[some], range(self.batch_size)) + first_of_stream
+            weights = np.repeat(times[some], self.batch_size)
+            totals += np.bincount(cells.reshape(-1), weights, len(totals)).astype(np.int64)
+        return totals.reshape(streams, classes)
 
     def classes_at(self, steps: Int64, positions: range) -> ClassNumbers:
         """Return the class at a run of positions in some global batches.

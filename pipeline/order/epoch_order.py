@@ -29,9 +29,19 @@ from ringfeed.sharding.errors import ConfigError
 
 from .windows import Segment, SegmentTable, StreamWindows, Window
 
-__all__ = ["ORDER_VERSION", "EpochOrder", "Geometry", "Remainder", "StreamSlice", "coprime_stride", "default_streams"]
+__all__ = [
+    "ORDER_VERSION",
+    "PASSES_VERSION",
+    "EpochOrder",
+    "Geometry",
+    "Remainder",
+    "StreamSlice",
+    "coprime_stride",
+    "default_streams",
+]
 
 ORDER_VERSION = 2  # a saved state of another version cannot be resumed
+PASSES_VERSION = 3  # of orders that go on from epoch to epoch: short ones, and those of mixtures
 Remainder = Literal["drop", "pad", "wrap"]
 _REMAINDERS = ("drop", "pad", "wrap")
 _DEFAULT_STREAMS = 16
@@ -50,7 +60,8 @@ class Geometry:
         remainder: what to do with records that do not fill a global batch: ``drop`` them, or fill up the last batch
             with samples of weight 0 (``pad``) or with the first samples of the streams (``wrap``).
         samples: samples in an epoch, rounded down to whole batches; None: as many as records. Fewer samples read only a
-            part of the tape, unless `spread`; if shuffled, another part in each epoch.
+            part of the tape, unless `spread`; if shuffled, epochs go on from one another, so that each record is served
+            once before any comes again.
         spread: whether each window serves `samples` in proportion to its records, so that all of the tape is read.
         shuffle: whether shards and records come in random order, or in the order of the dataset.
 
@@ -89,6 +100,11 @@ class Geometry:
                 f"the split has {self.records} records, fewer than one global batch of {self.batch_size}; "
                 "use a smaller batch_size, or remainder='pad' or 'wrap', or with a balance an epoch_length"
             )
+
+    @property
+    def is_short(self) -> bool:
+        """Whether epochs are parts of passes over the records."""
+        return self.samples is not None and self.shuffle and not self.spread
 
     @property
     def piece(self) -> int:
@@ -232,8 +248,42 @@ class EpochOrder:
     def tape(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Shards in the order of the tape, and the position on the tape where each ends; int64 [shards] each."""
         shards = len(self.shard_records)
-        order = shuffled(self.key("shards"), shards) if self.geometry.shuffle else np.arange(shards)
+        if self.geometry.is_short:
+            order = self._order_of_pass
+        else:
+            order = shuffled(self.key("shards"), shards) if self.geometry.shuffle else np.arange(shards)
         return order, np.cumsum(self._records[order])
+
+    @cached_property
+    def _pass(self) -> tuple[int, int]:
+        """The pass over the records in which a short epoch begins, and where on the tape."""
+        geometry = self.geometry
+        return divmod(self.epoch * geometry.steps * geometry.batch_size, geometry.records)
+
+    @cached_property
+    def _ends_pass(self) -> bool:
+        """Whether a short epoch serves the last records of a pass and the first ones of the next."""
+        geometry = self.geometry
+        return geometry.is_short and self._pass[1] + geometry.steps * geometry.batch_size > geometry.records
+
+    @cached_property
+    def _order_of_pass(self) -> npt.NDArray[np.int64]:
+        """The shards in the order of a pass.
+
+        An epoch that ends a pass begins the next one with other records, since all passes have the same shards in the
+        same order where such epochs read; between, each pass has its own order.
+        """
+        geometry, number = self.geometry, self._pass[0]
+        order = shuffled(derive_key(self.seed, "passes", "shards"), len(self.shard_records))
+        if self._ends_pass:
+            return order
+        samples = geometry.steps * geometry.batch_size
+        begin = -number * geometry.records % samples
+        end = geometry.records - (number + 1) * geometry.records % samples
+        ends = np.cumsum(self._records[order])
+        between = np.flatnonzero((ends - self._records[order] >= begin) & (ends <= end))
+        order[between] = order[between][shuffled(derive_key(self.seed, "pass", number, "shards"), len(between))]
+        return order
 
     @cached_property
     def slots(self) -> npt.NDArray[np.int64]:
@@ -275,14 +325,8 @@ class EpochOrder:
 
     @cached_property
     def _start(self) -> int:
-        """Where on the tape a shorter epoch begins: where the epochs before it would have stopped.
-
-        Otherwise the records at the end of long shards would never be read, although shards come in another order each
-        epoch.
-        """
-        geometry = self.geometry
-        samples = geometry.steps * geometry.batch_size
-        return self.epoch * samples % geometry.records if geometry.samples and geometry.shuffle else 0
+        """Where on the tape a shorter epoch begins: where the one before it stopped."""
+        return self._pass[1] if self.geometry.is_short else 0
 
     @cached_property
     def _cuts(self) -> list[int]:
@@ -309,12 +353,33 @@ class EpochOrder:
 
     def windows(self, stream: int) -> StreamWindows:
         """Return the windows of a stream, in order."""
-        segments = self.segments(*self.stream_range(stream))[:: -1 if self.is_reversed[stream] else 1]
+        if self._ends_pass:
+            first, *others = [self._windows(stream, part, None) for part in self._parts(stream) if part[0] < part[1]]
+            return first.followed_by(*others)
+        drops = self.geometry.spread or self.geometry.remainder == "drop"
+        samples = self.geometry.steps * self.geometry.piece if drops else None
+        return self._windows(stream, self.stream_range(stream), samples)
+
+    def _parts(self, stream: int) -> list[tuple[int, int]]:
+        """The parts of the tape that a stream reads in an epoch that ends a pass: the end of one pass, then the next.
+
+        All batches before the last of the pass are of the pass alone, so no record comes again before it is over.
+        """
+        geometry = self.geometry
+        start, length = self._start, geometry.steps * geometry.piece
+        steps, rest = divmod(geometry.records - start, geometry.batch_size)
+        cuts = [each * steps * geometry.piece + min(rest, each * geometry.piece) for each in (stream, stream + 1)]
+        begin, end = (
+            geometry.records + each * length - cut for each, cut in zip((stream, stream + 1), cuts, strict=True)
+        )
+        return [(start + cuts[0], start + cuts[1]), (begin, end)]
+
+    def _windows(self, stream: int, part: tuple[int, int], samples: int | None) -> StreamWindows:
+        segments = self.segments(*part)[:: -1 if self.is_reversed[stream] else 1]
         mean = self.geometry.records / len(self.shard_records)
         window_shards = min(self.geometry.window_shards, len(self.shard_records) + 1)  # the option may exceed any float
         min_records = min((window_shards - 0.5) * mean, self.geometry.records)
         spread = self.geometry.spread
-        samples = self.geometry.steps * self.geometry.piece if spread or self.geometry.remainder == "drop" else None
         return StreamWindows(
             stream, segments, min_records=min_records, sliver_records=mean / 2, samples=samples, spread=spread
         )
@@ -337,12 +402,14 @@ class EpochOrder:
     def shared_segment(self, segment: Segment, streams: range) -> Segment:
         """Return the rows of a shard that neighbouring streams read together, given the segment of one of them."""
         records, (_, ends), total = self.shard_records[segment.shard], self.tape, self.geometry.records
-        if not self.geometry.shuffle or segment.rows == records:
+        if not self.geometry.shuffle or segment.rows == records or self._ends_pass:
             return segment
         begin = int(ends[self.slots[segment.shard]]) - records
         start, stop = self.stream_range(streams[0])[0] - begin, self.stream_range(streams[-1])[1] - begin
         if not start <= segment.start < stop:  # beyond the end of the tape, so at its beginning
             start, stop = start - total, stop - total
+        if not start <= segment.start < stop:  # of none of the streams
+            return segment
         return Segment(shard=segment.shard, start=max(start, 0), stop=min(stop, records))
 
     def permutation(self, window: Window) -> npt.NDArray[np.int64]:

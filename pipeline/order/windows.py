@@ -6,6 +6,7 @@ Tested in tests/pipeline/order/test_epoch_order.py.
 
 from __future__ import annotations
 
+import copy
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
@@ -143,6 +144,15 @@ class StreamWindows(Sequence[Window]):
             self.stops = self.stops * samples // max(int(before[-1]), 1)
         elif samples is not None:
             self.stops = np.minimum(self.stops, samples)
+
+    def followed_by(self, *others: StreamWindows) -> StreamWindows:
+        """Return windows that are these and then others, which serve all of their records."""
+        result = copy.copy(self)
+        for other in others:
+            result.bounds = np.concatenate([result.bounds, other.bounds[1:] + len(result.segments)])
+            result.stops = np.concatenate([result.stops, other.stops + result.samples])
+            result.segments = result.segments + other.segments
+        return result
 
     @property
     def samples(self) -> int:

@@ -11,15 +11,18 @@ from collections.abc import Mapping
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ringfeed.sharding.assignment.label_counts import ValueCounts
 from ringfeed.sharding.dataset.earlier_shards import EarlierShards
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.destination.spill import spill_root
-from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.errors import ConfigError, SourceError
 from ringfeed.sharding.messages import counted, listed
 from ringfeed.sharding.prepare.rare_classes import RareClasses, parse_rare_classes
 from ringfeed.sharding.progress import Report, ignore
@@ -33,6 +36,23 @@ from .planning import count_labels, open_build_source
 __all__ = ["settle_rare_classes"]
 
 _logger = logging.getLogger(__name__)
+
+
+def _check_merged(found: ValueCounts, few: npt.NDArray[np.bool_], into: Any, least: int, base: Manifest | None) -> None:
+    """Refuse to merge into a class that stays rare.
+
+    Raises:
+        SourceError: the merged class has too few records.
+    """
+    is_into = pc.equal(found.values, pa.scalar(into, found.values.type)).fill_null(False).to_numpy(zero_copy_only=False)
+    records = int(found.counts[few | is_into].sum())
+    if records >= least or (base is not None and into in base.classes):
+        return
+    largest = found.values[int(np.argmax(found.counts))].as_py()
+    raise SourceError(
+        f"--rare-classes merge:{into}: the merged class has {counted(records, 'record')}, fewer than {least}; merge "
+        f"into a class that has more, such as merge:{largest}, or leave such classes out with --rare-classes drop"
+    )
 
 
 def settle_rare_classes(
@@ -58,6 +78,7 @@ def settle_rare_classes(
 
     Raises:
         ConfigError: there is no label, or it cannot hold the name of the merged class.
+        SourceError: the merged class has too few records, too.
     """
     if options.rare_classes == "error":
         return options
@@ -76,6 +97,8 @@ def settle_rare_classes(
     few &= pc.is_null(pc.index_in(found.values, value_set=known)).to_numpy(zero_copy_only=False)
     if not few.any():
         return options
+    if into is not None:
+        _check_merged(found, few, into, max(options.min_class_records, shares), base)
     values = found.values.filter(pa.array(few)).sort().to_pylist()
     _logger.warning(
         "%s with fewer than %d records, %s in all, %s: %s",

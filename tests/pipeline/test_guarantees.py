@@ -334,13 +334,25 @@ def check_mixture(
         assert (mix.samples, mix.per_batch) == (per_batch.sum(), (per_batch.min(), per_batch.max()))
         assert mix.per_batch[1] - mix.per_batch[0] <= 1
         key = derive_key(options["seed"], "mixture", name)
-        loader = Loader(**sources[name], batch_size=plan.streams, streams=plan.streams, seed=key)
+        options_of = sources[name]
+        if options_of["balance"] == "natural" and (options_of["shuffle"] or options_of["epoch_length"] is None):
+            if not options_of.get("quarantined"):
+                check_passes(mix.records, epochs, number)
+            continue
+        loader = Loader(**options_of, batch_size=plan.streams, streams=plan.streams, seed=key)
         check_laps(loader, epochs, number, plan.streams)
     return "ok"
 
 
+def check_passes(records: int, epochs: list[Samples], source: int) -> None:
+    """A record of a dataset comes again once all others have been served."""
+    served = np.concatenate([samples["id"][samples["source_id"] == source] for samples in epochs])
+    for start in range(0, len(served), records):
+        assert len(np.unique(served[start : start + records])) == len(served[start : start + records])
+
+
 def check_laps(loader: Loader, epochs: list[Samples], source: int, streams: int) -> None:
-    """Each stream of a mixture takes what the same stream of the dataset's own loader gives, epoch after epoch."""
+    """Each stream takes what the same stream of a balanced dataset's own loader gives, epoch after epoch."""
     shape = (-1, streams, epochs[0]["id"].shape[1] // streams)
     laps: list[Ints] = []
     for stream in range(streams):

@@ -84,21 +84,35 @@ def test_every_batch_holds_the_shares_and_each_sample_what_was_written(
     np.testing.assert_array_equal(samples["class_id"], samples["label"])
 
 
-def test_a_dataset_is_served_whole_before_any_of_its_records_comes_again(sources: Any) -> None:
-    options: dict[str, Any] = {"batch_size": 30, "streams": 5, "weights": {"large": 0.9, "small": 0.1}}
-    small = {**sources, "small": {"url": sources["small"]["url"]}}
-    mixture = Mixture(small, **options)
-    ids: dict[int, list[int]] = {0: [], 1: []}
-    for epoch in range(4):
+@pytest.mark.parametrize("streams", [1, 4, 12])
+@pytest.mark.parametrize(
+    "weights", [{"large": 0.9, "small": 0.1}, {"large": 0.03, "small": 0.97}, "uniform->natural:2"]
+)
+def test_a_dataset_is_served_whole_before_any_of_its_records_comes_again(
+    sources: Any, streams: int, weights: Any
+) -> None:
+    """Its epoch_length changes nothing."""
+    small = {"url": sources["small"]["url"], "epoch_length": 50}
+    options: dict[str, Any] = {"batch_size": 36, "streams": streams, "weights": weights, "steps_per_epoch": 25}
+    mixture = Mixture({"large": {**sources["large"], "where": "id < 300"}, "small": small}, **options)
+    drawn: dict[int, list[int]] = {0: [], 1: []}
+    for epoch in range(5):
         samples = read(mixture, epoch)
-        for source, served in ids.items():
+        for source, served in drawn.items():
             served += samples["id"][samples["source_id"] == source].tolist()
-    for source, records in enumerate(RECORDS.values()):
-        times = np.bincount(ids[source], minlength=records)
-        full = len(ids[source]) // records
-        assert full >= 1
-        assert times.min() >= full - 1
-        assert times.max() <= full + 2  # streams come to their ends a few samples apart
+    for source, records in enumerate((300, RECORDS["small"])):
+        passes = [drawn[source][start : start + records] for start in range(0, len(drawn[source]), records)]
+        assert all(len(set(ids)) == len(ids) for ids in passes)
+
+
+def test_a_rank_reads_its_own_part_but_for_the_ends_of_passes(make_dataset: Make) -> None:
+    options: dict[str, Any] = {"batch_size": 48, "streams": 12, "weights": {"large": 0.4, "small": 0.6}}
+    mixed = {"large": {"url": make_dataset(RECORDS["large"])}, "small": {"url": make_dataset(RECORDS["small"])}}
+    parts = []
+    for rank in range(4):
+        samples = read(Mixture(mixed, rank=rank, world_size=4, **options))
+        parts.append(set(samples["id"][samples["source_id"] == 0].tolist()))
+    assert len(set.union(*parts)) == sum(map(len, parts)) > 400
 
 
 def test_classes_are_those_of_all_datasets(make_dataset: Make, sources: Any) -> None:
@@ -310,9 +324,11 @@ def test_shards_in_quarantine_are_reported_by_dataset(make_dataset: Make, source
     assert mixture.quarantined == {"large": (path,), "small": ()}
 
 
-@given(st.integers(0, 300), st.integers(0, 11), st.integers(1, 12))
-def test_seats_before_a_step_are_those_of_all_earlier_steps(step: int, start: int, length: int) -> None:
+@given(st.integers(0, 300), st.sampled_from([1, 2, 3, 4, 6, 12]))
+def test_seats_before_a_step_are_those_of_all_earlier_steps(step: int, streams: int) -> None:
     schedule = ClassSchedule(np.array([0.61, 0.3, 0.09]), 12, 300, key=5)
-    positions = range(start, min(start + length, 12))
-    counted = np.bincount(schedule.classes_at(np.arange(step), positions).reshape(-1).astype(int), minlength=3)
-    np.testing.assert_array_equal(schedule.seats_before(step, positions), counted)
+    before = schedule.seats_before(step, streams)
+    for stream, counts in enumerate(before):
+        positions = range(stream * 12 // streams, (stream + 1) * 12 // streams)
+        counted = np.bincount(schedule.classes_at(np.arange(step), positions).reshape(-1).astype(int), minlength=3)
+        np.testing.assert_array_equal(counts, counted)

@@ -51,11 +51,11 @@ class DiLoCo(Periodic):
         super().build(variables, slots)
         self.shared_variables = [tf.Variable(tf.zeros_like(v.value), name="outer_momentum") for v in variables]
 
-    def combine(self, changes: list[Tensor]) -> list[Tensor]:
-        """The outer step of the mean change."""
-        applied = []
-        for change, momentum in zip(super().combine(changes), self.shared_variables, strict=True):
-            step, new = outer_step(change, momentum, self._rate, self._factor)
-            momentum.assign(new)
-            applied.append(step)
-        return applied
+    def combine(self, changes: list[Tensor], step: int) -> tuple[list[Tensor], list[Tensor]]:
+        """The outer step of the mean change, and the outer momentum after it."""
+        means, _ = super().combine(changes, step)
+        pairs = [
+            outer_step(mean, momentum, self._rate, self._factor)
+            for mean, momentum in zip(means, self.shared_variables, strict=True)
+        ]
+        return [applied for applied, _ in pairs], [momentum for _, momentum in pairs]

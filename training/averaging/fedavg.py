@@ -14,6 +14,7 @@ import tensorflow as tf
 from ringfeed.training.ring.ring import Ring
 
 from .periodic import Periodic, Tensor
+from .weighted import weighted_mean
 
 __all__ = ["FedAvg"]
 
@@ -41,28 +42,13 @@ class FedAvg(Periodic):
     ) -> None:
         super().__init__(ring, every, average_slots=average_slots)
         self._samples_before, self._robust = samples_before, robust
-        self._first: int | None = None  # step of this round
-        self._step = 0
 
-    def begin(self) -> None:
-        """Start a round from the weights of now."""
-        super().begin()
-        self._first = None
-
-    def after_step(self, step: int) -> None:
-        """End a round where one is due."""
-        self._first = step - 1 if self._first is None else self._first
-        self._step = step
-        super().after_step(step)
-
-    def combine(self, changes: list[Tensor]) -> list[Tensor]:
+    def combine(self, changes: list[Tensor], step: int) -> tuple[list[Tensor], list[Tensor]]:
         """The mean by samples, ``sum(n_k * change_k) / sum(n_k)`` with those of the round, or the robust one."""
-        samples = self._samples_before(self._step) - self._samples_before(self._first or 0)
-        self._first = self._step
         if self._robust is None:
-            weight = tf.constant(float(samples))
-            *sums, total = self._ring.allreduce_sum([*(c * tf.cast(weight, c.dtype) for c in changes), weight])
-            return [s / tf.cast(total, s.dtype) for s in sums]
+            begun = (step - 1) // self._every * self._every
+            samples = self._samples_before(step) - self._samples_before(begun)
+            return weighted_mean(self._ring, changes, samples), []
         flat = tf.concat([tf.reshape(tf.cast(c, tf.float32), [-1]) for c in changes], 0)
         parts = tf.split(self._robust(self._ring.gather(flat)), [math.prod(c.shape) for c in changes])
-        return [tf.cast(tf.reshape(part, c.shape), c.dtype) for part, c in zip(parts, changes, strict=True)]
+        return [tf.cast(tf.reshape(part, c.shape), c.dtype) for part, c in zip(parts, changes, strict=True)], []

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from ringfeed.training.ring.ring import Ring
 
-from .periodic import Periodic
+from .periodic import Periodic, Tensor, Variable
 
 __all__ = ["Gossip", "partners"]
 
@@ -43,24 +43,28 @@ def partners(turn: int, ranks: int, *, topology: str, seed: int) -> list[int]:
 class Gossip(Periodic):
     """Rounds at whose end each rank takes the mean of its weights and its partner's.
 
-    Before an evaluation or a checkpoint all ranks take the mean over all.
+    An evaluation, a checkpoint and the end of the run have the mean over all ranks.
 
     Args:
         ring: the ranks.
         every: steps of a round.
         topology, seed: those of `partners`.
-        average_slots: whether the optimizer's state is averaged, where all ranks average.
+        average_slots: whether pairs also average the optimizer's state.
     """
 
     def __init__(self, ring: Ring, every: int, *, topology: str, seed: int, average_slots: bool = False) -> None:
         super().__init__(ring, every, average_slots=average_slots)
         self._topology, self._seed = topology, seed
 
+    def agreed(self, step: int) -> list[tuple[Variable, Tensor]]:
+        """The mean of all ranks' weights, which differ after a round, too."""
+        return list(zip(self._variables, self._outcome(step)[0], strict=True))
+
     def end_round(self, step: int) -> None:
         """Average with the partner of this round."""
         partner = partners(step // self._every, self._ring.size, topology=self._topology, seed=self._seed)
-        flat = tf.concat([tf.reshape(tf.cast(v, tf.float32), [-1]) for v in self._variables], 0)
+        flat = tf.concat([tf.reshape(tf.cast(v, tf.float32), [-1]) for v in self.apart_variables], 0)
         mean = (flat + self._ring.swap(flat, partner[self._ring.rank])) / 2
-        parts = tf.split(mean, [math.prod(v.shape) for v in self._variables])
-        for variable, part in zip(self._variables, parts, strict=True):
+        parts = tf.split(mean, [math.prod(v.shape) for v in self.apart_variables])
+        for variable, part in zip(self.apart_variables, parts, strict=True):
             variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))

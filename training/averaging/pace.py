@@ -44,6 +44,10 @@ class Pace:
         """Whether this rank trains in a step of an epoch; all do in step 0."""
         return self.batches_before(step + 1) > self.batches_before(step)
 
+    def is_full(self, step: int) -> bool:
+        """Whether the batch that this rank trains on in a step of an epoch is full; only its last may not be."""
+        return self.batches_before(step + 1) * self.batch_size <= self.samples
+
     def samples_before(self, step: int) -> int:
         """Return the number of samples that this rank has trained on in the first `step` steps of the run."""
         epochs, inner = divmod(step, self.steps)

@@ -1,7 +1,8 @@
 """Periodic averaging: ranks train alone for some steps, then agree on new weights. Local SGD is its plain form.
 
 Local SGD: Stich, arXiv 1805.09767. Post-local SGD, with synchronous steps first: Lin et al., arXiv 1808.07217.
-Tested in tests/training/averaging/test_rounds.py and tests/training/compression/test_methods.py.
+Tested in tests/training/averaging/test_rounds.py, tests/training/loop/test_modes.py and
+tests/training/compression/test_methods.py.
 """
 
 from __future__ import annotations
@@ -24,9 +25,8 @@ class Periodic(EveryStep):
     """Rounds of `every` steps, at whose end the ranks' weights become ``base + combine(weights - base)``.
 
     `base` are the weights at the last round, the same on all ranks. With the mean as `combine` this is local SGD; it
-    averages changes, not weights, since a mean of equal numbers need not have their bits. A round also ends before an
-    evaluation and a checkpoint. Scalars are averaged in each step: by them
-    ranks agree on overflows and on whether to stop.
+    averages changes, not weights, since a mean of equal numbers need not have their bits. Scalars are averaged in each
+    step: by them ranks agree on overflows and on whether to stop.
 
     Args:
         ring: the ranks.
@@ -38,18 +38,24 @@ class Periodic(EveryStep):
     def __init__(self, ring: Ring, every: int, *, start_step: int = 0, average_slots: bool = False) -> None:
         super().__init__(ring)
         self._every, self._start_step, self._average_slots = every, start_step, average_slots
-        self._is_apart = False
+
+    @property
+    def step_variables(self) -> Sequence[Variable]:
+        """None: only the end of a round changes state of its own."""
+        return ()
 
     def build(self, variables: Sequence[Variable], slots: Sequence[Variable]) -> None:
-        """Remember whose values to average."""
+        """Store the variables to average."""
         self._variables = [v.value for v in variables]
         self._slots = [v.value for v in slots if "float" in str(v.dtype)]
         self.rank_variables = [] if self._average_slots else self._slots
-        self.begin()
+        self.apart_variables = [*self._variables, *(self._slots if self._average_slots else [])]
+        self.base_variables = [tf.Variable(v, trainable=False, name="base") for v in self._variables]
 
     def begin(self) -> None:
-        """Start from the weights of now."""
-        self._base = [tf.identity(v) for v in self._variables]
+        """Take the current weights as the base."""
+        for base, variable in zip(self.base_variables, self._variables, strict=True):
+            base.assign(variable)
 
     def reduce(
         self, gradients: Sequence[Tensor], scalars: Sequence[Tensor], step: Tensor
@@ -67,27 +73,41 @@ class Periodic(EveryStep):
 
     def after_step(self, step: int) -> None:
         """End a round where one is due."""
-        self._is_apart = True
-        if step % self._every == 0 and step > self._start_step:
+        if self._ends_at(step):
             self.end_round(step)
 
-    def end_round(self, step: int) -> None:
-        """Do what ends a round."""
-        self.settle()
+    def _ends_at(self, step: int) -> bool:
+        return step % self._every == 0 and step > self._start_step
 
-    def settle(self) -> None:
-        """Give all ranks the same weights, unless they have them."""
-        if not self._is_apart:
-            return
-        changes = self.combine([v - base for v, base in zip(self._variables, self._base, strict=True)])
-        self._base = [base + change for base, change in zip(self._base, changes, strict=True)]
-        for variable, value in zip(self._variables, self._base, strict=True):
+    def end_round(self, step: int) -> None:
+        """Give all ranks the weights that the round leads to."""
+        weights, shared = self._outcome(step)
+        for variable, base, value in zip(self._variables, self.base_variables, weights, strict=True):
+            variable.assign(value)
+            base.assign(value)
+        for variable, value in zip(self.shared_variables, shared, strict=True):
             variable.assign(value)
         if self._average_slots and self._slots:
             for variable, value in zip(self._slots, self._ring.allreduce_mean(self._slots), strict=True):
                 variable.assign(value)
-        self._is_apart = False
 
-    def combine(self, changes: list[Tensor]) -> list[Tensor]:
-        """Return the change that all ranks apply, from that of this rank: the mean."""
-        return self._ring.allreduce_mean(changes)
+    def agreed(self, step: int) -> list[tuple[Variable, Tensor]]:
+        """The weights if the round ended after `step`; none where all ranks hold the same."""
+        if step <= self._start_step or self._ends_at(step):
+            return []
+        return list(zip(self._variables, self._outcome(step)[0], strict=True))
+
+    def _outcome(self, step: int) -> tuple[list[Tensor], list[Tensor]]:
+        """The weights, and the values of `shared_variables`, if the round ended after `step`."""
+        changes = [v - base for v, base in zip(self._variables, self.base_variables, strict=True)]
+        combined, shared = self.combine(changes, step)
+        return [base + change for base, change in zip(self.base_variables, combined, strict=True)], shared
+
+    def combine(self, changes: list[Tensor], step: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the mean of the ranks' changes, which all ranks apply, and the new values of `shared_variables`.
+
+        Args:
+            changes: those of this rank in the round.
+            step: number of steps done.
+        """
+        return self._ring.allreduce_mean(changes), []

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringfeed.training.loop.step import clip_by_global_norm
+from ringfeed.training.loop.step import check_connected, clip_by_global_norm
 from ringfeed.training.models.losses import Loss, batch_loss
 from ringfeed.training.optimizers.precision import all_finite
 
@@ -57,7 +57,9 @@ def make_worker_loop(
         with tf.control_dependencies([seen]):
             with tf.GradientTape() as tape:
                 loss = batch_loss(network, inputs, target, weight * weight_scale, loss_of)
-            gradients = [_summed_rows(gradient) for gradient in tape.gradient(loss, variables)]
+            found = tape.gradient(loss, variables)
+            check_connected(found)
+            gradients = [_summed_rows(gradient) for gradient in found]
             used = [place for place, gradient in enumerate(gradients) if gradient is not None]
             clipped, norm = clip_by_global_norm([gradients[i] for i in used], clip_norm)
             if clip_norm is not None:

@@ -1,7 +1,8 @@
 """Snapshots: capture a run's state in a checkpoint, and restore it on any number of ranks.
 
 Tensors: the network's weights and the states of its random generators, the optimizer's variables, the loss scale, the
-state of the synchronizer, averages of weights; what each rank has of its own is stacked, [ranks, ...].
+state of the synchronizer, averages of weights; what each rank has of its own is stacked, [ranks, ...]. Weights are
+those that all ranks agree on; where ranks differ within a round, their own are stacked beside them.
 JSON: the loader's position (seed, epoch, step), the configuration, the dataset's identity, and the history.
 """
 
@@ -18,9 +19,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringfeed.pipeline.order.epoch_order import ORDER_VERSION
+from ringfeed.pipeline.order.epoch_order import ORDER_VERSION, PASSES_VERSION
 from ringfeed.sharding.common.validation import fit, integer, texts
 from ringfeed.sharding.errors import ConfigError, TrainingError
+from ringfeed.training.averaging.agreement import Agreement
 from ringfeed.training.averaging.moving import MovingAverage
 from ringfeed.training.config.config_file import changed_keys, stretched_schedule, to_tree
 from ringfeed.training.config.keys import all_keys
@@ -48,7 +50,7 @@ __all__ = [
 ]
 
 _OTHER_MODEL = "undo the change of the model, or set another checkpoint.url"
-_RANK_GROUP = "rank/"
+_RANK, _APART, _BASE = "rank", "apart", "base"  # kinds of variables: of each rank twice, and of `Agreement`
 _BOTH_MOMENTS = "_moments"
 _RANK_STRIDE = 0x9E3779B1  # odd, so that all ranks below 2**31 get different seeds (2**32 / golden ratio)
 
@@ -84,6 +86,7 @@ class Parts:
     """The parts of a run that training changes.
 
     Attributes:
+        agreement: what ranks hold apart, and agree on; None: nothing.
         servers: number of parameter servers, each of which has an optimizer of its own; 0: none.
     """
 
@@ -92,6 +95,7 @@ class Parts:
     scale: LossScale
     synchronizer: Synchronizer = field(default_factory=lambda: EveryStep(SoloRing()))
     average: MovingAverage | None = None
+    agreement: Agreement | None = None
     servers: int = 0
 
     @property
@@ -111,12 +115,18 @@ class Parts:
             "loss_scale": self.scale.variables,
             "synchronizer": list(self.synchronizer.shared_variables),
             "average": self.average.variables if self.average else [],
+            _BASE: self.agreement.base if self.agreement else [],
         }
         return {
             f"{kind}/{index:04d}/{getattr(variable, 'path', variable.name)}": variable
             for kind, variables in groups.items()
             for index, variable in enumerate(variables)
         }
+
+    def of_rank(self) -> dict[str, list[Any]]:
+        """Return the variables that each rank has of its own, by kind."""
+        apart = self.agreement.variables if self.agreement else []
+        return {_RANK: list(self.synchronizer.rank_variables), _APART: apart}
 
     def averaged(self) -> AbstractContextManager[None]:
         """Give the network its averaged weights in the body, if the run averages them."""
@@ -148,42 +158,62 @@ def set_rank_seeds(network: Any, rank: int) -> None:
             copy.assign(np.array([own, counter]))
 
 
-def gather_rank_state(ring: Ring, synchronizer: Synchronizer) -> dict[str, Any]:
+def gather_rank_state(ring: Ring, parts: Parts) -> dict[str, Any]:
     """Return what each rank has of its own, as arrays [ranks, ...] by name (a collective)."""
-    return {
-        f"{_RANK_GROUP}{index:04d}/{variable.name}": ring.allgather(np.asarray(tf.convert_to_tensor(variable))[None])
-        for index, variable in enumerate(synchronizer.rank_variables)
-    }
+    found = {}
+    for kind, variables in parts.of_rank().items():
+        rows = parts.agreement.rows() if kind == _APART and parts.agreement else _rows(variables)
+        for index, (variable, own) in enumerate(zip(variables, rows, strict=True)):
+            found[f"{kind}/{index:04d}/{variable.name}"] = ring.allgather(own)
+    return found
 
 
-def rank_state(arrays: Mapping[str, Any]) -> list[Any]:
-    """Return those of a checkpoint's arrays that `gather_rank_state` made."""
-    return [array for name, array in arrays.items() if name.startswith(_RANK_GROUP)]
+def _rows(variables: Sequence[Any]) -> list[Any]:
+    return [np.asarray(tf.convert_to_tensor(variable))[None] for variable in variables]
 
 
-def restore_rank_state(ring: Ring, synchronizer: Synchronizer, stacked: Sequence[Any]) -> None:
+def rank_state(arrays: Mapping[str, Any]) -> dict[str, list[Any]]:
+    """Return those of a checkpoint's arrays that `gather_rank_state` made, by kind."""
+    return {kind: [array for name, array in arrays.items() if _kind(name) == kind] for kind in (_RANK, _APART)}
+
+
+def restore_rank_state(ring: Ring, parts: Parts, stacked: Mapping[str, Sequence[Any]]) -> None:
     """Give each rank what it had of its own (a collective); if the number of ranks is another one, by `resize`.
+
+    A checkpoint that has nothing apart is of an earlier version, or of one process: then all ranks start with the
+    weights that they agreed on.
 
     Args:
         ring: the ranks.
-        synchronizer: whose variables to restore.
-        stacked: on rank 0 the checkpoint's arrays, elsewhere anything.
+        parts: whose variables to restore.
+        stacked: on rank 0 what `rank_state` returned, elsewhere anything.
     """
-    variables = synchronizer.rank_variables
-    dtypes = [tf.as_dtype(v.dtype).as_numpy_dtype for v in variables]
-    shapes = ring.allgather_object([list(array.shape) for array in stacked])[0]
-    received = [
-        ring.allgather(np.asarray(stacked[i], dtype) if ring.rank == 0 else np.zeros([0, *shapes[i][1:]], dtype))
-        for i, dtype in enumerate(dtypes)
-    ]
-    if not received:
+    shapes = ring.allgather_object({kind: [list(array.shape) for array in held] for kind, held in stacked.items()})[0]
+    for kind, variables in parts.of_rank().items():
+        if len(shapes.get(kind, ())) != len(variables):
+            continue
+        received = []
+        for index, variable in enumerate(variables):
+            dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
+            empty = np.zeros([0, *shapes[kind][index][1:]], dtype)
+            received.append(ring.allgather(np.asarray(stacked[kind][index], dtype) if ring.rank == 0 else empty))
+        _assign_rows(ring, parts.synchronizer if kind == _RANK else EveryStep(ring), variables, received)
+
+
+def _assign_rows(ring: Ring, method: Synchronizer, variables: Sequence[Any], received: Sequence[Any]) -> None:
+    """Assign the rows of this rank's replicas; if there were other ranks, what a method makes of theirs."""
+    own = [copies(variable) for variable in variables]
+    if not own:
         return
-    if len(received[0]) == ring.size:
-        values = [array[ring.rank] for array in received]
+    if len(received[0]) == ring.size * len(own[0]):
+        first = ring.rank * len(own[0])
+        values = [list(array[first : first + len(held)]) for array, held in zip(received, own, strict=True)]
     else:
-        values = synchronizer.resize(received, ring.rank, ring.size)
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)
+        resized = method.resize(received, ring.rank, ring.size)
+        values = [[value] * len(held) for value, held in zip(resized, own, strict=True)]
+    for held, rows in zip(own, values, strict=True):
+        for copy, value in zip(held, rows, strict=True):
+            copy.assign(value)
 
 
 def capture(
@@ -214,7 +244,7 @@ def capture(
             key, counter = arrays[name].astype(np.int64)
             arrays[name] = np.array([(int(key) - rank * _RANK_STRIDE) % 2**31, counter]).astype(arrays[name].dtype)
     place = {"epoch": position.epoch, "step": position.epoch_step}
-    loader: dict[str, Any] = {"seed": config.seed, **place, "order": ORDER_VERSION}
+    loader: dict[str, Any] = {"seed": config.seed, **place, "order": _order_version(config)}
     if quarantined:
         loader["quarantined"] = list(quarantined)
     state: dict[str, Any] = {
@@ -280,7 +310,7 @@ def check_resumable(state: Mapping[str, Any], config: TrainConfig, dataset: Coll
     changed = changed_keys(config, state["config"])
     if state["dataset"] not in dataset:
         changed.append("the dataset's shards")
-    if state["loader"].get("order", 1) != ORDER_VERSION:
+    if state["loader"].get("order", 1) != _order_version(config):
         changed.append("order of samples (that of another version of ringfeed)")
     if changed:
         raise TrainingError(
@@ -289,6 +319,10 @@ def check_resumable(state: Mapping[str, Any], config: TrainConfig, dataset: Coll
         )
     if stretched := stretched_schedule(config, state["config"]):
         raise TrainingError(f"cannot resume from {config.checkpoint.url}: {stretched}, or set another checkpoint.url")
+
+
+def _order_version(config: TrainConfig) -> int:
+    return ORDER_VERSION if config.data.mixture is None else PASSES_VERSION
 
 
 def check_servers(state: Mapping[str, Any], parts: Parts, url: str) -> None:
@@ -315,10 +349,15 @@ def restore(parts: Parts, arrays: Mapping[str, Any]) -> None:
         TrainingError: number, shapes or dtypes differ.
     """
     mine = list(parts.variables().items())
-    held, expected = len(rank_state(arrays)), len(parts.synchronizer.rank_variables)
+    held, expected = len(rank_state(arrays)[_RANK]), len(parts.synchronizer.rank_variables)
     if held != expected:
         raise TrainingError(f"the checkpoint holds {held} variables of each rank, this run has {expected}")
-    arrays = {name: array for name, array in arrays.items() if not name.startswith(_RANK_GROUP)}
+    arrays = {name: array for name, array in arrays.items() if _kind(name) not in (_RANK, _APART)}
+    bases = [sum(_kind(name) == _BASE for name in names) for names in (parts.variables(), arrays)]
+    has_base = bases[0] == bases[1]
+    if not has_base:  # of an earlier version, or of one process
+        mine = [item for item in mine if _kind(item[0]) != _BASE]
+        arrays = {name: array for name, array in arrays.items() if _kind(name) != _BASE}
     if not any(name.endswith(_BOTH_MOMENTS) for name, _ in mine):
         arrays = _with_moments_apart(arrays)
     if [_slot(name) for name, _ in mine] != [_slot(name) for name in arrays]:
@@ -333,6 +372,8 @@ def restore(parts: Parts, arrays: Mapping[str, Any]) -> None:
             )
     for (_, variable), array in zip(mine, arrays.values(), strict=True):
         variable.assign(array)
+    if parts.agreement and not has_base:
+        parts.agreement.begin()
 
 
 def _with_moments_apart(arrays: Mapping[str, Any]) -> dict[str, Any]:
@@ -348,6 +389,10 @@ def _with_moments_apart(arrays: Mapping[str, Any]) -> dict[str, Any]:
         result[f"{kind}/{places[kind]:04d}/{path}"] = array
         places[kind] += 1
     return result
+
+
+def _kind(name: str) -> str:
+    return name.partition("/")[0]
 
 
 def _slot(name: str) -> Sequence[str]:

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 
 from ringfeed.sharding.errors import TrainingError
-from ringfeed.training.averaging.statistics import StatisticsAverage
+from ringfeed.training.averaging.agreement import Agreement
 from ringfeed.training.ring.ring import Ring
 
 from .optimizer import ring_of
@@ -36,7 +36,7 @@ class Synchronise(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ship
     def __init__(self, ring: Ring) -> None:
         super().__init__()
         self._ring = ring
-        self._statistics: StatisticsAverage | None = None
+        self._statistics: Agreement | None = None
         self._logs: dict[str, Any] = {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -61,12 +61,12 @@ class Synchronise(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ship
         if not model.built:
             raise TrainingError("the model has no weights yet that ranks could share: begin it with a keras.Input")
         self._ring.broadcast([*model.weights, *optimizer.variables])
-        self._statistics = StatisticsAverage(self._ring, model)
+        self._statistics = Agreement(self._ring, model)
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         """Keep the metrics of the epoch, which validation sets to zero."""
         if self._statistics is not None:
-            self._statistics.update()
+            self._statistics.settle()
             self._logs = self._metrics()
 
     def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
@@ -78,7 +78,7 @@ class Synchronise(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ship
         """Put the metrics of all ranks in the place of this rank's."""
         assert self._statistics is not None
         assert logs is not None
-        self._statistics.update()
+        self._statistics.settle()
         found, self._logs = self._logs or self._metrics(), {}
         logs.update(found)
 

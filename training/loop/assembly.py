@@ -17,6 +17,7 @@ import tensorflow as tf
 from ringfeed.pipeline import Loader, Mixture
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.averaging.agreement import Agreement
 from ringfeed.training.averaging.batch_norm import synchronise_batch_norm
 from ringfeed.training.averaging.moving import MovingAverage
 from ringfeed.training.averaging.pace import Pace
@@ -123,7 +124,7 @@ def _assembled(config: TrainConfig, ring: Ring, schedule: Schedule | None, repli
     wire = MeteredRing(replicas.ring if replicas else ring)
     if config.sync.batch_norm:
         synchronise_batch_norm(model.network, wire)
-    parts = _parts(config, wire, pace, model, schedule)
+    parts = _parts(config, ring, wire, pace, model, schedule)
     train_step, predict = _steps(config, loader, parts, replicas)
     return Assembly(
         shares=shares,
@@ -184,7 +185,9 @@ def _prepare_process(config: TrainConfig) -> None:
         tf.config.experimental.enable_op_determinism()
 
 
-def _parts(config: TrainConfig, wire: MeteredRing, pace: Pace, model: BuiltModel, schedule: Schedule) -> Parts:
+def _parts(
+    config: TrainConfig, ring: Ring, wire: MeteredRing, pace: Pace, model: BuiltModel, schedule: Schedule
+) -> Parts:
     synchronizer = build_synchronizer(config, wire, total_steps=config.total_steps(pace.steps), pace=pace)
     variables = model.network.trainable_variables
     optimizer = build_run_optimizer(config, schedule, variables, pace.steps)
@@ -201,6 +204,7 @@ def _parts(config: TrainConfig, wire: MeteredRing, pace: Pace, model: BuiltModel
         scale=LossScale.for_precision(config.precision, rule),
         synchronizer=synchronizer,
         average=average,
+        agreement=Agreement(ring, model.network, synchronizer, average),
     )
 
 
@@ -208,7 +212,7 @@ def _steps(
     config: TrainConfig, loader: Loader | Mixture, parts: Parts, replicas: Replicas | None
 ) -> tuple[TrainStep, Callable[[Any], Any]]:
     is_recorded = config.output.records is not None or config.output.prometheus_port is not None
-    follows_speed = config.sync.shares == "speed"
+    follows_speed, has_clients = config.sync.shares == "speed", config.sync.clients is not None
     in_one_line = own_errors(loader.manifest, config)
     train_step: TrainStep = in_one_line(
         make_train_step(
@@ -220,8 +224,8 @@ def _steps(
             clock(deterministic=config.deterministic) if is_recorded or follows_speed else None,
             loss_of=build_loss(config.loss, plan_target(loader.manifest, config)),
             accumulate=config.optimizer.accumulate,
-            can_rest=config.sync.clients is not None,
-            any_batch=follows_speed or config.backend == MULTI_WORKER,  # see `WorkerRing`
+            by_samples=config.sync.method == "fedavg",
+            any_batch=follows_speed or has_clients or config.backend == MULTI_WORKER,  # see `WorkerRing`
             average=parts.average,
             jit_compile=config.jit_compile,
             replicas=replicas,

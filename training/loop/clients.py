@@ -1,6 +1,6 @@
 """Clients: ranks that train on parts of their own, of any sizes, as in federated learning.
 
-Tested in tests/training/averaging/test_pace.py and tests/training/compression/test_methods.py.
+Tested in tests/training/averaging/test_pace.py and tests/training/loop/test_modes.py.
 """
 
 from __future__ import annotations
@@ -77,6 +77,12 @@ def own_pace(config: TrainConfig, ring: Ring, loader: Loader | Mixture) -> Pace:
     )
 
 
+def _real_samples(batch: Any) -> Any:
+    """Return a batch without its fillers, which batch normalisation would count."""
+    rows = tf.where(batch[2] > 0)[:, 0]
+    return tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), batch)
+
+
 def paced(read: Callable[[int], Iterable[Any]], pace: Pace, start_step: int) -> Iterator[Any]:
     """Yield `(inputs, target, weight)` for each step of an epoch; where this rank rests, any batch with weights of 0.
 
@@ -95,5 +101,5 @@ def paced(read: Callable[[int], Iterable[Any]], pace: Pace, start_step: int) -> 
         batch = next(batches, None)
         if batch is None:
             return
-        yield batch
+        yield batch if pace.is_full(step) else _real_samples(batch)
     yield from batches

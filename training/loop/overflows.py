@@ -17,7 +17,7 @@ from ringfeed.training.ring.ring import Ring
 
 from .bad_records import bad_records
 
-__all__ = ["check_overflows", "check_records", "check_weights", "is_at_floor"]
+__all__ = ["check_overflows", "check_records", "check_weights", "check_wire", "is_at_floor"]
 
 _CHECKED_STEPS = 4  # of a report's skipped steps, whose batches are read again
 
@@ -25,6 +25,24 @@ _CHECKED_STEPS = 4  # of a report's skipped steps, whose batches are read again
 def is_at_floor(scale: LossScale) -> bool:
     """Whether no smaller loss scale can prevent overflows."""
     return scale.rule is None or float(scale.scale.numpy()) <= scale.rule.smallest
+
+
+def check_wire(skipped: Sequence[int], sent_finite: bool, method: str) -> None:
+    """Refuse to go on if gradients overflow only as they are compressed.
+
+    Args:
+        skipped: numbers of the steps that were skipped since the last report.
+        sent_finite: whether the gradients of the first of them were finite before they were exchanged.
+        method: method of compression.
+
+    Raises:
+        TrainingError: they do.
+    """
+    if skipped and sent_finite and method == "fp16":
+        raise TrainingError(
+            f"the gradients of step {skipped[0]} are finite, but compression.method=fp16 sends no number beyond 65504: "
+            "set compression.method=bf16, or none"
+        )
 
 
 def check_overflows(skipped: Sequence[int], config: TrainConfig, scale: LossScale) -> None:
@@ -38,11 +56,16 @@ def check_overflows(skipped: Sequence[int], config: TrainConfig, scale: LossScal
     Raises:
         TrainingError: the scale is at its floor, or there is none.
     """
-    if skipped and is_at_floor(scale):
-        raise TrainingError(
-            f"the gradients of step {skipped[0]} are not finite in {config.precision}: "
-            "lower optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
-        )
+    if not skipped or not is_at_floor(scale):
+        return
+    step = skipped[0]
+    if config.precision == "float16":
+        remedy = "set precision=bfloat16 or float32"
+    elif step == 0:
+        remedy = "the weights are still the initial ones, so scale down the inputs or outputs of the network"
+    else:
+        remedy = "lower optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
+    raise TrainingError(f"the gradients of step {step} are not finite in {config.precision}: {remedy}")
 
 
 def check_weights(network: Any, step: int) -> None:

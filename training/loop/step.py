@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ringfeed.sharding.errors import TrainingError
 from ringfeed.training.averaging.moving import MovingAverage
 from ringfeed.training.models.losses import Loss, batch_loss, cross_entropy, wide_outputs
 from ringfeed.training.optimizers.precision import LossScale, all_finite
@@ -19,7 +20,14 @@ from ringfeed.training.ring.replicas import Replicas
 from ringfeed.training.ring.ring import dense
 from ringfeed.training.ring.synchronizer import EveryStep, Synchronizer
 
-__all__ = ["StepMetrics", "TrainStep", "clip_by_global_norm", "make_predict_step", "make_train_step"]
+__all__ = [
+    "StepMetrics",
+    "TrainStep",
+    "check_connected",
+    "clip_by_global_norm",
+    "make_predict_step",
+    "make_train_step",
+]
 
 Tensor = Any
 TrainStep = Callable[..., "StepMetrics"]
@@ -35,6 +43,8 @@ class StepMetrics(NamedTuple):
         stamps: float64, the monotonic times at which the gradients of this rank were ready, and were reduced; empty
             without a clock.
         is_stopping: bool; whether any rank was asked to stop when it began the step.
+        is_sent_finite: bool; whether the gradients were finite on all ranks before they were exchanged. Without
+            compression they are looked at only afterwards.
     """
 
     loss: Tensor
@@ -42,6 +52,7 @@ class StepMetrics(NamedTuple):
     gradient_norm: Tensor
     stamps: Tensor
     is_stopping: Tensor
+    is_sent_finite: Tensor
 
 
 def backward(
@@ -60,20 +71,34 @@ def backward(
     return loss, tape.gradient(scaled, variables)
 
 
+def check_connected(gradients: Sequence[Tensor | None]) -> None:
+    """Refuse a network that cannot learn.
+
+    Raises:
+        TrainingError: the loss depends on no variable.
+    """
+    if all(gradient is None for gradient in gradients):
+        raise TrainingError(
+            "the loss has no gradient for any variable of the network: leave out what stops gradients between its "
+            "variables and its outputs, such as tf.stop_gradient, rounding, argmax, or a cast to integers"
+        )
+
+
 def accumulated(
     one: Callable[..., tuple[Tensor, list[Tensor | None]]], count: int, batch: Any, variables: Sequence[Any]
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return loss and gradients of a batch, one of `count` micro-batches after the other, whose memory is free in turn.
 
-    Sizes of micro-batches differ by one where they must, and count for that. Batch normalisation sees each alone.
+    Micro-batch sizes differ by at most one; each is weighted by its size. Batch normalisation sees each alone.
 
     Args:
         one: `backward`, from the parts of a micro-batch.
-        count: number of micro-batches, at most the samples of the batch.
+        count: number of micro-batches; a batch of fewer samples has as many as samples.
         batch: `(inputs, target, weight)`.
         variables: those of the gradients.
     """
     size = tf.shape(batch[1])[0]
+    count = tf.minimum(count, size)
 
     def part(index: Any) -> tuple[Tensor, list[Tensor | None]]:
         start, stop = index * size // count, (index + 1) * size // count
@@ -122,7 +147,7 @@ def make_train_step(
     *,
     loss_of: Loss = cross_entropy,
     accumulate: int = 1,
-    can_rest: bool = False,
+    by_samples: bool = False,
     any_batch: bool = False,
     average: MovingAverage | None = None,
     jit_compile: bool = False,
@@ -141,8 +166,8 @@ def make_train_step(
     a sum of finite numbers may still overflow. Where the result is the plain mean, an overflow of any rank is in it,
     and gradients need no check before. A step that does not count changes nothing but the loss scale. In the same way
     they agree on whether to stop.
-    With `can_rest`, a rank whose samples all have weight 0 takes part in the step and changes only its number; the loss
-    is then the mean over the others. With `replicas`, each does the step of its part of the batch.
+    With `by_samples`, the loss is the mean over ranks by their samples, and a rank whose samples all have weight 0
+    takes part in the step and changes only its number. With `replicas`, each does the step of its part of the batch.
 
     Returns:
         A function of `(inputs, target, weight)` of the local batch, and of 1.0 if this rank was asked to stop; every
@@ -151,7 +176,7 @@ def make_train_step(
     trained = network.trainable_variables
     variables = [variable.value for variable in trained]
     state = [v.value for v in network.non_trainable_variables if "float" in str(v.dtype)]  # as of batch normalisation
-    state += [*synchronizer.rank_variables, *synchronizer.shared_variables]
+    state += synchronizer.step_variables
     is_plain_mean = type(synchronizer) is EveryStep
     go_on = tf.constant(0.0)
 
@@ -173,13 +198,13 @@ def make_train_step(
         return tf.constant(False)
 
     def reduce(tensors: Sequence[Tensor]) -> list[Tensor]:
-        overflowed, loss, stopping, trains, *gradients = tensors
-        loss = loss * trains if can_rest else loss  # at rest there is still that of the network's regularizers
-        sent = [loss, overflowed, stopping, *([trains] if can_rest else [])]
+        overflowed, loss, stopping, samples, *gradients = tensors
+        loss = loss * samples if by_samples else loss
+        sent = [loss, overflowed, stopping, *([samples] if by_samples else [])]
         reduced, scalars = synchronizer.reduce(gradients, sent, optimizer.iterations.value)
         loss, overflowed, stopping = scalars[:3]
-        loss = loss / scalars[3] if can_rest else loss
-        return [overflowed, loss, stopping, trains, *reduced]
+        loss = loss / scalars[3] if by_samples else loss
+        return [overflowed, loss, stopping, samples, *reduced]
 
     def train_step(inputs: Any, target: Tensor, weight: Tensor, stopping: Tensor = go_on) -> StepMetrics:
         before = [tf.identity(variable) for variable in state]
@@ -187,20 +212,21 @@ def make_train_step(
             local_loss, scaled = one(inputs, target, weight)
         else:
             local_loss, scaled = accumulated(one, accumulate, (inputs, target, weight), variables)
+        check_connected(scaled)
         gradients = scale.unscaled(filled(scaled, variables))
         overflowed = 1.0 - tf.cast(all_finite(state if is_plain_mean else [*gradients, *state]), tf.float32)
-        trains = tf.cast(tf.reduce_any(weight > 0), tf.float32)
-        sent = [overflowed, local_loss, stopping, trains, *gradients]  # the update waits for the first
+        samples = tf.where(tf.reduce_any(weight > 0), tf.cast(tf.shape(weight)[0], tf.float32), 0.0)
+        sent = [overflowed, local_loss, stopping, samples, *gradients]  # the update waits for the first
         (any_overflowed, loss, any_stopping, _, *gradients), stamps = timed(reduce, sent, read_clock)
         gradients, norm = clip_by_global_norm(gradients, clip_norm)
         is_finite = tf.logical_and(tf.equal(any_overflowed, 0.0), tf.math.is_finite(norm))
         is_connected = [gradient is not None for gradient in scaled]
-        is_applied = tf.logical_and(is_finite, trains > 0) if can_rest else is_finite
+        is_applied = tf.logical_and(is_finite, samples > 0) if by_samples else is_finite
         tf.cond(is_applied, lambda: apply(gradients, is_connected), lambda: restore(before))
-        if can_rest:
-            optimizer.iterations.assign_add(tf.cast(tf.logical_and(is_finite, trains == 0), tf.int64))
+        if by_samples:
+            optimizer.iterations.assign_add(tf.cast(tf.logical_and(is_finite, samples == 0), tf.int64))
         scale.update(is_finite)
-        return StepMetrics(loss, is_finite, norm, stamps, any_stopping > 0.0)
+        return StepMetrics(loss, is_finite, norm, stamps, any_stopping > 0.0, tf.equal(any_overflowed, 0.0))
 
     whole = train_step if replicas is None else replicas.spread(train_step)
     compiled: Any = tf.function(whole, reduce_retracing=True, autograph=False)

@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding.errors import TrainingError
-from ringfeed.training.averaging.statistics import StatisticsAverage
 from ringfeed.training.checkpoint.memory import Memory
 from ringfeed.training.checkpoint.snapshot import Position
 from ringfeed.training.config.config_file import to_tree
@@ -33,7 +32,7 @@ from .assembly import assemble
 from .callbacks import Callbacks
 from .clients import paced
 from .inputs import Functions, preprocessed
-from .overflows import check_overflows, check_records, check_weights, is_at_floor
+from .overflows import check_overflows, check_records, check_weights, check_wire, is_at_floor
 from .progress import Progress
 from .state.outputs import write_outputs
 from .state.quarantine import join_quarantine, restore_quarantine
@@ -93,8 +92,8 @@ class Trainer:
         restore_quarantine(config, ring, self._shares, start.quarantined)
         self.loader = self._shares.loader
         self.skipped_steps = start.skipped_steps
-        average = self.parts.average
-        self._statistics = StatisticsAverage(ring, self.parts.network, average.statistics if average else ())
+        assert self.parts.agreement is not None
+        self._agreement = self.parts.agreement
         self._progress = Progress(config, start, self.pace.steps, is_chief=ring.rank == 0, trackers=trackers)
         self.reporter = self._progress.reporter
         self._recorder: Recorder | None = None  # of `run`
@@ -132,7 +131,8 @@ class Trainer:
             states = self.reporter.track(to_tree(self.config), self.ring.size)
             self.reporter.share(self.ring.allgather_object(states)[0])
             if self._saver.keeps(to_store=False):
-                self._commit(to_store=False)  # what another rank gave this one
+                with self._agreed():
+                    self._commit(to_store=False)  # what another rank gave this one
             if not self._progress.is_over:
                 self._recorder = self._open_recorder()
                 self.reporter.begin(
@@ -198,7 +198,6 @@ class Trainer:
         if self.position.epoch != epoch and next(batches, None) is not None:
             raise TrainingError(f"the loader continues after step {self.pace.steps}, the last of the epoch")
         self._report(epoch)
-        self._settle()
         self._evaluate(epoch)
         self._end_epoch(epoch)
         self._save()
@@ -244,9 +243,7 @@ class Trainer:
             ) from None
         got = time.monotonic()
         window.wait_seconds += got - asked
-        if self.config.sync.clients is not None:  # the mean is that of this rank's samples alone
-            weight = tf.math.divide_no_nan(weight, tf.reduce_mean(weight))
-        elif self._shares.factor != 1.0:
+        if self._shares.factor != 1.0 and self.config.sync.method != "fedavg":  # its mean counts samples
             weight = weight * self._shares.factor
         metrics = self.train_step(inputs, target, weight, tf.constant(float(self._asked_to_stop)))
         window.metrics.append(metrics)
@@ -280,6 +277,8 @@ class Trainer:
         self._window = Window()
         if skipped := window.skipped_steps(self.position.step):
             self.skipped_steps += len(skipped)
+            sent_finite = window.was_sent_finite(skipped[0], self.position.step)
+            check_wire(skipped, sent_finite, self.config.compression.method)
             # Where only scaled gradients overflow, as at the start of a float16 run, no record is to blame.
             suspects = skipped if is_at_floor(self.parts.scale) else window.steps_without_loss(self.position.step)
             check_records(suspects, self.ring, self.loader, self.pace, self.traced_preprocess, self.config.data.place)
@@ -314,7 +313,7 @@ class Trainer:
         self._callbacks.call("on_test_begin", {})
         self.reporter.begin_evaluation()
         batches = {name: self._eval_batches(*read) for name, read in self._assembly.evaluations.items()}
-        with self._activity(EVALUATION), self.parts.averaged():
+        with self._activity(EVALUATION), self._agreed(), self.parts.averaged():
             if self.config.data.mixture is None:
                 result = evaluate(self.ring, predict, next(iter(batches.values())), target, metrics, own)
             else:
@@ -335,10 +334,16 @@ class Trainer:
         max_time = None if by_signal else self.config.max_time
         raise Stopped(self.position.step, self._progress.first_step, self.config.checkpoint.url, max_time)
 
-    def _settle(self) -> None:
-        """Give all ranks the same weights and statistics."""
-        self.parts.synchronizer.settle()
-        self._statistics.update(self._shares.factor)
+    def _agreed(self) -> AbstractContextManager[None]:
+        """Give all ranks the same weights and statistics in the body."""
+        return self._agreement.applied(self.position.step, self._weight)
+
+    @property
+    def _weight(self) -> float:
+        """Weight of this rank in the means of statistics: a client's samples so far, else its samples in a step."""
+        if self.config.sync.clients is not None:
+            return float(self.pace.samples_before(self.position.step))
+        return float(self._shares.of_ranks[self.ring.rank])
 
     def _save(self, *, to_store: bool = True) -> None:
         """Commit to memory and to the store, as far as there are any, after a check that all ranks have equal weights.
@@ -348,8 +353,7 @@ class Trainer:
         """
         if not self._saver.keeps(to_store=to_store):
             return
-        with self._activity(CHECKPOINT):
-            self._settle()
+        with self._activity(CHECKPOINT), self._agreed():
             self._assert_same_weights()
             check_weights(self.parts.network, self.position.step)
             self._commit(to_store=to_store)
@@ -365,6 +369,7 @@ class Trainer:
 
     def _finish(self, seconds: float, steps: int) -> dict[str, Any]:
         self._saver.writer.wait()
+        self._agreement.settle(self.position.step, self._weight)
         digest = self._assert_same_weights()
         bad_shards = join_quarantine(self.config, self.ring, self.loader)
         check_weights(self.parts.network, self.position.step)

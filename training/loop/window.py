@@ -46,6 +46,10 @@ class Window:
         first = end - len(self.metrics)
         return [step for step in self.skipped_steps(end) if not math.isfinite(self.metrics[step - first].loss)]
 
+    def was_sent_finite(self, step: int, end: int) -> bool:
+        """Whether the gradients of a step were finite before ranks exchanged them."""
+        return bool(self.metrics[step - end].is_sent_finite)
+
     def has_overflowed(self, every: int) -> bool:
         """Whether one of the last `every` steps was skipped; looked up once in as many steps."""
         due = len(self.metrics) % every == 0

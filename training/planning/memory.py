@@ -34,7 +34,9 @@ def memory_bytes(parts: Parts, local_batch: int, micro_batches: int = 1) -> dict
         "weights": variable_bytes(network.weights),
         "gradients": variable_bytes(network.trainable_variables),
         "optimizer": variable_bytes(parts.optimizer.variables),
-        "synchronisation": variable_bytes([*synchronizer.rank_variables, *synchronizer.shared_variables]),
+        "synchronisation": variable_bytes(
+            [*synchronizer.rank_variables, *synchronizer.shared_variables, *synchronizer.base_variables]
+        ),
         "average": variable_bytes(parts.average.variables) if parts.average else 0,
         "batch": sum(_tensor_bytes(tensor, local_batch) for tensor in tf.nest.flatten(network.inputs)),
         "activations": sum(_tensor_bytes(tensor, micro_batch) for tensor in _outputs(network)),

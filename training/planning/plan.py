@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ringfeed.training.averaging.pace import Pace
@@ -75,6 +76,14 @@ class RunPlan:
     outputs: dict[str, str]
 
 
+def _without_new_cache(config: TrainConfig) -> TrainConfig:
+    """The configuration without a cache on disk that is yet to be made: a plan writes nothing."""
+    cache = config.data.cache
+    if cache in (None, "none", "memory") or os.path.isdir(cache):
+        return config
+    return replace(config, data=replace(config.data, cache="none"))
+
+
 def plan_run(config: TrainConfig, ranks: int) -> RunPlan:
     """Plan a run: everything but its steps, with the same checks of dataset, model and checkpoint.
 
@@ -86,6 +95,7 @@ def plan_run(config: TrainConfig, ranks: int) -> RunPlan:
         RingfeedError: the run could not start.
     """
     ring: Ring = PlannedRing(ranks) if ranks > 1 else SoloRing()
+    config = _without_new_cache(config)
     assembly = assemble(config, ring)
     parts, manifest = assembly.parts, assembly.shares.loader.manifest
     pace = _pace(config, ranks, assembly)

@@ -22,7 +22,7 @@ from .planned_ring import PlannedRing
 
 __all__ = ["bytes_by_method", "wire_bytes"]
 
-_SCALARS = 3  # of each step: the loss, and whether a rank overflowed or stops
+_SCALARS = 3  # the loss, and whether a rank overflowed or stops; fedavg adds the number of samples
 
 
 def bytes_by_method(config: TrainConfig, ranks: int, parts: Parts, pace: Pace) -> dict[str, float | None]:
@@ -64,7 +64,7 @@ def wire_bytes(config: TrainConfig, ranks: int, parts: Parts, pace: Pace) -> flo
     synchronizer.build(variables, parts.optimizer.variables)
     synchronizer.begin()
     zeros: list[Any] = [tf.zeros(v.shape, v.dtype) for v in variables]
-    scalars = [tf.zeros([])] * (_SCALARS + (config.sync.clients is not None))
+    scalars = [tf.zeros([])] * (_SCALARS + (config.sync.method == "fedavg"))
     synchronizer.reduce(zeros, scalars, tf.constant(steps, tf.int64))
     each = float(wire.wire_bytes)
     if config.sync.method == "every_step":

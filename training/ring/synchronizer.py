@@ -32,6 +32,18 @@ class Synchronizer(Protocol):
     def shared_variables(self) -> Sequence[Variable]:
         """State that is the same on all ranks, such as an outer momentum; checkpoints hold it once."""
 
+    @property
+    def step_variables(self) -> Sequence[Variable]:
+        """State that `reduce` changes; a step that is skipped restores it."""
+
+    @property
+    def apart_variables(self) -> Sequence[Variable]:
+        """Weights and optimizer state in which ranks differ within a round; checkpoints hold those of every rank."""
+
+    @property
+    def base_variables(self) -> Sequence[Variable]:
+        """The weights at the last round, the same on all ranks; checkpoints hold them once."""
+
     def resize(self, stacked: Sequence[Array], rank: int, size: int) -> list[Array]:
         """Return the values of `rank_variables` for a rank of a run that had another number of ranks.
 
@@ -41,7 +53,7 @@ class Synchronizer(Protocol):
         """
 
     def begin(self) -> None:
-        """Take note of the weights that the run starts with. Called once, when all ranks hold them."""
+        """Record the initial weights. Called once, after the broadcast."""
 
     def build(self, variables: Sequence[Variable], slots: Sequence[Variable]) -> None:
         """Create the state for the trainable variables and the optimizer's. Called once, before the first step."""
@@ -63,8 +75,11 @@ class Synchronizer(Protocol):
     def after_step(self, step: int) -> None:
         """Do what is due after a step, outside `tf.function`; `step` counts from 1."""
 
-    def settle(self) -> None:
-        """Give all ranks the same weights: called before an evaluation, a checkpoint and the end."""
+    def agreed(self, step: int) -> list[tuple[Variable, Tensor]]:
+        """Return the weights that all ranks agree on, by variable, for an evaluation, a checkpoint and the end.
+
+        Nothing is assigned, and what all ranks hold anyway is left out; `step` is the number of steps done.
+        """
 
 
 class EveryStep:
@@ -76,9 +91,16 @@ class EveryStep:
 
     rank_variables: Sequence[Variable] = ()
     shared_variables: Sequence[Variable] = ()
+    apart_variables: Sequence[Variable] = ()
+    base_variables: Sequence[Variable] = ()
 
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
+
+    @property
+    def step_variables(self) -> Sequence[Variable]:
+        """All state of its own."""
+        return [*self.rank_variables, *self.shared_variables]
 
     def resize(self, stacked: Sequence[Array], rank: int, size: int) -> list[Array]:
         """The mean of the earlier ranks, which keeps the mean over ranks of what each has held back."""
@@ -100,5 +122,6 @@ class EveryStep:
     def after_step(self, step: int) -> None:
         """Nothing to do."""
 
-    def settle(self) -> None:
-        """Nothing to do: the ranks never differ."""
+    def agreed(self, step: int) -> list[tuple[Variable, Tensor]]:
+        """None: the ranks never differ."""
+        return []

@@ -29,7 +29,7 @@ __all__ = ["check_keras", "check_onnx", "check_saved_model"]
 _RELATIVE, _ABSOLUTE = 1e-3, 1e-4  # other kernels add up in another order
 
 
-def check_saved_model(model: TrainedModel, folder: Path) -> None:
+def check_saved_model(model: TrainedModel, folder: str) -> None:
     """Compare the signatures of a SavedModel, with the preprocessing in it.
 
     Raises:
@@ -40,7 +40,7 @@ def check_saved_model(model: TrainedModel, folder: Path) -> None:
     plain = {name: values for name, values in masked.items() if name not in masks}
     unmasked = {name: tf.zeros_like(masked[name]) for name in masks}
     with _explained(model, "a SavedModel"):
-        signatures = tf.saved_model.load(str(folder)).signatures
+        signatures = tf.saved_model.load(folder).signatures
         _compare(model.scores(plain | unmasked), _served(model, signatures["serving_default"], plain))
         if masks:
             _compare(model.scores(masked), _served(model, signatures["with_missing"], masked))

@@ -136,14 +136,9 @@ def _write_file(model: TrainedModel, out: str, kind: str) -> None:
 def _write_folder(model: TrainedModel, storage: Storage) -> None:
     """Write a SavedModel; in a store `saved_model.pb` comes last, without which there is no model."""
     from .check_export import check_saved_model
-    from .saved_model import write_saved_model
+    from .saved_model import saved_model_files
 
-    with TemporaryDirectory() as temporary, quiet_tensorflow():
-        folder = storage.local_path or Path(temporary)
-        write_saved_model(model, folder)
-        check_saved_model(model, folder)
-        if folder == storage.local_path:
-            return
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        for path in sorted(files, key=lambda path: path.name == "saved_model.pb"):
-            storage.write(str(path.relative_to(folder)), path.read_bytes())
+    with quiet_tensorflow():
+        files = saved_model_files(model, check_saved_model)
+    for name in sorted(files, key=lambda name: name == "saved_model.pb"):
+        storage.write(name, files[name])

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+import uuid
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -24,14 +24,21 @@ from ringfeed.sharding.schema import Feature
 
 from .trained import TrainedModel, column_spec
 
-__all__ = ["input_names", "signature_inputs", "write_saved_model"]
+__all__ = ["input_names", "saved_model_files", "signature_inputs"]
 
 _LENGTHS = "\0lengths"  # behind a column, in whose name there is no NUL
 _EXTRA = "assets.extra/ringfeed.json"
 
 
-def write_saved_model(model: TrainedModel, folder: Path) -> None:
-    """Write the SavedModel into a folder of this machine."""
+def saved_model_files(model: TrainedModel, check: Callable[[TrainedModel, str], None]) -> dict[str, bytes]:
+    """Return the files of the SavedModel by their paths in its folder.
+
+    TensorFlow writes them to memory, because its errors about disks are of many lines and kinds.
+
+    Args:
+        model: the trained model.
+        check: called with the model and the folder of the SavedModel; raises an error if they differ.
+    """
     features, masks, names = model.columns, _masks_of(model), _names_of(model)
     specs = {}
     for feature in features:
@@ -64,10 +71,23 @@ def write_saved_model(model: TrainedModel, folder: Path) -> None:
     if masks:
         of_masks = {names[mask]: tf.TensorSpec([None], tf.bool, name=names[mask]) for mask in masks}
         signatures["with_missing"] = module.serve.get_concrete_function(**specs, **of_masks)
-    tf.saved_model.save(module, str(folder), signatures=signatures)
-    path = folder / _EXTRA
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(_described(model, features, names), indent=1) + "\n")
+    folder = f"ram://ringfeed-export-{uuid.uuid4().hex}"
+    try:
+        tf.saved_model.save(module, folder, signatures=signatures)
+        check(model, folder)
+        files = _files_in(folder)
+    finally:
+        tf.io.gfile.rmtree(folder)
+    return files | {_EXTRA: (json.dumps(_described(model, features, names), indent=1) + "\n").encode()}
+
+
+def _files_in(folder: str) -> dict[str, bytes]:
+    found = {}
+    for parent, _, names in tf.io.gfile.walk(folder):
+        for name in names:
+            with tf.io.gfile.GFile(f"{parent.rstrip('/')}/{name}", "rb") as file:
+                found[f"{parent.rstrip('/')}/{name}".removeprefix(f"{folder}/")] = file.read()
+    return found
 
 
 def _masks_of(model: TrainedModel) -> list[str]:

@@ -95,17 +95,21 @@ class JSONLines(Tracker):
 
 
 class _Table:
-    """A CSV file whose columns are the numbers of its first entry, those that are undefined there included."""
+    """A CSV file whose columns are the numbers of its first entry, those that are undefined there included.
+
+    Columns are sorted by name after step and epoch: a checkpoint does not keep the order of an entry.
+    """
 
     def __init__(self, url: str) -> None:
         self._file = _TextFile(url)
         self._writer: csv.DictWriter[str] | None = None
 
     def add(self, entry: Mapping[str, Any]) -> None:
-        row = {"step": entry["step"], "epoch": entry["epoch"]} | scalars(entry)
+        first = {"step": entry["step"], "epoch": entry["epoch"]}
+        row = first | scalars(entry)
         if self._writer is None:
-            undefined = [name for name, value in entry.items() if value is None]
-            columns = [*row, *undefined]
+            undefined = {name for name, value in entry.items() if value is None}
+            columns = [*first, *sorted((row.keys() | undefined) - first.keys())]
             self._writer = csv.DictWriter(self._file, columns, extrasaction="ignore", lineterminator="\n")
             self._writer.writeheader()
         self._writer.writerow(row)

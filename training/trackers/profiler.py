@@ -5,6 +5,7 @@ Tested in tests/training/trackers/test_trackers.py.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import tensorflow as tf
@@ -12,6 +13,8 @@ import tensorflow as tf
 from .tracker import RunStart, Tracker
 
 __all__ = ["Profiler"]
+
+log = logging.getLogger(__name__)
 
 
 class Profiler(Tracker):
@@ -27,21 +30,40 @@ class Profiler(Tracker):
     def __init__(self, folder: str, first: int, stop: int) -> None:
         self._folder, self._first, self._stop = folder, first, stop
         self._is_tracing = False
+        self._is_due = False  # a trace of this process
 
     def begin(self, start: RunStart, state: Any) -> None:
-        """Start where the run begins within the steps."""
+        """Start where the run begins within the steps; warn where it ends before them."""
+        self._is_due = start.first_step < self._stop
+        if self._first >= start.total_steps:
+            self._warn(start.total_steps)
         self.step(start.first_step)
+
+    def _warn(self, end: int) -> None:
+        self._is_due = False
+        log.warning(
+            "track.profile writes no trace: the run ends after %d steps, before track.profile_steps=[%d, %d]; set "
+            "track.profile_steps=[%d, %d]",
+            end,
+            self._first,
+            self._stop,
+            min(1, end - 1),  # the first step compiles
+            end,
+        )
 
     def step(self, step: int) -> None:
         """Start before the first of the steps, and stop after the last."""
+        self._done = step
         if self._is_tracing and step >= self._stop:
             self.close(is_finished=True)
         elif not self._is_tracing and self._first <= step < self._stop:
             tf.profiler.experimental.start(self._folder)
-            self._is_tracing = True
+            self._is_tracing, self._is_due = True, False
 
     def close(self, *, is_finished: bool) -> None:
         """Write the trace, where the run ends within the steps."""
         if self._is_tracing:
             self._is_tracing = False
             tf.profiler.experimental.stop()
+        elif self._is_due and is_finished:  # early, since evaluations no longer improved
+            self._warn(self._done)

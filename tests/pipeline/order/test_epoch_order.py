@@ -1,11 +1,13 @@
 """The order of samples as pure arithmetic: streams, windows and the remainder."""
 
+import math
 from collections import Counter
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ringfeed.pipeline.order.epoch_order import EpochOrder, Geometry, Remainder, coprime_stride, default_streams
@@ -104,16 +106,9 @@ def test_the_first_and_the_last_stream_share_no_segment() -> None:
     """A short epoch that begins within a shard may end within it."""
     geometry = Geometry(records=100, batch_size=2, streams=2, samples=90)
     order = EpochOrder(geometry, [40, 60], seed=1, epoch=1)
-    shared = sorted(
-        (segment.start, segment.stop)
-        for stream in range(2)
-        for window in order.windows(stream)
-        for segment in window.segments
-        if segment.shard == order.tape[0][1]
-    )
-    assert len(shared) == 2
-    for start, stop in shared:
-        segment = Segment(shard=int(order.tape[0][1]), start=start, stop=stop)
+    segments = [s for stream in range(2) for window in order.windows(stream) for s in window.segments]
+    assert {segment.shard for segment in segments} == {0, 1}
+    for segment in segments:
         assert order.shared_segment(segment, range(2)) == segment
 
 
@@ -129,14 +124,46 @@ def test_each_record_is_dropped_as_often_as_any_other() -> None:
 
 @pytest.mark.parametrize(("shards", "samples"), [(1, 40), (1, 395), (4, 40), (4, 100), (16, 10)])
 def test_short_epochs_serve_each_record_as_often_as_any_other(shards: int, samples: int) -> None:
-    """Of one shard exactly: such epochs follow on one another."""
+    """Such epochs go on from one another."""
     geometry = Geometry(records=400, batch_size=10, streams=2, samples=samples)
     epochs = [served(EpochOrder(geometry, [400 // shards] * shards, seed=1, epoch=epoch)) for epoch in range(400)]
     assert all(len(set(records)) == len(records) == samples // 10 * 10 for records in epochs)
     times = Counter(record for records in epochs for record in records)
-    mean = samples // 10 * 10
-    assert len(times) == 400
-    assert all(abs(count - mean) <= (0 if shards == 1 else 6 * mean**0.5) for count in times.values())
+    assert set(times.values()) == {samples // 10 * 10}
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.lists(st.integers(1, 9), min_size=1, max_size=9), st.data())
+def test_short_epochs_serve_all_records_before_any_comes_again(
+    streams: int, piece: int, shards: list[int], data: st.DataObject
+) -> None:
+    """In the order of the batches, and with no record twice in an epoch."""
+    batch, records = streams * piece, sum(shards)
+    assume(records >= batch)
+    samples = data.draw(st.integers(batch, records))
+    geometry = Geometry(records=records, batch_size=batch, streams=streams, samples=samples)
+    drawn: list[tuple[int, int]] = []
+    first = data.draw(st.integers(0, 30)) * records // math.gcd(records, geometry.steps * batch)  # where a pass begins
+    for epoch in range(first, first + 3 * -(-records // samples) + 3):
+        order = EpochOrder(geometry, shards, seed=1, epoch=epoch)
+        by_stream = [
+            [(s.shard, row) for s, row in _rows_of(order, window)]
+            for stream in range(streams)
+            for window in [order.windows(stream)]
+        ]
+        steps = range(geometry.steps)
+        found = [by_stream[k][s * piece + i] for s in steps for k in range(streams) for i in range(piece)]
+        assert len(set(found)) == len(found)
+        drawn += found
+    for start in range(0, len(drawn) - records + 1, records):
+        assert len(set(drawn[start : start + records])) == records
+
+
+def _rows_of(order: EpochOrder, windows: Any) -> list[tuple[Segment, int]]:
+    found = []
+    for window in windows:
+        held = [(segment, row) for segment in window.segments for row in range(segment.start, segment.stop)]
+        found += [held[place] for place in order.permutation(window)]
+    return found
 
 
 @given(st.integers(1, 5), st.integers(1, 90), st.integers(0, 30), st.booleans())

@@ -99,3 +99,12 @@ def test_impossible_policies_are_refused(source: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="merge:other: the labels are int64, and 'other' is none"):
         built(numbers, tmp_path / "o", label="y", rare_classes="merge:other")
     assert counts(built(numbers, tmp_path / "o", label="y", rare_classes="merge:1")) == {1: 4}
+
+
+def test_a_merged_class_that_stays_rare_is_refused_with_a_way_out(source: str, tmp_path: Path) -> None:
+    """The advice of the error is followed, and the build succeeds."""
+    how: Any = {"label": "y", "min_class_records": 9}
+    with pytest.raises(SourceError, match=r"merge:other: the merged class has 5 records, fewer than 9; .* merge:a, or"):
+        built(source, tmp_path / "o", rare_classes="merge:other", **how)
+    assert counts(built(source, tmp_path / "o", rare_classes="merge:a", **how)) == {"a": 25}
+    assert counts(built(source, tmp_path / "p", rare_classes="drop", **how)) == {"a": 20}

@@ -49,11 +49,19 @@ def test_a_round_ends_after_each_multiple_of_its_steps() -> None:
     assert _moved_among([1, 3], lambda ring: Periodic(ring, every=2, start_step=3), 4) == [1, 2, 3, 8]
 
 
-def test_settling_twice_changes_nothing() -> None:
-    synchronizer = DiLoCo(SoloRing(), every=2)
-    before = _moved(synchronizer, 2)[-1]
-    synchronizer.settle()
-    assert float(synchronizer._variables[0].numpy()[0]) == before
+@pytest.mark.parametrize(("steps", "agreed"), [(2, None), (3, 4 + 0.7 * (1.9 * 2 + 0.81 * 4))])
+def test_agreeing_within_a_round_changes_nothing(steps: int, agreed: float | None) -> None:
+    """After a round there is nothing to agree on; within one it is what the outer step would lead to."""
+
+    def train(ring: Ring) -> tuple[bool, list[float]]:
+        synchronizer = DiLoCo(ring, every=2)
+        before = _moved(synchronizer, steps, [1.0, 3.0][ring.rank])[-1]
+        values = [float(value[0]) for _, value in synchronizer.agreed(steps)]
+        return float(synchronizer._variables[0].numpy()[0]) == before, values
+
+    first = 0.7 * 1.9 * 4  # the weight after the first round, whose mean change is 4
+    expected = [] if agreed is None else [pytest.approx(first - 4 + agreed, rel=1e-6)]
+    assert on_ranks(2, train) == [(True, expected)] * 2
 
 
 def test_diloco_is_an_outer_sgd_with_nesterovs_momentum() -> None:
@@ -79,23 +87,19 @@ def test_fedavg_counts_samples_and_a_median_does_not_follow_an_outlier() -> None
 
 
 def test_a_rank_counts_by_its_samples_of_the_round() -> None:
-    """10 samples in the first round of two steps, 60 in the second; the other has 30 in each, and does not move."""
-    samples = [[0, 5, 10, 60, 70], [0, 15, 30, 45, 60]]
+    """10 samples in the first round of two steps, 60 in the second, 30 in the next step; the other always has 30."""
+    samples = [[0, 5, 10, 60, 70, 100], [0, 15, 30, 45, 60, 90]]
 
-    def train(ring: Ring) -> tuple[float, float]:
+    def train(ring: Ring) -> tuple[float, float, float]:
         own, pace = samples[ring.rank], [1.0, 0.0][ring.rank]
         synchronizer = FedAvg(ring, every=2, samples_before=lambda step: own[step])
-        first = _moved(synchronizer, 2, pace)[-1]
-        variable = keras.Variable([0.0])
-        synchronizer.build([variable], [])
-        synchronizer.begin()  # as after a resumed run's checkpoint of step 2
-        for step in (3, 4):
-            variable.assign_add([pace])
-            synchronizer.after_step(step)
-        return first, float(variable.numpy()[0])
+        moved = _moved(synchronizer, 4, pace)
+        synchronizer._variables[0].assign_add([pace])
+        ((_, agreed),) = synchronizer.agreed(5)
+        return moved[1], moved[3] - moved[1], float(agreed[0]) - moved[3]
 
     for found in on_ranks(2, train):
-        assert found == pytest.approx((2 * 10 / 40, 2 * 60 / 90))
+        assert found == pytest.approx((2 * 10 / 40, 2 * 60 / 90, 30 / 60))
 
 
 @settings(max_examples=20, deadline=None)

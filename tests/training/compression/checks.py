@@ -17,6 +17,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from ringfeed.training.averaging.agreement import Agreement
 from ringfeed.training.averaging.batch_norm import synchronise_batch_norm
 from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.checkpoint.snapshot import (
@@ -112,8 +113,15 @@ class _Run:
         optimizer = build_run_optimizer(config, build_schedule(config, STEPS), network.trainable_variables, STEPS)
         synchronizer.build(network.trainable_variables, optimizer.variables)
         self._step = make_train_step(network, optimizer, synchronizer, LossScale(None), None)
-        self._parts = Parts(network=network, optimizer=optimizer, scale=LossScale(None), synchronizer=synchronizer)
-        own = [*synchronizer.rank_variables, self._wire.wire_bytes]
+        self._agreement = Agreement(ring, network, synchronizer)
+        self._parts = Parts(
+            network=network,
+            optimizer=optimizer,
+            scale=LossScale(None),
+            synchronizer=synchronizer,
+            agreement=self._agreement,
+        )
+        own = [*synchronizer.rank_variables, *self._agreement.variables, self._wire.wire_bytes]
         self._variables = [*self._parts.variables().values(), *own]
         self._start = [np.asarray(tf.convert_to_tensor(v)) for v in self._variables]
 
@@ -132,33 +140,35 @@ class _Run:
             if self._has_sleeps:  # ranks arrive in another order each time
                 time.sleep(0.002 * ((number + ring.rank) % 3))
             if number == STEPS // 2:
-                synchronizer.settle()
+                with self._agreement.applied(number):
+                    data = self._saved()
                 if is_interrupted:
-                    self._resume()
+                    self._resume(data)
             if ring.size == 1:  # all samples of three
                 features, classes = features.reshape(1, -1, 40), classes.reshape(1, -1)
             losses.append(float(self._step(features[ring.rank], classes[ring.rank], tf.ones(len(classes[0]))).loss))
             synchronizer.after_step(number + 1)
-        synchronizer.settle()
+        self._agreement.settle(STEPS)
         digest = assert_same_weights(ring, network.weights)
         weights = network.weights[0].numpy()[0].tolist()
         received = float(self._wire.wire_bytes) / STEPS
         return {"first": losses[0], "last": losses[-1], "bytes": received, "digest": digest, "weights": weights}
 
-    def _resume(self) -> None:
-        ring, synchronizer = self._ring, self._parts.synchronizer
-        of_ranks = gather_rank_state(ring, synchronizer)
-        is_first = ring.rank == 0
-        data = encode(capture(self._parts, Position(), self._config, "", {}, of_ranks)) if is_first else b""
+    def _saved(self) -> bytes:
+        """The checkpoint of rank 0, while all ranks hold the weights that they agree on."""
+        of_ranks = gather_rank_state(self._ring, self._parts)
+        checkpoint = capture(self._parts, Position(), self._config, "", {}, of_ranks)
+        return encode(checkpoint) if self._ring.rank == 0 else b""
+
+    def _resume(self, data: bytes) -> None:
         for variable, value in zip(self._variables[:-1], self._start, strict=False):
             variable.assign(value + 1)
         arrays = {}
-        if is_first:
+        if self._ring.rank == 0:
             arrays = dict(decode(data).arrays)
             restore(self._parts, arrays)
-        ring.broadcast(list(self._parts.variables().values()))
-        restore_rank_state(ring, synchronizer, rank_state(arrays))
-        synchronizer.begin()
+        self._ring.broadcast(list(self._parts.variables().values()))
+        restore_rank_state(self._ring, self._parts, rank_state(arrays))
 
 
 def _network(wire: Ring, *, has_norm: bool) -> Any:

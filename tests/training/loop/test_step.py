@@ -217,7 +217,7 @@ def test_micro_batches_equal_one_batch_to_rounding(parts: int) -> None:
 
 
 def test_a_rank_that_rests_changes_nothing_but_the_number_of_the_step() -> None:
-    """Its loss does not count; without samples of weight 0 the step is that of a rank that cannot rest."""
+    """Its loss does not count; without samples of weight 0 the step is a plain one."""
     reference = _network()
     plain, _ = _step(reference, SoloRing(), LossScale(None))
     loss = float(plain(INPUTS, CLASSES, WEIGHT).loss)
@@ -225,7 +225,7 @@ def test_a_rank_that_rests_changes_nothing_but_the_number_of_the_step() -> None:
     def train(ring: ThreadRing) -> None:
         network, optimizer = _network(), keras.optimizers.SGD(0.5, momentum=0.9)
         optimizer.build(network.trainable_variables)
-        step = make_train_step(network, optimizer, EveryStep(ring), LossScale(None), None, can_rest=True)
+        step = make_train_step(network, optimizer, EveryStep(ring), LossScale(None), None, by_samples=True)
         assert float(step(INPUTS, CLASSES, WEIGHT).loss) == loss
         for own, other in zip(network.weights, reference.weights, strict=True):
             np.testing.assert_array_equal(own, other)
@@ -247,7 +247,7 @@ def test_a_rank_at_rest_adds_no_regularization_to_the_loss_of_the_others() -> No
         network.layers[-1].kernel.regularizer = keras.regularizers.L2(0.1)
         optimizer = keras.optimizers.SGD(0.5)
         optimizer.build(network.trainable_variables)
-        step = make_train_step(network, optimizer, EveryStep(ring), LossScale(None), None, can_rest=True)
+        step = make_train_step(network, optimizer, EveryStep(ring), LossScale(None), None, by_samples=True)
         assert float(batch_loss(network, INPUTS, CLASSES, tf.zeros(6))) > 0
         expected = float(batch_loss(network, INPUTS, CLASSES, WEIGHT))
         assert float(step(INPUTS, CLASSES, tf.fill([6], float(ring.rank))).loss) == pytest.approx(expected, rel=1e-6)

@@ -31,7 +31,7 @@ def test_says_what_the_run_then_does(
     path = write_config(
         checkpoint={"url": str(tmp_path / "checkpoints")}, optimizer={"name": "adam", "weight_decay": 0}
     )
-    plan = _plan(capsys, "train", "--config", str(path))
+    plan = _plan(capsys, "train", "--config", str(path), "--set", f"data.cache={tmp_path / 'cache'}")
     assert [path.name for path in tmp_path.iterdir()] == ["run.yaml"]
     assert plan["resumes_from"] is None
     assert (plan["total_steps"], plan["steps_per_epoch"], plan["warmup_steps"]) == (100, 50, 25)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -163,3 +165,21 @@ def test_columns_with_names_that_tensorflow_refuses_are_renamed() -> None:
     assert input_names(["hour", "delay (min)", "delay [min]", "7"]) == {
         "hour": "hour", "delay (min)": "delay__min_", "delay [min]": "delay__min__1", "7": "column_7",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("free", [0, 16, 40, 100])
+def test_a_full_disk_is_one_line_and_leaves_nothing(
+    free: int, small_disk: Path, flights_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (small_disk / "ballast").write_bytes(bytes((os.statvfs(small_disk).f_bavail - free // 4) * 4096))
+    for out in ("served", "model.keras"):
+        status = main(["export", flights_run.model, "--out", str(small_disk / out), "--quiet"])
+        if status:
+            (line,) = capsys.readouterr().err.splitlines()
+            assert f"cannot write {small_disk}/{out}: the disk is full; free space or" in line
+            assert [path.name for path in small_disk.iterdir()] == ["ballast"]
+        else:
+            shutil.rmtree(small_disk / out) if out == "served" else (small_disk / out).unlink()
+        assert status or free == 100
+    (small_disk / "ballast").unlink()  # the remedy
+    assert main(["export", flights_run.model, "--out", str(small_disk / "served"), "--quiet"]) == 0

@@ -84,10 +84,10 @@ def test_a_store_has_the_files_after_each_evaluation_and_at_the_end() -> None:
     assert second == {"event": "evaluation", **EVALUATION}
     assert store.cat("/runs/1/steps.csv") == b"step,epoch,loss,samples_per_second\n20,0,nan,9.5\n"
     assert store.cat("/runs/1/evaluations.csv") == (
-        b"step,epoch,loss,recall/late,recall/on time,auc\n50,0,0.5,1.0,0.5,\n"
+        b"step,epoch,auc,loss,recall/late,recall/on time\n50,0,,0.5,1.0,0.5\n"
     )
     tables.evaluation(EVALUATION | {"auc": 0.75})
-    assert store.cat("/runs/1/evaluations.csv").endswith(b"50,0,0.5,1.0,0.5,0.75\n")
+    assert store.cat("/runs/1/evaluations.csv").endswith(b"50,0,0.75,0.5,1.0,0.5\n")
     lines.steps(STEPS)
     lines.close(is_finished=False)
     assert len(store.cat("/runs/log.jsonl").splitlines()) == 3
@@ -138,3 +138,36 @@ def test_a_trace_is_of_the_steps_that_are_left(
         profiler.step(done)
     profiler.close(is_finished=True)
     assert found == calls
+
+
+def test_a_trace_that_a_run_ends_before_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The steps that the warning names are traced."""
+    start = RunStart(config={}, ranks=1, first_step=0, total_steps=8, history={})
+    profiler = Profiler(str(tmp_path / "never"), 10, 20)
+    profiler.begin(start, None)
+    for step in range(1, 9):
+        profiler.step(step)
+    profiler.close(is_finished=True)
+    (warning,) = caplog.messages
+    assert "ends after 8 steps, before track.profile_steps=[10, 20]; set track.profile_steps=[1, 8]" in warning
+    assert not (tmp_path / "never").exists()
+    caplog.clear()
+    again = Profiler(str(tmp_path / "trace"), 1, 8)
+    again.begin(start, None)
+    for step in range(1, 9):
+        again.step(step)
+    again.close(is_finished=True)
+    assert not caplog.messages
+    assert any(path.is_file() for path in (tmp_path / "trace").rglob("*"))
+
+
+def test_columns_do_not_depend_on_the_order_that_a_checkpoint_gives_an_entry(tmp_path: Path) -> None:
+    entry = {"step": 5, "epoch": 0, "steps": 5, "loss": None, "gradient_norm": 1.0, "bytes_per_step": 2.0}
+    headers = []
+    for history in ([], [json.loads(json.dumps(entry, sort_keys=True))]):
+        tracker = CSVFiles(str(tmp_path / str(len(history))))
+        tracker.begin(RunStart(config={}, ranks=1, first_step=0, total_steps=9, history={"steps": history}), None)
+        tracker.steps({**entry, "step": 9, "loss": 1.0} if history else entry)
+        tracker.close(is_finished=True)
+        headers.append((tmp_path / str(len(history)) / "steps.csv").read_text().splitlines()[0])
+    assert headers == ["step,epoch,bytes_per_step,gradient_norm,loss,steps"] * 2

@@ -93,13 +93,14 @@ def resume(
         RingfeedError: the checkpoint is of another run, is damaged, or lies beyond the end of this run.
     """
     newest = _restore_newest(config, parts, memory, manifest) if ring.rank == 0 else None
-    of_ranks = rank_state(newest.arrays) if newest else []
+    of_ranks = rank_state(newest.arrays) if newest else {}
     run = (newest.run if newest else "") or secrets.token_hex(8)  # checkpoints of earlier versions have none
     state, run = ring.allgather_object((newest.state if newest else None, run))[0]
     ring.broadcast(list(parts.variables().values()))
     if state is not None:
-        restore_rank_state(ring, parts.synchronizer, of_ranks)
-    parts.synchronizer.begin()
+        restore_rank_state(ring, parts, of_ranks)
+    elif parts.agreement:
+        parts.agreement.begin()
     set_rank_seeds(parts.network, ring.rank)
     if state is None:
         return Start(run=run)

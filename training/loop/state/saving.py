@@ -81,7 +81,7 @@ class Saver:
             to_store: whether to write a checkpoint, too.
         """
         options, rank = self._config.checkpoint, self._ring.rank
-        of_ranks = gather_rank_state(self._ring, self._parts.synchronizer)
+        of_ranks = gather_rank_state(self._ring, self._parts)
         bad_shards = join_quarantine(self._config, self._ring, loader)
         if rank and self._memory is None:
             return

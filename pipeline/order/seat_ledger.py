@@ -1,0 +1,81 @@
+"""How many seats of a mixture's batches each dataset has had on each stream, before any step of any epoch.
+
+Schedules repeat after a number of epochs once the shares no longer change, so late epochs are counted by arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+
+from .class_balance import ClassSchedule
+
+__all__ = ["SeatLedger"]
+
+Int64 = npt.NDArray[np.int64]
+
+
+class SeatLedger:
+    """The seats before an epoch and within it.
+
+    Args:
+        schedule_of: returns the schedule of an epoch: the dataset of each seat.
+        changing: epochs from 0 on whose shares may differ.
+        cycle: epochs after these in which the schedules repeat.
+        epoch: the last epoch that is asked for; no schedule of a later one is.
+        streams: streams of the mixture.
+    """
+
+    def __init__(
+        self, schedule_of: Callable[[int], ClassSchedule], *, changing: int, cycle: int, epoch: int, streams: int
+    ) -> None:
+        self._streams, self._cycle = streams, cycle
+        self._first = min(changing, epoch)  # of the epochs that repeat
+        self._schedules: dict[int, ClassSchedule] = {}
+        self._schedule_of = schedule_of
+        known: dict[tuple[bytes, int], Int64] = {}
+        rows = []
+        for each in range(min(self._first + cycle, epoch)):
+            schedule = self.schedule(each)
+            key = (schedule.weights.tobytes(), schedule.epoch)
+            if key not in known:
+                known[key] = schedule.seats_before(schedule.steps, streams)
+            rows.append(known[key])
+        datasets = len(self.schedule(epoch).weights)
+        self._before = np.cumsum([np.zeros((streams, datasets), np.int64), *rows], axis=0)  # [epochs + 1, ...]
+
+    def schedule(self, epoch: int) -> ClassSchedule:
+        """Return the schedule of an epoch."""
+        if epoch > self._first:
+            epoch = self._first + (epoch - self._first) % self._cycle
+        if epoch not in self._schedules:
+            self._schedules[epoch] = self._schedule_of(epoch)
+        return self._schedules[epoch]
+
+    def before(self, epoch: int, step: int = 0) -> Int64:
+        """Return the seats before a step, int64 [streams, datasets]."""
+        turns, rest = divmod(max(epoch - self._first, 0), self._cycle)
+        result: Int64 = self._before[self._first + rest] if turns else self._before[epoch]
+        if turns:
+            result = result + turns * (self._before[self._first + self._cycle] - self._before[self._first])
+        if step:
+            result = result + self.schedule(epoch).seats_before(step, self._streams)
+        return result
+
+    def epoch_where(self, is_later: Callable[[Int64], bool], epoch: int) -> int:
+        """Return the last epoch, up to one, before which the seats are not yet `is_later`, which never turns false."""
+        low, high = 0, epoch
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (low, middle - 1) if is_later(self.before(middle)) else (middle, high)
+        return low
+
+    def step_where(self, is_later: Callable[[Int64], bool], epoch: int, stop: int) -> int:
+        """Return the last step of an epoch, below `stop`, before which the seats are not yet `is_later`."""
+        low, high = 0, stop - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            low, high = (low, middle - 1) if is_later(self.before(epoch, middle)) else (middle, high)
+        return low
