@@ -1,7 +1,6 @@
 """Fixtures for all tests: the stores, the real servers behind them, the command line as a user runs it."""
 
 import gc
-import logging
 import os
 import signal
 import subprocess
@@ -18,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ringfeed.sharding.compute import kernels
-from tests.helpers.commands import Cli
+from tests.helpers.commands import Cli, forget_logging, run_here
 from tests.helpers.lean import lean_environment
 from tests.helpers.longest import LONGEST
 from tests.servers.hdfs import HdfsServer, hdfs
@@ -70,18 +69,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True)
 def _fresh_logging() -> None:
-    """Undo what commands that an earlier test ran in this process have set up, and drop handlers of closed streams.
-
-    A logger that does not propagate has pytest's handler itself, and would log twice once a test lets it propagate; a
-    closed stream would print a trace for each line that is logged.
-    """
-    ours = logging.getLogger("ringfeed")
-    ours.handlers, ours.propagate = [], True
-    ours.setLevel(logging.NOTSET)
-    root = logging.getLogger()
-    for handler in list(root.handlers):
-        if getattr(getattr(handler, "stream", None), "closed", False):
-            root.removeHandler(handler)
+    """Undo what commands that an earlier test ran in this process have set up."""
+    forget_logging()
 
 
 @pytest.fixture(scope="module", params=["compiled", "python"])
@@ -184,8 +173,25 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def cli() -> Cli:
-    """Run an installed command, as text with no standard input: ``cli("shard-dataset", "build", ...)``."""
+def cli(capfd: pytest.CaptureFixture[str]) -> Cli:
+    """Run a command in this process, as the installed one does: ``cli("shard-dataset", "build", ...)``."""
+
+    def run(
+        program: str, *args: str, env: Mapping[str, str] | None = None, check: bool = False
+    ) -> "subprocess.CompletedProcess[str]":
+        capfd.readouterr()
+        status = run_here(program, args, env or {})
+        done = subprocess.CompletedProcess([program, *args], status, *capfd.readouterr())
+        if check:
+            done.check_returncode()
+        return done
+
+    return run
+
+
+@pytest.fixture
+def installed() -> Cli:
+    """Run an installed command in a process of its own, as text with no standard input: takes half a second more."""
 
     def run(
         program: str,

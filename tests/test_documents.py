@@ -226,7 +226,7 @@ def test_stores(here: Path, s3_server: S3Server, s3_bucket: str) -> None:
 
 
 def test_options_of_a_store_stand_in_a_file_of_fsspec(
-    here: Path, s3_server: S3Server, s3_env: dict[str, str], s3_bucket: str, cli: Cli, tmp_path: Path
+    here: Path, s3_server: S3Server, s3_env: dict[str, str], s3_bucket: str, installed: Cli, tmp_path: Path
 ) -> None:
     url = f"s3://{s3_bucket}/from-file"
     (text,) = re.findall(r"^```json\n(.*?)```", PAGES["stores.md"], re.MULTILINE | re.DOTALL)
@@ -236,7 +236,7 @@ def test_options_of_a_store_stand_in_a_file_of_fsspec(
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_ENDPOINT_URL_S3"):
         del os.environ[name]  # `s3_env` puts them back
     command = ["build", "flights.parquet", url, "--label", "arrival"]
-    cli("shard-dataset", *command, env={"FSSPEC_CONFIG_DIR": str(tmp_path)}, check=True)
+    installed("shard-dataset", *command, env={"FSSPEC_CONFIG_DIR": str(tmp_path)}, check=True)
 
 
 def test_training(here: Path) -> None:

@@ -411,11 +411,11 @@ def test_a_source_is_read_over_a_bad_network(
 
 class TestCommand:
     def test_a_build_over_a_bad_network_ends_right(
-        self, cli: Cli, proxy: Proxy, through: Store, source: str, undisturbed: dict[str, bytes]
+        self, installed: Cli, proxy: Proxy, through: Store, source: str, undisturbed: dict[str, bytes]
     ) -> None:
         plan = (Fault(kind="reply", times=2), Fault(kind="lose reply", method="PUT", path="tfrecord"))
         proxy.begin(*plan)
-        done = cli("shard-dataset", "build", source, through.url, "--label", "label", "--shards", "3")
+        done = installed("shard-dataset", "build", source, through.url, "--label", "label", "--shards", "3")
         assert done.returncode == 0, done.stderr
         assert all(proxy.happened[fault] == fault.times for fault in plan)
         assert contents(through).keys() == undisturbed.keys()
@@ -423,17 +423,17 @@ class TestCommand:
             assert path == "_ringfeed/dataset.json" or data == undisturbed[path]  # the command is part of dataset.json
 
     def test_credentials_that_expire_are_one_line_and_new_ones_end_the_build(
-        self, cli: Cli, proxy: Proxy, through: Store, source: str, undisturbed: dict[str, bytes]
+        self, installed: Cli, proxy: Proxy, through: Store, source: str, undisturbed: dict[str, bytes]
     ) -> None:
         command = ("shard-dataset", "build", source, through.url, "--label", "label", "--shards", "3")
         proxy.begin(Fault(kind="reply", first=14, times=9999, status=403, code="ExpiredToken"))
-        done = cli(*command)
+        done = installed(*command)
         assert done.returncode == 1
         assert "the credentials have expired (ExpiredToken); renew them and start the same" in done.stderr
         assert "Traceback" not in done.stderr
         assert "_ringfeed/dataset.json" not in through.list()
         proxy.begin()
-        done = cli(*command)
+        done = installed(*command)
         assert done.returncode == 0, done.stderr
         assert contents(through).keys() == undisturbed.keys()
 
@@ -455,10 +455,12 @@ class TestFullDisk:
         assert list(small_disk.iterdir()) == []
 
     @pytest.mark.usefixtures("spill_folder")  # it is left to be gone on with
-    def test_a_build_says_so_and_is_no_dataset(self, cli: Cli, small_disk: Path, source: str, tmp_path: Path) -> None:
+    def test_a_build_says_so_and_is_no_dataset(
+        self, installed: Cli, small_disk: Path, source: str, tmp_path: Path
+    ) -> None:
         (small_disk / "ballast").write_bytes(bytes(700_000))
         out = small_disk / "out"
-        done = cli("shard-dataset", "build", source, str(out), "--label", "label", "--shards", "3")
+        done = installed("shard-dataset", "build", source, str(out), "--label", "label", "--shards", "3")
         assert done.returncode == 1
         assert FULL in done.stderr.splitlines()[-1]
         assert not (out / "_ringfeed/dataset.json").exists()

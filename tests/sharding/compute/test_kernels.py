@@ -31,14 +31,14 @@ def test_kernels_are_compiled() -> None:
 
 
 @pytest.mark.parametrize("rows", ["{i},{text},{label}", "{i}.5,{label},{label}"], ids=["of many layouts", "of one"])
-def test_a_build_without_kernels_writes_the_same_bytes(cli: Cli, tmp_path: Path, rows: str) -> None:
+def test_a_build_without_kernels_writes_the_same_bytes(installed: Cli, tmp_path: Path, rows: str) -> None:
     lines = [rows.format(i=i, text="n" * (i % 7), label=i % 3) for i in range(200)]
     (tmp_path / "rows.csv").write_text("\n".join(["x,y,label", *lines, ""]))
     written = []
     for switch in ("0", "1"):
         target = tmp_path / switch
         options = [str(target), "--label", "label", "--shards", "3"]
-        cli(
+        installed(
             "shard-dataset", "build", str(tmp_path / "rows.csv"), *options, env={"RINGFEED_KERNELS": switch}, check=True
         )
         written.append({path.name: path.read_bytes() for path in target.rglob("train-*")})

@@ -105,11 +105,11 @@ def after(seconds: float, path: Path) -> tuple[Callable[..., Any], tuple[Any, ..
 
 
 def test_a_cluster_writes_the_same_bytes_and_its_own_output_is_not_printed(
-    doubled: str, engine: str, tmp_path: Path, files_of: FilesOf, cli: Cli
+    doubled: str, engine: str, tmp_path: Path, files_of: FilesOf, installed: Cli
 ) -> None:
     built(doubled, tmp_path / "here", label="label", shards=8, prepare=PrepareOptions(dedup=()))
     args = ["build", doubled, str(tmp_path / "there"), "--label", "label", "--shards", "8", "--dedup"]
-    done = cli("shard-dataset", *args, "--engine", engine, "--json")
+    done = installed("shard-dataset", *args, "--engine", engine, "--json")
     assert done.returncode == 0, done.stderr
     assert {json.loads(line)["event"] for line in done.stderr.splitlines()} == {"progress"}
     assert json.loads(done.stdout)["records"] == 2000
@@ -433,8 +433,10 @@ def test_a_task_s_error_keeps_its_type(engine: str, holed: str, nothing_left: Pa
     assert "in count_classes" in str(raised.value.__cause__)
 
 
-def test_the_command_prints_one_line_for_an_error(dask: DaskCluster, holed: str, tmp_path: Path, cli: Cli) -> None:
-    done = cli("shard-dataset", "build", holed, str(tmp_path / "o"), "--label", "label", "--engine", dask.engine)
+def test_the_command_prints_one_line_for_an_error(
+    dask: DaskCluster, holed: str, tmp_path: Path, installed: Cli
+) -> None:
+    done = installed("shard-dataset", "build", holed, str(tmp_path / "o"), "--label", "label", "--engine", dask.engine)
     assert done.returncode == 1
     lines = [line for line in done.stderr.splitlines() if not line.startswith("count labels: ")]
     assert len(lines) == 1
@@ -471,13 +473,13 @@ def test_an_error_that_cannot_be_pickled_keeps_its_text() -> None:
     assert portable_error(kept) is kept
 
 
-def test_a_missing_scheduler_is_reported_soon(tmp_path: Path, cli: Cli, nothing_left: Path, parquet: str) -> None:
+def test_a_missing_scheduler_is_reported_soon(tmp_path: Path, installed: Cli, nothing_left: Path, parquet: str) -> None:
     (port,) = free_ports(1)
     with pytest.raises(StorageError) as raised, open_engine(f"dask://127.0.0.1:{port}", 1):
         pass
     assert isinstance(raised.value.__cause__, ConnectionRefusedError)  # Dask's own, after many attempts, is another
     started = time.monotonic()
-    done = cli("shard-dataset", "build", parquet, str(nothing_left), "--engine", f"dask://127.0.0.1:{port}")
+    done = installed("shard-dataset", "build", parquet, str(nothing_left), "--engine", f"dask://127.0.0.1:{port}")
     assert time.monotonic() - started < 40
     line = f"shard-dataset: error: no Dask scheduler answers at 127.0.0.1:{port}; check the address, and that it runs\n"
     assert (done.returncode, done.stderr) == (1, line)

@@ -133,13 +133,15 @@ class TestDestinations:
             "note: the folder cannot be listed, so other files in it are not reported",
         )
 
-    def test_a_read_only_hdfs_folder(self, cli: Cli, source: str, hdfs_server: HdfsServer) -> None:
+    def test_a_read_only_hdfs_folder(self, installed: Cli, source: str, hdfs_server: HdfsServer) -> None:
         url = f"{hdfs_server.url}/of-another/new"
-        done = attempt(cli, source, url, {"HADOOP_USER_NAME": "mallory"})
+        done = attempt(installed, source, url, {"HADOOP_USER_NAME": "mallory"})
         assert_one_line(done, "permission denied", "HADOOP_USER_NAME")
 
-    def test_a_name_node_that_is_down(self, cli: Cli, source: str) -> None:
-        done = cli("shard-dataset", "build", source, "hdfs://127.0.0.1:1/x", "--label", "status", timeout_seconds=120)
+    def test_a_name_node_that_is_down(self, installed: Cli, source: str) -> None:
+        done = installed(
+            "shard-dataset", "build", source, "hdfs://127.0.0.1:1/x", "--label", "status", timeout_seconds=120
+        )
         assert_one_line(done, "cannot reach hdfs://127.0.0.1:1/x")
 
     def test_a_read_only_folder(self, cli: Cli, source: str, tmp_path: Path) -> None:

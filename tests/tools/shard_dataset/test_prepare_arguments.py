@@ -118,8 +118,8 @@ def test_a_dry_run_shows_the_prepared_schema(capsys: pytest.CaptureFixture[str],
     assert not (flights / "out").exists()
 
 
-def test_a_function_of_this_folder_runs_in_workers(cli: Cli, flights: Path) -> None:
-    done = cli(
+def test_a_function_of_this_folder_runs_in_workers(installed: Cli, flights: Path) -> None:
+    done = installed(
         "shard-dataset", "build", "flights.csv", "out", "--label", "zip", "--schema", "types.yaml", "--map",
         "flight_functions:minutes", "--select", "zip,status", "--dedup", "--workers", "2", "--shards", "2",
         "--min-class-records", "1",
@@ -127,7 +127,7 @@ def test_a_function_of_this_folder_runs_in_workers(cli: Cli, flights: Path) -> N
     assert done.returncode == 0, done.stderr
     assert "wrote 70 records" in done.stdout
     assert "compare records: 2 of 2" in done.stderr
-    assert cli("shard-dataset", "verify", f"{flights}/out").returncode == 0
+    assert installed("shard-dataset", "verify", f"{flights}/out").returncode == 0
 
 
 def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str], flights: Path) -> None:

@@ -25,8 +25,8 @@ from tests.helpers.files import contents
 
 
 class TestBuild:
-    def test_reports_the_balance(self, cli: Cli, source: str, tmp_path: Path) -> None:
-        done = cli(
+    def test_reports_the_balance(self, installed: Cli, source: str, tmp_path: Path) -> None:
+        done = installed(
             "shard-dataset",
             "build",
             source,
@@ -174,13 +174,15 @@ assert main(["verify", {str(tmp_path / "o")!r}]) == main(["inspect", {str(tmp_pa
         subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
     @pytest.mark.parametrize("length", [8, 100])
-    def test_leaves_nothing_among_temporary_files(self, cli: Cli, source: str, tmp_path: Path, length: int) -> None:
+    def test_leaves_nothing_among_temporary_files(
+        self, installed: Cli, source: str, tmp_path: Path, length: int
+    ) -> None:
         """Also where the folder's path is too long for a socket."""
         with tempfile.TemporaryDirectory() as folder:
             temporary = Path(folder, "t" * length)
             temporary.mkdir()
             command = ["build", source, str(tmp_path / "o"), "--label", "status", "--workers", "2"]
-            cli("shard-dataset", *command, env={"TMPDIR": str(temporary)}, check=True)
+            installed("shard-dataset", *command, env={"TMPDIR": str(temporary)}, check=True)
             assert list(temporary.iterdir()) == []
 
 
@@ -517,10 +519,10 @@ class TestCat:
         assert all(row["hours"] == row["id"] / 8 for row in rows)
 
     @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-    def test_lines_are_json_in_any_encoding(self, cli: Cli, tmp_path: Path, encoding: str) -> None:
+    def test_lines_are_json_in_any_encoding(self, installed: Cli, tmp_path: Path, encoding: str) -> None:
         pq.write_table(pa.table({"x": ["é", "\U0001f600"]}), tmp_path / "x.parquet")
-        cli("shard-dataset", "build", str(tmp_path / "x.parquet"), str(tmp_path / "o"), "--shards", "1", check=True)
-        done = cli("shard-dataset", "cat", str(tmp_path / "o"), env={"PYTHONIOENCODING": encoding}, check=True)
+        assert main(["build", str(tmp_path / "x.parquet"), str(tmp_path / "o"), "--shards", "1"]) == 0
+        done = installed("shard-dataset", "cat", str(tmp_path / "o"), env={"PYTHONIOENCODING": encoding}, check=True)
         assert sorted(json.loads(line)["x"] for line in done.stdout.splitlines()) == ["é", "\U0001f600"]
 
     def test_bytes_are_shortened_and_odd_floats_are_json(
@@ -580,6 +582,28 @@ class TestExport:
         (tmp_path / "out" / "thesis.txt").write_text("mine")
         assert_one_line(cli(*command), "is not empty (there is 'thesis.txt')")
         assert os.listdir(tmp_path / "out") == ["thesis.txt"]
+
+
+def test_every_installed_command_does_what_it_does_in_this_process(
+    cli: Cli, installed: Cli, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is how most tests run them."""
+    commands = [
+        f"build {source} out --label status --shards 2", f"append {source} out --again", "inspect out", "cat out",
+        "verify out", "reshard out other --shards 3", "export out hf --to hf", "clean out", "repair out --dry-run",
+        f"build {source} out", "verify missing", "build out",
+    ]  # fmt: skip
+    told: list[list[tuple[int, str, list[str]]]] = [[], []]
+    for results, run in zip(told, (cli, installed), strict=True):
+        (tmp_path / "folder").mkdir()
+        monkeypatch.chdir(tmp_path / "folder")
+        for done in (run("shard-dataset", *command.split()) for command in commands):
+            errors = [line for line in done.stderr.splitlines() if line.startswith("shard-dataset")]  # not progress
+            rates = r"in [\d.]+ s\b|[\d.,]+ ([kKMG]?i?B|records)/s"
+            results.append((done.returncode, re.sub(rates, "", done.stdout), errors))
+        shutil.rmtree(tmp_path / "folder")
+    assert told[0] == told[1]
+    assert [status for status, *_ in told[0]] == [0] * 9 + [1, 1, 2]
 
 
 def events_of(done: "subprocess.CompletedProcess[str]") -> list[dict[str, Any]]:

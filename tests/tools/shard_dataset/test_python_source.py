@@ -77,14 +77,14 @@ def test_an_error_in_the_function_is_one_line(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.parametrize("more", [["--workers", "1"], ["--workers", "2"], ["--workers", "1", "--dry-run"]])
-def test_output_of_user_functions_stays_out_of_the_document(cli: Cli, tmp_path: Path, more: list[str]) -> None:
+def test_output_of_user_functions_stays_out_of_the_document(installed: Cli, tmp_path: Path, more: list[str]) -> None:
     (tmp_path / "noisy.py").write_text(
         "import subprocess\nprint('imported')\n"
         "def records():\n    print('asked')\n    return ({'x': i} for i in range(40))\n"
         "def mapped(batch):\n    print('mapped')\n    subprocess.run(['echo', 'echoed'])\n    return batch\n"
     )
     words = ["--source", "noisy:records", "out", "--map", "noisy:mapped", "--shards", "2", "--json", *more]
-    done = cli("shard-dataset", "build", *words, check=True)
+    done = installed("shard-dataset", "build", *words, check=True)
     document = json.loads(done.stdout)
     assert document["splits"]["train"]["records"] == 40
     assert {"imported", "asked", "mapped", "echoed"} <= set(done.stderr.splitlines())
@@ -93,7 +93,7 @@ def test_output_of_user_functions_stays_out_of_the_document(cli: Cli, tmp_path: 
 @pytest.mark.parametrize("workers", ["1", "2"])
 @pytest.mark.parametrize(("given", "threads"), [({}, 1), ({"OPENBLAS_NUM_THREADS": "2"}, 2)])
 def test_linear_algebra_has_one_thread_per_process(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: str, given: dict[str, str], threads: int
+    installed: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: str, given: dict[str, str], threads: int
 ) -> None:
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
     (tmp_path / "algebra.py").write_text(
@@ -109,5 +109,5 @@ def test_linear_algebra_has_one_thread_per_process(
         workers,
         "--json",
     ]
-    done = cli("shard-dataset", "build", *words, env=given, check=True)
+    done = installed("shard-dataset", "build", *words, env=given, check=True)
     assert {line for line in done.stderr.splitlines() if line.startswith("threads")} == {f"threads {threads}"}

@@ -14,7 +14,7 @@ from tests.helpers.commands import Cli
 from tests.servers.hub import hub
 
 
-def test_a_repository_is_built_and_what_is_not_there_said(cli: Cli, tmp_path: Path) -> None:
+def test_a_repository_is_built_and_what_is_not_there_said(installed: Cli, tmp_path: Path) -> None:
     repository, out = tmp_path / "repository", tmp_path / "out"
     (repository / "data").mkdir(parents=True)
     for number in range(2):
@@ -24,8 +24,10 @@ def test_a_repository_is_built_and_what_is_not_there_said(cli: Cli, tmp_path: Pa
     with hub(repository, "me/flights", refusals=[429, 503]) as url:
         env = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0"}  # which other tests set
         flags = ["--label", "label", "--shards", "1"]
-        cli("shard-dataset", "build", "hf://datasets/me/flights/data/*.parquet", str(out), *flags, env=env, check=True)
-        missing = cli("shard-dataset", "build", "hf://datasets/me/other", str(tmp_path / "b"), *flags, env=env)
+        installed(
+            "shard-dataset", "build", "hf://datasets/me/flights/data/*.parquet", str(out), *flags, env=env, check=True
+        )
+        missing = installed("shard-dataset", "build", "hf://datasets/me/other", str(tmp_path / "b"), *flags, env=env)
     assert open_dataset(str(out)).manifest.split("train").records == 100
     expected = "cannot read hf://datasets/me/other: there is no such repository or revision, or it is private: check"
     assert expected in missing.stderr
