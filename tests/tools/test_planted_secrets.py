@@ -182,7 +182,7 @@ def test_neither_a_profile_nor_a_run_shows_or_stores_secrets(
         "output": {"metrics": str(out / "metrics.json")},
         "deterministic": False,  # which cannot be switched off again
     }
-    assert run("profile", url, "--batch-size", "8") == 0
+    assert run("profile", url, "--batch-size", "8", "--seconds", "1") == 0
     path = tmp_path_factory.mktemp("config") / "run.yaml"  # the only file that holds them
     path.write_text(json.dumps(config))
     assert run("train", "--config", str(path), "--json") == 0

@@ -6,8 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from itertools import chain, repeat
 from pathlib import Path
 
@@ -22,12 +22,14 @@ from ringfeed.pipeline.fetch.disk_cache import CacheFolder
 from ringfeed.pipeline.streams.shard_fetcher import ShardFetcher
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from ringfeed.tools.cli import main
+from ringfeed.tools.profile import measure
 from ringfeed.tools.profile import procedure as profile_module
-from ringfeed.tools.profile.measure import profile
 from ringfeed.tools.profile.result import Profile
 from ringfeed.tools.profile.trials import loader_trial
 from ringfeed.tools.profile.verdicts.bottleneck import StageProfile, name_bottleneck
+from tests.helpers.commands import Cli
 
+profile = partial(measure.profile, seconds=0.5)  # which may not suffice for an epoch: tests that need one give `steps`
 STAGES = ("fetch", "verify", "open", "plan", "gather", "deliver")
 
 
@@ -126,7 +128,7 @@ def test_progress_counts_seconds_from_the_start(dataset: str, monkeypatch: pytes
     monkeypatch.setattr(
         loader_trial, "stage_progress", lambda *_, **__: nullcontext(lambda *report: told.append(report))
     )
-    profile(dataset, batch_size=20, progress=True)
+    profile(dataset, batch_size=20, steps=10, progress=True)
     assert told[:2] == [("read", 0, 10, 0), ("read", 10, 10, 200)]
 
 
@@ -148,7 +150,7 @@ def test_given_options_reach_the_loader_and_the_profile(dataset: str, tmp_path: 
         "cache": str(tmp_path / "cache"),
         "cache_bytes": 1 << 20,
     }
-    result = profile(dataset, batch_size=20, **given)  # type: ignore[arg-type]
+    result = profile(dataset, batch_size=20, steps=5, **given)  # type: ignore[arg-type]
     assert result.options == given
     assert (result.steps, result.samples) == (5, 100)
     assert result.bytes_per_second / result.samples_per_second == pytest.approx(8 + 4)  # x, and class_id
@@ -157,7 +159,7 @@ def test_given_options_reach_the_loader_and_the_profile(dataset: str, tmp_path: 
     assert profile(dataset, batch_size=20, window_shards=1, cache="none").options == {}
     assert profile(dataset, batch_size=20, cache=Cache(tmp_path / "cache")).options == {"cache": given["cache"]}
     assert profile(dataset, batch_size=20, cache="memory", cache_bytes=4096).options["cache"] == "memory"
-    filtered = profile(dataset, batch_size=20, where=pc.field("y") == 1)
+    filtered = profile(dataset, batch_size=20, steps=5, where=pc.field("y") == 1)
     assert (filtered.samples, filtered.options) == (100, {"where": "(y == 1)"})
 
 
@@ -170,7 +172,7 @@ def test_cache_bytes_without_a_cache_given_by_name_is_refused(dataset: str, cach
 def test_the_command_takes_the_options_of_the_loader(
     dataset: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["profile", dataset, "--batch-size", "20", "--json"]
+    command = ["profile", dataset, "--batch-size", "20", "--seconds", "0.5", "--json"]
     assert main(command) == 0
     assert json.loads(capsys.readouterr().out)["options"] == {}
     flags = ["--columns", "x", "--where", "y==1", "--streams", "2", "--window-shards", "2", "--fetch-threads", "1"]
@@ -223,12 +225,13 @@ def test_the_second_profile_reads_the_cache_and_parquet_columns_are_fetched_alon
     )
     monkeypatch.setattr(profile_module, "name_bottleneck", lambda stages, parses: "fetch")
     monkeypatch.setattr(profile_module, "_try_store", lambda *_: None)
-    whole = profile(url, streams=2)
+    epoch = 40_000 // 1024
+    whole = profile(url, streams=2, steps=epoch)
     for option in ("--fetch-threads 32", "--cache FOLDER (Loader(cache='FOLDER'))", "--columns A,B"):
         assert option in whole.loader_advice
-    few = profile(url, streams=2, columns=["x0"])
+    few = profile(url, streams=2, steps=epoch, columns=["x0"])
     assert fetched_bytes(few) < fetched_bytes(whole) / 3
-    cold, warm = (profile(url, streams=2, columns=["x0"], cache=str(tmp_path / "cache")) for _ in range(2))
+    cold, warm = (profile(url, streams=2, steps=epoch, columns=["x0"], cache=str(tmp_path / "cache")) for _ in range(2))
     assert (fetched_bytes(cold), fetched_bytes(warm)) == (fetched_bytes(whole), 0)
     assert "until the cache is filled" in cold.loader_advice
     assert "--cache" not in cold.loader_advice
@@ -239,7 +242,7 @@ def test_missing_values_in_unread_columns_need_no_fill(tmp_path: Path, capsys: p
     table = pa.table({"x": range(40), "word": [None, "a"] * 20, "y": [i % 2 for i in range(40)]})
     pq.write_table(table, tmp_path / "s.parquet")
     build(BuildOptions(source=str(tmp_path / "s.parquet"), destination=str(tmp_path / "d"), label="y", shards=2))
-    command = ["profile", str(tmp_path / "d"), "--batch-size", "10"]
+    command = ["profile", str(tmp_path / "d"), "--batch-size", "10", "--seconds", "0.5"]
     assert main([*command, "--columns", "x"]) == 0
     assert main([*command, "--columns", "x,word"]) == 1
     assert "--fill word=VALUE" in capsys.readouterr().err
@@ -267,8 +270,10 @@ def test_a_profile_of_one_step_is_refused(dataset: str) -> None:
         profile(dataset, batch_size=20, steps=1)
 
 
-def test_the_command_prints_one_json_document(dataset: str, cli: Callable[..., object]) -> None:
-    done = cli("ringfeed", "profile", dataset, "--batch-size", "20", "--json")
+def test_the_command_prints_one_json_document(dataset: str, installed: Cli) -> None:
+    done = installed(
+        "ringfeed", "profile", dataset, "--batch-size", "20", "--steps", "10", "--seconds", "0.5", "--json"
+    )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["samples"] == 200
@@ -290,7 +295,8 @@ def test_fill_values_and_classes_get_the_dtypes_of_their_features(
     )
     pq.write_table(table, tmp_path / "s.parquet")
     build(BuildOptions(source=str(tmp_path / "s.parquet"), destination=str(tmp_path / "d"), label="code", shards=2))
-    command = ["profile", str(tmp_path / "d"), "--batch-size", "10", "--json", "--balance", '{"0": 0.3, "1": 0.7}']
+    command = ["profile", str(tmp_path / "d"), "--batch-size", "10", "--seconds", "0.5", "--json"]
+    command += ["--balance", '{"0": 0.3, "1": 0.7}']
     assert main(command) == 1
     assert json.loads(capsys.readouterr().err) == {
         "event": "error",

@@ -18,6 +18,7 @@ from ringfeed.tools.cli import main
 from ringfeed.tools.profile import profile
 from ringfeed.tools.profile.trials.other_load import LoadClock
 from ringfeed.tools.profile.verdicts.verdict import LIMITS
+from tests.helpers.commands import Cli
 from tests.servers.web import Behaviour, served
 
 BATCH = 50
@@ -132,9 +133,7 @@ def test_mistakes_are_one_line(dataset: str, tmp_path: Path, monkeypatch: pytest
         profile(dataset, batch_size=BATCH, transform=slow_transform)
 
 
-def test_a_configured_run_is_profiled_without_resuming_or_writing(
-    dataset: str, tmp_path: Path, cli: Callable[..., Any]
-) -> None:
+def test_a_configured_run_is_profiled_without_resuming_or_writing(dataset: str, tmp_path: Path, installed: Cli) -> None:
     config = {
         "data": {"url": dataset, "batch_size": BATCH, "eval_split": None},
         "model": {"name": "tabular", "hidden": [8]},
@@ -144,7 +143,7 @@ def test_a_configured_run_is_profiled_without_resuming_or_writing(
     }
     (tmp_path / "train.yaml").write_text(json.dumps(config))
     words = ["--config", str(tmp_path / "train.yaml"), "--set", "data.batch_size=100", "--seconds", "2", "--json"]
-    done = cli("ringfeed", "profile", *words)
+    done = installed("ringfeed", "profile", *words)
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["batch_size"] == 100
