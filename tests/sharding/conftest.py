@@ -59,7 +59,7 @@ def files_of() -> Callable[[Path], dict[str, bytes]]:
 def spill_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder for spill files of this test and of the commands that it starts."""
     get_temp_dir()  # created now, as it outlives the test: multiprocessing keeps its sockets there
-    folder = tmp_path / "tmp"
+    folder = tmp_path / "t"  # the shorter its path, the more likely it leaves room for that of a socket
     folder.mkdir()
     monkeypatch.setenv("TMPDIR", str(folder))
     monkeypatch.setattr("tempfile.tempdir", None)
