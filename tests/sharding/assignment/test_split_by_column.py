@@ -159,11 +159,11 @@ def test_the_files_of_a_plan_may_lie_on_any_store(source: str, tmp_path: Path, f
 def test_a_dry_run_leaves_a_resumable_build_alone(source: str, tmp_path: Path, way: str) -> None:
     options = BuildOptions(source=source, destination=str(tmp_path / "out"), label="label", shards=6, **WAYS[way])
     interrupted(options, 3)
-    spilled = set((tmp_path / "tmp").rglob("*.json"))
+    spilled = set((tmp_path / "t").rglob("*.json"))
     assert spilled
     plan = plan_build(options)
     assert sum(split.records for split in plan.assignment.splits) == ROWS
-    assert set((tmp_path / "tmp").rglob("*.json")) == spilled
+    assert set((tmp_path / "t").rglob("*.json")) == spilled
     build(options)
 
 

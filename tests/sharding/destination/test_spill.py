@@ -28,7 +28,7 @@ SHARDS = 12
 @pytest.fixture(autouse=True)
 def temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What spills elsewhere puts nothing into the folder for temporary files."""
-    folder = tmp_path / "tmp"
+    folder = tmp_path / "t"
     folder.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(folder))
     yield
@@ -97,7 +97,7 @@ def test_clean_removes_spill_files(parts: str, store: Store, tmp_path: Path, cli
 def test_a_build_resumed_with_another_spill_folder_removes_the_first(
     parts: str, store: Store, tmp_path: Path, named: str
 ) -> None:
-    default, other = str(tmp_path / "tmp"), f"{store.url}/spill"
+    default, other = str(tmp_path / "t"), f"{store.url}/spill"
     first, then = (None if named == "then" else other), (None if named == "first" else str(tmp_path / "s"))
     options = BuildOptions(source=parts, destination=str(tmp_path / "out"), label="label", shards=SHARDS, spill=first)
     interrupted_at("write", options)
