@@ -439,11 +439,11 @@ def learning_rates() -> dict[str, str]:
 # --- the command line -------------------------------------------------------------------------------------------
 
 
-# A process for each command would import the same modules 16 times, for 0.6 s each.
+# A process for each command would import the same modules 24 times, for up to a second each.
 _HELPS = """\
 import os, sys
 from importlib.metadata import entry_points
-import ringfeed.sharding
+import ringfeed.tools.shard_dataset.commands, ringfeed.tools.tune.command, ringfeed.training.train
 
 _, program, *names = sys.argv
 main = next(iter(entry_points(group="console_scripts", name=program))).load()
