@@ -95,6 +95,8 @@ def statements(tree: ast.Module) -> Iterator[ast.stmt]:
 
 def absolute(module: str, node: ast.ImportFrom) -> str:
     """The module that an import in ``module`` means, below `ringfeed`."""
+    if node.level == 0:
+        return (node.module or "").removeprefix("ringfeed.")
     parts = module.split(".")
     is_package = path_of(module, stub=False).name == "__init__.py"
     base = parts[: len(parts) - node.level + is_package]

@@ -153,6 +153,8 @@ def build(demo: Demo, name: str, source: Path, shard_format: str) -> tuple[str, 
 def profile(demo: Demo, name: str, url: str, shard_format: str) -> dict[str, Any]:
     """Profile the loader on a dataset; return the command's document."""
     words = ["ringfeed", "profile", url, "--batch-size", str(_BATCHES[name]), "--balance", "uniform", "--json"]
+    if demo.is_quick:
+        words += ["--seconds", "1"]
     document: dict[str, Any] = json.loads(demo.run(f"Profiling the loader on the {name}, {shard_format}", words))
     table = Table("stage", "busy s", "wait s", "busy", box=None, pad_edge=False, header_style="dim")
     for column in table.columns[1:]:
