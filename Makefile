@@ -39,9 +39,11 @@ quick: setup ## before a commit: ruff, mypy, and the tests near what changed sin
 	@$(BIN)/mypy $(MODULES:%=-p %)
 	@$(BIN)/python -m tests.helpers.reach
 
+# The tests start hundreds of Pythons: each would compile the modules that it imports, if none could keep what it made.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: lint ## all that a contributor must pass: lint, then the tests
 	@$(BIN)/python -m tests.servers.install
-	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --timeout 900 $(PYTEST_ARGS)
+	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --timeout 900 --junitxml build/junit.xml $(PYTEST_ARGS)
 
 bench: setup ## the benchmarks, each a ratio from one run
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)

@@ -59,7 +59,8 @@ def pytest_configure() -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put the longest files first; leave campaigns out, unless they are asked for with ``-m campaign``."""
-    items.sort(key=lambda item: not item.path.as_posix().endswith(LONGEST))
+    places = {ROOT / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     if "campaign" in config.option.markexpr:
         return
     left_out = [item for item in items if item.get_closest_marker("campaign")]
