@@ -19,6 +19,7 @@ import pytest
 
 from ringfeed.tools.shard_dataset.program import main
 from ringfeed.tools.signals import Terminated, deferred_signals, raise_on_termination
+from tests.helpers.lean import lean_environment
 
 
 @pytest.fixture(autouse=True)
@@ -264,8 +265,9 @@ with signals.ending_on_signals("p") as watch:
         code += "    return original(*args)\nLoader.epoch = epoch\nsys.exit(cli.main(sys.argv[1:]))"
         words = ["profile", str(tmp_path / "d"), "--batch-size", "8", "--steps", "1000000000"]
         with subprocess.Popen(
-            [sys.executable, "-c", code, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        ) as process:
+            [sys.executable, "-c", code, *words],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=lean_environment(),
+        ) as process:  # fmt: skip
             assert process.stdout is not None
             for _ in range(50):  # epochs
                 assert process.stdout.readline() == "reading\n"
@@ -333,10 +335,8 @@ class TestEndingOnSignals:
     ) -> None:
         with subprocess.Popen(
             [sys.executable, "-c", MARK, module, *words[command]],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=lean_environment(),
+        ) as process:  # fmt: skip
             assert process.stdout is not None
             assert process.stdout.readline() == "importing\n"
             sent = time.monotonic()
