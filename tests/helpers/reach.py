@@ -38,8 +38,8 @@ MOST_ELSEWHERE = 5
 MOST = 12
 """Test files to run, the nearest first."""
 SERVICES = frozenset({
-    "start", "train", "train_in_turn", "s3_server", "s3_bucket", "s3_env", "s3_profile", "proxy", "hdfs_server",
-    "store",
+    "start", "train", "train_in_turn", "train_on_ranks", "run_on_ranks", "warm",
+    "s3_server", "s3_bucket", "s3_env", "s3_profile", "proxy", "hdfs_server", "store",
     *(f"tests.servers.{name}" for name in ("dask", "dlio", "hdfs", "hub", "petastorm", "prometheus", "pytorch", "ray")),
 })  # fmt: skip
 """Fixtures and helpers that start ranks, stores and clusters."""
