@@ -1,6 +1,7 @@
 """How many seats of a mixture's batches each dataset has had on each stream, before any step of any epoch.
 
 Schedules repeat after a number of epochs once the shares no longer change, so late epochs are counted by arithmetic.
+Tested in tests/pipeline/order/test_passes.py.
 """
 
 from __future__ import annotations

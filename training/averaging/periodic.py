@@ -1,8 +1,7 @@
 """Periodic averaging: ranks train alone for some steps, then agree on new weights. Local SGD is its plain form.
 
 Local SGD: Stich, arXiv 1805.09767. Post-local SGD, with synchronous steps first: Lin et al., arXiv 1808.07217.
-Tested in tests/training/averaging/test_rounds.py, tests/training/loop/test_modes.py and
-tests/training/compression/test_methods.py.
+Tested in tests/training/averaging/test_rounds.py and tests/training/loop/test_modes.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The mean over ranks, weighted by their samples."""
+"""The mean over ranks, weighted by their samples. Tested in tests/training/loop/test_modes.py."""
 
 from __future__ import annotations
 
