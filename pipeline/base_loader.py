@@ -396,14 +396,7 @@ class BaseLoader(ABC):
             RingfeedError: it cannot be read.
         """
         chunks = self._chunks(epoch, step, locate_features=False, with_origins=True)
-        batches = iterate_numpy(
-            ((steps, join_frames(columns)) for steps, columns in chunks),
-            self._stored,
-            self.schema,
-            self.fill,
-            counters=self._counters,
-            prefetch_bytes=0,
-        )
+        batches = self._as_numpy(chunks, 0)
         try:
             batch = next(batches)
         finally:
@@ -522,13 +515,20 @@ class BaseLoader(ABC):
             ConfigError: there is no such step.
         """
         epoch, start_step = self._checked(epoch, start_step)
+        prefetch_bytes = integer("prefetch_bytes", prefetch_bytes, 0)
+        return self._as_numpy(self._chunks(epoch, start_step, locate_features=self.locates_features), prefetch_bytes)
+
+    def _as_numpy(
+        self, chunks: Generator[tuple[int, Columns], None, None], prefetch_bytes: int
+    ) -> Generator[NumpyBatch, None, None]:
         return iterate_numpy(
-            self.chunks(epoch, start_step),
+            chunks,
             self._stored,
             self.schema,
             self.fill,
             counters=self._counters,
-            prefetch_bytes=integer("prefetch_bytes", prefetch_bytes, 0),
+            prefetch_bytes=prefetch_bytes,
+            large=all(sizes.large for sizes in self._chunk_sizes),
         )
 
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[tuple[int, Columns], None, None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringfeed.pipeline.decode.columns import Columns, filled_columns, slice_columns
+from ringfeed.pipeline.decode.columns import Column, Columns, copy_views, filled_columns, slice_columns, views_of
+from ringfeed.pipeline.decode.tfrecord_frames import join_frames
 from ringfeed.pipeline.metrics.stage_counters import Counters
 from ringfeed.pipeline.select.sample_columns import EXAMPLES
 from ringfeed.sharding.dataset.consistency import corruption_errors
@@ -22,6 +24,7 @@ from ringfeed.sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ringfeed.sharding.schema import Feature, Schema
 
 from .background_iterator import prefetch
+from .malloc import keep_freed_memory
 
 __all__ = ["NumpyBatch", "Ragged", "iterate_numpy"]
 
@@ -50,6 +53,15 @@ class Ragged(NamedTuple):
 NumpyBatch = dict[str, "Array | Ragged"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decoded:
+    """Some steps, decoded: `size` is what they take in memory, in bytes."""
+
+    steps: int
+    columns: Columns
+    size: int
+
+
 def iterate_numpy(
     chunks: Generator[tuple[int, Columns], None, None],
     stored: Schema,
@@ -58,42 +70,62 @@ def iterate_numpy(
     *,
     counters: Counters,
     prefetch_bytes: int,
+    large: bool,
 ) -> Generator[NumpyBatch, None, None]:
     """The batches of chunks, which a background thread gathers and decodes ahead.
 
     Args:
-        chunks: chunks of steps; see `Loader.chunks`.
+        chunks: chunks of steps; see `BaseLoader._chunks`.
         stored: schema of the dataset.
         schema: the features to deliver.
         fill: value for missing values, by feature.
         counters: the loader's counters.
-        prefetch_bytes: limit of the chunks that wait to be taken; 0 for no thread.
+        prefetch_bytes: limit of what is decoded and waits to be taken; 0 for no thread.
+        large: whether to decode one batch at a time: chunks of large records hold the addresses of many batches.
 
     Raises:
         RingfeedError: the iterator was started before this process was forked.
     """
     process = os.getpid()
 
-    def decoded() -> Generator[tuple[int, Columns], None, None]:
+    def decoded() -> Generator[_Decoded, None, None]:
         for steps, columns in chunks:
-            with counters.busy("deliver", size=_columns_bytes(columns)):
-                whole = _decode_messages(columns, stored, schema, fill)
-            yield steps, whole
-
-    def size(chunk: tuple[int, Columns]) -> int:
-        return _columns_bytes(chunk[1])
+            for piece in _single_steps(columns, steps) if large else [columns]:
+                size = _columns_bytes(piece)
+                with counters.busy("deliver", size=size):
+                    whole = _decode_messages(join_frames(piece), stored, schema, fill)
+                    whole = {name: _copied(values) for name, values in whole.items()}
+                yield _Decoded(steps=1 if large else steps, columns=whole, size=size)
 
     def queued(change: int) -> None:
         counters.add("deliver", queue=change)
 
-    for steps, columns in prefetch(decoded(), size, prefetch_bytes, queued):
-        for batch in _batches(columns, steps, schema):
+    if large:
+        keep_freed_memory()
+    for ready in prefetch(decoded(), lambda item: item.size, prefetch_bytes, queued):
+        for batch in _batches(ready.columns, ready.steps, schema):
             yield batch
             if os.getpid() != process:
                 raise RingfeedError(
                     "this iterator was begun in the process that this one was forked from, and its threads do not run "
                     "in a fork; make one here: loader.numpy_epoch(epoch, start_step)"
                 )
+
+
+def _single_steps(columns: Columns, steps: int) -> Iterator[Columns]:
+    """A chunk cut into its steps."""
+    rows = len(next(iter(columns.values()))) // steps
+    for step in range(steps):
+        yield slice_columns(columns, step * rows, (step + 1) * rows)
+
+
+def _copied(values: Column) -> Column:
+    """Views of strings in a file as `bytes` objects [values]; other columns as they are."""
+    return copy_views(values) if _has_views(values) else values
+
+
+def _has_views(values: Column) -> bool:
+    return isinstance(values, pa.Array) and pa.types.is_binary_view(values.type)
 
 
 def _decode_messages(columns: Columns, stored: Schema, schema: Schema, fill: Mapping[str, Any]) -> Columns:
@@ -128,9 +160,7 @@ def _batches(columns: Columns, steps: int, schema: Schema) -> Iterator[NumpyBatc
         By feature: numbers as writable arrays [batch, *shape] of the feature's dtype; strings and bytes as arrays of
         `bytes` objects, as from TensorFlow's tensors; features of variable length as `Ragged`.
     """
-    rows = len(next(iter(columns.values()))) // steps
-    for step in range(steps):
-        batch = slice_columns(columns, step * rows, (step + 1) * rows)
+    for batch in _single_steps(columns, steps):
         yield {
             name: _writable(values) if isinstance(values, np.ndarray) else _from_arrow(values, schema[name])
             for name, values in batch.items()
@@ -138,8 +168,11 @@ def _batches(columns: Columns, steps: int, schema: Schema) -> Iterator[NumpyBatc
 
 
 def _columns_bytes(columns: Columns) -> int:
-    """Size of the columns in memory."""
-    return sum(int(values.nbytes) for values in columns.values())
+    """Size of the columns in memory, with the strings that are viewed."""
+    return sum(
+        int(views_of(values)["length"].sum(dtype=np.int64)) if _has_views(values) else int(values.nbytes)
+        for values in columns.values()
+    )
 
 
 def _from_arrow(values: Any, feature: Feature) -> Array | Ragged:

@@ -54,14 +54,17 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     ids=["all", "columns", "where", "balanced"],
 )
 def test_located_features_equal_parsed_ones(url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    epochs = []
+    epochs, arrays = [], []
     for least in (1, 1 << 20):
         monkeypatch.setattr(chunk_sizes, "_LARGE_RECORD", least)
         loader = Loader(url, batch_size=12, seed=3, **options)
         assert has_plain_values(loader.manifest, "train", loader.schema)
         assert loader.locates_features == (least == 1)
         epochs.append([{n: (v.dtype, v.numpy().tolist()) for n, v in b.items()} for b in loader.epoch(1, 1)])
+        arrays.append([{n: (v.dtype, v.tolist()) for n, v in b.items()} for b in loader.numpy_epoch(1, 1)])
     assert epochs[0] == epochs[1]
+    assert arrays[0] == arrays[1]
+    assert [{n: v[1] for n, v in b.items()} for b in arrays[0]] == [{n: v[1] for n, v in b.items()} for b in epochs[0]]
 
 
 @pytest.mark.parametrize("span", [1 << 30, 64])

@@ -151,6 +151,24 @@ def test_fewer_columns_take_less_memory(make_dataset: Make) -> None:
         assert sizes == [960 * (8 + 12 + 8 + 4), 960 * (8 + 4), 960 * (12 + 4)]  # with the class id
 
 
+@pytest.mark.parametrize("prefetch_batches", [0, 1, 3])
+@pytest.mark.parametrize("columns", [["image", "label"], ["image", "maybe", "label"]], ids=["located", "parsed"])
+def test_of_large_records_no_more_are_copied_than_is_asked_for(
+    tmp_path: Path, prefetch_batches: int, columns: list[str]
+) -> None:
+    size, batch = 8192, 6
+    records = ({"image": bytes([i]) * size, "maybe": i if i % 2 else None, "label": i % 2} for i in range(120))
+    build(source=records, destination=str(tmp_path / "data"), label="label", shards=2)
+    loader = Loader(str(tmp_path / "data"), batch_size=batch, seed=1, columns=columns, fill={"maybe": -1})
+    assert loader.locates_features == (columns == ["image", "label"])
+    limit = prefetch_batches * batch * size
+    batches = loader.numpy_epoch(0, prefetch_bytes=limit)
+    first = next(batches)
+    assert all(len(set(image)) == 1 and len(image) == size for image in first["image"])
+    assert loader.stats()["deliver"].bytes < limit + 2.5 * batch * size  # of 20 batches: two more, with their frames
+    batches.close()
+
+
 def test_an_abandoned_iterator_leaves_no_thread_and_the_next_starts_afresh(
     make_dataset: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
