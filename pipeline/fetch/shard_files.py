@@ -8,6 +8,7 @@ Tested in tests/pipeline/test_faults.py.
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,7 @@ from ringfeed.sharding.storage.temporary_folder import temporary_folder
 from ringfeed.sharding.verifying.locate import locate_in_index, locate_in_shard
 
 from .hedged_reads import Hedging, Latencies
+from .page_cache import read_into_page_cache
 from .parquet_ranges import read_blocks
 
 __all__ = ["SourceReader"]
@@ -103,6 +105,7 @@ class SourceReader:
                     if self._remote is not None:
                         data = pa.py_buffer(self._fetch_part(shard.path, start, stop))
                     else:
+                        self._read_ahead(shard.path, start, stop)
                         data = self._storage.map(shard.path)[start:stop]
             except (FileNotFoundError, StorageError) as error:
                 self._refuse_part(error)
@@ -145,7 +148,9 @@ class SourceReader:
             def read(start: int, stop: int) -> pa.Buffer | None:
                 for _ in range(_ATTEMPTS):
                     with self._counters.busy("fetch", size=stop - start):
-                        if memory is not None:
+                        if memory is None:
+                            self._read_ahead(shard.path, start, stop)
+                        else:
                             memory[start:stop] = self._fetch_part(shard.path, start, stop)
                         part = data.slice(start, stop - start)
                     with self._counters.busy("verify", size=stop - start):
@@ -187,8 +192,16 @@ class SourceReader:
         if self._remote is not None:
             read = partial(_read_whole, self._storage, path)
             return self._remote.call(read, kind, size, self._storage.locate(path))
-        copied = not self._mapped and self._storage.local_path is not None
-        return pa.py_buffer(self._storage.read(path)) if copied else self._storage.map(path)
+        if not self._mapped:
+            return pa.py_buffer(self._storage.read(path))
+        self._read_ahead(path, 0, size)
+        return self._storage.map(path)
+
+    def _read_ahead(self, path: str, start: int, stop: int) -> None:
+        """Bring bytes ``[start, stop)`` of a local file into the page cache, before they are read through a mapping."""
+        assert self._storage.local_path is not None
+        with self._storage.errors("read", path):
+            read_into_page_cache(os.path.join(self._storage.local_path, path), start, stop)
 
     def _fetch_part(self, path: str, start: int, stop: int) -> bytes:
         assert self._remote is not None
