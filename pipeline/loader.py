@@ -25,7 +25,7 @@ from .decode.columns import Columns
 from .decode.interleave import interleave
 from .decode.shard_opener import ReadContext
 from .decode.tfrecord_values import has_plain_values
-from .deliver.chunk_sizes import ChunkSizes
+from .deliver.chunk_sizes import ChunkSizes, chunk_ranges
 from .fetch.quarantine import Quarantine
 from .fetch.shard_cache import open_cache
 from .fetch.threads import Threads
@@ -342,14 +342,12 @@ class Loader(BaseLoader):
         with self.open_streams(locate_features=locate_features, with_origins=with_origins) as opened:
             readers = [opened.reader(epoch, part, start_step) for part in self._slices]
             widths = [part.width for part in self._slices]
-            per_chunk = self.chunk_steps
             pool = BufferPool()
-            for step in range(start_step, self.steps_per_epoch, per_chunk):
-                steps = min(per_chunk, self.steps_per_epoch - step)
-                parts = [reader.take(step, steps) for reader in readers]
+            for chunk in chunk_ranges(start_step, self.steps_per_epoch, self.chunk_steps):
+                parts = [reader.take(chunk.start, len(chunk)) for reader in readers]
                 with self._counters.busy("gather"):
-                    columns = interleave(parts, widths, steps, self.schema, self._layout, pool, self.labels)
-                yield steps, columns
+                    columns = interleave(parts, widths, len(chunk), self.schema, self._layout, pool, self.labels)
+                yield len(chunk), columns
 
     def with_streams(self, streams: int) -> Loader:
         """The same loader with this many streams, and batches of one sample of each, for a mixture to draw on.

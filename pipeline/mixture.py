@@ -26,7 +26,7 @@ from ringfeed.sharding.errors import ConfigError
 from .base_loader import BaseLoader
 from .decode.columns import Column, Columns, concat_columns, take_columns
 from .decode.interleave import interleave
-from .deliver.chunk_sizes import ChunkSizes
+from .deliver.chunk_sizes import ChunkSizes, chunk_ranges
 from .loader_options import as_arguments, flat_arguments
 from .metrics.stage_counters import StageStats
 from .mixture_loaders import common_fill, common_schema, name_dataset_in_errors, open_loaders
@@ -324,10 +324,9 @@ class Mixture(BaseLoader):
                 DatasetReader(streams, self._drawer(source, streams, ledger, epoch, start_step))
                 for source, streams in enumerate(opened)
             ]
-            per_chunk = self.chunk_steps
-            for step in range(start_step, self.steps_per_epoch, per_chunk):
-                steps = np.arange(step, min(step + per_chunk, self.steps_per_epoch))
-                yield len(steps), self._gather(readers, schedule.classes_at(steps, range(schedule.batch_size)))
+            for chunk in chunk_ranges(start_step, self.steps_per_epoch, self.chunk_steps):
+                steps = np.arange(chunk.start, chunk.stop)
+                yield len(chunk), self._gather(readers, schedule.classes_at(steps, range(schedule.batch_size)))
 
     def _drawer(
         self, source: int, opened: OpenStreams, ledger: SeatLedger, epoch: int, step: int

@@ -17,7 +17,7 @@ AnyLoader = TypeVar("AnyLoader", bound=BaseLoader)
 
 
 def repeated_chunk(loader: AnyLoader) -> AnyLoader:
-    """A copy of a loader whose epochs repeat its first chunk: as long, as fast as hand-over allows, and read once.
+    """A copy of a loader whose epochs repeat one whole chunk: as long, as fast as hand-over allows, and read once.
 
     Args:
         loader: the loader to copy; it is not changed.
@@ -27,6 +27,8 @@ def repeated_chunk(loader: AnyLoader) -> AnyLoader:
     """
     chunks = loader._chunks(0, 0, locate_features=loader.locates_features)
     steps, columns = next(chunks)
+    while steps < loader.chunk_steps and (chunk := next(chunks, None)) is not None:  # chunks grow up to that many
+        steps, columns = max((steps, columns), chunk, key=lambda sized: sized[0])
     chunks.close()
     total = loader.steps_per_epoch
 

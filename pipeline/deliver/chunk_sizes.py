@@ -5,11 +5,12 @@ Tested in tests/pipeline/deliver/test_to_tensorflow.py and tests/pipeline/delive
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["ChunkSizes"]
+__all__ = ["ChunkSizes", "chunk_ranges"]
 
 _CHUNK_BYTES = 8 << 20  # per crossing into TensorFlow: 4 MiB takes 1.1 times as long, 2 MiB 1.35 (2026-11-21)
 _CHUNK_STEPS = 64
@@ -55,3 +56,21 @@ class ChunkSizes:
 
     def _steps(self, limit_bytes: int, local_batch: int, least: int, most: int) -> int:
         return int(np.clip(limit_bytes // (self.record_bytes * local_batch), least, most))
+
+
+def chunk_ranges(start: int, stop: int, most: int, first: int = 1) -> Iterator[range]:
+    """The steps of each chunk: each has twice as many as the last, so that the first batch waits for its own data only.
+
+    Args:
+        start: first step.
+        stop: just past the last step.
+        most: most steps of a chunk.
+        first: steps of the first chunk.
+
+    >>> [(chunk.start, chunk.stop) for chunk in chunk_ranges(10, 30, 8)]
+    [(10, 11), (11, 13), (13, 17), (17, 25), (25, 30)]
+    """
+    steps = min(first, most)
+    while start < stop:
+        yield range(start, min(start + steps, stop))
+        start, steps = start + steps, min(2 * steps, most)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import simpy
 
+from ringfeed.pipeline.deliver.chunk_sizes import chunk_ranges
 from ringfeed.pipeline.fetch.adaptive_limit import AdaptiveLimit
 from ringfeed.pipeline.order.epoch_order import EpochOrder, StreamSlice
 from ringfeed.pipeline.order.windows import StreamWindows
@@ -35,11 +36,12 @@ _FILES = 2  # of a shard: data and index
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
-    """Numbers of a loader, resolved: fetch threads at first and at most, prefetched bytes, steps of a chunk, steps."""
+    """Resolved settings: fetch threads at first and at most, steps of the first and of the largest chunk, ..."""
 
     least_threads: int
     most_threads: int
     prefetch_bytes: int
+    first_chunk_steps: int
     chunk_steps: int
     ready_batches: int
     steps: int
@@ -136,15 +138,14 @@ class LoaderModel:
         for stream in self._streams:
             stream.begin()
             self._budget.add(stream)
-        for step in range(0, settings.steps, settings.chunk_steps):
-            steps = min(settings.chunk_steps, settings.steps - step)
+        for chunk in chunk_ranges(0, settings.steps, settings.chunk_steps, settings.first_chunk_steps):
             for stream in self._streams:
-                for arrived in stream.enter(step, steps):
+                for arrived in stream.enter(chunk.start, len(chunk)):
                     start = self._env.now
                     yield arrived
                     self.totals.waits += self._env.now - start
-            yield cores.work(costs.gather_seconds * steps * self._local_batch)
-            self.batches.put(steps)
+            yield cores.work(costs.gather_seconds * len(chunk) * self._local_batch)
+            self.batches.put(len(chunk))
             yield from self.batches.wait_for_room(settings.ready_batches)
 
     def budget_fill(self, released: int) -> None:

@@ -196,6 +196,7 @@ def _start(
             least_threads=setup.fetch_threads or LEAST_THREADS,
             most_threads=setup.fetch_threads or (LEAST_THREADS if store.is_local else MOST_THREADS),
             prefetch_bytes=_prefetch_bytes(dataset, setup, len(slices), is_local=store.is_local),
+            first_chunk_steps=block,
             chunk_steps=max(sizes.chunk_steps(local_batch), block),
             ready_batches=max(sizes.ready_batches(local_batch), block),
             steps=steps,
