@@ -99,7 +99,7 @@ def test_what_a_backend_cannot_do_is_refused_in_one_line(
 def test_the_backend_none_is_refused_in_one_line_among_several_ranks(
     write_config: Written, train: Callable[..., tuple[int, str]]
 ) -> None:
-    status, output = train(write_config(), "backend=none", environ={"PMI_RANK": "0", "PMI_SIZE": "2"})
+    status, output = train(write_config(), "backend=none", environ={"PMI_RANK": "0", "PMI_SIZE": "2"}, is_cold=True)
     assert status == 1  # of a process of its own, which a rank ends at once
     assert "a launcher started 2, each of which would train" in output
     assert output.count("\n") == 1
