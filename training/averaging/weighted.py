@@ -1,4 +1,7 @@
-"""The mean over ranks, weighted by their samples. Tested in tests/training/loop/test_modes.py."""
+"""The mean over ranks, weighted by their samples.
+
+Tested in tests/training/loop/test_modes.py.
+"""
 
 from __future__ import annotations
 
