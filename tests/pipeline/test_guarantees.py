@@ -183,7 +183,7 @@ def ranges(data: Made, where: str | None, found: tuple[RecordRange, ...]) -> Int
 
 def failure(error: Exception) -> str:
     """What a combination is refused with: nothing else may be raised."""
-    assert isinstance(error, ConfigError) or "needed are in quarantine" in str(error)
+    assert isinstance(error, ConfigError) or "needed records are in quarantine" in str(error)
     return str(error)
 
 
