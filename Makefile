@@ -31,7 +31,7 @@ lint: setup ## ruff, mypy (strict) and doctests
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy $(MODULES:%=-p %)
-	@$(BIN)/python -m pytest -q -p tests.helpers.doctests --doctest-modules --pyargs $(MODULES)
+	@$(BIN)/python -m tests.helpers.doctests
 
 quick: setup ## before a commit: ruff, mypy, and the tests near what changed since the main branch
 	@$(BIN)/ruff check --quiet .

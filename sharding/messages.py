@@ -66,7 +66,7 @@ def did_you_mean(name: object, known: Iterable[str], otherwise: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Text on one line, with escapes in place of line breaks and control characters that a terminal would obey.
+    r"""Text on one line, with escapes in place of line breaks and control characters that a terminal would obey.
 
     All errors, and all lines that commands print, pass through here: names from data may hold anything.
 

@@ -408,4 +408,4 @@ def _find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], boo
 
 def _stalled(message: str, *, as_json: bool) -> NoReturn:
     leave_ring(_PROGRAM, message, 1, as_json=as_json, is_stall=True)
-    end_process(1)  # of the chief of a cluster, which is no rank
+    end_process(1)  # the chief of a cluster is no rank

@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 ORDER_VERSION = 2  # a saved state of another version cannot be resumed
-PASSES_VERSION = 3  # of orders that go on from epoch to epoch: short ones, and those of mixtures
+PASSES_VERSION = 3  # short epochs and mixtures: they continue from epoch to epoch
 Remainder = Literal["drop", "pad", "wrap"]
 _REMAINDERS = ("drop", "pad", "wrap")
 _DEFAULT_STREAMS = 16
@@ -256,7 +256,7 @@ class EpochOrder:
 
     @cached_property
     def _pass(self) -> tuple[int, int]:
-        """The pass over the records in which a short epoch begins, and where on the tape."""
+        """The number of the pass that a short epoch begins within, and its place on the tape."""
         geometry = self.geometry
         return divmod(self.epoch * geometry.steps * geometry.batch_size, geometry.records)
 
@@ -408,7 +408,7 @@ class EpochOrder:
         start, stop = self.stream_range(streams[0])[0] - begin, self.stream_range(streams[-1])[1] - begin
         if not start <= segment.start < stop:  # beyond the end of the tape, so at its beginning
             start, stop = start - total, stop - total
-        if not start <= segment.start < stop:  # of none of the streams
+        if not start <= segment.start < stop:  # none of the streams reads it
             return segment
         return Segment(shard=segment.shard, start=max(start, 0), stop=min(stop, records))
 

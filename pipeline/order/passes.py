@@ -52,7 +52,7 @@ def _counted(seats: Seats, streams: int, columns: Int64, start: Int64) -> tuple[
 
 
 class EpochDraws:
-    """Draws from a balanced dataset, each stream of which goes from one of its epochs into the next by itself.
+    """Draws from a balanced dataset. Each stream moves from one of its epochs into the next by itself.
 
     Args:
         length: samples of a stream in an epoch of the dataset.
@@ -102,7 +102,7 @@ class Passes:
             found._number = number
             return found
         started = np.zeros(streams, np.int64)
-        if number:  # the step in which the pass began, and what of it is of the pass before
+        if number:  # the pass began within this step; skip the samples of the pass before
             first = ledger.epoch_where(lambda seats: seats[:, dataset].sum() > begin, epoch)
             stop = step if first == epoch else ledger.schedule(first).steps
             first_step = ledger.step_where(lambda seats: seats[:, dataset].sum() > begin, first, max(stop, 1))

@@ -24,7 +24,7 @@ class SeatLedger:
     Args:
         schedule_of: returns the schedule of an epoch: the dataset of each seat.
         changing: epochs from 0 on whose shares may differ.
-        cycle: epochs after these in which the schedules repeat.
+        cycle: length of the cycle in which the schedules of later epochs repeat, in epochs.
         epoch: the last epoch that is asked for; no schedule of a later one is.
         streams: streams of the mixture.
     """
@@ -33,7 +33,7 @@ class SeatLedger:
         self, schedule_of: Callable[[int], ClassSchedule], *, changing: int, cycle: int, epoch: int, streams: int
     ) -> None:
         self._streams, self._cycle = streams, cycle
-        self._first = min(changing, epoch)  # of the epochs that repeat
+        self._first = min(changing, epoch)  # first epoch of the cycle
         self._schedules: dict[int, ClassSchedule] = {}
         self._schedule_of = schedule_of
         known: dict[tuple[bytes, int], Int64] = {}

@@ -33,7 +33,7 @@ _SLACK = 8  # eviction copies all records into one block, so it waits until they
 _CLASS_BITS = 32  # of a key
 _KEY, _START, _ROWS, _BYTES, _USED = range(5)  # of `_Block.runs`: shard and class, first row, rows, bytes, last use
 _NEVER = 0
-_OFFSET_BYTES = 8  # of a string or a list
+_OFFSET_BYTES = 8  # each string and list has one
 
 
 @dataclass(frozen=True, slots=True)

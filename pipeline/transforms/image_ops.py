@@ -139,7 +139,7 @@ class _Head:
         is_transparent_webp: it decodes the file to four channels, and no fewer.
         is_palette_bitmap: it takes the file's palette indices for grey values.
         is_odd_bitmap: it mistakes the file's colours.
-        is_gif: the file is a GIF, of which it decodes the first frame alone.
+        is_gif: the file is a GIF; only its first frame is decoded.
         gif_size: height and width of a GIF, int32 [2].
     """
 

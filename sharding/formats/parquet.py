@@ -29,7 +29,7 @@ __all__ = [
 LENGTH_BYTES = 8  # at the end of a file: the footer's length and PAR1
 _SAMPLE_VALUES = 1 << 13
 _SAMPLE_BYTES = 1 << 15
-_BATCH_BYTES = 1 << 28  # of lists that do not fit into one array
+_BATCH_BYTES = 1 << 28  # lists that do not fit into one array are read in such batches
 _WORTHWHILE = 0.95  # of the plain size: compression must save more than a twentieth
 _TRY_COLUMNS = """
 import sys

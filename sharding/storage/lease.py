@@ -37,7 +37,7 @@ __all__ = [
     "is_held", "is_lease_draft", "is_lease_file", "process_start_ticks", "read_holder",
 ]  # fmt: skip
 
-LEASE_NAME = "_building.json"  # of builds; other tasks may name theirs otherwise
+LEASE_NAME = "_building.json"  # a build's; other tasks name theirs otherwise
 TAKEOVER_PREFIX = "_building.takeover-"  # a token and .json follow
 _BEAT_SECONDS = 5.0
 _SILENT_SECONDS = 30.0  # six beats without one, and a holder elsewhere is dead
@@ -403,7 +403,7 @@ def _take_over(storage: Storage, me: Holder, name: str) -> Holder | None:
         except FileExistsError:
             rival = read_holder(storage, takeover)
             check_not_held(storage, rival, takeover)
-            storage.remove(takeover)  # of a process that was killed during its takeover
+            storage.remove(takeover)  # left by a process that was killed during its takeover
             continue
         try:
             if storage.run("write", name, partial(_replace, storage, holder, _following(me, holder), name)):

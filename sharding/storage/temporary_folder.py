@@ -50,7 +50,7 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[P
 def process_folder() -> Iterator[None]:
     """Let `tempfile` make its files and folders in one of this process in the body."""
     before = tempfile.tempdir
-    if _NAMES.fullmatch(Path(tempfile.gettempdir()).name):  # in the body of another
+    if _NAMES.fullmatch(Path(tempfile.gettempdir()).name):  # within the body of another call
         yield
         return
     with temporary_folder() as folder:

@@ -1,6 +1,13 @@
-"""A plugin of pytest: doctests that name ``flights`` run in a folder of their own, with that dataset and its source."""
+"""Runs doctests; as a plugin of pytest, gives those that name ``flights`` a folder with that dataset and its source.
 
+``python -m tests.helpers.doctests [MODULE ...]``; without names, those of all modules.
+"""
+
+import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,7 +16,17 @@ import pytest
 
 from ringfeed.sharding import build
 
-__all__ = ["in_a_folder", "write_flights"]
+__all__ = ["in_a_folder", "run_doctests", "write_flights"]
+
+LINKS = Path(sys.prefix) / "src"  # pytest names a module by its path: only below these links that is its own name
+
+
+def run_doctests(modules: Sequence[str]) -> int:
+    """Run the doctests of modules, or of packages with all that they hold; return pytest's exit status."""
+    paths = [LINKS / module.replace(".", "/") for module in modules]
+    files = [str(path if path.is_dir() else path.with_suffix(".py")) for path in paths]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.helpers.doctests", "--doctest-modules", *files]
+    return subprocess.run(command, env={**os.environ, "PYTHONPATH": str(LINKS)}, check=False).returncode
 
 
 @pytest.fixture(scope="session")
@@ -47,4 +64,10 @@ def write_flights(folder: Path) -> None:
         label="arrival",
         shards=4,
         splits=splits,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(
+        run_doctests(sys.argv[1:] or [f"ringfeed.{layer}" for layer in ("sharding", "pipeline", "training", "tools")])
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from .doctests import run_doctests
 from .import_graph import (
     LAYERS,
     MODULES,
@@ -174,22 +175,18 @@ def main() -> int:
     _say(f"left to `make test`: {len(chosen.left) or 'all others'}")
     for phrase in chosen.left:
         _say(f"  {phrase}")
-    plain = [sys.executable, "-m", "pytest", "-q"]
     status = 0
     if chosen.doctests:
-        status = _run([*plain, "-p", "tests.helpers.doctests", "--doctest-modules", "--pyargs", *chosen.doctests])
+        status = run_doctests(chosen.doctests)
         status = 0 if status == pytest.ExitCode.NO_TESTS_COLLECTED else status  # its examples are not in docstrings
     if chosen.tests and not status:
-        status = _run([*plain, "-n", "3", "--dist", "loadfile", "--timeout", "900", *chosen.tests])
+        command = [sys.executable, "-m", "pytest", "-q", "-n", "3", "--dist", "loadfile", "--timeout", "900"]
+        status = subprocess.run([*command, *chosen.tests], cwd=ROOT, check=False).returncode
     return status
 
 
 def _say(line: str) -> None:
     print(f"quick: {line}", flush=True)
-
-
-def _run(command: list[str]) -> int:
-    return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 HOROVOD_VERSION = "0.28.1"
-HOROVOD_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"  # of PyPI's source distribution
+HOROVOD_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"  # PyPI's source distribution
 
 # XLA header as Horovod includes it (TensorFlow <= 2.15) -> its path in TensorFlow 2.21.
 XLA_BUILDER = "tensorflow/compiler/xla/client/xla_builder.h"

@@ -22,7 +22,7 @@ __all__ = [
     "plot_run_waits", "plot_step_parts", "profile_records", "read_metrics", "read_run",
 ]  # fmt: skip
 
-_MOST_BYTES = 256 << 20  # of metrics, with a history of the run
+_MOST_BYTES = 256 << 20  # metrics hold the history of a run
 _BOUND = 0.05  # share of the time spent waiting, from which on a run is input-bound
 
 

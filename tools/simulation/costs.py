@@ -23,7 +23,7 @@ __all__ = ["Costs", "RingCosts", "StepCosts", "StoreCosts", "draw", "fit_ring"]
 Samples = tuple[float, ...]
 
 
-_MOST_SECONDS = 1e6  # of one file, batch or step; a simulation adds up billions
+_MOST_SECONDS = 1e6  # one file, batch or step; a simulation adds up billions
 _MOST_SAMPLES = 1_000_000
 
 

@@ -59,7 +59,7 @@ class Agreement:
         self._moving_base = [tf.Variable(v, trainable=False, name="base") for v in self._moving]
         self.variables: list[Variable] = [*self._synchronizer.apart_variables, *self._moving]
         self.base: list[Variable] = [*self._synchronizer.base_variables, *self._moving_base]
-        self._own: list[list[Tensor]] | None = None  # of this rank, while it holds the values of all
+        self._own: list[list[Tensor]] | None = None  # this rank's values, while it holds the agreed ones
 
     def begin(self) -> None:
         """Count changes from the present values, which all ranks have to share."""

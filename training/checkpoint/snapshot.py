@@ -355,7 +355,7 @@ def restore(parts: Parts, arrays: Mapping[str, Any]) -> None:
     arrays = {name: array for name, array in arrays.items() if _kind(name) not in (_RANK, _APART)}
     bases = [sum(_kind(name) == _BASE for name in names) for names in (parts.variables(), arrays)]
     has_base = bases[0] == bases[1]
-    if not has_base:  # of an earlier version, or of one process
+    if not has_base:  # written by an earlier version, or by one process
         mine = [item for item in mine if _kind(item[0]) != _BASE]
         arrays = {name: array for name, array in arrays.items() if _kind(name) != _BASE}
     if not any(name.endswith(_BOTH_MOMENTS) for name, _ in mine):

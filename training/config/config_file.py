@@ -53,7 +53,8 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> TrainConfig:
     Raises:
         ConfigError: the file cannot be read, or a key or value is wrong.
 
-    >>>     >>> _ = Path("flights.yaml").write_text("data: {url: flights, batch_size: 64}")
+    >>> from pathlib import Path
+    >>> _ = Path("flights.yaml").write_text("data: {url: flights, batch_size: 64}")
     >>> load_config("flights.yaml", ["epochs=3"]).epochs
     3
     """

@@ -12,7 +12,7 @@ from ringfeed.training.checkpoint.store import CheckpointStore
 __all__ = ["Restarts", "WantedRanks"]
 
 _TRIES = 3  # without a new checkpoint, or of one place
-_MOST_BYTES = 1 << 10  # of a file with a number
+_MOST_BYTES = 1 << 10  # the file holds one number
 _SHORT_SECONDS = 60.0  # of life in a ring, after which a rank was worth its start
 
 

@@ -203,7 +203,7 @@ class Trainer:
         self._save()
 
     def _end_epoch(self, epoch: int) -> None:
-        """Call the callbacks, any of which may end the run here."""
+        """Call the callbacks; any may end the run here."""
         steps, evaluations = self.reporter.steps, self.reporter.evaluations
         evaluation = evaluations[-1] if evaluations and self._progress.is_evaluated else None
         self._callbacks.end_epoch(epoch, steps[-1]["loss"] if steps else None, evaluation)

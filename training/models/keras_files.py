@@ -22,7 +22,7 @@ __all__ = ["check_hdf5", "open_archive", "read_member"]
 
 _DIRECTORY_BYTES = 1 << 20  # some 10,000 members; Keras writes four
 _SIZE_OF_DIRECTORY = 5  # field of an end record
-_MOST_OBJECTS = 1 << 20  # of an HDF5 file: groups and arrays
+_MOST_OBJECTS = 1 << 20  # groups and arrays of an HDF5 file
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Starts a network with the weights of a file: those of a network of the same layers, of which the last may differ."""
+"""Starts a network with the weights of a file: its network has the same layers, except perhaps the last."""
 
 from __future__ import annotations
 

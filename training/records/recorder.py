@@ -71,7 +71,7 @@ class Recorder:
         self._activities: deque[Row] = deque()
         self._done = 0
         self._last_end = time.monotonic()
-        self._unix = time.time() - self._last_end  # of monotonic 0; taken once, so that rows stay in their order
+        self._unix = time.time() - self._last_end  # wall time at monotonic 0; taken once, so that rows stay in order
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._write_until_closed, name="ringfeed-records", daemon=True)
         self._thread.start()

@@ -38,7 +38,7 @@ class Synchronizer(Protocol):
 
     @property
     def apart_variables(self) -> Sequence[Variable]:
-        """Weights and optimizer state in which ranks differ within a round; checkpoints hold those of every rank."""
+        """Weights and optimizer state that differ between ranks within a round; checkpoints hold every rank's."""
 
     @property
     def base_variables(self) -> Sequence[Variable]:

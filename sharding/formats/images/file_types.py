@@ -64,7 +64,7 @@ def _format(head: bytes) -> str:
 def _bitmap(data: bytes) -> str:
     header = int.from_bytes(data[14:18], "little")
     bits, method = int.from_bytes(data[28:30], "little"), int.from_bytes(data[30:34], "little")
-    if header == 12:  # of OS/2, which TensorFlow takes for another
+    if header == 12:  # the header of OS/2, which TensorFlow takes for another
         return "bmp-palette" if int.from_bytes(data[24:26], "little") <= 8 else "bmp-other"
     if bits <= 8:
         return "bmp" if bits == 8 and method == 0 and data[14 + header :].startswith(BMP_GREYS) else "bmp-palette"

@@ -14,7 +14,7 @@ from ringfeed.sharding.schema import Feature
 
 __all__ = ["decimal_features"]
 
-_INTEGER_DIGITS = 18  # of any int64
+_INTEGER_DIGITS = 18  # every number of so many digits fits int64
 _FLOAT_DIGITS = 15  # that a float64 gives back as they were
 
 

@@ -1,4 +1,4 @@
-"""The built-in network for images: blocks of convolutions, each of which halves the image.
+"""The built-in network for images: blocks of convolutions that each halve the image.
 
 Tested in tests/training/models/networks/test_image_models.py and tests/training/models/test_models.py.
 """

@@ -107,6 +107,6 @@ def _hashed(ids: Sequence[str], crosses: Sequence[Sequence[str]], buckets: int) 
 
 
 def _escaped(texts: Any) -> Any:
-    """Return texts none of which equals `_MISSING`; all but those that begin with it stay as they are."""
+    """Return texts that never equal `_MISSING`; only texts that begin with it change."""
     begins = tf.equal(tf.strings.substr(texts, 0, 1), _MISSING)
     return tf.where(begins, tf.strings.join([_MISSING, texts]), texts)
