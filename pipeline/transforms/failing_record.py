@@ -24,6 +24,7 @@ from .images import ImageTransform
 
 __all__ = ["FailedBatch", "as_tensor", "explain_failures"]
 
+_ASSERTION = re.compile(r"^(?:Expected '.*' to be true\. Summarized data: |assertion failed: \[)b?'?(.*?)'?\]?$")
 _GRAPH_NODES = re.compile(r"^\{\{.*?\}\} | \[Op:.*$|\s*\[\[.*$", re.DOTALL)  # in TensorFlow's messages
 
 
@@ -149,7 +150,8 @@ class FailedBatch:
         )
 
     def _undecodable(self, feature: str, number: int, reason: str) -> RingfeedError:
-        what = f"the image in feature {feature!r} cannot be decoded: {reason.rstrip('.')}"
+        reason = reason.partition(";")[0].rstrip(".")  # the remedy after it names no dataset; the command below does
+        what = f"the image in feature {feature!r} cannot be decoded: {reason}"
         command = (
             f"shard-dataset reshard {shlex.quote(self.origins[number].dataset)} DST --encode png --on-bad-record skip:1"
         )
@@ -206,4 +208,5 @@ def _name(function: Transform) -> str:
 def _line(error: Exception) -> str:
     """The first line of an error, without TensorFlow's graph nodes."""
     text = error.message if isinstance(error, tf.errors.OpError) else str(error)
-    return next(iter(_GRAPH_NODES.sub("", str(text)).strip().splitlines()), type(error).__name__)
+    line = next(iter(_GRAPH_NODES.sub("", str(text)).strip().splitlines()), type(error).__name__)
+    return _ASSERTION.sub(r"\1", line)

@@ -105,6 +105,15 @@ def test_the_record_of_a_damaged_image_is_named(damaged: str, options: dict[str,
     assert "\n" not in said
 
 
+def test_an_image_that_tensorflow_mistakes_is_named_with_one_remedy(photos: Make) -> None:
+    bitmap = b"BM" + bytes(12) + (12).to_bytes(4, "little") + bytes(60)  # the header of OS/2
+    said, _ = error_of(Loader(photos("parquet", bitmap), batch_size=4), ImageTransform(feature="photo", size=(8, 8)))
+    assert (
+        "cannot be decoded: a BMP of 16 bits, of unusual masks or of OS/2, whose colours TensorFlow mistakes; " in said
+    )
+    assert said.count("--encode png") == 1
+
+
 def test_the_record_is_named_in_a_mixture(photos: Make, damaged: str) -> None:
     shard_format = place_of_bad(damaged).rpartition(".")[2]
     sources = {"good": {"url": photos(shard_format, None)}, "bad": {"url": damaged}}
