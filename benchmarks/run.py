@@ -25,6 +25,7 @@ with quiet_tensorflow():
 import dlio
 import image_reading
 import images
+import large_records
 import loader_memory
 import memory
 import planner
@@ -47,6 +48,7 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "remote": remote.run,
     "images": images.run,
     "read-images": image_reading.run,
+    "large-records": large_records.run,
     "memory": memory.run,
     "loader-memory": loader_memory.run,
     "optimizers": optimizers.run,

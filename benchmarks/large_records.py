@@ -1,0 +1,111 @@
+"""Large records from a local disk, cold and warm: `Loader.epoch` against a plain read of its files by four threads, and
+`numpy_epoch` against `Loader.epoch`.
+
+Cold files are not in the page cache: it is asked to drop them, and a file that it keeps ends the benchmark.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ringfeed.pipeline import Loader
+from ringfeed.sharding import build
+
+RECORDS, RECORD_BYTES, BATCH = 8_000, 114_660, 400
+_THREADS = 4
+_BLOCK_BYTES = 1 << 20
+
+
+def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
+    """Ratios of bytes per second, after one round that is not counted."""
+    url = str(folder / "large-records")
+    if not Path(url).exists():
+        build(source=_records(), destination=url, label="label")
+    files = sorted(str(path) for path in Path(url).glob("*.tfrecord"))
+    loader = Loader(url, batch_size=BATCH, seed=1)
+    ratios: dict[str, list[float]] = {"epoch, cold": [], "numpy, cold": [], "numpy, warm": []}
+    for epoch in range(rounds + 1):
+        readers: dict[str, Callable[[], Any]] = {
+            "plain": lambda: _read(files),
+            "epoch": lambda epoch=epoch: _consume(loader.epoch(epoch)),
+            "numpy": lambda epoch=epoch: _consume(loader.numpy_epoch(epoch)),
+        }
+        rates = {}
+        for name, read in readers.items():
+            for heat in ("cold", "warm"):
+                if heat == "cold":
+                    _drop(files)
+                rates[name, heat] = _rate(read)
+        if epoch:
+            ratios["epoch, cold"].append(rates["epoch", "cold"] / rates["plain", "cold"])
+            for heat in ("cold", "warm"):
+                ratios[f"numpy, {heat}"].append(rates["numpy", heat] / rates["epoch", heat])
+            print("  MB/s: " + ", ".join(f"{name} {heat} {rate:,.0f}" for (name, heat), rate in rates.items()))
+    what = f"{RECORDS:,} records of {RECORD_BYTES:,} bytes, batches of {BATCH}"
+    return [
+        (f"{what}, cold, against a plain read by {_THREADS} threads", ratios["epoch, cold"], 0.9),
+        ("numpy_epoch of the same, cold, against epoch", ratios["numpy, cold"], 0.9),
+        ("the same, warm", ratios["numpy, warm"], 0.9),
+    ]
+
+
+def _records() -> Iterable[dict[str, Any]]:
+    noise = os.urandom(RECORD_BYTES + RECORDS)
+    for number in range(RECORDS):
+        yield {"image": noise[number : number + RECORD_BYTES], "label": number % 10}
+
+
+def _drop(files: Sequence[str]) -> None:
+    """Drop files from the page cache."""
+    for path in files:
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)  # pages that are not written cannot be dropped
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            middle = os.fstat(descriptor).st_size // 2
+            try:
+                os.preadv(descriptor, [bytearray(1)], middle, os.RWF_NOWAIT)
+            except BlockingIOError:
+                continue
+            raise RuntimeError(f"{path} stays in the page cache; set TMPDIR to a folder on a disk")
+        finally:
+            os.close(descriptor)
+
+
+def _read(files: Sequence[str]) -> None:
+    """Read files to their ends, each by one of the threads."""
+    left, lock = iter(files), threading.Lock()
+
+    def work() -> None:
+        block = bytearray(_BLOCK_BYTES)
+        while True:
+            with lock:
+                path = next(left, None)
+            if path is None:
+                return
+            with open(path, "rb", buffering=0) as file:
+                while file.readinto(block):
+                    pass
+
+    threads = [threading.Thread(target=work) for _ in range(_THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _consume(batches: Iterable[Any]) -> None:
+    for _ in batches:
+        pass
+
+
+def _rate(read: Callable[[], Any]) -> float:
+    """MB/s of all records."""
+    began = time.perf_counter()
+    read()
+    return RECORDS * RECORD_BYTES / (time.perf_counter() - began) / 1e6
