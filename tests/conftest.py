@@ -26,6 +26,7 @@ from tests.servers.seaweedfs import REGION, S3Server, seaweedfs
 from tests.servers.sharing import shared
 from tests.servers.store import Store
 
+os.environ.setdefault("TF_NUM_INTEROP_THREADS", "16")  # before any test file's first operation: see `ThreadRing`
 ROOT = Path(__file__).resolve().parent.parent
 
 settings.register_profile("ringfeed", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # machines are noisy

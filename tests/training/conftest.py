@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 import uuid
@@ -24,7 +23,6 @@ from tests.helpers.lean import lean_environment
 from tests.helpers.warm import WarmProcess, WarmServer, warm_server
 from tests.servers.sharing import shared
 
-os.environ.setdefault("TF_NUM_INTEROP_THREADS", "16")  # before TensorFlow's first operation: see `ThreadRing`
 TIMEOUT_SECONDS = 240
 SPLITS = {"train": Fraction(3, 4), "test": Fraction(1, 4)}
 
