@@ -40,8 +40,8 @@ def check_state(
     lacking = [name for name in expected if name not in state]
     if lacking:
         raise ConfigError(f"this is not the state of a loader: it has no {what}{lacking[0]}")
-    for name, own in expected.items():
-        kept = state[name]
+    for name in sorted(expected, key=lambda name: name != "shares"):  # a mixture chooses the geometry by the shares
+        own, kept = expected[name], state[name]
         if name == "datasets" and isinstance(kept, Mapping) and kept.keys() == own.keys():
             for dataset in own:
                 check_state(

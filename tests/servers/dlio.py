@@ -45,7 +45,8 @@ def dlio_environment() -> dict[str, str]:
     """Return the variables of a process that runs there: it borrows the packages of this Python, and PyTorch."""
     binaries = str(cache_directory() / _name() / "bin")
     quiet = {"DFTRACER_ENABLE": "0", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore", "PYTHONUNBUFFERED": "1"}
-    lent = os.pathsep.join([sysconfig.get_path("purelib"), str(pytorch_folder())])
+    links = str(Path(sys.prefix) / "src")  # to the checkout, as `ringfeed`
+    lent = os.pathsep.join([links, sysconfig.get_path("purelib"), str(pytorch_folder())])
     return {**os.environ, **quiet, "PYTHONPATH": lent, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}"}
 
 
