@@ -92,14 +92,12 @@ def fields(message, at=0):
 def value_of(feature, message):
     kind, dtype, shape = feature["example"], feature["dtype"], feature["shape"]
     values = [content for _, items in fields(message) for _, content in fields(items)]
-    if kind == "int64":
+    if kind == "bytes":  # arrays of objects, since others drop zero bytes at the end
+        values = np.array([value.decode() if dtype == "string" else value for value in values], object)
+    elif kind == "int64":
         values = np.array([*numbers(b"".join(values))], np.uint64).astype(dtype)
-    elif kind != "bytes":
+    else:
         values = np.frombuffer(b"".join(values), np.dtype("f4" if kind == "float" else dtype)).astype(dtype)
-    elif dtype == "string":
-        values = [value.decode() for value in values]
-    if kind == "bytes":
-        values = np.array(values, object)  # other arrays drop zero bytes at the end
     return values if shape == [None] else np.reshape(values, shape) if shape else values[0]
 
 

@@ -4,16 +4,15 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 
 import fsspec
 import pytest
 
-from ringfeed.tools import cli, shard_dataset
-
 ROWS = 400
 Cli = Callable[..., "subprocess.CompletedProcess[str]"]
 
-_MAIN: dict[str, Callable[[Sequence[str]], int]] = {"ringfeed": cli.main, "shard-dataset": shard_dataset.main}
+_MODULES = {"ringfeed": "cli", "shard-dataset": "shard_dataset"}
 
 
 def run_here(program: str, args: Sequence[str], env: Mapping[str, str]) -> int:
@@ -26,7 +25,8 @@ def run_here(program: str, args: Sequence[str], env: Mapping[str, str]) -> int:
         if env:  # the key of fsspec's cache of clients is the options, not the environment
             fsspec.get_filesystem_class("s3").clear_instance_cache()
         try:
-            return _MAIN[program](args)
+            main: Callable[[Sequence[str]], int] = import_module(f"ringfeed.tools.{_MODULES[program]}").main
+            return main(args)
         except SystemExit as stop:  # from argparse
             return stop.code if isinstance(stop.code, int) else 0
         finally:

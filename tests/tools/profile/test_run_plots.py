@@ -52,7 +52,7 @@ def test_metrics_are_found_in_a_folder(metrics: dict[str, Any], tmp_path: Path) 
     (tmp_path / "run.json").write_text(json.dumps(metrics))
     assert run_plots.read_metrics(str(tmp_path)) == run_plots.read_metrics(str(tmp_path / "run.json")) == metrics
     (tmp_path / "run.json").write_text("{")
-    with pytest.raises(ConfigError, match=r"run\.json: "):
+    with pytest.raises(ConfigError, match=r"run\.json does not hold JSON"):
         run_plots.read_metrics(str(tmp_path / "run.json"))
     with pytest.raises(ConfigError, match=r"absent\.json: "):
         run_plots.read_metrics(str(tmp_path / "absent.json"))
