@@ -54,7 +54,7 @@ def test_metrics_are_found_in_a_folder(metrics: dict[str, Any], tmp_path: Path) 
     (tmp_path / "run.json").write_text("{")
     with pytest.raises(ConfigError, match=r"run\.json does not hold JSON"):
         run_plots.read_metrics(str(tmp_path / "run.json"))
-    with pytest.raises(ConfigError, match=r"absent\.json: "):
+    with pytest.raises(ConfigError, match=r"there is no file at .*absent\.json"):
         run_plots.read_metrics(str(tmp_path / "absent.json"))
     with pytest.raises(ConfigError, match="the run has no steps"):
         run_plots.plot_loss(metrics | {"history": {"steps": [], "evaluations": []}})

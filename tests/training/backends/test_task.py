@@ -28,7 +28,7 @@ def test_a_worker_that_cannot_read_tells_the_chief_and_takes_no_more_steps(tmp_p
     board = Board()
     board.begin(0, PartPlan(1, 0, 5), 0)
     server = serve_board("127.0.0.1", board)
-    task = Task(load_config(tmp_path / "run.yaml"), cluster, ends_with_chief=False)
+    task = Task(load_config(str(tmp_path / "run.yaml")), cluster, ends_with_chief=False)
     try:
         is_step, *_ = task.next(server.address.encode())
     finally:
