@@ -106,7 +106,7 @@ def test_a_run_resumes_bit_identical_and_its_model_serves_all_datasets(
         loader = Loader(urls[name], split="test", batch_size=5, masks=[column.name for column in trained.masked])
         hits = 0
         for batch in loader.epoch(0):
-            columns = {"x": batch["x"], "code": batch["code"]}
+            columns = {name: batch[name] for name in ("x", "code", "missing:code")}
             scores = trained.scores(columns).numpy()
             assert scores.shape == restored.scores(columns).shape == (5, 3)
             hits += sum(
