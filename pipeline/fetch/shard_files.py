@@ -105,8 +105,9 @@ class SourceReader:
                     if self._remote is not None:
                         data = pa.py_buffer(self._fetch_part(shard.path, start, stop))
                     else:
+                        whole = self._storage.map(shard.path)
                         self._read_ahead(shard.path, start, stop)
-                        data = self._storage.map(shard.path)[start:stop]
+                        data = whole[start:stop]
             except (FileNotFoundError, StorageError) as error:
                 self._refuse_part(error)
                 return None
@@ -194,11 +195,12 @@ class SourceReader:
             return self._remote.call(read, kind, size, self._storage.locate(path))
         if not self._mapped:
             return pa.py_buffer(self._storage.read(path))
+        content = self._storage.map(path)  # refuses special files, which reading would wait for
         self._read_ahead(path, 0, size)
-        return self._storage.map(path)
+        return content
 
     def _read_ahead(self, path: str, start: int, stop: int) -> None:
-        """Bring bytes ``[start, stop)`` of a local file into the page cache, before they are read through a mapping."""
+        """Bring bytes ``[start, stop)`` of a mapped file into the page cache, before they are read there."""
         assert self._storage.local_path is not None
         with self._storage.errors("read", path):
             read_into_page_cache(os.path.join(self._storage.local_path, path), start, stop)
