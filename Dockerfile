@@ -26,7 +26,7 @@ ENV PATH=/opt/ringfeed/bin:$PATH RINGFEED_CACHE=/tmp/horovod
 WORKDIR /src
 COPY . .
 RUN pip install --no-cache-dir ".[gpu,fast,hdfs,hdf5,prometheus]" \
-    && ringfeed install-horovod --nccl \
+    && ringfeed install-horovod --nccl yes \
     && rm -rf /tmp/horovod
 
 FROM nvidia/cuda:${CUDA}-base-ubuntu24.04 AS gpu
