@@ -301,7 +301,7 @@ def test_checkpoints_contact_no_host_that_the_user_did_not_name(made: Path, comm
             """Print nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
         place = f"http://127.0.0.1:{server.server_address[1]}/d"
         forged = with_dataset(original(made, KINDS["checkpoint"]), place)
         command = case_of(

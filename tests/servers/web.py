@@ -83,7 +83,7 @@ def serving(handler: Callable[..., BaseHTTPRequestHandler]) -> Iterator[str]:
     """The URL of a server with such handlers, while it runs."""
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         server.handle_error = lambda *_: None  # type: ignore[method-assign]  # clients leave when they have seen enough
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
         try:
             yield f"http://127.0.0.1:{server.server_address[1]}"
         finally:

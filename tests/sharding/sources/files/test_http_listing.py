@@ -114,7 +114,7 @@ def test_a_file_served_for_all_names_below_it_is_no_dataset(tmp_path: Path) -> N
 
     (tmp_path / "rows.csv").write_bytes(content)
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
         try:
             there = built(f"http://127.0.0.1:{server.server_port}/rows.csv", tmp_path / "there")
         finally:
@@ -199,6 +199,7 @@ def test_a_missing_file(serve: Serve, tmp_path: Path) -> None:
         built(f"{url}/row.csv", tmp_path / "there")
 
 
+@pytest.mark.usefixtures("at_once")
 def test_a_missing_server(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="ClientConnectorError: Cannot connect to host"):
         built("http://localhost:1/rows.csv", tmp_path / "there")
