@@ -59,7 +59,7 @@ class DatasetReader:
             yield copy_columns(rows) if number < passes[-1] else rows, run  # a copy lets go of the window
 
     def _reader(self, number: int, part: int, position: int) -> StreamReader:
-        """The reader of a part in a pass; those of earlier passes are closed."""
+        """The reader of a part in a pass; closes the readers of earlier passes."""
         if number != self._pass:
             for reader in self._readers.values():
                 reader.close()

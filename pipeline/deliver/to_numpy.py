@@ -80,7 +80,7 @@ def iterate_numpy(
         schema: the features to deliver.
         fill: value for missing values, by feature.
         counters: the loader's counters.
-        prefetch_bytes: limit of what is decoded and waits to be taken; 0 for no thread.
+        prefetch_bytes: limit of decoded batches that wait for the consumer; 0 for no thread.
         large: whether to decode one batch at a time: chunks of large records hold the addresses of many batches.
 
     Raises:

@@ -165,7 +165,7 @@ class Passes:
         )
 
     def _within(self, streams: Int64) -> Draws:
-        """Assign draws of one pass: those of streams with records of their own at once, the others one by one."""
+        """Assign draws of one pass: at once for streams with records of their own, one by one for the others."""
         order = np.argsort(streams, kind="stable")
         counts = np.bincount(streams, minlength=len(self._sizes))
         positions = np.empty(len(streams), np.int64)
