@@ -41,9 +41,12 @@ quick: setup ## before a commit: ruff, mypy, and the tests near what changed sin
 
 # The tests start hundreds of Pythons: each would compile the modules that it imports, if none could keep what it made.
 test: export PYTHONDONTWRITEBYTECODE :=
-test: lint ## all that a contributor must pass: lint, then the tests
-	@$(BIN)/python -m tests.servers.install
-	@$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder --timeout 900 --junitxml build/junit.xml $(PYTEST_ARGS)
+test: setup ## all that a contributor must pass: lint and the tests, side by side
+	@mkdir -p build
+	@$(MAKE) --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
+	$(BIN)/python -m tests.servers.install && $(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder --timeout 900 \
+		--junitxml build/junit.xml $(PYTEST_ARGS); tests=$$?; \
+	wait $$lint; lint=$$?; [ $$lint -eq 0 ] || tail -n 40 build/lint.log; exit $$((tests ? tests : lint))
 
 bench: setup ## the benchmarks, each a ratio from one run
 	@$(BIN)/python benchmarks/run.py $(BENCH_ARGS)

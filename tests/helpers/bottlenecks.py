@@ -207,7 +207,7 @@ CASES = {
                         options={"batch_size": 50, "fetch_threads": 8, "streams": 1, "prefetch_bytes": 0}),
     "checksums of large records": Case(expected="verification", dataset="vectors",
                                        options={"batch_size": 50, "columns": ["z"], "steps": 800}),
-    "gzip": Case(expected="decode", dataset="gzip", options={"batch_size": 1000, "steps": 300}),
+    "gzip": Case(expected="decode", dataset="gzip", options={"batch_size": 1000, "steps": 300, "streams": 4}),
     "large photographs": Case(expected="decode", dataset="images", options={
         "batch_size": 8, "transform": images(), "step": sleeping_step(0.001)}),
     "slow transform": Case(expected="transform", dataset="rows", options={

@@ -20,6 +20,7 @@ _SETTINGS = {
     "RAY_AUTH_MODE": "disabled",  # else it keeps a secret in the home folder
     "RAY_DISABLE_IMPORT_WARNING": "1",
     "RAY_enable_metrics_collection": "0",
+    "RAY_CLIENT_RECONNECT_GRACE_PERIOD": "1",  # not 30 s, in which the server of a lost client stays
 }
 
 

@@ -671,19 +671,23 @@ def test_a_dead_scheduler_is_reported_and_the_build_can_be_resumed(
 
 
 def test_a_dead_ray_cluster_is_reported_and_the_build_can_be_resumed(
-    doubled: str, tmp_path: Path, files_of: FilesOf, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ray: RayCluster,
+    doubled: str,
+    tmp_path: Path,
+    files_of: FilesOf,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    pytest.importorskip("ray", reason="Ray is not installed")
+    """Ends the cluster of this module, and so is its last test."""
     monkeypatch.setenv("RAY_CLIENT_RECONNECT_GRACE_PERIOD", "1")  # not 30 s
     options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=16)
-    with ray_cluster(tmp_path, 2) as cluster:
 
-        def kill(progress: Progress) -> None:
-            if progress.stage == "write" and progress.done >= 1:
-                cluster.kill()
+    def kill(progress: Progress) -> None:
+        if progress.stage == "write" and progress.done >= 1:
+            ray.kill()
 
-        with pytest.raises(WorkerError, match=r"the Ray cluster at 127\.0\.0\.1:\d+ was lost"):
-            build(dataclasses.replace(options, engine=cluster.engine), report=kill)
+    with pytest.raises(WorkerError, match=r"the Ray cluster at 127\.0\.0\.1:\d+ was lost"):
+        build(dataclasses.replace(options, engine=ray.engine), report=kill)
     assert capfd.readouterr().err == ""
     seen: list[Progress] = []
     build(options, report=seen.append)
