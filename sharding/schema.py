@@ -205,8 +205,7 @@ class Feature:
     def conform(self, column: pa.Array) -> pa.Array:
         """Convert a column that `from_arrow` accepted to `arrow_type` without changing a value.
 
-        Raises:
-            SourceError: a tensor within a tensor is missing.
+        The elements of a tensor that is missing within a tensor are nulls.
         """
         if isinstance(column, pa.FixedShapeTensorArray):
             column = _in_order(column)
@@ -215,21 +214,10 @@ class Feature:
         if pa.types.is_dictionary(column.type):
             column = pc.cast(column, column.type.value_type)
         if pa.types.is_fixed_size_list(column.type) and pa.types.is_fixed_size_list(column.type.value_type):
-            column = self._flattened(column)
+            column = _flattened(column)
         if self.logical and not self.shape:  # lists have no view; the cast below is just as exact
             column = column.view(self.primitive)
         return column if column.type == self.arrow_type else pc.cast(column, self.arrow_type)
-
-    def _flattened(self, column: pa.Array) -> pa.Array:
-        """Flatten nested lists of fixed size to one list per record."""
-        present, width = column.is_valid(), 1
-        values = column.filter(present)
-        while pa.types.is_fixed_size_list(values.type):
-            if values.null_count:
-                raise SourceError(f"column {self.name!r} holds nested lists with nulls; fill them, or drop the records")
-            width *= values.type.list_size
-            values = values.flatten()
-        return insert_nulls(pa.FixedSizeListArray.from_arrays(values, width), present)
 
 
 def check_distinct_names(names: Sequence[str], where: str = "", remedy: str = "rename all but one") -> None:
@@ -247,6 +235,16 @@ def to_lists(elements: pa.Array, lengths: Sequence[int] | npt.NDArray[np.integer
     """Cut consecutive elements into lists of the given lengths; a list is null where the mask is true."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), elements, mask=mask)
+
+
+def _flattened(column: pa.Array) -> pa.Array:
+    """Flatten nested lists of fixed size to one list per record."""
+    present, width = column.is_valid(), 1
+    values = column.filter(present)
+    while pa.types.is_fixed_size_list(values.type):
+        width *= values.type.list_size
+        values = insert_nulls(values.flatten(), pa.array(np.repeat(values.is_valid(), values.type.list_size)))
+    return insert_nulls(pa.FixedSizeListArray.from_arrays(values, width), present)
 
 
 def insert_nulls(rows: pa.Array, present: pa.BooleanArray) -> pa.Array:

@@ -148,8 +148,8 @@ def _check_elements(batch: pa.RecordBatch, path: str) -> None:
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if is_list(column.type) and column.flatten().null_count:
             raise SourceError(
-                f"{path}: lists in column {name!r} hold nulls; fill them with --fill-nulls {name}=VALUE, or drop "
-                f"those records with --drop-nulls {name}"
+                f"{path}: lists in column {name!r} hold nulls; mark them with --mask-nulls {name}, fill them with "
+                f"--fill-nulls {name}=VALUE, or drop those records with --drop-nulls {name}"
             )
 
 

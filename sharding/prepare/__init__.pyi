@@ -5,11 +5,12 @@ from .casts import Cast, SetTypes
 from .comma_lists import split_columns, split_texts
 from .image_source import ImageSource
 from .image_transform import Encoding, ImageOptions, Size, parse_encoding, parse_size
+from .null_steps import DropNulls, FillNulls, MaskNulls
 from .open import open_prepared, prepare
 from .options import CsvDialect, PrepareOptions
 from .prepared_source import PreparedSource
 from .schema_file import read_features
-from .steps import Drop, DropNulls, FillNulls, Filter, Rename, Select, Step
+from .steps import Drop, Filter, Rename, Select, Step
 from .text_form import parse_step, restore_options
 from .user_map import MapBatches, check_trusted
 
@@ -24,6 +25,7 @@ __all__ = [
     "ImageOptions",
     "ImageSource",
     "MapBatches",
+    "MaskNulls",
     "PrepareOptions",
     "PreparedSource",
     "Rename",

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import reduce
 from typing import ClassVar, Protocol
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from ringfeed.sharding.compute.arrow_casts import cast_column, is_list
 from ringfeed.sharding.errors import ConfigError, SourceError
 from ringfeed.sharding.messages import brief
-from ringfeed.sharding.schema import Feature, Schema, insert_nulls, to_lists
+from ringfeed.sharding.schema import Schema
 
 from .column_names import check_columns, check_distinct, expand_groups, select_present, visible_names
-from .comma_lists import ALL, join_items
+from .comma_lists import join_items
 from .expression import columns_of, evaluate
 
-__all__ = ["ColumnStep", "Drop", "DropNulls", "FillNulls", "Filter", "Rename", "Select", "Step"]
+__all__ = ["ColumnStep", "Drop", "Filter", "Rename", "Select", "Step"]
 
 
 class Step(Protocol):
@@ -199,107 +195,3 @@ class Filter:
             )
         except pa.ArrowInvalid as error:
             raise SourceError(f"{self.spec}: {brief(error, 300)}; cast the column first") from error
-
-
-@dataclass(frozen=True, slots=True)
-class DropNulls:
-    """Drop the records with a null in one of the columns (empty: in any); a null inside a list counts as well.
-
-    >>> from ringfeed.sharding.prepare import parse_step
-    >>> parse_step("--drop-nulls", "delay", folder=".")
-    DropNulls(columns=('delay',))
-    """
-
-    columns: tuple[str, ...] = ()
-    changes_rows: ClassVar[bool] = True
-
-    @property
-    def spec(self) -> str:
-        """The step as on the command line."""
-        return f"--drop-nulls {join_items(self.columns) or ALL}"
-
-    def schema(self, schema: Schema) -> Schema:
-        """The same schema."""
-        check_columns("--drop-nulls", self.columns, schema.names)
-        return schema
-
-    def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
-        """The same columns and those that are checked for nulls."""
-        return frozenset(names).union(self.columns or schema.names)
-
-    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Drop the records with nulls."""
-        columns = [batch.column(name) for name in self.columns or visible_names(batch)]
-        incomplete = [column for column in columns if _count_nulls(column)]
-        return batch.filter(reduce(pc.and_, map(_is_complete, incomplete))) if incomplete else batch
-
-
-@dataclass(frozen=True, slots=True)
-class FillNulls(ColumnStep):
-    """Fill the nulls of scalar columns, and those in the lists of others, with a value.
-
-    A list that is missing stays missing.
-
-    >>> from ringfeed.sharding.prepare import parse_step
-    >>> parse_step("--fill-nulls", "delay=0", folder=".")
-    FillNulls(values=(('delay', '0'),))
-    """
-
-    values: tuple[tuple[str, str], ...]
-
-    @property
-    def spec(self) -> str:
-        """The step as on the command line."""
-        return f"--fill-nulls {join_items(f'{name}={text}' for name, text in self.values)}"
-
-    def schema(self, schema: Schema) -> Schema:
-        """The same schema; checks that each value has its column's type."""
-        check_distinct("--fill-nulls", [name for name, _ in self.values])
-        check_columns("--fill-nulls", [name for name, _ in self.values], schema.names)
-        for name, text in self.values:
-            self._check(schema[name], text)
-        return schema
-
-    def _check(self, feature: Feature, text: str) -> None:
-        try:
-            _filled(pa.nulls(1, feature.primitive), text)
-        except (SourceError, pa.ArrowNotImplementedError) as error:
-            raise ConfigError(f"--fill-nulls: column {feature.name!r} holds {feature.dtype}, got {text!r}") from error
-
-    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Fill the columns that the batch has."""
-        for name, text in self.values:
-            i = batch.schema.get_field_index(name)
-            if i >= 0:
-                batch = batch.set_column(i, batch.schema.field(i), _filled(batch.column(i), text))
-        return batch
-
-
-def _filled(column: pa.Array, text: str) -> pa.Array:
-    if is_list(column.type):
-        elements, missing = column.flatten(), column.is_null()
-        if not elements.null_count:
-            return column
-        filled = _filled(elements, text)
-        if not pa.types.is_fixed_size_list(column.type):
-            return to_lists(filled, pc.fill_null(pc.list_value_length(column), 0).to_numpy(), missing)
-        lists = pa.FixedSizeListArray.from_arrays(filled, column.type.list_size)
-        return insert_nulls(lists, column.is_valid()).cast(column.type)
-    if not column.null_count:
-        return column
-    if column.type == pa.binary():
-        return pc.fill_null(column, text.encode())
-    return pc.fill_null(column, cast_column(pa.array([text]), column.type, "--fill-nulls")[0])
-
-
-def _count_nulls(column: pa.Array) -> int:
-    return int(column.null_count) + (column.flatten().null_count if is_list(column.type) else 0)
-
-
-def _is_complete(column: pa.Array) -> pa.BooleanArray:
-    """Whether each value is valid, with all its elements."""
-    valid = pc.is_valid(column).to_numpy(zero_copy_only=False).copy()
-    if is_list(column.type):
-        elements = pc.is_null(column.flatten()).to_numpy(zero_copy_only=False)
-        valid[pc.list_parent_indices(column).to_numpy()[np.flatnonzero(elements)]] = False
-    return pa.array(valid)

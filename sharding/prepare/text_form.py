@@ -13,9 +13,10 @@ from ringfeed.sharding.sources.text.csv_dialect import CsvDialect
 from .casts import Cast
 from .comma_lists import ALL, split_columns, split_names, split_pairs
 from .image_transform import ImageOptions, parse_encoding, parse_size
+from .null_steps import DropNulls, FillNulls, MaskNulls
 from .options import PrepareOptions
 from .rare_classes import RareClasses
-from .steps import Drop, DropNulls, FillNulls, Filter, Rename, Select, Step
+from .steps import Drop, Filter, Rename, Select, Step
 from .user_map import MapBatches
 
 __all__ = ["parse_step", "restore_options"]
@@ -28,6 +29,7 @@ _STEPS: dict[str, Callable[[str], Step]] = {
     "--cast": lambda text: Cast(split_pairs(text)),
     "--filter": Filter,
     "--fill-nulls": lambda text: FillNulls(split_pairs(text)),
+    "--mask-nulls": lambda text: MaskNulls(split_names(text)),
     "--drop-nulls": lambda text: DropNulls(split_columns(text)),
 }
 

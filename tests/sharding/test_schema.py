@@ -130,10 +130,11 @@ def test_lists_of_times_conform_without_losing_a_value(kind: pa.DataType) -> Non
         assert feature.conform(column.cast(timed).slice(1)).to_pylist() == column.to_pylist()[1:]
 
 
-def test_nulls_within_nested_tensors_are_refused() -> None:
-    column = pa.array([[[1, 2], None]], pa.list_(pa.list_(pa.int32(), 2), 2))
-    with pytest.raises(SourceError, match="'x' holds nested lists with nulls"):
-        feature_of(column.type).conform(column)
+def test_a_tensor_missing_within_a_tensor_has_nulls_for_elements() -> None:
+    column = pa.array([[[1, 2], None], None, [[3, None], [5, 6]]], pa.list_(pa.list_(pa.int32(), 2), 2))
+    found = feature_of(column.type).conform(column)
+    assert found.to_pylist() == [[1, 2, None, None], None, [3, None, 5, 6]]
+    assert feature_of(column.type).conform(column.slice(1)).to_pylist() == found.to_pylist()[1:]
 
 
 def test_an_unknown_label_names_a_close_column() -> None:

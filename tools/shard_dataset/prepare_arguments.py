@@ -67,6 +67,7 @@ def add_prepare_flags(command: argparse.ArgumentParser) -> None:
     step("--filter", "EXPR",
          "keep the records for which this is true, such as: hours > 0.5 and carrier in ('AA', 'UA')")  # fmt: skip
     step("--fill-nulls", "COL=VALUE,...", "replace missing values")
+    step("--mask-nulls", "COL,...", "mark missing elements of lists, for each column in another called COL.missing")
     step("--drop-nulls", "COL,...",
          "drop records with a missing value in these columns (default: in any; write '*' before SRC)", "*")  # fmt: skip
     group.add_argument(

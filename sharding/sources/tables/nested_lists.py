@@ -2,7 +2,8 @@
 
 A list of structs in column ``a`` with a field ``b`` becomes ``a.b``: the list of all ``b`` of a record. A map becomes
 ``a.key`` and ``a.value``. A list of lists becomes ``a.values``, its elements in order, and ``a.lengths``, the number of
-elements in each inner list, as `tf.io.RaggedFeature` and `tf.RaggedTensor.from_row_lengths` take them.
+elements in each inner list, as `tf.io.RaggedFeature` and `tf.RaggedTensor.from_row_lengths` take them. The length of an
+inner list that is missing is null.
 Tested in tests/sharding/sources/tables/test_table_files.py.
 """
 
@@ -18,11 +19,7 @@ import pyarrow.compute as pc
 from ringfeed.sharding.compute.arrow_casts import is_list
 from ringfeed.sharding.schema import to_lists
 
-__all__ = ["InnerField", "InnerLists", "NestedNullError", "inner_columns", "is_nested_list", "take_inner"]
-
-
-class NestedNullError(ValueError):
-    """A list in a list is null, which lengths cannot tell from an empty one."""
+__all__ = ["InnerField", "InnerLists", "inner_columns", "is_nested_list", "take_inner"]
 
 
 class InnerField(str):
@@ -64,21 +61,16 @@ def inner_columns(kind: pa.DataType) -> Iterator[tuple[InnerField | InnerLists, 
 
 
 def take_inner(column: pa.Array, step: InnerField | InnerLists) -> pa.Array:
-    """Return one of the columns that a column of nested lists becomes.
-
-    Raises:
-        NestedNullError: an inner list is null.
-    """
+    """Return one of the columns that a column of nested lists becomes."""
     elements, lengths = _flatten(column)
     missing = column.is_null() if column.null_count else None
     if isinstance(step, InnerField):
         elements = pc.struct_field(elements, [str(step)])
     else:
-        if elements.null_count:
-            raise NestedNullError("holds a null among the lists of a list; write an empty list, or drop such records")
+        absent = elements.is_null().to_numpy(zero_copy_only=False)
         elements, inner_lengths = _flatten(elements)
         if step == "lengths":
-            return to_lists(pa.array(inner_lengths), lengths, missing)
+            return to_lists(pa.array(inner_lengths, mask=absent), lengths, missing)
         ends = np.concatenate([[0], np.cumsum(inner_lengths)])
         lengths = np.diff(ends[np.concatenate([[0], np.cumsum(lengths)])])
     if pa.types.is_dictionary(elements.type):

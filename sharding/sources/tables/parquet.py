@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from ringfeed.sharding.compute.batches import BATCH_BYTES, BATCH_ROWS
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.formats.parquet import batch_rows_within
-from ringfeed.sharding.messages import brief
 from ringfeed.sharding.sources.base import Part
 from ringfeed.sharding.sources.files.find import SourceFile
 from ringfeed.sharding.storage.storage import Storage
 
+from .int96 import int96_columns, int96_unit
 from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table
 from .table_schemas import plain_schema
 
@@ -26,6 +25,7 @@ __all__ = ["ParquetSource"]
 
 _PART_ROWS = 1 << 18
 _BUFFER_BYTES = 1 << 20
+_INT96 = {b"int96": b"yes"}  # marks fields
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,22 @@ class ParquetSource(TableSource):
                 Part(path=file.url, pieces=tuple(range(start, stop)), first_record=first)
                 for start, stop, first in group_blocks(rows, sizes, _PART_ROWS, PART_BYTES)
             ]
-            return plain_schema(parquet.schema_arrow), parts
+            return _schema(parquet), parts
+
+    @classmethod
+    def settle(
+        cls, schemas: Sequence[tuple[str, pa.Schema]], wanted: Callable[[str], bool]
+    ) -> tuple[list[tuple[str, pa.Schema]], str]:
+        """Find the unit that holds all times of type INT96."""
+        urls = [url for url, schema in schemas if any(_INT96.items() <= (f.metadata or {}).items() for f in schema)]
+        unit = int96_unit(urls, wanted, lambda url, unit: _open(url, ahead=False, unit=unit)) if urls else "ns"
+        if unit == "ns":
+            return list(schemas), unit
+        anew = {}
+        for url in urls:
+            with _open(url, ahead=False, unit=unit) as parquet:
+                anew[url] = _schema(parquet)
+        return [(url, anew.get(url, schema)) for url, schema in schemas], unit
 
     def count(self, part: Part) -> int:
         """Return the number of records, from the footer."""
@@ -68,13 +83,11 @@ class ParquetSource(TableSource):
 
     def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read batches of about `BATCH_BYTES`."""
-        with _open(part.path) as parquet:
+        with _open(part.path, unit=self.unit) as parquet:
             rows = batch_rows_within(parquet, part.pieces, columns, BATCH_ROWS, BATCH_BYTES)
-            groups, int96 = list(part.pieces), _int96_paths(parquet.schema, columns)
+            groups = list(part.pieces)
             expected = sum(parquet.metadata.row_group(group).num_rows for group in groups)
             for some in [[group] for group in groups] if _has_inner_dictionary(parquet.schema_arrow) else [groups]:
-                if int96:
-                    _check_int96(part.path, rows, some, int96)
                 for batch in parquet.iter_batches(rows, row_groups=some, columns=list(columns)):
                     expected -= batch.num_rows
                     yield check_batch(batch)
@@ -83,11 +96,21 @@ class ParquetSource(TableSource):
 
     def head(self, part: Part, columns: Sequence[str], records: int) -> Iterator[pa.RecordBatch]:
         """Read the first pages of the first row group; fewer records if they are large."""
-        with _open(part.path, ahead=False) as parquet:
+        with _open(part.path, ahead=False, unit=self.unit) as parquet:
             records = batch_rows_within(parquet, part.pieces[:1], columns, records, BATCH_BYTES)
             yield from map(
                 check_batch, parquet.iter_batches(records, row_groups=[part.pieces[0]], columns=list(columns))
             )
+
+
+def _schema(parquet: pq.ParquetFile) -> pa.Schema:
+    """The schema of a file, with its columns that hold INT96 marked."""
+    marked = int96_columns(parquet)
+    fields = [
+        field.with_metadata({**(field.metadata or {}), **_INT96}) if field.name in marked else field
+        for field in plain_schema(parquet.schema_arrow)
+    ]
+    return pa.schema(fields)
 
 
 def _has_inner_dictionary(schema: pa.Schema) -> bool:
@@ -99,52 +122,17 @@ def _has_dictionary(kind: pa.DataType) -> bool:
     return pa.types.is_dictionary(kind) or any(_has_dictionary(kind.field(i).type) for i in range(kind.num_fields))
 
 
-def _int96_paths(schema: pq.ParquetSchema, columns: Sequence[str]) -> list[str]:
-    """Return the paths of leaves of type INT96 in some columns: times as Spark and Hive write them."""
-    leaves = (schema.column(i) for i in range(len(schema)))
-    paths = [leaf.path for leaf in leaves if leaf.physical_type == "INT96"]
-    return [path for path in paths if any(path == name or path.startswith(f"{name}.") for name in columns)]
-
-
-def _check_int96(path: str, rows: int, groups: Sequence[int], columns: Sequence[str]) -> None:
-    """Check the range of times by reading them in microseconds: Arrow lets nanoseconds beyond 64 bits wrap silently.
-
-    Raises:
-        SourceError: a time exceeds the range of nanoseconds.
-    """
-    with _open(path, int96_unit="us") as parquet:
-        for batch in parquet.iter_batches(rows, row_groups=groups, columns=columns):
-            for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                try:
-                    for times in _times(column):
-                        pc.cast(times, pa.timestamp("ns", times.type.tz))
-                except pa.ArrowInvalid as error:
-                    raise SourceError(
-                        f"{path}: column {name!r} holds a time outside of the years 1677 to 2262, the range of "
-                        f"nanoseconds in 64 bits ({brief(error)}); write it in microseconds (in Spark: "
-                        "spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS), or leave it out by --drop-columns"
-                    ) from error
-
-
-def _times(column: pa.Array) -> Iterator[pa.TimestampArray]:
-    if pa.types.is_timestamp(column.type):
-        yield column
-    elif pa.types.is_struct(column.type):
-        for field in column.flatten():
-            yield from _times(field)
-    elif pa.types.is_map(column.type):
-        yield from _times(column.keys)
-        yield from _times(column.items)
-    elif pa.types.is_list(column.type) or pa.types.is_fixed_size_list(column.type):
-        yield from _times(column.flatten())
-
-
 @contextmanager
-def _open(path: str, *, ahead: bool = True, int96_unit: str | None = None) -> Iterator[pq.ParquetFile]:
+def _open(path: str, *, ahead: bool = True, unit: str = "ns") -> Iterator[pq.ParquetFile]:
     """Open a file.
 
     A local file's pages are read when they are needed. In a store each read is a request, so a part's compressed
     column chunks are fetched in a few large ones (190 MiB in 7 requests, not 421) and held until the part is read.
+
+    Args:
+        path: path or URL.
+        ahead: whether a part is read, and not some pages.
+        unit: unit that times of type INT96 are read in.
     """
     with open_table(path, "Parquet") as file:
         whole = ahead and Storage(path).local_path is None
@@ -155,7 +143,7 @@ def _open(path: str, *, ahead: bool = True, int96_unit: str | None = None) -> It
                 pre_buffer=whole,
                 buffer_size=buffer,
                 page_checksum_verification=True,
-                coerce_int96_timestamp_unit=int96_unit,
+                coerce_int96_timestamp_unit=unit,
             )
         except (pa.ArrowException, OSError) as error:
             if "crypt" not in str(error):

@@ -13,7 +13,7 @@ from contextlib import suppress
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .nested_lists import InnerField, InnerLists, NestedNullError, inner_columns, is_nested_list, take_inner
+from .nested_lists import InnerField, InnerLists, inner_columns, is_nested_list, take_inner
 
 __all__ = ["Path", "UnreadableColumnError", "fields_of", "flatten_structs", "mark_images", "path_to_read"]
 
@@ -22,7 +22,7 @@ _IMAGE = {b"encoding": b"image"}
 
 
 class UnreadableColumnError(ValueError):
-    """A column holds the path of an image without the image, or lists that columns of plain lists cannot hold."""
+    """A column holds the path of an image without the image."""
 
 
 def mark_images(schema: pa.Schema) -> pa.Schema:
@@ -85,15 +85,12 @@ def flatten_structs(batch: pa.RecordBatch, names: Sequence[str], paths: Mapping[
     """Return the named columns, taking those that have paths from their structs; fields of a null struct are null.
 
     Raises:
-        UnreadableColumnError: a column holds only an image's path, or a null among the lists of a list.
+        UnreadableColumnError: a column holds only an image's path.
     """
     columns = []
     for name in names:
         path = paths.get(name, (name,))
-        try:
-            column = _at(batch, path)
-        except NestedNullError as error:
-            raise UnreadableColumnError(f"column {name!r} {error}") from error
+        column = _at(batch, path)
         if ".".join(path) != name:
             _check_present(name, column, _at(batch, path[:-1]))
         columns.append(column)

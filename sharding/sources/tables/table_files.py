@@ -72,6 +72,7 @@ class TableSource(RecordSource):
         left_out: unwanted columns that no feature can hold.
         declared, promoted, missing, paths: see `SchemaUnion`.
         class_names: see `NamedClassesSource`.
+        unit: unit that times are read in, where the format leaves it to its reader.
     """
 
     kind: ClassVar[str]
@@ -86,11 +87,19 @@ class TableSource(RecordSource):
     missing: Mapping[str, frozenset[str]] = field(default_factory=dict)
     paths: Mapping[str, Path] = field(default_factory=dict)
     class_names: tuple[str, ...] = ()
+    unit: str = "ns"
 
     @classmethod
     @abstractmethod
     def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:
         """Return the schema of a file and its parts, from its head or footer."""
+
+    @classmethod
+    def settle(
+        cls, schemas: Sequence[tuple[str, pa.Schema]], wanted: Callable[[str], bool]
+    ) -> tuple[list[tuple[str, pa.Schema]], str]:
+        """Return the schemas, and the `unit` of times that they are in, if the format leaves it to its reader."""
+        return list(schemas), "ns"
 
     @abstractmethod
     def count(self, part: Part) -> int:
@@ -132,6 +141,7 @@ class TableSource(RecordSource):
             schema, found = cls.inspect(file)
             schemas.append((file.url, schema))
             parts += found
+        schemas, unit = cls.settle(schemas, wanted)
         declared = None if label is None else features.get(label)
         names_of_numbers = class_names(schemas, label) if declared is None or not declared.numeric else ()
         if names_of_numbers:
@@ -169,6 +179,7 @@ class TableSource(RecordSource):
             missing=union.missing,
             paths=union.paths,
             class_names=names_of_numbers,
+            unit=unit,
         )
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:

@@ -2,7 +2,9 @@
 
 import pickle
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ringfeed.pipeline import Loader
 from ringfeed.sharding import (
     AppendOptions,
     BuildOptions,
@@ -24,6 +27,7 @@ from ringfeed.sharding import (
     open_dataset,
     plan_build,
     read_records,
+    verify,
 )
 from ringfeed.sharding.compute import batches as batch_limits
 from ringfeed.sharding.prepare import (
@@ -33,6 +37,7 @@ from ringfeed.sharding.prepare import (
     FillNulls,
     Filter,
     MapBatches,
+    MaskNulls,
     PreparedSource,
     PrepareOptions,
     Rename,
@@ -319,6 +324,68 @@ def test_lists_are_cast_and_lists_with_nulls_are_dropped(tmp_path: Path) -> None
     assert read(source_of(str(tmp_path / "x.parquet"), DropNulls())).column("id").to_pylist() == [0]
 
 
+ELEMENTS: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "int": (pa.int8(), [-128, 0, 127]), "uint": (pa.uint64(), [0, 2**64 - 1]), "half": (pa.float16(), [0.5, -2.0]),
+    "single": (pa.float32(), [0.25]), "double": (pa.float64(), [0.1, -1e300]), "bool": (pa.bool_(), [True, False]),
+    "text": (pa.string(), ["", "é"]), "bytes": (pa.binary(), [b"", b"\xff"]),
+    "time": (pa.timestamp("us", "UTC"), [datetime(2001, 2, 3, tzinfo=timezone.utc)]),
+}  # fmt: skip
+
+
+def with_nulls(value: Any, mask: Any, kind: pa.DataType) -> Any:
+    """A list as it was before its nulls were masked."""
+    if value is None:
+        return None
+    values = [None if marked else element for element, marked in zip(value, mask, strict=True)]
+    return pa.array(values, pa.int64()).cast(kind).to_pylist() if pa.types.is_timestamp(kind) else values
+
+
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+@pytest.mark.parametrize("size", [-1, 3])
+def test_masked_lists_are_restored_from_shards(tmp_path: Path, shard_format: str, size: int) -> None:
+    draw = Random(size)
+    columns = {"id": pa.array(range(200))}
+    for name, (kind, values) in ELEMENTS.items():
+        lists = [
+            None if draw.random() < 0.1
+            else [draw.choice([None, *values]) for _ in range(draw.randrange(5) if size < 0 else size)]
+            for _ in range(200)
+        ]  # fmt: skip
+        columns[name] = pa.array(lists, pa.list_(kind, size))
+    pq.write_table(pa.table(columns), tmp_path / "x.parquet", row_group_size=70)
+    prepare = PrepareOptions(steps=(MaskNulls(tuple(ELEMENTS)),))
+    url = str(tmp_path / "out")
+    build(source=str(tmp_path / "x.parquet"), destination=url, shard_format=shard_format, workers=1, prepare=prepare)
+    assert verify(url) == []
+    dataset = open_dataset(url)
+    assert dataset.manifest.schema.names[1:3] == ("int", "int.missing")
+    found = {row["id"]: row for row in read_records(dataset, "train", 200)}
+    for name, (kind, _) in ELEMENTS.items():
+        masks = {number: row[f"{name}.missing"] for number, row in found.items()}
+        restored = [with_nulls(found[number][name], masks[number], kind) for number in range(200)]
+        assert restored == columns[name].to_pylist(), name
+        hollow = [masks[number] for number in range(200) if restored[number] is None]
+        assert all(list(mask) == ([True] * 3 if size > 0 else []) for mask in hollow)
+    fill = {"text": ""} if size > 0 else {}
+    batch = next(
+        iter(
+            Loader(url, batch_size=200, columns=["id", "text", "text.missing"], fill=fill).epoch(0).as_numpy_iterator()
+        )
+    )
+    assert batch["text.missing"].shape == batch["text"].shape
+
+
+def test_a_mask_can_be_kept_alone(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": [[1, None], [2]], "x.missing": [1, 2]}), tmp_path / "x.parquet")
+    with pytest.raises(ConfigError, match=r"there is a column 'x\.missing' already; give it another name"):
+        source_of(str(tmp_path / "x.parquet"), MaskNulls(("x",)))
+    steps = [Drop(("x.missing",)), MaskNulls(("x",)), Select(("x.missing",))]
+    assert read(source_of(str(tmp_path / "x.parquet"), *steps)).to_pylist() == [
+        {"x.missing": [False, True]},
+        {"x.missing": [False]},
+    ]
+
+
 def test_given_types_come_first_and_reshape(tmp_path: Path) -> None:
     table = pa.table(
         {
@@ -371,6 +438,9 @@ def test_types_that_a_source_would_infer_are_given_to_it(tmp_path: Path) -> None
         (FillNulls((("vector", "x"),)), "got 'x'"),
         (FillNulls((("flag", "maybe"),)), "holds bool, got 'maybe'"),
         (FillNulls((("small", "300"),)), "holds int8, got '300'"),
+        (MaskNulls(("vectr",)), "--mask-nulls: .* did you mean 'vector'"),
+        (MaskNulls(("vector", "vector")), "named once"),
+        (MaskNulls(("price",)), r"one value per record, .* masks=\['price'\]"),
         (FillNulls((("price", "1e400"),)), "holds float64, got '1e400'"),
     ],
 )

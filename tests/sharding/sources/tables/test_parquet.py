@@ -16,7 +16,7 @@ from ringfeed.sharding import SourceError
 from ringfeed.sharding.compute.batches import BATCH_BYTES
 from ringfeed.sharding.formats.parquet import batch_rows_within
 from ringfeed.sharding.schema import Feature
-from ringfeed.sharding.sources import Source, open_source
+from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.sources.tables import parquet as module
 from tests.helpers.contents import completed
 
@@ -188,24 +188,95 @@ def test_missing_images_of_hugging_face_are_reported(tmp_path: Path) -> None:
         completed(open_source(str(tmp_path / "e.parquet"), None))
 
 
-@pytest.mark.parametrize("nest", [lambda times: times, lambda times: pa.StructArray.from_arrays([times], ["t"])])
-@pytest.mark.parametrize("day", ["0001-01-01", "1677-01-01", "2263-01-01", "9999-12-31"])
-def test_int96_times_beyond_nanoseconds_are_refused(tmp_path: Path, nest: Any, day: str) -> None:
+def write_int96(path: Path, times: Any, **columns: Any) -> None:
+    table = pa.table({"id": range(len(times)), "x": times, **columns})
+    pq.write_table(table, path, use_deprecated_int96_timestamps=True, row_group_size=2)
+
+
+def decoded_int96(path: Path) -> list[int]:
+    """The microseconds since 1970 of a plain column, decoded by hand: nanoseconds of the day, and its Julian number."""
+    leaf = pq.ParquetFile(path).metadata.row_group(0).column(1)
+    page = path.read_bytes()[leaf.data_page_offset :][: leaf.total_compressed_size]
+    values = np.frombuffer(page[-12 * leaf.num_values :], [("nanoseconds", "<u8"), ("day", "<u4")])
+    return [(int(day) - 2_440_588) * 86_400_000_000 + int(ns) // 1000 for ns, day in values.tolist()]
+
+
+NESTS: dict[str, Any] = {
+    "scalar": lambda times: times,
+    "struct": lambda times: pa.StructArray.from_arrays([times], ["t"]),
+    "list": lambda times: pa.array([[time] for time in times.to_pylist()], pa.list_(times.type)),
+    "map": lambda times: pa.array([[("k", time)] for time in times.to_pylist()], pa.map_(pa.string(), times.type)),
+}
+SMALL, LARGE = "0001-01-01T00:00:00.000001", "9999-12-31T23:59:59.999999"
+
+
+@pytest.mark.parametrize("nest", NESTS)
+@pytest.mark.parametrize("day", [SMALL, "1677-01-01", "2263-01-01", LARGE])
+def test_int96_times_beyond_nanoseconds_are_read_in_microseconds(tmp_path: Path, nest: str, day: str) -> None:
     path = tmp_path / "x.parquet"
+    for days, unit in ((["1678-01-01", "2262-01-01"], "ns"), (["2000-01-01", "1999-09-09", day], "us")):
+        write_int96(path, NESTS[nest](pa.array(np.array(days, "M8[us]"))))
+        source = open_source(str(path), None)
+        assert source.schema.features[-1].logical == f"timestamp[{unit}]"
+        found = [list(row.values())[-1] for row in completed(source)]
+        assert np.array(found).reshape(-1).tolist() == np.array(days, f"M8[{unit}]").view(int).tolist()
+        assert completed(source.narrow(["id"])) == [{"id": number} for number in range(len(days))]
 
-    def write(*days: str) -> Source:
-        table = pa.table({"id": range(len(days)), "x": nest(pa.array(np.array(days, "M8[us]")))})
-        pq.write_table(table, path, use_deprecated_int96_timestamps=True, row_group_size=1)
-        return open_source(str(path), None)
 
-    held = write("1678-01-01", "2262-01-01")
-    assert [list(row.values())[1] for row in completed(held)] == np.array(["1678-01-01", "2262-01-01"], "M8[ns]").view(
-        int
-    ).tolist()
-    far = write("2000-01-01", day)
-    with pytest.raises(SourceError, match=r"x\.parquet: column 'x' holds a time outside of the years 1677 to 2262"):
-        completed(far)
-    assert completed(far.narrow(["id"])) == [{"id": 0}, {"id": 1}]
+def test_int96_times_equal_those_decoded_by_hand(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    times = pa.array(np.array([SMALL, LARGE, "1969-12-31T23:59:59.999999", "1582-10-04", "2038-01-19"], "M8[us]"))
+    table = pa.table({"id": range(5), "x": times})
+    pq.write_table(
+        table, path, use_deprecated_int96_timestamps=True, use_dictionary=False, compression="none",
+        write_statistics=False,
+    )  # fmt: skip
+    expected = decoded_int96(path)
+    assert expected == times.cast(pa.int64()).to_pylist()
+    assert [row["x"] for row in completed(open_source(str(path), None))] == expected
+
+
+def test_int96_times_of_all_files_and_columns_have_one_unit(tmp_path: Path) -> None:
+    far, near = pa.array(np.array([LARGE, None], "M8[us]")), pa.array(np.array(["2000-01-01"] * 2, "M8[us]"))
+    write_int96(tmp_path / "0.parquet", near, z=near)
+    write_int96(tmp_path / "1.parquet", near, z=far)
+    pq.write_table(pa.table({"id": [7], "x": near[:1], "z": far[:1]}), tmp_path / "2.parquet")  # INT64
+    source = open_source(str(tmp_path), None)
+    assert [feature.logical for feature in source.schema.features[1:]] == ["timestamp[us]"] * 2
+    last = int(np.datetime64(LARGE, "us").view(int))
+    assert [row["z"] for row in completed(source)][2:] == [last, None, last]
+    write_int96(tmp_path / "0.parquet", pa.array(np.array(["2000-01-01T00:00:00.000000001", None], "M8[ns]")), z=near)
+    with pytest.raises(
+        SourceError, match=r"0\.parquet: column 'x' holds times with nanoseconds, and column 'z' of .*1"
+    ):
+        open_source(str(tmp_path), None)
+    assert open_source(str(tmp_path), None, wanted=lambda name: name != "z").schema["x"].logical == "timestamp[ns]"
+    assert open_source(str(tmp_path), None, wanted=lambda name: name != "x").schema["z"].logical == "timestamp[us]"
+
+
+def test_int96_times_beyond_microseconds_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    times = pa.array(np.array(["2000-01-01"], "M8[us]"))
+    write = {"use_deprecated_int96_timestamps": True, "use_dictionary": False, "compression": "none"}
+    pq.write_table(pa.table({"x": times}), path, write_statistics=False, **write)
+    day = (2_451_545).to_bytes(4, "little")
+    assert path.read_bytes().count(day) == 1
+    path.write_bytes(path.read_bytes().replace(day, b"\xff" * 4))
+    with pytest.raises(SourceError, match="column 'x' holds a time that microseconds in 64 bits cannot hold"):
+        open_source(str(path), None)
+
+
+def test_damaged_row_groups_with_int96_are_skipped_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    write_int96(path, pa.array(np.array([LARGE, "2000-01-01", SMALL, SMALL], "M8[us]")))
+    data, leaf = bytearray(path.read_bytes()), pq.ParquetFile(path).metadata.row_group(1).column(1)
+    start = leaf.dictionary_page_offset or leaf.data_page_offset
+    data[start : start + leaf.total_compressed_size] = b"\xff" * leaf.total_compressed_size
+    path.write_bytes(data)
+    source, bad = open_source(str(path), None), []
+    rows = [row for part in source.parts for batch in source.drafts(part, bad.append) for row in batch.to_pylist()]
+    assert [row["x"] for row in rows] == np.array([LARGE, "2000-01-01"], "M8[us]").view(int).tolist()
+    assert [record.place for record in bad] == ["record 2", "record 3"]
 
 
 @pytest.mark.parametrize("plaintext_footer", [False, True])

@@ -142,7 +142,7 @@ def test_nulls_in_lists_are_filled(values: Any, fill: str, expected: list[Any]) 
 
 def test_a_build_names_the_remedy_for_nulls_in_lists(tmp_path: Path) -> None:
     table = pa.table({"x": [[1, None], [2]], "y": [0, 0]})
-    with pytest.raises(SourceError, match="--fill-nulls x=VALUE"):
+    with pytest.raises(SourceError, match="--mask-nulls x, fill them with --fill-nulls x=VALUE"):
         build(source=table, destination=str(tmp_path / "out"), label="y")
     prepare = PrepareOptions(steps=(parse_step("--fill-nulls", "x=0", ""),))
     assert build(source=table, destination=str(tmp_path / "out"), label="y", prepare=prepare).records == 2
