@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow.types import is_binary, is_large_binary, is_large_string, is_string
 
 __all__ = ["BATCH_BYTES", "BATCH_ROWS", "copy_batch", "slice_batch"]
 
@@ -34,6 +36,9 @@ def copy_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _column_bytes(column: pa.Array) -> int:
     """Size of a column in bytes; for a dictionary-encoded one, about its size after decoding."""
     if isinstance(column, pa.DictionaryArray) and len(column.dictionary):
+        kind = column.dictionary.type
+        if is_binary(kind) or is_string(kind) or is_large_binary(kind) or is_large_string(kind):
+            return int(pc.sum(pc.binary_length(column.dictionary).cast(pa.int64()).take(column.indices)).as_py() or 0)
         return len(column) * int(column.dictionary.nbytes) // len(column.dictionary)
     size: int = column.nbytes
     return size

@@ -13,13 +13,14 @@ import pyarrow as pa
 
 __all__ = ["claimed_bytes"]
 
-_RECORD_BATCH = 3  # the type of a message's header: MessageHeader in Message.fbs
+_DICTIONARY, _RECORD_BATCH = 2, 3  # types of a message's header: MessageHeader in Message.fbs
+_DICTIONARY_DATA = 1  # a field of DictionaryBatch
 _HEADER_TYPE, _HEADER = 1, 2  # fields of Message
 _BUFFERS, _COMPRESSION = 2, 3  # fields of RecordBatch
 
 
 def claimed_bytes(message: pa.ipc.Message) -> int:
-    """Return the unpacked bytes of a record batch; of any other message 0.
+    """Return the unpacked bytes of a record batch or a dictionary; of any other message 0.
 
     Raises:
         ValueError: the metadata is damaged.
@@ -31,16 +32,21 @@ def claimed_bytes(message: pa.ipc.Message) -> int:
     >>> [claimed_bytes(message) for message in pa.ipc.MessageReader.open_stream(sink.getvalue())]
     [0, 32768]
     """
-    if message.type != "record batch":
+    if message.type not in ("record batch", "dictionary"):
         return 0
     metadata = message.metadata.to_pybytes()
     try:
         root = struct.unpack_from("<I", metadata)[0]
         kind = _field(metadata, root, _HEADER_TYPE)
         header = _field(metadata, root, _HEADER)
-        if kind is None or header is None or metadata[kind] != _RECORD_BATCH:
+        if kind is None or header is None or metadata[kind] not in (_DICTIONARY, _RECORD_BATCH):
             raise ValueError("a record batch has no header")
         batch = _pointed(metadata, header)
+        if metadata[kind] == _DICTIONARY:
+            data = _field(metadata, batch, _DICTIONARY_DATA)
+            if data is None:
+                return 0
+            batch = _pointed(metadata, data)
         buffers, is_compressed = _field(metadata, batch, _BUFFERS), _field(metadata, batch, _COMPRESSION) is not None
         if buffers is None:
             return 0

@@ -118,25 +118,57 @@ def canonical_example(message: bytes) -> bytes:
     Features without a kind are dropped, as they have no value. Repeated fields are merged by protobuf's rules: the last
     entry with a key counts.
 
+    A `tf.train.SequenceExample` becomes the Example of its context, and of two features for each of its feature lists
+    ``a``: ``a.values``, the values of all steps in order, and ``a.lengths``, their number in each step.
+
     Raises:
-        ValueError: the message is no Example.
+        ValueError: the message is neither, the steps of a feature list have several kinds, or two features one name.
     """
     entries: dict[bytes, bytes] = {}
+    lists: dict[bytes, bytes] = {}
     for number, wire, start, stop in iterate_fields(message, 0, len(message)):
-        if (number, wire) == (2, _DELIMITED):
-            raise ValueError("it is a tf.train.SequenceExample, whose feature lists do not fit into columns")
-        if (number, wire) == (1, _DELIMITED):
-            for inner, inner_wire, at, to in iterate_fields(message, start, stop):
-                if (inner, inner_wire) == (1, _DELIMITED):
-                    key, value = _entry(message[at:to])
-                    entries.pop(key, None)
-                    entries[key] = value
-    body = b"".join(_delimited(1, _delimited(1, key) + _delimited(2, value)) for key, value in entries.items() if value)
+        if number not in (1, 2) or wire != _DELIMITED:
+            continue
+        for inner, inner_wire, at, to in iterate_fields(message, start, stop):
+            if (inner, inner_wire) == (1, _DELIMITED):
+                key, value = _entry(message[at:to])
+                found = entries if number == 1 else lists
+                found.pop(key, None)
+                found[key] = value
+    features = {key: _canonical_feature(value) for key, value in entries.items()}
+    for key, value in lists.items():
+        for ending, feature in zip((b".values", b".lengths"), _steps(key, value), strict=True):
+            if features.setdefault(key + ending, feature) is not feature:
+                raise ValueError(f"the context of the SequenceExample has a feature {(key + ending).decode()!r}, too")
+    body = b"".join(
+        _delimited(1, _delimited(1, key) + _delimited(2, value)) for key, value in features.items() if value
+    )
     return _delimited(1, body) if body else b""
 
 
+def _steps(key: bytes, feature_list: bytes) -> tuple[bytes, bytes]:
+    """The values of all steps of a FeatureList as one canonical Feature, and the number in each step as another."""
+    kinds, joined, lengths = set(), [], []
+    for number, wire, start, stop in iterate_fields(feature_list, 0, len(feature_list)):
+        if (number, wire) != (1, _DELIMITED):
+            continue
+        kind, values = _values(feature_list[start:stop])
+        count = len(values) // 4
+        if kind == _BYTES:
+            count = sum(1 for _ in iterate_fields(values, 0, len(values)))
+        elif kind == _INT64:
+            count = sum(byte < 0x80 for byte in values)  # the last of each number
+        kinds |= {kind} - {0}
+        joined.append(values)
+        lengths.append(write_varint(count))
+    if len(kinds) > 1:
+        raise ValueError(f"the steps of the feature list {key.decode()!r} hold values of several types")
+    values = _feature(kinds.pop(), b"".join(joined)) if kinds else b""
+    return values, _feature(_INT64, b"".join(lengths))
+
+
 def _entry(entry: bytes) -> tuple[bytes, bytes]:
-    """Key and canonical Feature of one entry of the map."""
+    """Key and value of one entry of a map."""
     key, value = b"", b""
     for number, wire, start, stop in iterate_fields(entry, 0, len(entry)):
         if (number, wire) == (1, _DELIMITED):
@@ -147,12 +179,27 @@ def _entry(entry: bytes) -> tuple[bytes, bytes]:
                 raise ValueError(f"the name of a feature is not UTF-8: {key[:40]!r}") from error
         elif (number, wire) == (2, _DELIMITED):
             value += entry[start:stop]  # the concatenation of two messages is their merger
+    return key, value
+
+
+def _canonical_feature(feature: bytes) -> bytes:
+    kind, values = _values(feature)
+    return _feature(kind, values) if kind else b""
+
+
+def _feature(kind: int, values: bytes) -> bytes:
+    """A canonical Feature of values, as `_values` returns them."""
+    return _delimited(kind, _delimited(1, values) if values and kind != _BYTES else values)
+
+
+def _values(feature: bytes) -> tuple[int, bytes]:
+    """The kind of a Feature, 0 if it has none, and its values: packed, or fields of bytes."""
     kind, body = 0, b""
-    for number, wire, start, stop in iterate_fields(value, 0, len(value)):
+    for number, wire, start, stop in iterate_fields(feature, 0, len(feature)):
         if number in (_BYTES, _FLOAT, _INT64) and wire == _DELIMITED:
-            body = body + value[start:stop] if number == kind else value[start:stop]
+            body = body + feature[start:stop] if number == kind else feature[start:stop]
             kind = number
-    return key, _delimited(kind, _list(kind, body)) if kind else b""
+    return kind, _list(kind, body)
 
 
 def _list(kind: int, body: bytes) -> bytes:
@@ -172,8 +219,7 @@ def _list(kind: int, body: bytes) -> bytes:
             while at < len(content):
                 at = read_varint(content, at, len(content))[1]
             values.append(content)
-    joined = b"".join(values)
-    return _delimited(1, joined) if joined and kind != _BYTES else joined
+    return b"".join(values)
 
 
 def _delimited(number: int, content: bytes) -> bytes:

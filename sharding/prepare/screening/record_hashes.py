@@ -69,7 +69,7 @@ def _bytes(column: pa.Array) -> pa.LargeBinaryArray:
     elements = column.flatten()  # without the elements under a null
     if elements.null_count:
         raise SourceError(
-            "lists that hold nulls cannot be compared; mark them with --mask-nulls, or drop the records with --drop-nulls"
+            "lists that hold nulls cannot be compared; mark them by --mask-nulls, or drop the records by --drop-nulls"
         )
     lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
     bounds = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])

@@ -21,6 +21,7 @@ from ringfeed.sharding.messages import brief
 from ringfeed.sharding.schema import Feature, Schema
 from ringfeed.sharding.sources.base import SKIP_REMEDY, BadRecord, Part, RecordSource, Reject, fail_on_bad
 from ringfeed.sharding.sources.files.find import fingerprint_files, require_files
+from ringfeed.sharding.sources.files.inflation import check_held
 
 from .array_columns import Leaf, batch_rows, differing_columns, part_bounds, select_arrays, to_arrow
 from .hdf5_files import are_nested, feature_of, find_leaves, load_h5py, open_hdf5
@@ -88,6 +89,8 @@ class Hdf5Source(RecordSource):
                 if found != columns:
                     features = [column.feature for column in columns]
                     raise differing_columns(file.url, selection.features, files[0].url, features)
+                for column in found:
+                    _check_chunks(file.url, root[column.dataset])
                 bounds = part_bounds(leaves[0].rows, sum(map(_row_bytes, leaves)), _align(root, found))
                 parts += [Part(path=file.url, pieces=rows, first_record=rows[0]) for rows in bounds]
         return cls(
@@ -140,6 +143,12 @@ def _row_bytes(leaf: Leaf) -> int:
 
 def _chunk_rows(dataset: Any) -> int:
     return dataset.chunks[0] if dataset.chunks else 1
+
+
+def _check_chunks(path: str, dataset: Any) -> None:
+    """Refuse chunks, which HDF5 decompresses as a whole, of far more bytes than the dataset takes in its file."""
+    if dataset.chunks and not dataset.dtype.hasobject and dataset.id.get_storage_size():
+        check_held(path, "chunk", dataset.id.get_storage_size(), prod(dataset.chunks) * dataset.dtype.itemsize)
 
 
 def _align(root: Any, columns: Sequence[_Column]) -> int:

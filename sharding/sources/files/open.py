@@ -28,6 +28,7 @@ from ringfeed.sharding.storage.urls import OBJECT_STORE_PROTOCOLS, WEB_PROTOCOLS
 
 from .find import compression_of, split_chain, storage_error
 from .http_listing import lacks_ranges
+from .inflation import BoundedFile, CountedFile
 
 __all__ = ["MissingFileError", "open_file", "read_files", "size_if_seekable", "source_error", "stat_files"]
 
@@ -116,8 +117,9 @@ def _decompressed(file: IO[bytes], codec: str | None) -> Iterator[IO[bytes]]:
     if codec is None:
         yield file
         return
-    with pa.input_stream(file, compression=codec) if codec == "zstd" else compr[codec](file, mode="rb") as stream:
-        yield stream
+    counted = CountedFile(file)
+    with pa.input_stream(counted, compression=codec) if codec == "zstd" else compr[codec](counted, mode="rb") as stream:
+        yield cast(IO[bytes], BoundedFile(stream, counted))
 
 
 def size_if_seekable(file: IO[bytes]) -> int | None:

@@ -9,9 +9,13 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.errors import RingfeedError, SourceError
+from ringfeed.sharding.formats.ipc_claims import claimed_bytes
+from ringfeed.sharding.messages import brief
 from ringfeed.sharding.sources.base import Part
 from ringfeed.sharding.sources.files.find import SourceFile
+from ringfeed.sharding.sources.files.inflation import check_held
+from ringfeed.sharding.storage.storage import Storage
 
 from .plain_arrays import plain_batch, plain_types
 from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table
@@ -23,6 +27,7 @@ _FILE_MAGIC, _FEATHER_1_MAGIC = b"ARROW1", b"FEA1"
 _CONTINUED = b"\xff\xff\xff\xff"  # starts each message since Arrow 0.15
 _OLD_END = b"\0\0\0\0"
 _END = b"\xff\xff\xff\xff\0\0\0\0"
+_FILE_START = 8  # of the first message in a file: after the magic bytes and their padding
 _PART_ROWS = 1 << 18
 
 
@@ -40,6 +45,7 @@ class IpcSource(TableSource):
     @classmethod
     def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:
         """Read the footer, or the head of a stream."""
+        _check_claims(file)
         if not _is_file(file.url):
             with _open_stream(file.url, None) as stream:
                 return plain_schema(plain_types(stream.schema)), [Part(path=file.url)]
@@ -72,6 +78,31 @@ class IpcSource(TableSource):
         else:
             with _open_stream(part.path, columns) as stream:
                 yield from (plain_batch(check_batch(batch)) for batch in stream)
+
+
+def _check_claims(file: SourceFile) -> None:
+    """Refuse a local file whose compressed buffers would take far more memory than they should.
+
+    A file in a store would have to be read for it.
+
+    Raises:
+        SourceError: they would.
+    """
+    if Storage(file.url).local_path is None:
+        return
+    with open_table(file.url, "Arrow IPC", mapped=True) as source:
+        if source.read(len(_FILE_MAGIC)) != _FILE_MAGIC:
+            source.seek(0)
+        else:
+            source.seek(_FILE_START)
+        try:
+            for message in pa.ipc.MessageReader.open_stream(source):
+                if message.body is not None:
+                    check_held(file.url, "record batch", message.body.size, claimed_bytes(message))
+        except RingfeedError:
+            raise
+        except (ValueError, EOFError) as error:  # of damaged metadata
+            raise pa.ArrowInvalid(brief(error)) from error
 
 
 def _count_rows(reader: pa.ipc.RecordBatchFileReader) -> int:

@@ -15,6 +15,7 @@ from ringfeed.sharding.formats.protobuf_wire import read_fields
 from ringfeed.sharding.messages import brief
 from ringfeed.sharding.sources.base import Part
 from ringfeed.sharding.sources.files.find import SourceFile
+from ringfeed.sharding.sources.files.inflation import check_held
 
 from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table
 from .table_schemas import plain_schema
@@ -43,6 +44,9 @@ class OrcSource(TableSource):
                     f"the ORC footer has {sum(rows)} rows in {len(rows)} stripes, not {reader.nrows} in "
                     f"{reader.nstripes}"
                 )
+            row_bytes = sum(kind.bit_width for kind in reader.schema.types if pa.types.is_primitive(kind)) // 8
+            for records, stored in zip(rows, sizes, strict=True):
+                check_held(file.url, "stripe", stored, records * row_bytes)
             return plain_schema(reader.schema), [
                 Part(path=file.url, pieces=(start, stop, sum(rows[start:stop])), first_record=first)
                 for start, stop, first in group_blocks(rows, sizes, _PART_ROWS, PART_BYTES)

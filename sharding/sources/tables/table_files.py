@@ -214,6 +214,7 @@ class TableSource(RecordSource):
                 if block is None:
                     raise
                 batch = next(self._read(block, self._in_files, records), None)
+        batch = None if batch is None else next(slice_batch(batch), batch)
         return self._conformed(part, batch).slice(0, records)
 
     def narrow(self: Self, columns: Collection[str]) -> Self:
@@ -242,7 +243,12 @@ class TableSource(RecordSource):
     def _conformed(self, part: Part, batch: pa.RecordBatch | None) -> pa.RecordBatch:
         if batch is None:
             return self.schema.empty
-        return self.schema.conform(self.partitions.append(self._cast(part, batch), part.path))
+        try:
+            return self.schema.conform(self.partitions.append(self._cast(part, batch), part.path))
+        except pa.ArrowInvalid as error:  # values of a dictionary, repeated beyond 2 GiB
+            raise source_error(
+                part.path, error, "write it again in smaller batches, or without dictionaries"
+            ) from error
 
     def _cast(self, part: Part, batch: pa.RecordBatch) -> pa.RecordBatch:
         missing = self.missing.get(part.path, ())

@@ -6,6 +6,7 @@ import struct
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import google_crc32c
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ringfeed.pipeline import Loader
 from ringfeed.sharding import Feature, SourceError, open_dataset
 from ringfeed.sharding.formats import tfrecord as frames
 from ringfeed.sharding.sources import Source, open_source
@@ -268,7 +270,10 @@ def test_a_record_too_large_is_skipped_and_the_next_is_read(
 
 
 def test_other_messages_than_examples_are_reported_and_skipped(write: Callable[..., str]) -> None:
-    sequence = delimited(1, b"") + delimited(2, b"")
+    step = delimited(
+        1, delimited(1, b"s") + delimited(2, delimited(1, delimited(1, b"")) + delimited(1, delimited(3, b"")))
+    )
+    sequence = delimited(2, step)
     source = open_lenient(write(example(i=[0]), b"no message", sequence, example(i=[3])), "i")
     bad: list[BadRecord] = []
     assert labels(source, reject=bad.append) == [0, 3]
@@ -277,7 +282,51 @@ def test_other_messages_than_examples_are_reported_and_skipped(write: Callable[.
     TFRecordSource.open(source.url, "i", reject=again.append)
     assert again == bad
     assert "no tf.train.Example" in bad[0].reason
-    assert "SequenceExample" in bad[1].reason
+    assert "the steps of the feature list 's' hold values of several types" in bad[1].reason
+
+
+def test_sequence_examples_become_columns_as_tensorflow_parses_them(tmp_path: Path) -> None:
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    import tensorflow as tf
+
+    makers: dict[str, Callable[[Values], Any]] = {
+        "tokens": lambda values: tf.train.Feature(int64_list=tf.train.Int64List(value=values)),
+        "boxes": lambda values: tf.train.Feature(float_list=tf.train.FloatList(value=values)),
+        "words": lambda values: tf.train.Feature(bytes_list=tf.train.BytesList(value=values)),
+    }
+    steps: list[dict[str, list[Values]]] = [
+        {"tokens": [[3], [1], [2]], "boxes": [[0.5, 0.25], [], [1.5]], "words": [[b"a"], [b"b", b"c"], [b""]]},
+        {"tokens": [], "boxes": [[2.5]], "words": [[b"d"]]},
+        {"tokens": [[-7]], "words": [[b"e"]]},
+    ]
+    messages = [
+        tf.train.SequenceExample(
+            context=tf.train.Features(feature={"id": makers["tokens"]([number])}),
+            feature_lists=tf.train.FeatureLists(
+                feature_list={name: tf.train.FeatureList(feature=map(makers[name], own)) for name, own in lists.items()}
+            ),
+        ).SerializeToString()
+        for number, lists in enumerate(steps)
+    ]
+    path = tmp_path / "x.tfrecord"
+    path.write_bytes(b"".join(map(frame, messages)))
+    ragged = {
+        "tokens": tf.io.RaggedFeature(tf.int64), "boxes": tf.io.RaggedFeature(tf.float32),
+        "words": tf.io.RaggedFeature(tf.string),
+    }  # fmt: skip
+    built(str(path), tmp_path / "out", label=None)
+    batch = next(iter(Loader(str(tmp_path / "out"), batch_size=3).epoch(0)))
+    order = batch["id"].numpy().tolist()
+    for name, kind in ragged.items():
+        lengths, values = batch[f"{name}.lengths"], batch[f"{name}.values"]
+        inner = tf.RaggedTensor.from_row_lengths(values.flat_values, lengths.flat_values)
+        found = tf.RaggedTensor.from_row_lengths(inner, lengths.row_lengths()).to_list()
+        for number, lists in zip(order, found, strict=True):
+            if name in steps[number]:
+                _, parsed = tf.io.parse_single_sequence_example(messages[number], sequence_features={name: kind})
+                assert lists == parsed[name].to_list()
+            else:
+                assert lists == []
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,75 @@
+"""Bounds what a file may hold beyond its own bytes, so that a small one fills neither memory nor disk.
+
+Tested in tests/sharding/sources/test_inflation.py.
+"""
+
+from __future__ import annotations
+
+import io
+from typing import IO, Any
+
+from ringfeed.sharding.errors import SourceError
+
+__all__ = ["BoundedFile", "CountedFile", "check_held"]
+
+_HELD_BYTES, _HELD_INFLATION = 512 << 20, 100  # of a part of a file that is held in memory as a whole
+_STREAMED_BYTES, _STREAMED_INFLATION = 256 << 20, 1000  # gzip shrinks nothing to less than a 1032nd
+
+
+def check_held(path: str, what: str, stored_bytes: int, held_bytes: int) -> None:
+    """Refuse a part of a file that is read as a whole, and would take far more memory than its bytes.
+
+    Raises:
+        SourceError: it would.
+    """
+    if held_bytes > _HELD_BYTES + _HELD_INFLATION * stored_bytes:
+        raise SourceError(
+            f"{path}: a {what} of {stored_bytes:,} bytes claims to hold {held_bytes:,}; if it does, write the file "
+            f"again with fewer records in a {what}"
+        )
+
+
+class CountedFile(io.RawIOBase):
+    """Counts the bytes that are read from a file."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.bytes = 0
+
+    def readable(self) -> bool:
+        """Whether it can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read some bytes."""
+        data = self._file.read(len(buffer))
+        buffer[: len(data)] = data
+        self.bytes += len(data)
+        return len(data)
+
+
+class BoundedFile(io.RawIOBase):
+    """Decompressed bytes, no more than any real file holds in its compressed ones.
+
+    Raises:
+        EOFError: there are more.
+    """
+
+    def __init__(self, stream: IO[bytes], packed: CountedFile) -> None:
+        self._stream, self._packed = stream, packed
+        self._bytes = 0
+
+    def readable(self) -> bool:
+        """Whether it can be read."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read some bytes."""
+        data = self._stream.read(len(buffer))
+        buffer[: len(data)] = data
+        self._bytes += len(data)
+        if self._bytes > _STREAMED_BYTES + _STREAMED_INFLATION * self._packed.bytes:
+            raise EOFError(
+                f"{self._packed.bytes:,} bytes of it hold {self._bytes:,} or more; if that is so, decompress it"
+            )
+        return len(data)
