@@ -45,10 +45,12 @@ class IpcSource(TableSource):
     @classmethod
     def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:
         """Read the footer, or the head of a stream."""
-        _check_claims(file)
         if not _is_file(file.url):
             with _open_stream(file.url, None) as stream:
-                return plain_schema(plain_types(stream.schema)), [Part(path=file.url)]
+                schema = plain_schema(plain_types(stream.schema))
+            _check_claims(file, 0)
+            return schema, [Part(path=file.url)]
+        _check_claims(file, _FILE_START)
         with _open_file(file.url, None) as reader:
             schema, batches = plain_schema(plain_types(reader.schema)), reader.num_record_batches
             if file.bytes <= PART_BYTES:
@@ -80,10 +82,10 @@ class IpcSource(TableSource):
                 yield from (plain_batch(check_batch(batch)) for batch in stream)
 
 
-def _check_claims(file: SourceFile) -> None:
+def _check_claims(file: SourceFile, start: int) -> None:
     """Refuse a local file whose compressed buffers would take far more memory than they should.
 
-    A file in a store would have to be read for it.
+    A file in a store would have to be read for it. `start` is the offset of the first message.
 
     Raises:
         SourceError: they would.
@@ -91,10 +93,7 @@ def _check_claims(file: SourceFile) -> None:
     if Storage(file.url).local_path is None:
         return
     with open_table(file.url, "Arrow IPC", mapped=True) as source:
-        if source.read(len(_FILE_MAGIC)) != _FILE_MAGIC:
-            source.seek(0)
-        else:
-            source.seek(_FILE_START)
+        source.seek(start)
         try:
             for message in pa.ipc.MessageReader.open_stream(source):
                 if message.body is not None:
