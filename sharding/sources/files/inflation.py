@@ -52,11 +52,11 @@ class BoundedFile(io.RawIOBase):
     """Decompressed bytes, no more than any real file holds in its compressed ones.
 
     Raises:
-        EOFError: there are more.
+        SourceError: there are more.
     """
 
-    def __init__(self, stream: IO[bytes], packed: CountedFile) -> None:
-        self._stream, self._packed = stream, packed
+    def __init__(self, stream: IO[bytes], packed: CountedFile, path: str) -> None:
+        self._stream, self._packed, self._path = stream, packed, path
         self._bytes = 0
 
     def readable(self) -> bool:
@@ -69,7 +69,7 @@ class BoundedFile(io.RawIOBase):
         buffer[: len(data)] = data
         self._bytes += len(data)
         if self._bytes > _STREAMED_BYTES + _STREAMED_INFLATION * self._packed.bytes:
-            raise EOFError(
-                f"{self._packed.bytes:,} bytes of it hold {self._bytes:,} or more; if that is so, decompress it"
+            raise SourceError(
+                f"{self._path}: its first {self._packed.bytes:,} bytes hold {self._bytes:,} or more; if it is so, decompress it"
             )
         return len(data)

@@ -65,7 +65,7 @@ def open_file(path: str, compression: str | None = "infer", *, read_ahead: bool 
         with (
             _open_plain(path, read_ahead=read_ahead) as file,
             _store_errors(file),
-            _decompressed(file, codec if read_ahead else None) as plain,
+            _decompressed(file, codec if read_ahead else None, path) as plain,
         ):
             yield plain
     except (RingfeedError, pa.ArrowException):
@@ -113,13 +113,13 @@ def _open_plain(path: str, *, read_ahead: bool) -> AbstractContextManager[IO[byt
 
 
 @contextmanager
-def _decompressed(file: IO[bytes], codec: str | None) -> Iterator[IO[bytes]]:
+def _decompressed(file: IO[bytes], codec: str | None, path: str) -> Iterator[IO[bytes]]:
     if codec is None:
         yield file
         return
     counted = CountedFile(file)
     with pa.input_stream(counted, compression=codec) if codec == "zstd" else compr[codec](counted, mode="rb") as stream:
-        yield cast(IO[bytes], BoundedFile(stream, counted))
+        yield cast(IO[bytes], BoundedFile(stream, counted, path))
 
 
 def size_if_seekable(file: IO[bytes]) -> int | None:
