@@ -70,6 +70,7 @@ class BoundedFile(io.RawIOBase):
         self._bytes += len(data)
         if self._bytes > _STREAMED_BYTES + _STREAMED_INFLATION * self._packed.bytes:
             raise SourceError(
-                f"{self._path}: its first {self._packed.bytes:,} bytes hold {self._bytes:,} or more; if it is so, decompress it"
+                f"{self._path}: its first {self._packed.bytes:,} bytes hold {self._bytes:,} or more; if it is so, "
+                "decompress it"
             )
         return len(data)
