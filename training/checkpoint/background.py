@@ -6,8 +6,8 @@ One write is in flight at most: the next one waits for it. Its errors are raised
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
-from threading import Thread
 
 import numpy as np
 
@@ -24,8 +24,10 @@ class BackgroundWriter:
     """
 
     def __init__(self) -> None:
-        self._thread: Thread | None = None
-        self._error: BaseException | None = None
+        # One thread for all writes: malloc gives each new thread another arena, and every one of them would grow to
+        # what a write takes.
+        self._pool = ThreadPoolExecutor(1, "ringfeed-checkpoint")
+        self._write: Future[object] | None = None
 
     def save(self, write: Callable[[Checkpoint], object], checkpoint: Checkpoint) -> None:
         """Copy a checkpoint, and write the copy while the caller goes on.
@@ -36,30 +38,20 @@ class BackgroundWriter:
         """
         self.wait()
         arrays = {name: np.array(array) for name, array in checkpoint.arrays.items()}
-        copy = replace(checkpoint, arrays=arrays)
-        self._thread = Thread(target=self._run, args=(write, copy), name="ringfeed-checkpoint")
-        self._thread.start()
-
-    def _run(self, write: Callable[[Checkpoint], object], checkpoint: Checkpoint) -> None:
-        try:
-            write(checkpoint)
-        except BaseException as error:
-            self._error = error
+        self._write = self._pool.submit(write, replace(checkpoint, arrays=arrays))
 
     def check(self) -> None:
         """Raise the error of a write that has ended; wait for none."""
-        if self._thread is not None and not self._thread.is_alive():
+        if self._write is not None and self._write.done():
             self.wait()
 
     def wait(self) -> None:
         """Wait for the write in flight."""
-        self.join()
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        write, self._write = self._write, None
+        if write is not None:
+            write.result()
 
     def join(self) -> None:
         """Wait for the write in flight, and leave its error to the next call, as where another error ends the run."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        if self._write is not None:
+            wait([self._write])

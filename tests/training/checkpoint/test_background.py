@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Event
+from threading import Event, Thread, current_thread
 
 import numpy as np
 import pytest
@@ -65,3 +65,13 @@ def test_an_error_of_a_write_is_raised_once_by_the_next_call() -> None:
         with pytest.raises(StorageError, match="cannot write step 1"):
             call(writer)
         writer.wait()
+
+
+def test_all_writes_are_made_by_one_thread_so_that_malloc_needs_one_arena() -> None:
+    writers: set[Thread] = set()
+    writer = BackgroundWriter()
+    for step in range(20):
+        writer.save(lambda _: writers.add(current_thread()), _checkpoint(step, 0))
+        writer.join()
+    assert len(writers) == 1
+    assert current_thread() not in writers

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -347,3 +348,19 @@ def test_drafts_and_foreign_files_are_invisible(tmp_path: Path) -> None:
     newest = store.newest()
     assert newest is not None
     assert newest.step == 5
+
+
+def test_a_long_history_is_encoded_in_little_more_memory_than_its_text() -> None:
+    entry = {f"metric {number}": number / 7 for number in range(16)}
+    history = {"steps": [entry] * 2000, "evaluations": [entry], "skipped_steps": 0, "trackers": {"b": [1], "a": None}}
+    text = json.dumps(history, sort_keys=True)
+    checkpoint = Checkpoint(step=1, arrays={"w": np.zeros(2)}, state={"history": history})
+    encode(checkpoint)
+    tracemalloc.start()
+    try:
+        data = encode(checkpoint)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert text.encode() in data
+    assert peak < 4 * len(text)
