@@ -8,10 +8,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import psutil
 import pyarrow as pa
@@ -21,6 +21,7 @@ import yaml
 
 from tests.helpers.checkpoints import saved_steps
 from tests.helpers.lean import lean_environment
+from tests.helpers.listeners import Listener, listeners
 from tests.servers.process import free_ports
 from tests.test_packaging import ROOT
 
@@ -34,35 +35,12 @@ GARBAGE = (
 """What port scanners send, and messages of our own protocols without the key."""
 
 
-class Listener(NamedTuple):
-    """A port that a process listens at."""
-
-    pid: int
-    address: str
-    port: int
-
-    @property
-    def is_beyond_loopback(self) -> bool:
-        """Whether other machines reach it."""
-        return not (self.address.startswith("127.") or self.address == "::1")
-
-
 def documented() -> dict[str, str]:
     """What listens beyond loopback by command, from the page's table."""
     page = (ROOT / "docs/security.md").read_text()
     (table,) = re.findall(r"\| on one machine \|.*?\n\n", page, re.S)
     rows = [re.findall(r"[^|]+", line)[:2] for line in table.strip().splitlines()[2:]]
     return {name: cell.strip() for cells, cell in rows for name in re.findall("`([^`]+)`", cells)}
-
-
-def listeners(root: psutil.Process) -> Iterator[Listener]:
-    """The ports that a process and its descendants listen at now."""
-    with suppress(psutil.Error):
-        for process in [root, *root.children(recursive=True)]:
-            with suppress(psutil.Error):
-                for found in process.net_connections("inet"):
-                    if found.status == psutil.CONN_LISTEN:
-                        yield Listener(process.pid, found.laddr.ip, found.laddr.port)
 
 
 def scan(port: int) -> None:
@@ -87,6 +65,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 BUILD = ("-m", "ringfeed.tools.shard_dataset", "build", "--label", "label", "x.parquet")
+
+
+HOROVODRUN = [str(Path(sys.executable).with_name("horovodrun")), "--gloo", "-np", "2"]
 
 
 def started(folder: Path, name: str, words: list[str], changes: Mapping[str, Any]) -> subprocess.Popen[str]:
@@ -170,3 +151,21 @@ def test_commands_without_ranks_listen_nowhere(made: Path) -> None:
         assert process.returncode == 0, stderr
         assert documented()[name].startswith("nothing")
         assert not found
+
+
+def test_the_store_of_horovodrun_is_at_all_addresses_as_the_page_says(made: Path) -> None:
+    pytest.importorskip("horovod", reason="Horovod is built by: make setup")
+    tree = "{data: {url: d, batch_size: 64, eval_split: null}, model: {name: tabular}, max_steps: 3}"
+    (made / "under_horovodrun.yaml").write_text(tree)
+    command = [sys.executable, "-m", "ringfeed.tools.cli", "train", "--config", "under_horovodrun.yaml", "-q"]
+    process = subprocess.Popen(
+        [*HOROVODRUN, *command], cwd=made, env=lean_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    root, found = psutil.Process(process.pid), set()
+    while process.poll() is None:
+        found |= set(listeners(root))
+        time.sleep(0.02)
+    assert process.returncode == 0
+    beyond = {listener for listener in found if listener.is_beyond_loopback}
+    assert {listener.pid for listener in beyond} == {process.pid}  # none of ours: the ranks' ports are on loopback
+    assert documented()["horovodrun"].startswith("Horovod's store")

@@ -6,8 +6,9 @@ Tested in tests/training/ring/test_ring.py.
 
 from __future__ import annotations
 
+import socket
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -58,7 +59,8 @@ def local_ranks(size: int) -> Iterator[list[dict[str, str]]]:
     except ImportError as error:
         raise TrainingError(f"several ranks need Horovod ({error}): ringfeed install-horovod") from error
     slots = hosts.get_host_assignments(hosts.parse_hosts(f"localhost:{size}"), size)
-    server = _rendezvous(slots)
+    server = _rendezvous(_LOOPBACK)
+    server.init(slots)
     shared = gloo_run.create_run_env_vars(_LOOPBACK, [_LOOPBACK_INTERFACE], server.server_address[1])
     threading.Thread(target=server.serve_forever, name="ringfeed-rendezvous", daemon=True).start()
     try:
@@ -68,10 +70,10 @@ def local_ranks(size: int) -> Iterator[list[dict[str, str]]]:
         server.server_close()
 
 
-def _rendezvous(slots: Sequence[Any]) -> Any:
-    """Return Horovod's store for some ranks of this machine, which it would serve at all addresses of the machine.
+def _rendezvous(address: str) -> Any:
+    """Return Horovod's store at one address of this machine; Horovod's own is at all of them.
 
-    Horovod's clients send no key, so any process of this machine may write to it; strange requests print nothing.
+    Horovod's clients send no key, so whoever reaches that address may write to it; strange requests print nothing.
     """
     http_server = import_module("horovod.runner.http.http_server")
 
@@ -89,23 +91,39 @@ def _rendezvous(slots: Sequence[Any]) -> Any:
     class Server(QuietServer, http_server.RendezvousHTTPServer):  # type: ignore[misc,name-defined]
         pass
 
-    server = Server((_LOOPBACK, 0), Handler, 0)
-    server.init(slots)
-    return server
+    return Server((address, 0), Handler, 0)
 
 
 def ray_ranks(size: int, *, use_gpu: bool, start_seconds: int) -> Any:
     """Return Horovod's `RayExecutor` for some ranks, not started yet; this program is connected to a cluster.
 
+    Their store is on loopback if the cluster is on this machine alone, else at the address that ranks reach it by.
+
     Raises:
         TrainingError: Horovod is not installed.
     """
     try:
-        executor = import_module("horovod.ray").RayExecutor
+        runner = import_module("horovod.ray.runner")
     except ImportError as error:
         raise TrainingError(f"ranks on Ray need Horovod ({error}): ringfeed install-horovod") from error
-    settings = executor.create_settings(placement_group_timeout_s=start_seconds)
-    return executor(settings, num_workers=size, use_gpu=use_gpu)
+    http_server, ray = import_module("horovod.runner.http.http_server"), import_module("ray")
+    hosts = {node["NodeManagerHostname"] for node in ray.nodes() if node["Alive"]}
+    address = _LOOPBACK if hosts == {socket.gethostname()} else ray.util.get_node_ip_address()
+
+    class Store(http_server.RendezvousServer):  # type: ignore[misc,name-defined]  # known at run time
+        def start(self, handler_cls: object = None) -> int:
+            self._httpd = _rendezvous(address)
+            self._listen_thread = threading.Thread(target=self._httpd.serve_forever, daemon=True)
+            self._listen_thread.start()
+            return int(self._httpd.server_address[1])
+
+    class Coordinator(runner.Coordinator):  # type: ignore[misc,name-defined]
+        def establish_rendezvous(self) -> dict[str, str]:
+            return {**super().establish_rendezvous(), "HOROVOD_GLOO_RENDEZVOUS_ADDR": address}
+
+    runner.RendezvousServer, runner.Coordinator = Store, Coordinator  # Horovod has no option for the address
+    settings = runner.RayExecutor.create_settings(placement_group_timeout_s=start_seconds)
+    return runner.RayExecutor(settings, num_workers=size, use_gpu=use_gpu)
 
 
 class _Listener:

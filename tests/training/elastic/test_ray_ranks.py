@@ -1,5 +1,6 @@
 """`ringfeed launch --ray` on a real Ray cluster of this machine: its ranks, SIGTERM, and refusals of one line."""
 
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ from ringfeed.sharding import BuildOptions, build
 from ringfeed.tools.cli import main
 from tests.helpers.checkpoints import saved_steps, sigterm_after_a_checkpoint
 from tests.helpers.lean import lean_environment
+from tests.helpers.listeners import noted_listeners
 from tests.servers.ray import ray_cluster
 
 pytest.importorskip("horovod", reason="Horovod is built by: make setup")
@@ -50,10 +52,12 @@ def test_ranks_train_on_a_ray_cluster_and_stop_with_a_checkpoint(
         assert launch("--ray", "auto", "-n", "3") == 1
         message = "-n 3 needs a processor for each rank, and the Ray cluster has 2"
         assert capfd.readouterr().err == f"ringfeed: error: {message}\n"
-        with sigterm_after_a_checkpoint(run_folder / "run"):
+        with sigterm_after_a_checkpoint(run_folder / "run"), noted_listeners(os.getpid()) as found:
             status = launch("--ray", "auto", "-n", "2")
         shown = capfd.readouterr()
         assert status == 75, shown
+        # Horovod's store; Ray's own port is at all addresses, by IPv6.
+        assert {listener.address for listener in found} - {"::"} == {"127.0.0.1"}
         step = max(saved_steps(run_folder / "run"))
         assert f"stopped by SIGTERM; the checkpoint of step {step} is in" in shown.err.splitlines()[-1]
         assert "starts with 12 samples per step over 2 ranks" in shown.out + shown.err
