@@ -103,7 +103,7 @@ def ray_ranks(size: int, *, use_gpu: bool, start_seconds: int) -> Any:
         TrainingError: Horovod is not installed.
     """
     try:
-        runner = import_module("horovod.ray.runner")
+        runner: Any = import_module("horovod.ray.runner")
     except ImportError as error:
         raise TrainingError(f"ranks on Ray need Horovod ({error}): ringfeed install-horovod") from error
     http_server, ray = import_module("horovod.runner.http.http_server"), import_module("ray")
@@ -117,7 +117,7 @@ def ray_ranks(size: int, *, use_gpu: bool, start_seconds: int) -> Any:
             self._listen_thread.start()
             return int(self._httpd.server_address[1])
 
-    class Coordinator(runner.Coordinator):  # type: ignore[misc,name-defined]
+    class Coordinator(runner.Coordinator):  # type: ignore[misc]
         def establish_rendezvous(self) -> dict[str, str]:
             return {**super().establish_rendezvous(), "HOROVOD_GLOO_RENDEZVOUS_ADDR": address}
 
