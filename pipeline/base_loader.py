@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 __all__ = ["BaseLoader"]
 
 _PREFETCH_BYTES = 16 << 20  # decoded batches that wait for a NumPy consumer
-_TRANSFORMED_BATCHES = 2  # kept ready behind a transform
+_TRANSFORMED_BATCHES = 4  # kept ready behind a transform
 _NO_ARRAY = (
     "a loader is not an array; for Keras use model.fit(loader.keras(epochs=N), epochs=N, steps_per_epoch=len(loader), "
     "shuffle=False), for NumPy loader.numpy_epoch(epoch)"
@@ -103,20 +103,18 @@ class BaseLoader(ABC):
         return self.steps_per_epoch
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The batches of one epoch, as `epoch` yields them: of epoch 0 the first time, then of epoch 1, and so on.
+        """The `batches` of one epoch: of epoch 0 the first time, then of epoch 1, and so on.
 
-        `state_dict` says where the iteration is; after `load_state_dict` the next one begins there. Raises the loader's
-        own errors, as in the body of `own_errors`.
+        `state_dict` says where the iteration is; after `load_state_dict` the next one begins there.
         """
         epoch, step = self._next
         if step == self.steps_per_epoch:
             epoch, step = epoch + 1, 0
         self._place, self._next = (epoch, step), (epoch + 1, 0)
-        with self.own_errors():
-            for batch in self.epoch(epoch, step):
-                step += 1
-                self._place = (epoch, step)
-                yield batch
+        for batch in self.batches(epoch, step):
+            step += 1
+            self._place = (epoch, step)
+            yield batch
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         """Refuse to be an array, as which Keras takes what has this method."""
@@ -230,7 +228,8 @@ class BaseLoader(ABC):
             epoch: number of the epoch, from 0; each has an order of its own.
             start_step: in ``[0, steps_per_epoch]``; earlier steps are not read.
             transform: function of each element, in TensorFlow operations, or several to apply in turn.
-            num_parallel_calls: batches to transform at a time; default: one for each core.
+            num_parallel_calls: batches to transform at a time; default: one for each core, or one alone under
+                `tf.config.experimental.enable_op_determinism`.
             as_supervised: yield ``(features, class_id)`` as `keras.Model.fit` takes them; with padding ``(features,
                 class_id, sample_weight)``. Features are all but the label, and what transforms added: a dict, or the
                 tensor itself if there is only one. Where a transform mixed samples, ``soft_label`` replaces `class_id`.
@@ -243,6 +242,27 @@ class BaseLoader(ABC):
             epoch, start_step, 1,
             transform=transform, num_parallel_calls=num_parallel_calls, as_supervised=as_supervised,
         )  # fmt: skip
+
+    def batches(
+        self,
+        epoch: int,
+        start_step: int = 0,
+        *,
+        transform: Transform | Sequence[Transform] | None = None,
+        num_parallel_calls: int | None = None,
+    ) -> Iterator[Any]:
+        """The elements of `epoch` one by one, for a loop in Python, with the loader's own errors.
+
+        Args:
+            epoch, start_step, transform, num_parallel_calls: as for `epoch`.
+
+        Raises:
+            ConfigError: as for `epoch`, from the first element on.
+            RingfeedError: a shard cannot be read, or a transform fails on a record; TensorFlow would make a
+                `tf.errors.UnknownError` of it.
+        """
+        with self.own_errors():
+            yield from self.epoch(epoch, start_step, transform=transform, num_parallel_calls=num_parallel_calls)
 
     def _epochs(
         self,
@@ -277,7 +297,7 @@ class BaseLoader(ABC):
         dataset._ringfeed_loader = self  # keeps the loader alive for the dataset's iterators
         if transform is not None:
             dataset, functions = apply_transform(dataset, transform, num_parallel_calls)
-            dataset = self.explain_failures(dataset, functions, epoch, start_step, epochs)
+            dataset = self._watched(dataset, functions, epoch, start_step, epochs)
             dataset = dataset.prefetch(_TRANSFORMED_BATCHES)
         return supervised_pairs(dataset, self.schema) if as_supervised else dataset
 
@@ -339,8 +359,8 @@ class BaseLoader(ABC):
             self._error = error
             raise
 
-    def explain_failures(
-        self, dataset: tf.data.Dataset, functions: Sequence[Transform], epoch: int, start_step: int, epochs: int = 1
+    def _watched(
+        self, dataset: tf.data.Dataset, functions: Sequence[Transform], epoch: int, start_step: int, epochs: int
     ) -> tf.data.Dataset:
         """A transformed dataset whose errors name the record that a transform fails on.
 
@@ -386,7 +406,7 @@ class BaseLoader(ABC):
             bytes_features=names,
             undeclared={name for name in names if not self._stored[name].is_image},
         )
-        return failed.explain(functions)
+        return failed.explain([getattr(function, "python_function", function) for function in functions])  # untraced
 
     def batch_with_origins(self, epoch: int, step: int) -> tuple[NumpyBatch, list[Origin]]:
         """One batch of an epoch, as `numpy_epoch` yields it, and where each of its samples is stored.
@@ -450,9 +470,10 @@ class BaseLoader(ABC):
 
     @contextmanager
     def own_errors(self) -> Iterator[None]:
-        """Raise the loader's own errors, such as `CorruptionError`, from a body that consumes the batches of `epoch`.
+        """Raise the loader's own errors, such as `CorruptionError`, from a body like ``model.fit(loader.keras(2))``.
 
-        Outside of it, TensorFlow turns them into a `tf.errors.UnknownError` that quotes their text.
+        Outside of it, TensorFlow turns them into a `tf.errors.UnknownError` that quotes their text. A loop over
+        `batches` needs no such body.
         """
         self._error = None
         try:

@@ -65,8 +65,8 @@ def apply_transform(
     Args:
         dataset: the batches of a loader.
         transform: a function of one element, or several; each receives what the one before returned.
-        num_parallel_calls: batches to work on at a time; default: one for each core of this process. Under
-            `tf.config.experimental.enable_op_determinism` give 1: tf.data works on one at a time in any case.
+        num_parallel_calls: batches to work on at a time; default: one for each core of this process, or one alone under
+            `tf.config.experimental.enable_op_determinism`, where tf.data prints an error if asked for more.
 
     Returns:
         The mapped dataset, and the list of functions.
@@ -76,7 +76,9 @@ def apply_transform(
     """
     import tensorflow as tf
 
-    cores = len(os.sched_getaffinity(0))
+    from ringfeed.pipeline.deliver.generator_dataset import is_op_determinism_enabled  # needs TensorFlow
+
+    cores = 1 if is_op_determinism_enabled() else len(os.sched_getaffinity(0))
     calls = cores if num_parallel_calls is None else integer("num_parallel_calls", num_parallel_calls, 1)
     given: Any = transform
     functions = [given] if callable(given) or not isinstance(given, Iterable) else list(given)

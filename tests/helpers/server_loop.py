@@ -25,7 +25,7 @@ from ringfeed.training.backends.task import declare, part_loader
 from ringfeed.training.backends.updates import DirectUpdates, SignificantUpdates, SynchronousUpdates
 from ringfeed.training.backends.worker_loop import make_worker_loop
 from ringfeed.training.config.config_file import load_config
-from ringfeed.training.loop.inputs import preprocessed, traced
+from ringfeed.training.loop.inputs import traced
 from ringfeed.training.loop.trainer import Trainer
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.losses import cross_entropy
@@ -81,7 +81,7 @@ def main(path: str) -> dict[str, Any]:
             updates = SignificantUpdates(optimizers, trained, rate, 1)
         elif mode == "sync":
             updates = SynchronousUpdates(optimizers, trained, 1)
-        batches = preprocessed(loader, 0, 0, *traced(built.preprocess), deterministic=False)
+        batches = loader.epoch(0, transform=traced(built.preprocess))
         loop = make_worker_loop(
             network, updates, batches, server.address, optimizers.version, clip_norm=config.optimizer.clip_norm,
             loss_of=cross_entropy, weight_scale=1.0,

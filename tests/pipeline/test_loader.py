@@ -432,6 +432,8 @@ def test_a_damaged_shard_stops_the_epoch_and_is_named(make_dataset: Make, tmp_pa
         list(loader.epoch(0))
     with pytest.raises(CorruptionError, match=r"train-00003-of-00007\.tfrecord is damaged"), loader.own_errors():
         list(loader.epoch(0))
+    with pytest.raises(CorruptionError, match=r"train-00003-of-00007\.tfrecord is damaged"):
+        list(loader.batches(0))
     with pytest.raises(ZeroDivisionError), loader.own_errors():
         raise ZeroDivisionError
 

@@ -221,11 +221,10 @@ def _read_batches(loader: Loader, opened: Sequence[_Opened], seconds: float) -> 
     gather_seconds = _gather(loader, seconds * 0.4)
     before, cpu, own = loader.stats(), time.process_time(), time.thread_time()
     start, batches = time.perf_counter(), 0
-    with loader.own_errors():
-        for _ in itertools.chain.from_iterable(map(loader.epoch, itertools.count())):
-            batches += 1
-            if batches >= _LEAST_BATCHES and time.perf_counter() - start > seconds * 0.6:
-                break
+    for _ in itertools.chain.from_iterable(map(loader.batches, itertools.count())):
+        batches += 1
+        if batches >= _LEAST_BATCHES and time.perf_counter() - start > seconds * 0.6:
+            break
     handover = time.thread_time() - own
     after, total = loader.stats(), time.process_time() - cpu
     plan = after["plan"].busy_seconds - before["plan"].busy_seconds

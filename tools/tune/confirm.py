@@ -112,14 +112,13 @@ def _read(loader: Loader, workload: Workload | None, arguments: Mapping[str, Any
     own = Loader(**arguments)
     step: Callable[[Any], Any] = (lambda batch: None) if workload is None else workload.step
     start = time.perf_counter()
-    batches = own.epoch(epoch) if workload is None else replace(workload, loader=own).batches(epoch)
+    batches = own.batches(epoch) if workload is None else replace(workload, loader=own).batches(epoch)
     first = now = 0.0
     total = own.steps_per_epoch
-    with own.own_errors():
-        for done, batch in enumerate(batches, start=1):
-            step(batch)
-            now = time.perf_counter() - start
-            first = first or now
-            if now > seconds and done >= min(_LEAST_STEPS, total):
-                return first + (now - first) / max(done - 1, 1) * (total - 1)
+    for done, batch in enumerate(batches, start=1):
+        step(batch)
+        now = time.perf_counter() - start
+        first = first or now
+        if now > seconds and done >= min(_LEAST_STEPS, total):
+            return first + (now - first) / max(done - 1, 1) * (total - 1)
     return time.perf_counter() - start

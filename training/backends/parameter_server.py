@@ -20,7 +20,7 @@ from ringfeed.training.checkpoint.memory import Memory
 from ringfeed.training.checkpoint.snapshot import Position
 from ringfeed.training.config.config_file import to_tree
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.loop.inputs import open_loader, preprocessed, traced
+from ringfeed.training.loop.inputs import open_loader, traced
 from ringfeed.training.loop.overflows import check_weights
 from ringfeed.training.loop.progress import Progress
 from ringfeed.training.loop.state.best import check_defined
@@ -151,7 +151,7 @@ class ServerTrainer:
         self._loop = in_one_line(make_worker_loop)(
             network,
             self._sent_by(optimizers, [variable.value for variable in network.trainable_variables]),
-            preprocessed(self.loader, 0, 0, *augment, deterministic=False),
+            self.loader.epoch(0, transform=augment),
             self._server.address,
             optimizers.version,
             clip_norm=config.optimizer.clip_norm,
@@ -298,12 +298,11 @@ class ServerTrainer:
             yield network
 
     def _batches(self, loader: Any) -> Iterator[Any]:
-        with loader.own_errors():
-            for batch in preprocessed(loader, 0, 0, *self._preprocess, deterministic=False):
-                self._asked_to_stop = self._stop_request()
-                if self._asked_to_stop:
-                    return
-                yield batch
+        for batch in loader.batches(0, transform=self._preprocess):
+            self._asked_to_stop = self._stop_request()
+            if self._asked_to_stop:
+                return
+            yield batch
 
     def _evaluate(self, epoch: int) -> None:
         if self._eval_loader is None or not self._progress.is_evaluation_due(epoch):

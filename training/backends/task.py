@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -21,7 +21,7 @@ import tensorflow as tf
 from ringfeed.pipeline import Loader, Mixture
 from ringfeed.sharding.errors import RingfeedError, TrainingError
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.loop.inputs import open_loader, preprocessed, traced
+from ringfeed.training.loop.inputs import open_loader, traced
 from ringfeed.training.models.build import build_model
 from ringfeed.training.ring.world import World
 
@@ -72,22 +72,21 @@ class _Reader:
         self._config, self._parts = config, parts
         self._loaders = {part: part_loader(config, part, parts)}
         model = build_model(self._loaders[part].manifest, config)
-        self._functions = traced(model.augmented or model.preprocess)
-        self.spec = batch_spec(self._open(part, 0, 0))
+        self._preprocess = traced(model.augmented or model.preprocess)
+        self.spec = batch_spec(self._loaders[part].epoch(0, transform=self._preprocess))
         self._place: tuple[int, int, int] | None = None
-        self._batches: Any = None
+        self._batches: Iterator[Any] = iter(())
 
-    def _open(self, part: int, epoch: int, step: int) -> Batches:
+    def _open(self, part: int, epoch: int, step: int) -> Iterator[Any]:
         if part not in self._loaders:
             self._loaders[part] = part_loader(self._config, part, self._parts)
-        return preprocessed(self._loaders[part], epoch, step, *self._functions, deterministic=False)
+        return self._loaders[part].batches(epoch, step, transform=self._preprocess)
 
     def batch(self, epoch: int, part: int, step: int) -> list[Any]:
         """Return the arrays of a batch."""
         if self._place != (epoch, part, step):
-            self._batches = iter(self._open(part, epoch, step))
-        with self._loaders[part].own_errors():
-            batch = next(self._batches)
+            self._batches = self._open(part, epoch, step)
+        batch = next(self._batches)
         self._place = (epoch, part, step + 1)
         return [tensor.numpy() for tensor in tf.nest.flatten(batch, expand_composites=True)]
 

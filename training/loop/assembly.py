@@ -41,7 +41,7 @@ from ringfeed.training.ring.ring import Ring
 
 from .clients import own_pace
 from .datasets import open_manifests
-from .inputs import Functions, open_evaluations, open_loader, traced
+from .inputs import open_evaluations, open_loader, traced
 from .shares import Shares
 from .state.best import check_defined
 from .step import TrainStep, make_predict_step, make_train_step
@@ -63,7 +63,7 @@ class Assembly:
         evaluations: what evaluations read: the dataset, or those of a mixture by name, with the preprocessing of each.
         target: what the network predicts.
         own: the user's loss and metrics.
-        preprocess: function from an element of a loader to ``(inputs, target, weight)``, and the same traced.
+        preprocess: `tf.function` from an element of a loader to ``(inputs, target, weight)``.
         augment: the same with random augmentation, for training.
         pace: steps of an epoch, and in which of them this rank trains.
         schedule: the learning rate.
@@ -73,11 +73,11 @@ class Assembly:
     """
 
     shares: Shares
-    evaluations: Mapping[str, tuple[Loader, Functions]]
+    evaluations: Mapping[str, tuple[Loader, Any]]
     target: Target
     own: Own
-    preprocess: Functions
-    augment: Functions
+    preprocess: Any
+    augment: Any
     pace: Pace
     schedule: Schedule
     wire: MeteredRing
@@ -128,7 +128,7 @@ def _assembled(config: TrainConfig, ring: Ring, schedule: Schedule | None, repli
     train_step, predict = _steps(config, loader, parts, replicas)
     return Assembly(
         shares=shares,
-        evaluations={name: (each.loader, each.functions(preprocess)) for name, each in evaluated.items()},
+        evaluations={name: (each.loader, each.preprocess(preprocess)) for name, each in evaluated.items()},
         target=target,
         own=own,
         preprocess=preprocess,

@@ -20,7 +20,6 @@ from ringfeed.training.ring.ring import Ring
 from ringfeed.training.schedules.range_test import ExponentialRise, RangeTest, has_diverged, judge_rates, smoothed
 
 from .assembly import Assembly, assemble
-from .inputs import preprocessed
 from .reporting import Reporter
 from .state.outputs import write_file
 
@@ -51,7 +50,7 @@ def find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], bool
     losses: list[float] = []
     try:
         reporter.begin(0, 0, config.data.batch_size, ring.size)
-        for step, batch in zip(range(_STEPS), _batches(assembly, config), strict=False):
+        for step, batch in zip(range(_STEPS), _batches(assembly), strict=False):
             if check():
                 break
             losses.append(float(assembly.train_step(*batch, 0.0).loss))
@@ -69,14 +68,11 @@ def find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], bool
     return judge_rates([float(rise(step)) * scale for step in range(_STEPS)], losses)
 
 
-def _batches(assembly: Assembly, config: TrainConfig) -> Iterator[Any]:
+def _batches(assembly: Assembly) -> Iterator[Any]:
     loader, factor, epoch = assembly.shares.loader, assembly.shares.factor, 0
     while True:
-        with loader.own_errors():
-            for inputs, target, weight in preprocessed(
-                loader, epoch, 0, *assembly.augment, deterministic=config.deterministic
-            ):
-                yield inputs, target, weight * factor
+        for inputs, target, weight in loader.batches(epoch, transform=assembly.augment):
+            yield inputs, target, weight * factor
         epoch += 1
 
 

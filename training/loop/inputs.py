@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -31,14 +30,9 @@ from .clients import own_part
 from .datasets import one_manifest, open_manifests
 from .shares import even_shares
 
-__all__ = ["Evaluated", "Functions", "open_evaluations", "open_loader", "preprocessed", "traced"]
+__all__ = ["Evaluated", "open_evaluations", "open_loader", "traced"]
 
 log = logging.getLogger(__name__)
-
-Functions = tuple[Preprocess, Any]
-"""A preprocessing, and the same traced once for all epochs."""
-
-_PREFETCH_BATCHES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,11 +47,11 @@ class Evaluated:
     loader: Loader
     class_ids: Sequence[int] | None = None
 
-    def functions(self, preprocess: Functions) -> Functions:
-        """Return a preprocessing of the run, plain and traced, for the elements of this loader."""
+    def preprocess(self, whole: Any) -> Any:
+        """Return a traced preprocessing of the run for the elements of this loader."""
         if self.class_ids is None:
-            return preprocess
-        plain, numbers = preprocess[0], self.class_ids
+            return whole
+        plain, numbers = whole.python_function, self.class_ids
         return traced(lambda element: plain({**element, CLASS_ID: tf.gather(numbers, element[CLASS_ID])}))
 
 
@@ -240,36 +234,6 @@ def _named_keys() -> Iterator[None]:
         raise ConfigError(f"data.{error}") from error
 
 
-def traced(function: Preprocess) -> Functions:
-    """Return a function, and the same traced once for all epochs."""
-    return function, tf.function(function, autograph=False)
-
-
-def preprocessed(
-    loader: Loader | Mixture,
-    epoch: int,
-    start_step: int,
-    preprocess: Preprocess,
-    traced: Preprocess,
-    *,
-    deterministic: bool,
-) -> Any:
-    """Return the batches of a loader as `(inputs, target, weight)`, prefetched.
-
-    Under op determinism tf.data runs any map after a generator on one thread, and prints an error if asked for more. A
-    batch's images are still decoded in parallel, by `tf.map_fn`. Autotuning is off, as in the loader's own pipeline: on
-    a busy host, dropping the first epoch's iterator waited 1 to 2 seconds for its thread (2026-11-21).
-
-    Args:
-        loader: the loader.
-        epoch, start_step: first batch.
-        preprocess: function from a loader's element to `(inputs, target, weight)`.
-        traced: the same function as a `tf.function`.
-        deterministic: whether op determinism is on.
-    """
-    options = tf.data.Options()
-    options.autotune.enabled = False
-    workers = None if deterministic else len(os.sched_getaffinity(0))
-    batches = loader.epoch(epoch, start_step).map(traced, num_parallel_calls=workers)
-    watched = loader.explain_failures(batches, [preprocess], epoch, start_step)
-    return watched.prefetch(_PREFETCH_BATCHES).with_options(options)
+def traced(function: Preprocess) -> Any:
+    """Return a function as a `tf.function`, which is traced once for all epochs."""
+    return tf.function(function, autograph=False)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import tensorflow as tf
@@ -31,7 +32,6 @@ from ringfeed.training.trackers.tracker import Tracker
 from .assembly import assemble
 from .callbacks import Callbacks
 from .clients import paced
-from .inputs import Functions, preprocessed
 from .overflows import check_overflows, check_records, check_weights, check_wire, is_at_floor
 from .progress import Progress
 from .state.outputs import write_outputs
@@ -112,7 +112,7 @@ class Trainer:
     @property
     def traced_preprocess(self) -> Any:
         """The `tf.function` from an element of `loader` to ``(inputs, target, weight)``, augmentation included."""
-        return self._assembly.augment[1]
+        return self._assembly.augment
 
     # -- loop ----------------------------------------------------------------------------------------------------
 
@@ -211,25 +211,23 @@ class Trainer:
             self._progress.end_early()
 
     def _batches(self, epoch: int, start_step: int) -> Iterator[Any]:
-        loader, functions, deterministic = self.loader, self._assembly.augment, self.config.deterministic
+        loader, preprocess = self.loader, self._assembly.augment
 
-        def read(first: int) -> Any:
-            repeats = self.pace.repeats
-            found = preprocessed(loader, 0 if repeats else epoch, first, *functions, deterministic=deterministic)
-            return found.take(self.pace.steps - first) if repeats else found
+        def read(first: int) -> Iterator[Any]:
+            if not self.pace.repeats:
+                return loader.batches(epoch, first, transform=preprocess)
+            return islice(loader.batches(0, first, transform=preprocess), self.pace.steps - first)
 
-        with loader.own_errors():
-            for batch in paced(read, self.pace, start_step):
-                self._asked_to_stop = self._stop_request()
-                yield batch
+        for batch in paced(read, self.pace, start_step):
+            self._asked_to_stop = self._stop_request()
+            yield batch
 
-    def _eval_batches(self, loader: Loader, functions: Functions) -> Iterator[Any]:
-        with loader.own_errors():
-            for batch in preprocessed(loader, 0, 0, *functions, deterministic=self.config.deterministic):
-                self._asked_to_stop = self._stop_request()
-                if self._asked_to_stop:
-                    return
-                yield batch
+    def _eval_batches(self, loader: Loader, preprocess: Any) -> Iterator[Any]:
+        for batch in loader.batches(0, transform=preprocess):
+            self._asked_to_stop = self._stop_request()
+            if self._asked_to_stop:
+                return
+            yield batch
 
     def _one_step(self, batches: Iterator[Any]) -> None:
         window, epoch = self._window, self.position.epoch

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,7 +48,6 @@ _FORMAT = "ringfeed-predictions-1"
 _RECORD, _PREDICTED, _SCORE, _SCORES = "record", "predicted", "score", "scores"
 _LIKELY = 0.5  # from this probability on one of many labels is predicted
 _GROUP_ROWS = 1 << 16  # of a row group
-_PREFETCH_BATCHES = 4
 
 
 @contextmanager
@@ -253,14 +251,11 @@ class Predictor:
             kept = {name: element[name] for name in [*self.keep, *masks]}
             return self.model.inputs({name: element[name] for name in taken}), kept, element["sample_weight"]
 
-        batches = loader.epoch(0).map(prepare, num_parallel_calls=len(os.sched_getaffinity(0)))
-        batches = loader.explain_failures(batches, [prepare], 0, 0).prefetch(_PREFETCH_BATCHES)
-        with loader.own_errors():
-            for step, (tensors, kept, weight) in enumerate(batches):
-                is_real = weight.numpy() > 0
-                if is_real.any():
-                    scores = score(tensors).numpy()[is_real]
-                    yield self._table(loader, loader.record_numbers(step)[is_real], kept, is_real, scores)
+        for step, (tensors, kept, weight) in enumerate(loader.batches(0, transform=prepare)):
+            is_real = weight.numpy() > 0
+            if is_real.any():
+                scores = score(tensors).numpy()[is_real]
+                yield self._table(loader, loader.record_numbers(step)[is_real], kept, is_real, scores)
 
     def _table(self, loader: Loader, numbers: Any, kept: Mapping[str, Any], is_real: Any, scores: Any) -> pa.Table:
         kept_columns = [

@@ -66,8 +66,8 @@ def place_of_bad(url: str) -> str:
 def error_of(loader: Any, transform: Any, epoch: int = 0) -> tuple[str, int]:
     """Of an epoch that fails, in how many good batches."""
     taken: list[Any] = []
-    with pytest.raises(DatasetError) as error, loader.own_errors():
-        taken.extend(1 for _ in loader.epoch(epoch, transform=transform))
+    with pytest.raises(DatasetError) as error:
+        taken.extend(1 for _ in loader.batches(epoch, transform=transform))
     return str(error.value), len(taken)
 
 
@@ -164,11 +164,9 @@ def test_errors_of_whole_batches_name_the_step(photos: Make) -> None:
     def wrong(batch: Any) -> Any:
         return {**batch, "n": tf.io.decode_raw(tf.strings.substr(batch["photo"][:4], 0, 3), tf.int64)}
 
-    with (
-        pytest.raises(ConfigError, match=r"step 0 of epoch 0: transform wrong fails: .* multiple of 8"),
-        loader.own_errors(),
-    ):
-        list(loader.epoch(0, transform=wrong))
+    for transform in (wrong, tf.function(wrong, autograph=False)):
+        with pytest.raises(ConfigError, match=r"step 0 of epoch 0: transform wrong fails: .* multiple of 8"):
+            list(loader.batches(0, transform=transform))
 
 
 def test_the_error_of_keras_contains_the_line(damaged: str) -> None:
@@ -204,8 +202,8 @@ def test_a_damaged_shard_is_reported_as_without_transforms(photos: Make) -> None
     rewrite(shard, bytes(data))
     loader = Loader(url, batch_size=4, streams=1)
     transform = ImageTransform.for_dataset(loader.manifest, "photo", size=(8, 8))
-    with pytest.raises(CorruptionError, match=r"of-00003\.parquet is damaged"), loader.own_errors():
-        list(loader.epoch(0, transform=transform))
+    with pytest.raises(CorruptionError, match=r"of-00003\.parquet is damaged"):
+        list(loader.batches(0, transform=transform))
     with pytest.raises(tf.errors.UnknownError, match=r"CorruptionError: .*is damaged"):
         list(loader.epoch(0, transform=transform))
 
@@ -251,5 +249,5 @@ def test_other_errors_of_the_loader_are_not_blamed_on_a_transform(
         raise MemoryError("no room")
 
     monkeypatch.setattr(loader, "_gather_chunks", fail)
-    with pytest.raises(MemoryError, match="no room"), loader.own_errors():
-        list(loader.epoch(0, transform=lambda batch: batch))
+    with pytest.raises(MemoryError, match="no room"):
+        list(loader.batches(0, transform=lambda batch: batch))

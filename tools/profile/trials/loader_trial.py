@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from ringfeed.pipeline import Loader
@@ -88,8 +88,7 @@ def _read(
     loader: Loader, seconds: float, steps: int | None, progress: bool, deliver_signals: Callable[[], None]
 ) -> LoaderTrial:
     total = max(steps or loader.steps_per_epoch, 2)
-    dataset = loader.epoch(0).take(total)  # TensorFlow is imported here, before the clock starts
-    ragged = _ragged_names(dataset.element_spec)
+    ragged = _ragged_names(loader.epoch(0).element_spec)  # TensorFlow is imported here, before the clock starts
     epoch = decoded_bytes = 0
     first_batch: Mapping[str, Any] = {}
     disk_bytes = _disk_bytes()
@@ -97,10 +96,10 @@ def _read(
     start = now = time.perf_counter()
     times: list[float] = []
     end = math.inf if steps else start + seconds
-    with queues, loader.own_errors(), stage_progress({"read": "read"}, silent=not progress) as report:
+    with queues, stage_progress({"read": "read"}, silent=not progress) as report:
         report("read", 0, total, 0)  # starts its clock
         while len(times) < total and (now < end or len(times) < 2):
-            for batch in dataset:
+            for batch in islice(loader.batches(epoch), total - len(times)):
                 deliver_signals()
                 now = time.perf_counter()
                 times.append(now)
@@ -114,7 +113,6 @@ def _read(
                 if now >= end:
                     break
             epoch += 1
-            dataset = loader.epoch(epoch).take(total - len(times))
     equal_bytes = sum(
         _string_bytes(values) + (0 if name in ragged else _tensor_bytes(values)) for name, values in first_batch.items()
     )

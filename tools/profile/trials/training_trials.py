@@ -14,11 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringfeed.pipeline import Loader
+from ringfeed.pipeline.transforms.apply import apply_transform
 from ringfeed.sharding.errors import ConfigError, RingfeedError
 from ringfeed.sharding.sources.user_code import describe_error
 
 from .estimates import Estimate
-from .trial import PREFETCH_BATCHES, Trial, consume, repeat
+from .trial import Trial, consume, repeat
 
 __all__ = ["TrainingTrials", "Workload", "try_together", "try_training"]
 
@@ -34,7 +35,6 @@ class Workload:
         transform: function from a loader's element to what the step takes, for `tf.data`'s ``map``; None: none.
         step: function of one transformed element; what it returns is ignored.
         transform_name, step_name: names for reports.
-        is_deterministic: whether TensorFlow's op determinism is on, under which a transform has one thread.
         decodes: whether the transform is ringfeed's own, whose work is to decode images.
     """
 
@@ -43,26 +43,18 @@ class Workload:
     step: Callable[[Any], Any]
     transform_name: str
     step_name: str
-    is_deterministic: bool = False
     decodes: bool = False
 
-    def batches(self, epoch: int, steps: int | None = None) -> Any:
-        """The dataset of an epoch's transformed batches, or the first of them, prefetched as a trainer would."""
-        batches = self.loader.epoch(epoch)
-        return self._transformed(batches if steps is None else batches.take(steps)).prefetch(PREFETCH_BATCHES)
+    def batches(self, epoch: int, steps: int | None = None) -> Iterator[Any]:
+        """An epoch's transformed batches, or the first of them, prefetched as for a trainer."""
+        return itertools.islice(self.loader.batches(epoch, transform=self.transform), steps)
 
     def repeat_transform(self, batch: Any) -> Any:
         """A dataset that transforms one batch again and again."""
         import tensorflow as tf
 
-        return self._transformed(tf.data.Dataset.from_tensors(batch).repeat())
-
-    def _transformed(self, batches: Any) -> Any:
-        import tensorflow as tf
-
-        if self.transform is None:
-            return batches
-        return batches.map(self.transform, num_parallel_calls=None if self.is_deterministic else tf.data.AUTOTUNE)
+        batches = tf.data.Dataset.from_tensors(batch).repeat()
+        return batches if self.transform is None else apply_transform(batches, self.transform, None)[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +168,7 @@ def _guarded(workload: Workload) -> Callable[[Any], None]:
 def _endless(workload: Workload, steps: int | None = None) -> Iterator[tuple[int, int, Any]]:
     """Transformed batches of epoch after epoch, or of the beginning of epoch 0, each with its epoch and step."""
     for epoch in itertools.count() if steps is None else itertools.repeat(0):
-        with workload.loader.own_errors(), _blaming(workload.transform_name):
+        with _blaming(workload.transform_name):
             for number, batch in enumerate(workload.batches(epoch, steps)):
                 yield epoch, number, batch
 

@@ -14,9 +14,9 @@ from typing import Any
 from .estimates import Estimate, estimate, window_rates
 from .other_load import core_waits
 
-__all__ = ["PREFETCH_BATCHES", "Trial", "consume", "cpu_seconds", "repeat"]
+__all__ = ["Trial", "consume", "cpu_seconds", "repeat"]
 
-PREFETCH_BATCHES = 4
+_PREFETCHED = 4  # batches, as a loader keeps ready
 _LEAST_CALLS = 3  # of a slow function, however little time there is
 _MOST_WAIT = 2  # times a trial's seconds, with the waits for first batches, which are not counted
 _MOST_GAPS = 1 << 16  # slowest batches that are remembered
@@ -98,7 +98,7 @@ def consume(
         batch_size: samples of a batch.
         seconds: how long, though at least three batches.
     """
-    for _ in range(PREFETCH_BATCHES + 1):
+    for _ in range(_PREFETCHED + 1):
         step(next(batches)[2])
     _synchronize()
     cpu, core_wait = cpu_seconds(), core_waits()

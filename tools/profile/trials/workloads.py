@@ -54,7 +54,6 @@ def configured_workload(config: str, overrides: Sequence[str]) -> Workload:
         step=lambda element: trainer.train_step(*element),
         transform_name="the preprocessing",
         step_name=f"the step of {options.model.name}",
-        is_deterministic=options.deterministic,
         decodes=options.model.takes_images,
     )
 
