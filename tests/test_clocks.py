@@ -10,15 +10,16 @@ import pyarrow.ipc as ipc
 import pytest
 import tensorflow as tf
 
-from ringfeed.training.records.recorder import StepTimes, open_recorder
+from ringfeed.training.reports.events import ActivityDone, RunBegan, RunEnded, StepDone, StepTimes
+from ringfeed.training.reports.recorder import Recorder
 
 ROOT = Path(__file__).parents[1]
 WALL = {"time", "time_ns"}
 DATES = {  # what takes the host's clock, and for what
     "sharding/storage/client_errors.py": "the date in a server's reply",
     "pipeline/fetch/disk_cache.py": "the time of a file's last use, for other processes",
-    "training/trackers/mlflow.py": "time stamps of MLflow's server",
-    "training/records/recorder.py": "the date of a process's rows",
+    "training/reports/mlflow.py": "time stamps of MLflow's server",
+    "training/reports/recorder.py": "the date of a process's rows",
     "tools/cache.py": "the age of files",
 }
 
@@ -49,20 +50,19 @@ def test_records_of_a_run_hold_no_negative_time_when_the_clock_is_set_back(
 ) -> None:
     import time
 
-    run = {"rank": 0, "ranks": 1, "first_step": 0, "batch_size": 1, "total_steps": 2}
-    recorder = open_recorder(str(tmp_path), None, **run)
-    assert recorder is not None
+    recorder = Recorder(str(tmp_path), None)
+    recorder.begin(RunBegan(total_steps=2, batch_size=1))
     began = time.time()
     for step in range(4):
         asked = time.monotonic()
         got, ready = time.monotonic(), time.monotonic()
         stamps = tf.constant([ready, time.monotonic()], tf.float64)
         end = time.monotonic()
-        recorder.add_step(step, 0, StepTimes(asked, got, end, end, stamps))
+        recorder.step(StepDone(step + 1, 0, times=StepTimes(asked, got, end, end, stamps)))
         monkeypatch.setattr(time, "time", lambda back=3600.0 * (step + 1): began - back)
-        with recorder.activity("evaluation", step + 1, 0):
-            pass
-    recorder.close(4, 0)
+        now = time.monotonic()
+        recorder.activity(ActivityDone("evaluation", step + 1, 0, now, time.monotonic() - now))
+    recorder.close(RunEnded(4, 0, is_finished=True))
     (path,) = tmp_path.glob("rank-*.arrow")
     rows: Any = ipc.open_stream(path.read_bytes()).read_all().to_pylist()
     assert len(rows) == 9

@@ -44,7 +44,7 @@ TRAINING = (
     "models",
     "metrics",
     "records",
-    "trackers",
+    "reports",
     "loop",
     "planning",
     "serving",

@@ -9,11 +9,11 @@ from .optimizers.adam import Adam
 from .optimizers.lamb import LAMB
 from .optimizers.lars import LARS
 from .optimizers.precision import LossScale, ScaleRule
+from .reports.tracker import Tracker
 from .ring.connect import connect
 from .ring.horovod_ring import HorovodRing
 from .ring.ring import Ring, SoloRing
 from .schedules.learning_rate import WarmUpDecay, scaled_learning_rate
-from .trackers.tracker import Tracker
 
 __all__ = [
     "LAMB",

@@ -26,9 +26,9 @@ from .config.synchronisation import refuse_elastic
 from .elastic.members import Members, open_members
 from .loop.leaving import leave as leave_ring
 from .loop.leaving import leave_after
-from .loop.reporting import configure_logging
 from .loop.state.outputs import check_writable, encode_metrics
 from .loop.stopping import INTERRUPTED, Stopped
+from .reports.console import configure_logging
 from .ring.launched import end_with_launcher, is_launched
 from .ring.workers import multi_worker_world, worker_world
 from .ring.world import World, refuse_settings, world_from_environment

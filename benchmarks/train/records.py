@@ -17,7 +17,8 @@ import tensorflow as tf
 from ringfeed.training.loop.step import make_train_step
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.records.clock import Clock, clock
-from ringfeed.training.records.recorder import StepTimes, open_recorder
+from ringfeed.training.reports.events import RunBegan, RunEnded, StepDone, StepTimes
+from ringfeed.training.reports.recorder import Recorder
 from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.ring.synchronizer import EveryStep
 
@@ -47,9 +48,8 @@ def main() -> None:
     keras.utils.set_random_seed(0)
     plain, timed = make_step(None), make_step(clock(deterministic=True))
     with tempfile.TemporaryDirectory() as folder:
-        recorder = open_recorder(
-            folder, None, rank=0, ranks=1, first_step=0, batch_size=BATCH, total_steps=STEPS * blocks
-        )
+        recorder = Recorder(folder, None)
+        recorder.begin(RunBegan(total_steps=STEPS * blocks, batch_size=BATCH))
         done = 0
 
         def without() -> None:
@@ -62,8 +62,9 @@ def main() -> None:
             asked, got = time.monotonic(), time.monotonic()
             metrics = timed()
             returned = time.monotonic()
-            recorder.add_step(done, 0, StepTimes(asked, got, returned, time.monotonic(), metrics.stamps))
+            times = StepTimes(asked, got, returned, time.monotonic(), metrics.stamps)
             done += 1
+            recorder.step(StepDone(done, 0, times=times))
 
         seconds = {without: [], recorded: []}
         for step in seconds:
@@ -74,7 +75,7 @@ def main() -> None:
                 for _ in range(STEPS):
                     step()
                 seconds[step].append((time.process_time() - begun[0], time.perf_counter() - begun[1]))
-        recorder.close(done, 0)
+        recorder.close(RunEnded(done, 0, is_finished=True))
     cpu, wall = np.moveaxis(np.array([seconds[recorded], seconds[without]]), 2, 0)
     for name, times in (("in all", wall), ("of the CPU", cpu)):
         more = np.median(times[0] / times[1]) - 1

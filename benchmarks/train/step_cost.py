@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +70,11 @@ class MemoryTrainer(Trainer):
 
     def __init__(self, config: TrainConfig, ring: Ring) -> None:
         super().__init__(config, ring)
-        self.memory = list(super()._batches(0, 0))
-
-    def _batches(self, epoch: int, start_step: int) -> Iterator[Any]:
-        for batch in self.memory:
-            self._asked_to_stop = self._stop_request()
-            yield batch
+        self.memory = list(self.batches(0))
 
     def epoch(self) -> None:
         """Train for an epoch."""
-        self._run_epoch()
+        self.train_steps(iter(self.memory))
 
 
 def by_hand(config: TrainConfig, trainer: MemoryTrainer) -> Callable[[], None]:
@@ -158,15 +153,15 @@ def _input_wait(url: str) -> tuple[str, list[float], float]:
     config = configuration(url, "sgd", HIDDEN["eight layers of 512"])
     loader = Loader(url, split=config.data.train_split, batch_size=BATCH, seed=0)
     trainer = Trainer(config, SoloRing())
-    trainer._run_epoch()
+    trainer.train_steps(trainer.batches(0))
     begun = time.perf_counter()
     for _ in loader.epoch(0):
         pass
     read = time.perf_counter() - begun
     shares = []
-    for _ in range(3):
-        trainer._run_epoch()
-        entry = trainer.reporter.steps[-1]
+    for epoch in (1, 2, 3):
+        trainer.train_steps(trainer.batches(epoch))
+        entry = trainer.history.step_entries[-1]
         shares.append(1 - entry["input_wait_fraction"])
     headroom = entry["seconds"] / read
     return f"share of a run without wait for input, where the loader alone is {headroom:.1f} x as fast", shares, 0.99

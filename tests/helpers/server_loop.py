@@ -17,7 +17,7 @@ from ringfeed.training.backends.board.board import Board, Done, serve_board
 from ringfeed.training.backends.board.part_plan import PartPlan
 from ringfeed.training.backends.board.round_plan import RoundPlan
 from ringfeed.training.backends.cluster import Cluster
-from ringfeed.training.backends.placement import Placement, ServerOptimizers
+from ringfeed.training.backends.placement import ServerOptimizers, VariablePlacement
 from ringfeed.training.backends.rate import UpdateRate
 from ringfeed.training.backends.row_shards import WholeTable, split_tables, whole_weights
 from ringfeed.training.backends.significance import Significance
@@ -67,11 +67,11 @@ def main(path: str) -> dict[str, Any]:
     for mode in ("async", "split", "ssp", "asp", "hold", "sync"):
         keras.utils.set_random_seed(config.seed)
         tables: list[WholeTable] = []
-        with Placement([DEVICE]).scope():
+        with VariablePlacement([DEVICE]).scope():
             built = build_model(loader.manifest, config)
         network = built.network
         if mode == "split":
-            network, tables = split_tables(network, Placement([DEVICE, DEVICE]), least_bytes=1)
+            network, tables = split_tables(network, VariablePlacement([DEVICE, DEVICE]), least_bytes=1)
             assert tables
         shards = [shard for table in tables for shard in table.shards]
         trained = [variable.value for variable in network.trainable_variables]

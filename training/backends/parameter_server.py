@@ -6,10 +6,8 @@ The workers' loop is `worker_loop`; who does which step is `board.part_plan`.
 from __future__ import annotations
 
 import logging
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import keras
@@ -17,19 +15,16 @@ import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError, TrainingError
 from ringfeed.training.checkpoint.memory import Memory
-from ringfeed.training.checkpoint.snapshot import Position
-from ringfeed.training.config.config_file import to_tree
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.loop.inputs import open_loader, traced
+from ringfeed.training.loop.base_trainer import BaseTrainer, Evaluator
+from ringfeed.training.loop.datasets import open_manifests
+from ringfeed.training.loop.inputs import EvaluationSource, open_evaluations, open_loader, traced
 from ringfeed.training.loop.overflows import check_weights
-from ringfeed.training.loop.progress import Progress
 from ringfeed.training.loop.state.best import check_defined
-from ringfeed.training.loop.state.outputs import write_outputs
 from ringfeed.training.loop.state.resume import resume
-from ringfeed.training.loop.state.saving import Saver
 from ringfeed.training.loop.step import make_predict_step
-from ringfeed.training.loop.stopping import Stopped, StopRequest
-from ringfeed.training.metrics.evaluate import evaluate, own_measures
+from ringfeed.training.loop.stopping import StopRequest
+from ringfeed.training.metrics.evaluate import own_measures
 from ringfeed.training.metrics.scorers import make_scorer
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.losses import build_loss
@@ -37,6 +32,7 @@ from ringfeed.training.models.target import plan_target
 from ringfeed.training.models.user_model import own_errors
 from ringfeed.training.optimizers.build import build_schedule, schedule_warnings
 from ringfeed.training.optimizers.precision import LossScale
+from ringfeed.training.reports.events import StepDone
 from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.ring.same_weights import assert_same_weights
 from ringfeed.training.ring.world import World
@@ -46,10 +42,10 @@ from .board.part_plan import PartPlan
 from .board.round_plan import RoundPlan
 from .board.task_watch import watch_tasks
 from .cluster import CHIEF, PS, WORKER, Cluster
-from .placement import Placement, ServerOptimizers, server_device
+from .placement import ServerOptimizers, VariablePlacement, server_device
 from .rate import UpdateRate
+from .server_log import ServerLog, step_samples
 from .server_parts import ServerParts, on_servers
-from .server_reports import ServerReports, step_samples
 from .task import MEET_TOKEN
 from .updates import DirectUpdates, SignificantUpdates, SynchronousUpdates, Updates
 from .worker_loop import make_worker_loop
@@ -62,7 +58,7 @@ _POLL_SECONDS = 0.2
 _LOST_SERVER = ("UnavailableError", "PSUnavailableError", "AbortedError")
 
 
-class ServerTrainer:
+class ServerTrainer(BaseTrainer):
     """One run, on the chief.
 
     Args:
@@ -78,11 +74,10 @@ class ServerTrainer:
     def __init__(
         self, config: TrainConfig, cluster: Cluster, check: Callable[[], bool], stalled: Callable[[str], None]
     ) -> None:
-        self.config, self._cluster = config, cluster
         self._board = Board()
-        self._stop_request = StopRequest(lambda: check() or self._board.is_stop_asked, config.max_time)
-        self._workers = cluster.workers
-        self._ring = SoloRing()
+        stop_request = StopRequest(lambda: check() or self._board.is_stop_asked, config.max_time)
+        super().__init__(config, SoloRing(), cluster.workers, stop_request)
+        self._cluster, self._workers = cluster, cluster.workers
         self._coordinator = _connect(cluster)
         self._server = serve_board(cluster.host, self._board)
         watch_tasks(self._board, config.watchdog_seconds, stalled)
@@ -91,52 +86,39 @@ class ServerTrainer:
                 with tf.device(f"/job:{kind}/replica:0/task:{index}"):
                     tf.raw_ops.PyFunc(input=[tf.constant(self._server.address)], token=MEET_TOKEN, Tout=[tf.bool])
         keras.utils.set_random_seed(config.seed)
+        manifests = open_manifests(config.data)
         place = World(rank=0, size=self._workers, local_size=1)
-        self.loader = open_loader(config, place, split=config.data.train_split, training=True)
-        self._eval_loader = None
-        if config.data.eval_split is not None:
-            self._eval_loader = open_loader(config, self._ring, split=config.data.eval_split, training=False)
-        self._build()
+        self.loader = open_loader(config, place, split=config.data.train_split, training=True, manifests=manifests)
+        self._build(open_evaluations(config, self.ring, manifests))
+        steps = self.loader.steps_per_epoch
         start = resume(
             config,
-            self._ring,
+            self.ring,
             self.parts,
             Memory(),
             manifest=self.loader.manifest,
-            steps_per_epoch=self.loader.steps_per_epoch,
-            total_steps=config.total_steps(self.loader.steps_per_epoch),
+            steps_per_epoch=steps,
+            total_steps=config.total_steps(steps),
         )
-        self._progress = Progress(config, start, self.loader.steps_per_epoch)
-        self.reporter = self._progress.reporter
-        self._saver = Saver(config, self._ring, self.parts, None, start.run)
-        self._reports = ServerReports(config, self.reporter, self._workers, self.rate, self.position.step)
-        self._asked_to_stop = False
+        self._start(start, steps)
+        self._log = ServerLog(config, self.reports, self._workers, self.rate, self.position.step)
 
-    @property
-    def position(self) -> Position:
-        """The position of the run."""
-        return self._progress.position
-
-    def _build(self) -> None:
+    def _build(self, evaluated: Mapping[str, EvaluationSource]) -> None:
         """Build the network twice: on the servers, and here for evaluation and the model's file."""
         config, manifest = self.config, self.loader.manifest
         for remark in schedule_warnings(config):
             log.warning(remark)
         built = build_model(manifest, config)
-        self._target = plan_target(manifest, config)
-        make_scorer(self._target, config.metrics)  # refuses metrics that the dataset cannot have
-        check_defined(config, len(self._target.classes))
-        self._own = own_measures(config, self._target)
-        placement = Placement([server_device(index) for index in range(self._cluster.servers)])
+        self._target = target = plan_target(manifest, config)
+        make_scorer(target, config.metrics)  # refuses metrics that the dataset cannot have
+        check_defined(config, len(target.classes))
+        placement = VariablePlacement([server_device(index) for index in range(self._cluster.servers)])
         network, tables = on_servers(manifest, config, built.network, placement)
-        self._preprocess = traced(built.preprocess)
         self._updates = 1 if config.parameter_server.mode == "sync" else self._workers  # in a step
-        self.rate = UpdateRate(
-            build_schedule(config, self.loader.steps_per_epoch), self._updates, config.optimizer.scaling
-        )
-        optimizers = ServerOptimizers(
-            config.optimizer, self.rate, network.trainable_variables, [s for table in tables for s in table.shards]
-        )
+        schedule = build_schedule(config, self.loader.steps_per_epoch)
+        self.rate = UpdateRate(schedule, self._updates, config.optimizer.scaling)
+        shards = [shard for table in tables for shard in table.shards]
+        optimizers = ServerOptimizers(config.optimizer, self.rate, network.trainable_variables, shards)
         self.parts = ServerParts(
             network=network,
             optimizer=optimizers,
@@ -146,19 +128,21 @@ class ServerTrainer:
             tables=tables,
         )
         self.server_bytes = placement.server_bytes
-        augment = traced(built.augmented or built.preprocess)
         in_one_line = own_errors(manifest, config)
         self._loop = in_one_line(make_worker_loop)(
             network,
             self._sent_by(optimizers, [variable.value for variable in network.trainable_variables]),
-            self.loader.epoch(0, transform=augment),
+            self.loader.epoch(0, transform=traced(built.augmented or built.preprocess)),
             self._server.address,
             optimizers.version,
             clip_norm=config.optimizer.clip_norm,
-            loss_of=build_loss(config.loss, self._target),
+            loss_of=build_loss(config.loss, target),
             weight_scale=self.loader.local_batch_size * self._workers / config.data.batch_size,
         )
-        self._predict = in_one_line(make_predict_step(built.network))
+        preprocess = traced(built.preprocess)
+        loaders = {name: (each.loader, each.preprocess(preprocess)) for name, each in evaluated.items()}
+        predict = in_one_line(make_predict_step(built.network))
+        self.evaluator = Evaluator(predict, target, own_measures(config, target), loaders)
 
     def _sent_by(self, optimizers: ServerOptimizers, variables: Sequence[Any]) -> Updates:
         match self.config.parameter_server.mode:
@@ -190,34 +174,7 @@ class ServerTrainer:
 
     # -- loop ----------------------------------------------------------------------------------------------------
 
-    def run(self) -> dict[str, Any]:
-        """Train to the end and return the metrics.
-
-        Raises:
-            Stopped: the run was asked to stop.
-        """
-        started = time.perf_counter()
-        with self._saver.held(is_over=self._progress.is_over), self._explained():
-            self._run()
-            return self._finish(time.perf_counter() - started)
-
-    def _run(self) -> None:
-        try:
-            self.reporter.track(to_tree(self.config), self._workers)
-            if (epoch := self._progress.missed_evaluation) is not None:
-                self._evaluate(epoch)
-            if not self._progress.is_over:
-                batch_size = self.config.data.batch_size
-                self.reporter.begin(self.position.epoch, self.position.step, batch_size, self._workers)
-            while not self._progress.is_over:
-                self._run_phase()
-            if not self._progress.is_evaluated:
-                self._evaluate(self._progress.last_epoch)
-        finally:
-            self.reporter.close()
-            self._saver.writer.join()
-
-    def _run_phase(self) -> None:
+    def _train(self) -> None:
         """Train to the next checkpoint or the end of the epoch; then all workers have done the same steps."""
         epoch, start = self.position.epoch, self.position.epoch_step
         every = self.config.checkpoint.every_steps if self.config.checkpoint.url else None
@@ -226,11 +183,11 @@ class ServerTrainer:
             steps = min(steps, every - self.position.step % every)
         plan = self._plan(start, start + steps)
         self._board.begin(epoch, plan, self.position.step * self._updates)
-        is_stopping = self._train(epoch, plan)
+        is_stopping = self._follow(epoch, plan)
         self._saver.writer.check()
         for _ in range(plan.steps_done):
             self._progress.advance()
-        self._reports.report(self.position.step, epoch, plan.most_ahead)
+        self._log.report(self.position.step, epoch, plan.most_ahead)
         self._check_bound(plan)
         if is_stopping:
             self._stop()
@@ -246,7 +203,7 @@ class ServerTrainer:
                 f"{options.staleness}: this is a defect of ringfeed"
             )
 
-    def _train(self, epoch: int, plan: Plan) -> bool:
+    def _follow(self, epoch: int, plan: Plan) -> bool:
         """Let the workers do a plan, and return whether it was cut short, since the run shall stop."""
         first, is_stopping = self.position.step, False
         for _ in range(self._workers):
@@ -254,17 +211,17 @@ class ServerTrainer:
         while not self._coordinator.done():
             reports = self._board.reports(_POLL_SECONDS)
             step = first + plan.steps_done
-            self._reports.add(reports, step)
-            if self._reports.is_due(step) and not plan.is_over:  # its last entry needs the last reports
-                self._reports.report(step, epoch, plan.most_ahead)
-            self.reporter.advance(epoch, step)
+            self._log.add(reports, step)
+            if self._log.is_due(step) and not plan.is_over:  # its last entry needs the last reports
+                self._log.report(step, epoch, plan.most_ahead)
+            self.reports.emit(StepDone(step, epoch))
             if self._stop_request() and not is_stopping:
                 is_stopping = True
                 self._board.cut()
         self._coordinator.join()
         if self._board.failure is not None:
             raise TrainingError(self._board.failure)
-        self._reports.add(self._board.reports(0.0), first + plan.steps_done)
+        self._log.add(self._board.reports(0.0), first + plan.steps_done)
         return is_stopping
 
     @contextmanager
@@ -284,10 +241,10 @@ class ServerTrainer:
             with own_errors(self.loader.manifest, self.config):
                 raise
 
-    # -- evaluation, checkpoints, end ----------------------------------------------------------------------------
+    # -- weights -------------------------------------------------------------------------------------------------
 
     @contextmanager
-    def _fetched(self) -> Iterator[Any]:
+    def _evaluated_weights(self) -> Iterator[Any]:
         """Yield the network with the servers' weights.
 
         Raises:
@@ -297,47 +254,19 @@ class ServerTrainer:
             check_weights(network, self.position.step)
             yield network
 
-    def _batches(self, loader: Any) -> Iterator[Any]:
-        for batch in loader.batches(0, transform=self._preprocess):
-            self._asked_to_stop = self._stop_request()
-            if self._asked_to_stop:
-                return
-            yield batch
-
-    def _evaluate(self, epoch: int) -> None:
-        if self._eval_loader is None or not self._progress.is_evaluation_due(epoch):
-            return
-        self.reporter.begin_evaluation()
-        batches = self._batches(self._eval_loader)
-        with self._fetched():
-            result = evaluate(self._ring, self._predict, batches, self._target, self.config.metrics, self._own)
-        if self._asked_to_stop:  # then this evaluation is not whole; a resumed run makes it
-            self._stop()
-        self._progress.add_evaluation(epoch, result)
-
-    def _stop(self) -> None:
-        """Save and leave the run."""
-        self._save()
-        self._saver.writer.wait()
-        max_time = None if self._stop_request.is_signalled else self.config.max_time
-        raise Stopped(self.position.step, self._progress.first_step, self.config.checkpoint.url, max_time)
-
-    def _save(self) -> None:
-        if not self._saver.keeps(to_store=True):
-            return
-        if not self._progress.is_evaluated:  # else the evaluation has checked the weights
-            with self._fetched():
+    def _check_weights(self) -> None:
+        if not self._progress.is_evaluated:  # else the evaluation has checked them
+            with self._evaluated_weights():
                 pass
-        history = self.reporter.history() | {"skipped_steps": 0}
-        self._saver.commit(self.position, self.loader, history, to_store=True)
 
-    def _finish(self, seconds: float) -> dict[str, Any]:
-        self._saver.writer.wait()
-        self.reporter.warn_of_waits()
-        with self._fetched() as network:
-            parameters, digest = network.count_params(), assert_same_weights(self._ring, network.weights)
-        samples = step_samples(self.config.parameter_server, self.config.data.batch_size, self._workers)
-        metrics = self._progress.metrics(seconds, samples) | {
+    @property
+    def _step_samples(self) -> float:
+        return step_samples(self.config.parameter_server, self.config.data.batch_size, self._workers)
+
+    def _figures(self) -> dict[str, Any]:
+        with self._evaluated_weights() as network:
+            parameters, digest = network.count_params(), assert_same_weights(self.ring, network.weights)
+        return {
             "ranks": self._workers,
             "parameter_servers": self._cluster.servers,
             "server_bytes": self.server_bytes,
@@ -345,12 +274,9 @@ class ServerTrainer:
             "parameters": parameters,
             "skipped_steps": 0,
             "deaths": self._board.deaths,
-            **self._reports.totals(),
+            **self._log.totals(),
             "weights_digest": digest,
         }
-        encode = partial(self._saver.encode_model, self.position, self.loader, self.reporter.evaluations)
-        write_outputs(self.config.output, encode, metrics)
-        return metrics
 
     def dismiss(self) -> None:
         """Let all tasks end with status 0; then this process has to end, too, for it has lost its cluster."""

@@ -17,7 +17,7 @@ from ringfeed.training.optimizers.rows import update_rows
 
 from .ordering import finished
 
-__all__ = ["Placement", "ServerOptimizers", "server_device"]
+__all__ = ["ServerOptimizers", "VariablePlacement", "server_device"]
 
 Tensor = Any
 Variable = Any
@@ -28,7 +28,7 @@ def server_device(index: int) -> str:
     return f"/job:ps/replica:0/task:{index}"
 
 
-class Placement:
+class VariablePlacement:
     """Places each variable that is created in its scope on the server with the fewest bytes so far.
 
     Args:

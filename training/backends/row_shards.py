@@ -14,7 +14,7 @@ import tensorflow as tf
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import brief
 
-from .placement import Placement
+from .placement import VariablePlacement
 
 __all__ = ["RowShards", "WholeTable", "shard_rows", "split_tables", "whole_weights"]
 
@@ -41,7 +41,7 @@ class RowShards(keras.layers.Embedding):  # type: ignore[misc]  # Keras ships no
         shards: the variables, [rows of the shard, width].
     """
 
-    placement: Placement
+    placement: VariablePlacement
     shards: list[Variable]
 
     def build(self, input_shape: Any = None) -> None:
@@ -91,7 +91,7 @@ class WholeTable:
         return table if dtype is None else table.astype(dtype)
 
 
-def split_tables(network: Any, placement: Placement, least_bytes: int) -> tuple[Any, list[WholeTable]]:
+def split_tables(network: Any, placement: VariablePlacement, least_bytes: int) -> tuple[Any, list[WholeTable]]:
     """Copy a network to the servers, with its weights, and each large table of embeddings in shards.
 
     Tables of layers with a regularizer or a constraint, which are of whole tables, are not split.

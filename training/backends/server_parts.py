@@ -22,7 +22,7 @@ from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.models.build import build_model
 from ringfeed.training.optimizers.masks import is_adapted
 
-from .placement import Placement
+from .placement import VariablePlacement
 from .row_shards import WholeTable, split_tables, whole_weights
 
 __all__ = ["ServerParts", "on_servers"]
@@ -56,7 +56,7 @@ class ServerParts(Parts):
 
 
 def on_servers(
-    manifest: Manifest, config: TrainConfig, local: Any, placement: Placement
+    manifest: Manifest, config: TrainConfig, local: Any, placement: VariablePlacement
 ) -> tuple[Any, list[WholeTable]]:
     """Build the network of a configuration once more, on servers; return it and its split tables.
 

@@ -16,12 +16,22 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.sources.user_code import import_function
 from ringfeed.training.config.own_code import own_code
 from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.reports.events import (
+    EpochBegan,
+    EpochEnded,
+    EvaluationBegan,
+    EvaluationDone,
+    RunBegan,
+    RunEnded,
+    StepDone,
+)
+from ringfeed.training.reports.tracker import Tracker
 from ringfeed.training.ring.ring import Ring
 
 __all__ = ["Callbacks"]
 
 
-class Callbacks:
+class Callbacks(Tracker):
     """The callbacks of one run on one rank; each rank has its own.
 
     A class of callbacks is called without arguments, another function with `(network, config)`. Its `params` also hold
@@ -38,6 +48,8 @@ class Callbacks:
         TrainingError: from any method, a callback fails.
     """
 
+    is_essential = True
+
     def __init__(self, config: TrainConfig, network: Any, ring: Ring, steps: int) -> None:
         self._network, self._ring = network, ring
         self._all = {name: _callback(name, network, config) for name in config.callbacks or ()}
@@ -50,25 +62,44 @@ class Callbacks:
                 callback.set_model(network)
         plain = keras.callbacks.Callback
         methods = [type(callback).on_train_batch_end for callback in self._all.values()]
-        self.follows_steps = any(method is not plain.on_train_batch_end for method in methods)
+        self._follows_steps = any(method is not plain.on_train_batch_end for method in methods)
 
-    def call(self, event: str, *args: Any) -> None:
-        """Call a method of all callbacks, such as ``on_epoch_end`` with the number of the epoch and its logs."""
+    def _call(self, method: str, *args: Any) -> None:
         for name, callback in self._all.items():
             with own_code("callbacks", name):
-                getattr(callback, event)(*args)
+                getattr(callback, method)(*args)
 
-    def end_epoch(self, epoch: int, loss: float | None, evaluation: Mapping[str, Any] | None) -> None:
-        """Call ``on_epoch_end`` with the numbers that Keras' `fit` reports: `loss`, and those of the evaluation.
+    def begin(self, event: RunBegan) -> None:
+        """Call ``on_train_begin``."""
+        self._call("on_train_begin", {})
 
-        Args:
-            epoch: number of the epoch.
-            loss: mean training loss of the last report.
-            evaluation: the evaluation at its end, whose metrics get the prefix ``val_``.
-        """
-        logs = {} if loss is None else {"loss": loss}
-        kept = {name: value for name, value in (evaluation or {}).items() if isinstance(value, float)}
-        self.call("on_epoch_end", epoch, logs | {f"val_{name}": value for name, value in kept.items()})
+    def begin_epoch(self, event: EpochBegan) -> None:
+        """Call ``on_epoch_begin``."""
+        self._call("on_epoch_begin", event.epoch, {})
+
+    def step(self, event: StepDone) -> None:
+        """Call ``on_train_batch_end`` with the step's loss, for which it waits."""
+        if self._follows_steps:
+            self._call("on_train_batch_end", event.epoch_step, {"loss": float(event.loss.numpy())})
+
+    def begin_evaluation(self, event: EvaluationBegan) -> None:
+        """Call ``on_test_begin``."""
+        self._call("on_test_begin", {})
+
+    def evaluation(self, event: EvaluationDone) -> None:
+        """Call ``on_test_end`` with the metrics."""
+        self._call("on_test_end", _numbers(event.entry))
+
+    def end_epoch(self, event: EpochEnded) -> None:
+        """Call ``on_epoch_end`` with what Keras' `fit` reports: `loss`, and the evaluation with the prefix ``val_``."""
+        logs = {} if event.loss is None else {"loss": event.loss}
+        values = {f"val_{name}": value for name, value in _numbers(event.evaluation or {}).items()}
+        self._call("on_epoch_end", event.epoch, logs | values)
+
+    def close(self, event: RunEnded) -> None:
+        """Call ``on_train_end`` where the run has done its steps."""
+        if event.is_finished:
+            self._call("on_train_end", {})
 
     def stop_training(self) -> bool:
         """Return whether a callback of any rank has set `model.stop_training` (a collective if there are any)."""
@@ -77,6 +108,10 @@ class Callbacks:
         own = float(bool(self._network.stop_training))
         (asked,) = self._ring.allreduce_sum([tf.constant(own)])
         return bool(asked > 0.0)
+
+
+def _numbers(entry: Mapping[str, Any]) -> dict[str, float]:
+    return {name: value for name, value in entry.items() if isinstance(value, float)}
 
 
 def _callback(name: str, network: Any, config: TrainConfig) -> Any:

@@ -16,11 +16,13 @@ from ringfeed.training.config.outputs import CheckpointConfig, OutputConfig
 from ringfeed.training.config.track import TrackConfig
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.optimizers.build import build_schedule
+from ringfeed.training.reports.console import Console
+from ringfeed.training.reports.events import RunBegan, RunEnded, StepDone
+from ringfeed.training.reports.reports import Reports
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.schedules.range_test import ExponentialRise, RangeTest, has_diverged, judge_rates, smoothed
 
 from .assembly import Assembly, assemble
-from .reporting import Reporter
 from .state.outputs import write_file
 
 __all__ = ["find_learning_rate", "write_range_test"]
@@ -46,19 +48,19 @@ def find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], bool
     assembly = assemble(config, ring, schedule=rise)
     ring.broadcast(list(assembly.parts.variables().values()))
     set_rank_seeds(assembly.parts.network, ring.rank)
-    reporter = Reporter(is_chief=ring.rank == 0, total_steps=_STEPS, done_steps=0)
+    reports = Reports([] if ring.rank else [Console()])
     losses: list[float] = []
     try:
-        reporter.begin(0, 0, config.data.batch_size, ring.size)
+        reports.emit(RunBegan(ranks=ring.size, total_steps=_STEPS, batch_size=config.data.batch_size))
         for step, batch in zip(range(_STEPS), _batches(assembly), strict=False):
             if check():
                 break
             losses.append(float(assembly.train_step(*batch, 0.0).loss))
-            reporter.advance(0, step + 1)
+            reports.emit(StepDone(step + 1, epoch=0))
             if has_diverged(smoothed(losses)):
                 break
     finally:
-        reporter.close()
+        reports.emit(RunEnded(len(losses), epoch=0, is_finished=False))
     if not losses or not math.isfinite(losses[0]):
         raise TrainingError(
             f"the loss is not finite at a learning rate of {rise.least:g}: check the data and the model, or lower "

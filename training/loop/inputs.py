@@ -30,13 +30,13 @@ from .clients import own_part
 from .datasets import one_manifest, open_manifests
 from .shares import even_shares
 
-__all__ = ["Evaluated", "open_evaluations", "open_loader", "traced"]
+__all__ = ["EvaluationSource", "open_evaluations", "open_loader", "traced"]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
+class EvaluationSource:
     """A dataset that evaluations read.
 
     Attributes:
@@ -125,7 +125,7 @@ def open_loader(
         )
 
 
-def open_evaluations(config: TrainConfig, ring: Ring, manifests: Mapping[str, Manifest]) -> dict[str, Evaluated]:
+def open_evaluations(config: TrainConfig, ring: Ring, manifests: Mapping[str, Manifest]) -> dict[str, EvaluationSource]:
     """Open what evaluations read: the split of the dataset, or of each dataset of a mixture that has it, by name.
 
     Args:
@@ -162,7 +162,7 @@ def open_evaluations(config: TrainConfig, ring: Ring, manifests: Mapping[str, Ma
                 **_reading(data, manifest, training=False),
             )
         class_ids = None if own.classes == manifest.classes else [numbers[value] for value in own.classes]
-        found[name] = Evaluated(loader=loader, class_ids=class_ids)
+        found[name] = EvaluationSource(loader=loader, class_ids=class_ids)
     return found
 
 

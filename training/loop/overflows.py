@@ -17,7 +17,7 @@ from ringfeed.training.ring.ring import Ring
 
 from .bad_records import bad_records
 
-__all__ = ["check_overflows", "check_records", "check_weights", "check_wire", "is_at_floor"]
+__all__ = ["check_overflows", "check_records", "check_some_counted", "check_weights", "check_wire", "is_at_floor"]
 
 _CHECKED_STEPS = 4  # of a report's skipped steps, whose batches are read again
 
@@ -78,6 +78,19 @@ def check_weights(network: Any, step: int) -> None:
         raise TrainingError(
             f"after step {step} weights are not finite, and are not saved: lower "
             "optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
+        )
+
+
+def check_some_counted(skipped_steps: int, steps: int, precision: str) -> None:
+    """Refuse the end of a run whose steps were all skipped.
+
+    Raises:
+        TrainingError: they were.
+    """
+    if skipped_steps == steps:
+        raise TrainingError(
+            f"the gradients of all {skipped_steps} steps overflowed in {precision}, so the weights are still the "
+            "initial ones: lower loss_scale.initial, or train for longer"
         )
 
 

@@ -5,64 +5,45 @@ Tested in tests/training/test_train.py and tests/training/loop/state/test_best.p
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ringfeed.training.config.config_file import to_tree
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.trackers.open import open_trackers
-from ringfeed.training.trackers.tracker import Tracker
+from ringfeed.training.reports.history import History
 
-from .reporting import Reporter
 from .state.best import best_evaluations, is_patience_over
 from .state.outputs import METRICS_FORMAT
 from .state.resume import Start
 
-__all__ = ["Progress"]
+__all__ = ["RunProgress"]
 
 
-class Progress:
+class RunProgress:
     """The position of one run between its start and its end.
 
     Args:
         config: configuration of the run.
         start: where it starts.
         steps_per_epoch: number of steps of an epoch.
-        is_chief: whether this process reports.
-        trackers: what follows the run, beside what the configuration names.
+        history: the evaluations so far.
 
     Attributes:
         position: the present position.
         first_step: number of steps done before this process began.
         total_steps: number of steps at whose end the run ends.
         evaluated_step: step of the last evaluation.
-        is_early: whether the run ends since its evaluations no longer improve.
-        reporter: shows and keeps what is reported.
+        is_early: whether the run ends before its last step.
     """
 
-    def __init__(
-        self,
-        config: TrainConfig,
-        start: Start,
-        steps_per_epoch: int,
-        *,
-        is_chief: bool = True,
-        trackers: Sequence[Tracker] = (),
-    ) -> None:
-        self._config, self._is_chief = config, is_chief
+    def __init__(self, config: TrainConfig, start: Start, steps_per_epoch: int, history: History) -> None:
+        self._config, self._history = config, history
         self.position, self.first_step, self._resumed_from = start.position, start.position.step, start.resumed_from
         self.steps_per_epoch, self.total_steps = steps_per_epoch, config.total_steps(steps_per_epoch)
         self.evaluated_step = start.evaluated_step
-        self.reporter = Reporter(
-            is_chief=is_chief,
-            total_steps=self.total_steps,
-            done_steps=self.first_step,
-            trackers=[*open_trackers(config.track), *trackers] if is_chief else (),
-            mixture=[] if config.data.mixture is None else list(config.data.urls.values()),
-        )
-        if start.history:
-            self.reporter.restore(start.history)
-        self.is_early = self._improves_no_more()
+        self.is_early = False
+        if self.improves_no_more:
+            self.end_early()
 
     @property
     def is_over(self) -> bool:
@@ -90,7 +71,17 @@ class Progress:
         """The best evaluation, by the metric of the best checkpoint, if one is kept, or of early stopping."""
         options, early = self._config.checkpoint, self._config.early_stopping.metric
         metric = early if early and not options.best else options.metric
-        return next(iter(best_evaluations(self.reporter.evaluations, metric)), None)
+        return next(iter(best_evaluations(self._history.evaluations, metric)), None)
+
+    @property
+    def last_evaluation(self) -> Mapping[str, Any] | None:
+        """The evaluation of the present step, if there is one."""
+        return self._history.evaluations[-1] if self._history.evaluations and self.is_evaluated else None
+
+    @property
+    def improves_no_more(self) -> bool:
+        """Whether the evaluations have not improved for as long as early stopping waits."""
+        return is_patience_over(self._history.evaluations, self._config.early_stopping)
 
     def advance(self) -> None:
         """Note that a step is done."""
@@ -101,31 +92,17 @@ class Progress:
         is_end = self.position.epoch != epoch and self.position.epoch % self._config.eval_every_epochs == 0
         return is_end or self.is_over
 
-    def add_evaluation(self, epoch: int, result: Mapping[str, Any]) -> None:
-        """Report an evaluation, and end the run here if they no longer improve."""
-        self.reporter.add_evaluation({"epoch": epoch, "step": self.position.step, **result})
-        self.evaluated_step = self.position.step
-        if not self.is_over and self._improves_no_more():
-            self.is_early = True
-            self.reporter.end_early(self.position.step, self.best, "the evaluations no longer improve")
-
     def end_early(self) -> None:
-        """End the run here, since a callback asks for it."""
+        """End the run here."""
         self.total_steps, self.is_early = self.position.step, True
-        self.reporter.end_early(self.position.step, self.best, "a callback asks for it")
 
-    def _improves_no_more(self) -> bool:
-        is_early = is_patience_over(self.reporter.evaluations, self._config.early_stopping)
-        if is_early:
-            self.total_steps = self.position.step
-        return is_early
-
-    def metrics(self, seconds: float, step_samples: float) -> dict[str, Any]:
+    def metrics(self, seconds: float, step_samples: float, *, is_chief: bool) -> dict[str, Any]:
         """Return what the metrics file says of any run.
 
         Args:
             seconds: time that this process has trained.
             step_samples: mean number of samples of a step.
+            is_chief: whether this process reports the run.
         """
         return {
             "format": METRICS_FORMAT,
@@ -137,6 +114,6 @@ class Progress:
             "train_samples": round((self.position.step - self.first_step) * step_samples),
             "stopped_early": self.is_early,
             "best": self.best,
-            "history": self.reporter.history(),
-            "final": self.reporter.evaluations[-1] if self._is_chief and self.is_evaluated else None,
+            "history": self._history.tree(),
+            "final": self.last_evaluation if is_chief else None,
         }

@@ -3,7 +3,7 @@
 A rank writes ``rank-RANK.from-STEP.arrow``, an Arrow IPC stream, each time that it starts; STEP is its first step. A
 stream can be read while it is written, and up to the last whole batch if its writer was killed. Times are of the
 rank's own clock; only durations can be compared between hosts.
-Tested in tests/training/records/test_recorder.py.
+Tested in tests/training/reports/test_recorder.py.
 """
 
 from __future__ import annotations

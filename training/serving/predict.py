@@ -20,8 +20,8 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.storage.storage import Storage, public_url
 from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.training.loop.leaving import leave, leave_after
-from ringfeed.training.loop.reporting import configure_logging
 from ringfeed.training.loop.stopping import INTERRUPTED
+from ringfeed.training.reports.console import configure_logging
 from ringfeed.training.ring.launched import end_with_launcher, is_launched
 from ringfeed.training.ring.world import world_from_environment
 

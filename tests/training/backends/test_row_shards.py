@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.training.backends.placement import Placement, ServerOptimizers
+from ringfeed.training.backends.placement import ServerOptimizers, VariablePlacement
 from ringfeed.training.backends.row_shards import split_tables, whole_weights
 from ringfeed.training.backends.server_parts import ServerParts
 from ringfeed.training.backends.worker_loop import _summed_rows
@@ -33,7 +33,7 @@ def _network() -> Any:
 
 
 def _split(network: Any) -> tuple[Any, Any]:
-    copy, tables = split_tables(network, Placement(["/device:CPU:0"] * 3), 4 * ROWS * WIDTH)
+    copy, tables = split_tables(network, VariablePlacement(["/device:CPU:0"] * 3), 4 * ROWS * WIDTH)
     assert [[shard.shape[0] for shard in table.shards] for table in tables] == [[3, 2, 2]]
     return copy, tables
 
@@ -145,4 +145,4 @@ def test_a_network_that_keras_cannot_copy_is_refused_by_the_key() -> None:
     network = Own()
     network(EVERY_ROW)
     with pytest.raises(ConfigError, match="shard_bytes: Keras cannot copy this network"):
-        split_tables(network, Placement(["/device:CPU:0"]), 1)
+        split_tables(network, VariablePlacement(["/device:CPU:0"]), 1)

@@ -78,10 +78,10 @@ def test_the_same_batches_in_each_epoch(write_config: WriteConfig) -> None:
     path = write_config(overfit_batches=2, epochs=3)
     trainer = Trainer(load_config(str(path)), SoloRing())
     assert (trainer.pace.steps, trainer._progress.total_steps) == (2, 6)
-    first, later = ([target.numpy().tolist() for _, target, _ in trainer._batches(epoch, 0)] for epoch in (0, 2))
+    first, later = ([target.numpy().tolist() for _, target, _ in trainer.batches(epoch, 0)] for epoch in (0, 2))
     assert first == later
     assert first[0] != first[1]
-    (last,) = (target.numpy().tolist() for _, target, _ in trainer._batches(2, 1))
+    (last,) = (target.numpy().tolist() for _, target, _ in trainer.batches(2, 1))
     assert last == first[1]
     assert trainer.pace.batch_at(5) == (0, 1)
 

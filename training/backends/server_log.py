@@ -10,12 +10,13 @@ from typing import Any
 from ringfeed.sharding.errors import TrainingError
 from ringfeed.training.config.backend import ParameterServerConfig
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.loop.reporting import Reporter
+from ringfeed.training.reports.events import StepsLogged
+from ringfeed.training.reports.reports import Reports
 
 from .board.board import Done
 from .rate import UpdateRate
 
-__all__ = ["ServerReports", "step_samples"]
+__all__ = ["ServerLog", "step_samples"]
 
 
 def step_samples(options: ParameterServerConfig, batch_size: int, workers: int) -> float:
@@ -27,21 +28,19 @@ def step_samples(options: ParameterServerConfig, batch_size: int, workers: int) 
     return batch_size * (workers - options.backup_workers) / workers
 
 
-class ServerReports:
+class ServerLog:
     """The updates since the last entry.
 
     Args:
         config: configuration of the run.
-        reporter: shows and keeps the entries.
+        reports: gets the entries.
         workers: number of workers.
         rate: the learning rate.
         first_step: number of steps done before this process began.
     """
 
-    def __init__(
-        self, config: TrainConfig, reporter: Reporter, workers: int, rate: UpdateRate, first_step: int
-    ) -> None:
-        self._config, self._reporter, self._workers, self._rate = config, reporter, workers, rate
+    def __init__(self, config: TrainConfig, reports: Reports, workers: int, rate: UpdateRate, first_step: int) -> None:
+        self._config, self._reports, self._workers, self._rate = config, reports, workers, rate
         self._updates: list[Done] = []
         self._started = time.perf_counter()
         self._reported_step, self._untimed = first_step, 0
@@ -92,25 +91,24 @@ class ServerReports:
         count, timed = len(updates), updates[self._untimed :]
         waited = sum(done.wait_seconds for done in timed) / self._workers
         samples = len(timed) * self._config.data.batch_size / self._workers
-        self._reporter.add_steps(
-            {
-                "step": step,
-                "epoch": epoch,
-                "steps": step - self._reported_step,
-                "loss": sum(done.loss for done in updates) / count,
-                "gradient_norm": updates[-1].gradient_norm,
-                "seconds": seconds,
-                "samples_per_second": samples / max(seconds, 1e-9),
-                "input_wait_seconds": waited,
-                "input_wait_fraction": min(1.0, waited / max(seconds, 1e-9)),
-                "learning_rate": self._rate.at_step(max(step - 1, 0)),
-                "loss_scale": 1.0,
-                "skipped_steps": 0,
-                "staleness": sum(done.staleness for done in updates) / count,
-                "most_ahead": most_ahead,
-                "sent_share": sum(done.sent_share for done in updates) / count,
-            }
-        )
+        entry = {
+            "step": step,
+            "epoch": epoch,
+            "steps": step - self._reported_step,
+            "loss": sum(done.loss for done in updates) / count,
+            "gradient_norm": updates[-1].gradient_norm,
+            "seconds": seconds,
+            "samples_per_second": samples / max(seconds, 1e-9),
+            "input_wait_seconds": waited,
+            "input_wait_fraction": min(1.0, waited / max(seconds, 1e-9)),
+            "learning_rate": self._rate.at_step(max(step - 1, 0)),
+            "loss_scale": 1.0,
+            "skipped_steps": 0,
+            "staleness": sum(done.staleness for done in updates) / count,
+            "most_ahead": most_ahead,
+            "sent_share": sum(done.sent_share for done in updates) / count,
+        }
+        self._reports.emit(StepsLogged(entry))
         self._updates, self._untimed = [], 0
         self._reported_step, self._started = step, time.perf_counter()
 

@@ -1,6 +1,6 @@
 """Entries of a run's history, as trackers take them.
 
-Tested in tests/training/trackers/test_trackers.py.
+Tested in tests/training/reports/test_trackers.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The history of a run as JSON Lines or CSV, on any storage; on a disk each entry is written when it comes.
 
 A resumed run writes its files anew from the history in its checkpoint, so that no step is in them twice.
-Tested in tests/training/trackers/test_trackers.py.
+Tested in tests/training/reports/test_trackers.py.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from typing import Any
 
 from ringfeed.sharding.storage.storage import Storage
 
-from .tracker import RunStart, Tracker
+from .events import EvaluationDone, RunBegan, RunEnded, StepsLogged
+from .tracker import Tracker
 from .values import finite, scalars
 
 __all__ = ["CSVFiles", "JSONLines"]
@@ -68,28 +69,28 @@ class JSONLines(Tracker):
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def begin(self, start: RunStart, state: Any) -> None:
+    def begin(self, event: RunBegan) -> None:
         """Write the history so far."""
         self._file = _TextFile(self._url)
-        both = [("steps", entry) for entry in start.history.get("steps", ())]
-        both += [("evaluation", entry) for entry in start.history.get("evaluations", ())]
-        for event, entry in sorted(both, key=lambda item: item[1]["step"]):  # steps before their evaluation
-            self._write(event, entry)
+        both = [("steps", entry) for entry in event.history.get("steps", ())]
+        both += [("evaluation", entry) for entry in event.history.get("evaluations", ())]
+        for kind, entry in sorted(both, key=lambda item: item[1]["step"]):  # steps before their evaluation
+            self._write(kind, entry)
         self._file.store()
 
-    def _write(self, event: str, entry: Mapping[str, Any]) -> None:
-        self._file.write(json.dumps({"event": event} | finite(entry)) + "\n")
+    def _write(self, kind: str, entry: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps({"event": kind} | finite(entry)) + "\n")
 
-    def steps(self, entry: Mapping[str, Any]) -> None:
+    def steps(self, event: StepsLogged) -> None:
         """Write a line."""
-        self._write("steps", entry)
+        self._write("steps", event.entry)
 
-    def evaluation(self, entry: Mapping[str, Any]) -> None:
+    def evaluation(self, event: EvaluationDone) -> None:
         """Write a line."""
-        self._write("evaluation", entry)
+        self._write("evaluation", event.entry)
         self._file.store()
 
-    def close(self, *, is_finished: bool) -> None:
+    def close(self, event: RunEnded) -> None:
         """Close the file."""
         self._file.close()
 
@@ -133,25 +134,25 @@ class CSVFiles(Tracker):
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
 
-    def begin(self, start: RunStart, state: Any) -> None:
+    def begin(self, event: RunBegan) -> None:
         """Write the history so far."""
         self._steps, self._evaluations = (_Table(f"{self._url}/{name}.csv") for name in ("steps", "evaluations"))
-        for entry in start.history.get("steps", ()):
+        for entry in event.history.get("steps", ()):
             self._steps.add(entry)
-        for entry in start.history.get("evaluations", ()):
+        for entry in event.history.get("evaluations", ()):
             self._evaluations.add(entry)
 
-    def steps(self, entry: Mapping[str, Any]) -> None:
+    def steps(self, event: StepsLogged) -> None:
         """Write a row."""
-        self._steps.add(entry)
+        self._steps.add(event.entry)
 
-    def evaluation(self, entry: Mapping[str, Any]) -> None:
+    def evaluation(self, event: EvaluationDone) -> None:
         """Write a row."""
-        self._evaluations.add(entry)
+        self._evaluations.add(event.entry)
         self._steps.store()
         self._evaluations.store()
 
-    def close(self, *, is_finished: bool) -> None:
+    def close(self, event: RunEnded) -> None:
         """Close both files."""
         self._steps.close()
         self._evaluations.close()

@@ -5,12 +5,14 @@ import logging
 import re
 
 import pytest
-from rich.console import Console
+from rich.console import Console as Terminal
 
-from ringfeed.training.loop import reporting
-from ringfeed.training.loop.reporting import Reporter
+from ringfeed.training.reports import console as module
+from ringfeed.training.reports.console import Console, configure_logging
+from ringfeed.training.reports.events import EvaluationBegan, RunBegan, RunEnded, StepDone, StepsLogged
 
 ENTRY = {"epoch": 0, "step": 1, "loss": 0.5, "learning_rate": 0.1, "input_wait_fraction": 0.0}
+FINISHED = RunEnded(1, 0, is_finished=True)
 
 
 @pytest.fixture(autouse=True)
@@ -23,12 +25,12 @@ def test_slow_steps_are_logged_between_entries_and_fast_ones_are_not(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = 100.0
-    monkeypatch.setattr(reporting.time, "monotonic", lambda: clock)
-    reporter = Reporter(is_chief=True, total_steps=9, done_steps=0)
-    reporter.begin(0, 0, 256, 2)
+    monkeypatch.setattr(module.time, "monotonic", lambda: clock)
+    console = Console()
+    console.begin(RunBegan(ranks=2, batch_size=256, total_steps=9))
     for step in range(1, 5):
-        clock += reporting.QUIET_SECONDS * 0.6
-        reporter.advance(0, step)
+        clock += module.QUIET_SECONDS * 0.6
+        console.step(StepDone(step, 0))
     assert [line.partition(";")[0] for line in caplog.messages] == [
         "epoch 0  step 0/9  starts with 256 samples per step over 2 ranks",
         "epoch 0  step 2/9  0:01:03 left",
@@ -36,19 +38,17 @@ def test_slow_steps_are_logged_between_entries_and_fast_ones_are_not(
     ]
 
 
-def test_other_ranks_report_nothing(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reporting, "QUIET_SECONDS", 0.0)
-    reporter = Reporter(is_chief=False, total_steps=9, done_steps=0)
-    reporter.begin(0, 0, 256, 2)
-    reporter.advance(0, 1)
+def test_a_run_that_is_over_announces_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    Console().begin(RunBegan(first_step=9, total_steps=9))
     assert caplog.messages == []
 
 
 def test_steps_without_a_throughput_show_none(caplog: pytest.LogCaptureFixture) -> None:
-    reporter = Reporter(is_chief=True, total_steps=1, done_steps=0)
-    reporter.add_steps(ENTRY | {"samples_per_second": 0.0})
-    reporter.add_steps(ENTRY | {"samples_per_second": 1500.0})
-    assert caplog.messages == [
+    console = Console()
+    console.begin(RunBegan(total_steps=1))
+    console.steps(StepsLogged(ENTRY | {"samples_per_second": 0.0}))
+    console.steps(StepsLogged(ENTRY | {"samples_per_second": 1500.0}))
+    assert caplog.messages[1:] == [
         "epoch 0  step 1/1  loss 0.5000  lr 0.1",
         "epoch 0  step 1/1  loss 0.5000  lr 0.1  1,500 samples/s  input wait 0%",
     ]
@@ -58,27 +58,30 @@ def test_steps_without_a_throughput_show_none(caplog: pytest.LogCaptureFixture) 
 def test_a_run_that_waited_for_its_input_names_the_profiler(
     caplog: pytest.LogCaptureFixture, waited: float, seconds: float, warned: bool
 ) -> None:
-    reporter = Reporter(is_chief=True, total_steps=1, done_steps=0)
-    reporter.add_steps(ENTRY | {"samples_per_second": 0.0, "seconds": seconds, "input_wait_seconds": waited})
-    reporter.warn_of_waits()
+    console = Console()
+    console.begin(RunBegan(total_steps=1))
+    console.steps(StepsLogged(ENTRY | {"samples_per_second": 0.0, "seconds": seconds, "input_wait_seconds": waited}))
+    console.close(FINISHED)
     message = "training waited for its input for 30% of the time; to learn why: ringfeed profile --config FILE"
     assert (caplog.messages[-1] == message) is warned
 
 
 def test_a_long_run_says_so_once_while_it_runs(caplog: pytest.LogCaptureFixture) -> None:
-    reporter = Reporter(is_chief=True, total_steps=9, done_steps=0)
+    console = Console()
+    console.begin(RunBegan(total_steps=9))
     for _ in range(9):
-        reporter.add_steps(ENTRY | {"samples_per_second": 9.0, "seconds": 10.0, "input_wait_seconds": 4.0})
-    reporter.warn_of_waits()
+        console.steps(StepsLogged(ENTRY | {"samples_per_second": 9.0, "seconds": 10.0, "input_wait_seconds": 4.0}))
+    console.close(FINISHED)
     found = [number for number, line in enumerate(caplog.messages) if "ringfeed profile" in line]
-    assert found == [2]  # after 30 s
-    assert caplog.messages[2].startswith("training waited for its input for 40% of the time")
+    assert found == [3]  # after 30 s
+    assert caplog.messages[3].startswith("training waited for its input for 40% of the time")
 
 
 def test_datasets_of_a_mixture_are_profiled_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
-    reporter = Reporter(is_chief=True, total_steps=1, done_steps=0, mixture=["/a b/web", "/books"])
-    reporter.add_steps(ENTRY | {"samples_per_second": 0.0, "seconds": 10.0, "input_wait_seconds": 3.0})
-    reporter.warn_of_waits()
+    console = Console(["/a b/web", "/books"])
+    console.begin(RunBegan(total_steps=1))
+    console.steps(StepsLogged(ENTRY | {"samples_per_second": 0.0, "seconds": 10.0, "input_wait_seconds": 3.0}))
+    console.close(FINISHED)
     assert caplog.messages[-1].endswith("to learn why: ringfeed profile '/a b/web', and so each dataset")
 
 
@@ -90,12 +93,13 @@ def test_what_each_rank_logs(
 ) -> None:
     logger = logging.getLogger("ringfeed")
     for rank in (1, 0):
-        reporting.configure_logging(rank, quiet=quiet, verbose=verbose)
+        configure_logging(rank, quiet=quiet, verbose=verbose)
         assert logger.level == levels[rank]
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    reporter = Reporter(is_chief=True, total_steps=9, done_steps=0)
-    assert (reporter._bar is None) == quiet
-    reporter.close()
+    console = Console()
+    console.begin(RunBegan(total_steps=9))
+    assert (console._bar is None) == quiet
+    console.close(FINISHED)
 
 
 @pytest.mark.parametrize("total", [131, 100_000])
@@ -106,18 +110,18 @@ def test_a_bar_leaves_room_for_steps_time_loss_speed_and_wait(
     screen = io.StringIO()
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
     monkeypatch.setattr(
-        reporting, "Console", lambda **_: Console(file=screen, width=columns, force_terminal=True, color_system=None)
+        module, "Terminal", lambda **_: Terminal(file=screen, width=columns, force_terminal=True, color_system=None)
     )
     logging.getLogger("ringfeed").setLevel(logging.INFO)
-    reporter = Reporter(is_chief=True, total_steps=total, done_steps=0)
-    reporter.begin(0, 0, 256, 1)
-    assert reporter._bar is not None
-    reporter._bar.refresh()
-    reporter.advance(0, 100)
-    reporter.add_steps(ENTRY | {"samples_per_second": 61_531.0})
-    reporter._bar.refresh()
-    reporter.begin_evaluation()
-    reporter.close()
+    console = Console()
+    console.begin(RunBegan(total_steps=total))
+    assert console._bar is not None
+    console._bar.refresh()
+    console.step(StepDone(100, 0))
+    console.steps(StepsLogged(ENTRY | {"samples_per_second": 61_531.0}))
+    console._bar.refresh()
+    console.begin_evaluation(EvaluationBegan(100, 0))
+    console.close(FINISHED)
     texts = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).strip() for line in screen.getvalue().split("\r")]
     line = next(text for text in texts if "loss" in text)
     assert len(line) <= columns

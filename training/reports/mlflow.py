@@ -1,6 +1,6 @@
 """A run of MLflow with the configuration as parameters and the history as metrics.
 
-Tested in tests/training/trackers/test_trackers.py.
+Tested in tests/training/reports/test_trackers.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from typing import Any
 from ringfeed.sharding.errors import ConfigError, TrainingError
 from ringfeed.sharding.messages import brief
 
-from .tracker import RunStart, Tracker
+from .events import EvaluationDone, RunBegan, RunEnded, StepsLogged
+from .tracker import Tracker
 from .values import scalars
 
 __all__ = ["MLflow"]
@@ -50,28 +51,28 @@ class MLflow(Tracker):
         self._make_client, self._uri, self._experiment, self._run = MlflowClient, uri, experiment, run
         self._id: str | None = None
 
-    def begin(self, start: RunStart, state: Any) -> None:
-        """Continue the run of `state`, or create one.
+    def begin(self, event: RunBegan) -> None:
+        """Continue the run of an earlier process, or create one.
 
         Raises:
             TrainingError: the server does not answer, or refuses.
         """
         try:
             self._client = self._make_client(tracking_uri=self._uri, registry_uri=self._uri)
-            if state is None:
-                self._id = self._create(start)
+            self._id = event.states.get(self.name)
+            if self._id is None:
+                self._id = self._create(event)
             else:
-                self._id = state
                 self._client.update_run(self._id, status="RUNNING")
         except Exception as error:
             raise TrainingError(f"track.mlflow={self._uri}: {brief(error)}") from error
 
-    def _create(self, start: RunStart) -> str:
+    def _create(self, event: RunBegan) -> str:
         found = self._client.get_experiment_by_name(self._experiment)
         experiment = found.experiment_id if found else self._client.create_experiment(self._experiment)
         run: str = self._client.create_run(experiment, run_name=self._run).info.run_id
         parameters = [
-            self._entities.Param(name, text[:_LONGEST]) for name, text in _flat({"ranks": start.ranks, **start.config})
+            self._entities.Param(name, text[:_LONGEST]) for name, text in _flat({"ranks": event.ranks, **event.config})
         ]
         for first in range(0, len(parameters), _MOST_PARAMETERS):
             self._client.log_batch(run, params=parameters[first : first + _MOST_PARAMETERS])
@@ -87,17 +88,17 @@ class MLflow(Tracker):
         metrics = [self._entities.Metric(f"{group}/{name}", value, now, entry["step"]) for name, value in values]
         self._client.log_batch(self._id, metrics=metrics)
 
-    def steps(self, entry: Mapping[str, Any]) -> None:
+    def steps(self, event: StepsLogged) -> None:
         """Log the numbers."""
-        self._log("train", entry)
+        self._log("train", event.entry)
 
-    def evaluation(self, entry: Mapping[str, Any]) -> None:
+    def evaluation(self, event: EvaluationDone) -> None:
         """Log the numbers."""
-        self._log("evaluation", entry)
+        self._log("evaluation", event.entry)
 
-    def close(self, *, is_finished: bool) -> None:
+    def close(self, event: RunEnded) -> None:
         """End MLflow's run: FINISHED, or KILLED where steps are left."""
-        self._client.set_terminated(self._id, "FINISHED" if is_finished else "KILLED")
+        self._client.set_terminated(self._id, "FINISHED" if event.is_finished else "KILLED")
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

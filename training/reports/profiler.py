@@ -1,16 +1,16 @@
 """A trace of some steps by TensorFlow's profiler, for TensorBoard's Profile page or XProf.
 
-Tested in tests/training/trackers/test_trackers.py.
+Tested in tests/training/reports/test_trackers.py.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
 
 import tensorflow as tf
 
-from .tracker import RunStart, Tracker
+from .events import RunBegan, RunEnded, StepDone
+from .tracker import Tracker
 
 __all__ = ["Profiler"]
 
@@ -32,12 +32,12 @@ class Profiler(Tracker):
         self._is_tracing = False
         self._is_due = False  # a trace of this process
 
-    def begin(self, start: RunStart, state: Any) -> None:
+    def begin(self, event: RunBegan) -> None:
         """Start where the run begins within the steps; warn where it ends before them."""
-        self._is_due = start.first_step < self._stop
-        if self._first >= start.total_steps:
-            self._warn(start.total_steps)
-        self.step(start.first_step)
+        self._is_due = event.first_step < self._stop
+        if self._first >= event.total_steps:
+            self._warn(event.total_steps)
+        self._at(event.first_step)
 
     def _warn(self, end: int) -> None:
         self._is_due = False
@@ -51,19 +51,25 @@ class Profiler(Tracker):
             end,
         )
 
-    def step(self, step: int) -> None:
+    def step(self, event: StepDone) -> None:
         """Start before the first of the steps, and stop after the last."""
+        self._at(event.step)
+
+    def _at(self, step: int) -> None:
         self._done = step
         if self._is_tracing and step >= self._stop:
-            self.close(is_finished=True)
+            self._end()
         elif not self._is_tracing and self._first <= step < self._stop:
             tf.profiler.experimental.start(self._folder)
             self._is_tracing, self._is_due = True, False
 
-    def close(self, *, is_finished: bool) -> None:
+    def close(self, event: RunEnded) -> None:
         """Write the trace, where the run ends within the steps."""
         if self._is_tracing:
-            self._is_tracing = False
-            tf.profiler.experimental.stop()
-        elif self._is_due and is_finished:  # early, since evaluations no longer improved
+            self._end()
+        elif self._is_due and event.is_finished:  # early, since evaluations no longer improved
             self._warn(self._done)
+
+    def _end(self) -> None:
+        self._is_tracing = False
+        tf.profiler.experimental.stop()

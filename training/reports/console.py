@@ -1,6 +1,6 @@
-"""Reports of a run while it trains: a progress bar or plain lines, and the history for the metrics.
+"""What rank 0 shows of a run while it trains: a progress bar on a terminal, else plain lines.
 
-Only rank 0 reports; warnings of the other ranks are logged with their number.
+Warnings of the other ranks are logged with their number.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console as Terminal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from ringfeed.training.trackers.tracker import RunStart, Tracker, Trackers
+from .events import EvaluationBegan, EvaluationDone, RunBegan, RunEnded, StepDone, StepsLogged, StoppedEarly
+from .tracker import Tracker
 
-__all__ = ["Reporter", "configure_logging"]
+__all__ = ["Console", "configure_logging"]
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ def _progress_bar() -> Progress:
     counts, time_left = MofNCompleteColumn(table_column=whole), TimeRemainingColumn(table_column=whole)
     bar = BarColumn(bar_width=None, table_column=Column(ratio=1))
     left, text = TextColumn("left", table_column=whole), TextColumn(" {task.description}", table_column=whole)
-    return Progress(bar, counts, time_left, left, text, console=Console(stderr=True))
+    return Progress(bar, counts, time_left, left, text, console=Terminal(stderr=True))
 
 
 def metrics_text(entry: Mapping[str, Any]) -> str:
@@ -75,85 +76,63 @@ def _shown(value: float) -> str:
     return f"{value:.4f}" if abs(value) < 1000 else f"{value:,.1f}"
 
 
-class Reporter:
-    """Shows a run's progress and collects its history.
+class Console(Tracker):
+    """Shows a run's progress.
 
     Args:
-        is_chief: whether this is rank 0; the others collect, too, since one may become rank 0, but show nothing.
-        total_steps: number of steps of the whole run.
-        done_steps: number of steps done before this process began.
-        trackers: what else gets the reports.
         mixture: URLs of the datasets of a mixture, which are profiled one by one.
     """
 
-    def __init__(
-        self,
-        *,
-        is_chief: bool,
-        total_steps: int,
-        done_steps: int,
-        trackers: Sequence[Tracker] = (),
-        mixture: Sequence[str] = (),
-    ) -> None:
-        self._is_chief, self._mixture = is_chief, mixture
-        self._total, self._step, self._done = total_steps, done_steps, done_steps
-        self._trackers = Trackers(trackers)
-        self.steps: list[dict[str, Any]] = []
-        self.evaluations: list[dict[str, Any]] = []
-        self._seconds = self._waited = 0.0  # of this process
+    label = "the console"
+
+    def __init__(self, mixture: Sequence[str] = ()) -> None:
+        self._mixture = mixture
+        self._total = 0
+        self._seconds = self._waited = 0.0  # of this process's steps
+        self._earlier_seconds = self._earlier_waited = 0.0  # of those of earlier processes
         self._has_warned = False
         self._bar: Progress | None = None
         self._last_line = time.monotonic()
         self._begun: tuple[int, float] | None = None  # step and time after the first step, which compiles
+
+    def begin(self, event: RunBegan) -> None:
+        """Announce the run: the first step, and the wait for other ranks, may take long."""
+        self._total, entries = event.total_steps, event.history.get("steps", ())
+        self._earlier_seconds = sum(entry["seconds"] for entry in entries)
+        self._earlier_waited = sum(entry["input_wait_seconds"] for entry in entries)
         is_quiet = logging.getLogger("ringfeed").level > logging.INFO
-        if is_chief and not is_quiet and sys.stderr.isatty():
+        if not is_quiet and sys.stderr.isatty():
             self._bar = _progress_bar()
-            self._task = self._bar.add_task("", total=total_steps, completed=done_steps)
+            self._task = self._bar.add_task("", total=self._total, completed=event.first_step)
             self._bar.start()
+        if event.first_step >= self._total:
+            return
+        if self._bar:
+            self._describe(["the first step compiles, and takes longest"])
+        else:
+            over = "" if event.ranks == 1 else f" over {event.ranks} ranks"
+            self._log(
+                f"epoch {event.epoch}  step {event.first_step}/{self._total}  starts with {event.batch_size} samples "
+                f"per step{over}; the first step compiles, and takes longest"
+            )
 
-    def track(self, config: Mapping[str, Any], ranks: int) -> dict[str, Any]:
-        """Begin the trackers of a run, with its configuration in JSON's types; return what checkpoints hold of them.
-
-        Raises:
-            Exception: a tracker cannot begin.
-        """
-        history = {"steps": self.steps, "evaluations": self.evaluations}
-        self._trackers.begin(
-            RunStart(config=config, ranks=ranks, first_step=self._done, total_steps=self._total, history=history)
-        )
-        return self._trackers.states
-
-    def share(self, states: Mapping[str, Any]) -> None:
-        """Take over what rank 0's trackers keep in checkpoints: another rank may write the next one."""
-        self._trackers.states = dict(states)
-
-    def close(self) -> None:
-        """Close the trackers, and take the progress bar off the screen."""
-        self._trackers.close(is_finished=self._step == self._total)
+    def close(self, event: RunEnded) -> None:
+        """Take the progress bar off the screen, and warn if the whole run waited for its input too long."""
         if self._bar:
             self._bar.stop()
             self._bar = None
+        seconds, waited = self._earlier_seconds + self._seconds, self._earlier_waited + self._waited
+        if event.is_finished and seconds >= LEAST_SECONDS and waited >= WAIT_FRACTION * seconds:
+            self._warn_once(waited / seconds)
 
-    def begin(self, epoch: int, step: int, batch_size: int, ranks: int) -> None:
-        """Announce the run: the first step, and the wait for other ranks, may take long."""
-        if self._bar:
-            self._describe(["the first step compiles, and takes longest"])
-        elif self._is_chief:
-            over = "" if ranks == 1 else f" over {ranks} ranks"
-            self._log(
-                f"epoch {epoch}  step {step}/{self._total}  starts with {batch_size} samples per step{over}; "
-                "the first step compiles, and takes longest"
-            )
-
-    def advance(self, epoch: int, step: int) -> None:
+    def step(self, event: StepDone) -> None:
         """Move the bar to a step; without a bar, log the step if nothing was logged for `QUIET_SECONDS`."""
+        step = event.step
         self._begun = self._begun or (step, time.monotonic())
-        self._step = step
-        self._trackers.step(step)
         if self._bar:
             self._bar.update(self._task, completed=step)
-        elif self._is_chief and time.monotonic() - self._last_line >= QUIET_SECONDS:
-            self._log(f"epoch {epoch}  step {step}/{self._total}{self._time_left(step)}")
+        elif time.monotonic() - self._last_line >= QUIET_SECONDS:
+            self._log(f"epoch {event.epoch}  step {step}/{self._total}{self._time_left(step)}")
 
     def _time_left(self, step: int) -> str:
         """The time that the rest of the run takes at the present rate, as text; empty if there is no rate yet."""
@@ -167,12 +146,9 @@ class Reporter:
         log.info(text)
         self._last_line = time.monotonic()
 
-    def add_steps(self, entry: dict[str, Any]) -> None:
-        """Record and show a `Trainer`'s entry about some steps."""
-        self.steps.append(entry)
-        self._trackers.steps(entry)
-        if not self._is_chief:
-            return
+    def steps(self, event: StepsLogged) -> None:
+        """Show an entry of the log."""
+        entry = event.entry
         self._seconds += entry.get("seconds", 0.0)
         self._waited += entry.get("input_wait_seconds", 0.0)
         if self._seconds >= EARLY_SECONDS and self._waited > EARLY_FRACTION * self._seconds:
@@ -197,17 +173,14 @@ class Reporter:
             parts = parts[:-1]
         self._bar.update(self._task, description="  ".join(parts))
 
-    def begin_evaluation(self) -> None:
-        """Say beside the bar that an evaluation begins, which may take long."""
+    def begin_evaluation(self, event: EvaluationBegan) -> None:
+        """Say beside the bar that an evaluation begins."""
         if self._bar:
             self._describe(["evaluating"])
 
-    def add_evaluation(self, entry: dict[str, Any]) -> None:
-        """Record and show an evaluation."""
-        self.evaluations.append(entry)
-        self._trackers.evaluation(entry)
-        if not self._is_chief:
-            return
+    def evaluation(self, event: EvaluationDone) -> None:
+        """Show an evaluation."""
+        entry = event.entry
         self._say(f"epoch {entry['epoch']}  evaluated {entry['samples']:,} samples: {metrics_text(entry)}")
         for name, own in entry.get("datasets", {}).items():  # of a mixture
             self._say(f"epoch {entry['epoch']}    {name}: {own['samples']:,} samples: {metrics_text(own)}")
@@ -218,27 +191,11 @@ class Reporter:
         else:
             self._log(text)
 
-    def end_early(self, step: int, best: Mapping[str, Any] | None, reason: str) -> None:
-        """Say that the run ends at a step, before its end.
-
-        Args:
-            step: number of steps done.
-            best: the best evaluation; None if the metric was never defined.
-            reason: why it ends.
-        """
-        self._total = step
-        if self._is_chief:
-            of = "" if best is None else f"; the best is that of step {best['step']}: {metrics_text(best)}"
-            self._say(f"stopped early after step {step}: {reason}{of}")
-
-    def warn_of_waits(self) -> None:
-        """Warn if the steps spent much of their time waiting for input, and name the command that finds out why."""
-        if not self._is_chief:
-            return
-        seconds = sum(entry["seconds"] for entry in self.steps)
-        waited = sum(entry["input_wait_seconds"] for entry in self.steps)
-        if seconds >= LEAST_SECONDS and waited >= WAIT_FRACTION * seconds:
-            self._warn_once(waited / seconds)
+    def stop_early(self, event: StoppedEarly) -> None:
+        """Say that the run ends at a step, before its end."""
+        self._total, best = event.step, event.best
+        of = "" if best is None else f"; the best is that of step {best['step']}: {metrics_text(best)}"
+        self._say(f"stopped early after step {event.step}: {event.reason}{of}")
 
     def _warn_once(self, fraction: float) -> None:
         if not self._has_warned:
@@ -249,14 +206,3 @@ class Reporter:
                 option,
             )
         self._has_warned = True
-
-    def history(self) -> dict[str, Any]:
-        """Return all entries so far, in JSON's types."""
-        states = {"trackers": self._trackers.states} if self._trackers.states else {}
-        return {"steps": list(self.steps), "evaluations": list(self.evaluations), **states}
-
-    def restore(self, history: Mapping[str, Any]) -> None:
-        """Start with the entries of the run's earlier processes."""
-        self.steps = list(history["steps"])
-        self.evaluations = list(history["evaluations"])
-        self.share(history.get("trackers", {}))

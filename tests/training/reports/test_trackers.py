@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -15,11 +14,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from ringfeed.sharding.errors import ConfigError, TrainingError
 from ringfeed.training.config.config_file import load_config, parse_config
 from ringfeed.training.loop.trainer import Trainer
+from ringfeed.training.reports.events import EvaluationDone, RunBegan, RunEnded, StepDone, StepsLogged
+from ringfeed.training.reports.files import CSVFiles, JSONLines
+from ringfeed.training.reports.mlflow import MLflow
+from ringfeed.training.reports.profiler import Profiler
 from ringfeed.training.ring.ring import SoloRing
-from ringfeed.training.trackers.files import CSVFiles, JSONLines
-from ringfeed.training.trackers.mlflow import MLflow
-from ringfeed.training.trackers.profiler import Profiler
-from ringfeed.training.trackers.tracker import RunStart, Tracker, Trackers
 
 STEPS = {"step": 20, "epoch": 0, "loss": float("nan"), "samples_per_second": 9.5}
 EVALUATION = {"step": 50, "epoch": 0, "loss": 0.5, "auc": None, "recall": {"late": 1.0, "on time": 0.5}}
@@ -75,9 +74,9 @@ def test_each_has_every_step_of_a_resumed_run_once(tmp_path: Path, write_config:
 def test_a_store_has_the_files_after_each_evaluation_and_at_the_end() -> None:
     lines, tables = JSONLines("memory://runs/log.jsonl"), CSVFiles("memory://runs/1/")
     for tracker in (lines, tables):
-        tracker.begin(RunStart(config={}, ranks=1, first_step=0, total_steps=60), None)
-        tracker.steps(STEPS)
-        tracker.evaluation(EVALUATION)
+        tracker.begin(RunBegan(total_steps=60))
+        tracker.steps(StepsLogged(STEPS))
+        tracker.evaluation(EvaluationDone(EVALUATION))
     store = MemoryFileSystem()
     first, second = map(json.loads, store.cat("/runs/log.jsonl").splitlines())
     assert first == {"event": "steps", **STEPS, "loss": None}
@@ -86,30 +85,11 @@ def test_a_store_has_the_files_after_each_evaluation_and_at_the_end() -> None:
     assert store.cat("/runs/1/evaluations.csv") == (
         b"step,epoch,auc,loss,recall/late,recall/on time\n50,0,,0.5,1.0,0.5\n"
     )
-    tables.evaluation(EVALUATION | {"auc": 0.75})
+    tables.evaluation(EvaluationDone(EVALUATION | {"auc": 0.75}))
     assert store.cat("/runs/1/evaluations.csv").endswith(b"50,0,0.75,0.5,1.0,0.5\n")
-    lines.steps(STEPS)
-    lines.close(is_finished=False)
+    lines.steps(StepsLogged(STEPS))
+    lines.close(RunEnded(50, 0, is_finished=False))
     assert len(store.cat("/runs/log.jsonl").splitlines()) == 3
-
-
-class _Full(Tracker):
-    name = "full"
-    calls = 0
-
-    def steps(self, entry: Mapping[str, Any]) -> None:
-        self.calls += 1
-        raise OSError("no space left")
-
-
-def test_one_that_fails_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    full = _Full()
-    trackers = Trackers([full])
-    trackers.begin(RunStart(config={}, ranks=1, first_step=0, total_steps=60))
-    for _ in range(2):
-        trackers.steps(STEPS)
-    assert full.calls == 1
-    assert caplog.messages == ["track.full gets no more of this run: no space left"]
 
 
 def test_what_cannot_be_is_refused_in_one_line() -> None:
@@ -120,7 +100,7 @@ def test_what_cannot_be_is_refused_in_one_line() -> None:
         parse_config({"data": {"url": "x"}, "track": {"profile_steps": [5, 5]}}, "a.yaml")
     tracker = MLflow("nonsense://here", "ringfeed", None)
     with pytest.raises(TrainingError, match=r"^track\.mlflow=nonsense://here: ") as caught:
-        tracker.begin(RunStart(config={}, ranks=1, first_step=0, total_steps=60), None)
+        tracker.begin(RunBegan(total_steps=60))
     assert "\n" not in str(caught.value)
 
 
@@ -133,30 +113,30 @@ def test_a_trace_is_of_the_steps_that_are_left(
     monkeypatch.setattr(tf.profiler.experimental, "start", lambda folder: found.append(f"start {done}"))
     monkeypatch.setattr(tf.profiler.experimental, "stop", lambda: found.append(f"stop {done}"))
     profiler = Profiler("unused", 3, 5)
-    profiler.begin(RunStart(config={}, ranks=1, first_step=first_step, total_steps=9), None)
+    profiler.begin(RunBegan(first_step=first_step, total_steps=9))
     for done in range(first_step + 1, 10):
-        profiler.step(done)
-    profiler.close(is_finished=True)
+        profiler.step(StepDone(done, 0))
+    profiler.close(RunEnded(9, 0, is_finished=True))
     assert found == calls
 
 
 def test_a_trace_that_a_run_ends_before_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The steps that the warning names are traced."""
-    start = RunStart(config={}, ranks=1, first_step=0, total_steps=8, history={})
+    start = RunBegan(total_steps=8)
     profiler = Profiler(str(tmp_path / "never"), 10, 20)
-    profiler.begin(start, None)
+    profiler.begin(start)
     for step in range(1, 9):
-        profiler.step(step)
-    profiler.close(is_finished=True)
+        profiler.step(StepDone(step, 0))
+    profiler.close(RunEnded(9, 0, is_finished=True))
     (warning,) = caplog.messages
     assert "ends after 8 steps, before track.profile_steps=[10, 20]; set track.profile_steps=[1, 8]" in warning
     assert not (tmp_path / "never").exists()
     caplog.clear()
     again = Profiler(str(tmp_path / "trace"), 1, 8)
-    again.begin(start, None)
+    again.begin(start)
     for step in range(1, 9):
-        again.step(step)
-    again.close(is_finished=True)
+        again.step(StepDone(step, 0))
+    again.close(RunEnded(8, 0, is_finished=True))
     assert not caplog.messages
     assert any(path.is_file() for path in (tmp_path / "trace").rglob("*"))
 
@@ -166,8 +146,8 @@ def test_columns_do_not_depend_on_the_order_that_a_checkpoint_gives_an_entry(tmp
     headers = []
     for history in ([], [json.loads(json.dumps(entry, sort_keys=True))]):
         tracker = CSVFiles(str(tmp_path / str(len(history))))
-        tracker.begin(RunStart(config={}, ranks=1, first_step=0, total_steps=9, history={"steps": history}), None)
-        tracker.steps({**entry, "step": 9, "loss": 1.0} if history else entry)
-        tracker.close(is_finished=True)
+        tracker.begin(RunBegan(total_steps=9, history={"steps": history}))
+        tracker.steps(StepsLogged({**entry, "step": 9, "loss": 1.0} if history else entry))
+        tracker.close(RunEnded(9, 0, is_finished=True))
         headers.append((tmp_path / str(len(history)) / "steps.csv").read_text().splitlines()[0])
     assert headers == ["step,epoch,bytes_per_step,gradient_norm,loss,steps"] * 2

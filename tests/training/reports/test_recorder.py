@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +9,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from ringfeed.training.records.record_file import RecordFile
+from ringfeed.training.config.data import DataConfig
+from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.records.record_format import CHECKPOINT, END, Launch, Row, file_name
-from ringfeed.training.records.recorder import Recorder, StepTimes, open_recorder
+from ringfeed.training.reports.events import ActivityDone, RowsRecorded, RunBegan, RunEnded, StepDone, StepTimes
+from ringfeed.training.reports.open import open_reports
+from ringfeed.training.reports.record_file import RecordFile
+from ringfeed.training.reports.recorder import Recorder
+
+END_OF_RUN = RunEnded(0, 0, is_finished=True)
 
 
 class _Stamps:
@@ -40,15 +45,12 @@ def _row(step: int) -> Row:
 
 
 def test_a_step_is_recorded_part_by_part(tmp_path: Path) -> None:
-    recorder = open_recorder(
-        str(tmp_path / "new" / "records"), None, rank=1, ranks=2, first_step=7, batch_size=8, total_steps=9
-    )
-    assert recorder is not None
-    recorder.add_step(7, 3, StepTimes(10.0, 10.5, 12.0, 12.25, _Stamps(11.0, 11.75)))
-    recorder.add_step(8, 3, StepTimes(12.5, 12.5, 13.0, 13.0, _Stamps(12.75, 13.0)))
-    with recorder.activity(CHECKPOINT, 9, 4):
-        pass
-    recorder.close(9, 4)
+    recorder = Recorder(str(tmp_path / "new" / "records"), None)
+    recorder.begin(RunBegan(rank=1, ranks=2, first_step=7, batch_size=8, total_steps=9))
+    recorder.step(StepDone(8, 3, times=StepTimes(10.0, 10.5, 12.0, 12.25, _Stamps(11.0, 11.75))))
+    recorder.step(StepDone(9, 3, times=StepTimes(12.5, 12.5, 13.0, 13.0, _Stamps(12.75, 13.0))))
+    recorder.activity(ActivityDone(CHECKPOINT, 9, 4, 13.0, 0.5))
+    recorder.close(RunEnded(9, 4, is_finished=True))
     first, second, checkpoint, end = _read(tmp_path / "new" / "records" / file_name(1, 7))
     parts = ("input_seconds", "gradient_seconds", "collective_seconds", "update_seconds")
     assert (first["activity"], first["step"], first["epoch"], first["steps"]) == ("step", 7, 3, 1)
@@ -60,7 +62,15 @@ def test_a_step_is_recorded_part_by_part(tmp_path: Path) -> None:
 
 
 def test_nothing_is_recorded_unasked() -> None:
-    assert open_recorder(None, None, rank=0, ranks=1, first_step=0, batch_size=8, total_steps=9) is None
+    subscribers = open_reports(TrainConfig(data=DataConfig(url="x")), is_chief=False)
+    assert subscribers == []
+
+
+def test_a_run_without_steps_left_records_nothing(tmp_path: Path) -> None:
+    recorder = Recorder(str(tmp_path), None)
+    recorder.begin(RunBegan(first_step=9, total_steps=9))
+    recorder.close(RunEnded(9, 1, is_finished=True))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_file_cut_off_anywhere_keeps_its_whole_batches(tmp_path: Path) -> None:
@@ -69,7 +79,7 @@ def test_a_file_cut_off_anywhere_keeps_its_whole_batches(tmp_path: Path) -> None
     file = RecordFile(str(tmp_path), _launch())
     path, sizes = tmp_path / file_name(0, 0), []
     for step in range(3):
-        file.append([_row(step)])
+        file.rows(RowsRecorded([_row(step)]))
         sizes.append(path.stat().st_size)
     whole = path.read_bytes()
     for size in range(sizes[0], len(whole) + 1):
@@ -80,9 +90,11 @@ def test_a_file_cut_off_anywhere_keeps_its_whole_batches(tmp_path: Path) -> None
 
 def test_steps_that_run_again_are_recorded_once(tmp_path: Path) -> None:
     for rank, ranks, first_step in ((0, 2, 0), (1, 2, 0), (0, 2, 6), (1, 2, 6)):
-        RecordFile(str(tmp_path), _launch(rank=rank, ranks=ranks, first_step=first_step)).close()
+        RecordFile(str(tmp_path), _launch(rank=rank, ranks=ranks, first_step=first_step)).close(END_OF_RUN)
     (tmp_path / "metrics.json").touch()
-    RecordFile(str(tmp_path), _launch(first_step=5)).close()  # resumed from an earlier checkpoint, on one rank
+    RecordFile(str(tmp_path), _launch(first_step=5)).close(
+        END_OF_RUN
+    )  # resumed from an earlier checkpoint, on one rank
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == sorted(["metrics.json", file_name(0, 0), file_name(1, 0), file_name(0, 5)])
 
@@ -93,23 +105,20 @@ def test_a_file_without_new_rows_still_shows_that_its_process_lives(tmp_path: Pa
     file = RecordFile(str(tmp_path), _launch())
     path = tmp_path / file_name(0, 0)
     os.utime(path, (1, 1))
-    file.append([])
+    file.rows(RowsRecorded([]))
     assert path.stat().st_mtime > 1
 
 
-def test_a_full_disk_ends_the_records_and_not_the_training(caplog: pytest.LogCaptureFixture) -> None:
-    class Full:
-        def append(self, rows: Sequence[Row]) -> None:
-            raise OSError(28, "No space left on device")
+def test_a_full_disk_ends_the_records_and_not_the_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
 
-        def report(self, entry: Any) -> None:
-            pass
-
-        def close(self) -> None:
-            raise AssertionError
-
-    recorder = Recorder([Full()])
-    recorder.close(0, 0)
-    assert [record.message for record in caplog.records] == [
-        "no more records of this run are written: [Errno 28] No space left on device"
-    ]
+    monkeypatch.setattr(RecordFile, "rows", full)
+    recorder = Recorder(str(tmp_path), None)
+    recorder.begin(RunBegan(total_steps=9, batch_size=8))
+    recorder.close(END_OF_RUN)
+    (message,) = [record.message for record in caplog.records]
+    assert message.startswith("output.records gets no more of this run: ")
+    assert "No space left on device" in message

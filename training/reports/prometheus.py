@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import io
 import threading
-from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from ringfeed.sharding.errors import ConfigError, TrainingError
+from ringfeed.training.records.record_format import END, STEP, Launch, Row
 from ringfeed.training.ring.run_lines import QuietServer
 
-from .record_format import END, STEP, Launch, Row
+from .events import RowsRecorded, RunEnded, StepsLogged
+from .tracker import Tracker
 
-__all__ = ["Exporter"]
+__all__ = ["Prometheus"]
 
 _PREFIX = "ringfeed_train_"
 _SECONDS = {
@@ -42,7 +43,7 @@ class _Handler(WSGIRequestHandler):
         return io.StringIO()
 
 
-class Exporter:
+class Prometheus(Tracker):
     """Counts the rows of one rank, and serves the counts at ``http://HOST:PORT/metrics``.
 
     Args:
@@ -53,6 +54,8 @@ class Exporter:
         ConfigError: `prometheus_client` is not installed.
         TrainingError: the port is taken.
     """
+
+    label = "output.prometheus_port"
 
     def __init__(self, port: int, launch: Launch) -> None:
         try:
@@ -88,9 +91,9 @@ class Exporter:
         self._thread = threading.Thread(target=self._server.serve_forever, name="ringfeed-exporter", daemon=True)
         self._thread.start()
 
-    def append(self, rows: Sequence[Row]) -> None:
+    def rows(self, event: RowsRecorded) -> None:
         """Count rows."""
-        for row in rows:
+        for row in event.rows:
             if row.activity == STEP:
                 self._count_step(row)
             elif row.activity != END:
@@ -105,12 +108,12 @@ class Exporter:
         for counter, value in zip(self._seconds.values(), seconds, strict=True):
             counter.inc(row.steps * max(value, 0.0))  # below 0 where the clock was set back
 
-    def report(self, entry: Mapping[str, Any]) -> None:
+    def steps(self, event: StepsLogged) -> None:
         """Show an entry of the log: loss, learning rate and norm of the gradients."""
         for name, gauge in self._gauges.items():
-            gauge.set(entry[name])
+            gauge.set(event.entry[name])
 
-    def close(self) -> None:
+    def close(self, event: RunEnded) -> None:
         """Stop serving."""
         self._server.shutdown()
         self._server.server_close()

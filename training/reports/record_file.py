@@ -1,23 +1,24 @@
 """The file of a rank: rows are appended as whole batches.
 
-Tested in tests/training/records/test_recorder.py.
+Tested in tests/training/reports/test_recorder.py.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
-from .record_format import SCHEMA, Launch, Row, file_name, first_step_of
+from ringfeed.training.records.record_format import SCHEMA, Launch, file_name, first_step_of
+
+from .events import RowsRecorded, RunEnded
+from .tracker import Tracker
 
 __all__ = ["RecordFile"]
 
 
-class RecordFile:
+class RecordFile(Tracker):
     """Appends the rows of one rank to its file.
 
     What this rank, or a rank that no longer exists, recorded of the launch's first step and later is removed: those
@@ -31,6 +32,8 @@ class RecordFile:
         OSError: the file cannot be written.
     """
 
+    label = "output.records"
+
     def __init__(self, folder: str, launch: Launch) -> None:
         Path(folder).mkdir(parents=True, exist_ok=True)
         for path in Path(folder).iterdir():
@@ -43,17 +46,15 @@ class RecordFile:
         options = pa.ipc.IpcWriteOptions(compression="lz4")
         self._writer = pa.ipc.new_stream(str(self._path), self._schema, options=options)  # unbuffered
 
-    def append(self, rows: Sequence[Row]) -> None:
+    def rows(self, event: RowsRecorded) -> None:
         """Append rows; without any, renew the file's time, which shows that the process lives."""
-        if not rows:
+        if not event.rows:
             os.utime(self._path)
             return
-        columns = [pa.array(column, kind) for column, kind in zip(zip(*rows, strict=True), SCHEMA.types, strict=True)]
+        values = zip(*event.rows, strict=True)
+        columns = [pa.array(column, kind) for column, kind in zip(values, SCHEMA.types, strict=True)]
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
 
-    def report(self, entry: Mapping[str, Any]) -> None:
-        """Nothing to do: `output.metrics` holds the log."""
-
-    def close(self) -> None:
+    def close(self, event: RunEnded) -> None:
         """End the stream."""
         self._writer.close()

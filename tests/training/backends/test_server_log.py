@@ -9,17 +9,18 @@ import pytest
 from ringfeed.sharding.errors import TrainingError
 from ringfeed.training.backends.board.board import Done
 from ringfeed.training.backends.rate import UpdateRate
-from ringfeed.training.backends.server_reports import ServerReports
+from ringfeed.training.backends.server_log import ServerLog
 from ringfeed.training.config.backend import ParameterServerConfig
 from ringfeed.training.config.data import DataConfig
 from ringfeed.training.config.outputs import OutputConfig
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.loop.reporting import Reporter
+from ringfeed.training.reports.history import History
+from ringfeed.training.reports.reports import Reports
 
 DONE = Done(loss=1.0, gradient_norm=2.0, staleness=1, wait_seconds=0.5)
 
 
-def _reports(mode: str = "async") -> tuple[ServerReports, Reporter]:
+def _log(mode: str = "async") -> tuple[ServerLog, History]:
     """Reports of two workers, in a run that resumed after step 4."""
     config = TrainConfig(
         data=DataConfig(url="data", batch_size=10),
@@ -27,43 +28,43 @@ def _reports(mode: str = "async") -> tuple[ServerReports, Reporter]:
         backend="parameter_server",
         parameter_server=ParameterServerConfig(mode=mode),
     )
-    reporter = Reporter(is_chief=False, total_steps=100, done_steps=4)
-    return ServerReports(config, reporter, 2, UpdateRate(lambda step: 0.1, 2, "linear"), 4), reporter
+    history = History()
+    return ServerLog(config, Reports([history]), 2, UpdateRate(lambda step: 0.1, 2, "linear"), 4), history
 
 
 def test_entries_count_all_steps_and_time_all_updates_but_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr(time, "perf_counter", lambda: now)
-    reports, reporter = _reports()
+    log, history = _log()
     now = 60.0
-    reports.add([DONE], 4)
-    assert not reports.is_due(7)
+    log.add([DONE], 4)
+    assert not log.is_due(7)
     now = 62.0
-    reports.add([DONE] * 7, 8)
-    assert reports.is_due(8)
-    reports.report(8, 0, 3)
+    log.add([DONE] * 7, 8)
+    assert log.is_due(8)
+    log.report(8, 0, 3)
     now = 63.0
-    reports.add([DONE] * 4, 10)
-    assert not reports.is_due(10)
-    reports.report(10, 0, 2)
-    first, second = reporter.steps
+    log.add([DONE] * 4, 10)
+    assert not log.is_due(10)
+    log.report(10, 0, 2)
+    first, second = history.step_entries
     assert (first["steps"], second["steps"]) == (4, 2)
     assert (first["samples_per_second"], second["samples_per_second"]) == (17.5, 20.0)  # 5 samples an update
     assert (first["input_wait_seconds"], second["input_wait_seconds"]) == (1.75, 1.0)  # of each worker
-    assert reports.totals() == {
+    assert log.totals() == {
         "updates": 12, "dropped_updates": 0, "staleness": {"mean": 1.0, "largest": 1}, "most_ahead": 3,
     }  # fmt: skip
 
 
 def test_late_gradients_are_counted_apart() -> None:
-    reports, reporter = _reports("sync")
-    reports.add([Done(loss=9.0, gradient_norm=2.0, staleness=7, wait_seconds=0.0, sent_share=0.0), DONE], 5)
-    reports.report(5, 0, 0)
-    assert reporter.steps[0]["loss"] == 1.0
-    assert reports.totals()["dropped_updates"] == 1
-    assert reports.totals()["staleness"] == {"mean": 1.0, "largest": 1}
+    log, history = _log("sync")
+    log.add([Done(loss=9.0, gradient_norm=2.0, staleness=7, wait_seconds=0.0, sent_share=0.0), DONE], 5)
+    log.report(5, 0, 0)
+    assert history.step_entries[0]["loss"] == 1.0
+    assert log.totals()["dropped_updates"] == 1
+    assert log.totals()["staleness"] == {"mean": 1.0, "largest": 1}
 
 
 def test_an_update_that_is_not_finite_ends_the_run() -> None:
     with pytest.raises(TrainingError, match="an update after step 5 are not finite in float32"):
-        _reports()[0].add([Done(loss=float("nan"), gradient_norm=2.0, staleness=0, wait_seconds=0.0)], 5)
+        _log()[0].add([Done(loss=float("nan"), gradient_norm=2.0, staleness=0, wait_seconds=0.0)], 5)

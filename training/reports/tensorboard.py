@@ -1,6 +1,6 @@
 """The history of a run for TensorBoard: event files that `tf.summary` writes; TensorBoard itself is not needed.
 
-Tested in tests/training/trackers/test_trackers.py.
+Tested in tests/training/reports/test_trackers.py.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from .tracker import RunStart, Tracker
+from .events import EvaluationDone, RunBegan, RunEnded, StepsLogged
+from .tracker import Tracker
 from .values import scalars
 
 __all__ = ["TensorBoard"]
@@ -33,14 +34,14 @@ class TensorBoard(Tracker):
     def __init__(self, folder: str) -> None:
         self._folder = folder
 
-    def begin(self, start: RunStart, state: Any) -> None:
+    def begin(self, event: RunBegan) -> None:
         """Write the history so far."""
         for path in Path(self._folder).glob(f"events.out.tfevents.*{_SUFFIX}"):
             path.unlink()
         self._writer = tf.summary.create_file_writer(self._folder, filename_suffix=_SUFFIX)
-        for entry in start.history.get("steps", ()):
+        for entry in event.history.get("steps", ()):
             self._write("train", entry)
-        for entry in start.history.get("evaluations", ()):
+        for entry in event.history.get("evaluations", ()):
             self._write("evaluation", entry)
         self._writer.flush()
 
@@ -50,16 +51,16 @@ class TensorBoard(Tracker):
         with self._writer.as_default():  # `tf.summary.scalar` would need TensorBoard
             tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step=entry["step"])
 
-    def steps(self, entry: Mapping[str, Any]) -> None:
+    def steps(self, event: StepsLogged) -> None:
         """Write the numbers."""
-        self._write("train", entry)
+        self._write("train", event.entry)
         self._writer.flush()
 
-    def evaluation(self, entry: Mapping[str, Any]) -> None:
+    def evaluation(self, event: EvaluationDone) -> None:
         """Write the numbers."""
-        self._write("evaluation", entry)
+        self._write("evaluation", event.entry)
         self._writer.flush()
 
-    def close(self, *, is_finished: bool) -> None:
+    def close(self, event: RunEnded) -> None:
         """Close the file."""
         self._writer.close()

@@ -1,0 +1,211 @@
+"""What happens in a run, as its reports learn of it. Each event names the method of `Tracker` that it calls.
+
+Tested in tests/training/reports/test_reports.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+from ringfeed.training.records.record_format import Row
+
+__all__ = [
+    "ActivityDone",
+    "EpochBegan",
+    "EpochEnded",
+    "EvaluationBegan",
+    "EvaluationDone",
+    "Event",
+    "RowsRecorded",
+    "RunBegan",
+    "RunEnded",
+    "StepDone",
+    "StepTimes",
+    "StepsLogged",
+    "StoppedEarly",
+]
+
+
+class StepTimes(NamedTuple):
+    """Times of one step, by `time.monotonic`: a host's clock may be set back meanwhile.
+
+    Attributes:
+        asked: the loop asked for the batch.
+        got: it got the batch.
+        returned: the compiled step returned.
+        synchronised: the ranks were synchronised, where that takes more than the compiled step.
+        stamps: this rank's gradients were ready, and were reduced: float64 [2], which stays on the device until it is
+            written.
+    """
+
+    asked: float
+    got: float
+    returned: float
+    synchronised: float
+    stamps: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened.
+
+    Attributes:
+        handler: the method that takes it.
+    """
+
+    handler: ClassVar[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunBegan(Event):
+    """A run begins, at its first step or where it resumes.
+
+    Attributes:
+        config: the configuration, in JSON's types, without secrets.
+        rank, ranks: number of this rank, and of all.
+        epoch: epoch of the first step.
+        first_step, total_steps: steps done before, and at the end.
+        batch_size: samples of a step, over all ranks.
+        history: `steps` and `evaluations` so far.
+        states: what trackers returned as their `state` in an earlier process, by name.
+    """
+
+    handler: ClassVar[str] = "begin"
+    config: Mapping[str, Any] = field(default_factory=dict)
+    rank: int = 0
+    ranks: int = 1
+    epoch: int = 0
+    first_step: int = 0
+    total_steps: int
+    batch_size: int = 0
+    history: Mapping[str, Any] = field(default_factory=dict)
+    states: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EpochBegan(Event):
+    """An epoch begins, or what is left of it."""
+
+    handler: ClassVar[str] = "begin_epoch"
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone(Event):
+    """A step is done.
+
+    Attributes:
+        step: number of steps done.
+        epoch: epoch of the step.
+        epoch_step: number of the step in its epoch, from 0.
+        loss: mean loss over the global batch, a float32 scalar that stays on the device until it is read.
+        times: when its parts were done; None where nobody measures them.
+    """
+
+    handler: ClassVar[str] = "step"
+    step: int
+    epoch: int
+    epoch_step: int = 0
+    loss: Any = None
+    times: StepTimes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepsLogged(Event):
+    """The steps since the last entry of the log became one: `entry`, with the keys of docs/training.md."""
+
+    handler: ClassVar[str] = "steps"
+    entry: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationBegan(Event):
+    """An evaluation begins, which may take long."""
+
+    handler: ClassVar[str] = "begin_evaluation"
+    step: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationDone(Event):
+    """An evaluation is done: `entry` holds epoch, step, samples, loss and metrics."""
+
+    handler: ClassVar[str] = "evaluation"
+    entry: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ActivityDone(Event):
+    """Something that belongs to no step is done.
+
+    Attributes:
+        name: ``evaluation`` or ``checkpoint``.
+        step, epoch: steps done before it, and their epoch.
+        started: when it began, by `time.monotonic`.
+        seconds: how long it took.
+    """
+
+    handler: ClassVar[str] = "activity"
+    name: str
+    step: int
+    epoch: int
+    started: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class EpochEnded(Event):
+    """An epoch is over, and evaluated if it is.
+
+    Attributes:
+        epoch: its number.
+        loss: mean training loss of the last entry of the log.
+        evaluation: the evaluation at its end.
+    """
+
+    handler: ClassVar[str] = "end_epoch"
+    epoch: int
+    loss: float | None
+    evaluation: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedEarly(Event):
+    """The run ends here, before its last step.
+
+    Attributes:
+        step: number of steps done.
+        best: the best evaluation; None if the metric was never defined.
+        reason: why it ends.
+    """
+
+    handler: ClassVar[str] = "stop_early"
+    step: int
+    best: Mapping[str, Any] | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnded(Event):
+    """The process trains no more.
+
+    Attributes:
+        step, epoch: where it stands.
+        is_finished: whether the run has done all of its steps.
+    """
+
+    handler: ClassVar[str] = "close"
+    step: int
+    epoch: int
+    is_finished: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RowsRecorded(Event):
+    """The recorder has rows for its files, also where there are none in a second."""
+
+    handler: ClassVar[str] = "rows"
+    rows: Sequence[Row]

@@ -1,0 +1,116 @@
+"""Records where the time of each step goes: rows are gathered on the hot path, and written by a thread."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections import deque
+
+from ringfeed.training.records.record_format import END, STEP, Launch, Row, stride
+
+from .events import ActivityDone, RowsRecorded, RunBegan, RunEnded, StepDone, StepsLogged
+from .prometheus import Prometheus
+from .record_file import RecordFile
+from .reports import Reports
+from .tracker import Tracker
+
+__all__ = ["Recorder"]
+
+_FLUSH_SECONDS = 1.0
+
+
+class Recorder(Tracker):
+    """Gathers the rows of one rank, and reports them each second to a file, to Prometheus, or to both.
+
+    Args:
+        folder: folder of the records of all ranks; None: no file.
+        port: port of rank 0's metrics; None: no metrics.
+    """
+
+    label = "output.records"
+
+    def __init__(self, folder: str | None, port: int | None) -> None:
+        self._folder, self._port = folder, port
+        self._steps: deque[tuple[StepDone, int, float]] = deque()  # both may grow while the thread takes from them
+        self._activities: deque[Row] = deque()
+        self._done = 0
+        self._reports = Reports([])
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._write_until_closed, name="ringfeed-records", daemon=True)
+
+    def begin(self, event: RunBegan) -> None:
+        """Open the file and the port, unless there is no step left.
+
+        Raises:
+            ConfigError, TrainingError, OSError: the records cannot be written, or the metrics not be served.
+        """
+        self._last_end = time.monotonic()
+        self._unix = time.time() - self._last_end  # wall time at monotonic 0; taken once, so that rows stay in order
+        if event.first_step >= event.total_steps:
+            return
+        launch = Launch(
+            rank=event.rank, ranks=event.ranks, host=socket.gethostname(), first_step=event.first_step,
+            batch_size=event.batch_size, total_steps=event.total_steps,
+        )  # fmt: skip
+        files: list[Tracker] = [] if self._folder is None else [RecordFile(self._folder, launch)]
+        self._reports = Reports(files if self._port is None else [*files, Prometheus(self._port, launch)])
+        self._thread.start()
+
+    def step(self, event: StepDone) -> None:
+        """Record a step."""
+        assert event.times is not None
+        steps = stride(event.step - 1, self._done)
+        self._done += 1
+        if steps:
+            self._steps.append((event, steps, event.times.asked - self._last_end))
+        self._last_end = event.times.synchronised
+
+    def activity(self, event: ActivityDone) -> None:
+        """Record what belongs to no step."""
+        self._last_end = event.started + event.seconds
+        started = self._unix + event.started
+        self._activities.append(Row(event.name, event.step, event.epoch, 1, started, 0.0, 0.0, 0.0, 0.0, event.seconds))
+
+    def steps(self, event: StepsLogged) -> None:
+        """Pass an entry of the log on."""
+        self._reports.emit(event)
+
+    def close(self, event: RunEnded) -> None:
+        """Write the rows that are left, and one that says at which step and epoch the process ended by itself."""
+        if not self._thread.is_alive():
+            return
+        now = self._unix + time.monotonic()
+        self._activities.append(Row(END, event.step, event.epoch, 1, now, 0.0, 0.0, 0.0, 0.0, 0.0))
+        self._closing.set()
+        self._thread.join()
+        self._reports.emit(event)
+
+    def _write_until_closed(self) -> None:
+        while not self._closing.wait(_FLUSH_SECONDS):
+            self._flush()
+        self._flush()
+
+    def _flush(self) -> None:
+        rows = [_row(self._unix, *self._steps.popleft()) for _ in range(len(self._steps))]
+        rows += [self._activities.popleft() for _ in range(len(self._activities))]
+        self._reports.emit(RowsRecorded(sorted(rows, key=lambda row: row.started)))
+
+
+def _row(unix: float, event: StepDone, steps: int, host_seconds: float) -> Row:
+    """Return the row of a step; `unix` is the Unix time of monotonic 0."""
+    times = event.times
+    assert times is not None
+    ready, reduced = times.stamps.numpy().tolist()
+    return Row(
+        activity=STEP,
+        step=event.step - 1,
+        epoch=event.epoch,
+        steps=steps,
+        started=unix + times.asked,
+        input_seconds=times.got - times.asked,
+        gradient_seconds=ready - times.got,
+        collective_seconds=reduced - ready + times.synchronised - times.returned,
+        update_seconds=times.returned - reduced,
+        host_seconds=host_seconds,
+    )

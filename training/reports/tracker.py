@@ -1,0 +1,85 @@
+"""What subscribes to the events of a run: a method for each kind of event, of which a subclass overrides some.
+
+Tested in tests/training/reports/test_trackers.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .events import (
+    ActivityDone,
+    EpochBegan,
+    EpochEnded,
+    EvaluationBegan,
+    EvaluationDone,
+    RowsRecorded,
+    RunBegan,
+    RunEnded,
+    StepDone,
+    StepsLogged,
+    StoppedEarly,
+)
+
+__all__ = ["Tracker"]
+
+
+class Tracker:
+    """Follows a run, on rank 0 if it is a user's own; a subclass overrides what it needs.
+
+    An error in `begin` ends the run. One in a later method leaves the tracker out from then on, with a warning.
+
+    Attributes:
+        name: key of its state in checkpoints.
+        is_essential: whether an error in any method ends the run.
+
+    >>> class Printer(Tracker):
+    ...     def evaluation(self, event):
+    ...         print(event.entry["loss"])
+    >>> Printer().evaluation(EvaluationDone({"loss": 0.5}))
+    0.5
+    """
+
+    name = ""
+    is_essential = False
+
+    @property
+    def label(self) -> str:
+        """What a warning calls it: its key of the configuration."""
+        return f"track.{self.name}"
+
+    def state(self) -> Any:
+        """Return what a resumed run has to know, in JSON's types; None: nothing. Called after `begin`."""
+
+    def begin(self, event: RunBegan) -> None:
+        """The run begins. What `state` returned in an earlier process is in `event.states`."""
+
+    def begin_epoch(self, event: EpochBegan) -> None:
+        """An epoch begins."""
+
+    def step(self, event: StepDone) -> None:
+        """A step is done. Called after each: what it takes, every step takes."""
+
+    def steps(self, event: StepsLogged) -> None:
+        """The log has a new entry, about the steps since the last one."""
+
+    def begin_evaluation(self, event: EvaluationBegan) -> None:
+        """An evaluation begins."""
+
+    def evaluation(self, event: EvaluationDone) -> None:
+        """An evaluation is done."""
+
+    def activity(self, event: ActivityDone) -> None:
+        """An evaluation or a checkpoint is done, and took so long."""
+
+    def end_epoch(self, event: EpochEnded) -> None:
+        """An epoch is over."""
+
+    def stop_early(self, event: StoppedEarly) -> None:
+        """The run ends before its last step."""
+
+    def close(self, event: RunEnded) -> None:
+        """The process trains no more, also after an error: no more events come."""
+
+    def rows(self, event: RowsRecorded) -> None:
+        """The recorder has new rows; only its own files get these."""

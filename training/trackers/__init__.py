@@ -1,3 +1,0 @@
-"""Trackers follow a run: files, TensorBoard, MLflow, a profiler. The loop knows only their interface."""
-
-__all__: list[str] = []
