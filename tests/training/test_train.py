@@ -21,7 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from ringfeed.pipeline import Loader
 from ringfeed.training import Checkpoint, CheckpointStore
-from ringfeed.training.loop import trainer, window
+from ringfeed.training.loop import step_log, trainer
 from ringfeed.training.train import main
 from tests.helpers.checkpoints import saved_steps
 
@@ -302,7 +302,7 @@ def test_throughput_does_not_count_checkpoints(
 
     monkeypatch.setattr(CheckpointStore, "save", save_slowly)
     clock = SimpleNamespace(**dict.fromkeys(("monotonic", "perf_counter", "time"), lambda: sum(seconds_saved)))
-    for module in (trainer, window):
+    for module in (step_log, trainer):
         monkeypatch.setattr(module, "time", clock)
     checkpoint = {"url": str(tmp_path / "run"), "every_steps": 25, "background": False}
     assert train_here(write_config(checkpoint=checkpoint, data={"eval_split": None}, epochs=1)) == 0

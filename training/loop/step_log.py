@@ -21,13 +21,13 @@ from .assembly import Assembly
 from .overflows import check_overflows, check_records, check_wire, is_at_floor
 from .step import StepMetrics
 
-__all__ = ["StepLog"]
+__all__ = ["StepLog", "StepWindow"]
 
 _WATCH_STEPS = 50  # a rank that cannot train ends its run within twice as many
 
 
 @dataclass(slots=True, kw_only=True)
-class _Window:
+class StepWindow:
     """The steps since the last entry; their metrics stay on the device until they are read together."""
 
     metrics: list[StepMetrics] = field(default_factory=list)
@@ -114,13 +114,13 @@ class StepLog:
     ) -> None:
         self._config, self._ring, self._assembly, self._reports = config, ring, assembly, reports
         self.skipped_steps = skipped_steps
-        self._window = _Window()
+        self._window = StepWindow()
         self._has_compiled = False
         self._wire_bytes = 0.0  # received by the last entry
 
     def restart(self) -> None:
         """Begin a new entry, whose clock starts now."""
-        self._window = _Window()
+        self._window = StepWindow()
 
     def add(self, metrics: StepMetrics, inputs: Any, wait_seconds: float) -> None:
         """Add a step that waited so long for its inputs."""
@@ -145,7 +145,7 @@ class StepLog:
         Raises:
             TrainingError: steps were skipped for a reason that will not pass.
         """
-        window, self._window = self._window, _Window()
+        window, self._window = self._window, StepWindow()
         if not window.metrics:
             return
         summary = window.summary(self._assembly.pace.step_samples)
@@ -168,7 +168,7 @@ class StepLog:
             )
         )
 
-    def _judge(self, window: _Window, end: int, loader: Loader | Mixture) -> None:
+    def _judge(self, window: StepWindow, end: int, loader: Loader | Mixture) -> None:
         """Count the steps that were skipped, and refuse to go on where they will be again."""
         skipped = window.skipped_steps(end)
         if not skipped:

@@ -20,7 +20,7 @@ from ringfeed.training.loop.assembly import assemble
 from ringfeed.training.loop.shares import even_shares, shares_by_speed
 from ringfeed.training.loop.step import StepMetrics
 from ringfeed.training.loop.trainer import Trainer
-from ringfeed.training.loop.window import Window
+from ringfeed.training.loop.step_log import StepWindow
 from ringfeed.training.ring.ring import Ring
 from tests.helpers.thread_ring import ThreadRing, on_ranks
 
@@ -100,7 +100,7 @@ def test_shares_follow_the_speed_from_the_second_epoch_on(write_config: Callable
 def test_waiting_for_other_ranks_is_not_a_ranks_own_time() -> None:
     stamps = [tf.constant([10.0, 18.0], tf.float64), tf.constant([20.0, 20.5], tf.float64), tf.zeros(0, tf.float64)]
     steps = [StepMetrics(*[tf.constant(0.0)] * 3, stamp, *[tf.constant(False)] * 2) for stamp in stamps]
-    window = Window(metrics=steps[:2], timed_steps=1)  # the first step compiled
+    window = StepWindow(metrics=steps[:2], timed_steps=1)  # the first step compiled
     assert window.reduce_seconds() == 0.5
 
 
