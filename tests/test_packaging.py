@@ -50,6 +50,7 @@ TRAINING = (
     "serving",
     "elastic",
     "backends",
+    "launching",
 )
 ROOMS = (
     "ringfeed.sharding",

@@ -19,7 +19,7 @@ LONGEST = (
     "tests/training/ring/test_ring.py",
     "tests/training/backends/test_row_shards.py",
     "tests/training/records/test_real_runs.py",
-    "tests/training/elastic/test_ray_ranks.py",
+    "tests/training/launching/test_ray_ranks.py",
     "tests/sharding/building/test_build_faults.py",
     "tests/sharding/building/test_resume.py",
     "tests/sharding/repairing/test_rebuild_plan.py",

@@ -24,7 +24,7 @@ import yaml
 
 from ringfeed.sharding import BuildOptions, build
 from ringfeed.tools.cli import main
-from ringfeed.training.elastic.processes import Asked
+from ringfeed.training.launching.endings import LauncherSignals
 from tests.helpers.checkpoints import saved_steps
 from tests.helpers.lean import lean_environment
 
@@ -216,11 +216,11 @@ def test_campaign_of_kills_and_joins(run_folder: Path) -> None:
 
 
 def test_a_launcher_takes_a_second_sigterm_for_the_first_and_ctrl_c_for_the_end() -> None:
-    asked, numbers = Asked(), []
-    with asked.listening():
+    signals, numbers = LauncherSignals(), []
+    with signals.listening():
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGTERM, signal.SIGINT):
             os.kill(os.getpid(), number)
-            numbers.append(asked.number)
+            numbers.append(signals.number)
     assert numbers == [signal.SIGTERM, signal.SIGTERM, signal.SIGTERM, signal.SIGINT]
 
 

@@ -17,7 +17,7 @@ from ringfeed.sharding.errors import RingfeedError
 from ringfeed.sharding.messages import printable
 from ringfeed.sharding.storage.temporary_folder import end_process
 from ringfeed.sharding.url_secrets import without_secrets
-from ringfeed.training.ring.launched import Report, report
+from ringfeed.training.ring.launched import EndReport, report
 from ringfeed.training.ring.workers import worker_world
 from ringfeed.training.ring.world import world_from_environment
 
@@ -36,7 +36,7 @@ def _brief(error: Exception) -> str:
 
 
 def leave_after(error: Exception, program: str, *, as_json: bool, memory_remedy: str) -> int:
-    """Report the error that ends a command, and return the status, as `leave` does.
+    """EndReport the error that ends a command, and return the status, as `leave` does.
 
     Args:
         error: the error. A trace is printed if it is none of ringfeed's and has no known cause.
@@ -68,11 +68,11 @@ def leave(
         message: the line.
         status: exit status.
         as_json: whether to print an event for machines instead.
-        is_echo, is_stall: as of `Report`.
+        is_echo, is_stall: as of `EndReport`.
     """
     world = world_from_environment(os.environ) or worker_world(os.environ)
     is_stopped = status in (RESUMABLE, TERMINATED)  # on all ranks, after the same step
-    if report(Report(message=message, status=status, is_echo=is_echo, is_stall=is_stall)):
+    if report(EndReport(message=message, status=status, is_echo=is_echo, is_stall=is_stall)):
         end_process(status)  # the launcher prints it
     if world and world.rank and not is_stopped:
         time.sleep(_YIELD_SECONDS)

@@ -1,7 +1,7 @@
 """What a rank that `ringfeed launch` started shares with it: a pipe for how it ended, and one that closes with it.
 
 Imports nothing heavy.
-Tested in tests/training/test_launch.py and tests/training/elastic/test_supervisor.py.
+Tested in tests/training/test_launch.py and tests/training/launching/test_supervisor.py.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import asdict, dataclass
 
 from ringfeed.sharding.storage.temporary_folder import end_process
 
-__all__ = ["REPORT", "SIBLINGS", "Report", "end_with_launcher", "is_launched", "report"]
+__all__ = ["REPORT", "SIBLINGS", "EndReport", "end_with_launcher", "is_launched", "report"]
 
 REPORT = "RINGFEED_REPORT"  # environment variables with the numbers of pipes
 SIBLINGS = "RINGFEED_LAUNCHER"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class EndReport:
     """How a rank ended.
 
     Attributes:
@@ -41,12 +41,12 @@ class Report:
         return json.dumps(asdict(self)).encode() + b"\n"
 
     @classmethod
-    def decode(cls, text: bytes) -> Report:
+    def decode(cls, text: bytes) -> EndReport:
         """Read the first report of a pipe."""
         return cls(**json.loads(text.splitlines()[0]))
 
 
-def report(ending: Report, environ: Mapping[str, str] = os.environ) -> bool:
+def report(ending: EndReport, environ: Mapping[str, str] = os.environ) -> bool:
     """Tell the launcher how this rank ends; return False if there is none."""
     if REPORT not in environ:
         return False

@@ -19,8 +19,8 @@ from ringfeed.training.config.config_file import load_config, parse_config
 from ringfeed.training.loop.assembly import assemble
 from ringfeed.training.loop.shares import even_shares, shares_by_speed
 from ringfeed.training.loop.step import StepMetrics
-from ringfeed.training.loop.trainer import Trainer
 from ringfeed.training.loop.step_log import StepWindow
+from ringfeed.training.loop.trainer import Trainer
 from ringfeed.training.ring.ring import Ring
 from tests.helpers.thread_ring import ThreadRing, on_ranks
 

@@ -7,11 +7,7 @@ Tested in tests/training/test_launch.py.
 from __future__ import annotations
 
 import json
-import os
-import selectors
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -19,30 +15,20 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from ringfeed.sharding.messages import printable
-from ringfeed.training.loop.stopping import INTERRUPTED, TERMINATED
+from ringfeed.training.elastic.members import CHANNEL
+from ringfeed.training.loop.stopping import TERMINATED
 from ringfeed.training.ring.horovod import local_ranks
-from ringfeed.training.ring.launched import Report
 
-from .group import Group, Member, Phase
-from .members import CHANNEL
-from .processes import SAVE_SECONDS, Asked, Ending, cause_of_death, start_rank
+from .endings import Ending, LauncherSignals, cause_of_death
+from .group import ElasticRank, Group, Phase
+from .process_group import ProcessGroup
 from .restarts import Restarts, WantedRanks
 
 __all__ = ["Supervisor"]
 
-_POLL_SECONDS = 0.05
 _FILE_SECONDS = 1.0  # between looks at --ranks-file
-_REPORT_SECONDS = 1.0  # in which a rank that ends tells why
+_STALL_SECONDS = 1.0  # in which the ranks of a ring that has stalled come back
 _JOIN_SECONDS = 5.0  # in which ranks join a ring of which one has died; then they wait for it in vain
-
-
-@dataclass(slots=True, kw_only=True)
-class _Process:
-    popen: subprocess.Popen[bytes]
-    reader: int
-    channel: socket.socket
-    unread: bytes = b""
-    report: Report | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,24 +36,23 @@ class Supervisor:
     """The ranks of an elastic run.
 
     Args:
-        command: the command of each rank.
+        command: program and arguments of each rank.
         wanted: number of ranks that is wanted.
         restarts: counts failures, and lowers the number of ranks.
-        asked: the launcher's signals.
+        signals: the launcher's signals.
         patience_seconds: in which ranks whose ring has lost one must come back; 0: for ever.
     """
 
     command: Sequence[str]
     wanted: WantedRanks
     restarts: Restarts
-    asked: Asked
+    signals: LauncherSignals
     patience_seconds: float
-    _processes: dict[int, _Process] = field(default_factory=dict)
-    _numbers: int = 0
-    _holder: int = -1
-    _selector: selectors.BaseSelector = field(default_factory=selectors.DefaultSelector)
-    _rendezvous: ExitStack = field(default_factory=ExitStack)
     _group: Group = field(init=False)
+    _processes: ProcessGroup[int] = field(init=False)
+    _channels: dict[int, socket.socket] = field(default_factory=dict)
+    _started: int = 0  # processes so far
+    _rendezvous: ExitStack = field(default_factory=ExitStack)
     _is_told: bool = False  # the ring is to end for another one
     _is_over: bool = False  # a rank has ended the run: no other is started
     _has_failed: bool = False  # this ring
@@ -77,51 +62,36 @@ class Supervisor:
     def run(self) -> Ending:
         """Start the ranks and wait for the end of the run."""
         self._group = Group(wanted=self.restarts.ranks, least=self.restarts.least)
-        self._holder, held = os.pipe()  # the ranks end when the launcher's end of it closes
-        try:
-            return self._supervise()
-        finally:
-            for process in self._processes.values():
-                process.popen.kill()
-            for process in self._processes.values():
-                process.popen.wait()
-            for sources in self._readable().values():
-                for source in sources:
-                    self._close(source)
-            self._rendezvous.close()
-            os.close(self._holder)
-            os.close(held)
-            self._selector.close()
-            if os.isatty(2):
-                sys.stderr.write("\x1b[?25h")  # the progress bar of rank 0 hid the cursor
+        with ProcessGroup[int](self.command) as self._processes:
+            try:
+                return self._supervise()
+            finally:
+                self._rendezvous.close()
 
     def _supervise(self) -> Ending:
-        looked, end = time.monotonic(), float("inf")
+        looked = time.monotonic()
         while True:
-            if not self._is_over:
-                while self._group.missing:
-                    self._start()
-            self._listen(_POLL_SECONDS)
-            for number in [n for n, process in self._processes.items() if process.popen.poll() is not None]:
+            while self._group.missing and not self._is_over:
+                self._start()
+            self._processes.listen()
+            for number in [n for n, process in self._processes.processes.items() if process.code is not None]:
                 self._bury(number)
             if self._ending and self._ending.status == 1:
                 return self._ending
-            if self._is_over and not self._processes:
+            if self._is_over and not self._processes.processes:
                 return self._ending or Ending(status=TERMINATED, line="interrupted")
+            if ending := self.signals.ending(self._terminate):
+                return ending
             now = time.monotonic()
-            if self.asked.number == signal.SIGINT:
-                return Ending(status=INTERRUPTED, line="interrupted")
-            if self.asked.number and end == float("inf"):
-                self._is_over, end, self._group.least = True, now + SAVE_SECONDS, 0
-                for process in self._processes.values():
-                    process.popen.send_signal(signal.SIGTERM)
-            if now > end:
-                return Ending(status=143, line=f"killed, since the ranks still ran {SAVE_SECONDS:.0f} s after SIGTERM")
             if now - looked > _FILE_SECONDS and not self._is_over:
                 looked = now
                 if self.wanted.has_changed():
                     self._resize(self.wanted.number)
             self._act(now)
+
+    def _terminate(self) -> None:
+        self._is_over, self._group.least = True, 0
+        self._processes.terminate()
 
     def _act(self, now: float) -> None:
         """Make a ring, ask for another one, or end ranks that hold it up, if it is time."""
@@ -136,31 +106,36 @@ class Supervisor:
         if now > self._deadline:
             self._deadline = float("inf")
             for number in self._group.of(Phase.JOINING) or self._group.of(Phase.TRAINING):
-                self._processes[number].popen.kill()
+                self._processes.processes[number].popen.kill()
 
     # -- processes -------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        number, slot, size = self._numbers, self._group.free_slot(), str(self._group.wanted)
-        self._numbers += 1
+        number, slot, size = self._started, self._group.free_slot(), str(self._group.wanted)
+        self._started += 1
         mine, theirs = socket.socketpair()
         environment = {CHANNEL: str(theirs.fileno()), "RINGFEED_SLOT": str(slot), "HOROVOD_RANK": str(slot)}
         environment |= {"HOROVOD_SIZE": size, "HOROVOD_LOCAL_SIZE": size}  # until it has its place
-        popen, reader = start_rank(self.command, environment, self._holder, [theirs.fileno()])
+        process = self._processes.start(number, environment, [theirs.fileno()])
         theirs.close()
-        self._selector.register(reader, selectors.EVENT_READ, number)
-        self._selector.register(mine, selectors.EVENT_READ, number)
-        self._processes[number] = _Process(popen=popen, reader=reader, channel=mine)
-        self._group.members[number] = Member(slot=slot)
+        self._group.members[number] = member = ElasticRank(slot=slot)
+        self._channels[number] = mine
+        unread = b""
+
+        def take(data: bytes) -> None:
+            nonlocal unread
+            *lines, unread = (unread + data).split(b"\n")
+            for line in lines:
+                self._hear(member, json.loads(line))
+
+        self._processes.watch(process, mine, take)
 
     def _bury(self, number: int) -> None:
         """Take a process that has ended out of the run, and draw the consequences."""
-        until = time.monotonic() + _REPORT_SECONDS
-        while number in self._readable() and time.monotonic() < until:
-            self._listen(_POLL_SECONDS)
-        for source in self._readable().get(number, []):
-            self._close(source)
-        process, member = self._processes.pop(number), self._group.members.pop(number)
+        process, member = self._processes.processes[number], self._group.members[number]
+        self._processes.listen_until(lambda: not process.sources)
+        self._processes.drop(number)
+        del self._group.members[number], self._channels[number]
         code, report = process.popen.returncode, process.report
         if member.phase is Phase.LEAVING or self._ending:
             return
@@ -175,19 +150,16 @@ class Supervisor:
 
     def _others_say(self, message: str) -> bool:
         """Whether another rank reports the same, as they do about a mistake in the configuration."""
-        until = time.monotonic() + _REPORT_SECONDS
-        while self._processes and time.monotonic() < until:
-            if any(process.report and process.report.message == message for process in self._processes.values()):
-                return True
-            self._listen(_POLL_SECONDS)
-        return False
+        return self._processes.listen_until(
+            lambda: any(report.message == message for report in self._processes.reports().values())
+        )
 
-    def _replace(self, member: Member, stall: str | None, code: int) -> None:
+    def _replace(self, member: ElasticRank, stall: str | None, code: int) -> None:
         is_of_ring = member.rank >= 0  # a newcomer that dies does not harm the ring
         is_news = not is_of_ring or not self._has_failed
         if is_of_ring:
             self._has_failed = True
-            self._expect_back(_REPORT_SECONDS if stall else None)
+            self._expect_back(_STALL_SECONDS if stall else None)
         if not is_news:  # ranks may abort when another one dies
             return
         line = stall or cause_of_death(member.name, code)
@@ -219,7 +191,7 @@ class Supervisor:
     def _dismiss(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             if self._group.members[number].phase is Phase.STARTING:
-                self._processes[number].popen.kill()
+                self._processes.processes[number].popen.kill()
             self._group.members[number].phase = Phase.LEAVING
             self._send(number, {"environment": None})
 
@@ -243,39 +215,9 @@ class Supervisor:
 
     def _send(self, number: int, message: object) -> None:
         with suppress(OSError):  # it is dead, which `_bury` finds
-            self._processes[number].channel.sendall(json.dumps(message).encode() + b"\n")
+            self._channels[number].sendall(json.dumps(message).encode() + b"\n")
 
-    def _readable(self) -> dict[int, list[object]]:
-        """The pipes and sockets by process that are still open."""
-        found: dict[int, list[object]] = {}
-        for key in self._selector.get_map().values():
-            found.setdefault(key.data, []).append(key.fileobj)
-        return found
-
-    def _close(self, source: object) -> None:
-        self._selector.unregister(source)  # type: ignore[arg-type]  # what was registered
-        if isinstance(source, socket.socket):
-            source.close()
-        else:
-            os.close(source)  # type: ignore[arg-type]  # a descriptor
-
-    def _listen(self, seconds: float) -> None:
-        for key, _ in self._selector.select(seconds):
-            process = self._processes[key.data]
-            try:
-                data = os.read(key.fd, 65536)  # a report is smaller than what a pipe writes at once
-            except OSError:
-                data = b""
-            if not data:
-                self._close(key.fileobj)
-            elif key.fd == process.reader:
-                process.report = process.report or Report.decode(data)
-            else:
-                *lines, process.unread = (process.unread + data).split(b"\n")
-                for line in lines:
-                    self._hear(self._group.members[key.data], json.loads(line))
-
-    def _hear(self, member: Member, message: dict[str, int]) -> None:
+    def _hear(self, member: ElasticRank, message: dict[str, int]) -> None:
         if member.phase is Phase.LEAVING:
             return
         if "step" in message:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ringfeed.training.elastic.restarts import Restarts
+from ringfeed.training.launching.restarts import Restarts
 
 
 def test_failures_without_progress_lower_the_number_of_ranks_and_then_end_the_run(tmp_path: Path) -> None:

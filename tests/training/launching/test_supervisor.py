@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from ringfeed.training.elastic import supervisor
-from ringfeed.training.elastic.processes import Asked, Ending
-from ringfeed.training.elastic.restarts import Restarts, WantedRanks
-from ringfeed.training.elastic.supervisor import Supervisor
+from ringfeed.training.launching import supervisor
+from ringfeed.training.launching.endings import Ending, LauncherSignals
+from ringfeed.training.launching.restarts import Restarts, WantedRanks
+from ringfeed.training.launching.supervisor import Supervisor
 
 RANK = """
 import json, os, pathlib, signal, socket, sys, time
@@ -33,23 +31,13 @@ def _places(size: int) -> Iterator[list[dict[str, str]]]:
     yield [{"HOROVOD_RANK": str(rank)} for rank in range(size)]
 
 
-def _run(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch, asked: Asked | None = None) -> Ending:
+def _run(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch, signals: LauncherSignals | None = None) -> Ending:
     """Supervise ranks that run a script; `folder` holds the number of ranks."""
-
-    def start(
-        command: Sequence[str], environment: Mapping[str, str], holder: int, others: Sequence[int]
-    ) -> tuple[subprocess.Popen[bytes], int]:
-        reader, writer = os.pipe()
-        program = [sys.executable, "-c", RANK + script, str(folder)]
-        process = subprocess.Popen(program, env={**os.environ, **environment}, pass_fds=(writer, *others))
-        os.close(writer)
-        return process, reader
-
-    monkeypatch.setattr(supervisor, "start_rank", start)
     monkeypatch.setattr(supervisor, "local_ranks", _places)
     wanted = WantedRanks(str(folder / "ranks"), 1)
     restarts = Restarts(ranks=wanted.number, least=1, url=str(folder / "run"))
-    return Supervisor(command=[], wanted=wanted, restarts=restarts, asked=asked or Asked(), patience_seconds=0.5).run()
+    command, signals = [sys.executable, "-c", RANK + script, str(folder)], signals or LauncherSignals()
+    return Supervisor(command=command, wanted=wanted, restarts=restarts, signals=signals, patience_seconds=0.5).run()
 
 
 def test_a_newcomer_that_dies_while_it_waits_does_not_end_the_ring(
@@ -103,15 +91,20 @@ else:
     assert "instead, after three failures in a row: --elastic goes on with 1 rank\n" in capfd.readouterr().err
 
 
-class _AskedByFile(Asked):
+class _SignalByFile(LauncherSignals):
     """SIGTERM comes when a file appears."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        super().__init__()
 
     @property
     def number(self) -> int:  # type: ignore[override]
         return signal.SIGTERM if self._path.exists() else 0
+
+    @number.setter
+    def number(self, _: int) -> None:
+        pass
 
 
 def test_a_terminated_run_ends_with_its_last_process_even_if_that_had_to_go_before(
@@ -133,5 +126,5 @@ if json.loads(lines.readline())["environment"] is None:
 else:
     channel.recv(1000)
 """
-    asked = _AskedByFile(tmp_path / "sigterm")
-    assert _run(tmp_path, script, monkeypatch, asked) == Ending(status=143, line="interrupted")
+    signals = _SignalByFile(tmp_path / "sigterm")
+    assert _run(tmp_path, script, monkeypatch, signals) == Ending(status=143, line="interrupted")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-__all__ = ["Group", "Member", "Phase"]
+__all__ = ["ElasticRank", "Group", "Phase"]
 
 
 class Phase(Enum):
@@ -25,7 +25,7 @@ _IN_RING = (Phase.JOINING, Phase.TRAINING)
 
 
 @dataclass(slots=True, kw_only=True)
-class Member:
+class ElasticRank:
     """A process of the run.
 
     Attributes:
@@ -59,7 +59,7 @@ class Group:
 
     wanted: int
     least: int
-    members: dict[int, Member] = field(default_factory=dict)
+    members: dict[int, ElasticRank] = field(default_factory=dict)
 
     def of(self, *phases: Phase) -> list[int]:
         """Return the numbers of the processes in some phases."""

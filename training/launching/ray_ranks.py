@@ -7,7 +7,6 @@ ends with its worker, and the workers with the launcher. What it prints reaches 
 from __future__ import annotations
 
 import os
-import signal
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,11 +15,11 @@ from typing import Any
 
 from ringfeed.sharding.engines.ray_engine import connect, disconnect
 from ringfeed.sharding.errors import ConfigError, TrainingError
-from ringfeed.training.loop.stopping import INTERRUPTED, TERMINATED
 from ringfeed.training.ring.horovod import ray_ranks
-from ringfeed.training.ring.launched import Report
+from ringfeed.training.ring.launched import EndReport
 
-from .processes import SAVE_SECONDS, Asked, Ending, ending_of, start_rank
+from .endings import Ending, LauncherSignals, ending_of
+from .process_group import ProcessGroup, ringfeed_command
 
 __all__ = ["run_on_ray"]
 
@@ -29,17 +28,17 @@ _LISTEN_SECONDS = 1.0  # between two questions of a worker whether the launcher 
 _START_SECONDS = 120  # for processors to become free
 _QUIET = {"PYTHONWARNINGS": "ignore::DeprecationWarning"}  # Horovod's workers use names that Ray has renamed
 
-Ended = tuple[int, bytes]  # exit status, report
+Ended = tuple[int, EndReport | None]  # exit status, report
 
 
-def run_on_ray(address: str, size: int, command: Sequence[str], asked: Asked) -> Ending:
+def run_on_ray(address: str, size: int, command: Sequence[str], signals: LauncherSignals) -> Ending:
     """Start the ranks, and wait for their end.
 
     Args:
         address: of the cluster: ``ray://HOST:PORT`` of its client server, or ``auto``.
         size: number of ranks; each takes a processor, and a GPU if the cluster has as many.
         command: the arguments of `ringfeed` for each.
-        asked: the launcher's signals.
+        signals: the launcher's signals.
 
     Raises:
         ConfigError: Ray is not installed, or the cluster is smaller than that.
@@ -58,7 +57,7 @@ def run_on_ray(address: str, size: int, command: Sequence[str], asked: Asked) ->
             raise ConfigError(f"-n {size} needs a processor for each rank, and the Ray cluster has {processors}")
         is_asked = ray.remote(num_cpus=0)(_Flag).remote()
         executor = ray_ranks(size, use_gpu=resources.get("GPU", 0) >= size, start_seconds=_START_SECONDS)
-        return _wait(pool.submit(_run, executor, [list(command), os.getcwd(), is_asked]), asked, is_asked)
+        return _wait(pool.submit(_run, executor, [list(command), os.getcwd(), is_asked]), signals, is_asked)
     except TimeoutError as error:
         raise TrainingError(
             f"the Ray cluster gave no {size} free processors within {_START_SECONDS} s: other work holds them; "
@@ -96,37 +95,29 @@ def _run_rank(command: Sequence[str], folder: str, is_asked: Any) -> Ended:
     import ray
 
     if not Path(folder).is_dir():
-        return 1, Report(message=f"{folder} is no folder on {os.uname().nodename}", status=1).encode()
+        return 1, EndReport(message=f"{folder} is no folder on {os.uname().nodename}", status=1)
     os.chdir(folder)
-    holder, held = os.pipe()  # the rank ends when this worker does, which holds one end of it
-    process, reader = start_rank(command, {"PYTHONWARNINGS": ""}, holder)
-    os.close(holder)
-    listens_at, was_told = 0.0, False
-    while process.poll() is None:
-        if not was_told and time.monotonic() > listens_at:
-            listens_at = time.monotonic() + _LISTEN_SECONDS
-            if was_told := ray.get(is_asked.is_set.remote()):
-                process.send_signal(signal.SIGTERM)
-        time.sleep(_POLL_SECONDS)
-    os.close(held)
-    return process.returncode, os.read(reader, 65536)
+    with ProcessGroup[int](ringfeed_command(command)) as group:  # the rank ends with this worker
+        process = group.start(0, {"PYTHONWARNINGS": ""})
+        listens_at, was_told = 0.0, False
+        while (code := process.code) is None:
+            if not was_told and time.monotonic() > listens_at:
+                listens_at = time.monotonic() + _LISTEN_SECONDS
+                if was_told := ray.get(is_asked.is_set.remote()):
+                    group.terminate()
+            group.listen(_POLL_SECONDS)
+        group.listen_until(lambda: not process.sources)
+        return code, process.report
 
 
-def _wait(ended: Future[list[Ended]], asked: Asked, is_asked: Any) -> Ending:
-    deadline = float("inf")
+def _wait(ended: Future[list[Ended]], signals: LauncherSignals, is_asked: Any) -> Ending:
     while not ended.done():
-        if asked.number == signal.SIGINT:
-            return Ending(status=INTERRUPTED, line="interrupted")
-        if asked.number and deadline == float("inf"):
-            deadline = time.monotonic() + SAVE_SECONDS
-            is_asked.set.remote()
-        if time.monotonic() > deadline:
-            line = f"killed, since the ranks still ran {SAVE_SECONDS:.0f} s after SIGTERM"
-            return Ending(status=TERMINATED, line=line)
+        if ending := signals.ending(is_asked.set.remote):
+            return ending
         time.sleep(_POLL_SECONDS)
     codes = [code for code, _ in ended.result()]
     if not any(codes):
         return Ending(status=0)
-    reports = {rank: Report.decode(text) for rank, (_, text) in enumerate(ended.result()) if text}
+    reports = {rank: report for rank, (_, report) in enumerate(ended.result()) if report is not None}
     first = next(rank for rank, code in enumerate(codes) if code)
-    return ending_of(codes, reports, first=first, was_asked=deadline != float("inf"))
+    return ending_of(codes, reports, first=first, was_asked=signals.is_passed_on)

@@ -1,35 +1,34 @@
-"""What the launchers of ranks share: signals, how a rank is started, and words for how it ended.
+"""How a launched run ends: by a signal to the launcher, or by its processes.
 
 Tested in tests/training/test_launch.py.
 """
 
 from __future__ import annotations
 
-import os
+import math
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ringfeed.training.loop.stopping import TERMINATED
-from ringfeed.training.ring.launched import REPORT, SIBLINGS, Report
+from ringfeed.training.loop.stopping import INTERRUPTED, TERMINATED
+from ringfeed.training.ring.launched import EndReport
 
-__all__ = ["SAVE_SECONDS", "Asked", "Ending", "cause_of_death", "ending_of", "start_rank"]
+__all__ = ["Ending", "LauncherSignals", "cause_of_death", "ending_of"]
 
-SAVE_SECONDS = 60.0  # after SIGTERM
+_SAVE_SECONDS = 60.0  # after SIGTERM
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """How the ranks ended: the exit status, and the line to print (empty after success)."""
+    """How a run ended: the exit status, and the line to print (empty after success)."""
 
     status: int
     line: str = ""
 
 
-class Asked:
+class LauncherSignals:
     """The signals that the launcher has received.
 
     Attributes:
@@ -39,9 +38,12 @@ class Asked:
 
     def __init__(self) -> None:
         self.number = 0
+        self._deadline = math.inf
 
     @contextmanager
     def listening(self) -> Iterator[None]:
+        """Receive signals in the body."""
+
         def note(number: int, frame: object) -> None:
             self.number = number if number == signal.SIGINT else self.number or number
 
@@ -53,29 +55,27 @@ class Asked:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
+    @property
+    def is_passed_on(self) -> bool:
+        """Whether the run was told to end."""
+        return self._deadline < math.inf
 
-def start_rank(
-    command: Sequence[str], environment: Mapping[str, str], holder: int, others: Sequence[int] = ()
-) -> tuple[subprocess.Popen[bytes], int]:
-    """Start a rank; return its process, and the end of a pipe from which its `Report` can be read.
+    def ending(self, pass_on: Callable[[], None], who: str = "the ranks") -> Ending | None:
+        """Return how the run ends if that is now: at once after Ctrl-C, else when the time to save is over.
 
-    Args:
-        command: the arguments of `ringfeed`.
-        environment: variables beside those of this process.
-        holder: the ranks end when the other end of this pipe closes.
-        others: further files that the rank inherits.
-    """
-    reader, writer = os.pipe()
-    defaults = {"HOROVOD_LOG_LEVEL": "fatal", "HOROVOD_GLOO_TIMEOUT_SECONDS": "120", "PYTHONUNBUFFERED": "1"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ringfeed.tools.cli", *command],
-        env={**defaults, **os.environ, **environment, REPORT: str(writer), SIBLINGS: str(holder)},
-        stdin=subprocess.DEVNULL,
-        pass_fds=(writer, holder, *others),
-        process_group=0,  # Ctrl-C reaches the launcher alone
-    )
-    os.close(writer)
-    return process, reader
+        Args:
+            pass_on: tells the processes to save and end; called once, after the first signal.
+            who: them, in words.
+        """
+        if self.number == signal.SIGINT:
+            return Ending(status=INTERRUPTED, line="interrupted")
+        if self.number and not self.is_passed_on:
+            self._deadline = time.monotonic() + _SAVE_SECONDS
+            pass_on()
+        if time.monotonic() <= self._deadline:
+            return None
+        line = f"killed, since {who} still ran {_SAVE_SECONDS:.0f} s after SIGTERM"
+        return Ending(status=TERMINATED, line=line)
 
 
 def cause_of_death(process: int | str, code: int | None) -> str:
@@ -91,7 +91,7 @@ def cause_of_death(process: int | str, code: int | None) -> str:
     return f"{name} was killed by {signal.Signals(-code).name}{hint}"
 
 
-def ending_of(codes: Sequence[int | None], reports: Mapping[int, Report], *, first: int, was_asked: bool) -> Ending:
+def ending_of(codes: Sequence[int | None], reports: Mapping[int, EndReport], *, first: int, was_asked: bool) -> Ending:
     """Return how ranks ended, of which one has with an error: by its own report, or by a signal.
 
     Args:
@@ -100,7 +100,8 @@ def ending_of(codes: Sequence[int | None], reports: Mapping[int, Report], *, fir
         first: the rank that ended first.
         was_asked: whether they were told to end, by SIGTERM.
 
-    >>> lost, bad = Report(message="rank 1 is gone", status=1, is_echo=True), Report(message="no column x", status=1)
+    >>> lost = EndReport(message="rank 1 is gone", status=1, is_echo=True)
+    >>> bad = EndReport(message="no column x", status=1)
     >>> ending_of([1, 1], {0: lost, 1: bad}, first=0, was_asked=False).line
     'rank 1: no column x'
     >>> ending_of([1, -9], {0: lost}, first=0, was_asked=False).line
