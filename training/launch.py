@@ -143,27 +143,6 @@ def _checked(args: argparse.Namespace, train: argparse.Namespace | None) -> Trai
     Raises:
         ConfigError: the command is wrong, or cannot be elastic.
     """
-    _check_flags(args)
-    refuse_settings(os.environ)
-    if train is None:
-        name = args.program[0]
-        if args.workers is not None:
-            raise ConfigError(f"{name} runs on a ring: ringfeed launch -n 2 {name} ...")
-        if args.elastic:
-            raise ConfigError(f"--elastic goes on from checkpoints, which {name} has not; leave it out")
-        return None
-    config = load_config(train.config, train.overrides)
-    _check_backend(args, config.backend)
-    if args.elastic:
-        _check_elastic(config)
-        if train.lr_find:
-            raise ConfigError("--lr-find runs 100 steps, and has no checkpoint to go on from: leave out --elastic")
-    if config.sync.hierarchical:
-        host_groups(["here"] * args.ranks)
-    return config
-
-
-def _check_flags(args: argparse.Namespace) -> None:
     if args.ps is not None and args.workers is None:
         raise ConfigError("--ps needs --workers: ringfeed launch --ps 1 --workers 2 train --config FILE.yaml")
     if args.workers is not None:
@@ -179,26 +158,37 @@ def _check_flags(args: argparse.Namespace) -> None:
         )
     if args.ranks_file and not args.elastic:
         raise ConfigError("--ranks-file needs --elastic")
-
-
-def _check_backend(args: argparse.Namespace, backend: str) -> None:
-    if backend not in (HOROVOD, MULTI_WORKER, PARAMETER_SERVER):
-        raise ConfigError(f"backend={backend} is one process, without a launcher: ringfeed train --config FILE.yaml")
-    if (backend == PARAMETER_SERVER) != (args.workers is not None):
-        flags = "--ps 1 --workers 2" if backend == PARAMETER_SERVER else "-n 2"
-        raise ConfigError(f"backend={backend} is started by: ringfeed launch {flags} train --config FILE.yaml")
-    for flag, is_set in (("--ray", args.ray is not None), ("--elastic", args.elastic)):
-        if is_set and backend != HOROVOD:
-            raise ConfigError(f"{flag} needs backend={HOROVOD}, got backend={backend}")
-
-
-def _check_elastic(config: TrainConfig) -> None:
-    if config.checkpoint.url is None or config.checkpoint.every_steps is None:
+    refuse_settings(os.environ)
+    if train is None:
+        if args.workers is not None:
+            raise ConfigError(f"{args.program[0]} runs on a ring: ringfeed launch -n 2 {args.program[0]} ...")
+        if args.elastic:
+            raise ConfigError(f"--elastic goes on from checkpoints, which {args.program[0]} has not; leave it out")
+        return None
+    config = load_config(train.config, train.overrides)
+    if config.backend not in (HOROVOD, MULTI_WORKER, PARAMETER_SERVER):
+        raise ConfigError(
+            f"backend={config.backend} is one process, without a launcher: ringfeed train --config FILE.yaml"
+        )
+    if (config.backend == PARAMETER_SERVER) != (args.workers is not None):
+        flags = "--ps 1 --workers 2" if config.backend == PARAMETER_SERVER else "-n 2"
+        raise ConfigError(f"backend={config.backend} is started by: ringfeed launch {flags} train --config FILE.yaml")
+    if args.ray is not None and config.backend != HOROVOD:
+        raise ConfigError(f"--ray needs backend={HOROVOD}, got backend={config.backend}")
+    if args.elastic and config.backend != HOROVOD:
+        raise ConfigError(f"--elastic needs backend={HOROVOD}, got backend={config.backend}")
+    if args.elastic and (config.checkpoint.url is None or config.checkpoint.every_steps is None):
         raise ConfigError("--elastic goes on from checkpoints: set checkpoint.url and checkpoint.every_steps")
-    if not config.checkpoint.resume:
+    if args.elastic and not config.checkpoint.resume:
         raise ConfigError("--elastic goes on from checkpoints, which checkpoint.resume=false forbids; leave it out")
-    if config.sync.clients is not None:
+    if args.elastic and config.sync.clients is not None:
         raise ConfigError("sync.clients gives each rank a part of its own, so none can come or go: leave out --elastic")
-    refuse_elastic(config.sync)
-    if config.max_time is not None:
+    if args.elastic:
+        refuse_elastic(config.sync)
+    if config.sync.hierarchical:
+        host_groups(["here"] * args.ranks)
+    if args.elastic and config.max_time is not None:
         raise ConfigError("--elastic keeps a run going, and max_time ends it: leave one out")
+    if args.elastic and train.lr_find:
+        raise ConfigError("--lr-find runs 100 steps, and has no checkpoint to go on from: leave out --elastic")
+    return config
