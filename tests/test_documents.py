@@ -267,12 +267,29 @@ def test_a_model_of_your_own(here: Path) -> None:
     assert (*built.network(inputs).shape, hours.dtype.name) == (64, 1, "float64")
 
 
-def test_a_loss_metrics_and_callbacks_of_your_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_metrics_callbacks_and_trackers_of_your_own(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_configuration()
     Path("own.py").write_text(python_of("training.md")[2])
     options = ["--set", "deterministic=false", "--set", "data.batch_size=64"]
     assert cli.main(["train", "--config", "own.yaml", *options]) == 0
-    assert re.search(r"^epoch 0: 0\.\d{3}$", capsys.readouterr().out, re.MULTILINE)
+    (rate,) = re.findall(r"^epoch 0: (0\.\d{3})$", capsys.readouterr().out, re.MULTILINE)
+    steps = Loader("flights", split="train", batch_size=64).steps_per_epoch
+    assert Path("notes.txt").read_text() == f"step {steps}: {rate}\n"
+
+
+def test_a_synchroniser_of_your_own(here: Path) -> None:
+    write_configuration()
+    (program,) = python_of("synchronisation.md")
+    check = """
+votes, _ = SignSGD(SoloRing()).reduce([tf.constant([2.0, -0.5, 0.0])], [], 0)
+assert votes[0].numpy().tolist() == [1.0, -1.0, 0.0]
+assert metrics["final"]["step"] == metrics["total_steps"] > 0
+"""
+    program = program.replace("load_config\n", "SoloRing, load_config\n", 1) + check
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=lean_environment(), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def write_configuration() -> None:

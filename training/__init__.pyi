@@ -13,6 +13,7 @@ from .reports.tracker import Tracker
 from .ring.connect import connect
 from .ring.horovod_ring import HorovodRing
 from .ring.ring import Ring, SoloRing
+from .ring.synchronizer import EveryStep, Synchronizer
 from .schedules.learning_rate import WarmUpDecay, scaled_learning_rate
 
 __all__ = [
@@ -21,12 +22,14 @@ __all__ = [
     "Adam",
     "Checkpoint",
     "CheckpointStore",
+    "EveryStep",
     "HorovodRing",
     "LossScale",
     "MultiWorkerStrategy",
     "Ring",
     "ScaleRule",
     "SoloRing",
+    "Synchronizer",
     "Tracker",
     "TrainConfig",
     "Trainer",

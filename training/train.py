@@ -244,9 +244,9 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
         if args.lr_find:
             _find_learning_rate(config, ring, check, args)
             return
-        from .loop.trainer import train
+        from .loop.trainer import Trainer
 
-        _print_metrics(train(config, ring, check), ring, args)
+        _print_metrics(Trainer(config, ring, check).run(), ring, args)
 
 
 def _describe(config: TrainConfig, args: argparse.Namespace) -> None:
@@ -352,11 +352,11 @@ def _train_elastically(
 ) -> None:
     with quiet_tensorflow():
         from .elastic.survive import survive
-        from .loop.trainer import train
+        from .loop.trainer import Trainer
 
     def run(ring: Ring, memory: Memory) -> dict[str, Any]:
         with _watching(config, ring, watch, args) as check:
-            metrics = train(config, ring, lambda: check() or members.is_change_due(), memory)
+            metrics = Trainer(config, ring, lambda: check() or members.is_change_due(), memory).run()
         _print_metrics(metrics, ring, args)
         return metrics
 

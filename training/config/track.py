@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .checks import key, require
+from .checks import is_function, key, require
 
 __all__ = ["TrackConfig"]
 
@@ -26,6 +26,7 @@ class TrackConfig:
     mlflow_run: str | None = key(None, "name of MLflow's run; null: it invents one")
     profile: str | None = key(None, "folder for a trace by TensorFlow's profiler, of rank 0, on a disk", is_path=True)
     profile_steps: tuple[int, ...] = key((10, 20), "first step of that trace, and the one after its last")
+    own: tuple[str, ...] | None = key(None, "trackers of your own, each as module:function; null: none")
     timeline: str | None = key(None, "file of Horovod's timeline, on a disk of rank 0's host", is_path=True)
 
     def __post_init__(self) -> None:
@@ -35,6 +36,8 @@ class TrackConfig:
         for name in _LOCAL:
             value = getattr(self, name)
             require(value is None or "://" not in value, f"track.{name}", "a path on a disk, or null", value)
+        for name in self.own or ():
+            require(is_function(name), "track.own", "a list of module:function", name)
         steps = self.profile_steps
         holds = len(steps) == 2 and 0 <= steps[0] < steps[1]
         require(holds, "track.profile_steps", "[first, stop] with 0 <= first < stop", list(steps))

@@ -38,6 +38,7 @@ from ringfeed.training.records.clock import clock
 from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.replicas import Replicas, replicas_of
 from ringfeed.training.ring.ring import Ring
+from ringfeed.training.ring.synchronizer import Synchronizer
 
 from .clients import own_pace
 from .datasets import open_manifests
@@ -47,11 +48,12 @@ from .state.best import check_defined
 from .step import TrainStep, make_predict_step, make_train_step
 from .synchronisation import build_run_optimizer, build_synchronizer, momentum_remarks
 
-__all__ = ["Assembly", "assemble"]
+__all__ = ["Assembly", "MakeSynchronizer", "Schedule", "assemble"]
 
 log = logging.getLogger(__name__)
 
 Schedule = Callable[[Any], Any]
+MakeSynchronizer = Callable[[Ring], Synchronizer]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,13 +88,19 @@ class Assembly:
     predict: Callable[[Any], Any]
 
 
-def assemble(config: TrainConfig, ring: Ring, schedule: Schedule | None = None) -> Assembly:
+def assemble(
+    config: TrainConfig,
+    ring: Ring,
+    schedule: Schedule | None = None,
+    synchronizer: MakeSynchronizer | None = None,
+) -> Assembly:
     """Build the parts of a run.
 
     Args:
         config: configuration of the run.
         ring: the ranks.
         schedule: learning rate; None: that of the configuration.
+        synchronizer: makes of the ring what keeps the ranks in step; None: that of the configuration.
 
     Raises:
         RingfeedError: the dataset or the model does not fit the configuration.
@@ -100,10 +108,16 @@ def assemble(config: TrainConfig, ring: Ring, schedule: Schedule | None = None) 
     _prepare_process(config)
     replicas = replicas_of(ring)
     with replicas.scope() if replicas else nullcontext():
-        return _assembled(config, ring, schedule, replicas)
+        return _assembled(config, ring, schedule, synchronizer, replicas)
 
 
-def _assembled(config: TrainConfig, ring: Ring, schedule: Schedule | None, replicas: Replicas | None) -> Assembly:
+def _assembled(
+    config: TrainConfig,
+    ring: Ring,
+    schedule: Schedule | None,
+    make_synchronizer: MakeSynchronizer | None,
+    replicas: Replicas | None,
+) -> Assembly:
     manifests = open_manifests(config.data)
     shares = _shares(config, ring, manifests)
     loader = shares.loader
@@ -124,7 +138,12 @@ def _assembled(config: TrainConfig, ring: Ring, schedule: Schedule | None, repli
     wire = MeteredRing(replicas.ring if replicas else ring)
     if config.sync.batch_norm:
         synchronise_batch_norm(model.network, wire)
-    parts = _parts(config, ring, wire, pace, model, schedule)
+    synchronizer = (
+        build_synchronizer(config, wire, total_steps=config.total_steps(pace.steps), pace=pace)
+        if make_synchronizer is None
+        else make_synchronizer(wire)
+    )
+    parts = _parts(config, ring, synchronizer, pace, model, schedule)
     train_step, predict = _steps(config, loader, parts, replicas)
     return Assembly(
         shares=shares,
@@ -186,9 +205,8 @@ def _prepare_process(config: TrainConfig) -> None:
 
 
 def _parts(
-    config: TrainConfig, ring: Ring, wire: MeteredRing, pace: Pace, model: BuiltModel, schedule: Schedule
+    config: TrainConfig, ring: Ring, synchronizer: Synchronizer, pace: Pace, model: BuiltModel, schedule: Schedule
 ) -> Parts:
-    synchronizer = build_synchronizer(config, wire, total_steps=config.total_steps(pace.steps), pace=pace)
     variables = model.network.trainable_variables
     optimizer = build_run_optimizer(config, schedule, variables, pace.steps)
     if config.backend == MIRRORED:

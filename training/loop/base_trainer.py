@@ -252,7 +252,7 @@ class BaseTrainer(ABC):
         """The metrics of this kind of run, after a last check of its weights (a collective)."""
 
     @abstractmethod
-    def _check_weights(self) -> None:
+    def _check_weights(self) -> object:
         """Refuse to save weights that are not finite, or that ranks do not share."""
 
     @abstractmethod

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from ringfeed.pipeline import Loader, Mixture
+from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.ring.ring import Ring
 
 __all__ = ["Shares", "even_shares", "shares_by_speed"]
@@ -122,6 +123,10 @@ class Shares:
         The mean over ranks of factor x mean over a rank's samples is the mean over the global batch.
         """
         return self.of_ranks[self._ring.rank] * self._ring.size / self._batch_size
+
+    def weight(self, pace: Pace, step: int) -> float:
+        """Weight of this rank in means of statistics: of a part's samples so far, else of the samples in a step."""
+        return float(pace.samples_before(step) if self._has_part else self.of_ranks[self._ring.rank])
 
     def add(self, steps: int, seconds: float) -> None:
         """Take note of the time that steps took this rank, without its waits for others."""

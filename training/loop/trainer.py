@@ -23,7 +23,7 @@ from ringfeed.training.reports.tracker import Tracker
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.ring.same_weights import assert_same_weights
 
-from .assembly import assemble
+from .assembly import MakeSynchronizer, Schedule, assemble
 from .base_trainer import BaseTrainer, Evaluator
 from .callbacks import Callbacks
 from .clients import paced
@@ -33,7 +33,7 @@ from .state.resume import resume
 from .step_log import StepLog
 from .stopping import StopRequest
 
-__all__ = ["Batch", "Trainer", "train"]
+__all__ = ["Batch", "Trainer"]
 
 Batch = tuple[Any, Any, Any]
 """Inputs, target and weight of this rank's samples in a step."""
@@ -49,6 +49,8 @@ class Trainer(BaseTrainer):
             rank decides for all; what it raises ends the run.
         memory: where to keep commits, and to resume from; None: nowhere.
         trackers: what follows the run on rank 0, beside what the configuration names.
+        synchronizer: makes of the ring what keeps the ranks in step, in place of `sync.method` and `compression`.
+        schedule: the learning rate by step, in TensorFlow operations, in place of `schedule`.
 
     Raises:
         RingfeedError: the dataset, the model or a checkpoint does not fit the configuration.
@@ -65,22 +67,20 @@ class Trainer(BaseTrainer):
         check: Callable[[], bool] = lambda: False,
         memory: Memory | None = None,
         trackers: Sequence[Tracker] = (),
+        synchronizer: MakeSynchronizer | None = None,
+        schedule: Schedule | None = None,
     ) -> None:
         stop_request = StopRequest(check, None if ring.rank else config.max_time)  # one clock for all ranks
         super().__init__(config, ring, ring.size, stop_request)
-        self._assembly = assembly = assemble(config, ring)
+        self._assembly = assembly = assemble(config, ring, schedule, synchronizer)
         self._shares, self.parts, self.pace = assembly.shares, assembly.parts, assembly.pace
-        self.train_step = assembly.train_step
+        assert self.parts.agreement is not None
+        self._agreement, self.train_step = self.parts.agreement, assembly.train_step
         self.evaluator = Evaluator(assembly.predict, assembly.target, assembly.own, assembly.evaluations)
         start = resume(
-            config,
-            ring,
-            self.parts,
-            memory or Memory(),
-            manifest=self._shares.loader.manifest,
-            steps_per_epoch=self.pace.steps,
-            total_steps=config.total_steps(self.pace.steps),
-        )
+            config, ring, self.parts, memory or Memory(), manifest=self._shares.loader.manifest,
+            steps_per_epoch=self.pace.steps, total_steps=config.total_steps(self.pace.steps),
+        )  # fmt: skip
         restore_quarantine(config, ring, self._shares, start.quarantined)
         self.loader = self._shares.loader
         self._callbacks = Callbacks(config, self.parts.network, ring, self.pace.steps)
@@ -205,41 +205,31 @@ class Trainer(BaseTrainer):
     # -- weights ---------------------------------------------------------------------------------------------------
 
     def _agreed(self) -> AbstractContextManager[None]:
-        assert self.parts.agreement is not None
-        return self.parts.agreement.applied(self.position.step, self._weight)
+        step = self.position.step
+        return self._agreement.applied(step, self._shares.weight(self.pace, step))
 
     @contextmanager
     def _evaluated_weights(self) -> Iterator[None]:
         with self._agreed(), self.parts.averaged():
             yield
 
-    @property
-    def _weight(self) -> float:
-        """Weight of this rank in the means of statistics: a client's samples so far, else its samples in a step."""
-        if self.config.sync.clients is not None:
-            return float(self.pace.samples_before(self.position.step))
-        return float(self._shares.of_ranks[self.ring.rank])
-
-    def _check_weights(self) -> None:
-        self._assert_same_weights()
-        check_weights(self.parts.network, self.position.step)
-
-    def _assert_same_weights(self) -> str:
+    def _check_weights(self) -> str:
         averages = self.parts.average.variables if self.parts.average else []
-        return assert_same_weights(self.ring, [*self.parts.network.weights, *averages])
+        digest = assert_same_weights(self.ring, [*self.parts.network.weights, *averages])
+        check_weights(self.parts.network, self.position.step)
+        return digest
 
     @property
     def _step_samples(self) -> float:
         return self.pace.step_samples
 
     def _figures(self) -> dict[str, Any]:
-        assert self.parts.agreement is not None
-        self.parts.agreement.settle(self.position.step, self._weight)
-        digest = self._assert_same_weights()
+        step = self.position.step
+        self._agreement.settle(step, self._shares.weight(self.pace, step))
+        digest = self._check_weights()
         bad_shards = join_quarantine(self.config, self.ring, self.loader)
-        check_weights(self.parts.network, self.position.step)
-        check_some_counted(self.skipped_steps, self.position.step, self.config.precision)
-        steps = self.position.step - self._progress.first_step
+        check_some_counted(self.skipped_steps, step, self.config.precision)
+        steps = step - self._progress.first_step
         return {
             "ranks": self.ring.size,
             "shares": self._shares.of_ranks,
@@ -250,18 +240,3 @@ class Trainer(BaseTrainer):
             "bytes_per_step": float(self._assembly.wire.wire_bytes.numpy()) / max(steps, 1),
             "weights_digest": digest,
         }
-
-
-def train(
-    config: TrainConfig, ring: Ring, check: Callable[[], bool] = lambda: False, memory: Memory | None = None
-) -> dict[str, Any]:
-    """Train according to a configuration, on this rank of a ring; return the metrics (docs/training.md).
-
-    `check` is called before each step: it returns whether the run shall stop, and what it raises ends the run. An
-    elastic run keeps commits in `memory`, and resumes from there.
-
-    Raises:
-        RingfeedError: training failed; the message is one line.
-        Stopped: `check` asked for it, on any rank.
-    """
-    return Trainer(config, ring, check, memory).run()

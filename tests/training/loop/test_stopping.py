@@ -16,7 +16,7 @@ import pytest
 
 from ringfeed.training.config.config_file import load_config
 from ringfeed.training.loop.stopping import RESUMABLE, TERMINATED, Stopped
-from ringfeed.training.loop.trainer import Trainer, train
+from ringfeed.training.loop.trainer import Trainer
 from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.train import main
 from tests.helpers.checkpoints import saved_steps
@@ -33,7 +33,7 @@ def _stop_at(call: int) -> Callable[[], bool]:
 
 def _train(config: Path, check: Callable[[], bool] = lambda: False, **overrides: Any) -> dict[str, Any]:
     items = ["deterministic=false", *(f"{key}={value}" for key, value in overrides.items())]
-    return train(load_config(str(config), items), SoloRing(), check)
+    return Trainer(load_config(str(config), items), SoloRing(), check).run()
 
 
 def test_a_stopped_run_saves_its_last_step_and_ends_as_if_it_had_not_been_stopped(

@@ -13,7 +13,7 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.config_file import load_config, parse_config
 from ringfeed.training.loop.state.best import best_evaluations, check_defined, is_patience_over
 from ringfeed.training.loop.stopping import Stopped
-from ringfeed.training.loop.trainer import train
+from ringfeed.training.loop.trainer import Trainer
 from ringfeed.training.models.model_file import decode_model
 from ringfeed.training.ring.ring import SoloRing
 from tests.helpers.checkpoints import saved_steps
@@ -21,7 +21,9 @@ from tests.helpers.checkpoints import saved_steps
 
 def _train(path: Path, *items: str, stop_at: int = 10**6) -> dict[str, Any]:
     calls = iter(range(10**6))
-    return train(load_config(str(path), ["deterministic=false", *items]), SoloRing(), lambda: next(calls) >= stop_at)
+    return Trainer(
+        load_config(str(path), ["deterministic=false", *items]), SoloRing(), lambda: next(calls) >= stop_at
+    ).run()
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras, when it saves a model

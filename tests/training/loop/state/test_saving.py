@@ -23,7 +23,7 @@ from ringfeed.tools.cli import main
 from ringfeed.training import CheckpointStore
 from ringfeed.training.config.config_file import load_config
 from ringfeed.training.loop.stopping import Stopped
-from ringfeed.training.loop.trainer import Trainer, train
+from ringfeed.training.loop.trainer import Trainer
 from ringfeed.training.ring.ring import SoloRing
 from tests.helpers.checkpoints import saved_steps
 from tests.servers.store import Store
@@ -65,7 +65,7 @@ def test_a_second_run_is_refused_and_the_first_is_undisturbed(
             assert lines[0].endswith("; wait for it, or stop it first, or set another checkpoint.url")
         return False
 
-    metrics = train(load_config(str(sweep), _FAST), SoloRing(), start_another)
+    metrics = Trainer(load_config(str(sweep), _FAST), SoloRing(), start_another).run()
     assert next(seconds, None) is None
     assert [name for name in store.list() if not name.startswith("step-")] == []
     newest = CheckpointStore(store.url).newest()
@@ -86,7 +86,7 @@ def test_all_checkpoints_of_a_run_and_of_those_that_resume_it_have_one_id(sweep:
         calls = iter(range(10**6))
         first = max(saved_steps(Path(store.url)), default=0)
         with pytest.raises(Stopped):
-            train(load_config(str(sweep), _FAST), SoloRing(), lambda: next(calls) >= step - first)
+            Trainer(load_config(str(sweep), _FAST), SoloRing(), lambda: next(calls) >= step - first).run()
         return {name.split("-")[2] for name in store.list()}
 
     (run,) = runs_after(3)
@@ -108,7 +108,7 @@ def test_all_checkpoints_of_a_run_and_of_those_that_resume_it_have_one_id(sweep:
 def test_another_run_that_came_first_is_named_and_keeps_its_checkpoints(sweep: Path, store: Store) -> None:
     """One whose first checkpoint came after this run had looked for one."""
     late = Trainer(load_config(str(sweep), _FAST), SoloRing())
-    train(load_config(str(sweep), [*_FAST, "seed=1"]), SoloRing())
+    Trainer(load_config(str(sweep), [*_FAST, "seed=1"]), SoloRing()).run()
     before = {name: store.read_bytes(name) for name in store.list()}
     with pytest.raises(ConfigError, match=r"holds checkpoints of another run \([0-9a-f]{16}\): set another checkpoint"):
         late.run()
@@ -143,7 +143,7 @@ def test_a_run_knows_its_records_however_they_were_found(
     )
     calls = iter(range(10**6))
     with pytest.raises(Stopped):
-        train(config, SoloRing(), lambda: next(calls) >= 5)
+        Trainer(config, SoloRing(), lambda: next(calls) >= 5).run()
     shutil.rmtree(data)
     if kind == "other records":
         table["x"][7] = 3.0
@@ -153,7 +153,7 @@ def test_a_run_knows_its_records_however_they_were_found(
     command = ["export", str(run), "--out", str(tmp_path / "model.keras"), "--quiet"]
     if kind.startswith("other"):
         with pytest.raises(TrainingError, match="are of a run with different the dataset's shards: undo the change"):
-            train(config, SoloRing())
+            Trainer(config, SoloRing()).run()
         assert main(command) == 1
         assert "is not, or no longer, that of the checkpoints" in capfd.readouterr().err
         return
@@ -161,18 +161,18 @@ def test_a_run_knows_its_records_however_they_were_found(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of Keras, when it saves a model
         assert main(command) == 0
-    assert train(config, SoloRing())["resumed_from_step"] >= 5
+    assert Trainer(config, SoloRing()).run()["resumed_from_step"] >= 5
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 @pytest.mark.parametrize("store", ["local"], indirect=True)
 def test_what_a_run_left_that_was_killed_after_its_last_step_is_removed(sweep: Path, store: Store) -> None:
     config = load_config(str(sweep), [*_FAST, "max_steps=2"])
-    train(config, SoloRing())
+    Trainer(config, SoloRing()).run()
     done = store.list()
     killed = "from ringfeed.sharding.storage.lease import hold_lease as h\nfrom ringfeed.sharding import Storage as S\n"
     killed += "import os, sys\nh(S(sys.argv[1]), {}, '_training.json').__enter__()\nos.kill(os.getpid(), 9)"
     subprocess.run([sys.executable, "-c", killed, store.url], check=False)
     assert store.list() == ["_training.json", *done]
-    train(config, SoloRing())
+    Trainer(config, SoloRing()).run()
     assert store.list() == done
