@@ -88,7 +88,7 @@ class ServerTrainer(BaseTrainer):
         keras.utils.set_random_seed(config.seed)
         manifests = open_manifests(config.data)
         place = World(rank=0, size=self._workers, local_size=1)
-        self.loader = open_loader(config, place, split=config.data.train_split, training=True, manifests=manifests)
+        self.loader = open_loader(config, place, manifests=manifests)
         self._build(open_evaluations(config, self.ring, manifests))
         steps = self.loader.steps_per_epoch
         start = resume(

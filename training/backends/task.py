@@ -57,7 +57,7 @@ Batches = Any
 def part_loader(config: TrainConfig, part: int, parts: int) -> Loader | Mixture:
     """Open the loader of a part of the training split."""
     place = World(rank=part, size=parts, local_size=1)
-    return open_loader(config, place, split=config.data.train_split, training=True)
+    return open_loader(config, place)
 
 
 def batch_spec(batches: Batches) -> list[tf.TensorSpec]:

@@ -167,7 +167,7 @@ def _shares(config: TrainConfig, ring: Ring, manifests: Mapping[str, Manifest]) 
     Raises:
         ConfigError: a rank's batch could have too few samples.
     """
-    loader = open_loader(config, ring, split=config.data.train_split, training=True, manifests=manifests)
+    loader = open_loader(config, ring, manifests=manifests)
     follows_speed, batch_size = config.sync.shares == "speed", config.data.batch_size
     if (follows_speed or config.sync.batch_norm) and batch_size < ring.size:
         key = "sync.shares=speed" if follows_speed else "sync.batch_norm=true"

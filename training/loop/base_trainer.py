@@ -179,7 +179,7 @@ class BaseTrainer(ABC):
         """Evaluate, if that is due after a step of an epoch (a collective)."""
         if not self.evaluator.loaders or not self._progress.is_evaluation_due(epoch):
             return
-        self.reports.emit(EvaluationBegan(self.position.step, epoch))
+        self.reports.emit(EvaluationBegan())
         with self.reports.timed(EVALUATION, self.position), self._evaluated_weights():
             result = self.evaluator(self.config, self.ring, self._is_stopping)
             (asked,) = self.ring.allreduce_sum([tf.constant(float(self._asked_to_stop))])

@@ -59,20 +59,16 @@ def open_loader(
     config: TrainConfig,
     ring: Ring | World,
     *,
-    split: str,
-    training: bool,
     quarantined: Sequence[str] = (),
     manifests: Mapping[str, Manifest] | None = None,
 ) -> Loader | Mixture:
-    """Open this rank's loader of a split; training drops the remainder, evaluation reads each sample once.
+    """Open this rank's loader of the training split, without the remainder.
 
     A rank that trains on a part of its own reads each of its samples once, in batches of its share of the global batch.
 
     Args:
-        config: configuration of the run; if it has a mixture, only for training.
+        config: configuration of the run.
         ring: the ranks.
-        split: name of the split.
-        training: whether to open it for training.
         quarantined: paths of shards that the run knows to be damaged; of a mixture, below the names of its datasets.
         manifests: the datasets, as `open_manifests` returns them; None: they are opened.
 
@@ -80,19 +76,19 @@ def open_loader(
         ConfigError: a training split cannot fill a batch, or there is not one part for each rank.
         DatasetError: there is no such split.
     """
-    data = config.data
+    data, split = config.data, config.data.train_split
     batch_size = data.batch_size
     manifests = manifests or open_manifests(data)
     for name, of_dataset in manifests.items():
-        _check_split(of_dataset, split, name, training=training)
+        _check_split(of_dataset, split, name, training=True)
     manifest = one_manifest(data, manifests)
-    records, own = manifest.split(split).records, own_part(config, ring, manifest) if training else None
-    if training and own is None and records < batch_size:
+    records, own = manifest.split(split).records, own_part(config, ring, manifest)
+    if own is None and records < batch_size:
         raise ConfigError(
             f"data.batch_size={batch_size} is more than the {records} records of {split!r}; use at most {records}"
         )
     multiple = ring.size * config.augment.mix_group
-    if training and config.augment.mixes and batch_size % multiple:
+    if config.augment.mixes and batch_size % multiple:
         raise ConfigError(
             f"augment.mix_group={config.augment.mix_group} must divide each of {ring.size} ranks' share of "
             f"data.batch_size={batch_size}: use a multiple of {multiple}"
@@ -111,17 +107,17 @@ def open_loader(
             split=split,
             where=where,
             batch_size=batch_size,
-            balance=shares_by_class("data.balance", data.balance, manifest.classes) if training else "natural",
+            balance=shares_by_class("data.balance", data.balance, manifest.classes),
             seed=config.seed,
             rank=rank,
             world_size=ranks,
-            remainder="drop" if training and own is None else "pad",
-            sample_keys=training and config.augment.random,
-            streams=data.streams if training else None,
-            bucket_by=data.bucket_by if training else None,
+            remainder="drop" if own is None else "pad",
+            sample_keys=config.augment.random,
+            streams=data.streams,
+            bucket_by=data.bucket_by,
             bucket_steps=data.bucket_steps,
             quarantined=quarantined,
-            **_reading(data, manifest, training=training),
+            **_reading(data, manifest, training=True),
         )
 
 

@@ -138,7 +138,7 @@ def _pace(config: TrainConfig, ranks: int, assembly: Assembly) -> Pace:
     if config.sync.clients is None:
         return assembly.pace
     worlds = [World(rank=rank, size=ranks, local_size=ranks) for rank in range(ranks)]
-    loaders = [open_loader(config, world, split=config.data.train_split, training=True) for world in worlds]
+    loaders = [open_loader(config, world) for world in worlds]
     own = assembly.pace
     steps = max(loader.steps_per_epoch for loader in loaders)
     return Pace(

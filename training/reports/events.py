@@ -47,14 +47,10 @@ class StepTimes(NamedTuple):
     stamps: Any
 
 
-@dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened.
+    """Something that happened; `handler` is the method that takes it."""
 
-    Attributes:
-        handler: the method that takes it.
-    """
-
+    __slots__ = ()
     handler: ClassVar[str]
 
 
@@ -94,15 +90,7 @@ class EpochBegan(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepDone(Event):
-    """A step is done.
-
-    Attributes:
-        step: number of steps done.
-        epoch: epoch of the step.
-        epoch_step: number of the step in its epoch, from 0.
-        loss: mean loss over the global batch, a float32 scalar that stays on the device until it is read.
-        times: when its parts were done; None where nobody measures them.
-    """
+    """Step `epoch_step` of an epoch is done, `step` in all; its loss, a float32 scalar, is on the device until read."""
 
     handler: ClassVar[str] = "step"
     step: int
@@ -114,7 +102,7 @@ class StepDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class StepsLogged(Event):
-    """The steps since the last entry of the log became one: `entry`, with the keys of docs/training.md."""
+    """The steps since the last entry of the log became one, with the keys of docs/training.md."""
 
     handler: ClassVar[str] = "steps"
     entry: Mapping[str, Any]
@@ -125,13 +113,11 @@ class EvaluationBegan(Event):
     """An evaluation begins, which may take long."""
 
     handler: ClassVar[str] = "begin_evaluation"
-    step: int
-    epoch: int
 
 
 @dataclass(frozen=True, slots=True)
 class EvaluationDone(Event):
-    """An evaluation is done: `entry` holds epoch, step, samples, loss and metrics."""
+    """An evaluation is done; `entry` holds epoch, step, samples, loss and metrics."""
 
     handler: ClassVar[str] = "evaluation"
     entry: Mapping[str, Any]
@@ -139,14 +125,7 @@ class EvaluationDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class ActivityDone(Event):
-    """Something that belongs to no step is done.
-
-    Attributes:
-        name: ``evaluation`` or ``checkpoint``.
-        step, epoch: steps done before it, and their epoch.
-        started: when it began, by `time.monotonic`.
-        seconds: how long it took.
-    """
+    """An ``evaluation`` or ``checkpoint`` after `step` steps took so long, from a time of `time.monotonic` on."""
 
     handler: ClassVar[str] = "activity"
     name: str
@@ -158,13 +137,7 @@ class ActivityDone(Event):
 
 @dataclass(frozen=True, slots=True)
 class EpochEnded(Event):
-    """An epoch is over, and evaluated if it is.
-
-    Attributes:
-        epoch: its number.
-        loss: mean training loss of the last entry of the log.
-        evaluation: the evaluation at its end.
-    """
+    """An epoch is over, with the loss of the log's last entry, and the evaluation at its end if there was one."""
 
     handler: ClassVar[str] = "end_epoch"
     epoch: int
@@ -174,13 +147,7 @@ class EpochEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class StoppedEarly(Event):
-    """The run ends here, before its last step.
-
-    Attributes:
-        step: number of steps done.
-        best: the best evaluation; None if the metric was never defined.
-        reason: why it ends.
-    """
+    """The run ends before its last step, for a reason; `best` is its best evaluation, if any has the metric."""
 
     handler: ClassVar[str] = "stop_early"
     step: int
@@ -190,12 +157,7 @@ class StoppedEarly(Event):
 
 @dataclass(frozen=True, slots=True)
 class RunEnded(Event):
-    """The process trains no more.
-
-    Attributes:
-        step, epoch: where it stands.
-        is_finished: whether the run has done all of its steps.
-    """
+    """The process trains no more; `is_finished` says whether the run has done all of its steps."""
 
     handler: ClassVar[str] = "close"
     step: int
@@ -205,7 +167,7 @@ class RunEnded(Event):
 
 @dataclass(frozen=True, slots=True)
 class RowsRecorded(Event):
-    """The recorder has rows for its files, also where there are none in a second."""
+    """The recorder has rows for its files; also without any, each second."""
 
     handler: ClassVar[str] = "rows"
     rows: Sequence[Row]

@@ -67,13 +67,13 @@ def test_an_epoch_goes_on_from_any_step_as_it_would_have(batches: int) -> None:
 def test_parts_that_do_not_fit_are_refused(clients: list[str], message: str, flights: str) -> None:
     config = parse_config({"data": {"url": flights}, "sync": {"method": "fedavg", "clients": clients}}, "test")
     with pytest.raises(ConfigError, match=message):
-        open_loader(config, SoloRing(), split="train", training=True)
+        open_loader(config, SoloRing())
 
 
 @pytest.mark.parametrize("part", ["test", "carrier == 'AA'"])
 def test_a_part_is_a_split_or_what_passes_a_condition(part: str, flights: str) -> None:
     tree = {"data": {"url": flights, "batch_size": 64}, "sync": {"method": "fedavg", "clients": [part]}}
-    loader = open_loader(parse_config(tree, "test"), SoloRing(), split="train", training=True)
+    loader = open_loader(parse_config(tree, "test"), SoloRing())
     carriers = [
         name
         for batch in loader.numpy_epoch(0)

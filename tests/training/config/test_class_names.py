@@ -42,7 +42,7 @@ def test_texts_that_yaml_reads_as_something_else_name_classes(tmp_path: Path) ->
     path = _write(tmp_path, f"data: {data}\nloss: {{class_weights: {{{shares}}}}}")
     for config in (load_config(path), load_config(_write(tmp_path, print_config(load_config(path))))):
         assert config.data.balance == config.loss.class_weights == dict(zip(TEXTS, range(1, 14), strict=True))
-        plan = open_loader(config, SoloRing(), split="train", training=True).plan()
+        plan = open_loader(config, SoloRing()).plan()
         for number, name in enumerate(TEXTS):
             assert plan.class_mix[name].per_batch == (number + 1, number + 1)
         manifest = open_dataset(str(tmp_path / "d")).manifest
@@ -78,7 +78,7 @@ def test_a_positive_class_and_a_balance_are_of_the_class_as_written(
             target = plan_target(manifest, config)
             wanted = [value for value in manifest.classes if class_name(value).lower() == name.lower()]
             assert [manifest.classes[target.positive]] == wanted
-            plan = open_loader(config, SoloRing(), split="train", training=True).plan()
+            plan = open_loader(config, SoloRing()).plan()
             assert plan.class_mix[wanted[0]].per_batch == (20, 20)
 
 
@@ -87,7 +87,7 @@ def test_another_spelling_is_another_class(tmp_path: Path) -> None:
     for name in ("01", "1.0", "yes", "true"):
         config = load_config(_write(tmp_path, f"data: {{url: {url}, batch_size: 20, balance: {{{name}: 1}}}}"))
         with pytest.raises(ConfigError, match=rf"data.balance: there is no class '{name}'; .*1"):
-            open_loader(config, SoloRing(), split="train", training=True)
+            open_loader(config, SoloRing())
     with pytest.raises(ConfigError, match="the key '1' appears twice"):
         load_config(_write(tmp_path, "data: {url: d, balance: {1: 2, '1': 3}}"))
 

@@ -8,7 +8,8 @@ import pytest
 
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from ringfeed.training.config.config_file import parse_config
-from ringfeed.training.loop.inputs import open_loader
+from ringfeed.training.loop.datasets import open_manifests
+from ringfeed.training.loop.inputs import open_evaluations, open_loader
 from ringfeed.training.ring.ring import SoloRing
 
 NUMBERS = {"streams": 4, "window_shards": 2, "fetch_threads": 3, "prefetch_bytes": 0}
@@ -17,11 +18,13 @@ NUMBERS = {"streams": 4, "window_shards": 2, "fetch_threads": 3, "prefetch_bytes
 def test_the_numbers_of_the_loader_are_those_of_the_configuration(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": range(80), "y": [i % 2 for i in range(80)]}), tmp_path / "s.parquet")
     build(BuildOptions(source=str(tmp_path / "s.parquet"), destination=str(tmp_path / "d"), label="y", shards=4))
-    config = parse_config({"data": {"url": str(tmp_path / "d"), "batch_size": 8} | NUMBERS}, "a.yaml")
-    for is_training in (True, False):  # evaluation keeps the order that it has without them
-        loader = open_loader(config, SoloRing(), split="train", training=is_training)
-        own = {name: loader.arguments[name] for name in NUMBERS}
-        assert own == (NUMBERS if is_training else NUMBERS | {"streams": None, "window_shards": 1})
+    data = {"url": str(tmp_path / "d"), "batch_size": 8, "eval_split": "train"}
+    config = parse_config({"data": data | NUMBERS}, "a.yaml")
+    arguments = open_loader(config, SoloRing()).arguments
+    assert {name: arguments[name] for name in NUMBERS} == NUMBERS
+    evaluated = open_evaluations(config, SoloRing(), open_manifests(config.data))[""].loader
+    own = {name: evaluated.arguments[name] for name in NUMBERS}  # in the order that it has without them
+    assert own == NUMBERS | {"streams": None, "window_shards": 1}
 
 
 @pytest.mark.parametrize(("key", "value"), [("streams", 0), ("window_shards", 0), ("prefetch_bytes", -1)])

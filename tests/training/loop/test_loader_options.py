@@ -17,7 +17,8 @@ from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build
 from ringfeed.sharding.errors import ConfigError, CorruptionError
 from ringfeed.training.config.config_file import parse_config
-from ringfeed.training.loop.inputs import open_loader
+from ringfeed.training.loop.datasets import open_manifests
+from ringfeed.training.loop.inputs import open_evaluations, open_loader
 from ringfeed.training.loop.trainer import Trainer
 from ringfeed.training.ring.ring import SoloRing
 from tests.helpers.checkpoints import saved_steps
@@ -83,7 +84,7 @@ def test_mistakes_name_the_key(flights: str) -> None:
         ),
     ]:
         with pytest.raises(ConfigError, match=message):
-            open_loader(parse_config(_tree(flights, data), "x"), SoloRing(), split="train", training=True)
+            open_loader(parse_config(_tree(flights, data), "x"), SoloRing())
 
 
 def test_a_damaged_shard_is_left_out_and_stays_out(
@@ -127,13 +128,14 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_buckets_hold_records_of_similar_length_in_training_alone(lists: str) -> None:
-    config = parse_config(_tree(lists, {"bucket_by": "tokens", "bucket_steps": 5}), "x")
-    spreads = {}
-    for training in (True, False):
-        loader = open_loader(config, SoloRing(), split="train", training=training)
+    data = {"bucket_by": "tokens", "bucket_steps": 5, "eval_split": "train"}
+    config = parse_config(_tree(lists, data), "x")
+    evaluated = open_evaluations(config, SoloRing(), open_manifests(config.data))[""].loader
+    spreads = []
+    for loader in (open_loader(config, SoloRing()), evaluated):
         batches = [batch["tokens"].row_lengths for batch in loader.numpy_epoch(0)]
-        spreads[training] = np.mean([np.std(lengths) for lengths in batches])
-    assert spreads[True] < spreads[False] / 2
+        spreads.append(np.mean([np.std(lengths) for lengths in batches]))
+    assert spreads[0] < spreads[1] / 2
 
 
 def test_a_run_on_mixed_images_resumes(pictures: str, resumed: Callable[..., Any]) -> None:

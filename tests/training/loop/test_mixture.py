@@ -135,8 +135,6 @@ def test_options_of_one_dataset_are_its_own(tree: Tree, urls: dict[str, str]) ->
     loader = open_loader(
         parse_config(tree(data={"mixture": mixture, "where": "code < 5"}), "x"),
         SoloRing(),
-        split="train",
-        training=True,
     )
     for batch in loader.numpy_epoch(0):
         is_large = batch["source_id"] == 0
@@ -177,9 +175,7 @@ def test_mistakes_name_dataset_and_key(tree: Tree, urls: dict[str, str], flights
         ({"batch_size": 286}, r"^data\.batch_size=286 is more than the 285 records of 'train'"),
     ]:
         with pytest.raises((ConfigError, DatasetError), match=message):
-            open_loader(
-                parse_config(tree(data=data), "x"), SoloRing(), split=data.get("train_split", "train"), training=True
-            )
+            open_loader(parse_config(tree(data=data), "x"), SoloRing())
     with pytest.raises(ConfigError, match=r"backend must be another than parameter_server with data\.mixture"):
         parse_config({**tree(), "backend": "parameter_server"}, "x")
     with pytest.raises(ConfigError, match=r"sync\.clients must be null with data\.mixture"):

@@ -26,7 +26,7 @@ def _batch(url: str, ring: Ring, **augment: Any) -> tuple[Any, Any, Any]:
         "augment": {"flip_left_right": True, **augment},
     }
     config = parse_config(tree, "x")
-    loader = open_loader(config, ring, split="train", training=True)
+    loader = open_loader(config, ring)
     augmented = build_model(loader.manifest, config).augmented
     assert augmented is not None
     return tuple(part.numpy() for part in tf.function(augmented, autograph=False)(next(iter(loader.epoch(1, 2)))))  # type: ignore[return-value]

@@ -120,7 +120,7 @@ def test_a_bar_leaves_room_for_steps_time_loss_speed_and_wait(
     console.step(StepDone(100, 0))
     console.steps(StepsLogged(ENTRY | {"samples_per_second": 61_531.0}))
     console._bar.refresh()
-    console.begin_evaluation(EvaluationBegan(100, 0))
+    console.begin_evaluation(EvaluationBegan())
     console.close(FINISHED)
     texts = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).strip() for line in screen.getvalue().split("\r")]
     line = next(text for text in texts if "loss" in text)

@@ -35,5 +35,4 @@ def _paths(loader: Loader | Mixture) -> list[str]:
 def restore_quarantine(config: TrainConfig, ring: Ring, shares: Shares, quarantined: Sequence[str]) -> None:
     """Let a rank read what it would read with the shards of a checkpoint in quarantine."""
     if quarantined:
-        split = config.data.train_split
-        shares.replace_loader(open_loader(config, ring, split=split, training=True, quarantined=quarantined))
+        shares.replace_loader(open_loader(config, ring, quarantined=quarantined))
