@@ -29,7 +29,7 @@ from ringfeed.training.metrics.scorers import make_scorer
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.losses import build_loss
 from ringfeed.training.models.target import plan_target
-from ringfeed.training.models.user_model import own_errors
+from ringfeed.training.models.user_model import network_errors
 from ringfeed.training.optimizers.build import build_schedule, schedule_warnings
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.reports.events import StepDone
@@ -128,7 +128,7 @@ class ServerTrainer(BaseTrainer):
             tables=tables,
         )
         self.server_bytes = placement.server_bytes
-        in_one_line = own_errors(manifest, config)
+        in_one_line = network_errors(manifest, config)
         self._loop = in_one_line(make_worker_loop)(
             network,
             self._sent_by(optimizers, [variable.value for variable in network.trainable_variables]),
@@ -238,7 +238,7 @@ class ServerTrainer(BaseTrainer):
                 saved = self.config.checkpoint.url
                 remedy = f"the same command resumes from {saved}" if saved else "set checkpoint.url to resume a run"
                 raise TrainingError(f"a parameter server has died, and its variables with it: {remedy}") from error
-            with own_errors(self.loader.manifest, self.config):
+            with network_errors(self.loader.manifest, self.config):
                 raise
 
     # -- weights -------------------------------------------------------------------------------------------------

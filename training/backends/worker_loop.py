@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -46,25 +46,46 @@ def make_worker_loop(
     Returns:
         A concrete function, which makes updates as long as the board gives it steps.
     """
-    variables = [variable.value for variable in network.trainable_variables]
     spec = batch_spec(batches)
+    update = _update(network, updates, version, clip_norm=clip_norm, loss_of=loss_of, weight_scale=weight_scale)
 
-    def update(number: Tensor, flat: Sequence[Tensor]) -> Tensor:
+    def updated(number: Tensor, flat: Sequence[Tensor]) -> Tensor:
         for tensor, one in zip(flat, spec, strict=True):
             tensor.set_shape(one.shape)
-        inputs, target, weight = tf.nest.pack_sequence_as(batches.element_spec, flat, expand_composites=True)
+        return update(number, *tf.nest.pack_sequence_as(batches.element_spec, flat, expand_composites=True))
+
+    def body(_: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
+        is_step, number, *flat = tf.raw_ops.PyFunc(
+            input=[tf.constant(address)], token=NEXT_TOKEN, Tout=[tf.bool, tf.int64, *(one.dtype for one in spec)]
+        )
+        is_step.set_shape([])
+        number.set_shape([])
+        go_on = tf.cond(is_step, lambda: updated(number, flat), lambda: tf.constant(False))
+        return go_on, tf.maximum(last, number)
+
+    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    def loop() -> Tensor:
+        start = [tf.constant(True), tf.constant(0, tf.int64)]
+        (go_on, last), after = finished(lambda: tf.while_loop(lambda go, _: go, body, start, parallel_iterations=1))
+        with after:
+            updates.end(tf.identity(last))
+        return go_on
+
+    return loop.get_concrete_function()
+
+
+def _update(
+    network: Any, updates: Updates, version: Any, *, clip_norm: float | None, loss_of: Loss, weight_scale: float
+) -> Callable[..., Tensor]:
+    """The function of an update's number and a batch that makes the update, and tells the board of it."""
+    variables = [variable.value for variable in network.trainable_variables]
+
+    def update(number: Tensor, inputs: Any, target: Tensor, weight: Tensor) -> Tensor:
         seen = version.read_value()
         with tf.control_dependencies([seen]):
             with tf.GradientTape() as tape:
                 loss = batch_loss(network, inputs, target, weight * weight_scale, loss_of)
-            found = tape.gradient(loss, variables)
-            check_connected(found)
-            gradients = [_summed_rows(gradient) for gradient in found]
-            used = [place for place, gradient in enumerate(gradients) if gradient is not None]
-            clipped, norm = clip_by_global_norm([gradients[i] for i in used], clip_norm)
-            if clip_norm is not None:
-                for place, gradient in zip(used, clipped, strict=True):
-                    gradients[place] = gradient
+            gradients, norm = _clipped(tape.gradient(loss, variables), clip_norm)
             is_finite = all_finite([loss, norm])
 
         def apply() -> Tensor:
@@ -79,24 +100,19 @@ def make_worker_loop(
 
         return tf.cond(is_finite, apply, refuse)
 
-    def body(_: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
-        is_step, number, *flat = tf.raw_ops.PyFunc(
-            input=[tf.constant(address)], token=NEXT_TOKEN, Tout=[tf.bool, tf.int64, *(one.dtype for one in spec)]
-        )
-        is_step.set_shape([])
-        number.set_shape([])
-        go_on = tf.cond(is_step, lambda: update(number, flat), lambda: tf.constant(False))
-        return go_on, tf.maximum(last, number)
+    return update
 
-    @tf.function  # type: ignore[untyped-decorator]  # TensorFlow ships no types
-    def loop() -> Tensor:
-        start = [tf.constant(True), tf.constant(0, tf.int64)]
-        (go_on, last), after = finished(lambda: tf.while_loop(lambda go, _: go, body, start, parallel_iterations=1))
-        with after:
-            updates.end(tf.identity(last))
-        return go_on
 
-    return loop.get_concrete_function()
+def _clipped(found: Sequence[Any], clip_norm: float | None) -> tuple[list[Any], Tensor]:
+    """Return gradients, clipped together, and their norm; None stays where the loss depends on no variable."""
+    check_connected(found)
+    gradients = [_summed_rows(gradient) for gradient in found]
+    used = [place for place, gradient in enumerate(gradients) if gradient is not None]
+    clipped, norm = clip_by_global_norm([gradients[place] for place in used], clip_norm)
+    if clip_norm is not None:
+        for place, gradient in zip(used, clipped, strict=True):
+            gradients[place] = gradient
+    return gradients, norm
 
 
 def _summed_rows(gradient: Any) -> Any:

@@ -30,7 +30,7 @@ from ringfeed.training.models.build import build_model
 from ringfeed.training.models.built_model import BuiltModel
 from ringfeed.training.models.losses import build_loss
 from ringfeed.training.models.target import Target, plan_target
-from ringfeed.training.models.user_model import own_errors
+from ringfeed.training.models.user_model import network_errors
 from ringfeed.training.optimizers.build import build_schedule, schedule_warnings
 from ringfeed.training.optimizers.precision import LossScale, ScaleRule
 from ringfeed.training.optimizers.replicated import update_own_replica
@@ -43,7 +43,7 @@ from ringfeed.training.ring.synchronizer import Synchronizer
 from .clients import own_pace
 from .datasets import open_manifests
 from .inputs import open_evaluations, open_loader, traced
-from .shares import Shares
+from .shares import RankShares
 from .state.best import check_defined
 from .step import TrainStep, make_predict_step, make_train_step
 from .synchronisation import build_run_optimizer, build_synchronizer, momentum_remarks
@@ -74,7 +74,7 @@ class Assembly:
         train_step, predict: the compiled steps.
     """
 
-    shares: Shares
+    shares: RankShares
     evaluations: Mapping[str, tuple[Loader, Any]]
     target: Target
     own: Own
@@ -161,7 +161,7 @@ def _assembled(
     )
 
 
-def _shares(config: TrainConfig, ring: Ring, manifests: Mapping[str, Manifest]) -> Shares:
+def _shares(config: TrainConfig, ring: Ring, manifests: Mapping[str, Manifest]) -> RankShares:
     """Open the training split for this rank.
 
     Raises:
@@ -172,7 +172,7 @@ def _shares(config: TrainConfig, ring: Ring, manifests: Mapping[str, Manifest]) 
     if (follows_speed or config.sync.batch_norm) and batch_size < ring.size:
         key = "sync.shares=speed" if follows_speed else "sync.batch_norm=true"
         raise ConfigError(f"{key} needs a sample for each of {ring.size} ranks: raise data.batch_size")
-    shares = Shares(
+    shares = RankShares(
         loader,
         ring,
         batch_size,
@@ -231,7 +231,7 @@ def _steps(
 ) -> tuple[TrainStep, Callable[[Any], Any]]:
     is_recorded = config.output.records is not None or config.output.prometheus_port is not None
     follows_speed, has_clients = config.sync.shares == "speed", config.sync.clients is not None
-    in_one_line = own_errors(loader.manifest, config)
+    in_one_line = network_errors(loader.manifest, config)
     train_step: TrainStep = in_one_line(
         make_train_step(
             parts.network,

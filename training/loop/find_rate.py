@@ -71,7 +71,7 @@ def find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], bool
 
 
 def _batches(assembly: Assembly) -> Iterator[Any]:
-    loader, factor, epoch = assembly.shares.loader, assembly.shares.factor, 0
+    loader, factor, epoch = assembly.shares.loader, assembly.shares.sample_factor, 0
     while True:
         for inputs, target, weight in loader.batches(epoch, transform=assembly.augment):
             yield inputs, target, weight * factor

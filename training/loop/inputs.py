@@ -82,17 +82,8 @@ def open_loader(
     for name, of_dataset in manifests.items():
         _check_split(of_dataset, split, name, training=True)
     manifest = one_manifest(data, manifests)
-    records, own = manifest.split(split).records, own_part(config, ring, manifest)
-    if own is None and records < batch_size:
-        raise ConfigError(
-            f"data.batch_size={batch_size} is more than the {records} records of {split!r}; use at most {records}"
-        )
-    multiple = ring.size * config.augment.mix_group
-    if config.augment.mixes and batch_size % multiple:
-        raise ConfigError(
-            f"augment.mix_group={config.augment.mix_group} must divide each of {ring.size} ranks' share of "
-            f"data.batch_size={batch_size}: use a multiple of {multiple}"
-        )
+    own = own_part(config, ring, manifest)
+    _check_batch_size(config, ring, manifest.split(split).records if own is None else None)
     if data.mixture is not None:
         return _open_mixture(config, ring, split, manifests, quarantined)
     rank, ranks, where = ring.rank, ring.size, data.where
@@ -118,6 +109,20 @@ def open_loader(
             bucket_steps=data.bucket_steps,
             quarantined=quarantined,
             **_reading(data, manifest, training=True),
+        )
+
+
+def _check_batch_size(config: TrainConfig, ring: Ring | World, records: int | None) -> None:
+    """Refuse global batches that are larger than the split, if the ranks share it, or that ranks cannot mix."""
+    batch_size, split, group = config.data.batch_size, config.data.train_split, config.augment.mix_group
+    if records is not None and records < batch_size:
+        raise ConfigError(
+            f"data.batch_size={batch_size} is more than the {records} records of {split!r}; use at most {records}"
+        )
+    if config.augment.mixes and batch_size % (ring.size * group):
+        raise ConfigError(
+            f"augment.mix_group={group} must divide each of {ring.size} ranks' share of data.batch_size={batch_size}: "
+            f"use a multiple of {ring.size * group}"
         )
 
 

@@ -14,7 +14,7 @@ from ringfeed.pipeline import Loader, Mixture
 from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.ring.ring import Ring
 
-__all__ = ["Shares", "even_shares", "shares_by_speed"]
+__all__ = ["RankShares", "even_shares", "shares_by_speed"]
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ def shares_by_speed(shares: Sequence[int], seconds: Sequence[float], bound: floa
     return result if expected <= (1 - _LEAST_GAIN) * max(seconds) else list(shares)
 
 
-class Shares:
+class RankShares:
     """This rank's share of each global batch.
 
     Args:
@@ -117,7 +117,7 @@ class Shares:
         return max(1, math.floor(self._batch_size / self._ring.size / self._bound))
 
     @property
-    def factor(self) -> float:
+    def sample_factor(self) -> float:
         """This rank's share, where an equal one is 1.
 
         The mean over ranks of factor x mean over a rank's samples is the mean over the global batch.

@@ -102,14 +102,15 @@ class Trainer(BaseTrainer):
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches for the steps of an epoch, as `train_steps` takes them."""
-        loader, preprocess, shares = self.loader, self._assembly.augment, self._shares
+        loader, preprocess = self.loader, self._assembly.augment
 
         def read(first: int) -> Iterator[Batch]:
             if not self.pace.repeats:
                 return loader.batches(epoch, first, transform=preprocess)
             return islice(loader.batches(0, first, transform=preprocess), self.pace.steps - first)
 
-        factor = 1.0 if self.config.sync.method == "fedavg" else shares.factor  # the mean of fedavg counts samples
+        counts_samples = self.config.sync.method == "fedavg"  # its mean does
+        factor = 1.0 if counts_samples else self._shares.sample_factor
         for inputs, target, weight in paced(read, self.pace, start_step):
             yield inputs, target, weight if factor == 1.0 else weight * factor
 

@@ -141,7 +141,8 @@ def _regression_loss(delta: float | None, std: float) -> Loss:
 def batch_loss(network: Any, inputs: Any, target: Tensor, weight: Tensor, loss_of: Loss = cross_entropy) -> Tensor:
     """Return the training loss of a local batch: weighted sum over samples / their number + the network's own losses.
 
-    Its mean over ranks is the loss of the global batch if weights make up for shares that differ: see `Shares.factor`.
+    Its mean over ranks is the loss of the global batch if weights make up for shares that differ: see
+    `RankShares.sample_factor`.
     """
     losses = loss_of(network(inputs, training=True), target)
     loss = tf.reduce_mean(losses * weight)

@@ -24,7 +24,7 @@ from .built_model import BuiltModel, check_outputs
 from .preprocess import Element, feature_columns, label_and_weight, masked_features, refuse_missing
 from .target import plan_target
 
-__all__ = ["own_errors", "user_model"]
+__all__ = ["network_errors", "user_model"]
 
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in')
 _LIBRARY = re.compile(r"^<|[/\\](site|dist)-packages[/\\]")  # "<string>" is code that TensorFlow generates
@@ -34,7 +34,7 @@ _NODE = re.compile(r"\{\{.*?\}\}")  # TensorFlow's marks of a graph's nodes
 
 
 @contextmanager
-def own_errors(manifest: Manifest, config: TrainConfig) -> Iterator[None]:
+def network_errors(manifest: Manifest, config: TrainConfig) -> Iterator[None]:
     """Report an error of a user's network or loss, in the body, in one line with the place in the user's code.
 
     Raises:
@@ -83,7 +83,7 @@ def _failed_operation(message: str) -> tuple[str | None, str]:
 
 def user_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
     function = import_function("model.name", config.model.name, str(Path.cwd()), example="my_networks:build")
-    with own_errors(manifest, config):
+    with network_errors(manifest, config):
         network = function(manifest, config)
     if not isinstance(network, keras.Model):
         raise ConfigError(f"model.name: {config.model.name} must return a keras.Model, got {type(network).__name__}")

@@ -22,7 +22,7 @@ from pathlib import Path
 from .ring import Ring
 from .run_lines import Connection, LineServer, connect
 
-__all__ = ["Report", "Watchdog", "judge", "user_place"]
+__all__ = ["RankReport", "Watchdog", "judge", "user_place"]
 
 _PERIODS = 10  # reports, at least, in the time after which a rank counts as stalled
 _LONGEST_PERIOD = 2.0  # seconds
@@ -34,7 +34,7 @@ _FOREIGN = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class RankReport:
     """What rank 0 knows of a rank.
 
     Attributes:
@@ -52,13 +52,13 @@ class Report:
     own_place: str = ""
 
 
-def judge(reports: Mapping[int, Report], now: float, seconds: float) -> str | None:
+def judge(reports: Mapping[int, RankReport], now: float, seconds: float) -> str | None:
     """Return which rank has stalled, in words; None if none has.
 
-    >>> at_work = Report(batches=7, place="", seen=100, moved=50)
-    >>> judge({0: at_work, 1: Report(batches=6, place="net.py:3 in f", seen=100, moved=49)}, 100, 60) is None
+    >>> at_work = RankReport(batches=7, place="", seen=100, moved=50)
+    >>> judge({0: at_work, 1: RankReport(batches=6, place="net.py:3 in f", seen=100, moved=49)}, 100, 60) is None
     True
-    >>> judge({0: at_work, 1: Report(batches=6, place="net.py:3 in f", seen=100, moved=49)}, 111, 60)
+    >>> judge({0: at_work, 1: RankReport(batches=6, place="net.py:3 in f", seen=100, moved=49)}, 111, 60)
     'rank 1 has stalled in net.py:3 in f: the others have waited for 61 s, at batch 7 of this process'
     """
     silent = [rank for rank, report in reports.items() if now - report.seen > seconds]
@@ -90,11 +90,11 @@ def _names(ranks: list[int], one: str = "has", many: str = "have") -> str:
     return f"rank {ranks[0]} {one}" if len(ranks) == 1 else f"ranks {', '.join(map(str, ranks))} {many}"
 
 
-def _places(reports: Mapping[int, Report]) -> str:
+def _places(reports: Mapping[int, RankReport]) -> str:
     """Where the ranks stand, the rarest places first: the others probably wait for these ranks.
 
     >>> places = enumerate(["a.py:0", "a.py:0", "a.py:1"])
-    >>> _places({rank: Report(batches=7, place="", seen=0, moved=0, own_place=place) for rank, place in places})
+    >>> _places({rank: RankReport(batches=7, place="", seen=0, moved=0, own_place=place) for rank, place in places})
     ': rank 2 is in a.py:1, ranks 0, 1 are in a.py:0'
     """
     found: dict[str, list[int]] = {}
@@ -119,13 +119,15 @@ class Watchdog:
         self._period = min(_LONGEST_PERIOD, seconds / _PERIODS)
         self._closed = threading.Event()
         self._batches = 0
-        self._reports: dict[int, Report] = {}
+        self._reports: dict[int, RankReport] = {}
         self._verdict: str | None = None
         server = LineServer(_own_address(ring), self._answer) if ring.rank == 0 else None
         self._address: str = ring.allgather_object(server.address if server else None)[0]
         if server:
             start = time.monotonic()
-            self._reports = {rank: Report(batches=0, place="", seen=start, moved=start) for rank in range(ring.size)}
+            self._reports = {
+                rank: RankReport(batches=0, place="", seen=start, moved=start) for rank in range(ring.size)
+            }
             self._start(self._serve, server)
         self._start(self._watch)
 
@@ -173,7 +175,7 @@ class Watchdog:
             now, before = time.monotonic(), self._reports[rank]
             starts = batches == 0 and (place, own_place) != (before.place, before.own_place)
             moved = now if batches > before.batches or starts else before.moved
-            self._reports[rank] = Report(batches=batches, place=place, seen=now, moved=moved, own_place=own_place)
+            self._reports[rank] = RankReport(batches=batches, place=place, seen=now, moved=moved, own_place=own_place)
             connection.send(self._verdict)
 
 

@@ -7,12 +7,12 @@ from queue import Queue
 
 import pytest
 
-from ringfeed.training.ring.watchdog import Report, Watchdog, judge
+from ringfeed.training.ring.watchdog import RankReport, Watchdog, judge
 from tests.helpers.thread_ring import on_ranks
 
 
-def _report(batches: int, place: str = "", seen: float = 100.0, moved: float = 40.0, own_place: str = "") -> Report:
-    return Report(batches=batches, place=place, seen=seen, moved=moved, own_place=own_place)
+def _report(batches: int, place: str = "", seen: float = 100.0, moved: float = 40.0, own_place: str = "") -> RankReport:
+    return RankReport(batches=batches, place=place, seen=seen, moved=moved, own_place=own_place)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def _report(batches: int, place: str = "", seen: float = 100.0, moved: float = 4
         ),
     ],
 )
-def test_the_rank_that_others_wait_for_has_stalled(reports: list[Report], verdict: str | None) -> None:
+def test_the_rank_that_others_wait_for_has_stalled(reports: list[RankReport], verdict: str | None) -> None:
     found = judge(dict(enumerate(reports)), 100.0, 50.0)
     assert (found or "").startswith(verdict or "")
     assert (found is None) == (verdict is None)

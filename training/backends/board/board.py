@@ -17,7 +17,7 @@ from typing import Any
 from ringfeed.training.ring.run_lines import Connection, LineServer
 
 from .client import BYE, HEARD, STOP
-from .part_plan import OVER, PartPlan, Step
+from .part_plan import OVER, PartPlan, WorkerStep
 from .round_plan import RoundPlan
 from .task_watch import Heard, TaskStates
 
@@ -183,7 +183,7 @@ class Board:
         while True:
             plan = self._plan
             step = OVER if plan is None or self.failure is not None else plan.take(worker)
-            if plan is not None and isinstance(step, Step):
+            if plan is not None and isinstance(step, WorkerStep):
                 self._busy.add(worker)
                 self._moved = time.monotonic()
                 update = self._first + plan.number(worker)

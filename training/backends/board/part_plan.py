@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["OVER", "Over", "PartPlan", "Step"]
+__all__ = ["OVER", "Over", "PartPlan", "WorkerStep"]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class WorkerStep:
     """The step of an epoch whose batch is read from a part."""
 
     part: int
@@ -55,17 +55,17 @@ class PartPlan:
 
     >>> plan = PartPlan(2, 0, 2)
     >>> plan.take(0), plan.take(1)
-    (Step(part=0, step=0), Step(part=1, step=0))
+    (WorkerStep(part=0, step=0), WorkerStep(part=1, step=0))
     >>> plan.finish(0), plan.take(0), plan.finish(0)
-    (None, Step(part=0, step=1), None)
+    (None, WorkerStep(part=0, step=1), None)
     >>> plan.take(0)  # half of what worker 1 has left after its present step
-    Step(part=1, step=1)
+    WorkerStep(part=1, step=1)
     """
 
     def __init__(self, workers: int, start: int, stop: int, bound: int | None = None) -> None:
         self._bound = bound
         self._ranges = [deque([_Range(part, start, stop)] if stop > start else []) for part in range(workers)]
-        self._held: dict[int, Step] = {}
+        self._held: dict[int, WorkerStep] = {}
         self._clocks = [0] * workers
         self._away: set[int] = set()
         self._latest = start  # end of the steps that any worker has begun
@@ -96,7 +96,7 @@ class PartPlan:
         """Every gradient is applied at once."""
         return True
 
-    def take(self, worker: int) -> Step | Over | None:
+    def take(self, worker: int) -> WorkerStep | Over | None:
         """Return the next step of a worker, `OVER`, or None if it has to wait.
 
         A worker that asks before it has finished a step gets the same again: TensorFlow repeats what has failed.
@@ -113,7 +113,7 @@ class PartPlan:
         if self._bound is not None and lead > self._bound:
             return None
         self.most_ahead = max(self.most_ahead, lead)
-        step = Step(own[0].part, own[0].start)
+        step = WorkerStep(own[0].part, own[0].start)
         own[0].start += 1
         if not own[0]:
             own.popleft()
@@ -129,7 +129,7 @@ class PartPlan:
             self.done += 1
             self._clocks[worker] += 1
 
-    def leave(self, worker: int) -> Step | None:
+    def leave(self, worker: int) -> WorkerStep | None:
         """Note that a worker has died, and return the step that it had begun."""
         self._away.add(worker)
         step = self._held.pop(worker, None)

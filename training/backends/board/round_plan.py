@@ -6,7 +6,7 @@ Chen et al., "Revisiting Distributed Synchronous SGD", arXiv 1604.00981, algorit
 
 from __future__ import annotations
 
-from .part_plan import OVER, Over, Step
+from .part_plan import OVER, Over, WorkerStep
 
 __all__ = ["RoundPlan"]
 
@@ -27,18 +27,18 @@ class RoundPlan:
 
     >>> plan = RoundPlan(2, 1, 0, 2)
     >>> plan.take(0), plan.take(1)
-    (Step(part=0, step=0), Step(part=1, step=0))
+    (WorkerStep(part=0, step=0), WorkerStep(part=1, step=0))
     >>> plan.vote(1), plan.vote(0), plan.add(1)  # worker 1 was first, and so the last that was needed
     (True, False, True)
     >>> plan.finish(1), plan.take(1)
-    (None, Step(part=1, step=1))
+    (None, WorkerStep(part=1, step=1))
     """
 
     most_ahead = 0
 
     def __init__(self, workers: int, needed: int, start: int, stop: int) -> None:
         self._workers, self._needed, self._start, self._round, self._stop = workers, needed, start, start, stop
-        self._held: dict[int, Step] = {}
+        self._held: dict[int, WorkerStep] = {}
         self._taken: set[int] = set()  # parts of the present step, as the next two
         self._granted: set[int] = set()
         self._added: set[int] = set()
@@ -59,7 +59,7 @@ class RoundPlan:
         """Return the number of the step that a worker has begun, from 0."""
         return self._held[worker].step - self._start
 
-    def take(self, worker: int) -> Step | Over | None:
+    def take(self, worker: int) -> WorkerStep | Over | None:
         """Return a worker's part of the present step, `OVER`, or None if it has to wait for the next step."""
         if worker in self._held:
             return self._held[worker]
@@ -71,7 +71,7 @@ class RoundPlan:
         if part is None:
             return None
         self._taken.add(part)
-        self._held[worker] = Step(part, self._round)
+        self._held[worker] = WorkerStep(part, self._round)
         return self._held[worker]
 
     def vote(self, worker: int) -> bool:
@@ -104,7 +104,7 @@ class RoundPlan:
         for names in (self._taken, self._granted, self._added):
             names.clear()
 
-    def leave(self, worker: int) -> Step | None:
+    def leave(self, worker: int) -> WorkerStep | None:
         """Note that a worker has died, and return the step that it had begun; another reads its batch again."""
         self._away.add(worker)
         step = self._held.pop(worker, None)

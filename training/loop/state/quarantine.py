@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from ringfeed.pipeline import Loader, Mixture
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.loop.inputs import open_loader
-from ringfeed.training.loop.shares import Shares
+from ringfeed.training.loop.shares import RankShares
 from ringfeed.training.ring.ring import Ring
 
 __all__ = ["join_quarantine", "restore_quarantine"]
@@ -32,7 +32,7 @@ def _paths(loader: Loader | Mixture) -> list[str]:
     return [f"{name}/{path}" for name, paths in loader.quarantined.items() for path in paths]
 
 
-def restore_quarantine(config: TrainConfig, ring: Ring, shares: Shares, quarantined: Sequence[str]) -> None:
+def restore_quarantine(config: TrainConfig, ring: Ring, shares: RankShares, quarantined: Sequence[str]) -> None:
     """Let a rank read what it would read with the shards of a checkpoint in quarantine."""
     if quarantined:
         shares.replace_loader(open_loader(config, ring, quarantined=quarantined))

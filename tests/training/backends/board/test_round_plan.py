@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.training.backends.board.part_plan import Step
+from ringfeed.training.backends.board.part_plan import WorkerStep
 from ringfeed.training.backends.board.round_plan import RoundPlan
 
 MOVES = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["go", "go", "go", "leave"])), max_size=200)
@@ -22,7 +22,7 @@ class _Worker:
         """Do the next thing; return whether there was one."""
         if self.state == "idle":
             step = self.plan.take(self.number)
-            if not isinstance(step, Step):
+            if not isinstance(step, WorkerStep):
                 return False
             self.state, self.step = "computed", step.step
         elif self.state == "computed":
