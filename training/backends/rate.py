@@ -1,6 +1,6 @@
 """The learning rate of an update that has only a share of the global batch.
 
-Tested in tests/training/backends/test_server_reports.py.
+Tested in tests/training/backends/test_server_log.py.
 """
 
 from __future__ import annotations
