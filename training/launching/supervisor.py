@@ -62,11 +62,11 @@ class Supervisor:
     def run(self) -> Ending:
         """Start the ranks and wait for the end of the run."""
         self._group = Group(wanted=self.restarts.ranks, least=self.restarts.least)
-        with ProcessGroup[int](self.command) as self._processes:
-            try:
+        try:
+            with ProcessGroup[int](self.command) as self._processes:
                 return self._supervise()
-            finally:
-                self._rendezvous.close()
+        finally:
+            self._rendezvous.close()
 
     def _supervise(self) -> Ending:
         looked = time.monotonic()
@@ -150,8 +150,9 @@ class Supervisor:
 
     def _others_say(self, message: str) -> bool:
         """Whether another rank reports the same, as they do about a mistake in the configuration."""
-        return self._processes.listen_until(
-            lambda: any(report.message == message for report in self._processes.reports().values())
+        others = self._processes
+        return bool(others.processes) and others.listen_until(
+            lambda: any(report.message == message for report in others.reports().values())
         )
 
     def _replace(self, member: ElasticRank, stall: str | None, code: int) -> None:

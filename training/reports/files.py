@@ -16,8 +16,8 @@ from typing import Any
 
 from ringfeed.sharding.storage.storage import Storage
 
-from .events import EvaluationDone, RunBegan, RunEnded, StepsLogged
-from .tracker import Tracker
+from .events import RunBegan, RunEnded
+from .tracker import EntryTracker
 from .values import finite, scalars
 
 __all__ = ["CSVFiles", "JSONLines"]
@@ -57,7 +57,7 @@ class _TextFile:
             self._file.close()
 
 
-class JSONLines(Tracker):
+class JSONLines(EntryTracker):
     """One object a line: `event` is `steps` or `evaluation`, the other keys are those of the metrics' history.
 
     Args:
@@ -69,25 +69,16 @@ class JSONLines(Tracker):
     def __init__(self, url: str) -> None:
         self._url = url
 
-    def begin(self, event: RunBegan) -> None:
-        """Write the history so far."""
+    def open(self, event: RunBegan) -> None:
+        """Open the file."""
         self._file = _TextFile(self._url)
-        both = [("steps", entry) for entry in event.history.get("steps", ())]
-        both += [("evaluation", entry) for entry in event.history.get("evaluations", ())]
-        for kind, entry in sorted(both, key=lambda item: item[1]["step"]):  # steps before their evaluation
-            self._write(kind, entry)
-        self._file.store()
 
-    def _write(self, kind: str, entry: Mapping[str, Any]) -> None:
+    def write(self, kind: str, entry: Mapping[str, Any]) -> None:
+        """Write a line."""
         self._file.write(json.dumps({"event": kind} | finite(entry)) + "\n")
 
-    def steps(self, event: StepsLogged) -> None:
-        """Write a line."""
-        self._write("steps", event.entry)
-
-    def evaluation(self, event: EvaluationDone) -> None:
-        """Write a line."""
-        self._write("evaluation", event.entry)
+    def flush(self) -> None:
+        """Write the file to its store."""
         self._file.store()
 
     def close(self, event: RunEnded) -> None:
@@ -95,15 +86,13 @@ class JSONLines(Tracker):
         self._file.close()
 
 
-class _Table:
+class _Table(_TextFile):
     """A CSV file whose columns are the numbers of its first entry, those that are undefined there included.
 
     Columns are sorted by name after step and epoch: a checkpoint does not keep the order of an entry.
     """
 
-    def __init__(self, url: str) -> None:
-        self._file = _TextFile(url)
-        self._writer: csv.DictWriter[str] | None = None
+    _writer: csv.DictWriter[str] | None = None
 
     def add(self, entry: Mapping[str, Any]) -> None:
         first = {"step": entry["step"], "epoch": entry["epoch"]}
@@ -111,18 +100,12 @@ class _Table:
         if self._writer is None:
             undefined = {name for name, value in entry.items() if value is None}
             columns = [*first, *sorted((row.keys() | undefined) - first.keys())]
-            self._writer = csv.DictWriter(self._file, columns, extrasaction="ignore", lineterminator="\n")
+            self._writer = csv.DictWriter(self, columns, extrasaction="ignore", lineterminator="\n")
             self._writer.writeheader()
         self._writer.writerow(row)
 
-    def store(self) -> None:
-        self._file.store()
 
-    def close(self) -> None:
-        self._file.close()
-
-
-class CSVFiles(Tracker):
+class CSVFiles(EntryTracker):
     """`steps.csv` and `evaluations.csv`, with the numbers of the history; those of groups as `recall/CLASS`.
 
     Args:
@@ -134,25 +117,21 @@ class CSVFiles(Tracker):
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
 
-    def begin(self, event: RunBegan) -> None:
-        """Write the history so far."""
-        self._steps, self._evaluations = (_Table(f"{self._url}/{name}.csv") for name in ("steps", "evaluations"))
-        for entry in event.history.get("steps", ()):
-            self._steps.add(entry)
-        for entry in event.history.get("evaluations", ()):
-            self._evaluations.add(entry)
+    def open(self, event: RunBegan) -> None:
+        """Open both files."""
+        names = {"steps": "steps.csv", "evaluation": "evaluations.csv"}
+        self._tables = {kind: _Table(f"{self._url}/{name}") for kind, name in names.items()}
 
-    def steps(self, event: StepsLogged) -> None:
+    def write(self, kind: str, entry: Mapping[str, Any]) -> None:
         """Write a row."""
-        self._steps.add(event.entry)
+        self._tables[kind].add(entry)
 
-    def evaluation(self, event: EvaluationDone) -> None:
-        """Write a row."""
-        self._evaluations.add(event.entry)
-        self._steps.store()
-        self._evaluations.store()
+    def flush(self) -> None:
+        """Write both files to their store."""
+        for table in self._tables.values():
+            table.store()
 
     def close(self, event: RunEnded) -> None:
         """Close both files."""
-        self._steps.close()
-        self._evaluations.close()
+        for table in self._tables.values():
+            table.close()

@@ -14,9 +14,9 @@ from typing import Any
 from ringfeed.sharding.errors import ConfigError, TrainingError
 from ringfeed.sharding.messages import brief
 
-from .events import EvaluationDone, RunBegan, RunEnded, StepsLogged
-from .tracker import Tracker
-from .values import scalars
+from .events import RunBegan, RunEnded
+from .tracker import EntryTracker
+from .values import GROUPS, scalars
 
 __all__ = ["MLflow"]
 
@@ -24,7 +24,7 @@ _MOST_PARAMETERS = 100  # of one request
 _LONGEST = 500  # characters of a parameter, in older servers
 
 
-class MLflow(Tracker):
+class MLflow(EntryTracker):
     """One run of MLflow, which a resumed run continues: checkpoints hold its number.
 
     Args:
@@ -82,19 +82,13 @@ class MLflow(Tracker):
         """The number of MLflow's run."""
         return self._id
 
-    def _log(self, group: str, entry: Mapping[str, Any]) -> None:
+    def write(self, kind: str, entry: Mapping[str, Any]) -> None:
+        """Log the numbers."""
         now = int(time.time() * 1000)
         values = scalars(entry).items()
-        metrics = [self._entities.Metric(f"{group}/{name}", value, now, entry["step"]) for name, value in values]
+        make = self._entities.Metric
+        metrics = [make(f"{GROUPS[kind]}/{name}", value, now, entry["step"]) for name, value in values]
         self._client.log_batch(self._id, metrics=metrics)
-
-    def steps(self, event: StepsLogged) -> None:
-        """Log the numbers."""
-        self._log("train", event.entry)
-
-    def evaluation(self, event: EvaluationDone) -> None:
-        """Log the numbers."""
-        self._log("evaluation", event.entry)
 
     def close(self, event: RunEnded) -> None:
         """End MLflow's run: FINISHED, or KILLED where steps are left."""

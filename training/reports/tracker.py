@@ -5,6 +5,7 @@ Tested in tests/training/reports/test_trackers.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from .events import (
@@ -21,7 +22,7 @@ from .events import (
     StoppedEarly,
 )
 
-__all__ = ["Tracker"]
+__all__ = ["EntryTracker", "Tracker"]
 
 
 class Tracker:
@@ -83,3 +84,34 @@ class Tracker:
 
     def rows(self, event: RowsRecorded) -> None:
         """The recorder has new rows; only its own files get these."""
+
+
+class EntryTracker(Tracker):
+    """A tracker that writes the entries of the log and the evaluations, those of an earlier process first."""
+
+    def open(self, event: RunBegan) -> None:
+        """Get ready to write."""
+
+    def write(self, kind: str, entry: Mapping[str, Any]) -> None:
+        """Write an entry; its kind is ``steps`` or ``evaluation``."""
+
+    def flush(self) -> None:
+        """Let what was written be seen; called after the history and after each evaluation."""
+
+    def begin(self, event: RunBegan) -> None:
+        """Write the history so far."""
+        self.open(event)
+        both = [("steps", entry) for entry in event.history.get("steps", ())]
+        both += [("evaluation", entry) for entry in event.history.get("evaluations", ())]
+        for kind, entry in sorted(both, key=lambda item: item[1]["step"]):  # steps before their evaluation
+            self.write(kind, entry)
+        self.flush()
+
+    def steps(self, event: StepsLogged) -> None:
+        """Write the entry."""
+        self.write("steps", event.entry)
+
+    def evaluation(self, event: EvaluationDone) -> None:
+        """Write the evaluation."""
+        self.write("evaluation", event.entry)
+        self.flush()

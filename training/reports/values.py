@@ -9,7 +9,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["finite", "scalars"]
+__all__ = ["GROUPS", "finite", "scalars"]
+
+GROUPS = {"steps": "train", "evaluation": "evaluation"}
+"""Where dashboards show the numbers of an entry, by its kind."""
 
 _PLACES = ("step", "epoch")
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ringfeed.training.records.record_file import RecordFile
 from ringfeed.training.records.record_format import CHECKPOINT, END, EVALUATION, Launch, Row
+from ringfeed.training.reports.events import RowsRecorded, RunEnded
+from ringfeed.training.reports.record_file import RecordFile
 
 Write = Callable[..., str]
 
@@ -59,8 +60,9 @@ def write_run(tmp_path: Path) -> Write:
             begin = now + (clocks[rank] if clocks else 0.0)
             evaluation = Row(EVALUATION, steps, 1, 1, begin, 0, 0, 0, 0, 2.0)
             checkpoint = Row(CHECKPOINT, steps, 1, 1, begin + 2, 0, 0, 0, 0, 1.0)
-            file.append([*rows[rank], evaluation, checkpoint, Row(END, steps, 1, 1, begin + 3, 0, 0, 0, 0, 0)])
-            file.close()
+            end = Row(END, steps, 1, 1, begin + 3, 0, 0, 0, 0, 0)
+            file.rows(RowsRecorded([*rows[rank], evaluation, checkpoint, end]))
+            file.close(RunEnded(steps, 1, is_finished=True))
         return str(tmp_path / "records")
 
     return write

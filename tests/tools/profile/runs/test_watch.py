@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ringfeed.tools.profile.runs import watch
-from ringfeed.training.records.record_file import RecordFile
 from ringfeed.training.records.record_format import END, Launch, Row
+from ringfeed.training.reports.events import RowsRecorded
+from ringfeed.training.reports.record_file import RecordFile
 
 LAUNCH = Launch(rank=0, ranks=1, host="h", first_step=0, batch_size=8, total_steps=99)
 
@@ -23,9 +24,9 @@ def _script(folder: Path) -> Iterator[None]:
     yield
     file = RecordFile(str(folder), LAUNCH)
     yield
-    file.append(_rows(range(50)))
+    file.rows(RowsRecorded(_rows(range(50))))
     yield
-    file.append([Row(END, 50, 1, 1, 2000.0, 0, 0, 0, 0, 0)])
+    file.rows(RowsRecorded([Row(END, 50, 1, 1, 2000.0, 0, 0, 0, 0, 0)]))
     yield
 
 
@@ -53,7 +54,7 @@ def test_a_run_is_followed_from_before_its_start_to_its_end(tmp_path: Path, caps
 
 def test_a_killed_run_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(watch, "_SILENT_SECONDS", 0.0)
-    RecordFile(str(tmp_path), LAUNCH).append(_rows(range(50)))
+    RecordFile(str(tmp_path), LAUNCH).rows(RowsRecorded(_rows(range(50))))
     assert not watch.follow(str(tmp_path), lambda: None).ended
 
 
