@@ -142,7 +142,8 @@ class ServerTrainer(BaseTrainer):
         preprocess = traced(built.preprocess)
         loaders = {name: (each.loader, each.preprocess(preprocess)) for name, each in evaluated.items()}
         predict = in_one_line(make_predict_step(built.network))
-        self.evaluator = Evaluator(predict, target, own_measures(config, target), loaders)
+        own = own_measures(config, target)
+        self.evaluator = Evaluator(loaders=loaders, predict=predict, target=target, own=own)
 
     def _sent_by(self, optimizers: ServerOptimizers, variables: Sequence[Any]) -> Updates:
         match self.config.parameter_server.mode:

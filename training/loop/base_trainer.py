@@ -10,7 +10,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -20,7 +22,7 @@ from ringfeed.training.checkpoint.memory import Memory
 from ringfeed.training.checkpoint.snapshot import Parts, Position
 from ringfeed.training.config.config_file import to_tree
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.metrics.evaluate import Own, evaluate, evaluate_each
+from ringfeed.training.metrics.evaluate import Own, evaluate
 from ringfeed.training.models.target import Target
 from ringfeed.training.records.record_format import CHECKPOINT, EVALUATION
 from ringfeed.training.reports.events import EvaluationBegan, EvaluationDone, RunBegan, RunEnded, StoppedEarly
@@ -39,34 +41,31 @@ from .stopping import Stopped, StopRequest
 __all__ = ["BaseTrainer", "Evaluator"]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
     """How a run evaluates.
 
-    Args:
+    Attributes:
+        loaders: what evaluations read, by the name of its dataset: loader and traced preprocessing.
         predict: the compiled inference step.
         target: what the network predicts.
         own: the user's loss and metrics.
-        loaders: what evaluations read, by the name of its dataset: loader and traced preprocessing.
     """
 
-    def __init__(
-        self, predict: Callable[[Any], Any], target: Target, own: Own, loaders: Mapping[str, tuple[Loader, Any]]
-    ) -> None:
-        self._predict, self._target, self._own, self.loaders = predict, target, own, loaders
+    loaders: Mapping[str, tuple[Loader, Any]]
+    predict: Callable[[Any], Any]
+    target: Target
+    own: Own
 
     def __call__(self, config: TrainConfig, ring: Ring, is_stopping: Callable[[], bool]) -> dict[str, Any]:
         """Evaluate, with the metrics of a configuration (a collective); not to the end where this rank is to stop."""
-        batches = {name: self._batches(*read, is_stopping) for name, read in self.loaders.items()}
-        if config.data.mixture is None:
-            return evaluate(ring, self._predict, next(iter(batches.values())), self._target, config.metrics, self._own)
-        return evaluate_each(ring, self._predict, batches, self._target, config.metrics, self._own)
 
-    @staticmethod
-    def _batches(loader: Loader, preprocess: Any, is_stopping: Callable[[], bool]) -> Iterator[Any]:
-        for batch in loader.batches(0, transform=preprocess):
-            if is_stopping():
-                return
-            yield batch
+        def read(loader: Loader, preprocess: Any) -> Iterator[Any]:
+            return takewhile(lambda _: not is_stopping(), loader.batches(0, transform=preprocess))
+
+        batches = {name: read(*of_dataset) for name, of_dataset in self.loaders.items()}
+        given = next(iter(batches.values())) if config.data.mixture is None else batches
+        return evaluate(ring, self.predict, given, self.target, config.metrics, self.own)
 
 
 class BaseTrainer(ABC):

@@ -16,15 +16,7 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.sources.user_code import import_function
 from ringfeed.training.config.own_code import own_code
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.reports.events import (
-    EpochBegan,
-    EpochEnded,
-    EvaluationBegan,
-    EvaluationDone,
-    RunBegan,
-    RunEnded,
-    StepDone,
-)
+from ringfeed.training.reports import events
 from ringfeed.training.reports.tracker import Tracker
 from ringfeed.training.ring.ring import Ring
 
@@ -69,34 +61,34 @@ class Callbacks(Tracker):
             with own_code("callbacks", name):
                 getattr(callback, method)(*args)
 
-    def begin(self, event: RunBegan) -> None:
+    def begin(self, event: events.RunBegan) -> None:
         """Call ``on_train_begin``."""
         self._call("on_train_begin", {})
 
-    def begin_epoch(self, event: EpochBegan) -> None:
+    def begin_epoch(self, event: events.EpochBegan) -> None:
         """Call ``on_epoch_begin``."""
         self._call("on_epoch_begin", event.epoch, {})
 
-    def step(self, event: StepDone) -> None:
+    def step(self, event: events.StepDone) -> None:
         """Call ``on_train_batch_end`` with the step's loss, for which it waits."""
         if self._follows_steps:
             self._call("on_train_batch_end", event.epoch_step, {"loss": float(event.loss.numpy())})
 
-    def begin_evaluation(self, event: EvaluationBegan) -> None:
+    def begin_evaluation(self, event: events.EvaluationBegan) -> None:
         """Call ``on_test_begin``."""
         self._call("on_test_begin", {})
 
-    def evaluation(self, event: EvaluationDone) -> None:
+    def evaluation(self, event: events.EvaluationDone) -> None:
         """Call ``on_test_end`` with the metrics."""
         self._call("on_test_end", _numbers(event.entry))
 
-    def end_epoch(self, event: EpochEnded) -> None:
+    def end_epoch(self, event: events.EpochEnded) -> None:
         """Call ``on_epoch_end`` with what Keras' `fit` reports: `loss`, and the evaluation with the prefix ``val_``."""
         logs = {} if event.loss is None else {"loss": event.loss}
         values = {f"val_{name}": value for name, value in _numbers(event.evaluation or {}).items()}
         self._call("on_epoch_end", event.epoch, logs | values)
 
-    def close(self, event: RunEnded) -> None:
+    def close(self, event: events.RunEnded) -> None:
         """Call ``on_train_end`` where the run has done its steps."""
         if event.is_finished:
             self._call("on_train_end", {})

@@ -76,7 +76,9 @@ class Trainer(BaseTrainer):
         self._shares, self.parts, self.pace = assembly.shares, assembly.parts, assembly.pace
         assert self.parts.agreement is not None
         self._agreement, self.train_step = self.parts.agreement, assembly.train_step
-        self.evaluator = Evaluator(assembly.predict, assembly.target, assembly.own, assembly.evaluations)
+        self.evaluator = Evaluator(
+            loaders=assembly.evaluations, predict=assembly.predict, target=assembly.target, own=assembly.own
+        )
         start = resume(
             config, ring, self.parts, memory or Memory(), manifest=self._shares.loader.manifest,
             steps_per_epoch=self.pace.steps, total_steps=config.total_steps(self.pace.steps),

@@ -21,7 +21,9 @@ from .exact_sum import ExactSum
 from .scorers import make_scorer
 from .user_metrics import UserMetrics, import_metrics
 
-__all__ = ["Own", "evaluate", "evaluate_each", "own_measures"]
+__all__ = ["Own", "evaluate", "own_measures"]
+
+Batch = tuple[Any, Any, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,7 @@ def own_measures(config: TrainConfig, target: Target) -> Own:
 def evaluate(
     ring: Ring,
     predict: Callable[[Any], Any],
-    batches: Iterable[tuple[Any, Any, Any]],
+    batches: Iterable[Batch] | Mapping[str, Iterable[Batch]],
     target: Target,
     metrics: Sequence[str] | None = None,
     own: Own = _NOTHING,
@@ -63,46 +65,25 @@ def evaluate(
     Args:
         ring: the ranks.
         predict: function from the inputs of a batch to the network's outputs, float32 [batch, outputs].
-        batches: `(inputs, target, weight)` of each batch; a weight of 0 marks padding.
+        batches: `(inputs, target, weight)` of each batch; a weight of 0 marks padding. Of several datasets, by name.
         target: what the network predicts.
         metrics: names of the metrics; None: the default ones of the task.
         own: the user's loss and metrics.
 
     Returns:
         The number of `samples`, their mean `loss` (without options, or the user's own), and the metrics, in JSON's
-        types. Means are weighted by the samples' weights.
+        types. Means are weighted by the samples' weights. Of several datasets, also the same of each, as ``datasets``.
     """
-    tally = _Tally(target, metrics, own)
-    for inputs, truth, weight in batches:
-        tally.add(predict(inputs), truth, weight)
-    return tally.result(ring)
-
-
-def evaluate_each(
-    ring: Ring,
-    predict: Callable[[Any], Any],
-    batches: Mapping[str, Iterable[tuple[Any, Any, Any]]],
-    target: Target,
-    metrics: Sequence[str] | None = None,
-    own: Own = _NOTHING,
-) -> dict[str, Any]:
-    """Score several datasets (a collective): all their samples together, and under ``datasets`` each alone.
-
-    Args:
-        ring, predict, target, metrics, own: see `evaluate`.
-        batches: those of each dataset, by its name.
-
-    Returns:
-        As `evaluate`, for all samples, with ``datasets``: the same by name.
-    """
-    together, each = _Tally(target, metrics, own), {}
-    for name, of_dataset in batches.items():
-        each[name] = _Tally(target, metrics, own)
+    together, each = _Tally(target, metrics, own), dict[str, _Tally]()
+    is_mixture = isinstance(batches, Mapping)
+    for name, of_dataset in batches.items() if isinstance(batches, Mapping) else [("", batches)]:
+        tallies = [together, each.setdefault(name, _Tally(target, metrics, own))] if is_mixture else [together]
         for inputs, truth, weight in of_dataset:
             outputs = predict(inputs)
-            for tally in (together, each[name]):
+            for tally in tallies:
                 tally.add(outputs, truth, weight)
-    return {**together.result(ring), "datasets": {name: tally.result(ring) for name, tally in each.items()}}
+    result = together.result(ring)
+    return result | {"datasets": {name: tally.result(ring) for name, tally in each.items()}} if is_mixture else result
 
 
 class _Tally:

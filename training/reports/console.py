@@ -17,7 +17,7 @@ from rich.console import Console as Terminal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from .events import EvaluationBegan, EvaluationDone, RunBegan, RunEnded, StepDone, StepsLogged, StoppedEarly
+from . import events
 from .tracker import Tracker
 
 __all__ = ["Console", "configure_logging"]
@@ -95,7 +95,7 @@ class Console(Tracker):
         self._last_line = time.monotonic()
         self._begun: tuple[int, float] | None = None  # step and time after the first step, which compiles
 
-    def begin(self, event: RunBegan) -> None:
+    def begin(self, event: events.RunBegan) -> None:
         """Announce the run: the first step, and the wait for other ranks, may take long."""
         self._total, entries = event.total_steps, event.history.get("steps", ())
         self._earlier_seconds = sum(entry["seconds"] for entry in entries)
@@ -116,7 +116,7 @@ class Console(Tracker):
                 f"per step{over}; the first step compiles, and takes longest"
             )
 
-    def close(self, event: RunEnded) -> None:
+    def close(self, event: events.RunEnded) -> None:
         """Take the progress bar off the screen, and warn if the whole run waited for its input too long."""
         if self._bar:
             self._bar.stop()
@@ -125,7 +125,7 @@ class Console(Tracker):
         if event.is_finished and seconds >= LEAST_SECONDS and waited >= WAIT_FRACTION * seconds:
             self._warn_once(waited / seconds)
 
-    def step(self, event: StepDone) -> None:
+    def step(self, event: events.StepDone) -> None:
         """Move the bar to a step; without a bar, log the step if nothing was logged for `QUIET_SECONDS`."""
         step = event.step
         self._begun = self._begun or (step, time.monotonic())
@@ -146,7 +146,7 @@ class Console(Tracker):
         log.info(text)
         self._last_line = time.monotonic()
 
-    def steps(self, event: StepsLogged) -> None:
+    def steps(self, event: events.StepsLogged) -> None:
         """Show an entry of the log."""
         entry = event.entry
         self._seconds += entry.get("seconds", 0.0)
@@ -173,12 +173,12 @@ class Console(Tracker):
             parts = parts[:-1]
         self._bar.update(self._task, description="  ".join(parts))
 
-    def begin_evaluation(self, event: EvaluationBegan) -> None:
+    def begin_evaluation(self, event: events.EvaluationBegan) -> None:
         """Say beside the bar that an evaluation begins."""
         if self._bar:
             self._describe(["evaluating"])
 
-    def evaluation(self, event: EvaluationDone) -> None:
+    def evaluation(self, event: events.EvaluationDone) -> None:
         """Show an evaluation."""
         entry = event.entry
         self._say(f"epoch {entry['epoch']}  evaluated {entry['samples']:,} samples: {metrics_text(entry)}")
@@ -191,7 +191,7 @@ class Console(Tracker):
         else:
             self._log(text)
 
-    def stop_early(self, event: StoppedEarly) -> None:
+    def stop_early(self, event: events.StoppedEarly) -> None:
         """Say that the run ends at a step, before its end."""
         self._total, best = event.step, event.best
         of = "" if best is None else f"; the best is that of step {best['step']}: {metrics_text(best)}"

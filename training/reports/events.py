@@ -12,20 +12,9 @@ from typing import Any, ClassVar, NamedTuple
 from ringfeed.training.records.record_format import Row
 
 __all__ = [
-    "ActivityDone",
-    "EpochBegan",
-    "EpochEnded",
-    "EvaluationBegan",
-    "EvaluationDone",
-    "Event",
-    "RowsRecorded",
-    "RunBegan",
-    "RunEnded",
-    "StepDone",
-    "StepTimes",
-    "StepsLogged",
-    "StoppedEarly",
-]
+    "ActivityDone", "EpochBegan", "EpochEnded", "EvaluationBegan", "EvaluationDone", "Event", "RowsRecorded",
+    "RunBegan", "RunEnded", "StepDone", "StepTimes", "StepsLogged", "StoppedEarly",
+]  # fmt: skip
 
 
 class StepTimes(NamedTuple):

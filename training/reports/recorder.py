@@ -9,7 +9,7 @@ from collections import deque
 
 from ringfeed.training.records.record_format import END, STEP, Launch, Row, stride
 
-from .events import ActivityDone, RowsRecorded, RunBegan, RunEnded, StepDone, StepsLogged
+from . import events
 from .prometheus import Prometheus
 from .record_file import RecordFile
 from .reports import Reports
@@ -32,14 +32,16 @@ class Recorder(Tracker):
 
     def __init__(self, folder: str | None, port: int | None) -> None:
         self._folder, self._port = folder, port
-        self._steps: deque[tuple[StepDone, int, float]] = deque()  # both may grow while the thread takes from them
+        self._steps: deque[tuple[events.StepDone, int, float]] = (
+            deque()
+        )  # both may grow while the thread takes from them
         self._activities: deque[Row] = deque()
         self._done = 0
         self._reports = Reports([])
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._write_until_closed, name="ringfeed-records", daemon=True)
 
-    def begin(self, event: RunBegan) -> None:
+    def begin(self, event: events.RunBegan) -> None:
         """Open the file and the port, unless there is no step left.
 
         Raises:
@@ -57,7 +59,7 @@ class Recorder(Tracker):
         self._reports = Reports(files if self._port is None else [*files, Prometheus(self._port, launch)])
         self._thread.start()
 
-    def step(self, event: StepDone) -> None:
+    def step(self, event: events.StepDone) -> None:
         """Record a step."""
         assert event.times is not None
         steps = stride(event.step - 1, self._done)
@@ -66,17 +68,17 @@ class Recorder(Tracker):
             self._steps.append((event, steps, event.times.asked - self._last_end))
         self._last_end = event.times.synchronised
 
-    def activity(self, event: ActivityDone) -> None:
+    def activity(self, event: events.ActivityDone) -> None:
         """Record what belongs to no step."""
         self._last_end = event.started + event.seconds
         started = self._unix + event.started
         self._activities.append(Row(event.name, event.step, event.epoch, 1, started, 0.0, 0.0, 0.0, 0.0, event.seconds))
 
-    def steps(self, event: StepsLogged) -> None:
+    def steps(self, event: events.StepsLogged) -> None:
         """Pass an entry of the log on."""
         self._reports.emit(event)
 
-    def close(self, event: RunEnded) -> None:
+    def close(self, event: events.RunEnded) -> None:
         """Write the rows that are left, and one that says at which step and epoch the process ended by itself."""
         if not self._thread.is_alive():
             return
@@ -94,10 +96,10 @@ class Recorder(Tracker):
     def _flush(self) -> None:
         rows = [_row(self._unix, *self._steps.popleft()) for _ in range(len(self._steps))]
         rows += [self._activities.popleft() for _ in range(len(self._activities))]
-        self._reports.emit(RowsRecorded(sorted(rows, key=lambda row: row.started)))
+        self._reports.emit(events.RowsRecorded(sorted(rows, key=lambda row: row.started)))
 
 
-def _row(unix: float, event: StepDone, steps: int, host_seconds: float) -> Row:
+def _row(unix: float, event: events.StepDone, steps: int, host_seconds: float) -> Row:
     """Return the row of a step; `unix` is the Unix time of monotonic 0."""
     times = event.times
     assert times is not None

@@ -8,19 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .events import (
-    ActivityDone,
-    EpochBegan,
-    EpochEnded,
-    EvaluationBegan,
-    EvaluationDone,
-    RowsRecorded,
-    RunBegan,
-    RunEnded,
-    StepDone,
-    StepsLogged,
-    StoppedEarly,
-)
+from . import events
 
 __all__ = ["EntryTracker", "Tracker"]
 
@@ -37,7 +25,7 @@ class Tracker:
     >>> class Printer(Tracker):
     ...     def evaluation(self, event):
     ...         print(event.entry["loss"])
-    >>> Printer().evaluation(EvaluationDone({"loss": 0.5}))
+    >>> Printer().evaluation(events.EvaluationDone({"loss": 0.5}))
     0.5
     """
 
@@ -52,44 +40,44 @@ class Tracker:
     def state(self) -> Any:
         """Return what a resumed run has to know, in JSON's types; None: nothing. Called after `begin`."""
 
-    def begin(self, event: RunBegan) -> None:
+    def begin(self, event: events.RunBegan) -> None:
         """The run begins. What `state` returned in an earlier process is in `event.states`."""
 
-    def begin_epoch(self, event: EpochBegan) -> None:
+    def begin_epoch(self, event: events.EpochBegan) -> None:
         """An epoch begins."""
 
-    def step(self, event: StepDone) -> None:
+    def step(self, event: events.StepDone) -> None:
         """A step is done. Called after each: what it takes, every step takes."""
 
-    def steps(self, event: StepsLogged) -> None:
+    def steps(self, event: events.StepsLogged) -> None:
         """The log has a new entry, about the steps since the last one."""
 
-    def begin_evaluation(self, event: EvaluationBegan) -> None:
+    def begin_evaluation(self, event: events.EvaluationBegan) -> None:
         """An evaluation begins."""
 
-    def evaluation(self, event: EvaluationDone) -> None:
+    def evaluation(self, event: events.EvaluationDone) -> None:
         """An evaluation is done."""
 
-    def activity(self, event: ActivityDone) -> None:
+    def activity(self, event: events.ActivityDone) -> None:
         """An evaluation or a checkpoint is done, and took so long."""
 
-    def end_epoch(self, event: EpochEnded) -> None:
+    def end_epoch(self, event: events.EpochEnded) -> None:
         """An epoch is over."""
 
-    def stop_early(self, event: StoppedEarly) -> None:
+    def stop_early(self, event: events.StoppedEarly) -> None:
         """The run ends before its last step."""
 
-    def close(self, event: RunEnded) -> None:
+    def close(self, event: events.RunEnded) -> None:
         """The process trains no more, also after an error: no more events come."""
 
-    def rows(self, event: RowsRecorded) -> None:
+    def rows(self, event: events.RowsRecorded) -> None:
         """The recorder has new rows; only its own files get these."""
 
 
 class EntryTracker(Tracker):
     """A tracker that writes the entries of the log and the evaluations, those of an earlier process first."""
 
-    def open(self, event: RunBegan) -> None:
+    def open(self, event: events.RunBegan) -> None:
         """Get ready to write."""
 
     def write(self, kind: str, entry: Mapping[str, Any]) -> None:
@@ -98,7 +86,7 @@ class EntryTracker(Tracker):
     def flush(self) -> None:
         """Let what was written be seen; called after the history and after each evaluation."""
 
-    def begin(self, event: RunBegan) -> None:
+    def begin(self, event: events.RunBegan) -> None:
         """Write the history so far."""
         self.open(event)
         both = [("steps", entry) for entry in event.history.get("steps", ())]
@@ -107,11 +95,11 @@ class EntryTracker(Tracker):
             self.write(kind, entry)
         self.flush()
 
-    def steps(self, event: StepsLogged) -> None:
+    def steps(self, event: events.StepsLogged) -> None:
         """Write the entry."""
         self.write("steps", event.entry)
 
-    def evaluation(self, event: EvaluationDone) -> None:
+    def evaluation(self, event: events.EvaluationDone) -> None:
         """Write the evaluation."""
         self.write("evaluation", event.entry)
         self.flush()
