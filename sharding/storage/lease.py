@@ -77,7 +77,7 @@ class Holder:
 
     @property
     def task(self) -> str:
-        """Its task: ``build``, ``append``, ``repair``, ``clean``, ``export``, ``predict`` or ``run``."""
+        """Its task: ``build``, ``append``, ``repair``, ``clean``, ``export``, ``predict``, ``run`` or ``write``."""
         return self.about.get("task", "build")
 
     @property

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from ringfeed.sharding.errors import PageError, RangesError, StorageError
 
-from .atomic_files import Bytes, Draft, LocalDraft, RemoteDraft, SpooledDraft, remove_dead_drafts
+from .atomic_files import Bytes, Draft, LocalDraft, RemoteDraft, SpooledDraft, draft_target, remove_dead_drafts
 from .client_errors import IncompleteError
 from .location import Location
 from .s3.fast_reads import copy_object, read_object
@@ -294,14 +294,37 @@ class Storage(Location):
 
         self.run("remove", path, remove)
 
+    def leaves_drafts(self, size: int) -> bool:
+        """Whether a process that is killed while it writes a file of so many bytes leaves a draft or an upload."""
+        return size > SINGLE_BYTES if self.protocol in S3_PROTOCOLS else not self.is_object_store
+
     def remove_drafts(self, path: str) -> None:
-        """Remove what killed processes of this machine have left of a local file while they wrote it."""
-        folder = self.local_path
-        if folder is None or not folder.is_dir():
+        """Remove what killed processes have left of a file while they wrote it.
+
+        On a local disk the drafts of living processes stay. Elsewhere no other process may be writing the file.
+        """
+        parent, _, name = path.rpartition("/")
+        if self.local_path is not None:
+            if (self.local_path / parent).is_dir():
+                with self.errors("remove", path):
+                    remove_dead_drafts(str(self.local_path / parent), name)
             return
-        with self.errors("remove", path):
-            parent, name = os.path.split(os.path.join(folder, path))
-            remove_dead_drafts(parent, name)
+        for other, upload in self.uploads(path):
+            if other == path:
+                self.abort_upload(path, upload)
+        fs, root = self.filesystem()
+        folder = f"{root}/{parent}".rstrip("/")
+
+        def names() -> list[str]:
+            fs.invalidate_cache()
+            with suppress(FileNotFoundError):
+                return [each.rpartition("/")[2] for each in fs.ls(folder, detail=False)]
+            return []
+
+        drafts = [] if self.is_object_store else self.run("list", parent, names)
+        for draft in drafts:
+            if draft_target(draft) == name:
+                self.remove(f"{parent}/{draft}".lstrip("/"))
 
     def move(self, path: str, target: str) -> None:
         """Rename a file, by copy and removal where the store cannot rename."""
@@ -327,8 +350,8 @@ class Storage(Location):
         repeated: list[bool] = []
         self.run("move", path, move)
 
-    def uploads(self) -> Sequence[tuple[str, str]]:
-        """The paths and ids of unfinished S3 uploads to the folder and below.
+    def uploads(self, start: str = "") -> Sequence[tuple[str, str]]:
+        """The paths and ids of unfinished S3 uploads to the folder and below, of paths that begin with `start`.
 
         None where the listing is refused: it needs a permission of its own, and some stores do not offer it.
         """
@@ -336,7 +359,7 @@ class Storage(Location):
             return []
         fs, root = self.filesystem()
         with suppress(StorageError):
-            return self.run("list", "", lambda: list_uploads(fs, root))
+            return self.run("list", "", lambda: list_uploads(fs, root, start))
         return []
 
     def abort_upload(self, path: str, upload: str) -> None:

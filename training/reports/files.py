@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ringfeed.sharding.destination.held_file import write_held_file
 from ringfeed.sharding.storage.storage import Storage
 
 from .events import RunBegan, RunEnded
@@ -48,7 +49,7 @@ class _TextFile:
     def store(self) -> None:
         """Write the file to its store."""
         if self._file is None:
-            self._storage.write(self._name, self._text.getvalue().encode())
+            write_held_file(self._storage, self._name, self._text.getvalue().encode())
 
     def close(self) -> None:
         """Write the lines that are not yet in the store, and close the file."""

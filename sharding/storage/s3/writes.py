@@ -72,16 +72,16 @@ def create_object(fs: fsspec.AbstractFileSystem, target: str, data: bytes, polic
     retry(attempt, policy)
 
 
-def list_uploads(fs: fsspec.AbstractFileSystem, root: str) -> list[tuple[str, str]]:
-    """List up to 1,000 unfinished multipart uploads below a folder, as path and id.
+def list_uploads(fs: fsspec.AbstractFileSystem, root: str, start: str = "") -> list[tuple[str, str]]:
+    """List up to 1,000 unfinished multipart uploads below a folder, as path and id; only paths that begin with `start`.
 
     Their parts cost storage, and no listing of files shows them.
     """
     bucket, _, prefix = root.partition("/")
-    start = f"{prefix}/" if prefix else ""
-    reply = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=start)
+    folder = f"{prefix}/" if prefix else ""
+    reply = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=folder + start)
     found = ((upload["Key"], upload["UploadId"]) for upload in reply.get("Uploads", ()))
-    return [(key.removeprefix(start), upload) for key, upload in found if key.startswith(start)]
+    return [(key.removeprefix(folder), upload) for key, upload in found if key.startswith(folder + start)]
 
 
 def abort_upload(fs: fsspec.AbstractFileSystem, target: str, upload: str) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from tempfile import TemporaryFile
 from typing import Any
 
+from ringfeed.sharding.destination.held_file import write_held_file
 from ringfeed.sharding.errors import StorageError
 from ringfeed.sharding.storage.atomic_files import make_folder
 from ringfeed.sharding.storage.storage import Storage
@@ -26,8 +27,7 @@ def write_file(url: str, data: bytes) -> None:
         StorageError: the storage fails.
     """
     storage, name = _place(url)
-    storage.write(name, data)
-    storage.remove_drafts(name)
+    write_held_file(storage, name, data)
 
 
 def write_outputs(output: OutputConfig, encode: Callable[[], bytes], metrics: Mapping[str, Any]) -> None:
@@ -73,7 +73,7 @@ def check_writable(url: str, *, in_stores: bool = True) -> None:
             storage.remove(f"{name}.trial")
         except StorageError:
             return
-        storage.write(f"{name}.trial", b"")
+        write_held_file(storage, f"{name}.trial", b"")
         storage.remove(f"{name}.trial")
     else:
         with storage.errors("write", name):
