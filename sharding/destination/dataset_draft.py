@@ -283,7 +283,8 @@ class DatasetDraft:
             debris += (f"{STAGING}/",)
         names = self.destination.list()
         remove_files(self._there, [name for name in names if name.startswith(debris) or is_build_draft(name)])
-        remove_empty_folders(self._there, [JOURNAL_FOLDER, STAGING])
+        generations = [name for name in self._there.folders() if generation_of(f"{name}/")]  # of a replaced dataset
+        remove_empty_folders(self._there, [JOURNAL_FOLDER, STAGING, *generations])
         abort_uploads(self._there)
 
     def _replace_companions(self, base: Dataset) -> None:

@@ -38,6 +38,7 @@ import pyarrow as pa
 from ringfeed.sharding.common.stderr_filter import silence_pillow
 from ringfeed.sharding.errors import WorkerError
 from ringfeed.sharding.storage.error_messages import PROCESS_LIMIT_REACHED
+from ringfeed.sharding.storage.temporary_folder import mark_folder
 
 __all__ = ["ClusterExecutor", "Job", "local_executor", "portable_error", "preload_workers", "run_tasks", "stream_tasks"]
 
@@ -152,6 +153,7 @@ def preload_workers(*places: str, workers: int) -> None:
         WorkerError: this process may not open as many files as it needs for them.
     """
     _check_open_files(workers)
+    mark_folder(get_temp_dir())
     with _interrupts_held():  # separately, because starting the tracker unblocks interrupts
         resource_tracker.ensure_running()
     if _start_method() != "forkserver":

@@ -382,6 +382,21 @@ class Storage(Location):
             path = path.rpartition("/")[0]
         return tuple(folders)
 
+    def folders(self) -> list[str]:
+        """The names of the folders in the folder; object stores have no folders."""
+        if self.is_object_store:
+            return []
+        fs, root = self.filesystem()
+
+        def find() -> list[str]:
+            fs.invalidate_cache()
+            with suppress(FileNotFoundError):
+                found = fs.ls(root, detail=True)
+                return [each["name"].rpartition("/")[2] for each in found if each["type"] == "directory"]
+            return []
+
+        return self.run("list", "", find)
+
     def remove_folders(self, folders: Sequence[str]) -> None:
         """Remove folders, given innermost first, until one is not empty."""
         fs, _ = self.filesystem()

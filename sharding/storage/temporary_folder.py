@@ -1,7 +1,8 @@
 """Temporary folders that go with their process: one that a killed process left is removed by the next.
 
 `process_folder` is one for whatever `tempfile` makes. Libraries leave files there when a process ends at once:
-TensorFlow removes the sources that AutoGraph generates only at the end of the interpreter.
+TensorFlow removes the sources that AutoGraph generates only at the end of the interpreter. `mark_folder` is for one
+that a library made and must not be renamed.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -20,9 +21,10 @@ import xxhash
 
 from .lease import boot_id, process_start_ticks
 
-__all__ = ["end_process", "process_folder", "remove_killed_folders", "temporary_folder"]
+__all__ = ["end_process", "mark_folder", "process_folder", "remove_killed_folders", "temporary_folder"]
 
 _NAMES = re.compile(r"ringfeed-tmp-([0-9a-f]{16})-(\d+)-(\d+)-[0-9a-f]{8}")  # groups: machine, process, its start
+_MARKED = "pymp-"  # how names of marked folders begin: those of `multiprocessing`
 _mine: list[Path] = []
 
 
@@ -35,8 +37,7 @@ def temporary_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[P
     """
     parent = Path(tempfile.gettempdir() if parent is None else parent)
     remove_killed_folders(parent)
-    started = process_start_ticks(os.getpid()) or "0"
-    folder = parent / f"ringfeed-tmp-{_machine()}-{os.getpid()}-{started}-{secrets.token_hex(4)}"
+    folder = parent / _new_name()
     folder.mkdir(0o700)
     _mine.append(folder)
     try:
@@ -61,11 +62,30 @@ def process_folder() -> Iterator[None]:
             tempfile.tempdir = before
 
 
+def mark_folder(folder: str) -> None:
+    """Mark the folder of `multiprocessing` as one of this process; first remove those of killed processes."""
+    if not any(map(_NAMES.fullmatch, os.listdir(folder))):
+        remove_killed_folders(Path(folder).parent)
+        Path(folder, _new_name()).touch()
+
+
 def end_process(status: int) -> NoReturn:
     """End this process at once with an exit status, as `os._exit` does, and remove its folders."""
     for folder in _mine:
         shutil.rmtree(folder, ignore_errors=True)
     os._exit(status)
+
+
+def _new_name() -> str:
+    started = process_start_ticks(os.getpid()) or "0"  # 0: this system does not tell
+    return f"ringfeed-tmp-{_machine()}-{os.getpid()}-{started}-{secrets.token_hex(4)}"
+
+
+def _is_of_killed(name: str) -> bool:
+    match = _NAMES.fullmatch(name)
+    if match is None or match[1] != _machine() or match[3] == "0":
+        return False
+    return process_start_ticks(int(match[2])) != match[3]
 
 
 def _machine() -> str:
@@ -79,8 +99,9 @@ def remove_killed_folders(parent: Path | None = None) -> None:
         parent: the folder to look in; None: that of `tempfile`.
     """
     for entry in os.scandir(tempfile.gettempdir() if parent is None else parent):
-        match = _NAMES.fullmatch(entry.name)
-        if match is None or match[1] != _machine() or match[3] == "0":  # 0: this system does not tell
-            continue
-        if process_start_ticks(int(match[2])) != match[3] and entry.is_dir(follow_symlinks=False):
+        names = [entry.name]
+        if entry.name.startswith(_MARKED) and entry.is_dir(follow_symlinks=False):
+            with suppress(OSError):  # another user's, or gone meanwhile
+                names = os.listdir(entry.path)
+        if any(map(_is_of_killed, names)) and entry.is_dir(follow_symlinks=False):
             shutil.rmtree(entry.path, ignore_errors=True)

@@ -1,8 +1,8 @@
 """A program for tests: runs commands in forks of a process that has imported TensorFlow once, and says how they ended.
 
-Reads lines of JSON from standard input: the command's words, environment variables, and optionally `die_at`, the number
-of the system call on a file or folder at which the command kills itself. Answers with the process number, and when the
-process has ended, with its exit status, negative for a signal.
+Reads lines of JSON from standard input: the words of a command of `ringfeed` or `shard-dataset`, environment variables,
+and optionally `die_at`, the number of the system call on a file or folder at which the command kills itself. Answers
+with the process number, and when the process has ended, with its exit status, negative for a signal.
 """
 
 import json
@@ -16,7 +16,10 @@ from typing import Any
 __all__ = ["CALLS"]
 
 CALLS = ("open", "os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir", "fcntl.flock")
-_MODULES = ("loop.trainer", "serving.predictions", "serving.trained", "serving.saved_model", "ring.connect")
+_MODULES = (
+    "training.loop.trainer", "training.serving.predictions", "training.serving.trained", "training.ring.connect",
+    "training.serving.saved_model", "tools.shard_dataset.commands",
+)  # fmt: skip
 
 
 def _die_at(number: int, mark: str) -> None:
@@ -42,14 +45,19 @@ def _run(order: dict[str, Any]) -> int:
             os.dup2(log.fileno(), stream)
     if "die_at" in order:
         _die_at(order["die_at"], order["mark"])
-    from ringfeed.tools.cli import main
+    from ringfeed.tools import cli
+    from ringfeed.tools.shard_dataset import program
 
-    return main(order["words"])
+    name, *words = order["words"]
+    if name == "shard-dataset":
+        sys.argv = [name, *words]
+        program.run()
+    return cli.main(words)
 
 
 def _serve() -> None:
     for name in _MODULES:
-        import_module(f"ringfeed.training.{name}")
+        import_module(f"ringfeed.{name}")
     for line in sys.stdin:
         pid = os.fork()
         if not pid:

@@ -1,23 +1,24 @@
 """Commands that write, killed by SIGKILL at random moments: run again, each ends as if nobody had killed it.
 
-The same files with the same content, and nothing beside them. `pytest -m campaign` kills each at 30 moments, on disk
-and S3, on 1 to 3 ranks.
+The same files with the same content, and nothing beside them: no draft, lease, upload, folder or temporary file.
+`pytest -m campaign` kills each at 30 moments, on disk and S3, on 1 to 3 ranks.
 """
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
 import random
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
@@ -26,13 +27,17 @@ from typing import Any
 import fsspec
 import h5py
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
 
-from ringfeed.sharding import BuildOptions, build
+from ringfeed.sharding import AppendOptions, BuildOptions, append, build
 from ringfeed.sharding.storage.storage import Storage
+from ringfeed.tools.cli import COMMANDS
+from ringfeed.tools.cli import build_parser as ringfeed_parser
+from ringfeed.tools.shard_dataset.parser import build_parser as shard_dataset_parser
 from ringfeed.training.checkpoint.store import decode
 from tests.helpers import forks
 from tests.helpers.lean import lean_environment
@@ -55,7 +60,7 @@ class Lab:
 
     @property
     def model(self) -> str:
-        return str(self.folder / "model.keras")
+        return str(self.folder / "first" / "model.keras")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,20 +68,23 @@ class Case:
     """A command.
 
     Attributes:
-        words: the command, from the lab and the URL that it writes to.
-        ranks: numbers of ranks; 0: no launcher.
+        words: the command and its arguments, from the lab and the URL that it writes to.
+        given: folders of the lab that lie at `d` below that URL before it starts, one copied over the other.
+        launches: the arguments of `ringfeed launch` with which it is tried; empty: without it.
         is_exact: whether two undisturbed runs end with the same content.
-        appends: whether it adds to a dataset, so that it may not be run again once it has ended.
+        ends_once: whether it may not be run again once it has ended.
     """
 
     words: Callable[[Lab, str], list[str]]
-    ranks: tuple[int, ...] = (0,)
+    given: tuple[str, ...] = ()
+    launches: tuple[str, ...] = ("",)
     is_exact: bool = True
-    appends: bool = False
+    ends_once: bool = False
 
 
 def _train(lab: Lab, out: str) -> list[str]:
     files = {"checkpoint.url": "run", "output.model": "model.keras", "output.metrics": "metrics.json"}
+    files |= {"track.jsonl": "log.jsonl", "track.csv": "tables"}
     sets = [word for key, name in files.items() for word in ("--set", f"{key}={out}/{name}")]
     return ["train", "--config", str(lab.folder / "run.yaml"), "-q", *sets]
 
@@ -85,29 +93,47 @@ def _on_servers(lab: Lab, out: str) -> list[str]:
     return [*_train(lab, out), "--set", "backend=parameter_server", "--set", "deterministic=false"]
 
 
-_BUILD = ["--label", "y", "--shards", "6", "--workers", "2", "--split", "train=0.8,test=0.2"]
+def _line(text: str) -> Callable[[Lab, str], list[str]]:
+    """The words of a line in which DATA, MODEL, LAB and OUT stand for their paths."""
+
+    def words(lab: Lab, out: str) -> list[str]:
+        places = {"DATA": lab.data, "MODEL": lab.model, "LAB": str(lab.folder), "OUT": out}
+        return [re.sub("DATA|MODEL|LAB|OUT", lambda match: places[match[0]], word) for word in text.split()]
+
+    return words
+
+
+_BUILD = "--label y --shards 6 --workers 2 --split train=0.8,test=0.2"
+_MEASURED = "--split train --batch-size 64 --seconds 0.5 -q"
+_RANKS = ("", "-n 2", "-n 3")
 CASES = {
-    "build": Case(words=lambda lab, out: ["build", str(lab.folder / "a.parquet"), f"{out}/d", *_BUILD, "--dali-index"]),
-    "append": Case(words=lambda lab, out: ["append", str(lab.folder / "b.parquet"), f"{out}/d"], appends=True),
-    "reshard": Case(words=lambda lab, out: ["reshard", lab.data, f"{out}/d", "--shards", "3", "--format", "parquet"]),
-    "webdataset": Case(words=lambda lab, out: ["export", lab.data, f"{out}/d", "--to", "webdataset"]),
-    "train": Case(words=_train, ranks=(0, 2, 3)),
-    "predict": Case(
-        words=lambda lab, out: ["predict", lab.model, lab.data, "--split", "train", "--out", f"{out}/p", "-q"],
-        ranks=(0, 2, 3),
+    "build": Case(words=_line(f"build LAB/a.parquet OUT/d {_BUILD} --dali-index")),
+    "append": Case(words=_line("append LAB/b.parquet OUT/d"), given=("data",), ends_once=True),
+    "overwrite": Case(words=_line(f"build LAB/a.parquet OUT/d {_BUILD} --overwrite"), given=("appended",)),
+    "reshard": Case(words=_line("reshard DATA OUT/d --shards 3 --format parquet --workers 2")),
+    "repair": Case(words=_line("repair OUT/d --source LAB/a.parquet"), given=("data", "damages")),
+    "salvage": Case(words=_line("repair OUT/d"), given=("data", "damages")),
+    "clean": Case(words=_line("clean OUT/d"), given=("killed",)),
+    "webdataset": Case(words=_line("export DATA OUT/d --to webdataset")),
+    "hf": Case(words=_line("export DATA OUT/d --to hf")),
+    "train": Case(words=_train, launches=(*_RANKS, "-n 2 --elastic")),
+    "servers": Case(words=_on_servers, launches=("--ps 1 --workers 2",), is_exact=False),
+    "lr_find": Case(words=_line("train --config LAB/run.yaml -q --lr-find OUT/rates.json")),
+    "predict": Case(words=_line("predict MODEL DATA --split train --out OUT/p -q"), launches=_RANKS),
+    "saved_model": Case(words=_line("export MODEL --out OUT/served -q")),
+    "keras": Case(words=_line("export MODEL --out OUT/again.keras -q")),
+    "onnx": Case(words=_line("export MODEL --out OUT/again.onnx -q")),
+    "tune": Case(words=_line(f"tune DATA {_MEASURED} --out OUT/tuned.yaml"), is_exact=False),
+    "profile": Case(words=_line(f"profile DATA {_MEASURED} --html OUT/page.html"), is_exact=False),
+    "trace": Case(words=_line("profile LAB/first/records -q --html OUT/page.html --trace OUT/trace.json")),
+    "simulate": Case(
+        words=_line("simulate DATA --seconds 0.5 -q --save-costs OUT/costs.json --html OUT/page.html"), is_exact=False
     ),
-    "saved_model": Case(words=lambda lab, out: ["export", lab.model, "--out", f"{out}/served", "-q"]),
-    "keras": Case(words=lambda lab, out: ["export", lab.model, "--out", f"{out}/again.keras", "-q"]),
-    "servers": Case(words=_on_servers, ranks=(-2,), is_exact=False),
-    "tune": Case(
-        words=lambda lab, out: [
-            "tune", lab.data, "--split", "train", "--batch-size", "64", "--seconds", "0.5", "-q", "--out",
-            f"{out}/tuned.yaml",
-        ],
-        is_exact=False,
-    ),
-}  # fmt: skip
-_OF_SHARDS = ("build", "append", "reshard", "webdataset")
+}
+_SHARDING = ("build", "append", "reshard", "repair", "clean", "inspect", "verify", "cat")
+_WRITE_NOTHING_OF_THEIR_OWN = {"inspect", "verify", "cat", "launch", "bench-ring", "cache", "doctor", "completion"}
+_WRITES = re.compile(r"\bwrite (?!nothing|'|it after)")  # in the help of an option
+_INSTALLS = {"install-horovod"}  # compiles for minutes, under a lock, and uses no wheel without its checksum
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +145,14 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
         rows = {"x": x, "n": rng.integers(0, 9, 4000), "y": np.where(x > 0.3, "p", "q")}
         pq.write_table(pa.table(rows), folder / f"{name}.parquet", row_group_size=500)
     options = BuildOptions(source=str(folder / "a.parquet"), destination=str(folder / "data"), label="y", shards=6)
-    build(replace(options, splits={"train": Fraction(4, 5), "test": Fraction(1, 5)}))
+    build(replace(options, splits={"train": Fraction(4, 5), "test": Fraction(1, 5)}, workers=1))
+    shutil.copytree(folder / "data", folder / "appended")
+    append(AppendOptions(source=str(folder / "b.parquet"), destination=str(folder / "appended"), workers=1))
+    (folder / "damages").mkdir()
+    for number, shard in enumerate(sorted((folder / "data").glob("train-*.tfrecord"))[:2]):
+        data = bytearray(shard.read_bytes())
+        data[200 : 200 + 60 * number + 1] = bytes(60 * number + 1)
+        (folder / "damages" / shard.name).write_bytes(data)
     tree = {
         "data": {"url": str(folder / "data"), "batch_size": 160},
         "model": {"hidden": [8]},
@@ -141,37 +174,27 @@ class Runner:
     forker: subprocess.Popen[str]
     environ: dict[str, str] = field(default_factory=dict)
 
-    def run(self, case: Case, out: str, ranks: int, random_kill: random.Random | None, seconds: float) -> int:
+    def run(
+        self, case: Case, out: str, launch: str = "", rng: random.Random | None = None, seconds: float = 0.0
+    ) -> int:
         """Run a command to its end, or kill it at a random moment; return its status."""
         words = case.words(self.lab, out)
-        if words[0] in ("train", "predict", "tune") or (words[0] == "export" and "--to" not in words):
-            if not ranks:
-                return self._forked(words, out, random_kill, seconds)
-            how = ["launch", "-n", str(ranks)] if ranks > 0 else ["launch", "--ps", "1", "--workers", str(-ranks)]
-            words = [str(_BIN / "ringfeed"), *how, *words]
-        else:
-            words = [str(_BIN / "shard-dataset"), *words]
+        program = "shard-dataset" if words[0] in _SHARDING or "--to" in words else "ringfeed"
+        if not launch:
+            return self._forked([program, *words], out, rng, seconds)
         with (self.lab.folder / "log").open("ab") as log:
             process = subprocess.Popen(
-                words, env={**lean_environment(), **self.environ}, stdout=log, stderr=log, start_new_session=True
+                [_BIN / program, "launch", *launch.split(), *words],
+                env={**lean_environment(), **self.environ},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
             )
-        if random_kill is not None:
-            self._kill(process.pid, random_kill, seconds, is_over=lambda: process.poll() is not None)
+        if rng is not None:
+            kill_later(process.pid, rng, seconds, is_over=lambda: process.poll() is not None)
         status = process.wait(_TIMEOUT_SECONDS)
         _await_group(process.pid)
         return status
-
-    def _kill(self, pid: int, rng: random.Random, seconds: float, is_over: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + rng.uniform(0.0, seconds)
-        while time.monotonic() < deadline and not is_over():
-            time.sleep(0.002)
-        try:
-            if rng.random() < 0.5:
-                os.kill(pid, signal.SIGKILL)  # its ranks and workers end with it
-            else:
-                os.killpg(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
     def _forked(self, words: list[str], out: str, rng: random.Random | None, seconds: float) -> int:
         order: dict[str, Any] = {"words": words, "environ": self.environ, "log": str(self.lab.folder / "log")}
@@ -183,8 +206,30 @@ class Runner:
         self.forker.stdin.flush()
         pid = int(self.forker.stdout.readline())
         if rng is not None and not by_call:
-            self._kill(pid, rng, seconds, is_over=lambda: not Path(f"/proc/{pid}").exists())
-        return int(self.forker.stdout.readline())
+            kill_later(pid, rng, seconds, is_over=lambda: not Path(f"/proc/{pid}").exists())
+        status = int(self.forker.stdout.readline())
+        _await_group(pid)
+        return status
+
+    @property
+    def log(self) -> str:
+        """The end of what the commands have printed."""
+        return (self.lab.folder / "log").read_text()[-3000:]
+
+
+def kill_later(pid: int, rng: random.Random, seconds: float, is_over: Callable[[], bool]) -> None:
+    """Kill a process at a random moment, alone or together with all that it has started, and wait for those."""
+    deadline = time.monotonic() + rng.uniform(0.0, seconds)
+    while time.monotonic() < deadline and not is_over():
+        time.sleep(0.002)
+    with suppress(psutil.NoSuchProcess):
+        parent = psutil.Process(pid)
+        children = parent.children(recursive=True)
+        for process in [parent, *(children if rng.random() < 0.5 else [])]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        _, alive = psutil.wait_procs(children, 60)
+        assert not alive, f"processes of a killed command still run: {alive}"
 
 
 def _await_group(group: int) -> None:
@@ -207,8 +252,10 @@ def runner(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runne
         [sys.executable, forks.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environ
     )
     runner = Runner(lab=lab, temporary=temporary, forker=forker, environ={"TMPDIR": str(temporary)})
-    assert runner.run(CASES["train"], str(lab.folder / "first"), 0, None, 0) == 0, (lab.folder / "log").read_text()
-    shutil.copy(lab.folder / "first" / "model.keras", lab.model)
+    first = Case(words=lambda lab, out: [*_train(lab, out), "--set", f"output.records={out}/records"])
+    assert runner.run(first, str(lab.folder / "first")) == 0, runner.log
+    shutil.copytree(lab.folder / "data", lab.folder / "killed")
+    (lab.folder / "killed" / "_ringfeed" / "dataset.json").unlink()
     yield runner
     assert forker.stdin is not None
     assert forker.stdout is not None
@@ -230,6 +277,8 @@ def content(name: str, data: bytes) -> tuple[str, Any]:
                 file.visit(keys.append)
                 weights = {key: file[key][()].tobytes() for key in keys if isinstance(file[key], h5py.Dataset)}
             return name, (sorted(archive.namelist()), weights)
+    if name.endswith(("log.jsonl", ".csv")):
+        return name, [line for line in data.decode().splitlines() if "evaluation" in name + line]
     if name.endswith("metrics.json"):
         metrics = json.loads(data)
         return name, [metrics[key] for key in ("final", "weights_digest", "total_steps")]
@@ -248,19 +297,19 @@ def found(store: Store, out: str) -> dict[str, Any]:
 
 
 def prepare(case: Case, lab: Lab, store: Store, out: str) -> None:
-    if case.appends:
-        fs, root = fsspec.core.url_to_fs(f"{out}/d", **store.storage_options)
-        fs.put(f"{lab.data}/", f"{root}/", recursive=True)
+    fs, root = fsspec.core.url_to_fs(f"{out}/d", **store.storage_options)
+    for folder in case.given:
+        fs.put(f"{lab.folder / folder}/", f"{root}/", recursive=True)
 
 
-def kill_and_run(runner: Runner, store: Store, name: str, kills: int, ranks: int, seed: int) -> int:
+def kill_and_run(runner: Runner, store: Store, name: str, kills: int, launch: str, seed: int) -> int:
     """Kill a command so many times at random moments, in threes, and let it end each time; return the kills."""
-    case, lab, rng = CASES[name], runner.lab, random.Random(f"{name} {store.name} {ranks} {seed}")
+    case, lab, rng = CASES[name], runner.lab, random.Random(f"{name} {store.name} {launch} {seed}")
     runner.environ |= store.env
     whole = f"{store.url}/whole"
     prepare(case, lab, store, whole)
     started = time.monotonic()
-    assert runner.run(case, whole, ranks, None, 0) == 0, (lab.folder / "log").read_text()[-2000:]
+    assert runner.run(case, whole, launch) == 0, runner.log
     seconds, expected = time.monotonic() - started, found(store, whole)
     killed = trial = 0
     while killed < kills:
@@ -269,41 +318,64 @@ def kill_and_run(runner: Runner, store: Store, name: str, kills: int, ranks: int
         prepare(case, lab, store, out)
         status = 1
         for _ in range(rng.randint(1, 3)):
-            status = runner.run(case, out, ranks, rng, seconds)
+            status = runner.run(case, out, launch, rng, seconds)
             killed += status != 0
             if status == 0:
                 break
-        if status and not (case.appends and found(store, out) == expected):
-            assert runner.run(case, out, ranks, None, 0) == 0, (lab.folder / "log").read_text()[-2000:]
+        if status and not (case.ends_once and found(store, out) == expected):
+            assert runner.run(case, out, launch) == 0, runner.log
+        check_nothing_left(runner, store, trial)
         after = found(store, out)
-        assert after.keys() == expected.keys(), (name, ranks, trial)
-        assert not case.is_exact or after == expected, (name, ranks, trial)
-        beside = {path.partition("/")[0] for path in store.list()}
-        assert beside == {"whole", *(f"out{number}" for number in range(1, trial + 1))}
-        assert not Storage(store.url, store.storage_options).uploads()
-        left = [path for path in runner.temporary.iterdir() if not is_trial(path) and not _is_of_python(path)]
-        assert left == [], (name, ranks, trial)
+        assert after.keys() == expected.keys(), (name, launch, trial)
+        assert not case.is_exact or after == expected, (name, launch, trial)
     return killed
 
 
+def check_nothing_left(runner: Runner, store: Store, trials: int) -> None:
+    """Check that nothing lies beside what the commands wrote: no file, upload, or temporary file."""
+    beside = {path.partition("/")[0] for path in store.list()}
+    assert beside <= {"whole", *(f"out{number}" for number in range(1, trials + 1))}
+    assert not Storage(store.url, store.storage_options).uploads()
+    left = [path for path in runner.temporary.iterdir() if not is_trial(path) and not _is_of_python(path)]
+    assert left == [], trials
+
+
 def _is_of_python(path: Path) -> bool:
-    """Whether a folder holds the sockets of `multiprocessing`, whose processes were all killed at once."""
-    return path.name.startswith("pymp-") and all(each.is_socket() for each in path.iterdir())
+    """Whether a folder is one of `multiprocessing`, whose process was killed before it could mark it."""
+    return path.name.startswith("pymp-") and list(path.iterdir()) == []
+
+
+def parsers() -> Iterator[tuple[str, argparse.ArgumentParser]]:
+    """The parser of each command, by name."""
+    for parser in (shard_dataset_parser(), *map(ringfeed_parser, COMMANDS)):
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                yield from action.choices.items()
+
+
+def test_each_command_and_option_that_writes_is_in_the_table(tmp_path: Path) -> None:
+    tried = {name: case.words(Lab(folder=tmp_path), "out") for name, case in CASES.items()}
+    commands = {name for name, _ in parsers()}
+    assert commands == {words[0] for words in tried.values()} | _WRITE_NOTHING_OF_THEIR_OWN | _INSTALLS
+    actions = [action for _, parser in parsers() for action in parser._actions if action.option_strings]
+    flags = {each.option_strings[-1] for each in actions if _WRITES.search(each.help or "")}
+    assert {"--html", "--out"} <= flags
+    assert flags <= {word for words in tried.values() for word in words}
 
 
 @pytest.mark.parametrize("store", ["local"], indirect=True)
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ("servers", "tune")])
+@pytest.mark.parametrize("name", ["build", "append", "salvage", "train", "predict", "saved_model"])
 def test_a_killed_command_ends_as_if_it_had_not_been(runner: Runner, store: Store, name: str) -> None:
     """The short version of the campaign below."""
-    kill_and_run(runner, store, name, kills=1, ranks=0, seed=0)
+    kill_and_run(runner, store, name, kills=1, launch="", seed=0)
 
 
 @pytest.mark.campaign
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("store", ["local", "s3"], indirect=True)
-@pytest.mark.parametrize(("name", "ranks"), [(name, ranks) for name, case in CASES.items() for ranks in case.ranks])
-def test_campaign_of_kills(runner: Runner, store: Store, name: str, ranks: int) -> None:
-    kills = 30 if CASES[name].ranks == (0,) else 10
+@pytest.mark.parametrize(("name", "launch"), [(name, launch) for name in CASES for launch in CASES[name].launches])
+def test_campaign_of_kills(runner: Runner, store: Store, name: str, launch: str) -> None:
+    """Kills each 30 times, or as often as `RINGFEED_KILLS` says."""
     started = time.monotonic()
-    killed = kill_and_run(runner, store, name, kills=kills // 2 + kills % 2, ranks=ranks, seed=1)
-    print(f"{name} on {store.name}, {ranks} ranks: {killed} kills, {time.monotonic() - started:.0f} s")
+    killed = kill_and_run(runner, store, name, int(os.environ.get("RINGFEED_KILLS", "30")), launch, seed=1)
+    print(f"{name} on {store.name} {launch}: {killed} kills, {time.monotonic() - started:.0f} s")
