@@ -116,18 +116,17 @@ class DatasetDraft:
     def find_committed(self, fingerprint: str) -> Manifest | None:
         """Return the manifest if a build of the same plan was killed after its commit.
 
+        Not where a dataset is replaced: the one that is there may be of the same plan, with records appended.
+
         Raises:
             DestinationError: another dataset is there and must not be replaced.
         """
-        replacing, previous = self.storage != self.destination, self.lease.previous
-        if (replacing and previous is None) or not holds_dataset(self.destination):
+        if self.storage != self.destination or not holds_dataset(self.destination):
             return None
-        manifest = open_dataset(self.destination).manifest
+        previous, manifest = self.lease.previous, open_dataset(self.destination).manifest
         if previous is not None and previous.task == "build" and manifest.plan == fingerprint:
             return manifest
-        if not replacing:  # it was committed between the check of the folder and the lease
-            raise DestinationError(_taken(self.destination))
-        return None
+        raise DestinationError(_taken(self.destination))  # it was committed between the check and the lease
 
     def resume(self, fingerprint: str) -> dict[int, ShardResult]:
         """Find the shards that an earlier build of the same plan finished.

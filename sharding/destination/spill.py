@@ -233,10 +233,12 @@ def open_scratch(root: Storage) -> Storage:
 def side_folder(root: Storage) -> Iterator[Storage]:
     """Yield a folder for a process without a lease, which others on its machine leave alone while it lives.
 
-    It is removed after the body, and so is the root if it was created for it.
+    It is removed after the body, and so is the root if nothing else is in it. Those of killed processes of this machine
+    are removed before.
     """
-    absent = root.absent_folders()
+    absent = root.absent_folders() or (() if root.is_object_store else (root.filesystem()[1],))
     make_spill_folder(root)
+    _remove_dead_side_folders(root)
     process = f"{_machine()}-{os.getpid()}-{process_start_ticks(os.getpid())}"
     folder = root.folder(f"side-{process}-{secrets.token_hex(4)}")
     make_spill_folder(folder)
@@ -247,6 +249,20 @@ def side_folder(root: Storage) -> Iterator[Storage]:
         raise
     with suppress(RingfeedError):  # if the store is gone, the next write says so
         remove_spill(folder, absent)
+
+
+def _remove_dead_side_folders(root: Storage) -> None:
+    def is_dead(path: str) -> bool:
+        found = _SIDE.fullmatch(path.partition("/")[0])
+        return found is not None and found[1] == _machine() and found[3] != process_start_ticks(int(found[2]))
+
+    if root.local_path is not None:
+        for folder in _listed(root.local_path):
+            if is_dead(folder.name):
+                shutil.rmtree(folder, ignore_errors=True)
+    else:
+        remove_files(root, filter(is_dead, root.list()))
+        abort_uploads(root, is_dead)
 
 
 def spilled_files(root: Storage) -> list[str]:

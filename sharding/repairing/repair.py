@@ -25,7 +25,7 @@ from ringfeed.sharding.dataset.own_folder import sync_names
 from ringfeed.sharding.dataset.recovery import RecoveredDataset, read_or_none
 from ringfeed.sharding.dataset.shard_table import seal
 from ringfeed.sharding.destination.leftovers import abort_uploads, check_no_links
-from ringfeed.sharding.destination.spill import scratch_root, spill_lease_entry
+from ringfeed.sharding.destination.spill import remove_spill, scratch_root, spill_lease_entry
 from ringfeed.sharding.errors import CorruptionError, DestinationError
 from ringfeed.sharding.progress import Report, ignore
 from ringfeed.sharding.storage.fenced_storage import fence_storage
@@ -192,7 +192,8 @@ def _held(plan: RepairPlan) -> Iterator[Lease]:
                     f"{storage.locate()} was changed while the repair was planned; run the repair again"
                 )
             yield lease
-            abort_uploads(fence_storage(storage, lease))  # left by an earlier repair
+            abort_uploads(fence_storage(storage, lease))  # left by an earlier repair, as what follows
+            remove_spill(scratch_root(plan.spill, storage))
         finally:
             lease.release(keep=False)
 

@@ -382,13 +382,13 @@ class Storage(Location):
             path = path.rpartition("/")[0]
         return tuple(folders)
 
-    def folders(self) -> list[str]:
+    def folders(self) -> Sequence[str]:
         """The names of the folders in the folder; object stores have no folders."""
         if self.is_object_store:
             return []
         fs, root = self.filesystem()
 
-        def find() -> list[str]:
+        def find() -> Sequence[str]:
             fs.invalidate_cache()
             with suppress(FileNotFoundError):
                 found = fs.ls(root, detail=True)

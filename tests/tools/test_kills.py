@@ -13,6 +13,7 @@ import os
 import random
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import time
@@ -34,6 +35,7 @@ import pytest
 import yaml
 
 from ringfeed.sharding import AppendOptions, BuildOptions, append, build
+from ringfeed.sharding.storage.lease import LEASE_NAME, Holder, boot_id
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.tools.cli import COMMANDS
 from ringfeed.tools.cli import build_parser as ringfeed_parser
@@ -148,6 +150,11 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     build(replace(options, splits={"train": Fraction(4, 5), "test": Fraction(1, 5)}, workers=1))
     shutil.copytree(folder / "data", folder / "appended")
     append(AppendOptions(source=str(folder / "b.parquet"), destination=str(folder / "appended"), workers=1))
+    shutil.copytree(folder / "data", folder / "killed")
+    (folder / "killed" / "_ringfeed" / "dataset.json").unlink()
+    host = {"host": socket.gethostname(), "boot": boot_id()}
+    killed = Holder(token="0123456789abcdef", **host, pid=1, started="0", about={"task": "build"})
+    (folder / "killed" / LEASE_NAME).write_bytes(killed.encode())
     (folder / "damages").mkdir()
     for number, shard in enumerate(sorted((folder / "data").glob("train-*.tfrecord"))[:2]):
         data = bytearray(shard.read_bytes())
@@ -254,8 +261,6 @@ def runner(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runne
     runner = Runner(lab=lab, temporary=temporary, forker=forker, environ={"TMPDIR": str(temporary)})
     first = Case(words=lambda lab, out: [*_train(lab, out), "--set", f"output.records={out}/records"])
     assert runner.run(first, str(lab.folder / "first")) == 0, runner.log
-    shutil.copytree(lab.folder / "data", lab.folder / "killed")
-    (lab.folder / "killed" / "_ringfeed" / "dataset.json").unlink()
     yield runner
     assert forker.stdin is not None
     assert forker.stdout is not None

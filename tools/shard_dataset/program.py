@@ -23,11 +23,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run `shard-dataset` and return its exit status; an expected error is one line on standard error."""
     with exit_without_memory("shard-dataset"), ending_on_signals("shard-dataset"):
         from ringfeed.sharding.common.stderr_filter import silence_pillow
+        from ringfeed.sharding.storage.temporary_folder import remove_killed_folders
 
         from .commands import execute, parse
 
         silence_pillow()
         args = parse(sys.argv[1:] if argv is None else argv)
+        with suppress(OSError):  # no folder for temporary files: what needs one says so
+            remove_killed_folders()
     return execute(args)
 
 
