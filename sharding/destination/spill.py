@@ -31,7 +31,7 @@ from ringfeed.sharding.storage.private_folders import check_private, make_privat
 from ringfeed.sharding.storage.retry import RetryPolicy
 from ringfeed.sharding.storage.storage import Storage, public_url
 
-from .leftovers import abort_uploads, remove_files
+from .leftovers import abort_uploads, remove_empty_folders, remove_files
 
 __all__ = [
     "PartSpill", "Spill", "make_spill_folder", "open_scratch", "open_spill", "planning_folder",
@@ -256,13 +256,9 @@ def _remove_dead_side_folders(root: Storage) -> None:
         found = _SIDE.fullmatch(path.partition("/")[0])
         return found is not None and found[1] == _machine() and found[3] != process_start_ticks(int(found[2]))
 
-    if root.local_path is not None:
-        for folder in _listed(root.local_path):
-            if is_dead(folder.name):
-                shutil.rmtree(folder, ignore_errors=True)
-    else:
-        remove_files(root, filter(is_dead, root.list()))
-        abort_uploads(root, is_dead)
+    remove_files(root, filter(is_dead, root.list()))
+    abort_uploads(root, is_dead)
+    remove_empty_folders(root, filter(is_dead, root.folders()))
 
 
 def spilled_files(root: Storage) -> list[str]:

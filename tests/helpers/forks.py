@@ -39,6 +39,7 @@ def _die_at(number: int, mark: str) -> None:
 def _run(order: dict[str, Any]) -> int:
     os.setsid()
     os.environ.update(order["environ"])
+    sys.meta_path = [each for each in sys.meta_path if type(each).__module__ != "sitecustomize"]  # for plots
     tempfile.tempdir = None
     with open(order["log"], "ab") as log:
         for stream in (1, 2):

@@ -152,8 +152,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     append(AppendOptions(source=str(folder / "b.parquet"), destination=str(folder / "appended"), workers=1))
     shutil.copytree(folder / "data", folder / "killed")
     (folder / "killed" / "_ringfeed" / "dataset.json").unlink()
-    host = {"host": socket.gethostname(), "boot": boot_id()}
-    killed = Holder(token="0123456789abcdef", **host, pid=1, started="0", about={"task": "build"})
+    about, token = {"task": "build"}, "0123456789abcdef"
+    killed = Holder(token=token, host=socket.gethostname(), boot=boot_id(), pid=1, started="0", about=about)
     (folder / "killed" / LEASE_NAME).write_bytes(killed.encode())
     (folder / "damages").mkdir()
     for number, shard in enumerate(sorted((folder / "data").glob("train-*.tfrecord"))[:2]):

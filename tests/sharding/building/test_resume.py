@@ -451,6 +451,21 @@ def test_a_killed_replacement_resumes(parquet: str, tmp_path: Path, files_of: An
     assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
 
+def test_a_killed_replacement_does_not_take_the_dataset_with_appended_records_for_its_own(
+    parquet: str, tmp_path: Path, files_of: Any
+) -> None:
+    """The first generation of that is of the same plan. A killed one may also leave the folder of a generation."""
+    out, how = tmp_path / "out", {"label": "label", "shards": 3}
+    plan = built(parquet, out, **how).manifest.plan
+    whole = files_of(out)
+    append(AppendOptions(source=parquet, destination=str(out), again=True))
+    (out / "_building.json").write_text(json.dumps(HOLDER | {"released": True, "plan": plan}))
+    (out / "g00001").mkdir()
+    built(parquet, out, overwrite=True, **how)
+    assert files_of(out) == whole
+    assert [path for path in out.rglob("*") if path.is_dir()] == [out / "_ringfeed"]
+
+
 # --- kills -------------------------------------------------------------------------------------------------------
 
 

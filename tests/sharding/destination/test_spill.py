@@ -173,6 +173,20 @@ def test_a_side_folder_stays_while_its_process_lives(parts: str, store: Store, t
     assert clean(out, spill=spill) == [hashes]
 
 
+def test_the_next_side_folder_removes_those_of_killed_processes(store: Store, tmp_path: Path) -> None:
+    spill, out = f"{store.url}/spill", str(tmp_path / "out")
+    command = [sys.executable, "-c", SIDE, spill, out]
+    with subprocess.Popen(command, env={**os.environ, **store.env}, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        with side_folder(spill_root(spill, out)):
+            assert len(store.list()) == 1
+        process.kill()
+    with side_folder(spill_root(spill, out)):
+        assert store.list() == []
+    assert spill_root(spill, out).absent_folders() != () or store.name == "s3"
+
+
 def test_a_spill_folder_that_disappears_is_reported(tmp_path: Path) -> None:
     spill = open_spill(Storage(str(tmp_path / "spill")), "plan")
     with pytest.raises(StorageError, match=r"000003\.arrow was removed while it was needed"), spill.create(3):

@@ -9,17 +9,24 @@ from pathlib import Path
 
 import pytest
 
-from ringfeed.sharding.storage.temporary_folder import process_folder, temporary_folder
+from ringfeed.sharding.storage.temporary_folder import (
+    mark_folder,
+    process_folder,
+    remove_killed_folders,
+    temporary_folder,
+)
 
 _PROGRAM = """
 import os, signal, sys, tempfile
-from ringfeed.sharding.storage.temporary_folder import end_process, process_folder
+from ringfeed.sharding.storage.temporary_folder import end_process, mark_folder, process_folder
 with process_folder():
     open(tempfile.mkdtemp() + "/file", "w").close()
     if sys.argv[1] == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
     elif sys.argv[1] == "end":
         end_process(3)
+if sys.argv[1] == "mark":
+    mark_folder(tempfile.mkdtemp(prefix="pymp-"))
 """
 
 
@@ -46,6 +53,20 @@ def test_what_a_killed_process_left_is_removed_and_what_others_have_stays(tmp_pa
         assert _run(tmp_path, "return") == 0
         assert set(tmp_path.iterdir()) == {*foreign, mine, link}
     assert set(tmp_path.iterdir()) == {*foreign, link}
+
+
+def test_a_marked_folder_of_a_process_that_has_ended_is_removed_and_others_stay(tmp_path: Path) -> None:
+    (tmp_path / "pymp-unmarked").mkdir()
+    (tmp_path / "pymp-mine").mkdir()
+    mark_folder(str(tmp_path / "pymp-mine"))
+    stays = set(tmp_path.iterdir())
+    assert _run(tmp_path, "mark") == 0
+    assert len(set(tmp_path.iterdir()) - stays) == 1
+    (tmp_path / "pymp-link").symlink_to(*(set(tmp_path.iterdir()) - stays))
+    remove_killed_folders(tmp_path)
+    assert set(tmp_path.iterdir()) == {*stays, tmp_path / "pymp-link"}
+    mark_folder(str(tmp_path / "pymp-mine"))
+    assert len(list((tmp_path / "pymp-mine").iterdir())) == 1
 
 
 def test_tempfile_is_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
