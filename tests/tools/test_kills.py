@@ -74,7 +74,7 @@ class Case:
         given: folders of the lab that lie at `d` below that URL before it starts, one copied over the other.
         launches: the arguments of `ringfeed launch` with which it is tried; empty: without it.
         is_exact: whether two undisturbed runs end with the same content.
-        ends_once: whether it may not be run again once it has ended.
+        ends_once: whether it refuses to run again once all is written, be it killed only then.
     """
 
     words: Callable[[Lab, str], list[str]]
@@ -109,20 +109,20 @@ _BUILD = "--label y --shards 6 --workers 2 --split train=0.8,test=0.2"
 _MEASURED = "--split train --batch-size 64 --seconds 0.5 -q"
 _RANKS = ("", "-n 2", "-n 3")
 CASES = {
-    "build": Case(words=_line(f"build LAB/a.parquet OUT/d {_BUILD} --dali-index")),
+    "build": Case(words=_line(f"build LAB/a.parquet OUT/d {_BUILD} --dali-index"), ends_once=True),
     "append": Case(words=_line("append LAB/b.parquet OUT/d"), given=("data",), ends_once=True),
     "overwrite": Case(words=_line(f"build LAB/a.parquet OUT/d {_BUILD} --overwrite"), given=("appended",)),
-    "reshard": Case(words=_line("reshard DATA OUT/d --shards 3 --format parquet --workers 2")),
+    "reshard": Case(words=_line("reshard DATA OUT/d --shards 3 --format parquet --workers 2"), ends_once=True),
     "repair": Case(words=_line("repair OUT/d --source LAB/a.parquet"), given=("data", "damages")),
     "salvage": Case(words=_line("repair OUT/d"), given=("data", "damages")),
     "clean": Case(words=_line("clean OUT/d"), given=("killed",)),
-    "webdataset": Case(words=_line("export DATA OUT/d --to webdataset")),
-    "hf": Case(words=_line("export DATA OUT/d --to hf")),
+    "webdataset": Case(words=_line("export DATA OUT/d --to webdataset"), ends_once=True),
+    "hf": Case(words=_line("export DATA OUT/d --to hf"), ends_once=True),
     "train": Case(words=_train, launches=(*_RANKS, "-n 2 --elastic")),
     "servers": Case(words=_on_servers, launches=("--ps 1 --workers 2",), is_exact=False),
     "lr_find": Case(words=_line("train --config LAB/run.yaml -q --lr-find OUT/rates.json")),
-    "predict": Case(words=_line("predict MODEL DATA --split train --out OUT/p -q"), launches=_RANKS),
-    "saved_model": Case(words=_line("export MODEL --out OUT/served -q")),
+    "predict": Case(words=_line("predict MODEL DATA --split train --out OUT/p -q"), launches=_RANKS, ends_once=True),
+    "saved_model": Case(words=_line("export MODEL --out OUT/served -q"), ends_once=True),
     "keras": Case(words=_line("export MODEL --out OUT/again.keras -q")),
     "onnx": Case(words=_line("export MODEL --out OUT/again.onnx -q")),
     "tune": Case(words=_line(f"tune DATA {_MEASURED} --out OUT/tuned.yaml"), is_exact=False),
@@ -287,8 +287,8 @@ def content(name: str, data: bytes) -> tuple[str, Any]:
     if name.endswith("metrics.json"):
         metrics = json.loads(data)
         return name, [metrics[key] for key in ("final", "weights_digest", "total_steps")]
-    if name.endswith(("saved_model.pb", "fingerprint.pb", "variables.index")):
-        return name, None  # TensorFlow puts random numbers in
+    if name.endswith(("saved_model.pb", "fingerprint.pb", "variables.index", ".html")):
+        return name, None  # TensorFlow puts random numbers in, and Matplotlib into plots
     return name, data
 
 
