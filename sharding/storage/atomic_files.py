@@ -61,14 +61,20 @@ def remove_dead_drafts(folder: str, name: str) -> None:
 
 
 def make_folder(folder: Path, mode: int = 0o777) -> None:
-    """Create a local folder and its parents if they are missing.
+    """Create a local folder and its parents if they are missing, all with one mode.
 
     Raises:
         NotADirectoryError: one of the names is that of a file, or of a link that leads nowhere. Not a FileExistsError,
             which is kept for the file to be created in the folder.
     """
     with _not_a_directory():
-        folder.mkdir(mode, parents=True, exist_ok=True)
+        try:
+            folder.mkdir(mode, exist_ok=True)
+        except FileNotFoundError:
+            if folder.parent == folder:
+                raise
+            make_folder(folder.parent, mode)
+            folder.mkdir(mode, exist_ok=True)
 
 
 @contextmanager

@@ -167,3 +167,10 @@ def test_a_file_system_that_gives_folders_another_owner_is_accepted(
     owner = os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: owner + 1)  # as root is on a file server that maps it to nobody
     make_private_folder(tmp_path / "private", REMEDY)
+
+
+def test_parents_that_are_missing_are_made_private_too(tmp_path: Path) -> None:
+    """The root of a spill may go when another build ends, before a folder is made in it."""
+    make_private_folder(tmp_path / "root" / "side", REMEDY)
+    check_private(tmp_path / "root", REMEDY)
+    assert (tmp_path / "root").stat().st_mode & 0o777 == 0o700
