@@ -225,20 +225,22 @@ def open_spill(root: Storage, plan: str, scratch: Storage | None = None) -> Spil
 
 def open_scratch(root: Storage) -> Storage:
     """Open a new folder beside the spill files, for planning."""
-    make_spill_folder(root)
-    return root.folder(f"scratch-{secrets.token_hex(8)}")
+    scratch = root.folder(f"scratch-{secrets.token_hex(8)}")
+    make_spill_folder(scratch)
+    return scratch
 
 
 @contextmanager
 def side_folder(root: Storage) -> Iterator[Storage]:
     """Yield a folder for a process without a lease, which others on its machine leave alone while it lives.
 
-    It is removed after the body, and so is the root if nothing else is in it. Those of killed processes of this machine
-    are removed before.
+    It is removed after the body, and so is a root that was created for it. Those of killed processes of this machine
+    are removed before, and after the body the root that they left.
     """
-    absent = root.absent_folders() or (() if root.is_object_store else (root.filesystem()[1],))
+    absent = root.absent_folders()
     make_spill_folder(root)
-    _remove_dead_side_folders(root)
+    if dead := _remove_dead_side_folders(root):
+        absent = absent or dead
     process = f"{_machine()}-{os.getpid()}-{process_start_ticks(os.getpid())}"
     folder = root.folder(f"side-{process}-{secrets.token_hex(4)}")
     make_spill_folder(folder)
@@ -251,14 +253,18 @@ def side_folder(root: Storage) -> Iterator[Storage]:
         remove_spill(folder, absent)
 
 
-def _remove_dead_side_folders(root: Storage) -> None:
+def _remove_dead_side_folders(root: Storage) -> tuple[str, ...]:
+    """Remove them, and return the path of the root if there were any."""
+
     def is_dead(path: str) -> bool:
         found = _SIDE.fullmatch(path.partition("/")[0])
         return found is not None and found[1] == _machine() and found[3] != process_start_ticks(int(found[2]))
 
-    remove_files(root, filter(is_dead, root.list()))
+    files, folders = list(filter(is_dead, root.list())), list(filter(is_dead, root.folders()))
+    remove_files(root, files)
     abort_uploads(root, is_dead)
-    remove_empty_folders(root, filter(is_dead, root.folders()))
+    remove_empty_folders(root, folders)
+    return (root.filesystem()[1],) if folders else ()
 
 
 def spilled_files(root: Storage) -> list[str]:
