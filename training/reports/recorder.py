@@ -32,10 +32,8 @@ class Recorder(Tracker):
 
     def __init__(self, folder: str | None, port: int | None) -> None:
         self._folder, self._port = folder, port
-        self._steps: deque[tuple[events.StepDone, int, float]] = (
-            deque()
-        )  # both may grow while the thread takes from them
-        self._activities: deque[Row] = deque()
+        self._steps = deque[tuple[events.StepDone, int, float]]()
+        self._activities = deque[Row]()  # both may grow while the thread takes from them
         self._done = 0
         self._reports = Reports([])
         self._closing = threading.Event()

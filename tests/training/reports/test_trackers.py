@@ -17,6 +17,7 @@ from ringfeed.training.loop.trainer import Trainer
 from ringfeed.training.reports.events import EvaluationDone, RunBegan, RunEnded, StepDone, StepsLogged
 from ringfeed.training.reports.files import CSVFiles, JSONLines
 from ringfeed.training.reports.mlflow import MLflow
+from ringfeed.training.reports.open import open_reports
 from ringfeed.training.reports.profiler import Profiler
 from ringfeed.training.ring.ring import SoloRing
 
@@ -98,6 +99,12 @@ def test_what_cannot_be_is_refused_in_one_line() -> None:
             parse_config({"data": {"url": "x"}, "track": {name: "s3://b/x"}}, "a.yaml")
     with pytest.raises(ConfigError, match=r"track\.profile_steps must be \[first, stop\]"):
         parse_config({"data": {"url": "x"}, "track": {"profile_steps": [5, 5]}}, "a.yaml")
+    with pytest.raises(ConfigError, match=r"track\.own must be a list of module:function, got 'Notes'"):
+        parse_config({"data": {"url": "x"}, "track": {"own": ["Notes"]}}, "a.yaml")
+    config = parse_config({"data": {"url": "x"}, "track": {"own": ["builtins:dict"]}}, "a.yaml")
+    assert open_reports(config, is_chief=False) == []
+    with pytest.raises(ConfigError, match=r"^track\.own: builtins:dict must return a ringfeed\.training\.Tracker"):
+        open_reports(config, is_chief=True)
     tracker = MLflow("nonsense://here", "ringfeed", None)
     with pytest.raises(TrainingError, match=r"^track\.mlflow=nonsense://here: ") as caught:
         tracker.begin(RunBegan(total_steps=60))
