@@ -47,6 +47,34 @@ _NO_ARRAY = (
 )
 
 
+class _Reading:
+    """One reading of epochs by TensorFlow, which makes errors of its own of all; keeps the one that ended an epoch."""
+
+    def __init__(self, loader: BaseLoader) -> None:
+        self.loader = loader
+        self.error: Exception | None = None
+
+    def chunks(self, epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
+        """The chunks of an epoch."""
+        self.error = None
+        try:
+            yield from self.loader._chunks(epoch, start_step, locate_features=self.loader.locates_features)
+        except Exception as error:
+            self.error = error
+            raise
+
+
+@contextmanager
+def _own_errors(found: Callable[[], Exception | None]) -> Iterator[None]:
+    """Raise the error that was found in place of the body's."""
+    try:
+        yield
+    except Exception:
+        if (error := found()) is None:
+            raise
+        raise error from None
+
+
 class BaseLoader(ABC):
     """One rank's share of the global batches, epoch by epoch.
 
@@ -80,8 +108,7 @@ class BaseLoader(ABC):
         self._stored = stored
         self.fill = fill
         self._counters = Counters()
-        self._make_dataset: Callable[[int, int, int], tf.data.Dataset] | None = None
-        self._error: Exception | None = None  # the one that ended an epoch in TensorFlow
+        self._readings = weakref.WeakSet[_Reading]()  # those that TensorFlow has begun, or may begin
         self._place = self._next = (0, 0)  # epoch and step: of the running iteration, and where the next one begins
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -239,7 +266,7 @@ class BaseLoader(ABC):
                 or its steps exceed 64 bits.
         """
         return self._epochs(
-            epoch, start_step, 1,
+            _Reading(self), epoch, start_step, 1,
             transform=transform, num_parallel_calls=num_parallel_calls, as_supervised=as_supervised,
         )  # fmt: skip
 
@@ -261,11 +288,14 @@ class BaseLoader(ABC):
             RingfeedError: a shard cannot be read, or a transform fails on a record; TensorFlow would make a
                 `tf.errors.UnknownError` of it.
         """
-        with self.own_errors():
-            yield from self.epoch(epoch, start_step, transform=transform, num_parallel_calls=num_parallel_calls)
+        reading = _Reading(self)
+        options: dict[str, Any] = {"transform": transform, "num_parallel_calls": num_parallel_calls}
+        with _own_errors(lambda: reading.error):
+            yield from self._epochs(reading, epoch, start_step, 1, **options, as_supervised=False)
 
     def _epochs(
         self,
+        reading: _Reading,
         epoch: int,
         start_step: int,
         epochs: int,
@@ -289,15 +319,15 @@ class BaseLoader(ABC):
         epoch, start_step = self._checked(epoch, start_step)
         if epoch + epochs > 1 << 63:
             raise ConfigError(f"epoch must be less than 2**63 for TensorFlow, got {epoch + epochs - 1}")
-        if self._make_dataset is None:
-            self._make_dataset = self._dataset_maker()
-        dataset = self._make_dataset(epoch, start_step, self.steps_per_epoch - start_step)
+        make = self._dataset_maker(reading)
+        dataset = make(epoch, start_step, self.steps_per_epoch - start_step)
         for following in range(epoch + 1, epoch + epochs):
-            dataset = dataset.concatenate(self._make_dataset(following, 0, self.steps_per_epoch))
-        dataset._ringfeed_loader = self  # keeps the loader alive for the dataset's iterators
+            dataset = dataset.concatenate(make(following, 0, self.steps_per_epoch))
+        dataset._ringfeed_reading = reading  # keeps it and the loader alive for the dataset's iterators
+        self._readings.add(reading)
         if transform is not None:
             dataset, functions = apply_transform(dataset, transform, num_parallel_calls)
-            dataset = self._watched(dataset, functions, epoch, start_step, epochs)
+            dataset = self._watched(reading, dataset, functions, epoch, start_step, epochs)
             dataset = dataset.prefetch(_TRANSFORMED_BATCHES)
         return supervised_pairs(dataset, self.schema) if as_supervised else dataset
 
@@ -330,11 +360,11 @@ class BaseLoader(ABC):
         if not 0 <= initial_epoch < epochs:
             raise ConfigError(f"epochs must be more than initial_epoch, got epochs {epochs}, initial {initial_epoch}")
         return self._epochs(
-            initial_epoch, 0, epochs - initial_epoch,
+            _Reading(self), initial_epoch, 0, epochs - initial_epoch,
             transform=transform, num_parallel_calls=num_parallel_calls, as_supervised=True,
         )  # fmt: skip
 
-    def _dataset_maker(self) -> Callable[[int, int, int], tf.data.Dataset]:
+    def _dataset_maker(self, reading: _Reading) -> Callable[[int, int, int], tf.data.Dataset]:
         from .deliver.to_tensorflow import Delivery, dataset_maker
 
         local_batch = self.local_batch_size
@@ -348,25 +378,23 @@ class BaseLoader(ABC):
             single=self.chunk_steps == 1,
             prefetch=min(sizes.ready_batches(local_batch) for sizes in self._chunk_sizes),
         )
-        return dataset_maker(self._delivered, delivery)
-
-    def _delivered(self, epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
-        """The chunks of `epoch`; remembers the error that ends them, for `own_errors`."""
-        self._error = None
-        try:
-            yield from self._chunks(epoch, start_step, locate_features=self.locates_features)
-        except Exception as error:
-            self._error = error
-            raise
+        return dataset_maker(reading.chunks, delivery)
 
     def _watched(
-        self, dataset: tf.data.Dataset, functions: Sequence[Transform], epoch: int, start_step: int, epochs: int
+        self,
+        reading: _Reading,
+        dataset: tf.data.Dataset,
+        functions: Sequence[Transform],
+        epoch: int,
+        start_step: int,
+        epochs: int,
     ) -> tf.data.Dataset:
         """A transformed dataset whose errors name the record that a transform fails on.
 
         Without features of bytes, which may be images, the dataset is returned as it is.
 
         Args:
+            reading: reads them; gets the error.
             dataset: the batches of an epoch or several, mapped.
             functions: the transforms that were mapped, in order.
             epoch: number of the first epoch.
@@ -377,15 +405,15 @@ class BaseLoader(ABC):
             return dataset
         from .transforms.failing_record import explain_failures
 
-        this = weakref.ref(self)
+        this = weakref.ref(reading)
 
         def explain(step: int) -> Exception:
-            loader = this()
-            assert loader is not None
-            if loader._error is None:
-                later, own_step = divmod(step, loader.steps_per_epoch)
-                loader._error = loader._explained(functions, epoch + later, own_step)
-            return loader._error
+            reading = this()
+            assert reading is not None
+            if reading.error is None:
+                later, own_step = divmod(step, reading.loader.steps_per_epoch)
+                reading.error = reading.loader._explained(functions, epoch + later, own_step)
+            return reading.error
 
         return explain_failures(dataset, start_step, epochs * self.steps_per_epoch, explain)
 
@@ -475,13 +503,10 @@ class BaseLoader(ABC):
         Outside of it, TensorFlow turns them into a `tf.errors.UnknownError` that quotes their text. A loop over
         `batches` needs no such body.
         """
-        self._error = None
-        try:
+        for reading in list(self._readings):
+            reading.error = None
+        with _own_errors(lambda: next((each.error for each in list(self._readings) if each.error), None)):
             yield
-        except Exception:
-            if self._error is None:
-                raise
-            raise self._error from None
 
     def distributed_epoch(
         self,
@@ -594,7 +619,7 @@ class BaseLoader(ABC):
     def _copy(self) -> Self:
         other = object.__new__(type(self))  # `copy.copy` would call `__reduce__`, and open the dataset again
         vars(other).update(vars(self))
-        other._make_dataset = None
+        other._readings = weakref.WeakSet()
         return other
 
     @property

@@ -37,8 +37,6 @@ def repeated_chunk(loader: AnyLoader) -> AnyLoader:
             rest = min(steps, total - step)
             yield rest, columns if rest == steps else slice_columns(columns, 0, rest * loader.local_batch_size)
 
-    other = object.__new__(type(loader))
-    vars(other).update(vars(loader))
-    other._make_dataset = None
+    other = loader._copy()
     vars(other)["_chunks"] = repeat
     return other

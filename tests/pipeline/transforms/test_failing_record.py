@@ -251,3 +251,22 @@ def test_other_errors_of_the_loader_are_not_blamed_on_a_transform(
     monkeypatch.setattr(loader, "_gather_chunks", fail)
     with pytest.raises(MemoryError, match="no room"):
         list(loader.batches(0, transform=lambda batch: batch))
+
+
+def test_each_of_two_readings_raises_its_own_error(damaged: str) -> None:
+    loader = Loader(damaged, batch_size=4)
+
+    def refuse(batch: Any) -> Any:
+        return {**batch, "n": tf.io.decode_raw(tf.strings.substr(batch["photo"][:4], 0, 3), tf.int64)}
+
+    images = loader.batches(0, transform=ImageTransform.for_dataset(loader.manifest, "photo", size=(8, 8)))
+    refused = loader.batches(1, transform=refuse)
+    next(images)
+    with pytest.raises(ConfigError, match=r"step 0 of epoch 1: transform refuse fails"):
+        next(refused)
+    with pytest.raises(DatasetError, match="the image in feature 'photo' cannot be decoded"):
+        list(images)
+    third = loader.batches(2)
+    next(third)
+    with pytest.raises(ZeroDivisionError):
+        third.throw(ZeroDivisionError)  # no error of the loader's
