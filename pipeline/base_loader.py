@@ -108,6 +108,7 @@ class BaseLoader(ABC):
         self._stored = stored
         self.fill = fill
         self._counters = Counters()
+        self._make_dataset: Callable[[Callable[..., Any]], Callable[[int, int, int], tf.data.Dataset]] | None = None
         self._readings = weakref.WeakSet[_Reading]()  # those that TensorFlow has begun, or may begin
         self._place = self._next = (0, 0)  # epoch and step: of the running iteration, and where the next one begins
 
@@ -319,7 +320,9 @@ class BaseLoader(ABC):
         epoch, start_step = self._checked(epoch, start_step)
         if epoch + epochs > 1 << 63:
             raise ConfigError(f"epoch must be less than 2**63 for TensorFlow, got {epoch + epochs - 1}")
-        make = self._dataset_maker(reading)
+        if self._make_dataset is None:
+            self._make_dataset = self._dataset_maker()
+        make = self._make_dataset(reading.chunks)
         dataset = make(epoch, start_step, self.steps_per_epoch - start_step)
         for following in range(epoch + 1, epoch + epochs):
             dataset = dataset.concatenate(make(following, 0, self.steps_per_epoch))
@@ -364,7 +367,7 @@ class BaseLoader(ABC):
             transform=transform, num_parallel_calls=num_parallel_calls, as_supervised=True,
         )  # fmt: skip
 
-    def _dataset_maker(self, reading: _Reading) -> Callable[[int, int, int], tf.data.Dataset]:
+    def _dataset_maker(self) -> Callable[[Callable[..., Any]], Callable[[int, int, int], tf.data.Dataset]]:
         from .deliver.to_tensorflow import Delivery, dataset_maker
 
         local_batch = self.local_batch_size
@@ -378,7 +381,7 @@ class BaseLoader(ABC):
             single=self.chunk_steps == 1,
             prefetch=min(sizes.ready_batches(local_batch) for sizes in self._chunk_sizes),
         )
-        return dataset_maker(reading.chunks, delivery)
+        return dataset_maker(delivery)
 
     def _watched(
         self,
@@ -619,7 +622,7 @@ class BaseLoader(ABC):
     def _copy(self) -> Self:
         other = object.__new__(type(self))  # `copy.copy` would call `__reduce__`, and open the dataset again
         vars(other).update(vars(self))
-        other._readings = weakref.WeakSet()
+        other._make_dataset, other._readings = None, weakref.WeakSet()
         return other
 
     @property

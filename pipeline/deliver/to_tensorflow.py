@@ -26,33 +26,38 @@ __all__ = ["Delivery", "dataset_maker", "supervised_pairs"]
 
 _NO_FEATURES = (CLASS_ID, SOFT_LABEL, WEIGHT, SAMPLE_KEY, SOURCE_ID)
 Chunks = Callable[[int, int], Iterator[tuple[int, Columns]]]
+Maker = Callable[[int, int, int], tf.data.Dataset]
 
 _numbers = itertools.count()
 _sources: dict[int, weakref.WeakMethod[Chunks]] = {}  # by number, those that datasets can still be made of
 _makers: dict[str, Callable[[int, int, int, int], tf.data.Dataset]] = {}
 
 
-def dataset_maker(chunks: Chunks, delivery: Delivery) -> Callable[[int, int, int], tf.data.Dataset]:
-    """A function that makes datasets of batches from iterators of chunks.
+def dataset_maker(delivery: Delivery) -> Callable[[Chunks], Maker]:
+    """A function that makes functions that make datasets of batches from iterators of chunks.
 
     Tracing takes longer than reading a small epoch, and TensorFlow never frees what it traced. So there is one trace
     for all equal deliveries, such as the loaders of several trials or restarts.
 
     Args:
-        chunks: starts the iterator of an epoch from a step on, whose items are a number of steps, and columns of
-            ``steps * local_batch`` rows. A method; its object must outlive the reading of a dataset.
         delivery: how the columns are delivered.
 
     Returns:
-        A function of the epoch, the first step, and the number of batches to come.
+        A function of a method that starts the iterator of an epoch from a step on, whose items are a number of steps,
+        and columns of ``steps * local_batch`` rows; its object must outlive the reading of a dataset. It returns a
+        function of the epoch, the first step, and the number of batches to come.
     """
-    number = next(_numbers)
-    sources = _sources  # when a program ends, a method may outlive the names of this module
-    sources[number] = weakref.WeakMethod(chunks, lambda _: sources.pop(number, None))
     key = repr(delivery)  # tells -0.0 from 0.0, unlike equality
     if key not in _makers:
         _makers[key] = _trace_maker(delivery)
-    return functools.partial(_makers[key], number)
+    make = _makers[key]
+
+    def reads(chunks: Chunks) -> Maker:
+        number, sources = next(_numbers), _sources  # at a program's end, a method may outlive this module's names
+        sources[number] = weakref.WeakMethod(chunks, lambda _: sources.pop(number, None))
+        return functools.partial(make, number)
+
+    return reads
 
 
 def _trace_maker(delivery: Delivery) -> Callable[[int, int, int, int], tf.data.Dataset]:
