@@ -71,7 +71,7 @@ _SHORT_RUNS = (  # flags that set keys
 _PROGRAM = "ringfeed train"
 _PLOTS = (".png", ".svg", ".pdf", ".json")
 _TIMELINE = "HOROVOD_TIMELINE"
-_CALLS_BEFORE_A_STEP = 1  # of what the trainer calls before each batch
+_CALLS_BEFORE_A_STEP = 1  # the trainer calls it before each batch, the first time before step 0
 _SAVE_SECONDS = 60.0  # after SIGTERM; a run that still goes on then hangs. horovodrun kills after 5 seconds
 
 
@@ -165,7 +165,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print the metrics as JSON on standard output (rank 0), and an error as JSON",
     )
-    parser.set_defaults(ranks=0)  # of `ringfeed launch`, for --dry-run
+    parser.set_defaults(ranks=0)  # `ringfeed launch` sets it for --dry-run
     group = parser.add_mutually_exclusive_group()
     group.add_argument("-q", "--quiet", action="store_true", help="print no progress; warnings remain")
     group.add_argument("-v", "--verbose", action="store_true", help="print details, and those of all ranks")

@@ -23,8 +23,8 @@ from .process_group import ProcessGroup
 
 __all__ = ["LocalCluster"]
 
-_END_SECONDS = 5.0  # in which workers and servers follow the chief
-_MOST_STARTS = 10  # of one worker; one that never comes up would else be started for ever
+_END_SECONDS = 5.0  # workers and servers have this long to follow the chief
+_MOST_STARTS = 10  # a worker that never comes up would else be started for ever
 _CHIEF = (CHIEF, 0)
 
 Task = tuple[str, int]
@@ -91,7 +91,7 @@ class LocalCluster:
         if report is None:
             return Ending(status=1, line=_cause(task, code))
         line = report.message
-        if report.is_stall:  # of the chief, perhaps, which has waited for another task
+        if report.is_stall:  # perhaps the chief reports it, since it has waited for another task
             processes = self._group.processes.items()
             stopped = [task for task, process in processes if _is_stopped(process.popen.pid)]
             line = f"{_name(stopped[0])} is stopped, as by SIGSTOP, and the others wait for it" if stopped else line

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Process", "ProcessGroup", "ringfeed_command", "run_together"]
 
 _POLL_SECONDS = 0.05
-_REPORT_SECONDS = 1.0  # in which a process that ends tells why
+_REPORT_SECONDS = 1.0  # a process that ends tells why within milliseconds
 _ENVIRONMENT = {"HOROVOD_LOG_LEVEL": "fatal", "HOROVOD_GLOO_TIMEOUT_SECONDS": "120", "PYTHONUNBUFFERED": "1"}
 
 Key = TypeVar("Key")

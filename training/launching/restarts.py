@@ -13,7 +13,7 @@ __all__ = ["Restarts", "WantedRanks"]
 
 _TRIES = 3  # without a new checkpoint, or of one place
 _MOST_BYTES = 1 << 10  # the file holds one number
-_SHORT_SECONDS = 60.0  # of life in a ring, after which a rank was worth its start
+_SHORT_SECONDS = 60.0  # a rank that lived this long in a ring was worth its start
 
 
 class WantedRanks:

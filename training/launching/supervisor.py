@@ -27,8 +27,8 @@ from .restarts import Restarts, WantedRanks
 __all__ = ["Supervisor"]
 
 _FILE_SECONDS = 1.0  # between looks at --ranks-file
-_STALL_SECONDS = 1.0  # in which the ranks of a ring that has stalled come back
-_JOIN_SECONDS = 5.0  # in which ranks join a ring of which one has died; then they wait for it in vain
+_STALL_SECONDS = 1.0  # the ranks of a ring that has stalled come back at once
+_JOIN_SECONDS = 5.0  # ranks join within seconds, unless one of them has died
 
 
 @dataclass(slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Supervisor:
     _is_told: bool = False  # the ring is to end for another one
     _is_over: bool = False  # a rank has ended the run: no other is started
     _has_failed: bool = False  # this ring
-    _deadline: float = float("inf")  # of ranks that do not come back, or do not join
+    _deadline: float = float("inf")  # ranks that do not come back or join are killed then
     _ending: Ending | None = None
 
     def run(self) -> Ending:

@@ -19,7 +19,7 @@ from .bad_records import bad_records
 
 __all__ = ["check_overflows", "check_records", "check_some_counted", "check_weights", "check_wire", "is_at_floor"]
 
-_CHECKED_STEPS = 4  # of a report's skipped steps, whose batches are read again
+_CHECKED_STEPS = 4  # the batches of the first skipped steps of an entry are read again
 
 
 def is_at_floor(scale: LossScale) -> bool:

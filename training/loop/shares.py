@@ -18,7 +18,7 @@ __all__ = ["RankShares", "even_shares", "shares_by_speed"]
 
 log = logging.getLogger(__name__)
 
-_LEAST_GAIN = 0.05  # of the slowest rank's time; smaller differences are noise
+_LEAST_GAIN = 0.05  # a share of the slowest rank's time; smaller differences are noise
 
 
 def even_shares(batch_size: int, ranks: int) -> list[int]:

@@ -129,7 +129,7 @@ class Trainer(BaseTrainer):
             asked = time.monotonic()
             if (batch := next(batches, None)) is None:
                 break
-            must_stop = self._must_stop  # of the step before: reading this one's would wait for it
+            must_stop = self._must_stop  # the step before agreed on it: reading this one's would wait
             self._train_step(batch, asked)
             if bool(must_stop):
                 self._report()

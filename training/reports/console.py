@@ -26,10 +26,10 @@ log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 15.0  # after this long without a line, one shows that a run of slow steps still works
 
-WAIT_FRACTION = 0.2  # of the time: from here on TensorFlow's profiler says "highly input-bound"
+WAIT_FRACTION = 0.2  # from this share on, TensorFlow's profiler says "highly input-bound"
 EARLY_FRACTION, EARLY_SECONDS = 0.3, 30.0  # a run that waits more says so while there is time to change it
 _BAR_COLUMNS = 23  # columns of a terminal that a bar of 4, the time and spaces take
-LEAST_SECONDS = 5.0  # of steps; the waits of shorter runs are those of their start
+LEAST_SECONDS = 5.0  # the waits of shorter runs are those of their start
 
 
 def configure_logging(rank: int, *, quiet: bool = False, verbose: bool = False) -> None:
@@ -88,8 +88,8 @@ class Console(Tracker):
     def __init__(self, mixture: Sequence[str] = ()) -> None:
         self._mixture = mixture
         self._total = 0
-        self._seconds = self._waited = 0.0  # of this process's steps
-        self._earlier_seconds = self._earlier_waited = 0.0  # of those of earlier processes
+        self._seconds = self._waited = 0.0  # this process's steps
+        self._earlier_seconds = self._earlier_waited = 0.0  # those of earlier processes
         self._has_warned = False
         self._bar: Progress | None = None
         self._last_line = time.monotonic()
@@ -182,7 +182,7 @@ class Console(Tracker):
         """Show an evaluation."""
         entry = event.entry
         self._say(f"epoch {entry['epoch']}  evaluated {entry['samples']:,} samples: {metrics_text(entry)}")
-        for name, own in entry.get("datasets", {}).items():  # of a mixture
+        for name, own in entry.get("datasets", {}).items():  # a mixture
             self._say(f"epoch {entry['epoch']}    {name}: {own['samples']:,} samples: {metrics_text(own)}")
 
     def _say(self, text: str) -> None:

@@ -20,7 +20,7 @@ from .values import GROUPS, scalars
 
 __all__ = ["MLflow"]
 
-_MOST_PARAMETERS = 100  # of one request
+_MOST_PARAMETERS = 100  # a request holds no more
 _LONGEST = 500  # characters of a parameter, in older servers
 
 
