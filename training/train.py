@@ -88,7 +88,7 @@ class SignalWatch(Protocol):
         """Let SIGTERM set `is_terminating`, and end the process only if it still runs after `seconds`."""
 
 
-class _StopRequest:
+class _SignalCheck:
     """Whether SIGTERM has come; from the first step on, before which there is nothing to save. Calls `beat`, too."""
 
     def __init__(self, watch: SignalWatch | None, beat: Callable[[], object]) -> None:
@@ -336,12 +336,12 @@ def _train_on_servers(config: TrainConfig, args: argparse.Namespace, watch: Sign
     if not is_chief:
         from .backends.task import serve_task
 
-        serve_task(config, cluster, _StopRequest(watch, int))
+        serve_task(config, cluster, _SignalCheck(watch, int))
     from .backends.parameter_server import ServerTrainer
     from .ring.ring import SoloRing
 
     stalled = functools.partial(_stalled, as_json=args.json)
-    trainer = ServerTrainer(config, cluster, _StopRequest(watch, int), stalled)
+    trainer = ServerTrainer(config, cluster, _SignalCheck(watch, int), stalled)
     _print_metrics(trainer.run(), SoloRing(), args)
     trainer.dismiss()
     end_process(0)  # TensorFlow would complain of tasks that are gone
@@ -366,17 +366,17 @@ def _train_elastically(
 @contextmanager
 def _watching(
     config: TrainConfig, ring: Ring, watch: SignalWatch | None, args: argparse.Namespace
-) -> Iterator[_StopRequest]:
+) -> Iterator[_SignalCheck]:
     """Log, and watch for signals and stalled ranks, while a ring trains."""
     from .ring.watchdog import Watchdog
 
     configure_logging(ring.rank, quiet=args.quiet, verbose=args.verbose)
     if ring.size == 1 or not config.watchdog_seconds:
-        yield _StopRequest(watch, int)  # does nothing
+        yield _SignalCheck(watch, int)  # does nothing
         return
     watchdog = Watchdog(ring, config.watchdog_seconds, functools.partial(_stalled, as_json=args.json))
     try:
-        yield _StopRequest(watch, watchdog.beat)
+        yield _SignalCheck(watch, watchdog.beat)
     finally:
         watchdog.close()
 

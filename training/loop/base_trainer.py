@@ -93,7 +93,7 @@ class BaseTrainer(ABC):
 
     def __init__(self, config: TrainConfig, ring: Ring, ranks: int, stop_request: StopRequest) -> None:
         self.config, self.ring, self._ranks, self._stop_request = config, ring, ranks, stop_request
-        self._asked_to_stop = False  # this process
+        self._wants_stop = False  # this process
 
     def _start(
         self,
@@ -181,7 +181,7 @@ class BaseTrainer(ABC):
         self.reports.emit(EvaluationBegan())
         with self.reports.timed(EVALUATION, self.position), self._evaluated_weights():
             result = self.evaluator(self.config, self.ring, self._is_stopping)
-            (asked,) = self.ring.allreduce_sum([tf.constant(float(self._asked_to_stop))])
+            (asked,) = self.ring.allreduce_sum([tf.constant(float(self._wants_stop))])
         if asked > 0.0:  # then this evaluation is not whole; a resumed run makes it
             self._stop()
         self.reports.emit(EvaluationDone({"epoch": epoch, "step": self.position.step, **result}))
@@ -190,8 +190,8 @@ class BaseTrainer(ABC):
             self._end_early("the evaluations no longer improve")
 
     def _is_stopping(self) -> bool:
-        self._asked_to_stop = self._stop_request()
-        return self._asked_to_stop
+        self._wants_stop = self._stop_request()
+        return self._wants_stop
 
     def _end_early(self, reason: str) -> None:
         self._progress.end_early()

@@ -88,7 +88,7 @@ class Trainer(BaseTrainer):
         self._callbacks = Callbacks(config, self.parts.network, ring, self.pace.steps)
         self._start(start, self.pace.steps, memory, trackers, [self._callbacks] if config.callbacks else [])
         self._log = StepLog(config, ring, assembly, self.reports, start.skipped_steps)
-        self._must_stop = tf.constant(False)  # all ranks, as agreed in the last step
+        self._agreed_stop = tf.constant(False)  # all ranks, as agreed in the last step
 
     @property
     def traced_preprocess(self) -> Any:
@@ -129,9 +129,9 @@ class Trainer(BaseTrainer):
             asked = time.monotonic()
             if (batch := next(batches, None)) is None:
                 break
-            must_stop = self._must_stop  # the step before agreed on it: reading this one's would wait
+            agreed_stop = self._agreed_stop  # the step before agreed on it: reading this one's would wait
             self._train_step(batch, asked)
-            if bool(must_stop):
+            if bool(agreed_stop):
                 self._report()
                 self._stop()
             if self._is_within(epoch):
@@ -144,11 +144,11 @@ class Trainer(BaseTrainer):
     def _train_step(self, batch: Batch, asked: float) -> None:
         """Train a step on a batch that the loop asked for at a time."""
         position = self.position
-        self._asked_to_stop = self._stop_request()
+        self._wants_stop = self._stop_request()
         got = time.monotonic()
-        metrics = self.train_step(*batch, tf.constant(float(self._asked_to_stop)))
+        metrics = self.train_step(*batch, tf.constant(float(self._wants_stop)))
         returned = time.monotonic()
-        self._must_stop = metrics.is_stopping
+        self._agreed_stop = metrics.is_stopping
         self._log.add(metrics, batch[0], got - asked)
         self._progress.advance()
         self.parts.synchronizer.after_step(self.position.step)
