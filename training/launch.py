@@ -17,7 +17,7 @@ from ringfeed.sharding.storage.temporary_folder import remove_killed_folders
 
 from .config.backend import HOROVOD, MULTI_WORKER, PARAMETER_SERVER
 from .config.config_file import load_config
-from .config.synchronisation import refuse_elastic
+from .config.rules import check_pairs
 from .config.train_config import TrainConfig
 from .launching.endings import Ending, LauncherSignals
 from .launching.local_cluster import LocalCluster
@@ -173,22 +173,7 @@ def _checked(args: argparse.Namespace, train: argparse.Namespace | None) -> Trai
     if (config.backend == PARAMETER_SERVER) != (args.workers is not None):
         flags = "--ps 1 --workers 2" if config.backend == PARAMETER_SERVER else "-n 2"
         raise ConfigError(f"backend={config.backend} is started by: ringfeed launch {flags} train --config FILE.yaml")
-    if args.ray is not None and config.backend != HOROVOD:
-        raise ConfigError(f"--ray needs backend={HOROVOD}, got backend={config.backend}")
-    if args.elastic and config.backend != HOROVOD:
-        raise ConfigError(f"--elastic needs backend={HOROVOD}, got backend={config.backend}")
-    if args.elastic and (config.checkpoint.url is None or config.checkpoint.every_steps is None):
-        raise ConfigError("--elastic goes on from checkpoints: set checkpoint.url and checkpoint.every_steps")
-    if args.elastic and not config.checkpoint.resume:
-        raise ConfigError("--elastic goes on from checkpoints, which checkpoint.resume=false forbids; leave it out")
-    if args.elastic and config.sync.clients is not None:
-        raise ConfigError("sync.clients gives each rank a part of its own, so none can come or go: leave out --elastic")
-    if args.elastic:
-        refuse_elastic(config.sync)
+    check_pairs(config, {"--elastic": args.elastic, "--ray": args.ray is not None, "--lr-find": bool(train.lr_find)})
     if config.sync.hierarchical:
         host_groups(["here"] * args.ranks)
-    if args.elastic and config.max_time is not None:
-        raise ConfigError("--elastic keeps a run going, and max_time ends it: leave one out")
-    if args.elastic and train.lr_find:
-        raise ConfigError("--lr-find runs 100 steps, and has no checkpoint to go on from: leave out --elastic")
     return config

@@ -22,7 +22,7 @@ from .backends.cluster import CHIEF, cluster_from_environment
 from .config.backend import HOROVOD, MULTI_WORKER, PARAMETER_SERVER
 from .config.config_file import load_config
 from .config.keys import describe_keys
-from .config.synchronisation import refuse_elastic
+from .config.rules import check_pairs
 from .elastic.members import Members, open_members
 from .loop.leaving import leave as leave_ring
 from .loop.leaving import leave_after
@@ -230,7 +230,7 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
         _write_timeline(config.track.timeline, world)
     members = open_members()
     if members is not None and not args.lr_find:
-        refuse_elastic(config.sync)
+        check_pairs(config, {"--elastic": True})
         _train_elastically(config, members, watch, args)
         return
     if config.backend == MULTI_WORKER:
@@ -259,8 +259,7 @@ def _describe(config: TrainConfig, args: argparse.Namespace) -> None:
 
         sys.stdout.write(print_config(config))
         return
-    if config.backend == PARAMETER_SERVER:
-        raise ConfigError(f"--dry-run does not go with backend={PARAMETER_SERVER}; use it with backend=horovod")
+    check_pairs(config, {"--dry-run": True})
     _check_outputs(config, args)
     configure_logging(0, quiet=args.quiet, verbose=args.verbose)
     with quiet_tensorflow():

@@ -29,6 +29,7 @@ from ringfeed.training.ring.connect import connect
 from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.ring.same_weights import assert_same_weights
+from ringfeed.training.ring.synchronizer import SyncRun
 
 HIDDEN = (512, 256)
 BATCH = 512  # over all ranks
@@ -65,11 +66,12 @@ def train(ring: Ring, options: dict[str, Any], data: Any, seed: int, epochs: int
     network = keras.Model(inputs, keras.layers.Dense(10)(layer))
     wire = MeteredRing(ring)
     pace = Pace(batches=steps, steps=steps, samples=len(pixels), batch_size=BATCH // ring.size, step_samples=BATCH)
-    synchronizer = build_synchronizer(config, wire, total_steps=steps * epochs, pace=pace)
+    run = SyncRun(config=config, ring=wire, steps_per_epoch=steps, samples_before=pace.samples_before)
+    synchronizer = build_synchronizer(run)
     optimizer = build_run_optimizer(config, build_schedule(config, steps), network.trainable_variables, steps)
-    synchronizer.build(network.trainable_variables, optimizer.variables)
+    synchronizer.build(network.trainable_variables, optimizer)
     synchronizer.begin()
-    step = make_train_step(network, optimizer, synchronizer, LossScale(None), None)
+    step = make_train_step(network, optimizer, synchronizer, LossScale(None))
     weight = tf.ones(BATCH // ring.size)
     seconds, after_half = [], 0.0
     number, half, cpu_begun = 0, steps * epochs // 2, 0.0

@@ -37,7 +37,7 @@ def make_parts(width: int) -> tuple[Parts, object]:
     optimizer = keras.optimizers.Adam(1e-4)
     optimizer.build(network.trainable_variables)
     parts = Parts(network=network, optimizer=optimizer, scale=LossScale(None), synchronizer=EveryStep(SoloRing()))
-    step = make_train_step(network, optimizer, parts.synchronizer, parts.scale, None)
+    step = make_train_step(network, optimizer, parts.synchronizer, parts.scale)
     batch = tf.random.stateless_normal((BATCH, width), (0, 0)), tf.zeros(BATCH, tf.int32), tf.ones(BATCH)
     return parts, lambda: step(*batch)
 

@@ -33,7 +33,7 @@ def make_step(read_clock: Clock | None):
     network = keras.Model(inputs, keras.layers.Dense(2)(hidden))
     optimizer = keras.optimizers.SGD(0.01)
     optimizer.build(network.trainable_variables)
-    step = make_train_step(network, optimizer, EveryStep(SoloRing()), LossScale(None), None, read_clock)
+    step = make_train_step(network, optimizer, EveryStep(SoloRing()), LossScale(None), read_clock=read_clock)
     batch = tf.random.stateless_normal((BATCH, 32), (0, 0)), tf.zeros(BATCH, tf.int32), tf.ones(BATCH)
     return lambda: step(*batch)
 

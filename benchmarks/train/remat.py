@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from ringfeed.training import LossScale, SoloRing
-from ringfeed.training.loop.step import make_train_step
+from ringfeed.training.loop.step import StepOptions, make_train_step
 from ringfeed.training.models.remat import rematerialise
 from ringfeed.training.ring.synchronizer import EveryStep
 
@@ -50,7 +50,9 @@ def main() -> None:
     rematerialise(network, ["^block"] if mode == "remat" else [])
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build(network.trainable_variables)
-    step = make_train_step(network, optimizer, EveryStep(SoloRing()), LossScale(None), None, jit_compile=mode == "jit")
+    step = make_train_step(
+        network, optimizer, EveryStep(SoloRing()), LossScale(None), StepOptions(jit_compile=mode == "jit")
+    )
     images = tf.constant(np.random.default_rng(0).normal(size=(BATCH, SIZE, SIZE, 3)), tf.float32)
     classes, weight = tf.constant([0, 1] * (BATCH // 2)), tf.ones(BATCH)
     before, seconds = _peak_mb(), []

@@ -103,6 +103,8 @@ def write_config(tmp_path: Path, flights: str) -> Callable[..., Path]:
             "epochs": 2,
             "output": {"metrics": str(tmp_path / "metrics.json"), "log_every": 20},
         }
+        if groups.get("optimizer", {}).get("name", "lars") != "lars":
+            del tree["optimizer"]["trust_coefficient"]
         for name, value in groups.items():
             tree[name] = {**tree.get(name, {}), **value} if isinstance(value, Mapping) else value
         path = tmp_path / "run.yaml"

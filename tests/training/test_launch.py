@@ -259,15 +259,15 @@ def test_a_rank_that_stalls_is_named_with_its_place_and_all_end(run_folder: Path
         (["-n", "2", "train", "--config", "nowhere.yaml"], "there is no configuration at nowhere.yaml"),
         (
             ["-n", "2", "--elastic", "train", "--config", "run.yaml", "--set", "checkpoint.every_steps=null"],
-            "--elastic goes on from checkpoints: set checkpoint.url and checkpoint.every_steps",
+            "--elastic does not go with checkpoint.every_steps=null: it goes on from checkpoints; use checkpoint.ev",
         ),
         (
             ["-n", "2", "--elastic", "train", "--config", "run.yaml", "--set", "checkpoint.resume=false"],
-            "--elastic goes on from checkpoints, which checkpoint.resume=false forbids; leave it out",
+            "--elastic does not go with checkpoint.resume=false: it goes on from checkpoints; leave out --elastic",
         ),
         (
             ["-n", "2", "--elastic", "train", "--config", "run.yaml", "--set", "sync.hierarchical=true"],
-            "sync.hierarchical=true does not go with elastic runs",
+            "--elastic does not go with sync.hierarchical=true",
         ),
         (
             ["-n", "2", "train", "--config", "run.yaml", "--set", "sync.hierarchical=true"],

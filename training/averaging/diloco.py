@@ -6,14 +6,23 @@ Tested in tests/training/averaging/test_rounds.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
+from ringfeed.training.config.sync import DiLoCoConfig
 from ringfeed.training.ring.ring import Ring
+from ringfeed.training.ring.synchronizer import SyncRun
 
 from .periodic import Periodic, Tensor, Variable
 
-__all__ = ["DiLoCo", "outer_step"]
+__all__ = ["DiLoCo", "build", "outer_step"]
+
+
+def build(run: SyncRun, options: DiLoCoConfig) -> DiLoCo:
+    """Return the synchronizer of a run."""
+    rate, momentum, is_averaged = options.outer_learning_rate, options.outer_momentum, options.optimizer_state
+    return DiLoCo(run.ring, options.every, rate=rate, momentum=momentum, average_slots=is_averaged == "average")
 
 
 def outer_step(change: Tensor, momentum: Tensor, rate: float, factor: float) -> tuple[Tensor, Tensor]:
@@ -46,9 +55,9 @@ class DiLoCo(Periodic):
         super().__init__(ring, every, average_slots=average_slots)
         self._rate, self._factor = rate, momentum
 
-    def build(self, variables: Sequence[Variable], slots: Sequence[Variable]) -> None:
+    def build(self, variables: Sequence[Variable], optimizer: Any = None) -> None:
         """Create the outer momentum."""
-        super().build(variables, slots)
+        super().build(variables, optimizer)
         self.shared_variables = [tf.Variable(tf.zeros_like(v.value), name="outer_momentum") for v in variables]
 
     def combine(self, changes: list[Tensor], step: int) -> tuple[list[Tensor], list[Tensor]]:

@@ -6,17 +6,45 @@ Tested in tests/training/averaging/test_rounds.py.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 
 import tensorflow as tf
 
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.config.sync import FedAvgConfig
 from ringfeed.training.ring.ring import Ring
+from ringfeed.training.ring.synchronizer import SyncRun
 
 from .periodic import Periodic, Tensor
+from .robust import median, trimmed_count, trimmed_mean
 from .weighted import weighted_mean
 
-__all__ = ["FedAvg"]
+__all__ = ["FedAvg", "build"]
+
+
+def build(run: SyncRun, options: FedAvgConfig) -> FedAvg:
+    """Return the synchronizer of a run.
+
+    Raises:
+        ConfigError: a trimmed mean would trim nothing.
+    """
+    robust, is_averaged = _robust(options, run.ring.size), options.optimizer_state == "average"
+    before = run.samples_before
+    return FedAvg(run.ring, options.every, samples_before=before, robust=robust, average_slots=is_averaged)
+
+
+def _robust(options: FedAvgConfig, ranks: int) -> Callable[[Tensor], Tensor] | None:
+    if options.aggregate != "trimmed":
+        return median if options.aggregate == "median" else None
+    count = trimmed_count(options.trim, ranks)
+    if not count:
+        raise ConfigError(
+            f"sync.trim={options.trim} leaves out none of {ranks} ranks; raise it (below 0.5), start more ranks, or "
+            "use sync.aggregate=mean"
+        )
+    return functools.partial(trimmed_mean, count=count)
 
 
 class FedAvg(Periodic):

@@ -1,7 +1,7 @@
 """Gossip: pairs of ranks average their weights, where others average over all. Lian et al., arXiv 1705.09056.
 
 The bytes of a round are those of the weights, on any number of ranks.
-Tested in tests/training/averaging/test_rounds.py and tests/training/compression/test_methods.py.
+Tested in tests/training/averaging/test_rounds.py.
 """
 
 from __future__ import annotations
@@ -11,11 +11,19 @@ import math
 import numpy as np
 import tensorflow as tf
 
+from ringfeed.training.config.sync import GossipConfig
 from ringfeed.training.ring.ring import Ring
+from ringfeed.training.ring.synchronizer import SyncRun
 
 from .periodic import Periodic, Tensor, Variable
 
-__all__ = ["Gossip", "partners"]
+__all__ = ["Gossip", "build", "partners"]
+
+
+def build(run: SyncRun, options: GossipConfig) -> Gossip:
+    """Return the synchronizer of a run."""
+    is_averaged, seed = options.optimizer_state == "average", run.config.seed
+    return Gossip(run.ring, options.every, topology=options.topology, seed=seed, average_slots=is_averaged)
 
 
 def partners(turn: int, ranks: int, *, topology: str, seed: int) -> list[int]:

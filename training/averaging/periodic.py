@@ -1,23 +1,31 @@
 """Periodic averaging: ranks train alone for some steps, then agree on new weights. Local SGD is its plain form.
 
 Local SGD: Stich, arXiv 1805.09767. Post-local SGD, with synchronous steps first: Lin et al., arXiv 1808.07217.
-Tested in tests/training/averaging/test_rounds.py and tests/training/loop/test_modes.py.
+Tested in tests/training/averaging/test_rounds.py.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from ringfeed.training.config.sync import RoundsConfig
 from ringfeed.training.ring.ring import Ring
-from ringfeed.training.ring.synchronizer import EveryStep
+from ringfeed.training.ring.synchronizer import EveryStep, Exchange, SyncRun
 
-__all__ = ["Periodic", "Tensor", "Variable"]
+__all__ = ["Periodic", "Tensor", "Variable", "build"]
 
 Tensor = Any
 Variable = Any
+
+
+def build(run: SyncRun, options: RoundsConfig) -> Periodic:
+    """Return the synchronizer of a run."""
+    is_averaged = options.optimizer_state == "average"
+    return Periodic(run.ring, options.every, start_step=options.start_step, average_slots=is_averaged)
 
 
 class Periodic(EveryStep):
@@ -34,6 +42,8 @@ class Periodic(EveryStep):
         average_slots: whether the optimizer's state is averaged, too; else each rank keeps its own.
     """
 
+    is_plain_mean = False
+
     def __init__(self, ring: Ring, every: int, *, start_step: int = 0, average_slots: bool = False) -> None:
         super().__init__(ring)
         self._every, self._start_step, self._average_slots = every, start_step, average_slots
@@ -43,9 +53,10 @@ class Periodic(EveryStep):
         """None: only the end of a round changes state of its own."""
         return ()
 
-    def build(self, variables: Sequence[Variable], slots: Sequence[Variable]) -> None:
+    def build(self, variables: Sequence[Variable], optimizer: Any = None) -> None:
         """Store the variables to average."""
         self._variables = [v.value for v in variables]
+        slots = () if optimizer is None else optimizer.variables
         self._slots = [v.value for v in slots if "float" in str(v.dtype)]
         self.rank_variables = [] if self._average_slots else self._slots
         self.apart_variables = [*self._variables, *(self._slots if self._average_slots else [])]
@@ -56,19 +67,16 @@ class Periodic(EveryStep):
         for base, variable in zip(self.base_variables, self._variables, strict=True):
             base.assign(variable)
 
-    def reduce(
-        self, gradients: Sequence[Tensor], scalars: Sequence[Tensor], step: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def reduce(self, sent: Exchange, step: Tensor) -> Exchange:
         """This rank's own gradients, and before `start_step` their means; the means of the scalars."""
-        count = len(scalars)
+
+        def scalars_alone() -> list[Tensor]:
+            return [*self._ring.allreduce_mean(list(sent.scalars.values())), *sent.gradients]
+
         if not self._start_step:
-            return list(gradients), self._ring.allreduce_mean(scalars)
-        both = tf.cond(
-            step < self._start_step,
-            lambda: self._ring.allreduce_mean([*scalars, *gradients]),
-            lambda: [*self._ring.allreduce_mean(scalars), *gradients],
-        )
-        return both[count:], both[:count]
+            return sent.received(scalars_alone())
+        everything = functools.partial(self._ring.allreduce_mean, sent.tensors)
+        return sent.received(tf.cond(step < self._start_step, everything, scalars_alone))
 
     def after_step(self, step: int) -> None:
         """End a round where one is due."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringfeed.training.config.optimizer import OptimizerConfig
+from ringfeed.training.config.optimizers import OptimizerConfig
 from ringfeed.training.optimizers.build import build_optimizer
 from ringfeed.training.optimizers.rows import update_rows
 

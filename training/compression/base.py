@@ -8,12 +8,13 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
 
 from ringfeed.training.ring.ring import Ring
-from ringfeed.training.ring.synchronizer import EveryStep
+from ringfeed.training.ring.synchronizer import EveryStep, Exchange
 
 __all__ = ["Compressed", "Tensor", "Variable", "joined", "parted", "zeros_like"]
 
@@ -32,6 +33,7 @@ class Compressed(EveryStep, ABC):
         start_step: steps before this one are dense.
     """
 
+    is_plain_mean = False
     least_dimensions = 2
 
     def __init__(self, ring: Ring, start_step: int = 0) -> None:
@@ -40,7 +42,7 @@ class Compressed(EveryStep, ABC):
         self._places: list[int] = []
         self._shapes: list[list[int]] = []
 
-    def build(self, variables: Sequence[Variable], slots: Sequence[Variable] = ()) -> None:
+    def build(self, variables: Sequence[Variable], optimizer: Any = None) -> None:
         """Create the state of the method."""
         self._places = [i for i, v in enumerate(variables) if self.compresses(list(v.shape), v.dtype)]
         self._shapes = [list(variables[i].shape) for i in self._places]
@@ -54,33 +56,28 @@ class Compressed(EveryStep, ABC):
         """Create the state, for the shapes `_shapes` of the compressed tensors."""
 
     @abstractmethod
-    def compressed_means(
-        self, tensors: list[Tensor], dense: list[Tensor], step: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the means over ranks: of `tensors`, which are compressed, and of `dense`, which are not."""
+    def compressed_means(self, tensors: list[Tensor], others: Exchange, step: Tensor) -> tuple[list[Tensor], Exchange]:
+        """Return the means over ranks: those of `tensors`, which are compressed, and those of all else."""
 
-    def reduce(
-        self, gradients: Sequence[Tensor], scalars: Sequence[Tensor], step: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def dense_means(self, sent: Exchange) -> Exchange:
+        """Return the exact means."""
+        return sent.received(self._ring.allreduce_mean(sent.tensors))
+
+    def reduce(self, sent: Exchange, step: Tensor) -> Exchange:
         """The means over ranks: approximate for matrices, exact for vectors and scalars."""
-        count = len(scalars)
-        if self._start_step:
-            both = tf.cond(
-                step < self._start_step,
-                lambda: self._ring.allreduce_mean([*scalars, *gradients]),
-                lambda: self._compressed(gradients, scalars, step),
-            )
-        else:
-            both = self._compressed(gradients, scalars, step)
-        return both[count:], both[:count]
+        if not self._start_step:
+            return self._compressed(sent, step)
+        is_dense = step < self._start_step
+        dense = partial(self._ring.allreduce_mean, sent.tensors)
+        return sent.received(tf.cond(is_dense, dense, lambda: self._compressed(sent, step).tensors))
 
-    def _compressed(self, gradients: Sequence[Tensor], scalars: Sequence[Tensor], step: Tensor) -> list[Tensor]:
-        others = [i for i in range(len(gradients)) if i not in self._places]
-        means, dense = self.compressed_means(
-            [gradients[i] for i in self._places], [*scalars, *(gradients[i] for i in others)], step
-        )
-        result = dict(zip(self._places, means, strict=True)) | dict(zip(others, dense[len(scalars) :], strict=True))
-        return [*dense[: len(scalars)], *(result[i] for i in range(len(gradients)))]
+    def _compressed(self, sent: Exchange, step: Tensor) -> Exchange:
+        gradients, places = sent.gradients, range(len(sent.gradients))
+        dense = [i for i in places if i not in self._places]
+        others = sent._replace(gradients=[gradients[i] for i in dense])
+        means, others = self.compressed_means([gradients[i] for i in self._places], others, step)
+        result = dict(zip(self._places, means, strict=True)) | dict(zip(dense, others.gradients, strict=True))
+        return others._replace(gradients=[result[i] for i in places])
 
 
 def zeros_like(shapes: Sequence[Sequence[int]], name: str) -> list[Variable]:
@@ -94,7 +91,7 @@ def joined(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def parted(vector: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return the tensors of which `joined` made a vector.
+    """Return the tensors that `joined` made a vector from.
 
     >>> [part.numpy().tolist() for part in parted(joined([tf.constant([[1, 2]]), tf.constant([3])]), [[1, 2], [1]])]
     [[[1, 2]], [3]]

@@ -10,16 +10,32 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
+from ringfeed.training.config.compression import DGCConfig
 from ringfeed.training.ring.ring import Ring
+from ringfeed.training.ring.synchronizer import Exchange, SyncRun
 
 from .base import Compressed, Tensor, Variable, joined, parted, zeros_like
 from .gathered import gathered_means
 from .top_k import TopK, largest, sparse_payload
 
-__all__ = ["DGC", "DGCRule", "accumulate", "warm_up_ratio"]
+__all__ = ["DGC", "DGCRule", "accumulate", "build", "warm_up_ratio"]
+
+
+def build(run: SyncRun, options: DGCConfig) -> DGC:
+    """Return the synchronizer of a run."""
+    optimizer: Any = run.config.optimizer
+    rule = DGCRule(
+        ratio=options.sent_share,
+        warmup_steps=options.warmup_steps(run.steps, run.steps_per_epoch),
+        momentum=optimizer.momentum,
+        nesterov=optimizer.nesterov,
+        clip_norm=options.local_clip_norm,
+    )
+    return DGC(run.ring, rule)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,21 +125,19 @@ class DGC(Compressed):
         (mean,) = gathered_means(self._ring, TopK(ratio=1.0), [payload], [list(everything.shape)])
         return parted(mean, self._shapes)
 
-    def compressed_means(
-        self, tensors: list[Tensor], dense: list[Tensor], step: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def compressed_means(self, tensors: list[Tensor], others: Exchange, step: Tensor) -> tuple[list[Tensor], Exchange]:
         """The means of what the ranks send, and the dense means, after momentum."""
-        scalars = len(dense) - len(self.shared_variables)
+        vectors = list(others.gradients)
         if self._rule.clip_norm is not None:
             limit = self._rule.clip_norm / math.sqrt(self._ring.size)
-            clipped, _ = tf.clip_by_global_norm([*tensors, *dense[scalars:]], limit)
-            tensors, dense = clipped[: len(tensors)], [*dense[:scalars], *clipped[len(tensors) :]]
+            clipped, _ = tf.clip_by_global_norm([*tensors, *vectors], limit)
+            tensors, vectors = clipped[: len(tensors)], clipped[len(tensors) :]
         ratio = warm_up_ratio(step, self._rule)
         means = self._sent(tensors, ratio) if tensors else []
-        dense = self._ring.allreduce_mean(dense)
+        others = self.dense_means(others._replace(gradients=vectors))
         updates = []
-        for mean, variable in zip(dense[scalars:], self.shared_variables, strict=True):
+        for mean, variable in zip(others.gradients, self.shared_variables, strict=True):
             new, update = accumulate(mean, variable, tf.zeros_like(mean), self._rule)
             variable.assign(new)
             updates.append(update)
-        return means, [*dense[:scalars], *updates]
+        return means, others._replace(gradients=updates)

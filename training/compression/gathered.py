@@ -12,6 +12,7 @@ from typing import Protocol
 import tensorflow as tf
 
 from ringfeed.training.ring.ring import Ring
+from ringfeed.training.ring.synchronizer import Exchange
 
 from .base import Compressed, Tensor, Variable, joined, parted, zeros_like
 from .payload import step_seed
@@ -81,12 +82,10 @@ class Gathered(Compressed):
         """Create a residual for each compressed tensor."""
         self.rank_variables = zeros_like(self._shapes, "residual") if self._error_feedback else []
 
-    def compressed_means(
-        self, tensors: list[Tensor], dense: list[Tensor], step: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def compressed_means(self, tensors: list[Tensor], others: Exchange, step: Tensor) -> tuple[list[Tensor], Exchange]:
         """The means, by an all-gather of payloads."""
         if not tensors:
-            return [], self._ring.allreduce_mean(dense)
+            return [], self.dense_means(others)
         if self._error_feedback:
             tensors = [tensor + residual for tensor, residual in zip(tensors, self.rank_variables, strict=True)]
         tensors = [joined(tensors)] if self._together else tensors
@@ -101,7 +100,7 @@ class Gathered(Compressed):
             for residual, value in zip(self.rank_variables, self._apart(left), strict=True):
                 residual.assign(value)
         means = gathered_means(self._ring, self._codec, payloads, shapes)
-        return self._apart(means), self._ring.allreduce_mean(dense)
+        return self._apart(means), self.dense_means(others)
 
     def _apart(self, tensors: list[Tensor]) -> list[Tensor]:
         """The tensors that were encoded, in their own shapes."""

@@ -10,10 +10,20 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringfeed.training.config.compression import FP16Config
+from ringfeed.training.ring.synchronizer import SyncRun
+
 from .base import Tensor
 from .payload import from_bytes, to_bytes
+from .two_stage import TwoStage
 
-__all__ = ["Half"]
+__all__ = ["Half", "build"]
+
+
+def build(run: SyncRun, options: FP16Config) -> TwoStage:
+    """Return the synchronizer of a run."""
+    dtype = tf.float16 if options.method == "fp16" else tf.bfloat16
+    return TwoStage(run.ring, Half(dtype=dtype), least_dimensions=1, start_step=run.start_step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

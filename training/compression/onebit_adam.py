@@ -8,16 +8,29 @@ magnitude of its block over that small root: with them the network of docs/synch
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
+from ringfeed.training.config.compression import OneBitConfig
 from ringfeed.training.ring.ring import Ring
+from ringfeed.training.ring.synchronizer import Exchange, SyncRun
 
 from .base import Tensor, Variable
 from .onebit import OneBit
+from .sign_momentum import SignMomentum
 from .two_stage import TwoStage
 
-__all__ = ["OneBitAdam"]
+__all__ = ["OneBitAdam", "build"]
+
+
+def build(run: SyncRun, options: OneBitConfig) -> TwoStage:
+    """Return the synchronizer of a run."""
+    optimizer: Any = run.config.optimizer
+    if optimizer.name == "sgd":
+        start, nesterov = run.start_step, optimizer.nesterov
+        return SignMomentum(run.ring, momentum=optimizer.momentum, nesterov=nesterov, start_step=start)
+    return OneBitAdam(run.ring, beta_1=optimizer.beta_1, eps=optimizer.epsilon, start_step=run.start_step)
 
 
 class OneBitAdam(TwoStage):
@@ -29,40 +42,33 @@ class OneBitAdam(TwoStage):
 
     Args:
         ring: the ranks.
-        beta_1, eps: those of the optimizer, an `Adam` or `LAMB` with `freeze_step=start_step`.
+        beta_1, eps: those of the optimizer, one by the rule of Adam or LAMB with `freeze_step=start_step`.
         start_step: steps before this one are dense.
     """
 
     def __init__(self, ring: Ring, *, beta_1: float, eps: float, start_step: int) -> None:
         super().__init__(ring, OneBit(), error_feedback=True, start_step=start_step)
         self._beta, self._eps = beta_1, eps
-        self._moments: list[Sequence[Variable]] = []
 
-    def build(self, variables: Sequence[Variable], slots: Sequence[Variable] = ()) -> None:
-        """Create the residuals of both stages, and note where the optimizer keeps its moments."""
+    def build(self, variables: Sequence[Variable], optimizer: Any = None) -> None:
+        """Create the residuals of both stages; `optimizer`, which keeps the moments, is a `RuleOptimizer`."""
         super().build(variables)
-        ends = ("_moments",), ("_first_moment", "_second_moment")  # LAMB keeps both in one variable
-        found = [[[slot for slot in slots if slot.name.endswith(end)] for end in kind] for kind in ends]
-        moments = [kept for kind in found for kept in zip(*kind, strict=True)]
-        self._moments = [moments[i] for i in self._places]
+        self._optimizer, self._matrices = optimizer, [variables[i] for i in self._places]
 
-    def compressed_means(
-        self, tensors: list[Tensor], dense: list[Tensor], step: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def compressed_means(self, tensors: list[Tensor], others: Exchange, step: Tensor) -> tuple[list[Tensor], Exchange]:
         """The gradients that the mean momenta stand for."""
         momenta, scales = [], []
-        for kept in self._moments:
-            held = [tf.convert_to_tensor(variable) for variable in kept]
-            first, second = held if len(held) == 2 else tf.unstack(held[0])
+        for variable in self._matrices:
+            first, second = self._optimizer.moments(variable)
             momenta.append(self._beta * first)
             scales.append(tf.where(second > 0, tf.sqrt(second) + self._eps, 0.0))
         sent = [
             tf.math.divide_no_nan(momentum + (1 - self._beta) * tensor, scale)
             for momentum, tensor, scale in zip(momenta, tensors, scales, strict=True)
         ]
-        means, dense = super().compressed_means(sent, dense, step)
+        means, others = super().compressed_means(sent, others, step)
         gradients = [
             (mean * scale - momentum) / (1 - self._beta)
             for mean, momentum, scale in zip(means, momenta, scales, strict=True)
         ]
-        return gradients, dense
+        return gradients, others

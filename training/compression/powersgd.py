@@ -12,12 +12,20 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringfeed.training.config.compression import PowerSGDConfig
 from ringfeed.training.ring.ring import Ring
+from ringfeed.training.ring.synchronizer import Exchange, SyncRun
 
 from .base import Compressed, Tensor, Variable, zeros_like
 from .payload import step_seed
 
-__all__ = ["PowerSGD", "is_worth_it", "matrix_shape"]
+__all__ = ["PowerSGD", "build", "is_worth_it", "matrix_shape"]
+
+
+def build(run: SyncRun, options: PowerSGDConfig) -> PowerSGD:
+    """Return the synchronizer of a run."""
+    start, seed = run.start_step, run.config.seed
+    return PowerSGD(run.ring, rank=options.rank, min_rate=options.min_rate, seed=seed, start_step=start)
 
 
 def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
@@ -77,16 +85,14 @@ class PowerSGD(Compressed):
             start = tf.random.stateless_normal(factor, step_seed(self._seed, 0, tf.constant(0, tf.int64), i))
             self.shared_variables.append(tf.Variable(start, trainable=False, name=f"right_factor_{i}"))
 
-    def compressed_means(
-        self, tensors: list[Tensor], dense: list[Tensor], step: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def compressed_means(self, tensors: list[Tensor], others: Exchange, step: Tensor) -> tuple[list[Tensor], Exchange]:
         """The means, by two all-reduces of thin matrices; the first also holds the dense tensors."""
         corrected = [tensor + residual for tensor, residual in zip(tensors, self.rank_variables, strict=True)]
         matrices = [tf.reshape(t, matrix_shape(s)) for t, s in zip(corrected, self._shapes, strict=True)]
         firsts = [tf.matmul(m, q) for m, q in zip(matrices, self.shared_variables, strict=True)]
-        reduced = self._ring.allreduce_mean([*firsts, *dense])
+        reduced = self._ring.allreduce_mean([*firsts, *others.tensors])
         bases = [orthogonal(p) for p in reduced[: len(firsts)]]
-        dense = reduced[len(firsts) :]
+        others = others.received(reduced[len(firsts) :])
         own = [tf.matmul(m, p, transpose_a=True) for m, p in zip(matrices, bases, strict=True)]
         rights = self._ring.allreduce_mean(own) if own else []
         means = []
@@ -95,4 +101,4 @@ class PowerSGD(Compressed):
             self.rank_variables[i].assign(corrected[i] - tf.reshape(share, self._shapes[i]))
             self.shared_variables[i].assign(rights[i])
             means.append(tf.reshape(tf.matmul(basis, rights[i], transpose_b=True), self._shapes[i]))
-        return means, dense
+        return means, others

@@ -10,10 +10,19 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from ringfeed.training.config.compression import QSGDConfig
+from ringfeed.training.ring.synchronizer import SyncRun
+
 from .base import Tensor
+from .gathered import Gathered
 from .payload import from_bytes, to_bytes
 
-__all__ = ["QSGD"]
+__all__ = ["QSGD", "build"]
+
+
+def build(run: SyncRun, options: QSGDConfig) -> Gathered:
+    """Return the synchronizer of a run."""
+    return Gathered(run.ring, QSGD(levels=options.levels), seed=run.config.seed, start_step=run.start_step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from ringfeed.training.ring.ring import Ring
-from ringfeed.training.ring.synchronizer import Array, EveryStep
+from ringfeed.training.ring.synchronizer import Array, EveryStep, Exchange
 
 from .base import Tensor, Variable
 from .dgc import DGCRule, accumulate
@@ -49,13 +49,11 @@ class SignMomentum(TwoStage):
         count = len(stacked) - len(self._momenta)
         return super().resize(stacked[:count], rank, size) + EveryStep.resize(self, stacked[count:], rank, size)
 
-    def reduce(
-        self, gradients: Sequence[Tensor], scalars: Sequence[Tensor], step: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def reduce(self, sent: Exchange, step: Tensor) -> Exchange:
         """The means of this step's momenta."""
         updates = []
-        for gradient, momentum in zip(gradients, self._momenta, strict=True):
+        for gradient, momentum in zip(sent.gradients, self._momenta, strict=True):
             new, update = accumulate(gradient, momentum, tf.zeros_like(gradient), self._rule)
             momentum.assign(new)
             updates.append(update)
-        return super().reduce(updates, scalars, step)
+        return super().reduce(sent._replace(gradients=updates), step)

@@ -11,10 +11,21 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from ringfeed.training.config.compression import TernGradConfig
+from ringfeed.training.ring.synchronizer import SyncRun
+
 from .base import Tensor
+from .gathered import Gathered
 from .payload import from_bytes, pack, to_bytes, unpack
 
-__all__ = ["TernGrad"]
+__all__ = ["TernGrad", "build"]
+
+
+def build(run: SyncRun, options: TernGradConfig) -> Gathered:
+    """Return the synchronizer of a run."""
+    return Gathered(
+        run.ring, TernGrad(clip_factor=options.clip_factor), seed=run.config.seed, start_step=run.start_step
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

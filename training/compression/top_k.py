@@ -12,10 +12,20 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from ringfeed.training.config.compression import TopKConfig
+from ringfeed.training.ring.synchronizer import SyncRun
+
 from .base import Tensor
+from .gathered import Gathered
 from .payload import from_bytes, to_bytes
 
-__all__ = ["TopK", "largest", "sparse_payload"]
+__all__ = ["TopK", "build", "largest", "sparse_payload"]
+
+
+def build(run: SyncRun, options: TopKConfig) -> Gathered:
+    """Return the synchronizer of a run."""
+    codec = TopK(ratio=options.sent_share)
+    return Gathered(run.ring, codec, error_feedback=True, together=True, start_step=run.start_step)
 
 
 def largest(tensor: Tensor, ratio: Tensor | float) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from ringfeed.training.ring.ring import Ring
-from ringfeed.training.ring.synchronizer import Array
+from ringfeed.training.ring.synchronizer import Array, Exchange
 
 from .base import Compressed, Tensor, Variable, zeros_like
 
@@ -98,12 +98,10 @@ class TwoStage(Compressed):
             result.append(whole[rank * length : (rank + 1) * length])
         return result
 
-    def compressed_means(
-        self, tensors: list[Tensor], dense: list[Tensor], step: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def compressed_means(self, tensors: list[Tensor], others: Exchange, step: Tensor) -> tuple[list[Tensor], Exchange]:
         """The means, by an all-to-all and an all-gather of payloads."""
         if not tensors:
-            return [], self._ring.allreduce_mean(dense)
+            return [], self.dense_means(others)
         own, part = self.rank_variables[: len(tensors)], self.rank_variables[len(tensors) : 2 * len(tensors)]
         sent = []
         for i, tensor in enumerate(tensors):
@@ -126,7 +124,7 @@ class TwoStage(Compressed):
                 part[i].assign(tf.where(tf.range(self._lengths[i]) < tf.cast(count, tf.int32), left, 0.0))
         gathered = tf.split(self._ring.gather(tf.concat(replies, 1)[0]), widths, 1)
         means = [self._tensor(self._codec.decode(payloads), i) for i, payloads in enumerate(gathered)]
-        return means, self._ring.allreduce_mean(dense)
+        return means, self.dense_means(others)
 
     def _rows(self, tensor: Tensor, i: int) -> Tensor:
         """A tensor as the parts of all ranks, [ranks, length], ending in zeros."""

@@ -1,4 +1,4 @@
-"""Checks of configuration keys, whose errors name key, rule and value.
+"""Declares the keys of a configuration with their rules, and checks values against them.
 
 Tested in tests/training/config/test_config.py.
 """
@@ -7,43 +7,109 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import field
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import field, fields
+from typing import Any, ClassVar
 
 from ringfeed.sharding.errors import ConfigError
 
-__all__ = [
-    "FUNCTION",
-    "are_sizes",
-    "duration_seconds",
-    "is_function",
-    "is_pattern",
-    "key",
-    "one_of",
-    "require",
-    "require_finite",
-    "require_size",
-]
+__all__ = ["FUNCTION", "SIZES", "Options", "are_sizes", "duration_seconds", "is_function", "key", "require"]
 
-FUNCTION = r"\w+(\.\w+)*:\w+"  # module:function
-_SIZES = 2**31  # TensorFlow's limit for many sizes; and a float holds the product of any two
+FUNCTION = "module:function"
+"""Among the choices of a key: any function, by module and name."""
+SIZES = 2**31
+"""TensorFlow's limit for many sizes; a float holds the product of any two."""
 
 
 def key(
-    default: Any, text: str, *, is_path: bool = False, choices: Sequence[str] | None = None, pattern: str | None = None
+    default: Any,
+    text: str,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+    at_most: float | None = None,
+    choices: Sequence[str] | None = None,
+    kind: str | None = None,
 ) -> Any:
-    """Declare a field with the line that `--help` prints for it.
+    """Declare a field with the line that `--help` prints for it, and the rule of its value; null breaks no rule.
 
     Args:
         default: default of the key; MISSING: it is required.
         text: what it is.
-        is_path: whether a relative path in a file counts from the file's folder.
-        choices: the words that are allowed.
-        pattern: a regular expression of what else is.
+        at_least, above, below, at_most: bounds of a number, which is then finite, too.
+        choices: the words that are allowed; `FUNCTION` stands for any function.
+        kind: "path" (or URL), which counts from the file's folder where it is relative; "disk": a path on a disk;
+            "patterns": regular expressions.
     """
-    described = {"help": text, "is_path": is_path, "choices": choices, "pattern": pattern}
-    return field(default=default, metadata=described)
+    bounds = {"at_least": at_least, "above": above, "below": below, "at_most": at_most}
+    bounds = {name: bound for name, bound in bounds.items() if bound is not None}
+    return field(default=default, metadata={"help": text, "bounds": bounds, "choices": choices, "kind": kind})
+
+
+class Options:
+    """A group of keys, which are checked when it is made.
+
+    Raises:
+        ConfigError: a value breaks its rule; the message names key, rule and value.
+    """
+
+    group: ClassVar[str] = ""
+
+    def __post_init__(self) -> None:
+        for spec in fields(self):  # type: ignore[arg-type]  # each subclass is a dataclass
+            value = getattr(self, spec.name)
+            if value is not None and spec.metadata:
+                name = f"{self.group}.{spec.name}" if self.group else spec.name
+                _check(name, value, spec.metadata, or_null=", or null" if spec.default is None else "")
+        self.check()
+
+    def check(self) -> None:
+        """Check what no key says alone."""
+
+
+def _check(name: str, value: Any, rules: Mapping[str, Any], *, or_null: str) -> None:
+    choices, kind, bounds = rules.get("choices"), rules.get("kind"), rules.get("bounds")
+    if choices is not None:
+        holds = value in choices or (FUNCTION in choices and is_function(value))
+        words = [f"or {word}" if word == FUNCTION and len(choices) > 1 else word for word in choices]
+        require(holds, name, f"{'one of ' if len(choices) > 1 else ''}{', '.join(words)}{or_null}", value)
+    if kind in ("path", "disk"):
+        require(value != "", name, f"a path or URL{or_null}", value)
+        require(kind == "path" or "://" not in value, name, f"a path on a disk{or_null}", value)
+    for pattern in value if kind == "patterns" else ():
+        require(is_pattern(pattern), name, "regular expressions", pattern)
+    if bounds:
+        holds = _is_within(value, **bounds) and math.isfinite(value)
+        require(holds, name, _interval(is_float=isinstance(value, float), **bounds), value)
+
+
+def _is_within(
+    value: float, at_least: float = -math.inf, above: float = -math.inf, below: float = math.inf,
+    at_most: float = math.inf,
+) -> bool:  # fmt: skip
+    return at_least <= value <= at_most and (above < value or above == -math.inf) and value < below
+
+
+def _interval(
+    *, is_float: bool, at_least: float | None = None, above: float | None = None, below: float | None = None,
+    at_most: float | None = None,
+) -> str:  # fmt: skip
+    """Bounds in words.
+
+    >>> _interval(is_float=True, above=0, at_most=1), _interval(is_float=False, at_least=1)
+    ('in (0, 1]', 'at least 1')
+    """
+    low = f"[{_short(at_least)}" if above is None else f"({_short(above)}"
+    if below is not None or at_most is not None:
+        return f"in {low}, {_short(at_most)}]" if below is None else f"in {low}, {_short(below)})"
+    words = f"at least {_short(at_least)}" if above is None else f"above {_short(above)}"
+    return f"finite and {words}" if is_float else words
+
+
+def _short(bound: float | None) -> str:
+    exponent = math.log2(bound) if bound else 0.0
+    return f"2**{exponent:g}" if exponent > 16 and exponent.is_integer() else f"{bound:g}"
 
 
 def require(holds: bool, name: str, rule: str, value: object) -> None:
@@ -51,23 +117,13 @@ def require(holds: bool, name: str, rule: str, value: object) -> None:
         raise ConfigError(f"{name} must be {rule}, got {value!r}")
 
 
-def require_finite(key: str, value: float) -> None:
-    require(0 <= value < math.inf, key, "finite and at least 0", value)
-
-
-def require_size(key: str, value: int) -> None:
-    """Check a size that TensorFlow, or a product of floats, must hold."""
-    require(value >= 1, key, "at least 1", value)
-    require(value < _SIZES, key, "below 2**31", value)
-
-
 def are_sizes(values: Sequence[int]) -> bool:
-    return all(1 <= value < _SIZES for value in values)
+    return all(1 <= value < SIZES for value in values)
 
 
 def is_function(text: str) -> bool:
     """Whether a text is `module:function`."""
-    return re.fullmatch(FUNCTION, text) is not None
+    return re.fullmatch(r"\w+(\.\w+)*:\w+", text) is not None
 
 
 def duration_seconds(value: str | float) -> float | None:
@@ -90,7 +146,3 @@ def is_pattern(text: str) -> bool:
     except re.error:
         return False
     return True
-
-
-def one_of(key: str, value: str, allowed: Sequence[str]) -> None:
-    require(value in allowed, key, f"one of {', '.join(allowed)}", value)

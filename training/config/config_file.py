@@ -23,9 +23,11 @@ from ringfeed.sharding.url_secrets import public_url
 
 from .backend import PARAMETER_SERVER
 from .class_names import class_name, hold_names
-from .keys import all_keys, key_default
-from .optimizer import STRETCHED
+from .keys import all_keys
+from .method import key_default
 from .paths import paths_from
+from .registry import METHODS
+from .schedule import STRETCHED
 from .train_config import TrainConfig
 
 __all__ = [
@@ -135,6 +137,8 @@ def parse_config(tree: Mapping[str, Any], source: str) -> TrainConfig:
     """
     try:
         _check_keys(tree)
+        groups = {name: methods for name, methods in METHODS.items() if isinstance(tree.get(name), Mapping)}
+        tree = {**tree, **{name: methods.made(tree[name]) for name, methods in groups.items()}}
         config: TrainConfig = fit("", tree, TrainConfig, YAML_SCALARS)
         json.dumps(to_tree(config))  # checkpoints and metrics hold the configuration as JSON
     except ConfigError as error:
@@ -249,7 +253,7 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
         if name == "backend" and PARAMETER_SERVER not in (mine.get(name), theirs.get(name)):
             continue  # the same results, to rounding
         default = _plain(key_default(spec))  # of older runs, which lack the key
-        own, other = mine.get(leaf), theirs.get(leaf, default)
+        own, other = mine.get(leaf, default), theirs.get(leaf, default)
         if name == "data.positive" and other is not None:
             other = class_name(other)  # older runs kept it as YAML read it
         if own != other:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from ringfeed.sharding.errors import ConfigError
 
-from .checks import key, one_of, require, require_size
+from .checks import SIZES, Options, key, require
 from .class_names import class_name
 
 __all__ = ["DataConfig", "MixedDataset"]
@@ -30,7 +30,7 @@ def _by_name(balance: Any) -> Any:
 class MixedDataset:
     """One dataset of a mixture, and the options that differ between them."""
 
-    url: str = key(MISSING, "the dataset", is_path=True)
+    url: str = key(MISSING, "the dataset", kind="path")
     balance: str | Mapping[Any, float] | None = key(None, "as data.balance, within this dataset; null: data.balance")
     where: str | None = key(None, "as data.where, for this dataset; null: data.where")
 
@@ -38,11 +38,13 @@ class MixedDataset:
         object.__setattr__(self, "balance", _by_name(self.balance))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataConfig:
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Options):
     """Options of the data: samples, batches and features."""
 
-    url: str | None = key(None, "dataset that shard-dataset wrote: a path, s3://..., hdfs://...", is_path=True)
+    group: ClassVar[str] = "data"
+
+    url: str | None = key(None, "dataset that shard-dataset wrote: a path, s3://..., hdfs://...", kind="path")
     mixture: Mapping[str, MixedDataset] | None = key(
         None, "in place of url, several datasets with the same columns, mixed in every batch: {name: {url: ...}, ...}"
     )
@@ -51,7 +53,7 @@ class DataConfig:
     )
     train_split: str = key("train", "split to train on")
     eval_split: str | None = key("test", "split to evaluate on; null: no evaluation")
-    batch_size: int = key(1024, "samples per step over all ranks together (the global batch)")
+    batch_size: int = key(1024, "samples per step over all ranks together (the global batch)", at_least=1, below=SIZES)
     balance: str | Mapping[Any, float] = key("natural", "natural, uniform, power:A, X->Y:EPOCHS, or {class: weight}")
     include: tuple[str, ...] | None = key(None, "columns to use as features; null: all but label and target")
     exclude: tuple[str, ...] = key((), "columns to leave out of the features")
@@ -62,52 +64,39 @@ class DataConfig:
     categorical: tuple[str, ...] = key((), "integer columns that are codes: embedded, not standardised")
     where: str | None = key(None, "condition on columns that records must meet, also in evaluations; null: all records")
     bucket_by: str | None = key(None, "column of lists or texts; training batches then hold records of similar length")
-    bucket_steps: int = key(32, "steps whose records bucket_by sorts by length together")
+    bucket_steps: int = key(32, "steps whose records bucket_by sorts by length together", at_least=2)
     on_bad_shard: str = key(
         "raise",
         "a damaged shard of the training split: raise, or quarantine: others' records stand in for its own",
         choices=SHARD_POLICIES,
     )
-    cache: str = key("none", "where to keep copies of shards: none, memory, or a folder on a local disk", is_path=True)
+    cache: str = key("none", "where to keep copies of shards: none, memory, or a folder on a local disk", kind="path")
     cache_bytes: int | None = key(
-        None, "size limit of the cache; null: 1 GiB of memory, or 0.8 of the free space of the disk"
+        None, "size limit of the cache; null: 1 GiB of memory, or 0.8 of the free space of the disk", at_least=1
     )
-    streams: int | None = key(None, "streams that a training batch is drawn from, of all ranks; null: up to 16")
-    window_shards: int = key(1, "shards that a stream of training batches shuffles together")
-    fetch_threads: int | None = key(None, "threads that fetch and open shards; null: 4, from a remote store up to 24")
-    prefetch_bytes: int | None = key(None, "bytes of shards fetched ahead of need; null: 1.25 of the open windows")
+    streams: int | None = key(
+        None, "streams that a training batch is drawn from, of all ranks; null: up to 16", at_least=1, below=SIZES
+    )
+    window_shards: int = key(1, "shards that a stream of training batches shuffles together", at_least=1, below=SIZES)
+    fetch_threads: int | None = key(
+        None, "threads that fetch and open shards; null: 4, from a remote store up to 24", at_least=1, below=SIZES
+    )
+    prefetch_bytes: int | None = key(
+        None, "bytes of shards fetched ahead of need; null: 1.25 of the open windows", at_least=0
+    )
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
+        """Write classes as texts, and check the datasets."""
         object.__setattr__(self, "balance", _by_name(self.balance))
         if self.positive is not None:
             object.__setattr__(self, "positive", class_name(self.positive))
-        self._check_datasets()
-        require_size("data.batch_size", self.batch_size)
-        require(bool(self.cache), "data.cache", "none, memory or a path", self.cache)
-        if self.cache_bytes is not None:
-            require(self.cache_bytes >= 1, "data.cache_bytes", "at least 1", self.cache_bytes)
-            require(self.cache != "none", "data.cache_bytes", "null without data.cache", self.cache_bytes)
-        one_of("data.on_bad_shard", self.on_bad_shard, SHARD_POLICIES)
         require(self.where is None or bool(self.where.strip()), "data.where", "a condition, or null", self.where)
-        require(self.bucket_steps >= 2, "data.bucket_steps", "at least 2", self.bucket_steps)
-        for name in ("streams", "window_shards", "fetch_threads"):
-            if (value := getattr(self, name)) is not None:
-                require_size(f"data.{name}", value)
-        if self.prefetch_bytes is not None:
-            require(self.prefetch_bytes >= 0, "data.prefetch_bytes", "at least 0", self.prefetch_bytes)
-
-    def _check_datasets(self) -> None:
         if self.mixture is None:
             if self.url is None:
                 raise ConfigError("data.url is missing")
-            require(bool(self.url), "data.url", "a path or URL", self.url)
-            require(self.weights == "natural", "data.weights", "natural without data.mixture", self.weights)
             return
-        object.__setattr__(self, "mixture", dict(sorted(self.mixture.items())))  # their order is that of names
-        require(self.url is None, "data.url", "null with data.mixture, which names the datasets", self.url)
+        object.__setattr__(self, "mixture", dict(sorted(self.mixture.items())))
         require(bool(self.mixture), "data.mixture", "at least one dataset by name", self.mixture)
-        require(self.bucket_by is None, "data.bucket_by", "null with data.mixture, whose batches hold all lengths",
-                self.bucket_by)  # fmt: skip
         for name, dataset in self.mixture.items():
             holds = bool(name) and "/" not in name and name != "mixture"
             require(holds, "a name in data.mixture", "text without '/', and not 'mixture'", name)

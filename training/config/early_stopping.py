@@ -5,63 +5,44 @@ Tested in tests/training/config/test_config.py and tests/training/loop/state/tes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import ClassVar
 
 from ringfeed.sharding.errors import ConfigError
 
-from .checks import key, require, require_finite
-from .outputs import CheckpointConfig, OutputConfig
+from .checks import Options, key
+from .outputs import CheckpointConfig
 from .task import DEFAULT_METRICS, is_number, metric_name
 
 __all__ = ["EarlyStoppingConfig", "check_comparisons"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EarlyStoppingConfig:
+@dataclass(frozen=True, kw_only=True)
+class EarlyStoppingConfig(Options):
     """Options of the end of a run whose evaluations no longer improve."""
+
+    group: ClassVar[str] = "early_stopping"
 
     metric: str | None = key(
         None, "metric of the evaluations that must go on improving, such as loss or auc; null: no early stopping"
     )
-    patience: int = key(3, "evaluations in a row without improvement that end the run")
-    min_delta: float = key(0.0, "a change of the metric by no more than this is no improvement")
-
-    def __post_init__(self) -> None:
-        require(self.patience >= 1, "early_stopping.patience", "at least 1", self.patience)
-        require_finite("early_stopping.min_delta", self.min_delta)
+    patience: int = key(3, "evaluations in a row without improvement that end the run", at_least=1)
+    min_delta: float = key(0.0, "a change of the metric by no more than this is no improvement", at_least=0)
 
 
 def check_comparisons(
-    stopping: EarlyStoppingConfig,
-    checkpoint: CheckpointConfig,
-    output: OutputConfig,
-    *,
-    task: str,
-    metrics: Sequence[str] | None,
-    eval_split: str | None,
+    stopping: EarlyStoppingConfig, checkpoint: CheckpointConfig, task: str, metrics: Sequence[str] | None
 ) -> None:
     """Check that evaluations have the metrics that they are compared by.
 
     Raises:
-        ConfigError: they lack one, or there are no evaluations or no checkpoints.
+        ConfigError: they lack one.
     """
-    needs: Mapping[str, Any] = {
-        "early_stopping.metric": stopping.metric,
-        "checkpoint.best": checkpoint.best or None,
-    }
-    compared = {"early_stopping.metric": stopping.metric, "checkpoint.metric": checkpoint.metric}
-    for name, value in needs.items():
-        require(value is None or eval_split is not None, "data.eval_split", f"a split for {name}={value}", eval_split)
     reported = DEFAULT_METRICS[task] if metrics is None else [metric_name(metric) for metric in metrics]
     numbers = ["loss", *(name for name in reported if is_number(task, name))]
-    for name, metric in compared.items():
+    for name, metric in (("early_stopping.metric", stopping.metric), ("checkpoint.metric", checkpoint.metric)):
         if metric is not None and metric not in numbers:
             raise ConfigError(
                 f"{name}: evaluations have no number {metric!r} (see metrics); there are: {', '.join(numbers)}"
             )
-    if checkpoint.best:
-        require(checkpoint.url is not None, "checkpoint.best", "0 without checkpoint.url", checkpoint.best)
-    has_best = output.weights == "last" or checkpoint.best >= 1
-    require(has_best, "output.weights", "last without checkpoint.best, such as checkpoint.best=1", output.weights)

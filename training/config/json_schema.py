@@ -1,6 +1,6 @@
 """The keys of a configuration as JSON Schema, by which editors complete and check a file: `--print-schema`.
 
-It knows types and allowed words. Ranges, and options that do not go together, are checked when a run reads its file.
+It knows types, allowed words and ranges. Options that do not go together are refused when a run reads its file.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from typing import Any, Union, get_args, get_origin
 
 from ringfeed.sharding.common.validation import is_required
 
-from .keys import key_default
+from .checks import FUNCTION
+from .method import Methods, key_default
+from .registry import METHODS
 from .train_config import TrainConfig
 
 __all__ = ["config_schema"]
 
+_BOUNDS = {"at_least": "minimum", "above": "exclusiveMinimum", "below": "exclusiveMaximum", "at_most": "maximum"}
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
 
 
@@ -30,28 +33,39 @@ def config_schema() -> dict[str, Any]:
 
 
 def _group(kind: Any) -> dict[str, Any]:
-    """The schema of a dataclass."""
+    """The schema of a dataclass; of a group with methods the keys of all of them."""
     hints = typing.get_type_hints(kind)
-    properties = {
-        spec.name: _group(hints[spec.name]) if is_dataclass(hints[spec.name]) else _key(spec, hints[spec.name])
-        for spec in fields(kind)
-    }
-    own = [spec for spec in fields(kind) if is_required(spec)]
-    required = [spec.name for spec in own]
+    properties = {}
+    for spec in fields(kind):
+        if kind is TrainConfig and spec.name in METHODS:
+            properties[spec.name] = _group_of_methods(METHODS[spec.name])
+        else:
+            own = hints[spec.name]
+            properties[spec.name] = _group(own) if is_dataclass(own) else _key(spec, own)
+    return _object(properties, [spec.name for spec in fields(kind) if is_required(spec)])
+
+
+def _group_of_methods(methods: Methods) -> dict[str, Any]:
+    kinds = [*methods.classes, *([methods.own] if methods.own else [])]
+    hints: dict[str, Any] = {}
+    for kind in kinds:
+        hints |= typing.get_type_hints(kind)
+    return _object({name: _key(spec, hints[name]) for name, spec in methods.keys.items()}, [])
+
+
+def _object(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "additionalProperties": False, "required": required}
 
 
 def _key(spec: Field[Any], kind: Any) -> dict[str, Any]:
     """The schema of a key: its type or allowed words, help and default."""
-    choices, pattern = spec.metadata.get("choices"), spec.metadata.get("pattern")
-    found: dict[str, Any] = _of_type(kind)
+    choices, bounds = spec.metadata.get("choices"), spec.metadata.get("bounds") or {}
+    found: dict[str, Any] = _of_type(kind) | {_BOUNDS[name]: bound for name, bound in bounds.items()}
     if choices is not None:
         words = [*choices, *([None] if types.NoneType in get_args(kind) else [])]
-        found = {"enum": words}
-        if pattern is not None:
-            found = {"anyOf": [found, {"type": "string", "pattern": pattern}]}
-    elif pattern is not None:
-        found = {"anyOf": [{"type": "null"}, {"type": "string", "pattern": pattern}]}
+        found = {"enum": [word for word in words if word != FUNCTION]}
+        if FUNCTION in choices:
+            found = {"anyOf": [found, {"type": "string", "pattern": r"^\w+(\.\w+)*:\w+$"}]}
     found["description"] = spec.metadata["help"]
     if not is_required(spec):
         default = key_default(spec)

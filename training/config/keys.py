@@ -6,7 +6,7 @@ Tested in tests/training/config/test_config.py.
 from __future__ import annotations
 
 import typing
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from typing import Any
 
 import yaml
@@ -14,9 +14,11 @@ import yaml
 from ringfeed.sharding.common.strict_yaml import load_yaml
 from ringfeed.sharding.common.validation import is_required
 
+from .method import key_default
+from .registry import METHODS
 from .train_config import TrainConfig
 
-__all__ = ["all_keys", "as_yaml", "describe_keys", "key_default"]
+__all__ = ["all_keys", "as_yaml", "describe_keys"]
 
 
 def all_keys() -> list[tuple[str, Field[Any]]]:
@@ -24,16 +26,13 @@ def all_keys() -> list[tuple[str, Field[Any]]]:
     result: list[tuple[str, Field[Any]]] = []
     hints = typing.get_type_hints(TrainConfig)
     for spec in fields(TrainConfig):
-        if is_dataclass(hints[spec.name]):
+        if spec.name in METHODS:
+            result += [(f"{spec.name}.{leaf}", inner) for leaf, inner in METHODS[spec.name].keys.items()]
+        elif is_dataclass(hints[spec.name]):
             result += [(f"{spec.name}.{inner.name}", inner) for inner in fields(hints[spec.name])]
         else:
             result.append((spec.name, spec))
     return result
-
-
-def key_default(spec: Field[Any]) -> Any:
-    """Return the default of a key that has one."""
-    return spec.default_factory() if spec.default is MISSING and spec.default_factory is not MISSING else spec.default
 
 
 def describe_keys() -> str:

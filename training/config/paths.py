@@ -13,7 +13,8 @@ from .keys import all_keys
 
 __all__ = ["absolute_paths", "paths_from"]
 
-_WORDS = {"data.cache": ("none", "memory"), "track.mlflow": ("databricks",)}  # that are no paths
+_WORDS = {"data.cache": ("none", "memory"), "track.mlflow": ("databricks",)}
+"""Words among the paths of a key."""
 
 
 def paths_from(tree: Mapping[str, Any], folder: str) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def _mapped(tree: Mapping[str, Any], function: Callable[[str], str]) -> dict[str
     result = dict(tree)
     for name, spec in all_keys():
         group, _, leaf = name.rpartition(".")
-        if not spec.metadata.get("is_path") or not isinstance(result.get(group), Mapping):
+        if spec.metadata.get("kind") not in ("path", "disk") or not isinstance(result.get(group), Mapping):
             continue
         path = result[group].get(leaf)
         if name == "data.url" and isinstance(mixture := result[group].get("mixture"), Mapping):

@@ -34,6 +34,8 @@ def _lines(config: TrainConfig) -> Iterator[str]:
             if own:
                 yield f"{own}:"
             group = own
+        if leaf not in (tree[own] if own else tree):
+            continue  # a key of another method
         value = tree[own][leaf] if own else tree[leaf]
         yield from _commented(f"{'  ' if own else ''}{leaf}: {as_yaml(value)}", spec.metadata["help"])
 

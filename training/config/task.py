@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import did_you_mean
 
-from .checks import is_function, one_of, require
-from .data import DataConfig
-from .loss import LossConfig
+from .checks import is_function, require
 
-__all__ = ["DEFAULT_METRICS", "TASKS", "check_task", "is_number", "metric_name", "top_k"]
+__all__ = ["DEFAULT_METRICS", "TASKS", "check_metrics", "is_number", "metric_name", "top_k"]
 
 DEFAULT_METRICS = {
     "multiclass": ("accuracy", "balanced_accuracy", "recall", "auc", "confusion"),
@@ -62,26 +60,12 @@ def is_number(task: str, metric: str) -> bool:
     return metric not in (parts | {"f1", "average_precision", "auc"} if task == "multilabel" else parts)
 
 
-def check_task(task: str, metrics: Sequence[str] | None, data: DataConfig, loss: LossConfig) -> None:
-    """Check that options go with the task.
+def check_metrics(task: str, metrics: Sequence[str] | None) -> None:
+    """Check that a task has the metrics.
 
     Raises:
-        ConfigError: one does not.
+        ConfigError: it has not.
     """
-    one_of("task", task, TASKS)
-    if task == "multiclass":
-        require(data.target is None, "data.target", "null for task=multiclass, which predicts the label", data.target)
-    if task in ("multilabel", "regression"):
-        require(data.target is not None, "data.target", f"the column to predict for task={task}", data.target)
-    is_free = data.positive is None or (task == "binary" and data.target is None)
-    rule = "null unless task=binary predicts the label (no data.target), whose positive class it names"
-    require(is_free, "data.positive", rule, data.positive)
-    if task == "regression":
-        for name, unset in (("label_smoothing", 0.0), ("focal_gamma", 0.0), ("class_weights", None)):
-            rule = f"{'null' if unset is None else unset} for task=regression, which has no classes"
-            require(getattr(loss, name) == unset, f"loss.{name}", rule, getattr(loss, name))
-    else:
-        require(loss.huber_delta is None, "loss.huber_delta", "null but for task=regression", loss.huber_delta)
     known = [*DEFAULT_METRICS[task], *_FURTHER_METRICS[task]]
     names = [metric_name(metric) for metric in metrics or ()]
     for name in metrics or ():

@@ -38,14 +38,14 @@ from ringfeed.training.records.clock import clock
 from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.replicas import Replicas, replicas_of
 from ringfeed.training.ring.ring import Ring
-from ringfeed.training.ring.synchronizer import Synchronizer
+from ringfeed.training.ring.synchronizer import Synchronizer, SyncRun
 
 from .clients import own_pace
 from .datasets import open_manifests
 from .inputs import open_evaluations, open_loader, traced
 from .shares import RankShares
 from .state.best import check_defined
-from .step import TrainStep, make_predict_step, make_train_step
+from .step import StepOptions, TrainStep, make_predict_step, make_train_step
 from .synchronisation import build_run_optimizer, build_synchronizer, momentum_remarks
 
 __all__ = ["Assembly", "MakeSynchronizer", "Schedule", "assemble"]
@@ -138,11 +138,8 @@ def _assembled(
     wire = MeteredRing(replicas.ring if replicas else ring)
     if config.sync.batch_norm:
         synchronise_batch_norm(model.network, wire)
-    synchronizer = (
-        build_synchronizer(config, wire, total_steps=config.total_steps(pace.steps), pace=pace)
-        if make_synchronizer is None
-        else make_synchronizer(wire)
-    )
+    run = SyncRun(config=config, ring=wire, steps_per_epoch=pace.steps, samples_before=pace.samples_before)
+    synchronizer = build_synchronizer(run) if make_synchronizer is None else make_synchronizer(wire)
     parts = _parts(config, ring, synchronizer, pace, model, schedule)
     train_step, predict = _steps(config, loader, parts, replicas)
     return Assembly(
@@ -211,7 +208,7 @@ def _parts(
     optimizer = build_run_optimizer(config, schedule, variables, pace.steps)
     if config.backend == MIRRORED:
         update_own_replica(optimizer)
-    synchronizer.build(variables, optimizer.variables)
+    synchronizer.build(variables, optimizer)
     average = None
     if config.ema.decay is not None:
         average = MovingAverage(model.network, config.ema.decay, warms_up=config.ema.warmup)
@@ -232,21 +229,23 @@ def _steps(
     is_recorded = config.output.records is not None or config.output.prometheus_port is not None
     follows_speed, has_clients = config.sync.shares == "speed", config.sync.clients is not None
     in_one_line = network_errors(loader.manifest, config)
-    train_step: TrainStep = in_one_line(
-        make_train_step(
-            parts.network,
-            parts.optimizer,
-            parts.synchronizer,
-            parts.scale,
-            config.optimizer.clip_norm,
-            clock(deterministic=config.deterministic) if is_recorded or follows_speed else None,
-            loss_of=build_loss(config.loss, plan_target(loader.manifest, config)),
-            accumulate=config.optimizer.accumulate,
-            by_samples=config.sync.method == "fedavg",
-            any_batch=follows_speed or has_clients or config.backend == MULTI_WORKER,  # see `WorkerRing`
-            average=parts.average,
-            jit_compile=config.jit_compile,
-            replicas=replicas,
-        )
+    options = StepOptions(
+        clip_norm=config.optimizer.clip_norm,
+        loss_of=build_loss(config.loss, plan_target(loader.manifest, config)),
+        accumulate=config.optimizer.accumulate,
+        by_samples=config.sync.method == "fedavg",
+        any_batch=follows_speed or has_clients or config.backend == MULTI_WORKER,  # see `WorkerRing`
+        jit_compile=config.jit_compile,
     )
+    step = make_train_step(
+        parts.network,
+        parts.optimizer,
+        parts.synchronizer,
+        parts.scale,
+        options,
+        read_clock=clock(deterministic=config.deterministic) if is_recorded or follows_speed else None,
+        average=parts.average,
+        replicas=replicas,
+    )
+    train_step: TrainStep = in_one_line(step)
     return train_step, in_one_line(make_predict_step(parts.network))

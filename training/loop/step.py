@@ -7,6 +7,9 @@ before the reduction or the unscaling would clip different numbers on each rank 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -18,10 +21,11 @@ from ringfeed.training.optimizers.precision import LossScale, all_finite
 from ringfeed.training.records.clock import Clock, timed
 from ringfeed.training.ring.replicas import Replicas
 from ringfeed.training.ring.ring import dense
-from ringfeed.training.ring.synchronizer import EveryStep, Synchronizer
+from ringfeed.training.ring.synchronizer import Exchange, Synchronizer
 
 __all__ = [
     "StepMetrics",
+    "StepOptions",
     "TrainStep",
     "check_connected",
     "clip_by_global_norm",
@@ -137,28 +141,42 @@ def clip_by_global_norm(gradients: Sequence[Tensor], clip_norm: float | None) ->
     return [tf.cast(new, old.dtype) for new, old in zip(clipped, gradients, strict=True)], norm
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """Options of the training step.
+
+    Attributes:
+        clip_norm: largest global norm of the gradients; None: any.
+        loss_of: the loss of a sample.
+        accumulate: parts of the local batch that pass through the network one after the other; reduction, clipping and
+            update are of their sum.
+        by_samples: whether the loss is the mean over ranks by their samples, and a rank whose samples all have weight 0
+            takes part in the step and changes only its number.
+        any_batch: whether the step is compiled once for local batches of any size; else anew when the size first
+            changes.
+        jit_compile: whether XLA compiles the forward and backward pass, but not what ranks exchange.
+    """
+
+    clip_norm: float | None = None
+    loss_of: Loss = cross_entropy
+    accumulate: int = 1
+    by_samples: bool = False
+    any_batch: bool = False
+    jit_compile: bool = False
+
+
 def make_train_step(
     network: Any,
     optimizer: Any,
     synchronizer: Synchronizer,
     scale: LossScale,
-    clip_norm: float | None,
-    read_clock: Clock | None = None,
+    options: StepOptions | None = None,
     *,
-    loss_of: Loss = cross_entropy,
-    accumulate: int = 1,
-    by_samples: bool = False,
-    any_batch: bool = False,
+    read_clock: Clock | None = None,
     average: MovingAverage | None = None,
-    jit_compile: bool = False,
     replicas: Replicas | None = None,
 ) -> TrainStep:
     """Compile the training step of a network whose optimizer and synchronizer are built.
-
-    With `read_clock`, the metrics of a step have time stamps. With `accumulate`, the local batch passes through the
-    network in as many parts; reduction, clipping and update are of their sum. With `any_batch` it is compiled once for
-    local batches of any size; else anew when the size first changes. An `average` takes in the new weights.
-    With `jit_compile` XLA compiles the forward and backward pass, but not what ranks exchange.
 
     All ranks agree on whether a step counts without a collective of its own: each rank's flag, 0 or 1 for an overflow,
     travels with the gradients, and their mean is exactly 0 only if all are 0. (A mean of ones need not be exactly 1:
@@ -166,71 +184,122 @@ def make_train_step(
     a sum of finite numbers may still overflow. Where the result is the plain mean, an overflow of any rank is in it,
     and gradients need no check before. A step that does not count changes nothing but the loss scale. In the same way
     they agree on whether to stop.
-    With `by_samples`, the loss is the mean over ranks by their samples, and a rank whose samples all have weight 0
-    takes part in the step and changes only its number. With `replicas`, each does the step of its part of the batch.
+
+    Args:
+        network, optimizer, synchronizer, scale: what the step changes.
+        options: options of the step; None: the defaults.
+        read_clock: reads the time stamps of the metrics; None: they have none.
+        average: takes in the new weights.
+        replicas: do the step, each with its part of the batch.
 
     Returns:
         A function of `(inputs, target, weight)` of the local batch, and of 1.0 if this rank was asked to stop; every
         rank must call it equally often.
     """
-    trained = network.trainable_variables
-    variables = [variable.value for variable in trained]
-    state = [v.value for v in network.non_trainable_variables if "float" in str(v.dtype)]  # as of batch normalisation
-    state += synchronizer.step_variables
-    is_plain_mean = type(synchronizer) is EveryStep
-    go_on = tf.constant(0.0)
+    options = options or StepOptions()
+    step = _Step(
+        network=network,
+        optimizer=optimizer,
+        synchronizer=synchronizer,
+        scale=scale,
+        options=options,
+        read_clock=read_clock,
+        average=average,
+    )
+    whole = step if replicas is None else replicas.spread(step)
+    compiled: Any = tf.function(whole, reduce_retracing=True, autograph=False)
+    return _for_any_batch(compiled) if options.any_batch else _without_dispatch(compiled)
 
-    def one(inputs: Any, target: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor | None]]:
-        return backward(network, variables, scale, inputs, target, weight, loss_of)
 
-    one = tf.function(one, jit_compile=True, reduce_retracing=True, autograph=False) if jit_compile else one
+@dataclass(frozen=True, kw_only=True)
+class _Step:
+    """The step before it is compiled: see `make_train_step`."""
 
-    def apply(gradients: Sequence[Tensor], is_connected: Sequence[bool]) -> Tensor:
-        pairs = [pair for pair, used in zip(zip(gradients, trained, strict=True), is_connected, strict=True) if used]
-        optimizer.apply(*zip(*pairs, strict=True))
-        if average is not None:
-            average.update(optimizer.iterations.value)
+    network: Any
+    optimizer: Any
+    synchronizer: Synchronizer
+    scale: LossScale
+    options: StepOptions
+    read_clock: Clock | None
+    average: MovingAverage | None
+
+    @cached_property
+    def _trained(self) -> list[Any]:
+        return list(self.network.trainable_variables)
+
+    @cached_property
+    def _variables(self) -> list[Any]:
+        return [variable.value for variable in self._trained]
+
+    @cached_property
+    def _state(self) -> list[Any]:
+        """What a step that does not count restores: statistics, as of batch normalisation, and the synchronizer's."""
+        statistics = [v.value for v in self.network.non_trainable_variables if "float" in str(v.dtype)]
+        return [*statistics, *self.synchronizer.step_variables]
+
+    @cached_property
+    def _backward(self) -> Any:
+        def one(inputs: Any, target: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+            return backward(self.network, self._variables, self.scale, inputs, target, weight, self.options.loss_of)
+
+        if self.options.jit_compile:
+            return tf.function(one, jit_compile=True, reduce_retracing=True, autograph=False)
+        return one
+
+    def __call__(self, inputs: Any, target: Tensor, weight: Tensor, stopping: Tensor | float = 0.0) -> StepMetrics:
+        before = [tf.identity(variable) for variable in self._state]
+        if self.options.accumulate == 1:
+            local_loss, scaled = self._backward(inputs, target, weight)
+        else:
+            batch = inputs, target, weight
+            local_loss, scaled = accumulated(self._backward, self.options.accumulate, batch, self._variables)
+        check_connected(scaled)
+        gradients = self.scale.unscaled(filled(scaled, self._variables))
+        checked = self._state if self.synchronizer.is_plain_mean else [*gradients, *self._state]
+        overflowed = 1.0 - tf.cast(all_finite(checked), tf.float32)
+        samples = self._samples(weight)
+        loss = local_loss if samples is None else local_loss * samples
+        stopping = tf.convert_to_tensor(stopping, tf.float32)
+        sent = Exchange(gradients=gradients, overflowed=overflowed, loss=loss, stopping=stopping, samples=samples)
+        means, stamps = self._exchanged(sent)
+        gradients, norm = clip_by_global_norm(means.gradients, self.options.clip_norm)
+        was_sent_finite = tf.equal(means.overflowed, 0.0)
+        is_finite = tf.logical_and(was_sent_finite, tf.math.is_finite(norm))
+        trains = is_finite if samples is None else tf.logical_and(is_finite, samples > 0)
+        is_connected = [gradient is not None for gradient in scaled]
+        tf.cond(trains, lambda: self._apply(gradients, is_connected), lambda: self._restore(before))
+        if samples is not None:
+            self.optimizer.iterations.assign_add(tf.cast(tf.logical_and(is_finite, samples == 0), tf.int64))
+        self.scale.update(is_finite)
+        loss = means.loss if means.samples is None else means.loss / means.samples
+        return StepMetrics(loss, is_finite, norm, stamps, means.stopping > 0.0, was_sent_finite)
+
+    def _samples(self, weight: Tensor) -> Tensor | None:
+        """The samples of the local batch, by which ranks are weighted; None: all count alike."""
+        if not self.options.by_samples:
+            return None
+        return tf.where(tf.reduce_any(weight > 0), tf.cast(tf.shape(weight)[0], tf.float32), 0.0)
+
+    def _exchanged(self, sent: Exchange) -> tuple[Exchange, Tensor]:
+        """What ranks agree on, and the time stamps; the update waits for the first tensor, which a clock holds back."""
+
+        def reduce(tensors: Sequence[Tensor]) -> list[Tensor]:
+            return self.synchronizer.reduce(sent.received(tensors), self.optimizer.iterations.value).tensors
+
+        tensors, stamps = timed(reduce, sent.tensors, self.read_clock)
+        return sent.received(tensors), stamps
+
+    def _apply(self, gradients: Sequence[Tensor], is_connected: Sequence[bool]) -> Tensor:
+        pairs = zip(gradients, self._trained, strict=True)
+        self.optimizer.apply(*zip(*compress(pairs, is_connected), strict=True))
+        if self.average is not None:
+            self.average.update(self.optimizer.iterations.value)
         return tf.constant(True)
 
-    def restore(before: Sequence[Tensor]) -> Tensor:
-        for variable, old in zip(state, before, strict=True):
+    def _restore(self, before: Sequence[Tensor]) -> Tensor:
+        for variable, old in zip(self._state, before, strict=True):
             variable.assign(old)
         return tf.constant(False)
-
-    def reduce(tensors: Sequence[Tensor]) -> list[Tensor]:
-        overflowed, loss, stopping, samples, *gradients = tensors
-        loss = loss * samples if by_samples else loss
-        sent = [loss, overflowed, stopping, *([samples] if by_samples else [])]
-        reduced, scalars = synchronizer.reduce(gradients, sent, optimizer.iterations.value)
-        loss, overflowed, stopping = scalars[:3]
-        loss = loss / scalars[3] if by_samples else loss
-        return [overflowed, loss, stopping, samples, *reduced]
-
-    def train_step(inputs: Any, target: Tensor, weight: Tensor, stopping: Tensor = go_on) -> StepMetrics:
-        before = [tf.identity(variable) for variable in state]
-        if accumulate == 1:
-            local_loss, scaled = one(inputs, target, weight)
-        else:
-            local_loss, scaled = accumulated(one, accumulate, (inputs, target, weight), variables)
-        check_connected(scaled)
-        gradients = scale.unscaled(filled(scaled, variables))
-        overflowed = 1.0 - tf.cast(all_finite(state if is_plain_mean else [*gradients, *state]), tf.float32)
-        samples = tf.where(tf.reduce_any(weight > 0), tf.cast(tf.shape(weight)[0], tf.float32), 0.0)
-        sent = [overflowed, local_loss, stopping, samples, *gradients]  # the update waits for the first
-        (any_overflowed, loss, any_stopping, _, *gradients), stamps = timed(reduce, sent, read_clock)
-        gradients, norm = clip_by_global_norm(gradients, clip_norm)
-        is_finite = tf.logical_and(tf.equal(any_overflowed, 0.0), tf.math.is_finite(norm))
-        is_connected = [gradient is not None for gradient in scaled]
-        is_applied = tf.logical_and(is_finite, samples > 0) if by_samples else is_finite
-        tf.cond(is_applied, lambda: apply(gradients, is_connected), lambda: restore(before))
-        if by_samples:
-            optimizer.iterations.assign_add(tf.cast(tf.logical_and(is_finite, samples == 0), tf.int64))
-        scale.update(is_finite)
-        return StepMetrics(loss, is_finite, norm, stamps, any_stopping > 0.0, tf.equal(any_overflowed, 0.0))
-
-    whole = train_step if replicas is None else replicas.spread(train_step)
-    compiled: Any = tf.function(whole, reduce_retracing=True, autograph=False)
-    return _for_any_batch(compiled) if any_batch else _without_dispatch(compiled)
 
 
 def _without_dispatch(step: Any) -> TrainStep:

@@ -1,26 +1,85 @@
 """Adam and AdamW, by TensorFlow's fused kernel.
 
-Tested in tests/training/optimizers/test_references.py and tests/training/optimizers/test_stacked.py.
+Tested in tests/training/optimizers/test_references.py and tests/training/optimizers/test_rule.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
 
-from .moments import MomentsOptimizer
-from .stacked import tensorflow_variable
+from ringfeed.training.config.optimizers import AdamWConfig
 
-__all__ = ["Adam"]
+from .rule import Rule, RuleOptimizer, Slots, Step, correction, next_moments
+
+__all__ = ["Adam", "AdamRule"]
 
 Tensor = Any
+Variable = Any
+
+
+@dataclass(frozen=True)
+class AdamRule(Rule):
+    """Adaptive moments with decoupled weight decay: see `Adam`."""
+
+    keras_name: ClassVar[str] = "adam"
+    slots: ClassVar[Mapping[str, tuple[int, ...]]] = {"first_moment": (), "second_moment": ()}
+
+    def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: Step) -> tuple[Tensor, Slots]:
+        """One step of a stack of variables."""
+        first, second = next_moments(self, gradient, (slots[0], slots[1]), step.number)
+        if step.decays and self.options.weight_decay:
+            weights -= step.rate * self.options.weight_decay * weights
+        change = self._rate(step) * first / (tf.sqrt(second) + self.options.epsilon)
+        return weights - change, [first, second]
+
+    def update_in_place(self, weights: Variable, gradient: Tensor, slots: Sequence[Variable], step: Step) -> bool:
+        """Apply one step to one variable: one kernel, with few passes over memory."""
+        dtype = weights.dtype
+        if step.decays and self.options.weight_decay:
+            decay = step.once("decay", lambda: step.rate * self.options.weight_decay)
+            weights.assign_sub(decay * weights)
+        beta_2 = tf.constant(self.options.beta_2, dtype)
+        if self.freeze_step is not None:
+            beta_2 = tf.where(step.number < self.freeze_step, beta_2, tf.ones([], dtype))
+        none = tf.zeros([], dtype)  # the powers of the betas, so that the kernel corrects nothing: `lr` has it
+        tf.raw_ops.ResourceApplyAdam(
+            var=weights.handle,
+            m=slots[0].handle,
+            v=slots[1].handle,
+            beta1_power=none,
+            beta2_power=none,
+            lr=self._rate(step),
+            beta1=tf.constant(self.options.beta_1, dtype),
+            beta2=beta_2,
+            epsilon=tf.constant(self.options.epsilon, dtype),
+            grad=tf.cast(tf.convert_to_tensor(gradient), dtype),
+            use_locking=True,
+        )
+        return True
+
+    def _rate(self, step: Step) -> Tensor:
+        """The rate with the correction of both moments' bias, for betas as the kernel's dtype holds them."""
+
+        def corrected() -> Tensor:
+            as_held = step.rate.dtype.as_numpy_dtype
+            beta_1, beta_2 = (float(as_held(beta)) for beta in (self.options.beta_1, self.options.beta_2))
+            root = tf.sqrt(correction(beta_2, step.number, self.freeze_step))
+            return step.rate * tf.cast(root / correction(beta_1, step.number), step.rate.dtype)
+
+        return step.once("corrected", corrected)
+
+    def moments(self, slots: Slots) -> tuple[Tensor, Tensor]:
+        """Both moments of one variable."""
+        return slots[0], slots[1]
 
 
 @keras.saving.register_keras_serializable(package="ringfeed", name="Adam")
-class Adam(MomentsOptimizer):
+class Adam(RuleOptimizer):
     """Adaptive moments with decoupled weight decay, the same step as Keras' Adam and AdamW.
 
     For each variable `w` with gradient `g`, at step `t`, counted from 1::
@@ -38,10 +97,10 @@ class Adam(MomentsOptimizer):
         weight_decay: share of `w` that a step at rate 1 takes away; 0: Adam.
         beta_1, beta_2: decay of the moments, in [0, 1).
         eps: added to the root of the second moment.
-        freeze_step: steps after which `v`, and its correction, change no more (1-bit Adam); None: they always do.
         exclude: regular expressions of the paths without decay; `None` leaves out variables of fewer than two
             dimensions.
         name: the optimizer's name.
+        freeze_step: steps after which `v`, and its correction, change no more (1-bit Adam); None: they always do.
 
     Raises:
         ValueError: an argument out of its range.
@@ -51,8 +110,6 @@ class Adam(MomentsOptimizer):
     >>> [round(float(x), 4) for x in w.numpy()[0]]  # 3 - 0.75 - 0.5, 4 - 1 + 0.5
     [1.75, 3.5]
     """
-
-    slots = (("first_moment", ()), ("second_moment", ()))
 
     def __init__(
         self,
@@ -65,66 +122,6 @@ class Adam(MomentsOptimizer):
         name: str = "adam",
         freeze_step: int | None = None,
     ) -> None:
-        super().__init__(learning_rate, weight_decay, beta_1, beta_2, eps, exclude, name, freeze_step=freeze_step)
-
-    def _backend_update_step(self, grads: Sequence[Tensor], trainable_variables: Any, learning_rate: Tensor) -> None:
-        """Apply one step to all variables, one by one: one kernel each, with few passes over memory."""
-        if tf.distribute.has_strategy():
-            super()._backend_update_step(grads, trainable_variables, learning_rate)
-            return
-        rates: dict[Any, tuple[Tensor, Tensor]] = {}  # by dtype: those of the decay and of the step
-        for gradient, variable in zip(grads, trainable_variables, strict=True):
-            index, dtype = self._get_variable_index(variable), tf.as_dtype(variable.dtype)
-            if dtype != tf.as_dtype(self._slots[0][index].dtype):
-                self.update_step(gradient, variable, learning_rate)
-                continue
-            if dtype not in rates:
-                rate = tf.cast(learning_rate, dtype)
-                rates[dtype] = rate * self.decay_rate, rate * self._correction(dtype)
-            decay, rate = rates[dtype]
-            weights = tensorflow_variable(variable)
-            if self._decays[index] and self.decay_rate:
-                weights.assign_sub(decay * weights)
-            self._apply_fused(index, weights, tf.cast(tf.convert_to_tensor(gradient), dtype), rate)
-
-    def _apply_fused(self, index: int, weights: Any, gradient: Tensor, rate: Tensor) -> None:
-        dtype = gradient.dtype
-        beta_2 = tf.constant(self.beta_2, dtype)
-        if self.freeze_step is not None:
-            beta_2 = tf.where(self.iterations.value < self.freeze_step, beta_2, tf.ones([], dtype))
-        first, second = (slot[index].value for slot in self._slots)
-        none = tf.zeros([], dtype)  # the powers of the betas, so that the kernel corrects nothing: `rate` has it
-        tf.raw_ops.ResourceApplyAdam(
-            var=weights.handle,
-            m=first.handle,
-            v=second.handle,
-            beta1_power=none,
-            beta2_power=none,
-            lr=rate,
-            beta1=tf.constant(self.beta_1, dtype),
-            beta2=beta_2,
-            epsilon=tf.constant(self.eps, dtype),
-            grad=gradient,
-            use_locking=True,
-        )
-
-    def _correction(self, dtype: Any) -> Tensor:
-        """The correction of both moments' bias, of betas as `dtype` holds them: those of the kernel."""
-        beta_1, beta_2 = (float(dtype.as_numpy_dtype(beta)) for beta in (self.beta_1, self.beta_2))
-        return tf.cast(tf.sqrt(self.share(beta_2, self.freeze_step)) / self.share(beta_1), dtype)
-
-    def updated(
-        self, weights: Tensor, gradient: Tensor, slots: Sequence[Tensor], rate: Tensor, *, decays: bool, adapts: bool
-    ) -> tuple[Tensor, Sequence[Tensor]]:
-        """One step of a stack of variables."""
-        first, second = self.moments(gradient, *slots)
-        if decays and self.decay_rate:
-            weights -= rate * self.decay_rate * weights
-        step = rate * self._correction(weights.dtype) * first / (tf.sqrt(second) + self.eps)
-        return weights - step, [first, second]
-
-    def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments, for Keras to save and restore."""
-        config = super().get_config()
-        del config["exclude_ratio"]
-        return config
+        patterns = None if exclude is None else tuple(exclude)
+        options = AdamWConfig(weight_decay=weight_decay, beta_1=beta_1, beta_2=beta_2, eps=eps, exclude=patterns)
+        super().__init__(learning_rate, AdamRule(options, freeze_step), name)

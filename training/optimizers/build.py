@@ -6,20 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.training.config.optimizer import VARIANTS, OptimizerConfig
+from ringfeed.training.config.optimizers import OptimizerConfig
 from ringfeed.training.config.own_code import own_code
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.schedules.learning_rate import WarmUpDecay, scaled_learning_rate
 
-from .adam import Adam
-from .lamb import LAMB
-from .lars import LARS
 from .masks import is_adapted
-from .sgd import SGD
-from .stacked import StackedOptimizer
-from .user_optimizer import user_optimizer
+from .rule import RuleOptimizer
 
-__all__ = ["build_optimizer", "build_schedule", "eps_of", "schedule_warnings"]
+__all__ = ["build_optimizer", "build_schedule", "schedule_warnings"]
 
 
 def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay:
@@ -81,65 +76,11 @@ def build_optimizer(
         ConfigError: the function of `optimizer.name` does not return an optimizer.
         TrainingError: the user's optimizer fails.
     """
-    optimizer = _new(config, schedule, freeze_step)
+    optimizer = config.builder()(config, schedule, freeze_step)
     with own_code("optimizer.name", config.name):
-        if not isinstance(optimizer, StackedOptimizer):
+        if not isinstance(optimizer, RuleOptimizer):
             optimizer.exclude_from_weight_decay(
                 var_list=[v for v in variables if not is_adapted(v.path, v.shape, config.exclude)]
             )
         optimizer.build(variables)
     return optimizer
-
-
-def eps_of(config: OptimizerConfig) -> float:
-    """Return what the optimizer adds to its denominator."""
-    if config.eps is not None:
-        return config.eps
-    defaults = {"lamb": 1e-6, "adam": 1e-7, "adamw": 1e-7, "lars": 1e-8 if config.variant == "larc" else 0.0}
-    return defaults[config.name]
-
-
-def _new(config: OptimizerConfig, schedule: WarmUpDecay, freeze_step: int | None) -> Any:
-    if config.name == "sgd":
-        decay = config.weight_decay or None
-        return SGD(schedule, config.momentum, config.nesterov, weight_decay=decay)
-    if config.name in ("adam", "adamw"):
-        return Adam(
-            schedule,
-            config.weight_decay,
-            config.beta_1,
-            config.beta_2,
-            eps_of(config),
-            config.exclude,
-            freeze_step=freeze_step,
-        )
-    if config.name in VARIANTS:
-        return _layerwise(config, schedule, freeze_step)
-    return user_optimizer(config, schedule)
-
-
-def _layerwise(config: OptimizerConfig, schedule: WarmUpDecay, freeze_step: int | None) -> LARS | LAMB:
-    variant = config.variant or VARIANTS[config.name][0]
-    if config.name == "lamb":
-        return LAMB(
-            learning_rate=schedule,
-            weight_decay=config.weight_decay,
-            beta_1=config.beta_1,
-            beta_2=config.beta_2,
-            eps=eps_of(config),
-            exclude=config.exclude,
-            variant=variant,
-            exclude_ratio=config.exclude_ratio,
-            freeze_step=freeze_step,
-        )
-    return LARS(
-        learning_rate=schedule,
-        weight_decay=config.weight_decay,
-        trust_coefficient=config.trust_coefficient,
-        eps=eps_of(config),
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        exclude=config.exclude,
-        variant=variant,
-        exclude_ratio=config.exclude_ratio,
-    )

@@ -1,23 +1,25 @@
 """LAMB: Adam whose step is scaled layer by layer, for very large batches.
 
 Published variants differ: see `VARIANTS`.
-Tested in tests/training/optimizers/test_references.py and tests/training/optimizers/test_stacked.py.
+Tested in tests/training/optimizers/test_references.py and tests/training/optimizers/test_rule.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
 
-from .frozen_ratio import RATIO_DECAY, next_average, next_factor
-from .moments import MomentsOptimizer
-from .norms import layer_norms, trust_ratio
+from ringfeed.training.config.optimizers import LAMBConfig
 
-__all__ = ["LAMB"]
+from .frozen_ratio import RATIO_DECAY, next_average, next_factor
+from .norms import layer_norms, trust_ratio
+from .rule import Rule, RuleOptimizer, Slots, Step, correction, next_moments
+
+__all__ = ["LAMB", "LAMBRule"]
 
 Tensor = Any
 
@@ -46,8 +48,112 @@ VARIANTS = {
 }
 
 
+@dataclass(frozen=True)
+class LAMBRule(Rule):
+    """Adam with a rate for each layer: see `LAMB`."""
+
+    keras_name: ClassVar[str] = "lamb"
+
+    @property
+    def slots(self) -> Mapping[str, tuple[int, ...]]:  # type: ignore[override]  # it depends on `freeze_step`
+        """One variable for both moments: reads and writes are what a small update costs."""
+        return {"moments": (2,)} | ({} if self.freeze_step is None else {"unfrozen_second": ()})
+
+    @property
+    def layer_slots(self) -> Mapping[str, tuple[int, ...]]:
+        """The trust ratio from `freeze_step` on."""
+        return {} if self.freeze_step is None else {"ratio_and_factor": (2,)}
+
+    @property
+    def exclude_ratio(self) -> Sequence[str] | None:
+        """Patterns of the paths without trust ratio."""
+        return () if super().exclude_ratio is None and self._variant.adapts_all else super().exclude_ratio
+
+    @property
+    def needs_all_gradients(self) -> bool:
+        """Whether the variant has a greatest global norm."""
+        return self._variant.largest_gradient is not None
+
+    @property
+    def _variant(self) -> _Variant:
+        return VARIANTS[self.options.variant or "paper"]
+
+    def prepared(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Scale all gradients down to the variant's greatest global norm."""
+        largest = self._variant.largest_gradient
+        if largest is None:
+            return gradients
+        wide = [tf.cast(g, tf.float64 if g.dtype == tf.float64 else tf.float32) for g in gradients]
+        norms = [tf.cast(tf.reshape(layer_norms(g[tf.newaxis]), [1]), tf.float64) for g in wide]
+        norm = tf.reduce_max(layer_norms(tf.concat(norms, 0)[tf.newaxis]))
+        factor = tf.maximum(norm / largest, 1.0)
+        return [g / tf.cast(factor, g.dtype) for g in wide]
+
+    def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: Step) -> tuple[Tensor, Slots]:
+        """One step of a stack of variables."""
+        options = self.options
+        first, second = next_moments(self, gradient, _halves(slots[0]), step.number)
+        root = tf.sqrt(self._corrected(second, options.beta_2, step, self.freeze_step)) + options.epsilon
+        direction = self._corrected(first, options.beta_1, step) / root
+        update = direction + options.weight_decay * weights if step.decays else direction
+        others = slots[1:]
+        if step.adapts:
+            largest, norm = self._variant.largest_norm, layer_norms(weights)
+            ratio = trust_ratio(norm if largest is None else tf.minimum(norm, largest), layer_norms(update))
+            if self.freeze_step is not None:
+                share = trust_ratio(layer_norms(direction), layer_norms(update))
+                now = _Now(gradient=gradient, second=second, root=root, ratio=ratio, share=share)
+                ratio, *others = self._frozen(now, step, others)
+            update *= ratio
+        return weights - step.rate * update, [tf.stack([first, second], axis=1), *others]
+
+    def _frozen(self, now: _Now, step: Step, slots: Slots) -> tuple[Tensor, Tensor, Tensor]:
+        """The trust ratio to use, and the next values of the slots that it is made of, from `freeze_step` on."""
+        options, ratio = self.options, now.ratio
+        is_frozen = step.number >= self.freeze_step
+        average, factor = tf.unstack(slots[1], axis=1)
+        unfrozen = options.beta_2 * slots[0] + (1 - options.beta_2) * now.gradient * now.gradient
+        unfrozen = tf.where(is_frozen, unfrozen, now.second)
+        other_root = tf.sqrt(self._corrected(unfrozen, options.beta_2, step)) + options.epsilon
+        before, moves, share = tf.where(is_frozen, factor, 1.0), now.second > 0, tf.reshape(now.share, [-1])
+        factor = tf.where(is_frozen, next_factor(before, now.root, other_root, moves, share), 1.0)
+        average = tf.where(is_frozen, average, next_average(average, tf.reshape(ratio, [-1])))
+        lasting = average / tf.cast(correction(RATIO_DECAY, step.number, self.freeze_step), average.dtype) * factor
+        ratio = tf.where(is_frozen, tf.reshape(lasting, tf.shape(ratio)), ratio)
+        return ratio, unfrozen, tf.stack([average, factor], axis=1)
+
+    def _corrected(self, moment: Tensor, beta: float, step: Step, last: int | None = None) -> Tensor:
+        if beta == 0 or not self._variant.corrects_bias:
+            return moment
+        return moment / tf.cast(correction(beta, step.number, last), moment.dtype)
+
+    def moments(self, slots: Slots) -> tuple[Tensor, Tensor]:
+        """Both moments of one variable."""
+        first, second = tf.unstack(slots[0])
+        return first, second
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Now:
+    """What the ratio from `freeze_step` on depends on in a step; ratio and share are of layers, [layers, 1, ...]."""
+
+    gradient: Tensor
+    second: Tensor
+    root: Tensor
+    ratio: Tensor
+    share: Tensor
+
+
+def _halves(moments: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both moments, [variables, ...], of [variables, 2, ...]; those of one variable, perhaps large, uncopied."""
+    if moments.shape[0] == 1:
+        first, second = tf.unstack(tf.squeeze(moments, 0))
+        return first[None], second[None]
+    return moments[:, 0], moments[:, 1]
+
+
 @keras.saving.register_keras_serializable(package="ringfeed", name="LAMB")
-class LAMB(MomentsOptimizer):
+class LAMB(RuleOptimizer):
     """Layer-wise adaptive moments; with `exclude_ratio=[]` equal to `optax.lamb` step by step.
 
     For each variable `w` with gradient `g`, at step `t`, counted from 1::
@@ -87,9 +193,6 @@ class LAMB(MomentsOptimizer):
     [2.6464, 3.6464]
     """
 
-    # One variable for both moments: reads and writes are what a small update costs.
-    slots: tuple[tuple[str, tuple[int, ...]], ...] = (("moments", (2,)),)
-
     def __init__(
         self,
         learning_rate: float | Callable[..., Any] = 0.001,
@@ -103,75 +206,13 @@ class LAMB(MomentsOptimizer):
         exclude_ratio: Sequence[str] | None = None,
         freeze_step: int | None = None,
     ) -> None:
-        if variant not in VARIANTS:
-            raise ValueError(f"LAMB: variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
-        all_adapt = exclude_ratio is None and VARIANTS[variant].adapts_all
-        ratio = [] if all_adapt else exclude_ratio
-        super().__init__(learning_rate, weight_decay, beta_1, beta_2, eps, exclude, name, ratio, freeze_step)
-        self.variant = variant
-        if freeze_step is not None:
-            self.slots = (*self.slots, ("unfrozen_second", ()))
-            self.layer_slots = (("ratio_and_factor", (2,)),)
-        self.needs_all_gradients = VARIANTS[variant].largest_gradient is not None
-
-    def prepared(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Scale all gradients down to the variant's greatest global norm."""
-        largest = VARIANTS[self.variant].largest_gradient
-        if largest is None:
-            return gradients
-        wide = [tf.cast(g, tf.float64 if g.dtype == tf.float64 else tf.float32) for g in gradients]
-        norms = [tf.cast(tf.reshape(layer_norms(g[tf.newaxis]), [1]), tf.float64) for g in wide]
-        norm = tf.reduce_max(layer_norms(tf.concat(norms, 0)[tf.newaxis]))
-        factor = tf.maximum(norm / largest, 1.0)
-        return [g / tf.cast(factor, g.dtype) for g in wide]
-
-    def updated(
-        self, weights: Tensor, gradient: Tensor, slots: Sequence[Tensor], rate: Tensor, *, decays: bool, adapts: bool
-    ) -> tuple[Tensor, Sequence[Tensor]]:
-        """One step of a stack of variables."""
-        first, second = self.moments(gradient, *_halves(slots[0]))
-        root = tf.sqrt(self._corrected(second, self.beta_2, self.freeze_step)) + self.eps
-        direction = self._corrected(first, self.beta_1) / root
-        update = direction + self.decay_rate * weights if decays else direction
-        others = slots[1:]
-        if adapts:
-            largest, norm = VARIANTS[self.variant].largest_norm, layer_norms(weights)
-            ratio = trust_ratio(norm if largest is None else tf.minimum(norm, largest), layer_norms(update))
-            if self.freeze_step is not None:
-                share = trust_ratio(layer_norms(direction), layer_norms(update))
-                ratio, *others = self._frozen(ratio, gradient, second, root, share, others)
-            update *= ratio
-        return weights - rate * update, [tf.stack([first, second], axis=1), *others]
-
-    def _frozen(
-        self, ratio: Tensor, gradient: Tensor, second: Tensor, root: Tensor, share: Tensor, slots: Sequence[Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The trust ratio to use, and the next values of the slots that it is made of, from `freeze_step` on."""
-        is_frozen = self.iterations.value >= self.freeze_step
-        average, factor = tf.unstack(slots[1], axis=1)
-        unfrozen = self.beta_2 * slots[0] + (1 - self.beta_2) * gradient * gradient
-        unfrozen = tf.where(is_frozen, unfrozen, second)
-        other_root = tf.sqrt(self._corrected(unfrozen, self.beta_2)) + self.eps
-        factor = next_factor(tf.where(is_frozen, factor, 1.0), root, other_root, second > 0, tf.reshape(share, [-1]))
-        factor = tf.where(is_frozen, factor, 1.0)
-        average = tf.where(is_frozen, average, next_average(average, tf.reshape(ratio, [-1])))
-        lasting = average / tf.cast(self.share(RATIO_DECAY, self.freeze_step), average.dtype) * factor
-        ratio = tf.where(is_frozen, tf.reshape(lasting, tf.shape(ratio)), ratio)
-        return ratio, unfrozen, tf.stack([average, factor], axis=1)
-
-    def _corrected(self, moment: Tensor, beta: float, last: int | None = None) -> Tensor:
-        if beta == 0 or not VARIANTS[self.variant].corrects_bias:
-            return moment
-        return moment / tf.cast(self.share(beta, last), moment.dtype)
-
-    def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments, for Keras to save and restore."""
-        return {**super().get_config(), "variant": self.variant}
-
-
-def _halves(moments: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both moments, [variables, ...], of [variables, 2, ...]; those of one variable, perhaps large, uncopied."""
-    if moments.shape[0] == 1:
-        first, second = tf.unstack(tf.squeeze(moments, 0))
-        return first[None], second[None]
-    return moments[:, 0], moments[:, 1]
+        options = LAMBConfig(
+            weight_decay=weight_decay,
+            beta_1=beta_1,
+            beta_2=beta_2,
+            eps=eps,
+            exclude=None if exclude is None else tuple(exclude),
+            variant=variant,
+            exclude_ratio=None if exclude_ratio is None else tuple(exclude_ratio),
+        )
+        super().__init__(learning_rate, LAMBRule(options, freeze_step), name)

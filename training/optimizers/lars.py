@@ -5,17 +5,19 @@ Published variants differ: see `VARIANTS`. It is not LAMB, and it reduces no gra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import keras
 import tensorflow as tf
 
-from .norms import layer_norms, trust_ratio
-from .stacked import StackedOptimizer, check_argument
+from ringfeed.training.config.optimizers import LARSConfig
 
-__all__ = ["LARS"]
+from .norms import layer_norms, trust_ratio
+from .rule import Rule, RuleOptimizer, Slots, Step
+
+__all__ = ["LARS", "LARSRule"]
 
 Tensor = Any
 
@@ -27,7 +29,7 @@ class _Variant:
     Attributes:
         norms_apart: whether the trust ratio divides by `|g| + weight_decay |w|`, or by the norm of their sum.
         rate_inside: whether the learning rate multiplies what enters the velocity, or the velocity.
-        ratio_last: whether the trust ratio is of the velocity, not of the gradient.
+        ratio_last: whether the trust ratio is that of the velocity, or that of the gradient.
         clips: whether the ratio is at most 1 / learning rate, and layers with a zero norm are not decayed.
     """
 
@@ -39,17 +41,59 @@ class _Variant:
 
 VARIANTS = {
     "optax": _Variant(),
-    "paper": _Variant(norms_apart=True),
     "mlperf": _Variant(norms_apart=True),
     "mlperf-unscaled": _Variant(norms_apart=True, rate_inside=False),
-    "tf-models": _Variant(),
     "tf-models-popular": _Variant(rate_inside=False, ratio_last=True),
     "larc": _Variant(norms_apart=True, rate_inside=False, clips=True),
 }
 
 
+@dataclass(frozen=True)
+class LARSRule(Rule):
+    """Momentum SGD with a rate for each layer: see `LARS`."""
+
+    keras_name: ClassVar[str] = "lars"
+    slots: ClassVar[Mapping[str, tuple[int, ...]]] = {"velocity": ()}
+
+    def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: Step) -> tuple[Tensor, Slots]:
+        """One step of a stack of variables."""
+        (velocity,), rule, momentum = slots, VARIANTS[self.options.rule], self.options.momentum
+        decay = self.options.weight_decay if step.decays else 0.0
+        entering = gradient + decay * weights if step.decays else gradient
+        if step.adapts and not rule.ratio_last:
+            entering = self._scaled(weights, gradient, entering, step.rate, decay)
+        if rule.rate_inside:
+            entering *= step.rate
+        velocity = momentum * velocity + entering
+        moved = momentum * velocity + entering if self.options.nesterov else velocity
+        if step.adapts and rule.ratio_last:
+            moved *= step.rate * self._ratio(layer_norms(weights), layer_norms(moved))
+        elif not rule.rate_inside:
+            moved *= step.rate
+        return weights - moved, [velocity]
+
+    def _scaled(self, weights: Tensor, gradient: Tensor, update: Tensor, rate: Tensor, decay: float) -> Tensor:
+        """Return the trust ratio times the decayed gradient `update`."""
+        rule, weight_norm = VARIANTS[self.options.rule], layer_norms(weights)
+        if not rule.norms_apart:
+            return update * self._ratio(weight_norm, layer_norms(update))
+        gradient_norm = layer_norms(gradient)
+        ratio = self._ratio(weight_norm, gradient_norm, decay)
+        if not rule.clips:
+            return update * ratio
+        is_zero = tf.logical_or(tf.equal(weight_norm, 0), tf.equal(gradient_norm, 0))
+        return tf.where(is_zero, gradient, update * tf.minimum(ratio / rate, 1.0))
+
+    def _ratio(self, weight_norm: Tensor, norm: Tensor, decay: float = 0.0) -> Tensor:
+        denominator = (norm + decay * weight_norm if decay else norm) + self.options.epsilon
+        is_zero = tf.equal(norm, 0)
+        return trust_ratio(
+            self.options.trust_coefficient * weight_norm, tf.where(is_zero, tf.zeros_like(norm), denominator)
+        )
+
+
 @keras.saving.register_keras_serializable(package="ringfeed", name="LARS")
-class LARS(StackedOptimizer):
+class LARS(RuleOptimizer):
     """Layer-wise adaptive rate scaling, by default equal to `optax.lars` step by step.
 
     For each variable `w` with gradient `g`, at step `t`::
@@ -63,8 +107,9 @@ class LARS(StackedOptimizer):
     and normalisation parameters get neither decay nor trust ratio (see `is_adapted`), as in MLPerf; `optax.lars` does
     the same when its two masks say so. The variants:
 
-    - `optax`: as above, of `optax.lars`; `tf-models` is the same, of `official/modeling/optimization/lars.py`.
-    - `paper`, `mlperf`: ``r = trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)``, the paper without eps.
+    - `optax`, also called `tf-models`: as above, in `optax.lars` and `official/modeling/optimization/lars.py`.
+    - `mlperf`, also called `paper`: ``r = trust_coefficient * |w| / (|g| + weight_decay * |w| + eps)``; the paper's eps
+      is 0.
     - `mlperf-unscaled`: that `r`, with the learning rate outside the velocity, ``v = momentum * v + r * u`` and
       ``w = w - learning_rate * v`` (Kumar et al., arXiv 1909.09756, "unscaled momentum").
     - `tf-models-popular`: ``v = momentum * v + u`` and ``w = w - learning_rate * r * v``, with `r` of `v` in place of
@@ -81,7 +126,7 @@ class LARS(StackedOptimizer):
         nesterov: look ahead along the velocity.
         exclude: regular expressions of the paths left out; `None` leaves out variables of fewer than two dimensions.
         name: the optimizer's name.
-        variant: one of `VARIANTS`.
+        variant: one of `VARIANTS`, or another name of one.
         exclude_ratio: regular expressions of the paths without trust ratio; `None`: those of `exclude`.
 
     Raises:
@@ -92,8 +137,6 @@ class LARS(StackedOptimizer):
     >>> [round(float(x), 6) for x in w.numpy()[0]]  # 4 - 1.0 * (0.1 * 5 / 2) * 2
     [3.0, 3.5]
     """
-
-    slots = (("velocity", ()),)
 
     def __init__(
         self,
@@ -108,63 +151,14 @@ class LARS(StackedOptimizer):
         variant: str = "optax",
         exclude_ratio: Sequence[str] | None = None,
     ) -> None:
-        check_argument("LARS", "weight_decay", weight_decay, "at least 0", weight_decay >= 0)
-        check_argument("LARS", "trust_coefficient", trust_coefficient, "above 0", trust_coefficient > 0)
-        check_argument("LARS", "eps", eps, "at least 0", eps >= 0)
-        check_argument("LARS", "momentum", momentum, "in [0, 1)", 0 <= momentum < 1)
-        if variant not in VARIANTS:
-            raise ValueError(f"LARS: variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
-        super().__init__(learning_rate, name, exclude, exclude_ratio)
-        self.decay_rate = float(weight_decay)
-        self.trust_coefficient = float(trust_coefficient)
-        self.eps = float(eps)
-        self.momentum = float(momentum)
-        self.nesterov = bool(nesterov)
-        self.variant = variant
-
-    def updated(
-        self, weights: Tensor, gradient: Tensor, slots: Sequence[Tensor], rate: Tensor, *, decays: bool, adapts: bool
-    ) -> tuple[Tensor, Sequence[Tensor]]:
-        """One step of a stack of variables."""
-        (velocity,), rule = slots, VARIANTS[self.variant]
-        step = gradient + self.decay_rate * weights if decays else gradient
-        if adapts and not rule.ratio_last:
-            step = self._scaled(weights, gradient, step, rate, self.decay_rate if decays else 0.0)
-        if rule.rate_inside:
-            step *= rate
-        velocity = self.momentum * velocity + step
-        moved = self.momentum * velocity + step if self.nesterov else velocity
-        if adapts and rule.ratio_last:
-            moved *= rate * self._ratio(layer_norms(weights), layer_norms(moved))
-        elif not rule.rate_inside:
-            moved *= rate
-        return weights - moved, [velocity]
-
-    def _scaled(self, weights: Tensor, gradient: Tensor, update: Tensor, rate: Tensor, decay: float) -> Tensor:
-        """Return the trust ratio times the decayed gradient `update`."""
-        rule, weight_norm = VARIANTS[self.variant], layer_norms(weights)
-        if not rule.norms_apart:
-            return update * self._ratio(weight_norm, layer_norms(update))
-        gradient_norm = layer_norms(gradient)
-        ratio = self._ratio(weight_norm, gradient_norm, decay)
-        if not rule.clips:
-            return update * ratio
-        is_zero = tf.logical_or(tf.equal(weight_norm, 0), tf.equal(gradient_norm, 0))
-        return tf.where(is_zero, gradient, update * tf.minimum(ratio / rate, 1.0))
-
-    def _ratio(self, weight_norm: Tensor, norm: Tensor, decay: float = 0.0) -> Tensor:
-        denominator = (norm + decay * weight_norm if decay else norm) + self.eps
-        is_zero = tf.equal(norm, 0)
-        return trust_ratio(self.trust_coefficient * weight_norm, tf.where(is_zero, tf.zeros_like(norm), denominator))
-
-    def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments, for Keras to save and restore."""
-        return {
-            **super().get_config(),
-            "weight_decay": self.decay_rate,
-            "trust_coefficient": self.trust_coefficient,
-            "eps": self.eps,
-            "momentum": self.momentum,
-            "nesterov": self.nesterov,
-            "variant": self.variant,
-        }
+        options = LARSConfig(
+            weight_decay=weight_decay,
+            trust_coefficient=trust_coefficient,
+            eps=eps,
+            momentum=momentum,
+            nesterov=nesterov,
+            exclude=None if exclude is None else tuple(exclude),
+            variant=variant,
+            exclude_ratio=None if exclude_ratio is None else tuple(exclude_ratio),
+        )
+        super().__init__(learning_rate, LARSRule(options), name)

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .stacked import StackedOptimizer
+from .rule import RuleOptimizer
 
 __all__ = ["update_own_replica"]
 
@@ -33,7 +33,7 @@ def update_own_replica(optimizer: Any) -> Any:
                 rate = tf.cast(optimizer.learning_rate, variable.dtype)
                 variable.assign_sub(variable * rate * tf.cast(optimizer.weight_decay, variable.dtype))
 
-    if isinstance(optimizer, StackedOptimizer):
+    if isinstance(optimizer, RuleOptimizer):
         optimizer.updates_own_replica = True
     else:
         optimizer._backend_update_step, optimizer._apply_weight_decay = update, decay

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .adam import Adam
+from .rule import RuleOptimizer, Step
 
 __all__ = ["update_rows"]
 
@@ -24,36 +24,33 @@ def update_rows(optimizer: Any, variable: Variable, gradient: Any) -> None:
     """Update rows of a variable, without weight decay.
 
     Args:
-        optimizer: Keras' SGD or our `Adam`, built for the variable.
+        optimizer: Keras' SGD or an optimizer by the rule of Adam, built for the variable.
         variable: [rows, ...].
         gradient: `tf.IndexedSlices` that has each row once.
     """
-    rule = _adam if isinstance(optimizer, Adam) else _sgd
-    place = optimizer._get_variable_index(variable)
-    change = rule(optimizer, place, variable.value, gradient)
+    change = (_by_rule if isinstance(optimizer, RuleOptimizer) else _sgd)(optimizer, variable, gradient)
     variable.value.scatter_add(tf.IndexedSlices(change, gradient.indices))
 
 
-def _sgd(optimizer: Any, place: int, _: Variable, gradient: Any) -> Tensor:
+def _sgd(optimizer: Any, variable: Variable, gradient: Any) -> Tensor:
     step = -optimizer.learning_rate * gradient.values
     if not optimizer.momentum:
         return step
-    kept = optimizer.momentums[place].value
+    kept = optimizer.momentums[optimizer._get_variable_index(variable)].value
     momentum = optimizer.momentum * kept.sparse_read(gradient.indices) + step
     kept.scatter_update(tf.IndexedSlices(momentum, gradient.indices))
     return optimizer.momentum * momentum + step if optimizer.nesterov else momentum
 
 
-def _adam(optimizer: Adam, place: int, table: Variable, gradient: Any) -> Tensor:
-    kept = [slot[place].value for slot in optimizer._slots]
-    rows = table.sparse_read(gradient.indices)
-    updated, moments = optimizer.updated(  # a stack of one variable, of these rows
+def _by_rule(optimizer: RuleOptimizer, variable: Variable, gradient: Any) -> Tensor:
+    kept = optimizer.slots_of(variable)
+    rows = variable.value.sparse_read(gradient.indices)
+    rate, number = tf.cast(optimizer.learning_rate, rows.dtype), optimizer.iterations.value
+    updated, moments = optimizer.rule.updated(  # a stack of one variable, which are these rows
         rows[None],
         gradient.values[None],
         [moment.sparse_read(gradient.indices)[None] for moment in kept],
-        tf.cast(optimizer.learning_rate, rows.dtype),
-        decays=False,
-        adapts=False,
+        Step(rate=rate, number=number, decays=False, adapts=False),
     )
     for moment, value in zip(kept, moments, strict=True):
         moment.scatter_update(tf.IndexedSlices(value[0], gradient.indices))

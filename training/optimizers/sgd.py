@@ -1,6 +1,6 @@
 """SGD, by TensorFlow's fused kernels.
 
-Tested in tests/training/optimizers/test_references.py.
+Tested in tests/training/optimizers/test_build.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from .stacked import tensorflow_variable
+from .rule import tensorflow_variable
 
 __all__ = ["SGD"]
 
@@ -27,6 +27,11 @@ class SGD(keras.optimizers.SGD):  # type: ignore[misc]  # Keras ships no types
     >>> w.numpy().tolist()
     [2.0]
     """
+
+    @classmethod
+    def from_options(cls, options: Any, schedule: Any, freeze_step: int | None = None) -> SGD:
+        """Return the optimizer of a configuration's options."""
+        return cls(schedule, options.momentum, options.nesterov, weight_decay=options.weight_decay or None)
 
     def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
         """Apply one step to one variable (called by Keras)."""

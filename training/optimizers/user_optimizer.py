@@ -12,13 +12,13 @@ import keras
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.sources.user_code import import_function
-from ringfeed.training.config.optimizer import OptimizerConfig
+from ringfeed.training.config.optimizers import OwnOptimizerConfig
 from ringfeed.training.config.own_code import own_code
 
 __all__ = ["user_optimizer"]
 
 
-def user_optimizer(config: OptimizerConfig, schedule: Any) -> Any:
+def user_optimizer(config: OwnOptimizerConfig, schedule: Any, freeze_step: int | None = None) -> Any:
     """Build the optimizer that `optimizer.name` names.
 
     A class of optimizers, such as `keras.optimizers:Lion`, gets `learning_rate`, `weight_decay` if it is not 0, and
@@ -50,7 +50,7 @@ def user_optimizer(config: OptimizerConfig, schedule: Any) -> Any:
     return optimizer
 
 
-def _called(config: OptimizerConfig, schedule: Any) -> Any:
+def _called(config: OwnOptimizerConfig, schedule: Any) -> Any:
     function = import_function("optimizer.name", config.name, str(Path.cwd()), example="keras.optimizers:Lion")
     if isinstance(function, type) and issubclass(function, keras.optimizers.Optimizer):
         decay = {"weight_decay": config.weight_decay} if config.weight_decay else {}

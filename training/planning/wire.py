@@ -13,16 +13,16 @@ import tensorflow as tf
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.checkpoint.snapshot import Parts
-from ringfeed.training.config.synchronisation import COMPRESSIONS, CompressionConfig
+from ringfeed.training.config.compression import COMPRESSIONS
+from ringfeed.training.config.sync import RoundsConfig
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.loop.synchronisation import build_synchronizer
 from ringfeed.training.ring.metered import MeteredRing
+from ringfeed.training.ring.synchronizer import Exchange, SyncRun
 
 from .planned_ring import PlannedRing
 
 __all__ = ["bytes_by_method", "wire_bytes"]
-
-_SCALARS = 3  # the loss, and whether a rank overflowed or stops; fedavg adds the number of samples
 
 
 def bytes_by_method(config: TrainConfig, ranks: int, parts: Parts, pace: Pace) -> dict[str, float | None]:
@@ -39,7 +39,7 @@ def bytes_by_method(config: TrainConfig, ranks: int, parts: Parts, pace: Pace) -
     if config.sync.method != "every_step":
         return {config.sync.method: wire_bytes(config, ranks, parts, pace)}
     found: dict[str, float | None] = {}
-    for method in COMPRESSIONS:
+    for method in COMPRESSIONS.by_name:
         chosen = _with_method(config, method)
         found[method] = None if chosen is None else wire_bytes(chosen, ranks, parts, pace)
     return found
@@ -50,7 +50,7 @@ def _with_method(config: TrainConfig, method: str) -> TrainConfig | None:
     if method == config.compression.method:
         return config
     try:
-        return replace(config, compression=CompressionConfig(method=method))
+        return replace(config, compression=COMPRESSIONS.made({"method": method}))
     except ConfigError:
         return None
 
@@ -59,15 +59,18 @@ def wire_bytes(config: TrainConfig, ranks: int, parts: Parts, pace: Pace) -> flo
     """Return the bytes that a rank receives in a step after warm-up, or of a round divided by its steps."""
     wire = MeteredRing(PlannedRing(ranks))
     steps = config.total_steps(pace.steps)
-    synchronizer = build_synchronizer(config, wire, total_steps=steps, pace=pace)
+    run = SyncRun(config=config, ring=wire, steps_per_epoch=pace.steps, samples_before=pace.samples_before)
+    synchronizer = build_synchronizer(run)
     variables = parts.network.trainable_variables
-    synchronizer.build(variables, parts.optimizer.variables)
+    synchronizer.build(variables, parts.optimizer)
     synchronizer.begin()
     zeros: list[Any] = [tf.zeros(v.shape, v.dtype) for v in variables]
-    scalars = [tf.zeros([])] * (_SCALARS + (config.sync.method == "fedavg"))
-    synchronizer.reduce(zeros, scalars, tf.constant(steps, tf.int64))
+    zero = tf.zeros([])
+    samples = zero if config.sync.method == "fedavg" else None
+    sent = Exchange(gradients=zeros, overflowed=zero, loss=zero, stopping=zero, samples=samples)
+    synchronizer.reduce(sent, tf.constant(steps, tf.int64))
     each = float(wire.wire_bytes)
-    if config.sync.method == "every_step":
+    if not isinstance(config.sync, RoundsConfig):
         return each
     every = config.sync.every
     synchronizer.after_step((config.sync.start_step // every + 1) * every)

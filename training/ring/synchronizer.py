@@ -6,19 +6,83 @@ Tested in tests/training/loop/test_step.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ringfeed.training.config.compression import CompressionConfig
+from ringfeed.training.config.train_config import TrainConfig
+
 from .ring import Ring
 
-__all__ = ["Array", "EveryStep", "Synchronizer"]
+__all__ = ["Array", "EveryStep", "Exchange", "SyncRun", "Synchronizer", "build"]
 
 Tensor = Any
 Variable = Any
 Array = npt.NDArray[Any]
+
+
+class Exchange(NamedTuple):
+    """What a rank sends in a step, or the means over ranks that it receives.
+
+    Attributes:
+        gradients: one for each trainable variable, dense, not scaled.
+        overflowed: 1.0 if the rank's gradients are not finite, float32 scalar.
+        loss: the rank's loss, float32 scalar; by samples: times `samples`.
+        stopping: 1.0 if the rank was asked to stop, float32 scalar.
+        samples: the rank's samples, float32 scalar; None: all ranks count alike.
+    """
+
+    gradients: Sequence[Tensor]
+    overflowed: Tensor = None
+    loss: Tensor = None
+    stopping: Tensor = None
+    samples: Tensor = None
+
+    @property
+    def scalars(self) -> dict[str, Tensor]:
+        """The scalars by name."""
+        return {name: value for name, value in self._asdict().items() if name != "gradients" and value is not None}
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All scalars, then all gradients."""
+        return [*self.scalars.values(), *self.gradients]
+
+    def received(self, tensors: Sequence[Tensor]) -> Exchange:
+        """Return the same with the values of `tensors`."""
+        names = list(self.scalars)
+        return self._replace(gradients=list(tensors[len(names) :]), **dict(zip(names, tensors, strict=False)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncRun:
+    """What a method of synchronisation is built for.
+
+    Attributes:
+        config: configuration of the run.
+        ring: the ranks.
+        steps_per_epoch: steps of an epoch.
+        samples_before: from a step to how many samples this rank trains on before it, since the run began.
+    """
+
+    config: TrainConfig
+    ring: Ring
+    steps_per_epoch: int
+    samples_before: Callable[[int], int]
+
+    @property
+    def steps(self) -> int:
+        """Steps that the schedules of the run are made for."""
+        return self.config.schedule_steps(self.steps_per_epoch)
+
+    @property
+    def start_step(self) -> int:
+        """Steps before the first compressed one."""
+        return self.config.compression.dense_steps(self.steps)
 
 
 class Synchronizer(Protocol):
@@ -55,21 +119,19 @@ class Synchronizer(Protocol):
     def begin(self) -> None:
         """Record the initial weights. Called once, after the broadcast."""
 
-    def build(self, variables: Sequence[Variable], slots: Sequence[Variable]) -> None:
-        """Create the state for the trainable variables and the optimizer's. Called once, before the first step."""
+    @property
+    def is_plain_mean(self) -> bool:
+        """Whether an overflow of any rank is in the result, so that no rank has to look for its own before."""
 
-    def reduce(
-        self, gradients: Sequence[Tensor], scalars: Sequence[Tensor], step: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return what this rank applies, inside `tf.function`.
+    def build(self, variables: Sequence[Variable], optimizer: Any) -> None:
+        """Create the state for the trainable variables and the optimizer, which is built. Called once."""
+
+    def reduce(self, sent: Exchange, step: Tensor) -> Exchange:
+        """Return what this rank applies, and the means of the scalars, inside `tf.function`.
 
         Args:
-            gradients: this rank's gradients, dense, not scaled.
-            scalars: float32 scalars of this rank, such as its loss, to be averaged over ranks.
+            sent: this rank's gradients and scalars.
             step: the step's number, int64 scalar, the same on all ranks.
-
-        Returns:
-            The gradients to apply, and the scalars' means.
         """
 
     def after_step(self, step: int) -> None:
@@ -89,6 +151,7 @@ class EveryStep:
     decides how tensors are fused, and so the order of additions on three ranks and more.
     """
 
+    is_plain_mean = True
     rank_variables: Sequence[Variable] = ()
     shared_variables: Sequence[Variable] = ()
     apart_variables: Sequence[Variable] = ()
@@ -109,15 +172,12 @@ class EveryStep:
     def begin(self) -> None:
         """Nothing to do."""
 
-    def build(self, variables: Sequence[Variable], slots: Sequence[Variable]) -> None:
+    def build(self, variables: Sequence[Variable], optimizer: Any = None) -> None:
         """Nothing to do."""
 
-    def reduce(
-        self, gradients: Sequence[Tensor], scalars: Sequence[Tensor], step: Tensor
-    ) -> tuple[list[Tensor], list[Tensor]]:
+    def reduce(self, sent: Exchange, step: Tensor) -> Exchange:
         """The means over ranks."""
-        reduced = self._ring.allreduce_mean([*scalars, *gradients])
-        return reduced[len(scalars) :], reduced[: len(scalars)]
+        return sent.received(self._ring.allreduce_mean(sent.tensors))
 
     def after_step(self, step: int) -> None:
         """Nothing to do."""
@@ -125,3 +185,8 @@ class EveryStep:
     def agreed(self, step: int) -> list[tuple[Variable, Tensor]]:
         """None: the ranks never differ."""
         return []
+
+
+def build(run: SyncRun, options: CompressionConfig) -> EveryStep:
+    """Return the synchronizer of a run that compresses nothing."""
+    return EveryStep(run.ring)

@@ -13,7 +13,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from ringfeed.training.config.optimizer import DECAYS, SCALINGS, WARMUPS
+from ringfeed.training.config.optimizers import SCALINGS
+from ringfeed.training.config.schedule import DECAYS, WARMUPS
 
 __all__ = ["WarmUpDecay", "scaled_learning_rate"]
 

@@ -15,21 +15,19 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.averaging.diloco import DiLoCo
 from ringfeed.training.averaging.fedavg import FedAvg
 from ringfeed.training.averaging.gossip import partners
-from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.averaging.periodic import Periodic
 from ringfeed.training.averaging.robust import median, trimmed_mean
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.loop.synchronisation import build_synchronizer
 from ringfeed.training.ring.ring import Ring, SoloRing
+from ringfeed.training.ring.synchronizer import SyncRun
 from tests.helpers.thread_ring import on_ranks
-
-PACE = Pace(batches=5, steps=5, samples=5, batch_size=1, step_samples=1)
 
 
 def _moved(synchronizer: Periodic, steps: int, every: float = 1.0) -> list[float]:
     """The weight after each step of a rank whose optimizer adds `every` to it."""
     variable = keras.Variable([0.0], name="w")
-    synchronizer.build([variable], [])
+    synchronizer.build([variable])
     seen = []
     for step in range(1, steps + 1):
         variable.assign_add([every])
@@ -137,4 +135,4 @@ def test_gossip_reaches_consensus(topology: str, ranks: int) -> None:
 def test_what_would_do_nothing_is_refused(sync: dict[str, object], message: str) -> None:
     config = parse_config({"data": {"url": "x"}, "sync": sync}, "test")
     with pytest.raises(ConfigError, match=message):
-        build_synchronizer(config, SoloRing(), total_steps=5, pace=PACE)
+        build_synchronizer(SyncRun(config=config, ring=SoloRing(), steps_per_epoch=5, samples_before=int))

@@ -17,7 +17,7 @@ from ringfeed.training.backends.worker_loop import _summed_rows
 from ringfeed.training.checkpoint.snapshot import Position, capture, restore
 from ringfeed.training.checkpoint.store import decode, encode
 from ringfeed.training.config.config_file import parse_config
-from ringfeed.training.config.optimizer import OptimizerConfig
+from ringfeed.training.config.optimizers import OPTIMIZERS, AdamConfig, OptimizerConfig, SGDConfig
 from ringfeed.training.optimizers.precision import LossScale
 
 ROWS, WIDTH = 7, 3
@@ -84,7 +84,7 @@ def _trained(config: OptimizerConfig, batches: list[Any]) -> tuple[list[list[Any
 )
 def test_updates_of_rows_equal_those_of_the_table_and_leave_other_rows_alone(options: dict[str, Any]) -> None:
     few = np.array([[1, 1], [5, 1]])
-    expected, found, _ = _trained(OptimizerConfig(**options), [*[EVERY_ROW] * 4, few])
+    expected, found, _ = _trained(OPTIMIZERS.made(options), [*[EVERY_ROW] * 4, few])
     for mine, ours in zip(found[3], expected[3], strict=True):
         np.testing.assert_allclose(mine, ours, rtol=1e-5, atol=1e-6)
     changed = (found[3][0] != found[4][0]).any(axis=1)
@@ -93,14 +93,14 @@ def test_updates_of_rows_equal_those_of_the_table_and_leave_other_rows_alone(opt
 
 def test_sgd_without_momentum_equals_the_whole_table_whatever_rows_a_batch_has() -> None:
     batches = [np.array([[row, 6 - row], [3, row]]) for row in (0, 5, 2, 5)]
-    expected, found, _ = _trained(OptimizerConfig(name="sgd", momentum=0.0), batches)
+    expected, found, _ = _trained(SGDConfig(momentum=0.0), batches)
     for mine, ours in zip(found[-1], expected[-1], strict=True):
         np.testing.assert_allclose(mine, ours, rtol=1e-5, atol=1e-6)
 
 
 def test_a_checkpoint_holds_whole_tables_and_restores_them_and_their_moments() -> None:
     config = parse_config({"data": {"url": "x"}}, "a test")
-    _, _, parts = _trained(OptimizerConfig(name="adam"), [EVERY_ROW] * 2)
+    _, _, parts = _trained(AdamConfig(), [EVERY_ROW] * 2)
     checkpoint = decode(encode(capture(parts, Position(), config, "", {"steps": [], "evaluations": []})))
     shapes = [array.shape for name, array in checkpoint.arrays.items() if name.startswith("model/")]
     assert shapes == [tuple(weight.shape) for weight in parts.local.weights]
@@ -119,9 +119,13 @@ def test_a_checkpoint_holds_whole_tables_and_restores_them_and_their_moments() -
 @pytest.mark.parametrize(
     ("options", "groups", "message"),
     [
-        ({"mode": "sync"}, {}, "shard_bytes does not go with parameter_server.mode=sync, whose workers exchange whole"),
+        ({"mode": "sync"}, {}, "shard_bytes=1 does not go with parameter_server.mode=sync: its workers exchange whole"),
         ({"mode": "asp"}, {}, "parameter_server.mode=asp"),
-        ({}, {"optimizer": {"name": "lars"}}, "optimizer.name=lars, which .*: use optimizer.name=sgd, adam or adamw"),
+        (
+            {},
+            {"optimizer": {"name": "lars"}},
+            "optimizer.name=lars: it updates whole tables; use optimizer.name=sgd, adam or adamw",
+        ),
         ({"shard_bytes": 0}, {}, "parameter_server.shard_bytes must be at least 1, got 0"),
     ],
 )

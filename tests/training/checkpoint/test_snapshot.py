@@ -60,7 +60,7 @@ def _parts(seed: int, units: int = 4, optimizer: str = "lars") -> Parts:
 
 def _train(parts: Parts, steps: int) -> None:
     rng = np.random.default_rng(2)
-    step = make_train_step(parts.network, parts.optimizer, EveryStep(SoloRing()), parts.scale, None)
+    step = make_train_step(parts.network, parts.optimizer, EveryStep(SoloRing()), parts.scale)
     for _ in range(steps):
         step(tf.constant(rng.normal(size=(8, 3)).astype(np.float32)), tf.constant(rng.integers(0, 2, 8)), tf.ones(8))
 

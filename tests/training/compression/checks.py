@@ -42,6 +42,7 @@ from ringfeed.training.ring.horovod import require_horovod
 from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.ring.same_weights import assert_same_weights
+from ringfeed.training.ring.synchronizer import Exchange, SyncRun
 from tests.training.keras.ranks import fit_as_one_process, fit_with_statistics
 from tests.training.ring.ranks import check_collectives
 
@@ -109,10 +110,11 @@ class _Run:
         network = _network(self._wire, has_norm=config.sync.batch_norm)
         samples = STEPS * (1 + ring.rank)
         pace = Pace(batches=STEPS, steps=STEPS, samples=samples, batch_size=1 + ring.rank, step_samples=6)
-        synchronizer = build_synchronizer(config, self._wire, total_steps=STEPS, pace=pace)
+        run = SyncRun(config=config, ring=self._wire, steps_per_epoch=STEPS, samples_before=pace.samples_before)
+        synchronizer = build_synchronizer(run)
         optimizer = build_run_optimizer(config, build_schedule(config, STEPS), network.trainable_variables, STEPS)
-        synchronizer.build(network.trainable_variables, optimizer.variables)
-        self._step = make_train_step(network, optimizer, synchronizer, LossScale(None), None)
+        synchronizer.build(network.trainable_variables, optimizer)
+        self._step = make_train_step(network, optimizer, synchronizer, LossScale(None))
         self._agreement = Agreement(ring, network, synchronizer)
         self._parts = Parts(
             network=network,
@@ -212,8 +214,9 @@ def average_a_small_matrix(ring: Ring) -> None:
     """Average a matrix of which some ranks have no part: they take part in the all-to-all all the same."""
     method = SignMomentum(ring, momentum=0.0)
     method.build([tf.Variable(tf.zeros([4, 2]))])
-    reduce = tf.function(lambda gradient, loss: method.reduce([gradient], [loss], tf.constant(0, tf.int64)))
-    (mean,), _ = reduce(tf.fill([4, 2], 1.0 + ring.rank), tf.constant(0.0))
+    first = tf.constant(0, tf.int64)
+    reduce = tf.function(lambda gradient, loss: method.reduce(Exchange([gradient], loss=loss), first))
+    (mean,) = reduce(tf.fill([4, 2], 1.0 + ring.rank), tf.constant(0.0)).gradients
     np.testing.assert_allclose(mean, (1 + ring.size) / 2)
 
 

@@ -23,6 +23,7 @@ from ringfeed.training.compression.terngrad import TernGrad
 from ringfeed.training.compression.top_k import TopK
 from ringfeed.training.compression.two_stage import TwoStage
 from ringfeed.training.ring.ring import Ring, SoloRing
+from ringfeed.training.ring.synchronizer import Exchange
 from tests.helpers.thread_ring import on_ranks
 
 MATRICES = npst.arrays(
@@ -48,7 +49,7 @@ def with_feedback(kind: str) -> Compressed:
 
 
 def one_step(synchronizer: Compressed, gradient: Any) -> Any:
-    means, _ = synchronizer.reduce([tf.constant(gradient)], [tf.constant(0.0)], STEP)
+    means = synchronizer.reduce(Exchange([tf.constant(gradient)], loss=tf.constant(0.0)), STEP).gradients
     return means[0].numpy()
 
 
@@ -138,7 +139,7 @@ def test_dgc_applies_momentum_to_what_was_not_sent_yet() -> None:
     synchronizer.build([tf.Variable([[1.0, 1.0]]), tf.Variable([0.0])])
     sent = []
     for _ in range(3):
-        means, _ = synchronizer.reduce([tf.constant([[4.0, 1.0]]), tf.constant([2.0])], [], STEP)
+        means = synchronizer.reduce(Exchange([tf.constant([[4.0, 1.0]]), tf.constant([2.0])]), STEP).gradients
         sent.append((means[0].numpy().ravel().tolist(), float(means[1][0])))
     assert sent == [([4.0, 0.0], 2.0), ([4.0, 0.0], 3.0), ([0.0, 1.0 + 1.5 + 1.75], 3.5)]
     momentum, total = (v.numpy().ravel().tolist() for v in synchronizer.rank_variables)
@@ -151,10 +152,10 @@ def test_the_largest_entries_of_all_matrices_are_sent(kind: str) -> None:
     synchronizer = with_feedback(kind)
     gradients = [tf.constant([[-3.0, 1.0]]), tf.constant([[1.0, 2.0], [0.0, 4.0], [1.0, 0.0], [0.0, 1.0]])]
     synchronizer.build([tf.Variable(gradient) for gradient in gradients])
-    first, _ = synchronizer.reduce(gradients, [], STEP)
+    first = synchronizer.reduce(Exchange(gradients), STEP).gradients
     assert [(mean != 0).numpy().nonzero()[0].size for mean in first] == [0, 1]
     assert float(first[1][1, 1]) == 4.0
-    second, _ = synchronizer.reduce(gradients, [], STEP)
+    second = synchronizer.reduce(Exchange(gradients), STEP).gradients
     assert second[0].numpy().tolist() == [[-6.0, 0.0]]
     assert not second[1].numpy().any()
 

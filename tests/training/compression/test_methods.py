@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,18 @@ import tensorflow as tf
 from tensorflow.python.framework.config import disable_op_determinism  # there is no public name for it
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.compression.sign_momentum import SignMomentum
+from ringfeed.training.config.compression import DGCConfig
 from ringfeed.training.config.config_file import parse_config
-from ringfeed.training.config.synchronisation import CompressionConfig
+from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.loop.synchronisation import build_synchronizer, momentum_remarks
 from ringfeed.training.ring.hierarchical_ring import DYNAMIC
 from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.ring.synchronizer import Exchange, SyncRun
 from tests.helpers.thread_ring import on_ranks
 from tests.training.compression.checks import CHECKS, HIERARCHICAL, METHODS, RANKS, Place, train_by
 
 ROOT = Path(__file__).parents[3]
-PACE = Pace(batches=31, steps=31, samples=31, batch_size=1, step_samples=1)
 SGD = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}
 
 # Of 1,323 parameters in float32, and the loss and two flags beside them: 2 * 2 / 3 * 5,304 bytes are received.
@@ -193,9 +192,12 @@ def _check_clients(found: dict[str, Any]) -> None:
             {"sync": {"hierarchical": True, "method": "gossip"}},
             "sync.method=gossip: it exchanges pairs; use sync.metho",
         ),
-        ({"sync": {"hierarchical": True, "batch_norm": True}}, "within the forward pass, whose gradient has one level"),
+        (
+            {"sync": {"hierarchical": True, "batch_norm": True}},
+            "batch_norm=true: the gradient of the forward pass has one level",
+        ),
         ({"sync": {"method": "gossip"}, "precision": "float16"}, "loss scales of the ranks could part; use"),
-        ({"sync": {"method": "post_local_sgd"}}, "sync.start_step must be at least 1 for post_local_sgd, got 0"),
+        ({"sync": {"method": "post_local_sgd"}}, "sync.start_step must be at least 1, got 0"),
     ],
 )
 def test_unsound_pairs_are_refused_by_name(groups: dict[str, dict[str, object]], message: str) -> None:
@@ -203,11 +205,15 @@ def test_unsound_pairs_are_refused_by_name(groups: dict[str, dict[str, object]],
         parse_config({"data": {"url": "x"}, **groups}, "test")
 
 
+def _run(config: TrainConfig, steps: int) -> SyncRun:
+    return SyncRun(config=config, ring=SoloRing(), steps_per_epoch=steps, samples_before=int)
+
+
 def test_a_run_that_ends_before_its_compression_starts_is_refused() -> None:
     tree = {"data": {"url": "x"}, "compression": {"method": "powersgd", "start_step": 1000}}
     config = parse_config(tree, "test")
     with pytest.raises(ConfigError, match=r"start_step=1000 is beyond the 31 steps of this run, none"):
-        build_synchronizer(config, SoloRing(), total_steps=31, pace=PACE)
+        build_synchronizer(_run(config, 31))
 
 
 def test_what_is_dense_at_the_start_is_a_share_of_the_run() -> None:
@@ -222,9 +228,8 @@ def test_what_is_dense_at_the_start_is_a_share_of_the_run() -> None:
         tree = {"data": {"url": "x"}, "compression": {"method": method}, "optimizer": SGD, **groups}
         config = parse_config(tree, "test")
         assert config.compression.dense_steps(config.schedule_steps(117)) == expected
-        pace = replace(PACE, batches=117, steps=117)
-        build_synchronizer(config, SoloRing(), total_steps=config.total_steps(117), pace=pace)
-    dgc = CompressionConfig(method="dgc")
+        build_synchronizer(_run(config, 117))
+    dgc = DGCConfig()
     assert dgc.warmup_steps(468, 117) == 140
     assert dgc.warmup_steps(90 * 117, 117) == 4 * 117
 
@@ -236,7 +241,7 @@ def test_error_feedback_with_plain_momentum_is_remarked_on() -> None:
         ("qsgd", False, "sgd", 0),
         ("powersgd", False, "lars", 0),
     ]:
-        optimizer = {**SGD, "name": name, "nesterov": nesterov}
+        optimizer = {"name": name, "momentum": 0.9, "nesterov": nesterov}
         tree = {"data": {"url": "x"}, "compression": {"method": method}, "optimizer": optimizer}
         remarks = momentum_remarks(parse_config(tree, "test"))
         assert len(remarks) == expected
@@ -251,10 +256,10 @@ def test_momentum_on_the_ranks_is_that_of_the_optimizer_until_signs_are_sent(nes
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=nesterov)
     optimizer.build([reference])
     method = SignMomentum(SoloRing(), momentum=0.9, nesterov=nesterov, start_step=5)
-    method.build([variable], [])
+    method.build([variable])
     for step in range(6):
         gradient = tf.random.stateless_normal([4, 2], [step, 1])
-        (update,), _ = method.reduce([gradient], [], tf.constant(step))
+        (update,) = method.reduce(Exchange([gradient]), tf.constant(step)).gradients
         optimizer.apply([gradient])
         variable.assign_sub(0.1 * update)
         if step < 5:

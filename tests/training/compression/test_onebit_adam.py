@@ -13,6 +13,7 @@ from ringfeed.training.compression.onebit_adam import OneBitAdam
 from ringfeed.training.optimizers.adam import Adam
 from ringfeed.training.optimizers.lamb import LAMB
 from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.ring.synchronizer import Exchange
 
 START, BETA_1, BETA_2, EPS, RATE = 3, 0.9, 0.99, 1e-7, 0.1
 
@@ -24,12 +25,12 @@ def test_steps_are_dense_until_the_second_moment_freezes_and_then_signs(made: An
     for optimizer, target in zip(optimizers, (variable, reference), strict=True):
         optimizer.build([target])
     method = OneBitAdam(SoloRing(), beta_1=BETA_1, eps=EPS, start_step=START)
-    method.build([variable], optimizers[0].variables)
+    method.build([variable], optimizers[0])
     kept = [slot for slot in optimizers[0].variables if "_moment" in slot.name]  # LAMB has both in one variable
     for step in range(START + 1):
         before, weights = np.reshape(np.stack(kept), (2, 4, 3)), variable.numpy()
         gradient = tf.random.stateless_normal([4, 3], [step, 1]) * [[1.0, 1e-3, 0.0]]  # one column is never used
-        ((sent,), _) = method.reduce([gradient], [], tf.constant(step, tf.int64))
+        (sent,) = method.reduce(Exchange([gradient]), tf.constant(step, tf.int64)).gradients
         optimizers[0].apply([sent], [variable])
         optimizers[1].apply([gradient], [reference])
         if step < START:

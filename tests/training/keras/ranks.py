@@ -89,8 +89,8 @@ def _train(network: Any, loader: Loader) -> list[list[float]]:
     synchronizer = EveryStep(SoloRing())
     optimizer = _optimizer()
     optimizer.build(network.trainable_variables)
-    synchronizer.build(network.trainable_variables, optimizer.variables)
-    step = make_train_step(network, optimizer, synchronizer, LossScale(None), None)
+    synchronizer.build(network.trainable_variables, optimizer)
+    step = make_train_step(network, optimizer, synchronizer, LossScale(None))
     losses = []
     for epoch in range(EPOCHS):
         batches = loader.epoch(epoch, transform=_features, as_supervised=True)

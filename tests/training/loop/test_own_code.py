@@ -222,8 +222,8 @@ def test_errors_of_own_code_are_one_line_with_its_place(
     ("options", "error"),
     [
         ({"loss": {"name": "hinge"}}, "loss.name must be module:function, or null, got 'hinge'"),
-        ({"loss": {"name": "a:b", "focal_gamma": 2.0}}, "loss.focal_gamma must be 0.0 with loss.name"),
-        ({"loss": {"options": {"a": 1}}}, "loss.options must be {} without loss.name"),
+        ({"loss": {"name": "a:b", "focal_gamma": 2.0}}, "loss.focal_gamma=2.0 does not go with loss.name=a:b"),
+        ({"loss": {"options": {"a": 1}}}, r"loss.options={'a': 1} does not go with loss.name=null"),
         ({"metrics": ["a:accuracy"]}, "the function of a:accuracy must be named like no other metric"),
         ({"metrics": ["a:f", "b:f"]}, "the function of a:f must be named like no other metric"),
         ({"callbacks": ["Log"]}, "callbacks must be a list of module:function, got 'Log'"),

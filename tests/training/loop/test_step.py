@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from ringfeed.training.loop.step import batch_loss, clip_by_global_norm, make_predict_step, make_train_step
+from ringfeed.training.loop.step import StepOptions, batch_loss, clip_by_global_norm, make_predict_step, make_train_step
 from ringfeed.training.optimizers.lars import LARS
 from ringfeed.training.optimizers.precision import LossScale, ScaleRule, compute_dtype
 from ringfeed.training.ring.ring import SoloRing
@@ -33,7 +33,7 @@ def _network(precision: str = "float32") -> Any:
 def _step(network: Any, ring: Any, scale: LossScale, clip_norm: float | None = None) -> tuple[Any, Any]:
     optimizer = keras.optimizers.SGD(0.5)
     optimizer.build(network.trainable_variables)
-    return make_train_step(network, optimizer, EveryStep(ring), scale, clip_norm), optimizer
+    return make_train_step(network, optimizer, EveryStep(ring), scale, StepOptions(clip_norm=clip_norm)), optimizer
 
 
 def test_equals_plain_gradient_descent() -> None:
@@ -196,7 +196,7 @@ def test_a_variable_that_the_loss_does_not_depend_on_does_not_move() -> None:
     optimizer = keras.optimizers.SGD(0.5, momentum=0.9, weight_decay=0.1)
     optimizer.build(model.trainable_variables)
     before = {v.path: v.numpy().copy() for v in model.trainable_variables}
-    make_train_step(model, optimizer, EveryStep(SoloRing()), LossScale(None), None)(INPUTS, CLASSES, WEIGHT)
+    make_train_step(model, optimizer, EveryStep(SoloRing()), LossScale(None))(INPUTS, CLASSES, WEIGHT)
     moved = {v.path for v in model.trainable_variables if not np.array_equal(v.numpy(), before[v.path])}
     assert len(moved) == len(first_only) == 2
 
@@ -208,7 +208,13 @@ def test_micro_batches_equal_one_batch_to_rounding(parts: int) -> None:
         network = _network()
         optimizer = LARS(0.5, weight_decay=0.1, trust_coefficient=0.1)
         optimizer.build(network.trainable_variables)
-        step = make_train_step(network, optimizer, EveryStep(SoloRing()), LossScale(None), 0.1, accumulate=accumulate)
+        step = make_train_step(
+            network,
+            optimizer,
+            EveryStep(SoloRing()),
+            LossScale(None),
+            StepOptions(clip_norm=0.1, accumulate=accumulate),
+        )
         losses = [float(step(INPUTS, CLASSES, tf.range(6.0)).loss) for _ in range(3)]
         assert int(optimizer.iterations) == 3
         moved.append([losses, *[v.numpy() for v in network.trainable_variables]])
@@ -225,7 +231,7 @@ def test_a_rank_that_rests_changes_nothing_but_the_number_of_the_step() -> None:
     def train(ring: ThreadRing) -> None:
         network, optimizer = _network(), keras.optimizers.SGD(0.5, momentum=0.9)
         optimizer.build(network.trainable_variables)
-        step = make_train_step(network, optimizer, EveryStep(ring), LossScale(None), None, by_samples=True)
+        step = make_train_step(network, optimizer, EveryStep(ring), LossScale(None), StepOptions(by_samples=True))
         assert float(step(INPUTS, CLASSES, WEIGHT).loss) == loss
         for own, other in zip(network.weights, reference.weights, strict=True):
             np.testing.assert_array_equal(own, other)
@@ -247,7 +253,7 @@ def test_a_rank_at_rest_adds_no_regularization_to_the_loss_of_the_others() -> No
         network.layers[-1].kernel.regularizer = keras.regularizers.L2(0.1)
         optimizer = keras.optimizers.SGD(0.5)
         optimizer.build(network.trainable_variables)
-        step = make_train_step(network, optimizer, EveryStep(ring), LossScale(None), None, by_samples=True)
+        step = make_train_step(network, optimizer, EveryStep(ring), LossScale(None), StepOptions(by_samples=True))
         assert float(batch_loss(network, INPUTS, CLASSES, tf.zeros(6))) > 0
         expected = float(batch_loss(network, INPUTS, CLASSES, WEIGHT))
         assert float(step(INPUTS, CLASSES, tf.fill([6], float(ring.rank))).loss) == pytest.approx(expected, rel=1e-6)

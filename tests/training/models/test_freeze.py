@@ -30,7 +30,7 @@ def test_frozen_layers_do_not_move() -> None:
     optimizer = LARS(0.5, weight_decay=0.1)
     optimizer.build(network.trainable_variables)
     before = [w.numpy() for w in network.weights]
-    step = make_train_step(network, optimizer, EveryStep(SoloRing()), LossScale(None), None)
+    step = make_train_step(network, optimizer, EveryStep(SoloRing()), LossScale(None))
     step(tf.constant(np.random.default_rng(0).normal(size=(8, 3)), tf.float32), tf.constant([0, 1] * 4), tf.ones(8))
     moved = {w.path: not np.array_equal(w.numpy(), old) for w, old in zip(network.weights, before, strict=True)}
     assert [path for path, has_moved in moved.items() if has_moved] == ["logits/kernel", "logits/bias"]

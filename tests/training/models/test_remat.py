@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.training.loop.step import make_train_step
+from ringfeed.training.loop.step import StepOptions, make_train_step
 from ringfeed.training.models.remat import rematerialise
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.ring import SoloRing
@@ -60,7 +60,7 @@ def _trained(patterns: list[str], network: Any = None, **options: Any) -> tuple[
     rematerialise(network, patterns)
     optimizer = keras.optimizers.SGD(0.5)
     optimizer.build(network.trainable_variables)
-    step = make_train_step(network, optimizer, EveryStep(SoloRing()), LossScale(None), None, **options)
+    step = make_train_step(network, optimizer, EveryStep(SoloRing()), LossScale(None), StepOptions(**options))
     inputs = tf.constant(np.random.default_rng(0).normal(size=(6, 4)), tf.float32)
     for _ in range(3):
         step(inputs, tf.constant([0, 1] * 3), tf.ones(6))
@@ -109,8 +109,8 @@ def test_xla_gives_the_same_step_to_rounding(accumulate: int) -> None:
         optimizer = keras.optimizers.SGD(0.1)
         optimizer.build(network.trainable_variables)
         step = make_train_step(
-            network, optimizer, EveryStep(SoloRing()), LossScale(None), None,
-            accumulate=accumulate, jit_compile=jit_compile,
+            network, optimizer, EveryStep(SoloRing()), LossScale(None),
+            StepOptions(accumulate=accumulate, jit_compile=jit_compile),
         )  # fmt: skip
         for size in (6, 5):
             samples = np.random.default_rng(size).normal(size=(size, 4)).astype(np.float32)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 
-from ringfeed.training.config.optimizer import OptimizerConfig
+from ringfeed.training.config.optimizers import OPTIMIZERS
 from ringfeed.training.optimizers.build import build_optimizer
 from ringfeed.training.schedules.learning_rate import WarmUpDecay
 
@@ -36,11 +36,9 @@ def test_its_optimizers_step_as_those_of_ringfeed_do(trials: ModuleType, name: s
     update = jax.jit(trials.update, static_argnums=0)
     weights, rng = trials.initial_weights(3), np.random.default_rng(0)
     variables = {key: keras.Variable(value, name=key.replace("/", "_")) for key, value in weights.items()}
-    config = OptimizerConfig(
-        name="sgd" if name == "nesterov" else name,
-        nesterov=name == "nesterov",
-        **{KNOBS[name]: 1 - knob if KNOBS[name] == "beta_2" else knob},
-    )
+    value = 1 - knob if KNOBS[name] == "beta_2" else knob
+    options = {"name": "sgd", "nesterov": True} if name == "nesterov" else {"name": name}
+    config = OPTIMIZERS.made({**options, KNOBS[name]: value})
     optimizer = build_optimizer(config, WarmUpDecay(PEAK, WARMUP, STEPS), list(variables.values()))
     slots = {key: (jnp.zeros_like(value), jnp.zeros_like(value)) for key, value in weights.items()}
     ours = weights

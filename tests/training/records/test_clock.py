@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.python.framework.config import disable_op_determinism  # there is no public name for it
 
 from ringfeed.sharding import ConfigError
-from ringfeed.training.loop.step import make_train_step
+from ringfeed.training.loop.step import StepOptions, make_train_step
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.records import clock as module
 from ringfeed.training.records.clock import Clock, clock, timed
@@ -28,7 +28,9 @@ def _three_steps(read_clock: Clock | None) -> tuple[list[Any], Any]:
     network = keras.Model(inputs, keras.layers.Dense(2)(hidden))
     optimizer = keras.optimizers.SGD(0.5, momentum=0.9)
     optimizer.build(network.trainable_variables)
-    step = make_train_step(network, optimizer, EveryStep(SoloRing()), LossScale(None), 1.0, read_clock)
+    step = make_train_step(
+        network, optimizer, EveryStep(SoloRing()), LossScale(None), StepOptions(clip_norm=1.0), read_clock=read_clock
+    )
     batch = tf.constant(np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32))
     for _ in range(3):
         metrics = step(batch, tf.constant([0, 1, 1, 0, 1, 0]), tf.ones(6))

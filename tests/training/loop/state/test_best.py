@@ -68,8 +68,11 @@ def test_a_run_that_improves_no_more_ends_and_keeps_the_best(tmp_path: Path, wri
             r"early_stopping.metric: evaluations have no number 'auc' \(see metrics\); there are: loss$",
         ),
         ({"checkpoint": {"metric": "rmse"}}, "checkpoint.metric: evaluations have no number 'rmse'"),
-        ({"checkpoint": {"best": 1}}, "checkpoint.best must be 0 without checkpoint.url, got 1"),
-        ({"output": {"weights": "best"}}, "output.weights must be last without checkpoint.best, .*, got 'best'"),
+        ({"checkpoint": {"best": 1}}, "checkpoint.best=1 does not go with checkpoint.url=null"),
+        (
+            {"output": {"weights": "best"}},
+            "output.weights=best does not go with checkpoint.best=0: .*; use checkpoint.best=1",
+        ),
         ({"early_stopping": {"patience": 0}}, "early_stopping.patience must be at least 1, got 0"),
     ],
 )
@@ -80,7 +83,7 @@ def test_what_cannot_be_compared_is_refused(groups: dict[str, Any], message: str
 
 def test_without_evaluations_there_is_nothing_to_compare() -> None:
     tree = {"data": {"url": "x", "eval_split": None}, "early_stopping": {"metric": "loss"}}
-    with pytest.raises(ConfigError, match=r"data.eval_split must be a split for early_stopping.metric=loss, got None"):
+    with pytest.raises(ConfigError, match=r"data.eval_split=null does not go with early_stopping.metric=loss"):
         parse_config(tree, "test")
 
 

@@ -75,5 +75,5 @@ def _skips_a_block(network: Any, layer: Any) -> bool:
 
 
 def test_a_resnet_needs_batch_normalisation() -> None:
-    with pytest.raises(ConfigError, match=r"model\.norm must be batch for resnet18, got 'none'"):
+    with pytest.raises(ConfigError, match=r"model\.norm=none does not go with model\.name=resnet18"):
         _network({"name": "resnet18", "norm": "none", "image_shape": [32, 32, 3]}, 10)

@@ -100,7 +100,9 @@ def test_learns_from_packed_rows_and_shows_their_padding(sentences: str) -> None
 
 
 def test_mistakes_are_one_line(sentences: str) -> None:
-    with pytest.raises(ConfigError, match=r"optimizer\.accumulate must be 1 with model\.packing"):
+    with pytest.raises(
+        ConfigError, match=r"optimizer\.accumulate=2 does not go with model\.name=text and model\.packing=true"
+    ):
         parse_config({**_tree(sentences), "optimizer": {"accumulate": 2}}, "x")
     with pytest.raises(ConfigError, match=r"model\.width must be a multiple of model\.heads=3, got 32"):
         parse_config(_tree(sentences, heads=3), "x")

@@ -1,0 +1,65 @@
+"""Keys of methods: each method takes its own and no other's, and is built by what its class names."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.config.config_file import parse_config, to_tree
+from ringfeed.training.config.method import Methods, key_default
+from ringfeed.training.config.registry import METHODS
+
+EVERY = [(methods, kind) for methods in METHODS.values() for kind in methods.classes]
+
+
+def _tag(methods: Methods, kind: type[Any]) -> str:
+    return next(name for name, one in methods.by_name.items() if one is kind)
+
+
+def _required(tag: str) -> dict[str, Any]:
+    return {"start_step": 3} if tag == "post_local_sgd" else {}
+
+
+@pytest.mark.parametrize(("methods", "kind"), EVERY, ids=lambda one: getattr(one, "__name__", ""))
+def test_a_method_is_made_of_its_name_and_survives_a_round_trip(methods: Methods, kind: type[Any]) -> None:
+    tag = _tag(methods, kind)
+    assert type(methods.made({methods.tag: tag, **_required(tag)})) is kind
+    optimizer = {"optimizer": {"name": "sgd"}} if methods.group == "compression" else {}  # dgc goes with no other
+    tree = {"data": {"url": "x"}, **optimizer, methods.group: {methods.tag: tag, **_required(tag)}}
+    config = parse_config(tree, "test")
+    assert parse_config(to_tree(config), "again") == config
+    assert set(to_tree(config)[methods.group]) == {spec.name for spec in fields(kind)}
+
+
+@pytest.mark.parametrize(("methods", "kind"), EVERY, ids=lambda one: getattr(one, "__name__", ""))
+def test_a_key_of_another_method_is_refused_by_the_names_of_its_own(methods: Methods, kind: type[Any]) -> None:
+    tag, own = _tag(methods, kind), {spec.name for spec in fields(kind)}
+    for name, spec in methods.keys.items():
+        if name in own:
+            continue
+        methods.made(
+            {methods.tag: tag, name: key_default(spec)} | ({"start_step": 3} if tag == "post_local_sgd" else {})
+        )
+        owners = [one for one, other in methods.by_name.items() if name in {field.name for field in fields(other)}]
+        words = ", ".join(owners) or "module:function"
+        with pytest.raises(ConfigError, match=rf"^{methods.group}\.{name} is a key of {words}, not of {tag}: leave"):
+            methods.made({methods.tag: tag, name: "other"})
+
+
+@pytest.mark.parametrize(("methods", "kind"), EVERY, ids=lambda one: getattr(one, "__name__", ""))
+def test_a_method_names_what_builds_it(methods: Methods, kind: type[Any]) -> None:
+    if methods.group == "sync" and _tag(methods, kind) == "every_step":
+        return  # then the compression is built
+    tag = _tag(methods, kind)
+    made = methods.made({methods.tag: tag, **_required(tag)})
+    assert callable(made.builder())
+
+
+def test_the_same_key_has_one_default_and_one_type_in_all_methods() -> None:
+    for methods, kind in EVERY:
+        for spec in fields(kind):
+            if spec.name != methods.tag:
+                assert key_default(spec) == key_default(methods.keys[spec.name]), (kind, spec.name)

@@ -1,0 +1,133 @@
+"""Groups of keys that depend on a method: a class for each method, with its own keys and what builds it.
+
+Tested in tests/training/config/test_methods.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field, dataclass, fields
+from functools import cached_property
+from importlib import import_module
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeVar
+
+from ringfeed.sharding.common.strict_yaml import YAML_SCALARS
+from ringfeed.sharding.common.validation import fit
+from ringfeed.sharding.errors import ConfigError
+
+from .checks import FUNCTION, Options, is_function, key, require
+
+__all__ = ["Method", "Methods", "key_default"]
+
+M = TypeVar("M", bound="Method")
+
+
+class Method(Options):
+    """The keys of one method."""
+
+    built_by: ClassVar[str]
+    """`module:name` of what builds the method. It is imported late, since it needs TensorFlow."""
+
+    def builder(self) -> Any:
+        """Return what `built_by` names."""
+        module, _, name = self.built_by.partition(":")
+        return attrgetter(name)(import_module(f"ringfeed.training.{module}"))
+
+
+@dataclass(frozen=True)
+class Methods:
+    """The methods of a group.
+
+    Args:
+        group: name of the group.
+        tag: the key that names a method; its default in each class is the name of that method.
+        text: help of that key; a list of the names follows.
+        classes: a class for each method, the first for the default.
+        own: the class for a function of the user's, in place of a name.
+    """
+
+    group: str
+    tag: str
+    text: str
+    classes: tuple[type[Any], ...]
+    own: type[Any] | None = None
+
+    @cached_property
+    def by_name(self) -> dict[str, type[Any]]:
+        """The classes by the names of their methods."""
+        return {str(getattr(kind, self.tag)): kind for kind in self.classes}
+
+    @cached_property
+    def keys(self) -> dict[str, Field[Any]]:
+        """All keys of the group, each with a help that names its methods."""
+        found: dict[str, dict[str, Field[Any]]] = {}
+        for method, kind in self.by_name.items():
+            for spec in fields(kind):
+                found.setdefault(spec.name, {})[method] = spec
+        for spec in fields(self.own) if self.own else ():
+            found.setdefault(spec.name, {}).setdefault(FUNCTION, spec)
+        return {name: self._tag_key if name == self.tag else self._merged(specs) for name, specs in found.items()}
+
+    @property
+    def _tag_key(self) -> Field[Any]:
+        names = (*self.by_name, *((FUNCTION,) if self.own else ()))
+        return _named(self.tag, key(names[0], f"{self.text}: {', '.join(names)}", choices=names))
+
+    def _merged(self, specs: Mapping[str, Field[Any]]) -> Field[Any]:
+        """One field for a key of several methods, which differ in its help and choices at most."""
+        texts: dict[str, list[str]] = {}
+        for method, spec in specs.items():
+            if method != FUNCTION or len(specs) == 1:
+                texts.setdefault(spec.metadata["help"], []).append(method)
+        is_common = len(texts) == 1 and len(specs) == len(self.by_name) + (self.own is not None)
+        words = (text if is_common else f"{', '.join(owners)}: {text}" for text, owners in texts.items())
+        first = next(iter(specs.values()))
+        choices = dict.fromkeys(word for spec in specs.values() for word in spec.metadata.get("choices") or ())
+        merged: Field[Any] = key(first.default, "; ".join(words))
+        merged.default_factory = first.default_factory
+        rules = {**first.metadata, "help": merged.metadata["help"], "choices": tuple(choices) or None}
+        merged.metadata = MappingProxyType(rules)
+        return _named(first.name, merged)
+
+    def made(self, values: Mapping[str, Any]) -> Any:
+        """Return the options of the method that values name.
+
+        Raises:
+            ConfigError: there is no such method, a value is wrong, or a key is another method's.
+        """
+        name = values.get(self.tag, next(iter(self.by_name)))
+        kind = self.by_name.get(name) if isinstance(name, str) else self.classes[0]
+        kind = self.own if kind is None and is_function(name) else kind
+        if kind is None:
+            *names, last = self._tag_key.metadata["choices"]
+            words = f"{', '.join(names)}, {'or ' if last == FUNCTION else ''}{last}"
+            require(False, f"{self.group}.{self.tag}", f"one of {words}", name)
+        own = {spec.name for spec in fields(kind)}  # type: ignore[arg-type]  # it is not None
+        for other in values.keys() & self.keys.keys() - own:
+            if _listed(values[other]) != _listed(key_default(self.keys[other])):  # older files hold all defaults
+                owners = [one for one, other_kind in self.by_name.items() if other in map(_name, fields(other_kind))]
+                raise ConfigError(
+                    f"{self.group}.{other} is a key of {', '.join(owners) or FUNCTION}, not of {name}: leave it out"
+                )
+        given = {leaf: value for leaf, value in values.items() if leaf in own or leaf not in self.keys}
+        return fit(self.group, given, kind, YAML_SCALARS)
+
+
+def key_default(spec: Field[Any]) -> Any:
+    """Return the default of a key that has one."""
+    return spec.default_factory() if callable(spec.default_factory) else spec.default
+
+
+def _listed(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _name(spec: Field[Any]) -> str:
+    return spec.name
+
+
+def _named(name: str, spec: Field[Any]) -> Field[Any]:
+    spec.name = name
+    return spec

@@ -1,0 +1,17 @@
+"""The groups of keys that depend on a method.
+
+Tested in tests/training/config/test_methods.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .compression import COMPRESSIONS
+from .method import Methods
+from .optimizers import OPTIMIZERS
+from .sync import SYNCS
+
+__all__ = ["METHODS"]
+
+METHODS: Mapping[str, Methods] = {methods.group: methods for methods in (OPTIMIZERS, COMPRESSIONS, SYNCS)}

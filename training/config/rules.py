@@ -1,0 +1,261 @@
+"""The settings of a run that do not go together, each pair with its reason.
+
+Ranges and words of a single key are declared with it; keys of another method than the chosen one are refused by
+`Methods.made`.
+Tested in tests/training/config/test_rules.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ringfeed.sharding.errors import ConfigError
+
+from .method import key_default
+from .registry import METHODS
+
+__all__ = ["RULES", "Rule", "check_pairs", "setting_value"]
+
+_TERM = re.compile(r"([\w.-]+?)(?:(!?=)(.*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """Two settings that do not go together.
+
+    A setting is a text such as ``compression.method=dgc|onebit``, ``precision!=float16``, ``ema.decay`` (any value but
+    its default) or ``--elastic`` (a flag of the command line), or several of them with ``and`` between. A key that the
+    chosen method does not have, is not set.
+
+    Args:
+        first, second: the settings.
+        reason: why, for the error.
+        remedy: what to use; None: the default of the first key.
+    """
+
+    first: str
+    second: str
+    reason: str
+    remedy: str | None = None
+
+
+_PACKED = "model.name=text and model.packing=true"
+_IMAGES = "convnet, lenet, resnet18, resnet50 or keras.applications:NAME"
+_ROUNDS = "sync.method!=every_step"
+_SERVERS, _MIRRORED, _TENSORFLOW = "backend=parameter_server", "backend=mirrored", "backend=mirrored|multi_worker"
+
+RULES: tuple[Rule, ...] = (
+    # data and task
+    Rule("data.cache_bytes", "data.cache=none", "nothing is kept"),
+    Rule("data.weights", "data.mixture=null", "they are the weights of its datasets"),
+    Rule("data.url", "data.mixture", "the mixture names the datasets"),
+    Rule("data.bucket_by", "data.mixture", "its batches hold records of all lengths"),
+    Rule("data.target", "task=multiclass", "it predicts the label"),
+    Rule("data.target=null", "task=multilabel|regression", "it predicts a column", "the name of a column"),
+    Rule("data.positive", "task!=binary", "it names the positive class of two"),
+    Rule("data.positive", "data.target", "it is a class of the label"),
+    Rule("loss.label_smoothing", "task=regression", "it has no classes"),
+    Rule("loss.focal_gamma", "task=regression", "it has no classes"),
+    Rule("loss.class_weights", "task=regression", "it has no classes"),
+    Rule("loss.huber_delta", "task!=regression", "it bounds the error of a number"),
+    Rule("loss.options", "loss.name=null", "they are the arguments of a loss of your own"),
+    Rule("loss.label_smoothing", "loss.name", "that is a loss of your own"),
+    Rule("loss.focal_gamma", "loss.name", "that is a loss of your own"),
+    Rule("loss.class_weights", "loss.name", "that is a loss of your own"),
+    Rule("loss.huber_delta", "loss.name", "that is a loss of your own"),
+    # model and augmentation
+    Rule("model.norm!=batch", "model.name=resnet18|resnet50", "it is built with batch normalisation"),
+    Rule("model.crosses", "model.name!=wide_deep", "wide_deep alone crosses columns"),
+    Rule("model.shared", "model.name!=wide_deep", "wide_deep alone shares embeddings"),
+    Rule("augment.random", "model.takes_images=false", "images alone are augmented", f"model.name={_IMAGES}"),
+    Rule("augment.mixes", "task!=multiclass", "mixup and CutMix mix classes", "augment.mixup=0 and augment.cutmix=0"),
+    Rule("augment.mixes", "sync.shares=speed", "groups that are mixed divide equal batches", "sync.shares=equal"),
+    Rule("augment.mixes", "sync.clients", "groups that are mixed divide equal batches", "sync.clients=null"),
+    Rule("optimizer.accumulate", _PACKED, "a row holds several records"),
+    Rule(_MIRRORED, _PACKED, "it divides batches by row", "model.packing=false"),
+    # optimizer and schedule
+    Rule("optimizer.eps", "optimizer.variant=paper|tf-models|tf-models-popular", "it has none"),
+    Rule("schedule.warmup_steps", "schedule.warmup_epochs", "both are the length of the warm-up"),
+    Rule("schedule.total_steps", "schedule.total_epochs", "both are the length of the schedule"),
+    Rule("schedule.decay=one-cycle", "schedule.has_warmup=false", "a cycle begins with it", "warmup_epochs=1"),
+    Rule("schedule.warmup=constant", "schedule.decay=one-cycle", "a cycle rises", "schedule.warmup=gradual"),
+    Rule("schedule.warmup=constant", "schedule.init_factor=0.0", "nothing is learned", "init_factor above 0"),
+    Rule("schedule.decay=step", "schedule.has_boundaries=false", "it falls at them", "boundaries=[30, 60]"),
+    Rule("schedule.boundary_steps", "schedule.boundaries", "both are the boundaries", "one of the two"),
+    # checkpoints and comparisons
+    Rule("max_time", "checkpoint.url=null", "the run could not go on"),
+    Rule("checkpoint.best", "checkpoint.url=null", "there are no checkpoints"),
+    Rule("output.weights=best", "checkpoint.best=0", "no best checkpoint is kept", "checkpoint.best=1"),
+    Rule("data.eval_split=null", "early_stopping.metric", "it compares evaluations", "a split"),
+    Rule("data.eval_split=null", "checkpoint.best", "it compares evaluations", "a split"),
+    # ranks
+    Rule("sync.hierarchical", "compression.method!=none", "only dense tensors are reduced in two levels"),
+    Rule("sync.hierarchical", "sync.method=gossip", "it exchanges pairs", "sync.method=local_sgd"),
+    Rule("sync.hierarchical", "sync.batch_norm", "the gradient of the forward pass has one level", "one of the two"),
+    Rule("sync.shares=speed", "deterministic=true", "measured times differ between runs, and with the shares the order "
+         "of additions", "deterministic=false"),
+    Rule("sync.shares=speed", _ROUNDS, "a mean of weights counts ranks, not samples"),
+    Rule("sync.batch_norm", _ROUNDS, "ranks with different weights have no common statistics"),
+    Rule("sync.batch_norm", "jit_compile", "the forward pass would exchange statistics within XLA's code"),
+    Rule("sync.batch_norm", "model.remat", "the forward pass would exchange statistics twice"),
+    Rule("compression.method!=none", _ROUNDS, "a round exchanges weights, not gradients"),
+    Rule(_ROUNDS, "precision=float16", "the loss scales of the ranks could part", "precision=bfloat16"),
+    Rule("ema.decay", _ROUNDS, "the ranks' weights differ between rounds"),
+    Rule("sync.clients", "overfit_batches", "the ranks' batches differ", "overfit_batches=null"),
+    Rule("sync.clients", "data.mixture", "it has no parts"),
+    # compression
+    Rule("compression.method=dgc", "optimizer.name!=sgd", "dgc applies momentum before the average, so any other rule "
+         "would see momenta", "optimizer.name=sgd, or compression.method=powersgd"),
+    Rule("compression.method=onebit", "optimizer.name!=sgd|adam|adamw|lamb", "onebit applies momentum before the "
+         "average, so any other rule would see momenta",
+         "optimizer.name=sgd or adam or adamw or lamb, or compression.method=powersgd"),
+    Rule("compression.method=dgc", "optimizer.clip_norm", "it would clip what momentum has accumulated",
+         "compression.local_clip_norm"),
+    Rule("compression.method=onebit", "optimizer.clip_norm", "it would clip what momentum has accumulated",
+         "compression.method=powersgd"),
+    Rule("compression.method=onebit", "optimizer.variant=nvlamb", "it would clip what momentum has accumulated",
+         "optimizer.variant=paper or v1"),
+    Rule("compression.start_step=0", "compression.method=onebit and optimizer.name!=sgd", "the second moment, which "
+         "freezes then, needs dense steps", "about a fifth of the steps, or null"),
+    Rule("compression.method=fp16", "precision=float16", "small gradients, which the loss scale saves, would be lost "
+         "on the wire", "compression.method=bf16"),
+    # backends
+    Rule("mirrored.devices", "backend!=mirrored", "it counts the GPUs of one process"),
+    Rule("parameter_server.is_set", "backend!=parameter_server", "they are options of its servers", "its defaults"),
+    Rule("parameter_server.backup_workers", "parameter_server.mode!=sync", "no step waits for all workers"),
+    Rule("parameter_server.mode=asp", "optimizer.name!=sgd", "what is held back is measured by the update of SGD",
+         "optimizer.name=sgd"),
+    Rule("parameter_server.shard_bytes", "parameter_server.mode=sync|asp", "its workers exchange whole tables",
+         "mode async or ssp, or parameter_server.shard_bytes=null"),
+    Rule("parameter_server.shard_bytes", "optimizer.name!=sgd|adam|adamw", "it updates whole tables",
+         "optimizer.name=sgd, adam or adamw, or parameter_server.shard_bytes=null"),
+    Rule("precision=float16", _SERVERS, "workers do not agree on a loss scale", "precision=bfloat16"),
+    Rule("data.mixture", _SERVERS, "workers take the next batches of one dataset"),
+    Rule("compression.method!=none", _SERVERS, "workers send their gradients as they are"),
+    Rule(_ROUNDS, _SERVERS, "workers hold no weights of their own that could be averaged"),
+    Rule("sync.shares", _SERVERS, "fast workers take over what slow ones have left"),
+    Rule("sync.batch_norm", _SERVERS, "workers share no batch"),
+    Rule("sync.hierarchical", _SERVERS, "workers reduce nothing among themselves"),
+    Rule("optimizer.accumulate", _SERVERS, "each batch of a worker is an update"),
+    Rule("ema.decay", _SERVERS, "its updates have no common order"),
+    Rule("checkpoint.commit_steps", _SERVERS, "workers hold no weights of their own"),
+    Rule("data.on_bad_shard", _SERVERS, "checkpoints do not hold what workers have found"),
+    Rule("overfit_batches", _SERVERS, "each worker takes the next batches"),
+    Rule("callbacks", _SERVERS, "no process has the network and its steps"),
+    Rule("track.profile", _SERVERS, "the chief, which it would trace, takes no steps"),
+    Rule("track.timeline", _SERVERS, "there is no ring"),
+    Rule("output.records", "backend=parameter_server|mirrored", "the ranks of a ring write them"),
+    Rule("output.prometheus_port", "backend=parameter_server|mirrored", "the ranks of a ring serve it"),
+    Rule("jit_compile", "backend=parameter_server|mirrored", "only the step of a ring is compiled by XLA"),
+    Rule("model.remat", "backend=parameter_server|mirrored", "only the step of a ring computes activations again"),
+    Rule("compression.method!=none", _TENSORFLOW, "TensorFlow reduces gradients as they are"),
+    Rule(_ROUNDS, _TENSORFLOW, "TensorFlow reduces the gradients of every step"),
+    Rule("sync.shares", _TENSORFLOW, "all have the same number of samples"),
+    Rule("sync.batch_norm", _TENSORFLOW, "TensorFlow reduces gradients alone"),
+    Rule("sync.hierarchical", _TENSORFLOW, "TensorFlow chooses the way"),
+    Rule("checkpoint.commit_steps", _TENSORFLOW, "no rank that dies is replaced"),
+    Rule("track.timeline", _TENSORFLOW, "Horovod writes it"),
+    # the command line
+    Rule("--elastic", "backend!=horovod", "no other backend replaces ranks"),
+    Rule("--elastic", "checkpoint.url=null", "it goes on from checkpoints", "checkpoint.url"),
+    Rule("--elastic", "checkpoint.every_steps=null", "it goes on from checkpoints", "checkpoint.every_steps"),
+    Rule("--elastic", "checkpoint.resume=false", "it goes on from checkpoints"),
+    Rule("--elastic", "sync.clients", "each rank has a part of its own, so none can come or go"),
+    Rule("--elastic", "sync.hierarchical", "Horovod waits for ever where it removes the process sets of a rank that "
+         "died", "sync.hierarchical=false, or leave out --elastic"),
+    Rule("--elastic", "max_time", "it keeps a run going, and max_time ends it"),
+    Rule("--elastic", "--lr-find", "100 steps have no checkpoint to go on from"),
+    Rule("--ray", "backend!=horovod", "Ray starts the ranks of a ring"),
+    Rule("--dry-run", _SERVERS, "it plans a ring", "backend=horovod"),
+)  # fmt: skip
+"""All pairs. They are checked in this order; the error names the first that a run has."""
+
+
+def check_pairs(config: Any, flags: Mapping[str, bool] | None = None) -> None:
+    """Refuse settings that do not go together.
+
+    Args:
+        config: the configuration of a run.
+        flags: flags of the command line, such as `--elastic`; the pairs of others are not checked.
+
+    Raises:
+        ConfigError: two settings do not; the message names both, the reason and a remedy.
+    """
+    for rule in RULES:
+        if "--" in rule.first and not flags:
+            continue
+        first, second = (_shown(setting, config, flags or {}) for setting in (rule.first, rule.second))
+        if first and second:
+            remedy = rule.remedy or _default(rule.first, config)
+            use = remedy if remedy.startswith("leave") else f"use {remedy}"
+            raise ConfigError(f"{first} does not go with {second}: {rule.reason}; {use}")
+
+
+def setting_value(config: Any, name: str) -> Any:
+    """Return the value of a dotted key or property, None where the chosen method has no such key."""
+    value = config
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+def _shown(setting: str, config: Any, flags: Mapping[str, bool]) -> str | None:
+    """A setting as a run has it, None if the run does not have it."""
+    found = []
+    for term in setting.split(" and "):
+        match = _TERM.fullmatch(term)
+        assert match, term
+        name, sign, words = match.groups()
+        if name.startswith("--"):
+            holds, text = flags.get(name, False), name
+        else:
+            value = setting_value(config, name)
+            holds = (
+                _is_set(config, name, value) if sign is None else (_word(value) in words.split("|")) == (sign == "=")
+            )
+            holds, text = holds and (value is not None or words == "null"), f"{name}={_word(value)}"
+        if not holds:
+            return None
+        found.append(_WORDS[text].format(config) if text in _WORDS else text)
+    return " and ".join(found)
+
+
+_WORDS = {
+    "augment.random=true": "augment", "augment.mixes=true": "augment.mixup or cutmix",
+    "parameter_server.is_set=true": "parameter_server", "model.takes_images=false": "model.name={0.model.name}",
+    "schedule.has_warmup=false": "no warm-up", "schedule.has_boundaries=false": "schedule.boundaries=[]",
+}  # fmt: skip
+"""What a property of a group is in a user's words, of a configuration `{0}`."""
+
+
+def _is_set(config: Any, name: str, value: Any) -> bool:
+    spec = _field(config, name)
+    return bool(value) if spec is None else value != key_default(spec)
+
+
+def _field(config: Any, name: str) -> Any:
+    """The field of a key, None for a property."""
+    group, _, leaf = name.rpartition(".")
+    if group in METHODS:
+        return METHODS[group].keys.get(leaf)
+    holder = getattr(config, group) if group else config
+    return next((spec for spec in fields(holder) if spec.name == leaf), None)
+
+
+def _default(setting: str, config: Any) -> str:
+    name = re.split("!?=", setting)[0]
+    if name.startswith("--"):
+        return f"leave out {name}"
+    return f"{name}={_word(key_default(_field(config, name)))}"
+
+
+def _word(value: Any) -> str:
+    """A value as a configuration writes it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, tuple):
+        return str([list(one) if isinstance(one, tuple) else one for one in value])
+    return "null" if value is None else str(value)

@@ -1,0 +1,293 @@
+"""Optimizers as pure rules, and the Keras optimizer that applies any of them.
+
+An update of 200 small variables costs the time of its operations, not of its arithmetic. So variables of one shape are
+stacked, updated as one tensor, and written back: the same arithmetic, with the same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
+
+import keras
+import tensorflow as tf
+
+from ringfeed.training.config.optimizers import OPTIMIZERS
+
+from .masks import is_adapted
+
+__all__ = ["Rule", "RuleOptimizer", "Slots", "Step", "correction", "next_moments", "tensorflow_variable"]
+
+Tensor = Any
+Variable = Any
+Slots = Sequence[Tensor]
+
+STACKED_ELEMENTS = 16384
+"""Copies of larger variables would cost more than the operations that stacks save."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What a step of a stack of variables depends on, beside their values: see `RuleOptimizer`.
+
+    Attributes:
+        rate: the learning rate, a scalar of the stack's dtype.
+        number: steps done before this one, int64 scalar.
+        decays: whether these variables have weight decay.
+        adapts: whether they have a trust ratio.
+        known: what was computed for other variables of the dtype in this step, by name.
+    """
+
+    rate: Tensor
+    number: Tensor
+    decays: bool = True
+    adapts: bool = True
+    known: dict[str, Tensor] = field(default_factory=dict)
+
+    def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """Return what `compute` returns, which it does once for all variables of the dtype."""
+        if name not in self.known:
+            self.known[name] = compute()
+        return self.known[name]
+
+
+@dataclass(frozen=True)
+class Rule(ABC):
+    """The rule of an optimizer, as a pure function of weights, gradient and slots.
+
+    Args:
+        options: the keys of the optimizer, from `config.optimizers`.
+        freeze_step: steps after which a second moment changes no more (1-bit Adam and LAMB); None: it always does.
+
+    Raises:
+        ValueError: an argument is out of its range.
+    """
+
+    options: Any
+    freeze_step: int | None = None
+
+    keras_name: ClassVar[str]
+    slots: ClassVar[Mapping[str, tuple[int, ...]]] = {}
+    """What is kept for each variable: by name the shape beside its own."""
+
+    def __post_init__(self) -> None:
+        if self.freeze_step is not None and self.freeze_step < 1:
+            raise ValueError(f"{self.keras_name}: freeze_step must be at least 1, got {self.freeze_step!r}")
+
+    @classmethod
+    def from_options(cls, options: Any, schedule: Any, freeze_step: int | None = None) -> RuleOptimizer:
+        """Return the Keras optimizer of a configuration's options."""
+        return RuleOptimizer(schedule, cls(options, freeze_step))
+
+    @abstractmethod
+    def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: Step) -> tuple[Tensor, Slots]:
+        """Return the next weights and slots of a stack of variables.
+
+        Args:
+            weights, gradient: [variables, ...].
+            slots: those of `slots`, [variables, *shape beside the variables', ...], then of `layer_slots`, [variables,
+                *shape].
+            step: the step.
+        """
+
+    @property
+    def layer_slots(self) -> Mapping[str, tuple[int, ...]]:
+        """What is kept for each variable as a whole: by name the shape."""
+        return {}
+
+    @property
+    def exclude_ratio(self) -> Sequence[str] | None:
+        """Patterns of the paths without trust ratio; None: those of `options.exclude`."""
+        patterns: Sequence[str] | None = self.options.exclude_ratio
+        return patterns
+
+    @property
+    def needs_all_gradients(self) -> bool:
+        """Whether `prepared` changes gradients."""
+        return False
+
+    def prepared(self, gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Change all gradients of a step together, before they are stacked."""
+        return gradients
+
+    def update_in_place(self, weights: Variable, gradient: Tensor, slots: Sequence[Variable], step: Step) -> bool:
+        """Update one variable by a kernel of TensorFlow's and return True; False: there is none."""
+        return False
+
+    def moments(self, slots: Slots) -> tuple[Tensor, Tensor]:
+        """Return both moments of one variable from the values of its slots, for 1-bit Adam and LAMB."""
+        raise ValueError(f"{self.keras_name} has no second moment that could freeze")
+
+
+@keras.saving.register_keras_serializable(package="ringfeed", name="RuleOptimizer")
+class RuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no types
+    """A Keras optimizer that applies a rule.
+
+    All arithmetic and the slots are float32 (float64 for float64 variables), whatever the gradient's dtype.
+
+    Args:
+        learning_rate: a float, a `LearningRateSchedule`, or a callable without arguments.
+        rule: the rule.
+        name: the optimizer's name; None: the rule's.
+
+    >>> from ringfeed.training.config.optimizers import LARSConfig
+    >>> from ringfeed.training.optimizers.lars import LARSRule
+    >>> w = keras.Variable([[3.0, 4.0]])
+    >>> RuleOptimizer(1.0, LARSRule(LARSConfig(trust_coefficient=0.1))).apply([tf.constant([[0.0, 2.0]])], [w])
+    >>> [round(float(x), 6) for x in w.numpy()[0]]
+    [3.0, 3.5]
+    """
+
+    updates_own_replica = False
+    """Whether it updates the variables of the calling replica: see `update_own_replica`."""
+
+    def __init__(self, learning_rate: Any, rule: Rule, name: str | None = None) -> None:
+        # Keras' own weight_decay is decoupled (it bypasses the trust ratio and the momentum), so the base gets none.
+        super().__init__(learning_rate=learning_rate, name=name or rule.keras_name)
+        self.rule = rule
+
+    def build(self, variables: Sequence[Variable]) -> None:
+        """Create the slots of each variable, and note its masks."""
+        if self.built:
+            return
+        super().build(variables)
+        rule, exclude = self.rule, self.rule.options.exclude
+        kinds = [(slot, shape, True) for slot, shape in rule.slots.items()]
+        kinds += [(slot, shape, False) for slot, shape in rule.layer_slots.items()]
+        self._slots = [
+            [
+                self.add_variable(
+                    shape=(*shape, *v.shape) if has_entries else shape,
+                    dtype=_compute_dtype(v.dtype),
+                    name=f"{v.path.replace('/', '_')}_{slot}",
+                )
+                for v in variables
+            ]
+            for slot, shape, has_entries in kinds
+        ]
+        ratio = exclude if rule.exclude_ratio is None else rule.exclude_ratio
+        self._decays = [is_adapted(v.path, v.shape, exclude) for v in variables]
+        self._adapts = [is_adapted(v.path, v.shape, ratio) for v in variables]
+
+    def slots_of(self, variable: Variable) -> list[Variable]:
+        """Return the slots of a variable, in the order of the rule's."""
+        index = self._get_variable_index(variable)
+        return [slot[index].value for slot in self._slots]
+
+    def moments(self, variable: Variable) -> tuple[Tensor, Tensor]:
+        """Return the moments of a variable's gradients and of their squares, for 1-bit Adam and LAMB."""
+        return self.rule.moments([tf.convert_to_tensor(slot) for slot in self.slots_of(variable)])
+
+    def _backend_update_step(self, grads: Sequence[Tensor], trainable_variables: Any, learning_rate: Tensor) -> None:
+        """Apply one step to all variables, in stacks (called by Keras); one by one under a `tf.distribute` strategy."""
+        is_spread = tf.distribute.has_strategy()
+        if is_spread and not self.updates_own_replica:
+            if self.rule.needs_all_gradients:  # Keras sums them over replicas later, and hands them over one by one
+                raise ValueError(
+                    f"{self.name}: this variant needs all gradients together, which a tf.distribute strategy "
+                    "does not give: choose another variant, or train on a Horovod ring"
+                )
+            super()._backend_update_step(grads, trainable_variables, learning_rate)
+            return
+        steps = self._steps(learning_rate)
+        stacks: dict[Any, list[tuple[Variable, Tensor]]] = {}
+        for variable, gradient in zip(trainable_variables, self.rule.prepared(grads), strict=True):
+            if not is_spread and self._is_updated_in_place(variable, gradient, steps(variable)):
+                continue
+            index = self._get_variable_index(variable)
+            key = (tuple(variable.shape), str(variable.dtype), self._decays[index], self._adapts[index])
+            is_small = math.prod(variable.shape) <= STACKED_ELEMENTS
+            stacks.setdefault(key if is_small else (*key, index), []).append((variable, gradient))
+        for pairs in stacks.values():
+            variables, gradients = zip(*pairs, strict=True)
+            self._update_stack(variables, gradients, steps(variables[0]))
+
+    def update_step(self, gradient: Tensor, variable: Variable, learning_rate: Tensor) -> None:
+        """Apply one step to one variable (called by Keras under a `tf.distribute` strategy)."""
+        self._update_stack([variable], [gradient], self._steps(learning_rate)(variable))
+
+    def _steps(self, rate: Tensor) -> Callable[[Variable], Step]:
+        """Return the function that gives the present step of a variable."""
+        known: dict[str, tuple[Tensor, dict[str, Tensor]]] = {}
+
+        def step_of(variable: Variable) -> Step:
+            index, dtype = self._get_variable_index(variable), _compute_dtype(variable.dtype)
+            if dtype not in known:
+                known[dtype] = tf.cast(rate, dtype), {}
+            cast, shared = known[dtype]
+            decays, adapts = self._decays[index], self._adapts[index]
+            return Step(rate=cast, number=self.iterations.value, decays=decays, adapts=adapts, known=shared)
+
+        return step_of
+
+    def _is_updated_in_place(self, variable: Variable, gradient: Tensor, step: Step) -> bool:
+        weights = tensorflow_variable(variable)
+        if weights.dtype != step.rate.dtype:
+            return False
+        return self.rule.update_in_place(weights, gradient, self.slots_of(variable), step)
+
+    def _update_stack(self, variables: Sequence[Variable], gradients: Sequence[Tensor], step: Step) -> None:
+        dtype = step.rate.dtype
+        kept = list(zip(*(self.slots_of(variable) for variable in variables), strict=True))
+        weights, slots = self.rule.updated(
+            tf.cast(tf.stack([tf.convert_to_tensor(v) for v in variables]), dtype),
+            tf.cast(tf.stack([tf.convert_to_tensor(gradient) for gradient in gradients]), dtype),
+            [tf.stack([tf.convert_to_tensor(v) for v in slot]) for slot in kept],
+            step,
+        )
+        for targets, values in zip([*kept, variables], [*slots, weights], strict=True):
+            for target, value in zip(targets, tf.unstack(values, num=len(variables)), strict=True):
+                self.assign(target, value)
+
+    def get_config(self) -> dict[str, Any]:
+        """What `from_config` makes the same optimizer of."""
+        base, options = super().get_config(), self.rule.options
+        given = {spec.name: getattr(options, spec.name) for spec in fields(options)}
+        kept = {"learning_rate": base["learning_rate"], "name": base["name"], "freeze_step": self.rule.freeze_step}
+        return {**kept, "options": {key: list(v) if isinstance(v, tuple) else v for key, v in given.items()}}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """Make the optimizer of what `get_config` returned."""
+        rate, options = config["learning_rate"], OPTIMIZERS.made(config["options"])
+        if isinstance(rate, dict):
+            rate = keras.saving.deserialize_keras_object(rate, custom_objects=custom_objects)
+        made = options.builder()(options, rate, config["freeze_step"])
+        made.name = config["name"]
+        return made
+
+
+def tensorflow_variable(variable: Variable) -> Any:
+    """Return the `tf.Variable` of one of Keras, or the same one again."""
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def next_moments(rule: Rule, gradient: Tensor, before: tuple[Tensor, Tensor], number: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the moving averages of gradients and of their squares after a gradient."""
+    beta_1, beta_2 = rule.options.beta_1, rule.options.beta_2
+    first = beta_1 * before[0] + (1 - beta_1) * gradient
+    second = beta_2 * before[1] + (1 - beta_2) * gradient * gradient
+    if rule.freeze_step is not None:
+        second = tf.where(number < rule.freeze_step, second, before[1])
+    return first, second
+
+
+def correction(beta: float, number: Tensor, last: int | None = None) -> Tensor:
+    """Return `1 - beta ** t`, where step t counts from 1, up to `last`; float64.
+
+    float32 would lose digits of it in the first steps.
+
+    >>> float(correction(0.5, tf.constant(1, tf.int64)))
+    0.75
+    """
+    step = tf.cast(number + 1, tf.float64)
+    step = step if last is None else tf.minimum(step, tf.cast(last, tf.float64))
+    return -tf.math.expm1(step * tf.math.log(tf.constant(beta, tf.float64)))
+
+
+def _compute_dtype(dtype: Any) -> str:
+    name = keras.backend.standardize_dtype(dtype)
+    return "float64" if name == "float64" else "float32"
