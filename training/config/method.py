@@ -76,11 +76,13 @@ class Methods:
         return _named(self.tag, key(names[0], f"{self.text}: {', '.join(names)}", choices=names))
 
     def _merged(self, specs: Mapping[str, Field[Any]]) -> Field[Any]:
-        """One field for a key of several methods, which differ in its help and choices at most."""
+        """One field for a key of several methods, which may differ in its help, choices and default."""
         texts: dict[str, list[str]] = {}
+        usual = next(iter(specs.values())).default
         for method, spec in specs.items():
             if method != FUNCTION or len(specs) == 1:
-                texts.setdefault(spec.metadata["help"], []).append(method)
+                other = "" if spec.default == usual else f" (default {spec.default})"
+                texts.setdefault(spec.metadata["help"] + other, []).append(method)
         is_common = len(texts) == 1 and len(specs) == len(self.by_name) + (self.own is not None)
         words = (text if is_common else f"{', '.join(owners)}: {text}" for text, owners in texts.items())
         first = next(iter(specs.values()))

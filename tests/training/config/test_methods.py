@@ -58,8 +58,9 @@ def test_a_method_names_what_builds_it(methods: Methods, kind: type[Any]) -> Non
     assert callable(made.builder())
 
 
-def test_the_same_key_has_one_default_and_one_type_in_all_methods() -> None:
+def test_the_help_of_a_key_names_its_methods_and_a_default_of_their_own() -> None:
     for methods, kind in EVERY:
         for spec in fields(kind):
-            if spec.name != methods.tag:
-                assert key_default(spec) == key_default(methods.keys[spec.name]), (kind, spec.name)
+            if spec.name != methods.tag and key_default(spec) != key_default(methods.keys[spec.name]):
+                text = f"{_tag(methods, kind)}: {spec.metadata['help']} (default {key_default(spec)})"
+                assert text in methods.keys[spec.name].metadata["help"]
