@@ -15,7 +15,7 @@ from .method import Method, Methods
 
 __all__ = [
     "LAMB_VARIANTS", "LARS_ALIASES", "LARS_VARIANTS", "OPTIMIZERS", "SCALINGS", "AdamConfig", "AdamWConfig",
-    "LAMBConfig", "LARSConfig", "OptimizerConfig", "OwnOptimizerConfig", "SGDConfig",
+    "AdanConfig", "LAMBConfig", "LARSConfig", "OptimizerConfig", "OwnOptimizerConfig", "SGDConfig",
 ]  # fmt: skip
 
 SCALINGS = ("linear", "sqrt")
@@ -171,6 +171,20 @@ class AdamWConfig(Decoupled, AdamConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AdanConfig(Decoupled):
+    """Options of Adan."""
+
+    built_by: ClassVar[str] = "optimizers.adan:AdanRule.from_options"
+    default_eps: ClassVar[float] = 1e-8
+
+    name: str = "adan"
+    beta_1: float = key(0.98, "decay of the average of gradients", at_least=0, below=1)
+    beta_2: float = key(0.92, "decay of the average of their differences", at_least=0, below=1)
+    beta_3: float = key(0.99, "decay of the average of squares", at_least=0, below=1)
+    eps: float | None = key(None, "added to the denominator; null: 1e-8", at_least=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class OwnOptimizerConfig(Decoupled, Momentum, Moments):
     """Options that a function of the user's reads; a class of Keras gets `weight_decay` and `options`."""
 
@@ -183,6 +197,6 @@ OPTIMIZERS = Methods(
     "optimizer",
     "name",
     "the optimizer, or one of your own or of Keras, such as keras.optimizers:Lion",
-    (LARSConfig, LAMBConfig, SGDConfig, AdamConfig, AdamWConfig),
+    (LARSConfig, LAMBConfig, SGDConfig, AdamConfig, AdamWConfig, AdanConfig),
     own=OwnOptimizerConfig,
 )
