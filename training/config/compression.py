@@ -13,8 +13,8 @@ from .checks import SIZES, key
 from .method import Method, Methods
 
 __all__ = [
-    "COMPRESSIONS", "CompressionConfig", "DGCConfig", "FP16Config", "OneBitConfig", "PowerSGDConfig", "QSGDConfig",
-    "TernGradConfig", "TopKConfig",
+    "COMPRESSIONS", "CompressionConfig", "DGCConfig", "FP16Config", "NaturalConfig", "OneBitConfig", "PowerSGDConfig",
+    "QSGDConfig", "TernGradConfig", "TopKConfig",
 ]  # fmt: skip
 
 _EPOCHS, _RUN_SHARE = 4.0, 0.3
@@ -159,6 +159,15 @@ class TernGradConfig(Compressing):
 
 
 @dataclass(frozen=True, kw_only=True)
+class NaturalConfig(Compressing):
+    """Options of natural compression."""
+
+    built_by: ClassVar[str] = "compression.natural:build"
+
+    method: str = "natural"
+
+
+@dataclass(frozen=True, kw_only=True)
 class OneBitConfig(Compressing):
     """Options of 1-bit SGD, Adam and LAMB."""
 
@@ -176,6 +185,6 @@ COMPRESSIONS = Methods(
     "how gradients are sent",
     (
         CompressionConfig, FP16Config, BF16Config, TopKConfig, DGCConfig, PowerSGDConfig, QSGDConfig, TernGradConfig,
-        OneBitConfig,
+        OneBitConfig, NaturalConfig,
     ),
 )  # fmt: skip
