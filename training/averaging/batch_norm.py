@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.optimizers.keras_doors import replace_method, require_method
 from ringfeed.training.ring.ring import Ring
 
 __all__ = ["global_moments", "synchronise_batch_norm"]
@@ -41,7 +42,8 @@ def synchronise_batch_norm(network: Any, ring: Ring) -> None:
     if not layers:
         raise ConfigError("sync.batch_norm=true, but the model has no batch normalisation; leave it out")
     for layer in layers:
-        layer._moments = functools.partial(_moments, ring, layer._moments)
+        own = require_method(layer, "_moments")
+        replace_method(layer, "_moments", functools.partial(_moments, ring, own))
 
 
 def _moments(ring: Ring, own: Moments, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -8,11 +8,9 @@ JSON: the loader's position (seed, epoch, step), the configuration, the dataset'
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, fields
-from itertools import groupby
 from types import MappingProxyType
 from typing import Any
 
@@ -50,9 +48,10 @@ __all__ = [
 ]
 
 _OTHER_MODEL = "undo the change of the model, or set another checkpoint.url"
-_RANK, _APART, _BASE = "rank", "apart", "base"  # kinds of variables: of each rank twice, and of `Agreement`
-_BOTH_MOMENTS = "_moments"
-_RANK_STRIDE = 0x9E3779B1  # odd, so that all ranks below 2**31 get different seeds (2**32 / golden ratio)
+_RANK, _APART, _BASE = "rank", "apart", "base"
+"""Kinds of variables: a rank's own, those that `Agreement` holds apart, and what their changes count from."""
+_RANK_STRIDE = 0x9E3779B1
+"""2**32 / golden ratio; it is odd, so that all ranks below 2**31 get different seeds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -358,8 +357,6 @@ def restore(parts: Parts, arrays: Mapping[str, Any]) -> None:
     if not has_base:  # written by an earlier version, or by one process
         mine = [item for item in mine if _kind(item[0]) != _BASE]
         arrays = {name: array for name, array in arrays.items() if _kind(name) != _BASE}
-    if not any(name.endswith(_BOTH_MOMENTS) for name, _ in mine):
-        arrays = _with_moments_apart(arrays)
     if [_slot(name) for name, _ in mine] != [_slot(name) for name in arrays]:
         raise TrainingError(
             f"the checkpoint holds {len(arrays)} variables, this model and optimizer have {len(mine)}: {_OTHER_MODEL}"
@@ -374,21 +371,6 @@ def restore(parts: Parts, arrays: Mapping[str, Any]) -> None:
         variable.assign(array)
     if parts.agreement and not has_base:
         parts.agreement.begin()
-
-
-def _with_moments_apart(arrays: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a checkpoint's arrays as now: version 0.1.0 kept both moments of a variable of Adam in one."""
-    apart: list[tuple[str, Any]] = []
-    for are_both, group in groupby(arrays.items(), lambda item: item[0].endswith(_BOTH_MOMENTS)):
-        held = list(group)
-        apart += [(name, array[i]) for i in (0, 1) for name, array in held] if are_both else held
-    places: Counter[str] = Counter()
-    result = {}
-    for name, array in apart:
-        kind, _, path = name.split("/", 2)
-        result[f"{kind}/{places[kind]:04d}/{path}"] = array
-        places[kind] += 1
-    return result
 
 
 def _kind(name: str) -> str:

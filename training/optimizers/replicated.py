@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from .keras_doors import replace_method
 from .rule import RuleOptimizer
 
 __all__ = ["update_own_replica"]
@@ -36,5 +37,6 @@ def update_own_replica(optimizer: Any) -> Any:
     if isinstance(optimizer, RuleOptimizer):
         optimizer.updates_own_replica = True
     else:
-        optimizer._backend_update_step, optimizer._apply_weight_decay = update, decay
+        replace_method(optimizer, "_backend_update_step", update)
+        replace_method(optimizer, "_apply_weight_decay", decay)
     return optimizer

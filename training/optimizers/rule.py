@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from ringfeed.training.config.optimizers import OPTIMIZERS
 
+from .keras_doors import require_method
 from .masks import is_adapted
 
 __all__ = ["Rule", "RuleOptimizer", "Slots", "Step", "correction", "next_moments", "tensorflow_variable"]
@@ -146,6 +147,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras 
 
     def __init__(self, learning_rate: Any, rule: Rule, name: str | None = None) -> None:
         # Keras' own weight_decay is decoupled (it bypasses the trust ratio and the momentum), so the base gets none.
+        require_method(keras.optimizers.Optimizer, "_backend_update_step")
         super().__init__(learning_rate=learning_rate, name=name or rule.keras_name)
         self.rule = rule
 

@@ -79,25 +79,6 @@ def test_training_resumes_bit_by_bit_from_a_checkpoint(optimizer: str) -> None:
     assert float(original.scale.scale) > 64.0  # it moved, and was restored in the midst of its interval
 
 
-def test_a_checkpoint_of_adam_from_version_0_1_is_restored() -> None:
-    original = _parts(seed=1, optimizer="adam")
-    _train(original, 3)
-    saved = capture(original, Position(), _config(), "abc", {}).arrays
-    first, second = ([name for name in saved if name.endswith(end)] for end in ("_first_moment", "_second_moment"))
-    older: dict[str, Any] = {}
-    for name, array in saved.items():
-        if name in first:
-            both = name.replace("_first_moment", "_moments")
-            older[both] = np.stack([array, saved[second[first.index(name)]]])
-        elif name not in second:
-            older[name] = array
-    assert len(first) == len(saved) - len(older) > 1
-    again = _parts(seed=99, optimizer="adam")
-    restore(again, older)
-    for (name, a), (_, b) in zip(original.variables().items(), again.variables().items(), strict=True):
-        np.testing.assert_array_equal(np.asarray(tf.convert_to_tensor(a)), np.asarray(tf.convert_to_tensor(b)), name)
-
-
 def test_another_model_or_optimizer_is_refused_before_anything_is_assigned() -> None:
     saved = capture(_parts(seed=1), Position(), _config(), "abc", {})
     other = _parts(seed=2, units=5)
