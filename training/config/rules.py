@@ -31,7 +31,7 @@ class Rule:
     chosen method does not have, is not set.
 
     Args:
-        first, second: the settings.
+        first, second: the settings; with commas between, each of `first` goes with `second` no more than the others.
         reason: why, for the error.
         remedy: what to use; None: the default of the first key.
     """
@@ -43,9 +43,10 @@ class Rule:
 
 
 _PACKED = "model.name=text and model.packing=true"
-_IMAGES = "convnet, lenet, resnet18, resnet50 or keras.applications:NAME"
 _ROUNDS = "sync.method!=every_step"
-_SERVERS, _MIRRORED, _TENSORFLOW = "backend=parameter_server", "backend=mirrored", "backend=mirrored|multi_worker"
+_SERVERS, _TENSORFLOW = "backend=parameter_server", "backend=mirrored|multi_worker"
+_MOMENTUM_FIRST = " applies momentum before the average, so any other rule would see momenta"
+_CLIPS = "it would clip what momentum has accumulated"
 
 RULES: tuple[Rule, ...] = (
     # data and task
@@ -57,44 +58,38 @@ RULES: tuple[Rule, ...] = (
     Rule("data.target=null", "task=multilabel|regression", "it predicts a column", "the name of a column"),
     Rule("data.positive", "task!=binary", "it names the positive class of two"),
     Rule("data.positive", "data.target", "it is a class of the label"),
-    Rule("loss.label_smoothing", "task=regression", "it has no classes"),
-    Rule("loss.focal_gamma", "task=regression", "it has no classes"),
-    Rule("loss.class_weights", "task=regression", "it has no classes"),
+    Rule("loss.label_smoothing, loss.focal_gamma, loss.class_weights", "task=regression", "it has no classes"),
     Rule("loss.huber_delta", "task!=regression", "it bounds the error of a number"),
     Rule("loss.options", "loss.name=null", "they are the arguments of a loss of your own"),
-    Rule("loss.label_smoothing", "loss.name", "that is a loss of your own"),
-    Rule("loss.focal_gamma", "loss.name", "that is a loss of your own"),
-    Rule("loss.class_weights", "loss.name", "that is a loss of your own"),
-    Rule("loss.huber_delta", "loss.name", "that is a loss of your own"),
+    Rule("loss.label_smoothing, loss.focal_gamma, loss.class_weights, loss.huber_delta", "loss.name",
+         "that is a loss of your own"),
     # model and augmentation
     Rule("model.norm!=batch", "model.name=resnet18|resnet50", "it is built with batch normalisation"),
-    Rule("model.crosses", "model.name!=wide_deep", "wide_deep alone crosses columns"),
-    Rule("model.shared", "model.name!=wide_deep", "wide_deep alone shares embeddings"),
-    Rule("augment.random", "model.takes_images=false", "images alone are augmented", f"model.name={_IMAGES}"),
+    Rule("model.crosses, model.shared", "model.name!=wide_deep", "wide_deep alone has columns of ids"),
+    Rule("augment.random", "model.takes_images=false", "images alone are augmented",
+         "model.name=convnet, lenet, resnet18, resnet50 or keras.applications:NAME"),
     Rule("augment.mixes", "task!=multiclass", "mixup and CutMix mix classes", "augment.mixup=0 and augment.cutmix=0"),
-    Rule("augment.mixes", "sync.shares=speed", "groups that are mixed divide equal batches", "sync.shares=equal"),
-    Rule("augment.mixes", "sync.clients", "groups that are mixed divide equal batches", "sync.clients=null"),
+    Rule("sync.shares=speed, sync.clients", "augment.mixes", "groups that are mixed divide equal batches"),
     Rule("optimizer.accumulate", _PACKED, "a row holds several records"),
-    Rule(_MIRRORED, _PACKED, "it divides batches by row", "model.packing=false"),
+    Rule("backend=mirrored", _PACKED, "it divides batches by row", "model.packing=false"),
     # optimizer and schedule
     Rule("optimizer.eps", "optimizer.variant=paper|tf-models|tf-models-popular", "it has none"),
     Rule("schedule.warmup_steps", "schedule.warmup_epochs", "both are the length of the warm-up"),
     Rule("schedule.total_steps", "schedule.total_epochs", "both are the length of the schedule"),
     Rule("schedule.decay=one-cycle", "schedule.has_warmup=false", "a cycle begins with it", "warmup_epochs=1"),
-    Rule("schedule.warmup=constant", "schedule.decay=one-cycle", "a cycle rises", "schedule.warmup=gradual"),
+    Rule("schedule.warmup=constant", "schedule.decay=one-cycle", "a cycle rises"),
     Rule("schedule.warmup=constant", "schedule.init_factor=0.0", "nothing is learned", "init_factor above 0"),
     Rule("schedule.decay=step", "schedule.has_boundaries=false", "it falls at them", "boundaries=[30, 60]"),
-    Rule("schedule.boundary_steps", "schedule.boundaries", "both are the boundaries", "one of the two"),
+    Rule("schedule.boundary_steps", "schedule.boundaries", "both are the boundaries"),
     # checkpoints and comparisons
     Rule("max_time", "checkpoint.url=null", "the run could not go on"),
     Rule("checkpoint.best", "checkpoint.url=null", "there are no checkpoints"),
     Rule("output.weights=best", "checkpoint.best=0", "no best checkpoint is kept", "checkpoint.best=1"),
-    Rule("data.eval_split=null", "early_stopping.metric", "it compares evaluations", "a split"),
-    Rule("data.eval_split=null", "checkpoint.best", "it compares evaluations", "a split"),
+    Rule("early_stopping.metric, checkpoint.best", "data.eval_split=null", "it compares evaluations"),
     # ranks
     Rule("sync.hierarchical", "compression.method!=none", "only dense tensors are reduced in two levels"),
     Rule("sync.hierarchical", "sync.method=gossip", "it exchanges pairs", "sync.method=local_sgd"),
-    Rule("sync.hierarchical", "sync.batch_norm", "the gradient of the forward pass has one level", "one of the two"),
+    Rule("sync.hierarchical", "sync.batch_norm", "the gradient of the forward pass has one level"),
     Rule("sync.shares=speed", "deterministic=true", "measured times differ between runs, and with the shares the order "
          "of additions", "deterministic=false"),
     Rule("sync.shares=speed", _ROUNDS, "a mean of weights counts ranks, not samples"),
@@ -107,17 +102,13 @@ RULES: tuple[Rule, ...] = (
     Rule("sync.clients", "overfit_batches", "the ranks' batches differ", "overfit_batches=null"),
     Rule("sync.clients", "data.mixture", "it has no parts"),
     # compression
-    Rule("compression.method=dgc", "optimizer.name!=sgd", "dgc applies momentum before the average, so any other rule "
-         "would see momenta", "optimizer.name=sgd, or compression.method=powersgd"),
-    Rule("compression.method=onebit", "optimizer.name!=sgd|adam|adamw|lamb", "onebit applies momentum before the "
-         "average, so any other rule would see momenta",
+    Rule("compression.method=dgc", "optimizer.name!=sgd", "dgc" + _MOMENTUM_FIRST,
+         "optimizer.name=sgd, or compression.method=powersgd"),
+    Rule("compression.method=onebit", "optimizer.name!=sgd|adam|adamw|lamb", "onebit" + _MOMENTUM_FIRST,
          "optimizer.name=sgd or adam or adamw or lamb, or compression.method=powersgd"),
-    Rule("compression.method=dgc", "optimizer.clip_norm", "it would clip what momentum has accumulated",
-         "compression.local_clip_norm"),
-    Rule("compression.method=onebit", "optimizer.clip_norm", "it would clip what momentum has accumulated",
-         "compression.method=powersgd"),
-    Rule("compression.method=onebit", "optimizer.variant=nvlamb", "it would clip what momentum has accumulated",
-         "optimizer.variant=paper or v1"),
+    Rule("compression.method=dgc", "optimizer.clip_norm", _CLIPS, "compression.local_clip_norm"),
+    Rule("compression.method=onebit", "optimizer.clip_norm", _CLIPS, "compression.method=powersgd"),
+    Rule("compression.method=onebit", "optimizer.variant=nvlamb", _CLIPS, "optimizer.variant=paper or v1"),
     Rule("compression.start_step=0", "compression.method=onebit and optimizer.name!=sgd", "the second moment, which "
          "freezes then, needs dense steps", "about a fifth of the steps, or null"),
     Rule("compression.method=fp16", "precision=float16", "small gradients, which the loss scale saves, would be lost "
@@ -135,29 +126,24 @@ RULES: tuple[Rule, ...] = (
     Rule("precision=float16", _SERVERS, "workers do not agree on a loss scale", "precision=bfloat16"),
     Rule("data.mixture", _SERVERS, "workers take the next batches of one dataset"),
     Rule("compression.method!=none", _SERVERS, "workers send their gradients as they are"),
-    Rule(_ROUNDS, _SERVERS, "workers hold no weights of their own that could be averaged"),
+    Rule(_ROUNDS + ", checkpoint.commit_steps", _SERVERS, "workers hold no weights of their own"),
     Rule("sync.shares", _SERVERS, "fast workers take over what slow ones have left"),
     Rule("sync.batch_norm", _SERVERS, "workers share no batch"),
     Rule("sync.hierarchical", _SERVERS, "workers reduce nothing among themselves"),
     Rule("optimizer.accumulate", _SERVERS, "each batch of a worker is an update"),
     Rule("ema.decay", _SERVERS, "its updates have no common order"),
-    Rule("checkpoint.commit_steps", _SERVERS, "workers hold no weights of their own"),
     Rule("data.on_bad_shard", _SERVERS, "checkpoints do not hold what workers have found"),
     Rule("overfit_batches", _SERVERS, "each worker takes the next batches"),
     Rule("callbacks", _SERVERS, "no process has the network and its steps"),
     Rule("track.profile", _SERVERS, "the chief, which it would trace, takes no steps"),
-    Rule("track.timeline", _SERVERS, "there is no ring"),
-    Rule("output.records", "backend=parameter_server|mirrored", "the ranks of a ring write them"),
-    Rule("output.prometheus_port", "backend=parameter_server|mirrored", "the ranks of a ring serve it"),
-    Rule("jit_compile", "backend=parameter_server|mirrored", "only the step of a ring is compiled by XLA"),
-    Rule("model.remat", "backend=parameter_server|mirrored", "only the step of a ring computes activations again"),
-    Rule("compression.method!=none", _TENSORFLOW, "TensorFlow reduces gradients as they are"),
+    Rule("output.records, output.prometheus_port", "backend=parameter_server|mirrored", "the ranks of a ring write it"),
+    Rule("jit_compile, model.remat", "backend=parameter_server|mirrored", "only the step of a ring has it"),
+    Rule("compression.method!=none, sync.batch_norm", _TENSORFLOW, "TensorFlow reduces gradients as they are"),
     Rule(_ROUNDS, _TENSORFLOW, "TensorFlow reduces the gradients of every step"),
     Rule("sync.shares", _TENSORFLOW, "all have the same number of samples"),
-    Rule("sync.batch_norm", _TENSORFLOW, "TensorFlow reduces gradients alone"),
     Rule("sync.hierarchical", _TENSORFLOW, "TensorFlow chooses the way"),
     Rule("checkpoint.commit_steps", _TENSORFLOW, "no rank that dies is replaced"),
-    Rule("track.timeline", _TENSORFLOW, "Horovod writes it"),
+    Rule("track.timeline", "backend=parameter_server|mirrored|multi_worker", "Horovod writes it"),
     # the command line
     Rule("--elastic", "backend!=horovod", "no other backend replaces ranks"),
     Rule("--elastic", "checkpoint.url=null", "it goes on from checkpoints", "checkpoint.url"),
@@ -185,13 +171,12 @@ def check_pairs(config: Any, flags: Mapping[str, bool] | None = None) -> None:
         ConfigError: two settings do not; the message names both, the reason and a remedy.
     """
     for rule in RULES:
-        if "--" in rule.first and not flags:
-            continue
-        first, second = (_shown(setting, config, flags or {}) for setting in (rule.first, rule.second))
-        if first and second:
-            remedy = rule.remedy or _default(rule.first, config)
-            use = remedy if remedy.startswith("leave") else f"use {remedy}"
-            raise ConfigError(f"{first} does not go with {second}: {rule.reason}; {use}")
+        second = _shown(rule.second, config, flags or {})
+        for setting in rule.first.split(", ") if second else ():
+            if first := _shown(setting, config, flags or {}):
+                remedy = rule.remedy or _default(setting, config)
+                use = remedy if remedy.startswith("leave") else f"use {remedy}"
+                raise ConfigError(f"{first} does not go with {second}: {rule.reason}; {use}")
 
 
 def setting_value(config: Any, name: str) -> Any:

@@ -197,21 +197,13 @@ def make_train_step(
         rank must call it equally often.
     """
     options = options or StepOptions()
-    step = _Step(
-        network=network,
-        optimizer=optimizer,
-        synchronizer=synchronizer,
-        scale=scale,
-        options=options,
-        read_clock=read_clock,
-        average=average,
-    )
+    step = _Step(network, optimizer, synchronizer, scale, options, read_clock, average)
     whole = step if replicas is None else replicas.spread(step)
     compiled: Any = tf.function(whole, reduce_retracing=True, autograph=False)
     return _for_any_batch(compiled) if options.any_batch else _without_dispatch(compiled)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Step:
     """The step before it is compiled: see `make_train_step`."""
 

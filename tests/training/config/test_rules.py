@@ -27,7 +27,7 @@ def _names(setting: str) -> list[str]:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.first} and {rule.second}")
 def test_a_pair_names_keys_and_words_that_exist(rule: Rule) -> None:
     config = parse_config({"data": {"url": "x"}}, "test")
-    for term in [*rule.first.split(" and "), *rule.second.split(" and ")]:
+    for term in re.split(" and |, ", f"{rule.first}, {rule.second}"):
         (name,) = _names(term)
         assert name in KEYS or name in PROPERTIES or name in FLAGS
         if name in PROPERTIES:
@@ -61,7 +61,7 @@ def test_a_pair_names_keys_and_words_that_exist(rule: Rule) -> None:
         ),
         (
             {"model": {"crosses": [["a", "b"]]}},
-            "model.crosses=[['a', 'b']] does not go with model.name=tabular: wide_deep alone crosses columns; use "
+            "model.crosses=[['a', 'b']] does not go with model.name=tabular: wide_deep alone has columns of ids; use "
             "model.crosses=[]",
         ),
     ],

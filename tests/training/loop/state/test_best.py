@@ -83,7 +83,7 @@ def test_what_cannot_be_compared_is_refused(groups: dict[str, Any], message: str
 
 def test_without_evaluations_there_is_nothing_to_compare() -> None:
     tree = {"data": {"url": "x", "eval_split": None}, "early_stopping": {"metric": "loss"}}
-    with pytest.raises(ConfigError, match=r"data.eval_split=null does not go with early_stopping.metric=loss"):
+    with pytest.raises(ConfigError, match=r"early_stopping.metric=loss does not go with data.eval_split=null"):
         parse_config(tree, "test")
 
 
