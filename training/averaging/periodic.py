@@ -42,8 +42,6 @@ class Periodic(EveryStep):
         average_slots: whether the optimizer's state is averaged, too; else each rank keeps its own.
     """
 
-    is_plain_mean = False
-
     def __init__(self, ring: Ring, every: int, *, start_step: int = 0, average_slots: bool = False) -> None:
         super().__init__(ring)
         self._every, self._start_step, self._average_slots = every, start_step, average_slots

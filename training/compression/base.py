@@ -33,7 +33,6 @@ class Compressed(EveryStep, ABC):
         start_step: steps before this one are dense.
     """
 
-    is_plain_mean = False
     least_dimensions = 2
 
     def __init__(self, ring: Ring, start_step: int = 0) -> None:

@@ -160,6 +160,9 @@ class EveryStep:
     def __init__(self, ring: Ring) -> None:
         self._ring = ring
 
+    def __init_subclass__(cls) -> None:
+        cls.is_plain_mean = False  # what a subclass makes of gradients may hide that they are not finite
+
     @property
     def step_variables(self) -> Sequence[Variable]:
         """All state of its own."""

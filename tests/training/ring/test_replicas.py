@@ -56,7 +56,7 @@ def test_synchronous_backends_resume_each_others_checkpoints_and_servers_do_not(
         ([], [], "there are none: set mirrored.devices=2"),
         ([], ["mirrored.devices=1"], "mirrored.devices must be at least 2, got 1"),
         ([], ["backend=none", "mirrored.devices=2"], "mirrored.devices=2 does not go with backend=none"),
-        ([], ["sync.batch_norm=true"], "use sync.batch_norm=False"),
+        ([], ["sync.batch_norm=true"], "use sync.batch_norm=false"),
         (["launch", "-n", "2"], [], "backend=mirrored is one process, without a launcher"),
     ],
 )
