@@ -17,13 +17,13 @@ from ringfeed.sharding.errors import ConfigError
 from .method import key_default
 from .registry import METHODS
 
-__all__ = ["RULES", "Rule", "check_pairs", "setting_value"]
+__all__ = ["PAIRS", "Pair", "check_pairs", "setting_value"]
 
 _TERM = re.compile(r"([\w.-]+?)(?:(!?=)(.*))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Rule:
+class Pair:
     """Two settings that do not go together.
 
     A setting is a text such as ``compression.method=dgc|onebit``, ``precision!=float16``, ``ema.decay`` (any value but
@@ -48,114 +48,114 @@ _SERVERS, _TENSORFLOW = "backend=parameter_server", "backend=mirrored|multi_work
 _MOMENTUM_FIRST = " applies momentum before the average, so any other rule would see momenta"
 _CLIPS = "it would clip what momentum has accumulated"
 
-RULES: tuple[Rule, ...] = (
+PAIRS: tuple[Pair, ...] = (
     # data and task
-    Rule("data.cache_bytes", "data.cache=none", "nothing is kept"),
-    Rule("data.weights", "data.mixture=null", "they are the weights of its datasets"),
-    Rule("data.url", "data.mixture", "the mixture names the datasets"),
-    Rule("data.bucket_by", "data.mixture", "its batches hold records of all lengths"),
-    Rule("data.target", "task=multiclass", "it predicts the label"),
-    Rule("data.target=null", "task=multilabel|regression", "it predicts a column", "the name of a column"),
-    Rule("data.positive", "task!=binary", "it names the positive class of two"),
-    Rule("data.positive", "data.target", "it is a class of the label"),
-    Rule("loss.label_smoothing, loss.focal_gamma, loss.class_weights", "task=regression", "it has no classes"),
-    Rule("loss.huber_delta", "task!=regression", "it bounds the error of a number"),
-    Rule("loss.options", "loss.name=null", "they are the arguments of a loss of your own"),
-    Rule("loss.label_smoothing, loss.focal_gamma, loss.class_weights, loss.huber_delta", "loss.name",
+    Pair("data.cache_bytes", "data.cache=none", "nothing is kept"),
+    Pair("data.weights", "data.mixture=null", "they are the weights of its datasets"),
+    Pair("data.url", "data.mixture", "the mixture names the datasets"),
+    Pair("data.bucket_by", "data.mixture", "its batches hold records of all lengths"),
+    Pair("data.target", "task=multiclass", "it predicts the label"),
+    Pair("data.target=null", "task=multilabel|regression", "it predicts a column", "the name of a column"),
+    Pair("data.positive", "task!=binary", "it names the positive class of two"),
+    Pair("data.positive", "data.target", "it is a class of the label"),
+    Pair("loss.label_smoothing, loss.focal_gamma, loss.class_weights", "task=regression", "it has no classes"),
+    Pair("loss.huber_delta", "task!=regression", "it bounds the error of a number"),
+    Pair("loss.options", "loss.name=null", "they are the arguments of a loss of your own"),
+    Pair("loss.label_smoothing, loss.focal_gamma, loss.class_weights, loss.huber_delta", "loss.name",
          "that is a loss of your own"),
     # model and augmentation
-    Rule("model.norm!=batch", "model.name=resnet18|resnet50", "it is built with batch normalisation"),
-    Rule("model.crosses, model.shared", "model.name!=wide_deep", "wide_deep alone has columns of ids"),
-    Rule("augment.random", "model.takes_images=false", "images alone are augmented",
+    Pair("model.norm!=batch", "model.name=resnet18|resnet50", "it is built with batch normalisation"),
+    Pair("model.crosses, model.shared", "model.name!=wide_deep", "wide_deep alone has columns of ids"),
+    Pair("augment.random", "model.takes_images=false", "images alone are augmented",
          "model.name=convnet, lenet, resnet18, resnet50 or keras.applications:NAME"),
-    Rule("augment.mixes", "task!=multiclass", "mixup and CutMix mix classes", "augment.mixup=0 and augment.cutmix=0"),
-    Rule("sync.shares=speed, sync.clients", "augment.mixes", "groups that are mixed divide equal batches"),
-    Rule("optimizer.accumulate", _PACKED, "a row holds several records"),
-    Rule("backend=mirrored", _PACKED, "it divides batches by row", "model.packing=false"),
+    Pair("augment.mixes", "task!=multiclass", "mixup and CutMix mix classes", "augment.mixup=0 and augment.cutmix=0"),
+    Pair("sync.shares=speed, sync.clients", "augment.mixes", "groups that are mixed divide equal batches"),
+    Pair("optimizer.accumulate", _PACKED, "a row holds several records"),
+    Pair("backend=mirrored", _PACKED, "it divides batches by row", "model.packing=false"),
     # optimizer and schedule
-    Rule("optimizer.eps", "optimizer.variant=paper|tf-models|tf-models-popular", "it has none"),
-    Rule("schedule.warmup_steps", "schedule.warmup_epochs", "both are the length of the warm-up"),
-    Rule("schedule.total_steps", "schedule.total_epochs", "both are the length of the schedule"),
-    Rule("schedule.decay=one-cycle", "schedule.has_warmup=false", "a cycle begins with it", "warmup_epochs=1"),
-    Rule("schedule.warmup=constant", "schedule.decay=one-cycle", "a cycle rises"),
-    Rule("schedule.warmup=constant", "schedule.init_factor=0.0", "nothing is learned", "init_factor above 0"),
-    Rule("schedule.decay=step", "schedule.has_boundaries=false", "it falls at them", "boundaries=[30, 60]"),
-    Rule("schedule.boundary_steps", "schedule.boundaries", "both are the boundaries"),
+    Pair("optimizer.eps", "optimizer.variant=paper|tf-models|tf-models-popular", "it has none"),
+    Pair("schedule.warmup_steps", "schedule.warmup_epochs", "both are the length of the warm-up"),
+    Pair("schedule.total_steps", "schedule.total_epochs", "both are the length of the schedule"),
+    Pair("schedule.decay=one-cycle", "schedule.has_warmup=false", "a cycle begins with it", "warmup_epochs=1"),
+    Pair("schedule.warmup=constant", "schedule.decay=one-cycle", "a cycle rises"),
+    Pair("schedule.warmup=constant", "schedule.init_factor=0.0", "nothing is learned", "init_factor above 0"),
+    Pair("schedule.decay=step", "schedule.has_boundaries=false", "it falls at them", "boundaries=[30, 60]"),
+    Pair("schedule.boundary_steps", "schedule.boundaries", "both are the boundaries"),
     # checkpoints and comparisons
-    Rule("max_time", "checkpoint.url=null", "the run could not go on"),
-    Rule("checkpoint.best", "checkpoint.url=null", "there are no checkpoints"),
-    Rule("output.weights=best", "checkpoint.best=0", "no best checkpoint is kept", "checkpoint.best=1"),
-    Rule("early_stopping.metric, checkpoint.best", "data.eval_split=null", "it compares evaluations"),
+    Pair("max_time", "checkpoint.url=null", "the run could not go on"),
+    Pair("checkpoint.best", "checkpoint.url=null", "there are no checkpoints"),
+    Pair("output.weights=best", "checkpoint.best=0", "no best checkpoint is kept", "checkpoint.best=1"),
+    Pair("early_stopping.metric, checkpoint.best", "data.eval_split=null", "it compares evaluations"),
     # ranks
-    Rule("sync.hierarchical", "compression.method!=none", "only dense tensors are reduced in two levels"),
-    Rule("sync.hierarchical", "sync.method=gossip", "it exchanges pairs", "sync.method=local_sgd"),
-    Rule("sync.hierarchical", "sync.batch_norm", "the gradient of the forward pass has one level"),
-    Rule("sync.shares=speed", "deterministic=true", "measured times differ between runs, and with the shares the order "
+    Pair("sync.hierarchical", "compression.method!=none", "only dense tensors are reduced in two levels"),
+    Pair("sync.hierarchical", "sync.method=gossip", "it exchanges pairs", "sync.method=local_sgd"),
+    Pair("sync.hierarchical", "sync.batch_norm", "the gradient of the forward pass has one level"),
+    Pair("sync.shares=speed", "deterministic=true", "measured times differ between runs, and with the shares the order "
          "of additions", "deterministic=false"),
-    Rule("sync.shares=speed", _ROUNDS, "a mean of weights counts ranks, not samples"),
-    Rule("sync.batch_norm", _ROUNDS, "ranks with different weights have no common statistics"),
-    Rule("sync.batch_norm", "jit_compile", "the forward pass would exchange statistics within XLA's code"),
-    Rule("sync.batch_norm", "model.remat", "the forward pass would exchange statistics twice"),
-    Rule("compression.method!=none", _ROUNDS, "a round exchanges weights, not gradients"),
-    Rule(_ROUNDS, "precision=float16", "the loss scales of the ranks could part", "precision=bfloat16"),
-    Rule("ema.decay", _ROUNDS, "the ranks' weights differ between rounds"),
-    Rule("sync.clients", "overfit_batches", "the ranks' batches differ", "overfit_batches=null"),
-    Rule("sync.clients", "data.mixture", "it has no parts"),
+    Pair("sync.shares=speed", _ROUNDS, "a mean of weights counts ranks, not samples"),
+    Pair("sync.batch_norm", _ROUNDS, "ranks with different weights have no common statistics"),
+    Pair("sync.batch_norm", "jit_compile", "the forward pass would exchange statistics within XLA's code"),
+    Pair("sync.batch_norm", "model.remat", "the forward pass would exchange statistics twice"),
+    Pair("compression.method!=none", _ROUNDS, "a round exchanges weights, not gradients"),
+    Pair(_ROUNDS, "precision=float16", "the loss scales of the ranks could part", "precision=bfloat16"),
+    Pair("ema.decay", _ROUNDS, "the ranks' weights differ between rounds"),
+    Pair("sync.clients", "overfit_batches", "the ranks' batches differ", "overfit_batches=null"),
+    Pair("sync.clients", "data.mixture", "it has no parts"),
     # compression
-    Rule("compression.method=dgc", "optimizer.name!=sgd", "dgc" + _MOMENTUM_FIRST,
+    Pair("compression.method=dgc", "optimizer.name!=sgd", "dgc" + _MOMENTUM_FIRST,
          "optimizer.name=sgd, or compression.method=powersgd"),
-    Rule("compression.method=onebit", "optimizer.name!=sgd|adam|adamw|lamb", "onebit" + _MOMENTUM_FIRST,
+    Pair("compression.method=onebit", "optimizer.name!=sgd|adam|adamw|lamb", "onebit" + _MOMENTUM_FIRST,
          "optimizer.name=sgd or adam or adamw or lamb, or compression.method=powersgd"),
-    Rule("compression.method=dgc", "optimizer.clip_norm", _CLIPS, "compression.local_clip_norm"),
-    Rule("compression.method=onebit", "optimizer.clip_norm", _CLIPS, "compression.method=powersgd"),
-    Rule("compression.method=onebit", "optimizer.variant=nvlamb", _CLIPS, "optimizer.variant=paper or v1"),
-    Rule("compression.start_step=0", "compression.method=onebit and optimizer.name!=sgd", "the second moment, which "
+    Pair("compression.method=dgc", "optimizer.clip_norm", _CLIPS, "compression.local_clip_norm"),
+    Pair("compression.method=onebit", "optimizer.clip_norm", _CLIPS, "compression.method=powersgd"),
+    Pair("compression.method=onebit", "optimizer.variant=nvlamb", _CLIPS, "optimizer.variant=paper or v1"),
+    Pair("compression.start_step=0", "compression.method=onebit and optimizer.name!=sgd", "the second moment, which "
          "freezes then, needs dense steps", "about a fifth of the steps, or null"),
-    Rule("compression.method=fp16", "precision=float16", "small gradients, which the loss scale saves, would be lost "
+    Pair("compression.method=fp16", "precision=float16", "small gradients, which the loss scale saves, would be lost "
          "on the wire", "compression.method=bf16"),
     # backends
-    Rule("mirrored.devices", "backend!=mirrored", "it counts the GPUs of one process"),
-    Rule("parameter_server.is_set", "backend!=parameter_server", "they are options of its servers", "its defaults"),
-    Rule("parameter_server.backup_workers", "parameter_server.mode!=sync", "no step waits for all workers"),
-    Rule("parameter_server.mode=asp", "optimizer.name!=sgd", "what is held back is measured by the update of SGD",
+    Pair("mirrored.devices", "backend!=mirrored", "it counts the GPUs of one process"),
+    Pair("parameter_server.is_set", "backend!=parameter_server", "they are options of its servers", "its defaults"),
+    Pair("parameter_server.backup_workers", "parameter_server.mode!=sync", "no step waits for all workers"),
+    Pair("parameter_server.mode=asp", "optimizer.name!=sgd", "what is held back is measured by the update of SGD",
          "optimizer.name=sgd"),
-    Rule("parameter_server.shard_bytes", "parameter_server.mode=sync|asp", "its workers exchange whole tables",
+    Pair("parameter_server.shard_bytes", "parameter_server.mode=sync|asp", "its workers exchange whole tables",
          "mode async or ssp, or parameter_server.shard_bytes=null"),
-    Rule("parameter_server.shard_bytes", "optimizer.name!=sgd|adam|adamw", "it updates whole tables",
+    Pair("parameter_server.shard_bytes", "optimizer.name!=sgd|adam|adamw", "it updates whole tables",
          "optimizer.name=sgd, adam or adamw, or parameter_server.shard_bytes=null"),
-    Rule("precision=float16", _SERVERS, "workers do not agree on a loss scale", "precision=bfloat16"),
-    Rule("data.mixture", _SERVERS, "workers take the next batches of one dataset"),
-    Rule("compression.method!=none", _SERVERS, "workers send their gradients as they are"),
-    Rule(_ROUNDS + ", checkpoint.commit_steps", _SERVERS, "workers hold no weights of their own"),
-    Rule("sync.shares", _SERVERS, "fast workers take over what slow ones have left"),
-    Rule("sync.batch_norm", _SERVERS, "workers share no batch"),
-    Rule("sync.hierarchical", _SERVERS, "workers reduce nothing among themselves"),
-    Rule("optimizer.accumulate", _SERVERS, "each batch of a worker is an update"),
-    Rule("ema.decay", _SERVERS, "its updates have no common order"),
-    Rule("data.on_bad_shard", _SERVERS, "checkpoints do not hold what workers have found"),
-    Rule("overfit_batches", _SERVERS, "each worker takes the next batches"),
-    Rule("callbacks", _SERVERS, "no process has the network and its steps"),
-    Rule("track.profile", _SERVERS, "the chief, which it would trace, takes no steps"),
-    Rule("output.records, output.prometheus_port", "backend=parameter_server|mirrored", "the ranks of a ring write it"),
-    Rule("jit_compile, model.remat", "backend=parameter_server|mirrored", "only the step of a ring has it"),
-    Rule("compression.method!=none, sync.batch_norm", _TENSORFLOW, "TensorFlow reduces gradients as they are"),
-    Rule(_ROUNDS, _TENSORFLOW, "TensorFlow reduces the gradients of every step"),
-    Rule("sync.shares", _TENSORFLOW, "all have the same number of samples"),
-    Rule("sync.hierarchical", _TENSORFLOW, "TensorFlow chooses the way"),
-    Rule("checkpoint.commit_steps", _TENSORFLOW, "no rank that dies is replaced"),
-    Rule("track.timeline", "backend=parameter_server|mirrored|multi_worker", "Horovod writes it"),
+    Pair("precision=float16", _SERVERS, "workers do not agree on a loss scale", "precision=bfloat16"),
+    Pair("data.mixture", _SERVERS, "workers take the next batches of one dataset"),
+    Pair("compression.method!=none", _SERVERS, "workers send their gradients as they are"),
+    Pair(_ROUNDS + ", checkpoint.commit_steps", _SERVERS, "workers hold no weights of their own"),
+    Pair("sync.shares", _SERVERS, "fast workers take over what slow ones have left"),
+    Pair("sync.batch_norm", _SERVERS, "workers share no batch"),
+    Pair("sync.hierarchical", _SERVERS, "workers reduce nothing among themselves"),
+    Pair("optimizer.accumulate", _SERVERS, "each batch of a worker is an update"),
+    Pair("ema.decay", _SERVERS, "its updates have no common order"),
+    Pair("data.on_bad_shard", _SERVERS, "checkpoints do not hold what workers have found"),
+    Pair("overfit_batches", _SERVERS, "each worker takes the next batches"),
+    Pair("callbacks", _SERVERS, "no process has the network and its steps"),
+    Pair("track.profile", _SERVERS, "the chief, which it would trace, takes no steps"),
+    Pair("output.records, output.prometheus_port", "backend=parameter_server|mirrored", "the ranks of a ring write it"),
+    Pair("jit_compile, model.remat", "backend=parameter_server|mirrored", "only the step of a ring has it"),
+    Pair("compression.method!=none, sync.batch_norm", _TENSORFLOW, "TensorFlow reduces gradients as they are"),
+    Pair(_ROUNDS, _TENSORFLOW, "TensorFlow reduces the gradients of every step"),
+    Pair("sync.shares", _TENSORFLOW, "all have the same number of samples"),
+    Pair("sync.hierarchical", _TENSORFLOW, "TensorFlow chooses the way"),
+    Pair("checkpoint.commit_steps", _TENSORFLOW, "no rank that dies is replaced"),
+    Pair("track.timeline", "backend=parameter_server|mirrored|multi_worker", "Horovod writes it"),
     # the command line
-    Rule("--elastic", "backend!=horovod", "no other backend replaces ranks"),
-    Rule("--elastic", "checkpoint.url=null", "it goes on from checkpoints", "checkpoint.url"),
-    Rule("--elastic", "checkpoint.every_steps=null", "it goes on from checkpoints", "checkpoint.every_steps"),
-    Rule("--elastic", "checkpoint.resume=false", "it goes on from checkpoints"),
-    Rule("--elastic", "sync.clients", "each rank has a part of its own, so none can come or go"),
-    Rule("--elastic", "sync.hierarchical", "Horovod waits for ever where it removes the process sets of a rank that "
+    Pair("--elastic", "backend!=horovod", "no other backend replaces ranks"),
+    Pair("--elastic", "checkpoint.url=null", "it goes on from checkpoints", "checkpoint.url"),
+    Pair("--elastic", "checkpoint.every_steps=null", "it goes on from checkpoints", "checkpoint.every_steps"),
+    Pair("--elastic", "checkpoint.resume=false", "it goes on from checkpoints"),
+    Pair("--elastic", "sync.clients", "each rank has a part of its own, so none can come or go"),
+    Pair("--elastic", "sync.hierarchical", "Horovod waits for ever where it removes the process sets of a rank that "
          "died", "sync.hierarchical=false, or leave out --elastic"),
-    Rule("--elastic", "max_time", "it keeps a run going, and max_time ends it"),
-    Rule("--elastic", "--lr-find", "100 steps have no checkpoint to go on from"),
-    Rule("--ray", "backend!=horovod", "Ray starts the ranks of a ring"),
-    Rule("--dry-run", _SERVERS, "it plans a ring", "backend=horovod"),
+    Pair("--elastic", "max_time", "it keeps a run going, and max_time ends it"),
+    Pair("--elastic", "--lr-find", "100 steps have no checkpoint to go on from"),
+    Pair("--ray", "backend!=horovod", "Ray starts the ranks of a ring"),
+    Pair("--dry-run", _SERVERS, "it plans a ring", "backend=horovod"),
 )  # fmt: skip
 """All pairs. They are checked in this order; the error names the first that a run has."""
 
@@ -170,13 +170,13 @@ def check_pairs(config: Any, flags: Mapping[str, bool] | None = None) -> None:
     Raises:
         ConfigError: two settings do not; the message names both, the reason and a remedy.
     """
-    for rule in RULES:
-        second = _shown(rule.second, config, flags or {})
-        for setting in rule.first.split(", ") if second else ():
+    for pair in PAIRS:
+        second = _shown(pair.second, config, flags or {})
+        for setting in pair.first.split(", ") if second else ():
             if first := _shown(setting, config, flags or {}):
-                remedy = rule.remedy or _default(setting, config)
+                remedy = pair.remedy or _default(setting, config)
                 use = remedy if remedy.startswith("leave") else f"use {remedy}"
-                raise ConfigError(f"{first} does not go with {second}: {rule.reason}; {use}")
+                raise ConfigError(f"{first} does not go with {second}: {pair.reason}; {use}")
 
 
 def setting_value(config: Any, name: str) -> Any:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ringfeed.training.config.optimizers import AdamWConfig
 
-from .rule import Rule, RuleOptimizer, Slots, Step, correction, next_moments
+from .rule import Rule, RuleOptimizer, RuleStep, Slots, correction, next_moments
 
 __all__ = ["Adam", "AdamRule"]
 
@@ -29,7 +29,7 @@ class AdamRule(Rule):
     keras_name: ClassVar[str] = "adam"
     slots: ClassVar[Mapping[str, tuple[int, ...]]] = {"first_moment": (), "second_moment": ()}
 
-    def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: Step) -> tuple[Tensor, Slots]:
+    def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: RuleStep) -> tuple[Tensor, Slots]:
         """One step of a stack of variables."""
         first, second = next_moments(self, gradient, (slots[0], slots[1]), step.number)
         if step.decays and self.options.weight_decay:
@@ -37,7 +37,7 @@ class AdamRule(Rule):
         change = self._rate(step) * first / (tf.sqrt(second) + self.options.epsilon)
         return weights - change, [first, second]
 
-    def update_in_place(self, weights: Variable, gradient: Tensor, slots: Sequence[Variable], step: Step) -> bool:
+    def update_in_place(self, weights: Variable, gradient: Tensor, slots: Sequence[Variable], step: RuleStep) -> bool:
         """Apply one step to one variable: one kernel, with few passes over memory."""
         dtype = weights.dtype
         if step.decays and self.options.weight_decay:
@@ -62,7 +62,7 @@ class AdamRule(Rule):
         )
         return True
 
-    def _rate(self, step: Step) -> Tensor:
+    def _rate(self, step: RuleStep) -> Tensor:
         """The rate with the correction of both moments' bias, for betas as the kernel's dtype holds them."""
 
         def corrected() -> Tensor:

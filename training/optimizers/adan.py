@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import tensorflow as tf
 
-from .rule import Rule, Slots, Step, correction
+from .rule import Rule, RuleStep, Slots, correction
 
 __all__ = ["AdanRule"]
 
@@ -32,7 +32,7 @@ class AdanRule(Rule):
 
     >>> from ringfeed.training.config.optimizers import AdanConfig
     >>> rule, one = AdanRule(AdanConfig()), tf.constant([2.0])
-    >>> step = Step(rate=tf.constant(0.5), number=tf.constant(0, tf.int64))
+    >>> step = RuleStep(rate=tf.constant(0.5), number=tf.constant(0, tf.int64))
     >>> round(float(rule.updated(one, one, [tf.zeros(1)] * 4, step)[0]), 4)  # the first step is by the rate
     1.5
     """
@@ -42,7 +42,7 @@ class AdanRule(Rule):
         "first_moment": (), "difference": (), "second_moment": (), "last_gradient": ()
     }  # fmt: skip
 
-    def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: Step) -> tuple[Tensor, Slots]:
+    def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: RuleStep) -> tuple[Tensor, Slots]:
         """One step of a stack of variables."""
         options, (first, average, second, last) = self.options, slots
         beta_1, beta_2, beta_3 = options.beta_1, options.beta_2, options.beta_3
@@ -55,5 +55,5 @@ class AdanRule(Rule):
         decay = options.weight_decay if step.decays else 0.0
         return (weights - step.rate * update) / (1 + step.rate * decay), [first, average, second, gradient]
 
-    def _share(self, beta: float, step: Step) -> Tensor:
+    def _share(self, beta: float, step: RuleStep) -> Tensor:
         return step.once(f"share of {beta}", lambda: tf.cast(correction(beta, step.number), step.rate.dtype))

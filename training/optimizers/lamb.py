@@ -17,7 +17,7 @@ from ringfeed.training.config.optimizers import LAMBConfig
 
 from .frozen_ratio import RATIO_DECAY, next_average, next_factor
 from .norms import layer_norms, trust_ratio
-from .rule import Rule, RuleOptimizer, Slots, Step, correction, next_moments
+from .rule import Rule, RuleOptimizer, RuleStep, Slots, correction, next_moments
 
 __all__ = ["LAMB", "LAMBRule"]
 
@@ -89,7 +89,7 @@ class LAMBRule(Rule):
         factor = tf.maximum(norm / largest, 1.0)
         return [g / tf.cast(factor, g.dtype) for g in wide]
 
-    def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: Step) -> tuple[Tensor, Slots]:
+    def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: RuleStep) -> tuple[Tensor, Slots]:
         """One step of a stack of variables."""
         options = self.options
         first, second = next_moments(self, gradient, _halves(slots[0]), step.number)
@@ -107,7 +107,7 @@ class LAMBRule(Rule):
             update *= ratio
         return weights - step.rate * update, [tf.stack([first, second], axis=1), *others]
 
-    def _frozen(self, now: _Now, step: Step, slots: Slots) -> tuple[Tensor, Tensor, Tensor]:
+    def _frozen(self, now: _Now, step: RuleStep, slots: Slots) -> tuple[Tensor, Tensor, Tensor]:
         """The trust ratio to use, and the next values of the slots that it is made of, from `freeze_step` on."""
         options, ratio = self.options, now.ratio
         is_frozen = step.number >= self.freeze_step
@@ -122,7 +122,7 @@ class LAMBRule(Rule):
         ratio = tf.where(is_frozen, tf.reshape(lasting, tf.shape(ratio)), ratio)
         return ratio, unfrozen, tf.stack([average, factor], axis=1)
 
-    def _corrected(self, moment: Tensor, beta: float, step: Step, last: int | None = None) -> Tensor:
+    def _corrected(self, moment: Tensor, beta: float, step: RuleStep, last: int | None = None) -> Tensor:
         if beta == 0 or not self._variant.corrects_bias:
             return moment
         return moment / tf.cast(correction(beta, step.number, last), moment.dtype)

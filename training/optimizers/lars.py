@@ -15,7 +15,7 @@ import tensorflow as tf
 from ringfeed.training.config.optimizers import LARSConfig
 
 from .norms import layer_norms, trust_ratio
-from .rule import Rule, RuleOptimizer, Slots, Step
+from .rule import Rule, RuleOptimizer, RuleStep, Slots
 
 __all__ = ["LARS", "LARSRule"]
 
@@ -55,7 +55,7 @@ class LARSRule(Rule):
     keras_name: ClassVar[str] = "lars"
     slots: ClassVar[Mapping[str, tuple[int, ...]]] = {"velocity": ()}
 
-    def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: Step) -> tuple[Tensor, Slots]:
+    def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: RuleStep) -> tuple[Tensor, Slots]:
         """One step of a stack of variables."""
         (velocity,), rule, momentum = slots, VARIANTS[self.options.rule], self.options.momentum
         decay = self.options.weight_decay if step.decays else 0.0

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from .rule import RuleOptimizer, Step
+from .rule import RuleOptimizer, RuleStep
 
 __all__ = ["update_rows"]
 
@@ -50,7 +50,7 @@ def _by_rule(optimizer: RuleOptimizer, variable: Variable, gradient: Any) -> Ten
         rows[None],
         gradient.values[None],
         [moment.sparse_read(gradient.indices)[None] for moment in kept],
-        Step(rate=rate, number=number, decays=False, adapts=False),
+        RuleStep(rate=rate, number=number, decays=False, adapts=False),
     )
     for moment, value in zip(kept, moments, strict=True):
         moment.scatter_update(tf.IndexedSlices(value[0], gradient.indices))

@@ -20,7 +20,7 @@ from ringfeed.training.config.optimizers import OPTIMIZERS
 from .keras_doors import require_method
 from .masks import is_adapted
 
-__all__ = ["Rule", "RuleOptimizer", "Slots", "Step", "correction", "next_moments", "tensorflow_variable"]
+__all__ = ["Rule", "RuleOptimizer", "RuleStep", "Slots", "correction", "next_moments", "tensorflow_variable"]
 
 Tensor = Any
 Variable = Any
@@ -31,7 +31,7 @@ STACKED_ELEMENTS = 16384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class RuleStep:
     """What a step of a stack of variables depends on, beside their values: see `RuleOptimizer`.
 
     Attributes:
@@ -84,7 +84,7 @@ class Rule(ABC):
         return RuleOptimizer(schedule, cls(options, freeze_step))
 
     @abstractmethod
-    def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: Step) -> tuple[Tensor, Slots]:
+    def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: RuleStep) -> tuple[Tensor, Slots]:
         """Return the next weights and slots of a stack of variables.
 
         Args:
@@ -114,7 +114,7 @@ class Rule(ABC):
         """Change all gradients of a step together, before they are stacked."""
         return gradients
 
-    def update_in_place(self, weights: Variable, gradient: Tensor, slots: Sequence[Variable], step: Step) -> bool:
+    def update_in_place(self, weights: Variable, gradient: Tensor, slots: Sequence[Variable], step: RuleStep) -> bool:
         """Update one variable by a kernel of TensorFlow's and return True; False: there is none."""
         return False
 
@@ -211,27 +211,27 @@ class RuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras 
         """Apply one step to one variable (called by Keras under a `tf.distribute` strategy)."""
         self._update_stack([variable], [gradient], self._steps(learning_rate)(variable))
 
-    def _steps(self, rate: Tensor) -> Callable[[Variable], Step]:
+    def _steps(self, rate: Tensor) -> Callable[[Variable], RuleStep]:
         """Return the function that gives the present step of a variable."""
         known: dict[str, tuple[Tensor, dict[str, Tensor]]] = {}
 
-        def step_of(variable: Variable) -> Step:
+        def step_of(variable: Variable) -> RuleStep:
             index, dtype = self._get_variable_index(variable), _compute_dtype(variable.dtype)
             if dtype not in known:
                 known[dtype] = tf.cast(rate, dtype), {}
             cast, shared = known[dtype]
             decays, adapts = self._decays[index], self._adapts[index]
-            return Step(rate=cast, number=self.iterations.value, decays=decays, adapts=adapts, known=shared)
+            return RuleStep(rate=cast, number=self.iterations.value, decays=decays, adapts=adapts, known=shared)
 
         return step_of
 
-    def _is_updated_in_place(self, variable: Variable, gradient: Tensor, step: Step) -> bool:
+    def _is_updated_in_place(self, variable: Variable, gradient: Tensor, step: RuleStep) -> bool:
         weights = tensorflow_variable(variable)
         if weights.dtype != step.rate.dtype:
             return False
         return self.rule.update_in_place(weights, gradient, self.slots_of(variable), step)
 
-    def _update_stack(self, variables: Sequence[Variable], gradients: Sequence[Tensor], step: Step) -> None:
+    def _update_stack(self, variables: Sequence[Variable], gradients: Sequence[Tensor], step: RuleStep) -> None:
         dtype = step.rate.dtype
         kept = list(zip(*(self.slots_of(variable) for variable in variables), strict=True))
         weights, slots = self.rule.updated(

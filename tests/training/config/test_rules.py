@@ -10,7 +10,7 @@ import pytest
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.config.keys import all_keys
-from ringfeed.training.config.rules import RULES, Rule, check_pairs, setting_value
+from ringfeed.training.config.rules import PAIRS, Pair, check_pairs, setting_value
 
 PROPERTIES = {
     "augment.random", "augment.mixes", "model.takes_images", "schedule.has_warmup", "schedule.has_boundaries",
@@ -24,10 +24,10 @@ def _names(setting: str) -> list[str]:
     return [re.split("!?=", term)[0] for term in setting.split(" and ")]
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.first} and {rule.second}")
-def test_a_pair_names_keys_and_words_that_exist(rule: Rule) -> None:
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.first} and {pair.second}")
+def test_a_pair_names_keys_and_words_that_exist(pair: Pair) -> None:
     config = parse_config({"data": {"url": "x"}}, "test")
-    for term in re.split(" and |, ", f"{rule.first}, {rule.second}"):
+    for term in re.split(" and |, ", f"{pair.first}, {pair.second}"):
         (name,) = _names(term)
         assert name in KEYS or name in PROPERTIES or name in FLAGS
         if name in PROPERTIES:
@@ -35,7 +35,7 @@ def test_a_pair_names_keys_and_words_that_exist(rule: Rule) -> None:
         words = term.partition("=")[2].split("|") if "=" in term else []
         choices = KEYS[name].metadata.get("choices") if name in KEYS else None
         assert not choices or set(words) <= {*choices, "null"}, term
-    assert not rule.reason.endswith(".")
+    assert not pair.reason.endswith(".")
 
 
 @pytest.mark.parametrize(
