@@ -33,7 +33,7 @@ class AdanRule(Rule):
     >>> from ringfeed.training.config.optimizers import AdanConfig
     >>> rule, one = AdanRule(AdanConfig()), tf.constant([2.0])
     >>> step = RuleStep(rate=tf.constant(0.5), number=tf.constant(0, tf.int64))
-    >>> round(float(rule.updated(one, one, [tf.zeros(1)] * 4, step)[0]), 4)  # the first step is by the rate
+    >>> round(float(rule.updated(one, one, [tf.zeros(1)] * 4, step)[0][0]), 4)  # the first step is by the rate
     1.5
     """
 

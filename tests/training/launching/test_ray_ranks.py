@@ -73,5 +73,5 @@ def test_what_ray_cannot_start_is_refused(run_folder: Path, capfd: pytest.Captur
     assert [line.partition("error: ")[2] for line in lines] == [
         "no Ray cluster answers at 127.0.0.1:1; check the address, and that it runs",
         "--ray goes with -n, not with --elastic or --workers: ringfeed launch --ray auto -n 2 train ...",
-        "--ray does not go with backend=multi_worker",
+        "--ray does not go with backend=multi_worker: Ray starts the ranks of a ring; leave out --ray",
     ]
