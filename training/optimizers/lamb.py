@@ -102,21 +102,22 @@ class LAMBRule(Rule):
             ratio = trust_ratio(norm if largest is None else tf.minimum(norm, largest), layer_norms(update))
             if self.freeze_step is not None:
                 share = trust_ratio(layer_norms(direction), layer_norms(update))
-                now = _Now(gradient=gradient, second=second, root=root, ratio=ratio, share=share)
-                ratio, *others = self._frozen(now, step, others)
+                ratio, *others = self._frozen(gradient, second, root, ratio, share, step, others)
             update *= ratio
         return weights - step.rate * update, [tf.stack([first, second], axis=1), *others]
 
-    def _frozen(self, now: _Now, step: RuleStep, slots: Slots) -> tuple[Tensor, Tensor, Tensor]:
+    def _frozen(
+        self, gradient: Tensor, second: Tensor, root: Tensor, ratio: Tensor, share: Tensor, step: RuleStep, slots: Slots
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The trust ratio to use, and the next values of the slots that it is made of, from `freeze_step` on."""
-        options, ratio = self.options, now.ratio
+        options = self.options
         is_frozen = step.number >= self.freeze_step
         average, factor = tf.unstack(slots[1], axis=1)
-        unfrozen = options.beta_2 * slots[0] + (1 - options.beta_2) * now.gradient * now.gradient
-        unfrozen = tf.where(is_frozen, unfrozen, now.second)
+        unfrozen = options.beta_2 * slots[0] + (1 - options.beta_2) * gradient * gradient
+        unfrozen = tf.where(is_frozen, unfrozen, second)
         other_root = tf.sqrt(self._corrected(unfrozen, options.beta_2, step)) + options.epsilon
-        before, moves, share = tf.where(is_frozen, factor, 1.0), now.second > 0, tf.reshape(now.share, [-1])
-        factor = tf.where(is_frozen, next_factor(before, now.root, other_root, moves, share), 1.0)
+        before, moves, share = tf.where(is_frozen, factor, 1.0), second > 0, tf.reshape(share, [-1])
+        factor = tf.where(is_frozen, next_factor(before, root, other_root, moves, share), 1.0)
         average = tf.where(is_frozen, average, next_average(average, tf.reshape(ratio, [-1])))
         lasting = average / tf.cast(correction(RATIO_DECAY, step.number, self.freeze_step), average.dtype) * factor
         ratio = tf.where(is_frozen, tf.reshape(lasting, tf.shape(ratio)), ratio)
@@ -131,17 +132,6 @@ class LAMBRule(Rule):
         """Both moments of one variable."""
         first, second = tf.unstack(slots[0])
         return first, second
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Now:
-    """What the ratio from `freeze_step` on depends on in a step; ratio and share are of layers, [layers, 1, ...]."""
-
-    gradient: Tensor
-    second: Tensor
-    root: Tensor
-    ratio: Tensor
-    share: Tensor
 
 
 def _halves(moments: Tensor) -> tuple[Tensor, Tensor]:
