@@ -13,8 +13,8 @@ from .reports.tracker import Tracker
 from .ring.connect import connect
 from .ring.horovod_ring import HorovodRing
 from .ring.ring import Ring, SoloRing
-from .ring.synchronizer import EveryStep, Synchronizer
 from .schedules.learning_rate import WarmUpDecay, scaled_learning_rate
+from .sync.synchronizer import EveryStep, Synchronizer
 
 __all__ = [
     "LAMB",

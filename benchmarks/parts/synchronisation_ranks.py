@@ -18,18 +18,18 @@ with quiet_tensorflow():
 import keras
 import numpy as np
 
-from ringfeed.training.averaging.agreement import Agreement
-from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.loop.step import make_predict_step, make_train_step
-from ringfeed.training.loop.synchronisation import build_run_optimizer, build_synchronizer
 from ringfeed.training.optimizers.build import build_schedule
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.connect import connect
 from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.ring.same_weights import assert_same_weights
-from ringfeed.training.ring.synchronizer import SyncRun
+from ringfeed.training.sync.agreement import Agreement
+from ringfeed.training.sync.build import build_run_optimizer, build_synchronizer
+from ringfeed.training.sync.pace import Pace
+from ringfeed.training.sync.synchronizer import SyncRun
 
 HIDDEN = (512, 256)
 BATCH = 512  # over all ranks

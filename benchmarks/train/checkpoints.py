@@ -22,7 +22,7 @@ from ringfeed.training.checkpoint.snapshot import Parts
 from ringfeed.training.loop.step import make_train_step
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.ring import SoloRing
-from ringfeed.training.ring.synchronizer import EveryStep
+from ringfeed.training.sync.synchronizer import EveryStep
 
 BATCH = 256
 KINDS = ("none", "synchronous", "asynchronous")

@@ -20,7 +20,7 @@ from ringfeed.training.records.clock import Clock, clock
 from ringfeed.training.reports.events import RunBegan, RunEnded, StepDone, StepTimes
 from ringfeed.training.reports.recorder import Recorder
 from ringfeed.training.ring.ring import SoloRing
-from ringfeed.training.ring.synchronizer import EveryStep
+from ringfeed.training.sync.synchronizer import EveryStep
 
 STEPS, BATCH = 50, 256
 

@@ -18,7 +18,7 @@ import tensorflow as tf
 from ringfeed.training import LossScale, SoloRing
 from ringfeed.training.loop.step import StepOptions, make_train_step
 from ringfeed.training.models.remat import rematerialise
-from ringfeed.training.ring.synchronizer import EveryStep
+from ringfeed.training.sync.synchronizer import EveryStep
 
 BLOCKS, CONVOLUTIONS, FILTERS, SIZE, BATCH, STEPS = 4, 3, 32, 64, 16, 5
 

@@ -7,7 +7,7 @@ __all__ = ["LONGEST"]
 
 LONGEST = (
     "tests/training/backends/test_worker_loop.py",
-    "tests/training/compression/test_methods.py",
+    "tests/training/sync/compression/test_methods.py",
     "tests/training/test_train.py",
     "tests/tools/demo/test_run.py",
     "tests/sharding/engines/test_engine.py",

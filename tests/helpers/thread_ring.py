@@ -2,7 +2,7 @@
 
 A rank runs until it calls a collective, then the next one runs: the order never changes, and each rank has Python's
 and NumPy's global generators for itself, as a process has. Reductions add in rank order, with NumPy.
-`tests/training/compression` compares it with Horovod's ring.
+`tests/training/sync/compression` compares it with Horovod's ring.
 """
 
 from __future__ import annotations

@@ -20,15 +20,15 @@ import tensorflow as tf
 from ringfeed.pipeline.order.epoch_order import ORDER_VERSION, PASSES_VERSION
 from ringfeed.sharding.common.validation import fit, integer, texts
 from ringfeed.sharding.errors import ConfigError, TrainingError
-from ringfeed.training.averaging.agreement import Agreement
-from ringfeed.training.averaging.moving import MovingAverage
 from ringfeed.training.config.config_file import changed_keys, stretched_schedule, to_tree
 from ringfeed.training.config.keys import all_keys
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.replicas import copies
 from ringfeed.training.ring.ring import Ring, SoloRing
-from ringfeed.training.ring.synchronizer import EveryStep, Synchronizer
+from ringfeed.training.sync.agreement import Agreement
+from ringfeed.training.sync.moving import MovingAverage
+from ringfeed.training.sync.synchronizer import EveryStep, Synchronizer
 
 from .store import Checkpoint
 

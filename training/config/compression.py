@@ -26,7 +26,7 @@ class CompressionConfig(Method):
     """No compression; the base of the methods."""
 
     group: ClassVar[str] = "compression"
-    built_by: ClassVar[str] = "ring.synchronizer:build"
+    built_by: ClassVar[str] = "sync.synchronizer:build"
     dense_share: ClassVar[float] = 0.0
     """Share of a run whose steps are dense at the start, if start_step is null."""
     has_error_feedback: ClassVar[bool] = False
@@ -62,7 +62,7 @@ class Compressing(CompressionConfig):
 class FP16Config(Compressing):
     """Options of float16 on the wire."""
 
-    built_by: ClassVar[str] = "compression.half:build"
+    built_by: ClassVar[str] = "sync.compression.half:build"
 
     method: str = "fp16"
 
@@ -78,7 +78,7 @@ class BF16Config(FP16Config):
 class TopKConfig(Compressing):
     """Options of top-k."""
 
-    built_by: ClassVar[str] = "compression.top_k:build"
+    built_by: ClassVar[str] = "sync.compression.top_k:build"
     dense_share: ClassVar[float] = 0.1
     has_error_feedback: ClassVar[bool] = True
 
@@ -95,7 +95,7 @@ class TopKConfig(Compressing):
 class DGCConfig(CompressionConfig):
     """Options of DGC."""
 
-    built_by: ClassVar[str] = "compression.dgc:build"
+    built_by: ClassVar[str] = "sync.compression.dgc:build"
     applies_momentum: ClassVar[bool] = True
 
     method: str = "dgc"
@@ -129,7 +129,7 @@ class PowerSGDConfig(Compressing):
     46
     """
 
-    built_by: ClassVar[str] = "compression.powersgd:build"
+    built_by: ClassVar[str] = "sync.compression.powersgd:build"
     dense_share: ClassVar[float] = 0.1
     has_error_feedback: ClassVar[bool] = True
 
@@ -142,7 +142,7 @@ class PowerSGDConfig(Compressing):
 class QSGDConfig(Compressing):
     """Options of QSGD."""
 
-    built_by: ClassVar[str] = "compression.qsgd:build"
+    built_by: ClassVar[str] = "sync.compression.qsgd:build"
 
     method: str = "qsgd"
     levels: int = key(127, "positive levels of an entry", at_least=1, at_most=127)
@@ -152,7 +152,7 @@ class QSGDConfig(Compressing):
 class TernGradConfig(Compressing):
     """Options of TernGrad."""
 
-    built_by: ClassVar[str] = "compression.terngrad:build"
+    built_by: ClassVar[str] = "sync.compression.terngrad:build"
 
     method: str = "terngrad"
     clip_factor: float = key(2.5, "clip at this many standard deviations; 0: do not", at_least=0)
@@ -162,7 +162,7 @@ class TernGradConfig(Compressing):
 class NaturalConfig(Compressing):
     """Options of natural compression."""
 
-    built_by: ClassVar[str] = "compression.natural:build"
+    built_by: ClassVar[str] = "sync.compression.natural:build"
 
     method: str = "natural"
 
@@ -171,7 +171,7 @@ class NaturalConfig(Compressing):
 class OneBitConfig(Compressing):
     """Options of 1-bit SGD, Adam and LAMB."""
 
-    built_by: ClassVar[str] = "compression.onebit_adam:build"
+    built_by: ClassVar[str] = "sync.compression.onebit_adam:build"
     dense_share: ClassVar[float] = 0.2
     has_error_feedback: ClassVar[bool] = True
     applies_momentum: ClassVar[bool] = True

@@ -68,7 +68,7 @@ class RoundsConfig(SyncConfig):
 class LocalSGDConfig(RoundsConfig):
     """Options of local SGD."""
 
-    built_by: ClassVar[str] = "averaging.periodic:build"
+    built_by: ClassVar[str] = "sync.periodic:build"
 
     method: str = "local_sgd"
 
@@ -85,7 +85,7 @@ class PostLocalSGDConfig(LocalSGDConfig):
 class DiLoCoConfig(RoundsConfig):
     """Options of DiLoCo."""
 
-    built_by: ClassVar[str] = "averaging.diloco:build"
+    built_by: ClassVar[str] = "sync.diloco:build"
 
     method: str = "diloco"
     outer_learning_rate: float = key(0.7, "learning rate of the outer SGD", above=0)
@@ -96,7 +96,7 @@ class DiLoCoConfig(RoundsConfig):
 class FedAvgConfig(RoundsConfig):
     """Options of federated averaging."""
 
-    built_by: ClassVar[str] = "averaging.fedavg:build"
+    built_by: ClassVar[str] = "sync.fedavg:build"
 
     method: str = "fedavg"
     aggregate: str = key(
@@ -118,7 +118,7 @@ class FedAvgConfig(RoundsConfig):
 class GossipConfig(RoundsConfig):
     """Options of gossip."""
 
-    built_by: ClassVar[str] = "averaging.gossip:build"
+    built_by: ClassVar[str] = "sync.gossip:build"
 
     method: str = "gossip"
     topology: str = key("ring", "ring (two neighbours in turn), or random pairs", choices=TOPOLOGIES)

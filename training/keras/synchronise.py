@@ -10,8 +10,8 @@ from typing import Any
 import keras
 
 from ringfeed.sharding.errors import TrainingError
-from ringfeed.training.averaging.agreement import Agreement
 from ringfeed.training.ring.ring import Ring
+from ringfeed.training.sync.agreement import Agreement
 
 from .optimizer import ring_of
 

@@ -1,6 +1,6 @@
 """Assembles a run on one rank: loaders, network, optimizer, synchronizer and the compiled steps.
 
-Tested in tests/training/loop/test_shares.py and tests/training/averaging/test_batch_norm.py.
+Tested in tests/training/loop/test_shares.py and tests/training/sync/test_batch_norm.py.
 """
 
 from __future__ import annotations
@@ -17,10 +17,6 @@ import tensorflow as tf
 from ringfeed.pipeline import Loader, Mixture
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.training.averaging.agreement import Agreement
-from ringfeed.training.averaging.batch_norm import synchronise_batch_norm
-from ringfeed.training.averaging.moving import MovingAverage
-from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.checkpoint.snapshot import Parts
 from ringfeed.training.config.backend import MIRRORED, MULTI_WORKER
 from ringfeed.training.config.train_config import TrainConfig
@@ -38,7 +34,12 @@ from ringfeed.training.records.clock import clock
 from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.replicas import Replicas, replicas_of
 from ringfeed.training.ring.ring import Ring
-from ringfeed.training.ring.synchronizer import Synchronizer, SyncRun
+from ringfeed.training.sync.agreement import Agreement
+from ringfeed.training.sync.batch_norm import synchronise_batch_norm
+from ringfeed.training.sync.build import build_run_optimizer, build_synchronizer, momentum_remarks
+from ringfeed.training.sync.moving import MovingAverage
+from ringfeed.training.sync.pace import Pace
+from ringfeed.training.sync.synchronizer import Synchronizer, SyncRun
 
 from .clients import own_pace
 from .datasets import open_manifests
@@ -46,7 +47,6 @@ from .inputs import open_evaluations, open_loader, traced
 from .shares import RankShares
 from .state.best import check_defined
 from .step import StepOptions, TrainStep, make_predict_step, make_train_step
-from .synchronisation import build_run_optimizer, build_synchronizer, momentum_remarks
 
 __all__ = ["Assembly", "MakeSynchronizer", "Schedule", "assemble"]
 

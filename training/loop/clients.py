@@ -1,6 +1,6 @@
 """Clients: ranks that train on parts of their own, of any sizes, as in federated learning.
 
-Tested in tests/training/averaging/test_pace.py and tests/training/loop/test_modes.py.
+Tested in tests/training/sync/test_pace.py and tests/training/loop/test_modes.py.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from ringfeed.pipeline import Loader, Mixture
 from ringfeed.pipeline.select.where_expression import open_filter
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.ring.world import World
+from ringfeed.training.sync.pace import Pace
 
 from .shares import even_shares
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from ringfeed.pipeline import Loader, Mixture
 from ringfeed.sharding.errors import TrainingError
-from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.optimizers.precision import LossScale, all_finite
 from ringfeed.training.ring.ring import Ring
+from ringfeed.training.sync.pace import Pace
 
 from .bad_records import bad_records
 

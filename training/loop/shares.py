@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 from ringfeed.pipeline import Loader, Mixture
-from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.ring.ring import Ring
+from ringfeed.training.sync.pace import Pace
 
 __all__ = ["RankShares", "even_shares", "shares_by_speed"]
 

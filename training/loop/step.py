@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from ringfeed.sharding.errors import TrainingError
-from ringfeed.training.averaging.moving import MovingAverage
 from ringfeed.training.models.losses import Loss, batch_loss, cross_entropy, wide_outputs
 from ringfeed.training.optimizers.precision import LossScale, all_finite
 from ringfeed.training.records.clock import Clock, timed
 from ringfeed.training.ring.replicas import Replicas
 from ringfeed.training.ring.ring import dense
-from ringfeed.training.ring.synchronizer import Exchange, Synchronizer
+from ringfeed.training.sync.moving import MovingAverage
+from ringfeed.training.sync.synchronizer import Exchange, Synchronizer
 
 __all__ = [
     "StepMetrics",

@@ -6,7 +6,6 @@ import os
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.loop.assembly import Assembly, assemble
 from ringfeed.training.loop.inputs import open_loader
@@ -14,6 +13,7 @@ from ringfeed.training.loop.shares import even_shares
 from ringfeed.training.loop.state.resume import newest_checkpoint
 from ringfeed.training.ring.ring import Ring, SoloRing
 from ringfeed.training.ring.world import World
+from ringfeed.training.sync.pace import Pace
 
 from .memory import memory_bytes
 from .planned_ring import PlannedRing

@@ -11,14 +11,14 @@ from typing import Any
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.training.averaging.pace import Pace
 from ringfeed.training.checkpoint.snapshot import Parts
 from ringfeed.training.config.compression import COMPRESSIONS
 from ringfeed.training.config.sync import RoundsConfig
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.loop.synchronisation import build_synchronizer
 from ringfeed.training.ring.metered import MeteredRing
-from ringfeed.training.ring.synchronizer import Exchange, SyncRun
+from ringfeed.training.sync.build import build_synchronizer
+from ringfeed.training.sync.pace import Pace
+from ringfeed.training.sync.synchronizer import Exchange, SyncRun
 
 from .planned_ring import PlannedRing
 

@@ -2,7 +2,7 @@
 
 Of N ranks on H hosts, 2 (H - 1) messages then pass between hosts one after the other, instead of 2 (N - 1). The groups
 are process sets of Horovod's.
-Tested in tests/training/compression/test_methods.py.
+Tested in tests/training/sync/compression/test_methods.py.
 """
 
 from __future__ import annotations

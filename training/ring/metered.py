@@ -1,6 +1,6 @@
 """A ring that counts the bytes that its collectives put on the wire.
 
-Tested in tests/training/compression/test_methods.py.
+Tested in tests/training/sync/compression/test_methods.py.
 """
 
 from __future__ import annotations

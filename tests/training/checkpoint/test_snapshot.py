@@ -36,7 +36,7 @@ from ringfeed.training.loop.step import make_train_step
 from ringfeed.training.optimizers.build import build_optimizer, build_schedule
 from ringfeed.training.optimizers.precision import LossScale, ScaleRule
 from ringfeed.training.ring.ring import SoloRing
-from ringfeed.training.ring.synchronizer import EveryStep
+from ringfeed.training.sync.synchronizer import EveryStep
 
 
 def _config(**groups: Any) -> TrainConfig:

@@ -14,7 +14,7 @@ from ringfeed.training.loop.step import make_train_step
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.ring import Ring, SoloRing
 from ringfeed.training.ring.same_weights import assert_same_weights
-from ringfeed.training.ring.synchronizer import EveryStep
+from ringfeed.training.sync.synchronizer import EveryStep
 
 __all__ = ["fit_as_one_process", "fit_with_statistics"]
 

@@ -14,7 +14,7 @@ from ringfeed.training.loop.step import StepOptions, batch_loss, clip_by_global_
 from ringfeed.training.optimizers.lars import LARS
 from ringfeed.training.optimizers.precision import LossScale, ScaleRule, compute_dtype
 from ringfeed.training.ring.ring import SoloRing
-from ringfeed.training.ring.synchronizer import EveryStep
+from ringfeed.training.sync.synchronizer import EveryStep
 from tests.helpers.thread_ring import ThreadRing, on_ranks
 
 INPUTS = tf.constant(np.random.default_rng(0).normal(size=(6, 3)).astype(np.float32))

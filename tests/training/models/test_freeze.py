@@ -13,7 +13,7 @@ from ringfeed.training.models.freeze import freeze
 from ringfeed.training.optimizers.lars import LARS
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.ring import SoloRing
-from ringfeed.training.ring.synchronizer import EveryStep
+from ringfeed.training.sync.synchronizer import EveryStep
 
 
 def _network() -> keras.Model:

@@ -15,7 +15,7 @@ from ringfeed.training.loop.step import StepOptions, make_train_step
 from ringfeed.training.models.remat import rematerialise
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.ring import SoloRing
-from ringfeed.training.ring.synchronizer import EveryStep
+from ringfeed.training.sync.synchronizer import EveryStep
 
 
 class _Block(keras.layers.Layer):  # type: ignore[misc]  # Keras ships no types

@@ -18,7 +18,7 @@ from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.records import clock as module
 from ringfeed.training.records.clock import Clock, clock, timed
 from ringfeed.training.ring.ring import SoloRing
-from ringfeed.training.ring.synchronizer import EveryStep
+from ringfeed.training.sync.synchronizer import EveryStep
 
 
 def _three_steps(read_clock: Clock | None) -> tuple[list[Any], Any]:

@@ -1,4 +1,4 @@
-"""The two levels of a hierarchical ring; tests/training/compression/test_methods.py trains on one."""
+"""The two levels of a hierarchical ring; tests/training/sync/compression/test_methods.py trains on one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The ring and the environment of its launcher: refusals, the death of a rank.
 
-Its collectives are tested in tests/training/compression/test_methods.py.
+Its collectives are tested in tests/training/sync/compression/test_methods.py.
 """
 
 from __future__ import annotations

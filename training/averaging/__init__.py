@@ -1,3 +1,0 @@
-"""Averages over ranks, and over steps."""
-
-__all__: list[str] = []

@@ -1,0 +1,99 @@
+"""What the compressing synchronizers have in common: which tensors they compress, and from which step.
+
+Tested in tests/training/sync/compression/test_codecs.py.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from ringfeed.training.ring.ring import Ring
+from ringfeed.training.sync.synchronizer import EveryStep, Exchange
+
+__all__ = ["Compressed", "Tensor", "Variable", "joined", "parted", "zeros_like"]
+
+Tensor = Any
+Variable = Any
+
+
+class Compressed(EveryStep, ABC):
+    """Synchronises in each step, and compresses the matrices: the float32 variables of two dimensions and more.
+
+    Vectors (biases, normalisation) are few bytes, and what compression does to them costs accuracy: they travel dense,
+    in one grouped all-reduce with the scalars.
+
+    Args:
+        ring: the ranks.
+        start_step: steps before this one are dense.
+    """
+
+    least_dimensions = 2
+
+    def __init__(self, ring: Ring, start_step: int = 0) -> None:
+        super().__init__(ring)
+        self._start_step = start_step
+        self._places: list[int] = []
+        self._shapes: list[list[int]] = []
+
+    def build(self, variables: Sequence[Variable], optimizer: Any = None) -> None:
+        """Create the state of the method."""
+        self._places = [i for i, v in enumerate(variables) if self.compresses(list(v.shape), v.dtype)]
+        self._shapes = [list(variables[i].shape) for i in self._places]
+        self.create(variables)
+
+    def compresses(self, shape: list[int], dtype: Any) -> bool:
+        """Whether a variable's gradient is compressed."""
+        return len(shape) >= self.least_dimensions and tf.as_dtype(dtype) == tf.float32
+
+    def create(self, variables: Sequence[Variable]) -> None:
+        """Create the state, for the shapes `_shapes` of the compressed tensors."""
+
+    @abstractmethod
+    def compressed_means(self, tensors: list[Tensor], others: Exchange, step: Tensor) -> tuple[list[Tensor], Exchange]:
+        """Return the means over ranks: those of `tensors`, which are compressed, and those of all else."""
+
+    def dense_means(self, sent: Exchange) -> Exchange:
+        """Return the exact means."""
+        return sent.received(self._ring.allreduce_mean(sent.tensors))
+
+    def reduce(self, sent: Exchange, step: Tensor) -> Exchange:
+        """The means over ranks: approximate for matrices, exact for vectors and scalars."""
+        if not self._start_step:
+            return self._compressed(sent, step)
+        is_dense = step < self._start_step
+        dense = partial(self._ring.allreduce_mean, sent.tensors)
+        return sent.received(tf.cond(is_dense, dense, lambda: self._compressed(sent, step).tensors))
+
+    def _compressed(self, sent: Exchange, step: Tensor) -> Exchange:
+        gradients, places = sent.gradients, range(len(sent.gradients))
+        dense = [i for i in places if i not in self._places]
+        others = sent._replace(gradients=[gradients[i] for i in dense])
+        means, others = self.compressed_means([gradients[i] for i in self._places], others, step)
+        result = dict(zip(self._places, means, strict=True)) | dict(zip(dense, others.gradients, strict=True))
+        return others._replace(gradients=[result[i] for i in places])
+
+
+def zeros_like(shapes: Sequence[Sequence[int]], name: str) -> list[Variable]:
+    """Create float32 variables of zeros."""
+    return [tf.Variable(tf.zeros(shape), trainable=False, name=f"{name}_{i}") for i, shape in enumerate(shapes)]
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the entries of all tensors as one vector."""
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+
+
+def parted(vector: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Return the tensors that `joined` made a vector from.
+
+    >>> [part.numpy().tolist() for part in parted(joined([tf.constant([[1, 2]]), tf.constant([3])]), [[1, 2], [1]])]
+    [[[1, 2]], [3]]
+    """
+    parts = tf.split(vector, [math.prod(shape) for shape in shapes])
+    return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -1,0 +1,46 @@
+"""Sixteen bits for each number on the wire: float16 or bfloat16.
+
+Tested in tests/training/sync/compression/test_codecs.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from ringfeed.training.config.compression import FP16Config
+from ringfeed.training.sync.synchronizer import SyncRun
+
+from .base import Tensor
+from .payload import from_bytes, to_bytes
+from .two_stage import TwoStage
+
+__all__ = ["Half", "build"]
+
+
+def build(run: SyncRun, options: FP16Config) -> TwoStage:
+    """Return the synchronizer of a run."""
+    dtype = tf.float16 if options.method == "fp16" else tf.bfloat16
+    return TwoStage(run.ring, Half(dtype=dtype), least_dimensions=1, start_step=run.start_step)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Half:
+    """The codec of `TwoStage`, which adds in float32, so that sums neither overflow nor are rounded.
+
+    Args:
+        dtype: `tf.float16` (11 significant bits, up to 65504) or `tf.bfloat16` (8 bits, the range of float32).
+    """
+
+    dtype: Any
+    multiple: int = 1
+
+    def encode(self, rows: Tensor, counts: Tensor) -> Tensor:
+        """The nearest numbers of 16 bits."""
+        return to_bytes(tf.cast(rows, self.dtype))
+
+    def decode(self, payloads: Tensor) -> Tensor:
+        """The same numbers in float32."""
+        return tf.cast(from_bytes(payloads, self.dtype), tf.float32)

@@ -1,0 +1,104 @@
+"""PowerSGD: the gradient of a matrix as a product of two thin ones. Vogels et al., arXiv 1905.13727, Algorithms 1, 2.
+
+Both factors are reduced by all-reduces, so the bytes do not grow with the ranks.
+Tested in tests/training/sync/compression/test_codecs.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ringfeed.training.config.compression import PowerSGDConfig
+from ringfeed.training.ring.ring import Ring
+from ringfeed.training.sync.synchronizer import Exchange, SyncRun
+
+from .base import Compressed, Tensor, Variable, zeros_like
+from .payload import step_seed
+
+__all__ = ["PowerSGD", "build", "is_worth_it", "matrix_shape"]
+
+
+def build(run: SyncRun, options: PowerSGDConfig) -> PowerSGD:
+    """Return the synchronizer of a run."""
+    start, seed = run.start_step, run.config.seed
+    return PowerSGD(run.ring, rank=options.rank, min_rate=options.min_rate, seed=seed, start_step=start)
+
+
+def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
+    """Return the matrix that a tensor is taken for: Keras' kernels have their outputs last.
+
+    >>> matrix_shape([3, 3, 16, 32])
+    (144, 32)
+    """
+    return math.prod(shape[:-1]), shape[-1]
+
+
+def is_worth_it(rows: int, columns: int, rank: int, min_rate: float) -> bool:
+    """Whether factors of a rank are `min_rate` times smaller than the matrix.
+
+    >>> is_worth_it(784, 256, 2, 2.0), is_worth_it(3, 4, 2, 2.0)
+    (True, False)
+    """
+    return (rows + columns) * min(rows, columns, rank) * min_rate < rows * columns
+
+
+def orthogonal(factor: Tensor) -> Tensor:
+    """Return an orthonormal basis of the columns, by Householder's QR, which also has one for a matrix of zeros."""
+    return tf.linalg.qr(factor).q
+
+
+class PowerSGD(Compressed):
+    """One step of power iteration for each step of training, from the last right factor (warm start).
+
+    Each rank's residual is its own matrix less its own share ``P (M^T P)^T`` of the product, as in the authors' code;
+    the mean of the shares is what all ranks apply.
+
+    Args:
+        ring: the ranks.
+        rank: rank of the factors.
+        min_rate: matrices whose factors are not this many times smaller travel dense.
+        seed: seed of the first right factors.
+        start_step: steps before this one are dense.
+    """
+
+    def __init__(self, ring: Ring, *, rank: int = 1, min_rate: float = 2.0, seed: int = 0, start_step: int = 0) -> None:
+        super().__init__(ring, start_step)
+        self._rank, self._min_rate, self._seed = rank, min_rate, seed
+        self.rank_variables: list[Variable] = []
+        self.shared_variables: list[Variable] = []
+
+    def compresses(self, shape: list[int], dtype: Any) -> bool:
+        """Whether a variable's gradient is compressed."""
+        return super().compresses(shape, dtype) and is_worth_it(*matrix_shape(shape), self._rank, self._min_rate)
+
+    def create(self, variables: Sequence[Variable]) -> None:
+        """Create residuals, and the first right factors, from N(0, 1)."""
+        self.rank_variables = zeros_like(self._shapes, "residual")
+        self.shared_variables = []
+        for i, shape in enumerate(self._shapes):
+            rows, columns = matrix_shape(shape)
+            factor = [columns, min(rows, columns, self._rank)]
+            start = tf.random.stateless_normal(factor, step_seed(self._seed, 0, tf.constant(0, tf.int64), i))
+            self.shared_variables.append(tf.Variable(start, trainable=False, name=f"right_factor_{i}"))
+
+    def compressed_means(self, tensors: list[Tensor], others: Exchange, step: Tensor) -> tuple[list[Tensor], Exchange]:
+        """The means, by two all-reduces of thin matrices; the first also holds the dense tensors."""
+        corrected = [tensor + residual for tensor, residual in zip(tensors, self.rank_variables, strict=True)]
+        matrices = [tf.reshape(t, matrix_shape(s)) for t, s in zip(corrected, self._shapes, strict=True)]
+        firsts = [tf.matmul(m, q) for m, q in zip(matrices, self.shared_variables, strict=True)]
+        reduced = self._ring.allreduce_mean([*firsts, *others.tensors])
+        bases = [orthogonal(p) for p in reduced[: len(firsts)]]
+        others = others.received(reduced[len(firsts) :])
+        own = [tf.matmul(m, p, transpose_a=True) for m, p in zip(matrices, bases, strict=True)]
+        rights = self._ring.allreduce_mean(own) if own else []
+        means = []
+        for i, basis in enumerate(bases):
+            share = tf.matmul(basis, own[i], transpose_b=True)
+            self.rank_variables[i].assign(corrected[i] - tf.reshape(share, self._shapes[i]))
+            self.shared_variables[i].assign(rights[i])
+            means.append(tf.reshape(tf.matmul(basis, rights[i], transpose_b=True), self._shapes[i]))
+        return means, others

@@ -1,0 +1,70 @@
+"""DiLoCo: an outer optimizer applies the mean change of a round. Douillard et al., arXiv 2311.08105, Algorithm 1.
+
+Tested in tests/training/sync/test_rounds.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ringfeed.training.config.sync import DiLoCoConfig
+from ringfeed.training.ring.ring import Ring
+
+from .periodic import Periodic, Tensor, Variable
+from .synchronizer import SyncRun
+
+__all__ = ["DiLoCo", "build", "outer_step"]
+
+
+def build(run: SyncRun, options: DiLoCoConfig) -> DiLoCo:
+    """Return the synchronizer of a run."""
+    rate, momentum, is_averaged = options.outer_learning_rate, options.outer_momentum, options.optimizer_state
+    return DiLoCo(run.ring, options.every, rate=rate, momentum=momentum, average_slots=is_averaged == "average")
+
+
+def outer_step(change: Tensor, momentum: Tensor, rate: float, factor: float) -> tuple[Tensor, Tensor]:
+    """Return the change to apply and the new momentum, by SGD with Nesterov's momentum.
+
+    ``m = factor * m + change``, ``applied = rate * (change + factor * m)``.
+
+    >>> [float(x) for x in outer_step(tf.constant(1.0), tf.constant(2.0), 0.5, 0.5)]
+    [1.0, 2.0]
+    """
+    momentum = factor * momentum + change
+    return rate * (change + factor * momentum), momentum
+
+
+class DiLoCo(Periodic):
+    """Rounds whose mean change an outer SGD with Nesterov's momentum applies.
+
+    With rate 1 and no momentum it is local SGD. The paper has 500 steps a round, and AdamW on each rank.
+
+    Args:
+        ring: the ranks.
+        every: steps of a round.
+        rate, momentum: those of the outer SGD; the paper: 0.7 and 0.9.
+        average_slots: whether the (inner) optimizer's state is averaged.
+    """
+
+    def __init__(
+        self, ring: Ring, every: int, *, rate: float = 0.7, momentum: float = 0.9, average_slots: bool = False
+    ) -> None:
+        super().__init__(ring, every, average_slots=average_slots)
+        self._rate, self._factor = rate, momentum
+
+    def build(self, variables: Sequence[Variable], optimizer: Any = None) -> None:
+        """Create the outer momentum."""
+        super().build(variables, optimizer)
+        self.shared_variables = [tf.Variable(tf.zeros_like(v.value), name="outer_momentum") for v in variables]
+
+    def combine(self, changes: list[Tensor], step: int) -> tuple[list[Tensor], list[Tensor]]:
+        """The outer step of the mean change, and the outer momentum after it."""
+        means, _ = super().combine(changes, step)
+        pairs = [
+            outer_step(mean, momentum, self._rate, self._factor)
+            for mean, momentum in zip(means, self.shared_variables, strict=True)
+        ]
+        return [applied for applied, _ in pairs], [momentum for _, momentum in pairs]

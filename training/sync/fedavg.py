@@ -1,0 +1,82 @@
+"""FedAvg: means of the ranks' weights by samples, or robust ones. McMahan et al., arXiv 1602.05629, Algorithm 1.
+
+Not private: weights reveal samples, and nothing here is encrypted or noised.
+Tested in tests/training/sync/test_rounds.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.config.sync import FedAvgConfig
+from ringfeed.training.ring.ring import Ring
+
+from .periodic import Periodic, Tensor
+from .robust import median, trimmed_count, trimmed_mean
+from .synchronizer import SyncRun
+from .weighted import weighted_mean
+
+__all__ = ["FedAvg", "build"]
+
+
+def build(run: SyncRun, options: FedAvgConfig) -> FedAvg:
+    """Return the synchronizer of a run.
+
+    Raises:
+        ConfigError: a trimmed mean would trim nothing.
+    """
+    robust, is_averaged = _robust(options, run.ring.size), options.optimizer_state == "average"
+    before = run.samples_before
+    return FedAvg(run.ring, options.every, samples_before=before, robust=robust, average_slots=is_averaged)
+
+
+def _robust(options: FedAvgConfig, ranks: int) -> Callable[[Tensor], Tensor] | None:
+    if options.aggregate != "trimmed":
+        return median if options.aggregate == "median" else None
+    count = trimmed_count(options.trim, ranks)
+    if not count:
+        raise ConfigError(
+            f"sync.trim={options.trim} leaves out none of {ranks} ranks; raise it (below 0.5), start more ranks, or "
+            "use sync.aggregate=mean"
+        )
+    return functools.partial(trimmed_mean, count=count)
+
+
+class FedAvg(Periodic):
+    """Rounds of `every` steps on each rank's own samples.
+
+    Args:
+        ring: the ranks.
+        every: steps of a round.
+        samples_before: from a step to how many samples this rank has trained on before it, since the run began; those
+            of a round are its weight in the mean.
+        robust: from the ranks' changes [ranks, n] to that of all, [n]; None: the weighted mean.
+        average_slots: whether the optimizer's state is averaged.
+    """
+
+    def __init__(
+        self,
+        ring: Ring,
+        every: int,
+        *,
+        samples_before: Callable[[int], int],
+        robust: Callable[[Tensor], Tensor] | None = None,
+        average_slots: bool = False,
+    ) -> None:
+        super().__init__(ring, every, average_slots=average_slots)
+        self._samples_before, self._robust = samples_before, robust
+
+    def combine(self, changes: list[Tensor], step: int) -> tuple[list[Tensor], list[Tensor]]:
+        """The mean by samples, ``sum(n_k * change_k) / sum(n_k)`` with those of the round, or the robust one."""
+        if self._robust is None:
+            begun = (step - 1) // self._every * self._every
+            samples = self._samples_before(step) - self._samples_before(begun)
+            return weighted_mean(self._ring, changes, samples), []
+        flat = tf.concat([tf.reshape(tf.cast(c, tf.float32), [-1]) for c in changes], 0)
+        parts = tf.split(self._robust(self._ring.gather(flat)), [math.prod(c.shape) for c in changes])
+        return [tf.cast(tf.reshape(part, c.shape), c.dtype) for part, c in zip(parts, changes, strict=True)], []

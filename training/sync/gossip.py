@@ -1,0 +1,78 @@
+"""Gossip: pairs of ranks average their weights, where others average over all. Lian et al., arXiv 1705.09056.
+
+The bytes of a round are those of the weights, on any number of ranks.
+Tested in tests/training/sync/test_rounds.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import tensorflow as tf
+
+from ringfeed.training.config.sync import GossipConfig
+from ringfeed.training.ring.ring import Ring
+
+from .periodic import Periodic, Tensor, Variable
+from .synchronizer import SyncRun
+
+__all__ = ["Gossip", "build", "partners"]
+
+
+def build(run: SyncRun, options: GossipConfig) -> Gossip:
+    """Return the synchronizer of a run."""
+    is_averaged, seed = options.optimizer_state == "average", run.config.seed
+    return Gossip(run.ring, options.every, topology=options.topology, seed=seed, average_slots=is_averaged)
+
+
+def partners(turn: int, ranks: int, *, topology: str, seed: int) -> list[int]:
+    """Return the partner of each rank in a round; of an odd number one is its own.
+
+    Args:
+        turn: number of the round.
+        ranks: number of ranks.
+        topology: "ring": one neighbour and the other in turn; "random": pairs drawn by (seed, turn).
+        seed: seed of the run.
+
+    >>> [partners(turn, 4, topology="ring", seed=0) for turn in (0, 1)]
+    [[1, 0, 3, 2], [3, 2, 1, 0]]
+    """
+    if topology == "ring":
+        order = [(turn + i) % ranks for i in range(ranks)]
+    else:
+        order = np.random.default_rng([seed, turn]).permutation(ranks).tolist()
+    found = list(range(ranks))
+    for a, b in zip(order[::2], order[1::2], strict=False):
+        found[a], found[b] = b, a
+    return found
+
+
+class Gossip(Periodic):
+    """Rounds at whose end each rank takes the mean of its weights and its partner's.
+
+    An evaluation, a checkpoint and the end of the run have the mean over all ranks.
+
+    Args:
+        ring: the ranks.
+        every: steps of a round.
+        topology, seed: those of `partners`.
+        average_slots: whether pairs also average the optimizer's state.
+    """
+
+    def __init__(self, ring: Ring, every: int, *, topology: str, seed: int, average_slots: bool = False) -> None:
+        super().__init__(ring, every, average_slots=average_slots)
+        self._topology, self._seed = topology, seed
+
+    def agreed(self, step: int) -> list[tuple[Variable, Tensor]]:
+        """The mean of all ranks' weights, which differ after a round, too."""
+        return list(zip(self._variables, self._outcome(step)[0], strict=True))
+
+    def end_round(self, step: int) -> None:
+        """Average with the partner of this round."""
+        partner = partners(step // self._every, self._ring.size, topology=self._topology, seed=self._seed)
+        flat = tf.concat([tf.reshape(tf.cast(v, tf.float32), [-1]) for v in self.apart_variables], 0)
+        mean = (flat + self._ring.swap(flat, partner[self._ring.rank])) / 2
+        parts = tf.split(mean, [math.prod(v.shape) for v in self.apart_variables])
+        for variable, part in zip(self.apart_variables, parts, strict=True):
+            variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))

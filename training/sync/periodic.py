@@ -1,0 +1,119 @@
+"""Periodic averaging: ranks train alone for some steps, then agree on new weights. Local SGD is its plain form.
+
+Local SGD: Stich, arXiv 1805.09767. Post-local SGD, with synchronous steps first: Lin et al., arXiv 1808.07217.
+Tested in tests/training/sync/test_rounds.py.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from ringfeed.training.config.sync import RoundsConfig
+from ringfeed.training.ring.ring import Ring
+
+from .synchronizer import EveryStep, Exchange, SyncRun
+
+__all__ = ["Periodic", "Tensor", "Variable", "build"]
+
+Tensor = Any
+Variable = Any
+
+
+def build(run: SyncRun, options: RoundsConfig) -> Periodic:
+    """Return the synchronizer of a run."""
+    is_averaged = options.optimizer_state == "average"
+    return Periodic(run.ring, options.every, start_step=options.start_step, average_slots=is_averaged)
+
+
+class Periodic(EveryStep):
+    """Rounds of `every` steps, at whose end the ranks' weights become ``base + combine(weights - base)``.
+
+    `base` are the weights at the last round, the same on all ranks. With the mean as `combine` this is local SGD; it
+    averages changes, not weights, since a mean of equal numbers need not have their bits. Scalars are averaged in each
+    step: by them ranks agree on overflows and on whether to stop.
+
+    Args:
+        ring: the ranks.
+        every: steps of a round: it ends after the steps that are multiples of it.
+        start_step: steps before this one are synchronous.
+        average_slots: whether the optimizer's state is averaged, too; else each rank keeps its own.
+    """
+
+    def __init__(self, ring: Ring, every: int, *, start_step: int = 0, average_slots: bool = False) -> None:
+        super().__init__(ring)
+        self._every, self._start_step, self._average_slots = every, start_step, average_slots
+
+    @property
+    def step_variables(self) -> Sequence[Variable]:
+        """None: only the end of a round changes state of its own."""
+        return ()
+
+    def build(self, variables: Sequence[Variable], optimizer: Any = None) -> None:
+        """Store the variables to average."""
+        self._variables = [v.value for v in variables]
+        slots = () if optimizer is None else optimizer.variables
+        self._slots = [v.value for v in slots if "float" in str(v.dtype)]
+        self.rank_variables = [] if self._average_slots else self._slots
+        self.apart_variables = [*self._variables, *(self._slots if self._average_slots else [])]
+        self.base_variables = [tf.Variable(v, trainable=False, name="base") for v in self._variables]
+
+    def begin(self) -> None:
+        """Take the current weights as the base."""
+        for base, variable in zip(self.base_variables, self._variables, strict=True):
+            base.assign(variable)
+
+    def reduce(self, sent: Exchange, step: Tensor) -> Exchange:
+        """This rank's own gradients, and before `start_step` their means; the means of the scalars."""
+
+        def scalars_alone() -> list[Tensor]:
+            return [*self._ring.allreduce_mean(list(sent.scalars.values())), *sent.gradients]
+
+        if not self._start_step:
+            return sent.received(scalars_alone())
+        everything = functools.partial(self._ring.allreduce_mean, sent.tensors)
+        return sent.received(tf.cond(step < self._start_step, everything, scalars_alone))
+
+    def after_step(self, step: int) -> None:
+        """End a round where one is due."""
+        if self._ends_at(step):
+            self.end_round(step)
+
+    def _ends_at(self, step: int) -> bool:
+        return step % self._every == 0 and step > self._start_step
+
+    def end_round(self, step: int) -> None:
+        """Give all ranks the weights that the round leads to."""
+        weights, shared = self._outcome(step)
+        for variable, base, value in zip(self._variables, self.base_variables, weights, strict=True):
+            variable.assign(value)
+            base.assign(value)
+        for variable, value in zip(self.shared_variables, shared, strict=True):
+            variable.assign(value)
+        if self._average_slots and self._slots:
+            for variable, value in zip(self._slots, self._ring.allreduce_mean(self._slots), strict=True):
+                variable.assign(value)
+
+    def agreed(self, step: int) -> list[tuple[Variable, Tensor]]:
+        """The weights if the round ended after `step`; none where all ranks hold the same."""
+        if step <= self._start_step or self._ends_at(step):
+            return []
+        return list(zip(self._variables, self._outcome(step)[0], strict=True))
+
+    def _outcome(self, step: int) -> tuple[list[Tensor], list[Tensor]]:
+        """The weights, and the values of `shared_variables`, if the round ended after `step`."""
+        changes = [v - base for v, base in zip(self._variables, self.base_variables, strict=True)]
+        combined, shared = self.combine(changes, step)
+        return [base + change for base, change in zip(self.base_variables, combined, strict=True)], shared
+
+    def combine(self, changes: list[Tensor], step: int) -> tuple[list[Tensor], list[Tensor]]:
+        """Return the mean of the ranks' changes, which all ranks apply, and the new values of `shared_variables`.
+
+        Args:
+            changes: those of this rank in the round.
+            step: number of steps done.
+        """
+        return self._ring.allreduce_mean(changes), []

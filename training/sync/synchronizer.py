@@ -1,0 +1,194 @@
+"""How the ranks of a run are kept in step: what the training loop asks for, and the answer of synchronous SGD.
+
+The loop knows no other method than this interface. Compressed and periodic synchronisation are objects of their own.
+Tested in tests/training/loop/test_step.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ringfeed.training.config.compression import CompressionConfig
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.ring.ring import Ring
+
+__all__ = ["Array", "EveryStep", "Exchange", "SyncRun", "Synchronizer", "build"]
+
+Tensor = Any
+Variable = Any
+Array = npt.NDArray[Any]
+
+
+class Exchange(NamedTuple):
+    """What a rank sends in a step, or the means over ranks that it receives.
+
+    Attributes:
+        gradients: one for each trainable variable, dense, not scaled.
+        overflowed: 1.0 if the rank's gradients are not finite, float32 scalar.
+        loss: the rank's loss, float32 scalar; by samples: times `samples`.
+        stopping: 1.0 if the rank was asked to stop, float32 scalar.
+        samples: the rank's samples, float32 scalar; None: all ranks count alike.
+    """
+
+    gradients: Sequence[Tensor]
+    overflowed: Tensor = None
+    loss: Tensor = None
+    stopping: Tensor = None
+    samples: Tensor = None
+
+    @property
+    def scalars(self) -> dict[str, Tensor]:
+        """The scalars by name."""
+        return {name: value for name, value in self._asdict().items() if name != "gradients" and value is not None}
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All scalars, then all gradients."""
+        return [*self.scalars.values(), *self.gradients]
+
+    def received(self, tensors: Sequence[Tensor]) -> Exchange:
+        """Return the same with the values of `tensors`."""
+        names = list(self.scalars)
+        return self._replace(gradients=list(tensors[len(names) :]), **dict(zip(names, tensors, strict=False)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncRun:
+    """What a method of synchronisation is built for.
+
+    Attributes:
+        config: configuration of the run.
+        ring: the ranks.
+        steps_per_epoch: steps of an epoch.
+        samples_before: from a step to how many samples this rank trains on before it, since the run began.
+    """
+
+    config: TrainConfig
+    ring: Ring
+    steps_per_epoch: int
+    samples_before: Callable[[int], int]
+
+    @property
+    def steps(self) -> int:
+        """Steps that the schedules of the run are made for."""
+        return self.config.schedule_steps(self.steps_per_epoch)
+
+    @property
+    def start_step(self) -> int:
+        """Steps before the first compressed one."""
+        return self.config.compression.dense_steps(self.steps)
+
+
+class Synchronizer(Protocol):
+    """A method of keeping ranks in step. All ranks call every method, in the same order."""
+
+    @property
+    def rank_variables(self) -> Sequence[Variable]:
+        """State of this rank alone, such as what compression has held back; checkpoints hold that of every rank."""
+
+    @property
+    def shared_variables(self) -> Sequence[Variable]:
+        """State that is the same on all ranks, such as an outer momentum; checkpoints hold it once."""
+
+    @property
+    def step_variables(self) -> Sequence[Variable]:
+        """State that `reduce` changes; a step that is skipped restores it."""
+
+    @property
+    def apart_variables(self) -> Sequence[Variable]:
+        """Weights and optimizer state that differ between ranks within a round; checkpoints hold every rank's."""
+
+    @property
+    def base_variables(self) -> Sequence[Variable]:
+        """The weights at the last round, the same on all ranks; checkpoints hold them once."""
+
+    def resize(self, stacked: Sequence[Array], rank: int, size: int) -> list[Array]:
+        """Return the values of `rank_variables` for a rank of a run that had another number of ranks.
+
+        Args:
+            stacked: for each variable its values on the earlier ranks, [ranks, ...].
+            rank, size: this rank, among those of now.
+        """
+
+    def begin(self) -> None:
+        """Record the initial weights. Called once, after the broadcast."""
+
+    @property
+    def is_plain_mean(self) -> bool:
+        """Whether an overflow of any rank is in the result, so that no rank has to look for its own before."""
+
+    def build(self, variables: Sequence[Variable], optimizer: Any) -> None:
+        """Create the state for the trainable variables and the optimizer, which is built. Called once."""
+
+    def reduce(self, sent: Exchange, step: Tensor) -> Exchange:
+        """Return what this rank applies, and the means of the scalars, inside `tf.function`.
+
+        Args:
+            sent: this rank's gradients and scalars.
+            step: the step's number, int64 scalar, the same on all ranks.
+        """
+
+    def after_step(self, step: int) -> None:
+        """Do what is due after a step, outside `tf.function`; `step` counts from 1."""
+
+    def agreed(self, step: int) -> list[tuple[Variable, Tensor]]:
+        """Return the weights that all ranks agree on, by variable, for an evaluation, a checkpoint and the end.
+
+        Nothing is assigned, and what all ranks hold anyway is left out; `step` is the number of steps done.
+        """
+
+
+class EveryStep:
+    """Synchronous SGD: the mean of gradients and scalars in each step, by one grouped all-reduce.
+
+    One group of all tensors gives the same bits whenever the ranks arrive; with several, their order of arrival
+    decides how tensors are fused, and so the order of additions on three ranks and more.
+    """
+
+    is_plain_mean = True
+    rank_variables: Sequence[Variable] = ()
+    shared_variables: Sequence[Variable] = ()
+    apart_variables: Sequence[Variable] = ()
+    base_variables: Sequence[Variable] = ()
+
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
+
+    def __init_subclass__(cls) -> None:
+        cls.is_plain_mean = False  # what a subclass makes of gradients may hide that they are not finite
+
+    @property
+    def step_variables(self) -> Sequence[Variable]:
+        """All state of its own."""
+        return [*self.rank_variables, *self.shared_variables]
+
+    def resize(self, stacked: Sequence[Array], rank: int, size: int) -> list[Array]:
+        """The mean of the earlier ranks, which keeps the mean over ranks of what each has held back."""
+        return [values.mean(axis=0, dtype=np.float64).astype(values.dtype) for values in stacked]
+
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def build(self, variables: Sequence[Variable], optimizer: Any = None) -> None:
+        """Nothing to do."""
+
+    def reduce(self, sent: Exchange, step: Tensor) -> Exchange:
+        """The means over ranks."""
+        return sent.received(self._ring.allreduce_mean(sent.tensors))
+
+    def after_step(self, step: int) -> None:
+        """Nothing to do."""
+
+    def agreed(self, step: int) -> list[tuple[Variable, Tensor]]:
+        """None: the ranks never differ."""
+        return []
+
+
+def build(run: SyncRun, options: CompressionConfig) -> EveryStep:
+    """Return the synchronizer of a run that compresses nothing."""
+    return EveryStep(run.ring)
