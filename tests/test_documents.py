@@ -284,11 +284,11 @@ def test_a_synchroniser_of_your_own(here: Path) -> None:
     write_configuration()
     (program,) = python_of("synchronisation.md")
     check = """
-votes, _ = SignSGD(SoloRing()).reduce([tf.constant([2.0, -0.5, 0.0])], [], 0)
+votes = SignSGD(SoloRing()).reduce(Exchange([tf.constant([2.0, -0.5, 0.0])]), 0).gradients
 assert votes[0].numpy().tolist() == [1.0, -1.0, 0.0]
 assert metrics["final"]["step"] == metrics["total_steps"] > 0
 """
-    program = program.replace("load_config\n", "SoloRing, load_config\n", 1) + check
+    program = program.replace("load_config\n", "Exchange, SoloRing, load_config\n", 1) + check
     done = subprocess.run(
         [sys.executable, "-c", program], env=lean_environment(), capture_output=True, text=True, check=False
     )

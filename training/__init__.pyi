@@ -14,7 +14,7 @@ from .ring.connect import connect
 from .ring.horovod_ring import HorovodRing
 from .ring.ring import Ring, SoloRing
 from .schedules.learning_rate import WarmUpDecay, scaled_learning_rate
-from .sync.synchronizer import EveryStep, Synchronizer
+from .sync.synchronizer import EveryStep, Exchange, Synchronizer
 
 __all__ = [
     "LAMB",
@@ -23,6 +23,7 @@ __all__ = [
     "Checkpoint",
     "CheckpointStore",
     "EveryStep",
+    "Exchange",
     "HorovodRing",
     "LossScale",
     "MultiWorkerStrategy",
