@@ -43,7 +43,7 @@ def test_says_what_the_run_then_does(
     assert plan["trained_parameters"] == sum(v.value.numpy().size for v in network.trainable_variables)
     assert plan["memory_bytes"]["weights"] == sum(v.numpy().nbytes for v in network.weights)
     assert plan["memory_bytes"]["optimizer"] == sum(v.value.numpy().nbytes for v in optimizer.variables)
-    inputs, *_ = next(trainer._batches(0, 0))
+    inputs, *_ = next(trainer.batches(0, 0))
     assert plan["memory_bytes"]["batch"] == sum(tensor.numpy().nbytes for tensor in inputs.values())
     assert plan["records"] == {"train": 3000, "test": 1000}
 
