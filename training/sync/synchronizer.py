@@ -33,6 +33,10 @@ class Exchange(NamedTuple):
         loss: the rank's loss, float32 scalar; by samples: times `samples`.
         stopping: 1.0 if the rank was asked to stop, float32 scalar.
         samples: the rank's samples, float32 scalar; None: all ranks count alike.
+
+    >>> sent = Exchange([[1.0, 2.0]], loss=0.5)
+    >>> sent.tensors, sent.received([0.25, [0.5, 1.0]]).gradients
+    ([0.5, [1.0, 2.0]], [[0.5, 1.0]])
     """
 
     gradients: Sequence[Tensor]
@@ -85,7 +89,13 @@ class SyncRun:
 
 
 class Synchronizer(Protocol):
-    """A method of keeping ranks in step. All ranks call every method, in the same order."""
+    """A method of keeping ranks in step. All ranks call every method, in the same order.
+
+    >>> from ringfeed.training import EveryStep, SoloRing
+    >>> synchronizer: Synchronizer = EveryStep(SoloRing())
+    >>> synchronizer.is_plain_mean, synchronizer.agreed(step=3)
+    (True, [])
+    """
 
     @property
     def rank_variables(self) -> Sequence[Variable]:
@@ -148,6 +158,10 @@ class EveryStep:
 
     One group of all tensors gives the same bits whenever the ranks arrive; with several, their order of arrival
     decides how tensors are fused, and so the order of additions on three ranks and more.
+
+    >>> from ringfeed.training import Exchange, SoloRing
+    >>> EveryStep(SoloRing()).reduce(Exchange([[1.0, 2.0]]), 0).gradients[0].numpy().tolist()
+    [1.0, 2.0]
     """
 
     is_plain_mean = True
