@@ -73,7 +73,7 @@ def test_equals_optax_where_that_follows_the_paper() -> None:
     weights, gradients = _problem()
     found = _trained(0.0, (0.98, 0.5, 0.99))
     with jax.enable_x64(True):
-        solver = optax.adan(RATE, b1=0.98, b2=0.5, b3=0.99, eps=EPS)
+        solver = optax.adan(RATE, b1=0.98, b2=0.5, b3=0.99, eps=EPS, eps_root=0.0)
         theirs = {name: jax.numpy.asarray(value) for name, value in weights.items()}
         state = solver.init(theirs)
         for t in range(STEPS):
