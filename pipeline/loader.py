@@ -111,7 +111,8 @@ class Loader(BaseLoader):
         quarantined: paths of shards in quarantine, from `quarantined` of the run to resume.
         hedging: whether to ask a remote store a second time for a file that is late, and take the first answer.
         prefetch_bytes: limit of shard bytes fetched ahead of need; what is needed soonest comes first. Default: 1.25
-            times what the open windows hold, and on a remote store at least 64 MiB.
+            times what the open windows hold, on a remote store at least 64 MiB; of shards that are mapped from a local
+            disk twice that and at least 256 MiB, as far as this is at most a 32nd of the machine's memory.
 
     Raises:
         ConfigError: an argument breaks its rule, or values are missing and `fill` has none for them.
@@ -439,7 +440,10 @@ class Loader(BaseLoader):
             return self._options.prefetch_bytes
         shards = min(self._geometry.window_shards, len(self._shards))
         window = sum(s.bytes for s in self._shards) * shards / len(self._shards)
-        return default_prefetch_bytes(window, streams, is_local=self._dataset.storage.local_path is not None)
+        is_local = self._dataset.storage.local_path is not None
+        plain = self.manifest.shard_format == "tfrecord" and self.manifest.compression == "none"
+        is_mapped = is_local and plain and self._cache is None
+        return default_prefetch_bytes(window, streams, is_local=is_local, is_mapped=is_mapped)
 
     def read_context(self, *, locate_features: bool = False) -> ReadContext:
         """What shards are read with.

@@ -105,7 +105,7 @@ class SourceReader:
                     if self._remote is not None:
                         data = pa.py_buffer(self._fetch_part(shard.path, start, stop))
                     else:
-                        whole = self._storage.map(shard.path)
+                        whole = self._storage.map(shard.path, will_need=False)
                         self._read_ahead(shard.path, start, stop)
                         data = whole[start:stop]
             except (FileNotFoundError, StorageError) as error:
@@ -142,7 +142,7 @@ class SourceReader:
             memory = (
                 None if self._remote is None else mmap.mmap(-1, shard.bytes)
             )  # takes memory only where it is written
-            data = self._storage.map(shard.path) if memory is None else pa.py_buffer(memory)
+            data = self._storage.map(shard.path, will_need=False) if memory is None else pa.py_buffer(memory)
             if data.size != shard.bytes:
                 return None
 
@@ -195,7 +195,7 @@ class SourceReader:
             return self._remote.call(read, kind, size, self._storage.locate(path))
         if not self._mapped:
             return pa.py_buffer(self._storage.read(path))
-        content = self._storage.map(path)  # refuses special files, which reading would wait for
+        content = self._storage.map(path, will_need=False)  # refuses special files, which reading would wait for
         self._read_ahead(path, 0, size)
         return content
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -9,16 +10,39 @@ __all__ = ["PrefetchBudget", "PrefetchingStream", "UpcomingWindow", "default_pre
 
 _WINDOWS_AT_ONCE = 32  # requests per `fill`: with small shards, a limit of bytes alone would delay the first batch
 _REMOTE_BYTES = 64 << 20  # least that is fetched ahead from a remote store: 50 ms of a 10 Gbit/s link
+_MAPPED_BYTES = 256 << 20  # least that is read ahead of mapped files: 0.1 s of a fast local disk
+_MEMORY_SHARE = 32  # the page cache keeps this fraction (1/32) of memory for what one loader reads ahead
 
 
-def default_prefetch_bytes(window_bytes: float, streams: int, *, is_local: bool) -> int:
+def default_prefetch_bytes(
+    window_bytes: float, streams: int, *, is_local: bool, is_mapped: bool = False, memory_bytes: int | None = None
+) -> int:
     """Return the default limit of a rank: a window of this mean size for each of its streams.
+
+    Of mapped files it is twice that. With one window for each stream the disk idles while shards are checked: for one
+    stream of 256 MB shards, a cold epoch took 2.2 times as long (2 cores, 2026-11-28). Mapped files lie in the page
+    cache, whose memory the system takes back when it needs it.
+
+    Args:
+        window_bytes: mean size of a window's files.
+        streams: streams of the rank.
+        is_local: whether the files are on a local disk.
+        is_mapped: whether they are mapped, and opened without a copy.
+        memory_bytes: memory of the machine; default: as the system tells.
 
     >>> default_prefetch_bytes(1e6, 4, is_local=True)
     5000000
+    >>> default_prefetch_bytes(64e6, 4, is_local=True, is_mapped=True, memory_bytes=32 << 30)
+    640000000
     """
     one_each = int(1.25 * window_bytes * streams)  # windows differ in size
-    return one_each if is_local else max(one_each, _REMOTE_BYTES)
+    if not is_local:
+        return max(one_each, _REMOTE_BYTES)
+    if not is_mapped:
+        return one_each
+    if memory_bytes is None:
+        memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(one_each, min(max(2 * one_each, _MAPPED_BYTES), memory_bytes // _MEMORY_SHARE))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,10 +77,13 @@ class PrefetchBudget:
 
     Args:
         limit_bytes: most bytes to prefetch; 0 prefetches nothing.
+
+    Attributes:
+        limit_bytes: as given.
     """
 
     def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
+        self.limit_bytes = limit_bytes
         self._held_bytes = 0
         self._streams: list[PrefetchingStream] = []
 
@@ -76,7 +103,7 @@ class PrefetchBudget:
             if not waiting:
                 return
             _, number, size = min(waiting)
-            if self._held_bytes + size > self._limit_bytes:
+            if self._held_bytes + size > self.limit_bytes:
                 return
             self._held_bytes += size
             self._streams[number].prefetch()

@@ -62,8 +62,14 @@ class Storage(Location):
         data: bytes = self.run("read", path, lambda: fs.cat_file(f"{root}/{path}"))
         return data
 
-    def map(self, path: str) -> pa.Buffer:
-        """Return the content of a file, memory-mapped if it is local; from S3 by the fastest installed client."""
+    def map(self, path: str, *, will_need: bool = True) -> pa.Buffer:
+        """Return the content of a file, memory-mapped if it is local; from S3 by the fastest installed client.
+
+        Args:
+            path: path of the file.
+            will_need: whether to advise the system to begin reading all of a local file. It then fills the page cache
+                by single pages, at four times the processor time of `read_into_page_cache`.
+        """
         if self.protocol in S3_PROTOCOLS:
             fs, root = self.filesystem()
             data = self.run("read", path, lambda: read_object(fs, f"{root}/{path}") or fs.cat_file(f"{root}/{path}"))
@@ -74,7 +80,13 @@ class Storage(Location):
         with self.errors("read", path):
             file = os.path.join(folder, path)
             check_regular(file)
-            return pa.memory_map(file).read_buffer() if os.path.getsize(file) else pa.py_buffer(b"")
+            if not os.path.getsize(file):
+                return pa.py_buffer(b"")
+            mapped = pa.memory_map(file)
+            if will_need:
+                return mapped.read_buffer()
+            first = mapped.read_buffer(1)  # Arrow advises about the bytes that it returns, and maps all of them
+            return pa.foreign_buffer(first.address, mapped.size(), base=first)
 
     def copy_out(self, path: str, take: Callable[[Any], None]) -> bool:
         """Pass on the bytes of a file piece by piece as they arrive, if a client that can do so is installed.

@@ -226,7 +226,7 @@ def _block_steps(steps: int, ranks: int) -> int:
 
 
 def _prefetch_bytes(dataset: DatasetShape, setup: Setup, streams: int, *, is_local: bool) -> int:
-    """The limit of `Loader`."""
+    """The limit of `Loader`, of shards that are not mapped."""
     if setup.prefetch_bytes is not None:
         return setup.prefetch_bytes
     return default_prefetch_bytes(dataset.window_bytes(setup.window_shards), streams, is_local=is_local)

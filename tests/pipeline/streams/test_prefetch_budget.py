@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ringfeed.pipeline import Loader
-from ringfeed.pipeline.streams.prefetch_budget import PrefetchBudget, UpcomingWindow
+from ringfeed.pipeline.streams.prefetch_budget import PrefetchBudget, UpcomingWindow, default_prefetch_bytes
 from ringfeed.sharding import ConfigError, open_dataset
 
 
@@ -60,6 +60,31 @@ class TestPrefetchBudget:
             if released < sum(sizes[: len(asked)]):
                 ahead.release(1)
                 released += 1
+
+
+@pytest.mark.parametrize(
+    ("window", "streams", "memory", "expected"),
+    [
+        (1 << 20, 1, 64 << 30, 256 << 20),  # small shards: enough of them to keep the disk busy
+        (1 << 20, 1, 4 << 30, 128 << 20),  # of a small memory a 32nd
+        (256 << 20, 1, 64 << 30, 640 << 20),  # large shards: two windows
+        (256 << 20, 1, 4 << 30, 320 << 20),  # one window for each stream in any case
+        (64 << 20, 16, 64 << 30, 2 << 30),
+    ],
+)
+def test_mapped_shards_are_read_further_ahead(window: int, streams: int, memory: int, expected: int) -> None:
+    mapped = default_prefetch_bytes(window, streams, is_local=True, is_mapped=True, memory_bytes=memory)
+    assert mapped == expected
+    assert default_prefetch_bytes(window, streams, is_local=True, memory_bytes=memory) == int(1.25 * window * streams)
+
+
+@pytest.mark.parametrize(("shard_format", "cache"), [("tfrecord", "memory"), ("parquet", None)])
+def test_shards_that_are_copied_are_not(make_dataset: Callable[..., str], shard_format: str, cache: str | None) -> None:
+    limits = []
+    for url, kept in ((make_dataset(1000), None), (make_dataset(1000, shard_format=shard_format), cache)):
+        with Loader(url, batch_size=10, cache=kept).open_streams() as streams:
+            limits.append(streams.budget.limit_bytes)
+    assert limits[0] >= 32 << 20 > limits[1]
 
 
 def order(url: str, **options: Any) -> list[list[int]]:
