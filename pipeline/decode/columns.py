@@ -35,6 +35,7 @@ __all__ = [
     "copy_views",
     "fill_value",
     "filled_columns",
+    "locate_views",
     "make_views",
     "open_parquet",
     "slice_columns",
@@ -241,9 +242,13 @@ def view_bytes(data: pa.Buffer, starts: npt.NDArray[np.int64], ends: npt.NDArray
 
 def copy_views(values: Any, *, before: int = 0, after: int = 0) -> npt.NDArray[Any]:
     """The values as `bytes` objects [values], each without its first `before` and last `after` bytes."""
+    copies = np.empty(len(values), object)
+    if kernels.are_compiled():
+        addresses, lengths = locate_views(values, before=before, after=after)
+        copies[:] = kernels.copy_values(addresses, lengths)
+        return copies
     _, views, *data = values.buffers()
     buffers, cells = [memoryview(buffer) for buffer in data], memoryview(views)
-    copies = np.empty(len(values), object)
     for row, (length, _, buffer, offset) in enumerate(views_of(values).tolist()):
         if length <= INLINE_BYTES:
             at = VIEW.itemsize * (values.offset + row) + INLINE_AT
@@ -251,6 +256,27 @@ def copy_views(values: Any, *, before: int = 0, after: int = 0) -> npt.NDArray[A
         else:
             copies[row] = buffers[buffer][offset + before : offset + length - after].tobytes()
     return copies
+
+
+def locate_views(
+    values: Any, *, before: int = 0, after: int = 0
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Address and length of each value of an Arrow binary view array, without its first and last bytes.
+
+    Args:
+        values: the array.
+        before: bytes to skip at the start of each value.
+        after: bytes to leave out at its end.
+    """
+    _, views, *data = values.buffers()
+    cells = views_of(values)
+    bases = np.array([buffer.address for buffer in data], np.int64)
+    lengths = cells["length"].astype(np.int64)
+    inline = views.address + VIEW.itemsize * np.arange(values.offset, values.offset + len(values)) + INLINE_AT
+    short = lengths <= INLINE_BYTES
+    addresses = np.where(short, inline, 0)
+    addresses[~short] = bases[cells["buffer"][~short]] + cells["offset"][~short]
+    return addresses + before, lengths - (before + after)
 
 
 def _inverse(permutation: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -15,14 +15,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import tensorflow as tf
 
-from ringfeed.pipeline.decode.columns import Column, Columns, copy_views, slice_columns
+from ringfeed.pipeline.decode.columns import Column, Columns, copy_views, locate_views, slice_columns
 from ringfeed.pipeline.decode.tfrecord_frames import join_frames
 from ringfeed.pipeline.select.sample_columns import CLASS_ID, EXAMPLES
 from ringfeed.sharding.formats.arrow_binary import data_of, offsets_of
 from ringfeed.sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ringfeed.sharding.schema import Feature, Schema
 
-from .string_views import copy_views_operation, locate_views
+from .string_views import copy_views_operation
 
 __all__ = ["ADDRESSES", "LENGTHS", "Batch", "ChunkEncoder", "Delivery"]
 

@@ -334,6 +334,13 @@ void ringfeed_gather(const uint8_t *data, int64_t rows, const int64_t *starts, i
     }
 }
 
+/* Copies values from anywhere in memory to places of their own. */
+void ringfeed_copy_values(int64_t count, const int64_t *addresses, const int64_t *lengths, const int64_t *targets)
+{
+    for (int64_t i = 0; i < count; i++)
+        memcpy((void *)(uintptr_t)targets[i], (const void *)(uintptr_t)addresses[i], (size_t)lengths[i]);
+}
+
 /* The addresses of rows, out of `count` contiguous ones at `base`. Returns the first row out of range, or `size`. */
 int64_t ringfeed_locate_rows(const int64_t *rows, int64_t size, int64_t count, int64_t base, int64_t row_bytes,
                              int64_t *addresses)

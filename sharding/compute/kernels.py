@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 __all__ = [
-    "FILE_CHANGED", "INLINE_AT", "INLINE_BYTES", "VIEW", "are_compiled", "draw", "enter_lists", "first_bad_frame",
-    "frame_columns", "frame_rows", "gather", "gather_fields", "locate_rows", "noise", "pack_varints", "read_files",
-    "read_varints", "view_bytes", "walk_examples",
+    "FILE_CHANGED", "INLINE_AT", "INLINE_BYTES", "VIEW", "are_compiled", "copy_values", "draw", "enter_lists",
+    "first_bad_frame", "frame_columns", "frame_rows", "gather", "gather_fields", "locate_rows", "noise",
+    "pack_varints", "read_files", "read_varints", "view_bytes", "walk_examples",
 ]  # fmt: skip
 
 FILE_CHANGED = -1
@@ -223,6 +223,26 @@ def gather_fields(addresses: Int64, firsts: Sequence[int], targets: Sequence[Byt
     _gather(None, addresses, firsts, targets)
 
 
+def copy_values(addresses: Int64, lengths: Int64) -> list[bytes]:
+    """Copy values from anywhere in memory, all of them with the interpreter's lock released.
+
+    Args:
+        addresses: address of each value, int64 [values]; the caller must keep the memory alive.
+        lengths: length of each value, int64 [values].
+
+    Raises:
+        MemoryError: there is no memory for the copies.
+    """
+    _check(addresses, np.int64, len(lengths))
+    _check(lengths, np.int64, len(addresses))
+    if lengths.min(initial=0) < 0:
+        raise ValueError(f"expected lengths of at least 0, got {lengths.min()}")
+    values = [_new_bytes(None, length) for length in lengths.tolist()]
+    targets = np.fromiter(map(_bytes_address, values), np.int64, len(values))
+    _kernels().ringfeed_copy_values(len(values), _address(addresses), _address(lengths), _address(targets))
+    return values
+
+
 def _gather(data: int | None, starts: Int64, firsts: Sequence[int], targets: Sequence[Bytes]) -> None:
     count = len(targets)
     widths, places = (c_int64 * count)(*(t.shape[1] for t in targets)), (c_void_p * count)(*map(_address, targets))
@@ -384,6 +404,7 @@ def _load() -> tuple[ctypes.CDLL | None, ctypes.c_void_p | None]:
         ("enter_lists", c_int64, c_void_p, c_int64, *[c_void_p] * 3),
         ("read_varints", c_int64, c_void_p, c_int64, *[c_void_p] * 3),
         ("gather", None, c_void_p, c_int64, c_void_p, c_int64, *[c_void_p] * 3),
+        ("copy_values", None, c_int64, c_void_p, c_void_p, c_void_p),
         ("locate_rows", c_int64, c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p),
         ("view_bytes", None, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p),
         ("noise", None, c_uint64, c_int64, c_int64, c_int64, c_void_p, c_void_p, c_void_p),
@@ -396,3 +417,8 @@ def _load() -> tuple[ctypes.CDLL | None, ctypes.c_void_p | None]:
 
 
 _library, _extend_crc = _load()
+# Python's own functions to make a `bytes` object that is filled afterwards, before anybody else sees it.
+_new_bytes = ctypes.PYFUNCTYPE(ctypes.py_object, c_void_p, ctypes.c_ssize_t)(
+    ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+)
+_bytes_address = ctypes.PYFUNCTYPE(c_void_p, ctypes.py_object)(("PyBytes_AsString", ctypes.pythonapi))

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from ringfeed.pipeline import Loader
 from ringfeed.pipeline.decode import columns
-from ringfeed.pipeline.decode.columns import copy_views, view_bytes
+from ringfeed.pipeline.decode.columns import copy_views, locate_views, view_bytes
 from ringfeed.pipeline.deliver import chunk_encoding, chunk_sizes
-from ringfeed.pipeline.deliver.string_views import copy_views_operation, locate_views
+from ringfeed.pipeline.deliver.string_views import copy_views_operation
 from ringfeed.sharding import BuildOptions, build
 
 

@@ -110,6 +110,10 @@ def test_arguments_that_would_overrun_memory_are_refused() -> None:
         kernels.view_bytes(data, offsets[:1], offsets[1:] + 1, 4)
     with pytest.raises(ValueError, match="expected 5 contiguous uint8, got 4 uint8"):
         kernels.gather(data, np.array([0, 2]), 3)
+    with pytest.raises(ValueError, match="expected lengths of at least 0, got -1"):
+        kernels.copy_values(np.zeros(2, np.int64), np.array([0, -1]))
+    with pytest.raises(ValueError, match="expected 2 contiguous int64, got 1 int64"):
+        kernels.copy_values(np.zeros(1, np.int64), np.zeros(2, np.int64))
     for start, width in ((-1, 2), (0, -1)):
         with pytest.raises(
             ValueError, match=f"expected slices of 0 bytes or more in the data, got {width} from {start}"
@@ -151,6 +155,14 @@ def test_arguments_that_would_overrun_memory_are_refused() -> None:
         kernels.draw(np.array([0, 1]), np.array([7]), np.array([0, 1, 1]), np.zeros(2, np.int64))
     with pytest.raises(ValueError, match=r"expected classes in \[0, 2\), got 0 to 2"):
         kernels.draw(np.array([0, 2]), np.array([7]), np.array([0, 1, 1]), np.zeros(2, np.int64))
+
+
+@pytest.mark.parametrize("lengths", [[], [0], [1], [0, 1, 13, 70_000, 2, 0]])
+def test_values_are_copied_from_anywhere(lengths: list[int]) -> None:
+    source = np.random.default_rng(0).integers(0, 256, 100_000, np.uint8)
+    starts = np.arange(len(lengths), dtype=np.int64)[::-1] * 7
+    copies = kernels.copy_values(starts + source.ctypes.data, np.array(lengths, np.int64))
+    assert copies == [source[at : at + length].tobytes() for at, length in zip(starts, lengths, strict=True)]
 
 
 def test_groups_of_no_bits_change_nothing() -> None:
