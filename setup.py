@@ -6,7 +6,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
-OPTIONS = {"optional": True, "extra_compile_args": ["-O3"]}
+OPTIONS = {"optional": True, "extra_compile_args": ["-O3", "-ffp-contract=off"]}
 PICTURES = (".svg", ".png", ".gif", ".jpg")
 LINK = re.compile(r'(\]\(|\b(?:src|srcset|href)=")(?!https?:|mailto:|#)([^)"#\s]+)')
 
@@ -39,7 +39,7 @@ setup(
     ext_modules=[
         Extension("ringfeed.sharding.compute._kernels", ["sharding/compute/kernels.c"], **OPTIONS),
         Extension(
-            "ringfeed.pipeline.deliver._string_views", ["pipeline/deliver/string_views.c"], libraries=["dl"], **OPTIONS
+            "ringfeed.pipeline.deliver._operations", ["pipeline/deliver/operations.c"], libraries=["dl", "m"], **OPTIONS
         ),
         Extension("ringfeed.training.records._clock", ["training/records/clock.c"], libraries=["dl"], **OPTIONS),
     ],

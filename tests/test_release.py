@@ -112,7 +112,7 @@ def test_the_wheel_holds_the_compiled_kernels(release: Release) -> None:
     compiled = {name.split(".")[0] for name in release.wheel_names() if name.endswith(".so")}
     assert compiled == {
         "ringfeed/sharding/compute/_kernels",
-        "ringfeed/pipeline/deliver/_string_views",
+        "ringfeed/pipeline/deliver/_operations",
         "ringfeed/training/records/_clock",
     }
 

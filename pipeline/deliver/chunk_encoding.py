@@ -22,7 +22,7 @@ from ringfeed.sharding.formats.arrow_binary import data_of, offsets_of
 from ringfeed.sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ringfeed.sharding.schema import Feature, Schema
 
-from .string_views import copy_views_operation
+from .operations import copy_views_operation
 
 __all__ = ["ADDRESSES", "LENGTHS", "Batch", "ChunkEncoder", "Delivery"]
 

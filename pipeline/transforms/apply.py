@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ringfeed.sharding.common.validation import integer
@@ -16,9 +17,13 @@ from ringfeed.sharding.errors import ConfigError
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["GraphTransform", "Transform", "add_features", "apply_transform", "require_feature"]
+__all__ = ["GraphTransform", "Transform", "add_features", "apply_transform", "is_mapping", "require_feature"]
 
 Transform: TypeAlias = Callable[[Any], Any]
+
+is_mapping: ContextVar[bool] = ContextVar("is_mapping", default=False)
+"""Whether `apply_transform` is tracing a function, whose graph stays in this process."""
+
 _NO_ELEMENT = ("Unsupported return value from function", "Length for attr 'output_")  # in TensorFlow's messages
 
 
@@ -86,6 +91,7 @@ def apply_transform(
         raise ConfigError(f"transform must be a function of one element, or several, got {transform!r}")
     for function in functions:
         plain = tf.autograph.experimental.do_not_convert(function) if isinstance(function, GraphTransform) else function
+        token = is_mapping.set(True)
         try:
             dataset = dataset.map(plain) if calls == 1 else dataset.map(plain, calls, deterministic=True)
         except (TypeError, tf.errors.InvalidArgumentError) as error:
@@ -95,4 +101,6 @@ def apply_transform(
                 f"transform {getattr(function, '__name__', function)!r} must return the element changed: tensors, in a "
                 "dict or a tuple; what it returned holds none, or something else, such as None"
             ) from error
+        finally:
+            is_mapping.reset(token)
     return dataset, functions

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from PIL import Image, PngImagePlugin
 
 from ringfeed.pipeline import CentreCrop, ColourJitter, ImageTransform, Loader, Normalisation, RandomCrop
+from ringfeed.pipeline.transforms import image_ops
 from ringfeed.pipeline.transforms.image_ops import crop_window, decode, normalise
 from ringfeed.sharding import BuildOptions, ConfigError, Feature, build, open_dataset
 from ringfeed.sharding.formats.images.file_types import image_formats
@@ -71,6 +72,29 @@ def test_augmented_batches_do_not_depend_on_ranks_and_resume_bit_for_bit(picture
     np.testing.assert_array_equal(images_of(Loader(url, **options), transform, 1, 2), whole[2:])
     one_at_a_time = Loader(url, **options).epoch(1, transform=transform, num_parallel_calls=1)
     np.testing.assert_array_equal(np.stack([batch["image"].numpy() for batch in one_at_a_time]), whole)
+
+
+def test_batches_are_the_same_without_the_operation_that_resizes(
+    pictures: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, transform = pictures["both"], augmented(pictures["both"])
+    loader, used = Loader(url, batch_size=12, seed=5, sample_keys=True), []
+    find = image_ops.resize_operation
+    monkeypatch.setattr(image_ops, "resize_operation", lambda: used.append(1) or find())
+    batches = images_of(loader, transform)
+    assert used
+    monkeypatch.setattr(image_ops, "resize_operation", lambda: None)
+    np.testing.assert_allclose(images_of(loader, transform), batches, rtol=0, atol=1e-5)
+
+
+def test_graphs_that_leave_the_process_hold_only_operations_of_tensorflow(pictures: Dataset) -> None:
+    transform = augmented(pictures["jpg"])
+    batch = next(iter(Loader(pictures["jpg"], batch_size=4, sample_keys=True).epoch(0)))
+    function = tf.function(transform.__call__, autograph=False).get_concrete_function(batch)
+    graph = function.graph.as_graph_def()
+    nodes = [*graph.node, *(node for one in graph.library.function for node in one.node_def)]
+    assert {node.op for node in nodes} >= {"ScaleAndTranslate"}
+    assert not any(node.op.startswith("Ringfeed") for node in nodes)
 
 
 def test_repeats_of_a_record_are_augmented_differently(pictures: Dataset) -> None:

@@ -1,4 +1,4 @@
-"""TensorFlow copies strings from their addresses (`chunk_encoding`, `string_views.c`)."""
+"""TensorFlow copies strings from their addresses (`chunk_encoding`), and resizes images, by `operations.c`."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ringfeed.pipeline import Loader
 from ringfeed.pipeline.decode import columns
 from ringfeed.pipeline.decode.columns import copy_views, locate_views, view_bytes
 from ringfeed.pipeline.deliver import chunk_encoding, chunk_sizes
-from ringfeed.pipeline.deliver.string_views import copy_views_operation
+from ringfeed.pipeline.deliver.operations import copy_views_operation, resize_operation
 from ringfeed.sharding import BuildOptions, build
 
 
@@ -83,3 +83,30 @@ def test_batches_are_the_same_without_the_operation(
 def to_list(values: tf.Tensor | tf.RaggedTensor) -> list[object]:
     found: list[object] = values.to_list() if isinstance(values, tf.RaggedTensor) else values.numpy().tolist()
     return found
+
+
+@given(
+    source=st.tuples(st.integers(1, 70), st.integers(1, 70)),
+    target=st.tuples(st.integers(1, 40), st.integers(1, 40)),
+    channels=st.integers(1, 6),
+    seed=st.integers(0, 99),
+)
+def test_images_are_resized_as_by_tensorflow(
+    source: tuple[int, int], target: tuple[int, int], channels: int, seed: int
+) -> None:
+    image = np.random.default_rng(seed).integers(0, 256, (*source, channels), np.uint8)
+    resize = resize_operation()
+    assert resize is not None
+    expected = tf.image.resize(tf.cast(image, tf.float32), target, antialias=True)
+    np.testing.assert_allclose(resize(image, target), expected, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size"),
+    [((4, 4), [2, 2]), ((0, 4, 3), [2, 2]), ((4, 4, 3), [2, 0]), ((4, 4, 3), [2, -1]), ((4, 4, 3), [2])],
+)
+def test_an_image_that_cannot_be_resized_is_refused(shape: tuple[int, ...], size: list[int]) -> None:
+    resize = resize_operation()
+    assert resize is not None
+    with pytest.raises(tf.errors.InvalidArgumentError, match="an image must be"):
+        resize(tf.zeros(shape, tf.uint8), size)
