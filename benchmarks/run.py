@@ -23,6 +23,7 @@ with quiet_tensorflow():
     import tensorflow  # noqa: F401
 
 import dlio
+import image_decoding
 import image_reading
 import images
 import large_records
@@ -48,6 +49,7 @@ BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]
     "remote": remote.run,
     "images": images.run,
     "read-images": image_reading.run,
+    "decode-images": image_decoding.run,
     "large-records": large_records.run,
     "memory": memory.run,
     "loader-memory": loader_memory.run,
