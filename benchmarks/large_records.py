@@ -19,6 +19,7 @@ from ringfeed.sharding import build
 RECORDS, RECORD_BYTES, BATCH = 8_000, 114_660, 400
 _THREADS = 4
 _BLOCK_BYTES = 1 << 20
+_ATTEMPTS, _PAUSE_SECONDS = 20, 0.1
 
 
 def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
@@ -61,7 +62,16 @@ def _records() -> Iterable[dict[str, Any]]:
 
 
 def _drop(files: Sequence[str]) -> None:
-    """Drop files from the page cache."""
+    """Drop files from the page cache, once the threads of the epoch before have let go of them."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return _drop_now(files)
+        except RuntimeError:
+            time.sleep(_PAUSE_SECONDS)
+    _drop_now(files)
+
+
+def _drop_now(files: Sequence[str]) -> None:
     for path in files:
         descriptor = os.open(path, os.O_RDONLY)
         try:
