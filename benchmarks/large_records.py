@@ -63,12 +63,14 @@ def _records() -> Iterable[dict[str, Any]]:
 
 def _drop(files: Sequence[str]) -> None:
     """Drop files from the page cache, once the threads of the epoch before have let go of them."""
-    for _ in range(_ATTEMPTS - 1):
+    for left in reversed(range(_ATTEMPTS)):
         try:
-            return _drop_now(files)
+            _drop_now(files)
+            return
         except RuntimeError:
+            if not left:
+                raise
             time.sleep(_PAUSE_SECONDS)
-    _drop_now(files)
 
 
 def _drop_now(files: Sequence[str]) -> None:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -17,12 +18,23 @@ from ringfeed.sharding.errors import ConfigError
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["GraphTransform", "Transform", "add_features", "apply_transform", "is_mapping", "require_feature"]
+__all__ = ["GraphTransform", "Transform", "add_features", "apply_transform", "is_mapping", "mapping", "require_feature"]
 
 Transform: TypeAlias = Callable[[Any], Any]
 
 is_mapping: ContextVar[bool] = ContextVar("is_mapping", default=False)
-"""Whether `apply_transform` is tracing a function, whose graph stays in this process."""
+"""Whether functions are traced in the body of `mapping`."""
+
+
+@contextmanager
+def mapping() -> Iterator[None]:
+    """Let transforms that are traced in the body use operations of ours, as their graphs stay in this process."""
+    token = is_mapping.set(True)
+    try:
+        yield
+    finally:
+        is_mapping.reset(token)
+
 
 _NO_ELEMENT = ("Unsupported return value from function", "Length for attr 'output_")  # in TensorFlow's messages
 
@@ -91,9 +103,9 @@ def apply_transform(
         raise ConfigError(f"transform must be a function of one element, or several, got {transform!r}")
     for function in functions:
         plain = tf.autograph.experimental.do_not_convert(function) if isinstance(function, GraphTransform) else function
-        token = is_mapping.set(True)
         try:
-            dataset = dataset.map(plain) if calls == 1 else dataset.map(plain, calls, deterministic=True)
+            with mapping():
+                dataset = dataset.map(plain) if calls == 1 else dataset.map(plain, calls, deterministic=True)
         except (TypeError, tf.errors.InvalidArgumentError) as error:
             if not any(sign in str(error) for sign in _NO_ELEMENT):
                 raise
@@ -101,6 +113,4 @@ def apply_transform(
                 f"transform {getattr(function, '__name__', function)!r} must return the element changed: tensors, in a "
                 "dict or a tuple; what it returned holds none, or something else, such as None"
             ) from error
-        finally:
-            is_mapping.reset(token)
     return dataset, functions
