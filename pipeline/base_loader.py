@@ -577,7 +577,7 @@ class BaseLoader(ABC):
             self.fill,
             counters=self._counters,
             prefetch_bytes=prefetch_bytes,
-            large=all(sizes.large for sizes in self._chunk_sizes),
+            large=min(sizes.large_steps(self.local_batch_size) for sizes in self._chunk_sizes),
         )
 
     def chunks(self, epoch: int, start_step: int = 0) -> Generator[tuple[int, Columns], None, None]:

@@ -472,7 +472,8 @@ class Loader(BaseLoader):
     @property
     def _chunk_sizes(self) -> list[ChunkSizes]:
         ragged = any(feature.elements is None for feature in self.schema.features)
-        return [ChunkSizes(record_bytes=self._record_bytes, undecoded=self.undecoded, ragged=ragged)]
+        numbers = sum(feature.elements or 0 for feature in self.schema.features if feature.numeric)
+        return [ChunkSizes(record_bytes=self._record_bytes, undecoded=self.undecoded, ragged=ragged, numbers=numbers)]
 
     @property
     def locates_features(self) -> bool:

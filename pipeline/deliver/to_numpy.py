@@ -70,7 +70,7 @@ def iterate_numpy(
     *,
     counters: Counters,
     prefetch_bytes: int,
-    large: bool,
+    large: int,
 ) -> Generator[NumpyBatch, None, None]:
     """The batches of chunks, which a background thread gathers and decodes ahead.
 
@@ -81,7 +81,7 @@ def iterate_numpy(
         fill: value for missing values, by feature.
         counters: the loader's counters.
         prefetch_bytes: limit of decoded batches that wait for the consumer; 0 for no thread.
-        large: whether to decode one batch at a time: chunks of large records hold the addresses of many batches.
+        large: steps to decode at a time, of chunks of large records, which hold the addresses of many batches; else 0.
 
     Raises:
         RingfeedError: the iterator was started before this process was forked.
@@ -90,12 +90,12 @@ def iterate_numpy(
 
     def decoded() -> Generator[_Decoded, None, None]:
         for steps, columns in chunks:
-            for piece in _single_steps(columns, steps) if large else [columns]:
+            for taken, piece in _pieces(columns, steps, large or steps):
                 size = _columns_bytes(piece)
                 with counters.busy("deliver", size=size):
                     whole = _decode_messages(join_frames(piece), stored, schema, fill)
                     whole = {name: _copied(values) for name, values in whole.items()}
-                yield _Decoded(steps=1 if large else steps, columns=whole, size=size)
+                yield _Decoded(steps=taken, columns=whole, size=size)
 
     def queued(change: int) -> None:
         counters.add("deliver", queue=change)
@@ -112,11 +112,12 @@ def iterate_numpy(
                 )
 
 
-def _single_steps(columns: Columns, steps: int) -> Iterator[Columns]:
-    """A chunk cut into its steps."""
+def _pieces(columns: Columns, steps: int, most: int) -> Iterator[tuple[int, Columns]]:
+    """A chunk cut into pieces of `most` steps, and the steps of each."""
     rows = len(next(iter(columns.values()))) // steps
-    for step in range(steps):
-        yield slice_columns(columns, step * rows, (step + 1) * rows)
+    for first in range(0, steps, most):
+        last = min(first + most, steps)
+        yield last - first, slice_columns(columns, first * rows, last * rows)
 
 
 def _copied(values: Column) -> Column:
@@ -160,7 +161,7 @@ def _batches(columns: Columns, steps: int, schema: Schema) -> Iterator[NumpyBatc
         By feature: numbers as writable arrays [batch, *shape] of the feature's dtype; strings and bytes as arrays of
         `bytes` objects, as from TensorFlow's tensors; features of variable length as `Ragged`.
     """
-    for batch in _single_steps(columns, steps):
+    for _, batch in _pieces(columns, steps, 1):
         yield {
             name: _writable(values) if isinstance(values, np.ndarray) else _from_arrow(values, schema[name])
             for name, values in batch.items()

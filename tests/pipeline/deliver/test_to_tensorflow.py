@@ -6,6 +6,7 @@ Covers `chunk_encoding`, `chunk_sizes`, `example_parsing`, `generator_dataset` a
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ import tensorflow as tf
 from ringfeed.pipeline import Loader, parse_batch
 from ringfeed.pipeline.deliver import chunk_sizes
 from ringfeed.pipeline.deliver import to_tensorflow as delivery
+from ringfeed.pipeline.deliver.chunk_sizes import ChunkSizes
 from ringfeed.pipeline.deliver.example_parsing import feature_spec
 from ringfeed.pipeline.deliver.generator_dataset import generator_dataset_maker
 from ringfeed.sharding import BuildOptions, ConfigError, build, open_dataset
@@ -216,3 +218,19 @@ print(len(list(Loader({make_dataset()!r}, batch_size=10).epoch(0))))
     done = subprocess.run(command, env=lean_environment(), capture_output=True, text=True, check=True)
     assert done.stdout == "100\n"
     assert "will not be optimized" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("record_bytes", "numbers", "ragged", "large"),
+    [
+        (1024, 4, False, True),
+        (1023, 0, False, False),
+        (1024, 5, False, False),  # many numbers are decoded faster a chunk at a time
+        (1024, 0, True, False),
+        (4096, 5, True, True),
+    ],
+)
+def test_long_strings_cross_one_at_a_time(record_bytes: int, numbers: int, ragged: bool, large: bool) -> None:
+    sizes = ChunkSizes(record_bytes=record_bytes, undecoded=True, ragged=ragged, numbers=numbers)
+    assert sizes.large == large
+    assert not replace(sizes, undecoded=False).large
