@@ -16,7 +16,7 @@ _CHUNK_BYTES = 8 << 20  # per crossing into TensorFlow: 4 MiB takes 1.1 times as
 _CHUNK_STEPS = 64
 _LARGE_RECORD = 4096  # bytes; from this size on, undecoded records cross one at a time, and chunks hold their addresses
 _LARGE_STRINGS = (
-    1024  # bytes; the same where a record is strings with a few numbers: 1.5 to 1.9 times as fast (2026-11-28)
+    1024  # bytes; the same where a record is strings with a few numbers: 1.3 to 2.0 times as fast (2026-11-28)
 )
 _FEW_NUMBERS = 4  # with 40, locating them takes NumPy 1.4 times as long as decoding chunks
 _LARGE_STEPS = 32  # steps of addresses in a chunk

@@ -68,7 +68,7 @@ class Storage(Location):
         Args:
             path: path of the file.
             will_need: whether to advise the system to begin reading all of a local file. It then fills the page cache
-                by single pages, at four times the processor time of `read_into_page_cache`.
+                by small pages, beside and before any other read of the file.
         """
         if self.protocol in S3_PROTOCOLS:
             fs, root = self.filesystem()
