@@ -174,7 +174,7 @@ def test_images_and_augmentation(here: Path) -> None:
 
 
 def test_preparing(here: Path) -> None:
-    module, nested, sales, in_python = python_of("preparing.md")
+    masked, module, nested, sales, in_python = python_of("preparing.md")
     Path("prepare_flights.py").write_text(module)
     table = ["build", "flights.parquet", "prepared", "--label", "arrival"]
     assert shard_dataset.main([*table, "--map", "prepare_flights:add_speed", "--filter", "hours > 0"]) == 0
@@ -190,7 +190,18 @@ def test_preparing(here: Path) -> None:
     }  # fmt: skip
     exec(in_python.replace('"late"', '"arrival"'), {})
     assert open_dataset("shards").manifest.schema["hours"].dtype == "float32"
+    check_masked_lists(masked)
     check_nested_lists(nested)
+
+
+def check_masked_lists(code: str) -> None:
+    import tensorflow as tf
+
+    pq.write_table(pa.table({"tokens": [[i, None, 7] if i else [] for i in range(4)]}), "tokens.parquet")
+    assert shard_dataset.main(["build", "tokens.parquet", "masked", "--shards", "1", "--mask-nulls", "tokens"]) == 0
+    names = {"tf": tf, "batch": next(iter(Loader("masked", batch_size=4).epoch(0)))}
+    exec(code, names)
+    assert sorted(names["present"].to_list()) == [[], [1, 7], [2, 7], [3, 7]]
 
 
 def check_nested_lists(code: str) -> None:
