@@ -230,7 +230,7 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
         _write_timeline(config.track.timeline, world)
     members = open_members()
     if members is not None and not args.lr_find:
-        check_pairs(config, {"--elastic": True})
+        check_pairs(config, {"--host-discovery-script": True})  # `launch --elastic` has checked its own
         _train_elastically(config, members, watch, args)
         return
     if config.backend == MULTI_WORKER:

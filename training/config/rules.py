@@ -44,6 +44,7 @@ class Pair:
 
 _PACKED = "model.name=text and model.packing=true"
 _ROUNDS = "sync.method!=every_step"
+_ELASTIC = "--elastic, --host-discovery-script"  # of `ringfeed launch`, of horovodrun
 _SERVERS, _TENSORFLOW = "backend=parameter_server", "backend=mirrored|multi_worker"
 _MOMENTUM_FIRST = " applies momentum before the average, so any other rule would see momenta"
 _CLIPS = "it would clip what momentum has accumulated"
@@ -149,9 +150,9 @@ PAIRS: tuple[Pair, ...] = (
     Pair("--elastic", "checkpoint.url=null", "it goes on from checkpoints", "checkpoint.url"),
     Pair("--elastic", "checkpoint.every_steps=null", "it goes on from checkpoints", "checkpoint.every_steps"),
     Pair("--elastic", "checkpoint.resume=false", "it goes on from checkpoints"),
-    Pair("--elastic", "sync.clients", "each rank has a part of its own, so none can come or go"),
-    Pair("--elastic", "sync.hierarchical", "Horovod waits for ever where it removes the process sets of a rank that "
-         "died", "sync.hierarchical=false, or leave out --elastic"),
+    Pair(_ELASTIC, "sync.clients", "each rank has a part of its own, so none can come or go"),
+    Pair(_ELASTIC, "sync.hierarchical", "Horovod waits for ever where it removes the process sets of a rank that died",
+         "sync.hierarchical=false"),
     Pair("--elastic", "max_time", "it keeps a run going, and max_time ends it"),
     Pair("--elastic", "--lr-find", "100 steps have no checkpoint to go on from"),
     Pair("--ray", "backend!=horovod", "Ray starts the ranks of a ring"),
@@ -165,7 +166,7 @@ def check_pairs(config: Any, flags: Mapping[str, bool] | None = None) -> None:
 
     Args:
         config: the configuration of a run.
-        flags: flags of the command line, such as `--elastic`; the pairs of others are not checked.
+        flags: flags of the command line, such as `--elastic`, or of horovodrun; the pairs of others are not checked.
 
     Raises:
         ConfigError: two settings do not; the message names both, the reason and a remedy.

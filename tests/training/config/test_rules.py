@@ -16,7 +16,7 @@ PROPERTIES = {
     "augment.random", "augment.mixes", "model.takes_images", "schedule.has_warmup", "schedule.has_boundaries",
     "parameter_server.is_set",
 }  # fmt: skip
-FLAGS = {"--elastic", "--ray", "--dry-run", "--lr-find"}
+FLAGS = {"--elastic", "--host-discovery-script", "--ray", "--dry-run", "--lr-find"}
 KEYS = dict(all_keys())
 
 
