@@ -112,9 +112,12 @@ def shape_of(loader: Loader, read_fraction: float = 1.0) -> DatasetShape:
     """Return the sizes of a loader's shards, of whose files a fraction is read."""
     shards = open_dataset(loader.arguments["url"]).split_shards(loader.arguments["split"])
     with loader.open_streams() as streams:
-        in_parts = streams.context.fetcher.in_parts
+        in_parts, manifest = streams.context.fetcher.in_parts, loader.manifest
     size = record_bytes(shards, loader.manifest.schema, loader.schema)
-    return DatasetShape.of(shards, in_parts=in_parts, record_bytes=size, read_fraction=read_fraction)
+    return DatasetShape.of(
+        shards, in_parts=in_parts, is_mapped=manifest.shard_format == "tfrecord" and manifest.compression == "none",
+        record_bytes=size, read_fraction=read_fraction,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ class DatasetShape:
         data_bytes: bytes fetched of each shard.
         index_bytes: bytes of each index.
         in_parts: whether a part of a shard can be read alone.
+        is_mapped: whether a loader maps shards on a local disk.
         record_bytes: bytes of a delivered sample.
 
     >>> import numpy as np
@@ -42,11 +43,12 @@ class DatasetShape:
     data_bytes: Int64
     index_bytes: Int64
     in_parts: bool = True
+    is_mapped: bool = False
     record_bytes: int = 64
 
     @classmethod
     def of(
-        cls, shards: Sequence[ShardInfo], *, in_parts: bool, record_bytes: int, read_fraction: float
+        cls, shards: Sequence[ShardInfo], *, in_parts: bool, is_mapped: bool, record_bytes: int, read_fraction: float
     ) -> DatasetShape:
         """Return the shape of a split's shards, of whose files a fraction is read."""
         sizes = np.array([(shard.records, shard.bytes, shard.index_bytes) for shard in shards], np.int64).T
@@ -55,6 +57,7 @@ class DatasetShape:
             data_bytes=np.ceil(sizes[1] * read_fraction).astype(np.int64),
             index_bytes=sizes[2],
             in_parts=in_parts,
+            is_mapped=is_mapped,
             record_bytes=record_bytes,
         )
 

@@ -53,7 +53,7 @@ def simulate(dataset: DatasetShape, costs: Costs, setup: Setup, prices: Prices |
     if setup.batch_size < setup.ranks:
         raise ConfigError(f"a batch of {setup.batch_size} has no sample for some of {setup.ranks} ranks")
     if setup.cache_bytes is not None:
-        dataset = replace(dataset, in_parts=False)  # a cache keeps whole files
+        dataset = replace(dataset, in_parts=False, is_mapped=False)  # a cache keeps whole files
     caches = _caches(dataset, setup)
     figures = [_epoch(dataset, costs, setup, epoch, caches) for epoch in range(setup.epochs)]
     return Simulation(
@@ -226,7 +226,8 @@ def _block_steps(steps: int, ranks: int) -> int:
 
 
 def _prefetch_bytes(dataset: DatasetShape, setup: Setup, streams: int, *, is_local: bool) -> int:
-    """The limit of `Loader`, of shards that are not mapped."""
+    """The limit of `Loader`."""
     if setup.prefetch_bytes is not None:
         return setup.prefetch_bytes
-    return default_prefetch_bytes(dataset.window_bytes(setup.window_shards), streams, is_local=is_local)
+    window = dataset.window_bytes(setup.window_shards)
+    return default_prefetch_bytes(window, streams, is_local=is_local, is_mapped=dataset.is_mapped)

@@ -127,7 +127,8 @@ def _variations(
         yield "streams", [n for n in _STREAMS if base.batch_size % n == 0 and n % base.ranks == 0 and n != streams]
         yield "window_shards", [n for n in (1, 2, 4) if n != base.window_shards]
     yield "fetch_threads", [None, *_THREADS]
-    own = default_prefetch_bytes(shape.window_bytes(base.window_shards), -(-streams // base.ranks), is_local=is_local)
+    window, own_streams = shape.window_bytes(base.window_shards), -(-streams // base.ranks)
+    own = default_prefetch_bytes(window, own_streams, is_local=is_local, is_mapped=shape.is_mapped)
     yield "prefetch_bytes", [None, *(int(own * factor) for factor in _PREFETCH_FACTORS)]
     if space.cache_bytes is not None:
         yield "cache_bytes", [None, space.cache_bytes]
