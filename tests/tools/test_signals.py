@@ -261,8 +261,8 @@ with signals.ending_on_signals("p") as watch:
     def test_a_profile_that_reads_is_interrupted_in_one_line(self, source: str, tmp_path: Path) -> None:
         assert main(["build", source, str(tmp_path / "d"), "--label", "status", "--shards", "2"]) == 0
         code = "import sys\nfrom ringfeed.pipeline import Loader\nfrom ringfeed.tools import cli\n"
-        code += "original = Loader.epoch\ndef epoch(*args):\n    print('reading', flush=True)\n"
-        code += "    return original(*args)\nLoader.epoch = epoch\nsys.exit(cli.main(sys.argv[1:]))"
+        code += "original = Loader.batches\ndef batches(*args):\n    print('reading', flush=True)\n"
+        code += "    return original(*args)\nLoader.batches = batches\nsys.exit(cli.main(sys.argv[1:]))"
         words = ["profile", str(tmp_path / "d"), "--batch-size", "8", "--steps", "1000000000"]
         with subprocess.Popen(
             [sys.executable, "-c", code, *words],
