@@ -16,11 +16,10 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.schema import Feature
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.config.model import AugmentConfig
+from ringfeed.training.config.optimizers import OPTIMIZERS
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.images import image_preprocess, image_shape
-from ringfeed.training.optimizers.adam import Adam
 from ringfeed.training.optimizers.build import build_optimizer, build_schedule
-from ringfeed.training.optimizers.lars import LARS
 from tests.helpers.manifests import manifest_of
 
 FEATURES = (
@@ -227,11 +226,8 @@ def test_the_schedule_scales_linearly_and_counts_in_epochs() -> None:
         build_schedule(short, steps_per_epoch=1)
 
 
-@pytest.mark.parametrize(
-    ("name", "kind"),
-    [("lars", LARS), ("sgd", keras.optimizers.SGD), ("adam", Adam), ("adamw", Adam)],
-)
-def test_weight_decay_spares_biases_under_every_optimizer(name: str, kind: type[Any]) -> None:
+@pytest.mark.parametrize("name", OPTIMIZERS.by_name)
+def test_weight_decay_spares_biases_under_every_optimizer(name: str) -> None:
     decay = 0.0 if name == "adam" else 0.5
     config = parse_config(
         {
@@ -243,7 +239,6 @@ def test_weight_decay_spares_biases_under_every_optimizer(name: str, kind: type[
     )
     kernel, bias = keras.Variable(np.ones((2, 2), np.float32)), keras.Variable(np.ones(2, np.float32))
     optimizer = build_optimizer(config.optimizer, build_schedule(config, 10), [kernel, bias])
-    assert isinstance(optimizer, kind)
     optimizer.apply([tf.zeros((2, 2)), tf.zeros(2)])
     np.testing.assert_array_equal(bias.numpy(), [1.0, 1.0])
     assert (kernel.numpy() < 1).all() == (name != "adam")

