@@ -6,16 +6,18 @@ Tested in tests/tools/shard_dataset/test_errors.py.
 from __future__ import annotations
 
 import os
+import resource
 import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
 from io import TextIOWrapper
 from types import TracebackType
-from typing import IO, Any, cast
+from typing import IO, Any, NoReturn, cast
 
 __all__ = ["exit_without_memory", "guarded_stdout", "prepare_streams", "reader_left", "redirect_to_null"]
 
+_LEAST_BYTES = 256 << 20  # with less, imports end in lines of Arrow's allocator, or Python tries for ever
 _NO_MEMORY = ("failed to map segment", "cannot allocate memory")  # of the loader of shared libraries
 
 
@@ -120,12 +122,18 @@ def exit_without_memory(program: str) -> Iterator[None]:
     Args:
         program: name of the command, which begins the line.
     """
+    if 0 <= resource.getrlimit(resource.RLIMIT_AS)[0] < _LEAST_BYTES:
+        _end_without_memory(program)
     try:
         yield
     except (MemoryError, ImportError) as error:
         if not isinstance(error, MemoryError) and not any(mark in str(error).lower() for mark in _NO_MEMORY):
             raise
-        message = "out of memory as it starts; raise the limit (ulimit -v), or end other programs"
-        event = f'{{"event": "error", "message": "{message}", "status": 1}}'
-        os.write(2, f"{event if '--json' in sys.argv else f'{program}: error: {message}'}\n".encode())
-        os._exit(1)
+        _end_without_memory(program)
+
+
+def _end_without_memory(program: str) -> NoReturn:
+    message = "out of memory as it starts; raise the limit (ulimit -v), or end other programs"
+    event = f'{{"event": "error", "message": "{message}", "status": 1}}'
+    os.write(2, f"{event if '--json' in sys.argv else f'{program}: error: {message}'}\n".encode())
+    os._exit(1)

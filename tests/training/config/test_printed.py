@@ -12,6 +12,7 @@ from ringfeed.tools import cli
 from ringfeed.training.config.config_file import load_config, to_tree
 from ringfeed.training.config.keys import all_keys
 from ringfeed.training.config.printed import print_config
+from ringfeed.training.config.registry import METHODS
 
 ROOT = Path(__file__).resolve().parents[3]
 UNUSUAL = {
@@ -38,6 +39,8 @@ def test_is_read_back_as_the_same(name: str, tmp_path: Path, monkeypatch: pytest
         if leaf in (tree[group] if group else tree):  # but not the keys of other methods
             assert f"{leaf}: " in text
             assert spec.metadata["help"].split()[0] in text
+        else:
+            assert group in METHODS
 
 
 def test_paths_of_a_file_count_from_it_and_those_of_the_command_from_where_it_runs(

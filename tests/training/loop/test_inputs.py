@@ -1,5 +1,6 @@
 """The loaders of a run: which numbers of the configuration reach them."""
 
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -27,7 +28,14 @@ def test_the_numbers_of_the_loader_are_those_of_the_configuration(tmp_path: Path
     assert own == NUMBERS | {"streams": None, "window_shards": 1}
 
 
-@pytest.mark.parametrize(("key", "value"), [("streams", 0), ("window_shards", 0), ("prefetch_bytes", -1)])
-def test_numbers_that_no_loader_takes_are_refused(key: str, value: int) -> None:
-    with pytest.raises(ConfigError, match=rf"a.yaml: data.{key} must be (at least 0|in \[1, 2\*\*31\)), got {value}"):
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("streams", 0, "in [1, 2**31)"),
+        ("window_shards", 0, "in [1, 2**31)"),
+        ("prefetch_bytes", -1, "at least 0"),
+    ],
+)
+def test_numbers_that_no_loader_takes_are_refused(key: str, value: int, allowed: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(f"a.yaml: data.{key} must be {allowed}, got {value}")):
         parse_config({"data": {"url": "d", key: value}}, "a.yaml")

@@ -19,7 +19,11 @@ from ringfeed.training.config.model import AugmentConfig
 from ringfeed.training.config.optimizers import OPTIMIZERS
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.images import image_preprocess, image_shape
+from ringfeed.training.optimizers.adam import AdamRule
+from ringfeed.training.optimizers.adan import AdanRule
 from ringfeed.training.optimizers.build import build_optimizer, build_schedule
+from ringfeed.training.optimizers.lamb import LAMBRule
+from ringfeed.training.optimizers.lars import LARSRule
 from tests.helpers.manifests import manifest_of
 
 FEATURES = (
@@ -226,6 +230,9 @@ def test_the_schedule_scales_linearly_and_counts_in_epochs() -> None:
         build_schedule(short, steps_per_epoch=1)
 
 
+RULES = {"lars": LARSRule, "lamb": LAMBRule, "sgd": None, "adam": AdamRule, "adamw": AdamRule, "adan": AdanRule}
+
+
 @pytest.mark.parametrize("name", OPTIMIZERS.by_name)
 def test_weight_decay_spares_biases_under_every_optimizer(name: str) -> None:
     decay = 0.0 if name == "adam" else 0.5
@@ -239,6 +246,8 @@ def test_weight_decay_spares_biases_under_every_optimizer(name: str) -> None:
     )
     kernel, bias = keras.Variable(np.ones((2, 2), np.float32)), keras.Variable(np.ones(2, np.float32))
     optimizer = build_optimizer(config.optimizer, build_schedule(config, 10), [kernel, bias])
+    kind = RULES[name]
+    assert isinstance(optimizer, keras.optimizers.SGD) if kind is None else isinstance(optimizer.rule, kind)
     optimizer.apply([tf.zeros((2, 2)), tf.zeros(2)])
     np.testing.assert_array_equal(bias.numpy(), [1.0, 1.0])
     assert (kernel.numpy() < 1).all() == (name != "adam")
