@@ -33,7 +33,7 @@ class ChunkSizes:
         record_bytes: mean bytes of a delivered record.
         undecoded: whether TensorFlow parses whole examples.
         ragged: whether a feature varies in length.
-        numbers: numbers in a delivered record, without those of features that vary in length.
+        numbers: numbers in a delivered record; features of varying length do not count.
     """
 
     record_bytes: int

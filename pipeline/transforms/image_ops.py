@@ -178,7 +178,7 @@ def resize(image: Any, size: Sequence[int]) -> Any:
 def _resized(image: Any, size: Sequence[int]) -> Any:
     """`resize` of a uint8 image; in a loader's batches by an operation that takes a fifth of the processor time.
 
-    Graphs traced elsewhere, such as those of exported models, hold TensorFlow's own operations only.
+    Graphs traced elsewhere, such as exported models, hold only TensorFlow's own operations.
     """
     operation = resize_operation() if is_mapping.get() else None
     if operation is None:

@@ -282,7 +282,8 @@ class DatasetDraft:
             debris += (f"{STAGING}/",)
         names = self.destination.list()
         remove_files(self._there, [name for name in names if name.startswith(debris) or is_build_draft(name)])
-        generations = [name for name in self._there.folders() if generation_of(f"{name}/")]  # of a replaced dataset
+        # A replaced dataset that was appended to has a folder for each generation.
+        generations = [name for name in self._there.folders() if generation_of(f"{name}/")]
         remove_empty_folders(self._there, [JOURNAL_FOLDER, STAGING, *generations])
         abort_uploads(self._there)
 

@@ -234,8 +234,8 @@ def open_scratch(root: Storage) -> Storage:
 def side_folder(root: Storage) -> Iterator[Storage]:
     """Yield a folder for a process without a lease, which others on its machine leave alone while it lives.
 
-    It is removed after the body, and so is a root that was created for it. Those of killed processes of this machine
-    are removed before, and after the body the root that they left.
+    It is removed after the body, and so is a root that was created for it. Side folders that killed processes of this
+    machine left are removed first, and their root after the body.
     """
     absent = root.absent_folders()
     make_spill_folder(root)

@@ -24,13 +24,13 @@ from .lease import boot_id, process_start_ticks
 __all__ = ["end_process", "mark_folder", "process_folder", "remove_killed_folders", "temporary_folder"]
 
 _NAMES = re.compile(r"ringfeed-tmp-([0-9a-f]{16})-(\d+)-(\d+)-[0-9a-f]{8}")  # groups: machine, process, its start
-_MARKED = "pymp-"  # how names of marked folders begin: those of `multiprocessing`
+_MARKED = "pymp-"  # `multiprocessing` names its folders so, and `mark_folder` marks them
 _mine: list[Path] = []
 
 
 @contextmanager
 def temporary_folder(parent: str | os.PathLike[str] | None = None) -> Iterator[Path]:
-    """Make a folder, and remove it after the body; first remove those of killed processes.
+    """Make a folder, and remove it after the body; first remove folders that killed processes left.
 
     Args:
         parent: the folder to make it in; None: that of `tempfile`.
@@ -63,7 +63,7 @@ def process_folder() -> Iterator[None]:
 
 
 def mark_folder(folder: str) -> None:
-    """Mark the folder of `multiprocessing` as one of this process; first remove those of killed processes."""
+    """Mark the folder of `multiprocessing` as this process's; first remove folders that killed processes left."""
     if not any(map(_NAMES.fullmatch, os.listdir(folder))):
         remove_killed_folders(Path(folder).parent)
         Path(folder, _new_name()).touch()

@@ -44,7 +44,7 @@ class Pair:
 
 _PACKED = "model.name=text and model.packing=true"
 _ROUNDS = "sync.method!=every_step"
-_ELASTIC = "--elastic, --host-discovery-script"  # of `ringfeed launch`, of horovodrun
+_ELASTIC = "--elastic, --host-discovery-script"  # flags of `ringfeed launch` and horovodrun
 _SERVERS, _TENSORFLOW = "backend=parameter_server", "backend=mirrored|multi_worker"
 _MOMENTUM_FIRST = " applies momentum before the average, so any other rule would see momenta"
 _CLIPS = "it would clip what momentum has accumulated"

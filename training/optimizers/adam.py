@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from ringfeed.training.config.optimizers import AdamWConfig
 
-from .rule import Rule, RuleOptimizer, RuleStep, Slots, correction, next_moments
+from .rule import Rule, RuleOptimizer, RuleStep, Slots, correction, make_options, next_moments
 
 __all__ = ["Adam", "AdamRule"]
 
@@ -122,6 +122,7 @@ class Adam(RuleOptimizer):
         name: str = "adam",
         freeze_step: int | None = None,
     ) -> None:
-        patterns = None if exclude is None else tuple(exclude)
-        options = AdamWConfig(weight_decay=weight_decay, beta_1=beta_1, beta_2=beta_2, eps=eps, exclude=patterns)
+        options = make_options(
+            AdamWConfig, "Adam", weight_decay=weight_decay, beta_1=beta_1, beta_2=beta_2, eps=eps, exclude=exclude
+        )
         super().__init__(learning_rate, AdamRule(options, freeze_step), name)

@@ -17,7 +17,7 @@ from ringfeed.training.config.optimizers import LAMBConfig
 
 from .frozen_ratio import RATIO_DECAY, next_average, next_factor
 from .norms import layer_norms, trust_ratio
-from .rule import Rule, RuleOptimizer, RuleStep, Slots, correction, next_moments
+from .rule import Rule, RuleOptimizer, RuleStep, Slots, correction, make_options, next_moments
 
 __all__ = ["LAMB", "LAMBRule"]
 
@@ -196,13 +196,14 @@ class LAMB(RuleOptimizer):
         exclude_ratio: Sequence[str] | None = None,
         freeze_step: int | None = None,
     ) -> None:
-        options = LAMBConfig(
+        options = make_options(
+            LAMBConfig, "LAMB",
             weight_decay=weight_decay,
             beta_1=beta_1,
             beta_2=beta_2,
             eps=eps,
-            exclude=None if exclude is None else tuple(exclude),
+            exclude=exclude,
             variant=variant,
-            exclude_ratio=None if exclude_ratio is None else tuple(exclude_ratio),
-        )
+            exclude_ratio=exclude_ratio,
+        )  # fmt: skip
         super().__init__(learning_rate, LAMBRule(options, freeze_step), name)

@@ -15,7 +15,7 @@ import tensorflow as tf
 from ringfeed.training.config.optimizers import LARSConfig
 
 from .norms import layer_norms, trust_ratio
-from .rule import Rule, RuleOptimizer, RuleStep, Slots
+from .rule import Rule, RuleOptimizer, RuleStep, Slots, make_options
 
 __all__ = ["LARS", "LARSRule"]
 
@@ -151,14 +151,15 @@ class LARS(RuleOptimizer):
         variant: str = "optax",
         exclude_ratio: Sequence[str] | None = None,
     ) -> None:
-        options = LARSConfig(
+        options = make_options(
+            LARSConfig, "LARS",
             weight_decay=weight_decay,
             trust_coefficient=trust_coefficient,
             eps=eps,
             momentum=momentum,
             nesterov=nesterov,
-            exclude=None if exclude is None else tuple(exclude),
+            exclude=exclude,
             variant=variant,
-            exclude_ratio=None if exclude_ratio is None else tuple(exclude_ratio),
-        )
+            exclude_ratio=exclude_ratio,
+        )  # fmt: skip
         super().__init__(learning_rate, LARSRule(options), name)

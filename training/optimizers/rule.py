@@ -10,24 +10,41 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import keras
 import tensorflow as tf
 
+from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.optimizers import OPTIMIZERS
 
 from .keras_doors import require_method
 from .masks import is_adapted
 
-__all__ = ["Rule", "RuleOptimizer", "RuleStep", "Slots", "correction", "next_moments", "tensorflow_variable"]
+__all__ = [
+    "Rule", "RuleOptimizer", "RuleStep", "Slots", "correction", "make_options", "next_moments", "tensorflow_variable",
+]  # fmt: skip
 
 Tensor = Any
 Variable = Any
 Slots = Sequence[Tensor]
+Options = TypeVar("Options")
 
 STACKED_ELEMENTS = 16384
 """Copies of larger variables would cost more than the operations that stacks save."""
+
+
+def make_options(kind: type[Options], optimizer: str, **arguments: Any) -> Options:
+    """Return the options of a rule, of the class `kind`, from the arguments of its optimizer.
+
+    Raises:
+        ValueError: an argument is out of its range; the message begins with the optimizer's name.
+    """
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
+    try:
+        return kind(**values)
+    except ConfigError as error:
+        raise ValueError(str(error).replace("optimizer.", f"{optimizer}: ", 1)) from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

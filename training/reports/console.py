@@ -89,7 +89,7 @@ class Console(Tracker):
         self._mixture = mixture
         self._total = 0
         self._seconds = self._waited = 0.0  # this process's steps
-        self._earlier_seconds = self._earlier_waited = 0.0  # those of earlier processes
+        self._earlier_seconds = self._earlier_waited = 0.0  # in earlier processes
         self._has_warned = False
         self._bar: Progress | None = None
         self._last_line = time.monotonic()

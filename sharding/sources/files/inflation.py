@@ -12,7 +12,7 @@ from ringfeed.sharding.errors import SourceError
 
 __all__ = ["BoundedFile", "CountedFile", "check_held"]
 
-_HELD_BYTES, _HELD_INFLATION = 512 << 20, 100  # of a part of a file that is held in memory as a whole
+_HELD_BYTES, _HELD_INFLATION = 512 << 20, 100  # where a part of a file is held in memory as a whole
 _STREAMED_BYTES, _STREAMED_INFLATION = 256 << 20, 1000  # gzip shrinks nothing to less than a 1032nd
 
 

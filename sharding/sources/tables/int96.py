@@ -21,7 +21,9 @@ from ringfeed.sharding.errors import RingfeedError, SourceError
 __all__ = ["int96_columns", "int96_unit"]
 
 Open = Callable[[str, str], AbstractContextManager[pq.ParquetFile]]  # a URL, and the unit to read times in
-_MOST_NS, _MOST_US = ((1 << 63) // scale - 1 for scale in (10**9, 10**6))  # in seconds, on either side of 1970
+_MOST_NS, _MOST_US = (
+    (1 << 63) // scale - 1 for scale in (10**9, 10**6)
+)  # seconds from 1970 that 64 bits hold
 _REMEDY = (
     "write it in microseconds (in Spark: spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS), or leave it out by "
     "--drop-columns"
@@ -95,7 +97,7 @@ def _damage_passed() -> Iterator[None]:
         yield
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, RingfeedError) or (isinstance(error, OSError) and error.errno is not None):
-            raise  # of the store
+            raise  # the store failed, not the file
 
 
 def _times(column: pa.Array) -> Iterator[pa.TimestampArray]:

@@ -27,7 +27,7 @@ _FILE_MAGIC, _FEATHER_1_MAGIC = b"ARROW1", b"FEA1"
 _CONTINUED = b"\xff\xff\xff\xff"  # starts each message since Arrow 0.15
 _OLD_END = b"\0\0\0\0"
 _END = b"\xff\xff\xff\xff\0\0\0\0"
-_FILE_START = 8  # of the first message in a file: after the magic bytes and their padding
+_FILE_START = 8  # the magic bytes and their padding come first
 _PART_ROWS = 1 << 18
 
 
@@ -100,7 +100,7 @@ def _check_claims(file: SourceFile, start: int) -> None:
                     check_held(file.url, "record batch", message.body.size, claimed_bytes(message))
         except RingfeedError:
             raise
-        except (ValueError, EOFError) as error:  # of damaged metadata
+        except (ValueError, EOFError) as error:  # the metadata is damaged
             raise pa.ArrowInvalid(brief(error)) from error
 
 

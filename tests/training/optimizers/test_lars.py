@@ -170,5 +170,5 @@ def test_a_callable_rate_is_called_at_each_step() -> None:
 
 @pytest.mark.parametrize("bad", [{"momentum": 1.0}, {"eps": -1.0}, {"trust_coefficient": 0.0}, {"weight_decay": -0.1}])
 def test_refuses_values_out_of_range(bad: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=f"optimizer.{next(iter(bad))} must be"):
+    with pytest.raises(ValueError, match=f"LARS: {next(iter(bad))} must be"):
         LARS(**bad)  # type: ignore[arg-type]
