@@ -79,6 +79,10 @@ def add_prepare_flags(command: argparse.ArgumentParser) -> None:
         "--dedup", metavar="COL,...", nargs="?", const=(), type=checked_type(split_columns),
         help="keep the first of the records that are equal in these columns (default: in all; write '*' before SRC)",
     )  # fmt: skip
+    _add_image_flags(group)
+
+
+def _add_image_flags(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--resize", metavar="SIZE", type=checked_type(parse_size),
         help="resize images to this shorter side, such as 256, or to exactly WIDTHxHEIGHT",

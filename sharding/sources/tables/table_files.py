@@ -151,12 +151,7 @@ class TableSource(RecordSource):
         names = [field.name for field in union.fields]
         texts = [name for name, feature in features.items() if feature.dtype == "string"]
         keys = find_partitions(url, [file.url for file in files], texts)
-        for name in keys.names:
-            if lacking := next((path for path, missing in union.missing.items() if name in missing), None):
-                raise SourceError(
-                    f"{lacking} has no column {name!r}, but other files have one beside the folders of this name; "
-                    "write it to all files or to none"
-                )
+        _check_columns_of_keys(keys.names, union.missing)
         partitions = keys.without(names)
         typed = {field.name: field for field in Schema(features=tuple(union.declared.values())).arrow}
         fields = [typed.get(field.name, field) for field in union.fields]
@@ -386,3 +381,13 @@ def _impossible_claim(error: MemoryError) -> int | None:
     claim = re.search(r"size (\d+)", str(error))
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return int(claim[1]) if claim and int(claim[1]) > memory else None
+
+
+def _check_columns_of_keys(keys: Sequence[str], missing: Mapping[str, Collection[str]]) -> None:
+    """Check that files have a column named as a partition key either all or none; `missing` is by file."""
+    for name in keys:
+        if lacking := next((path for path, names in missing.items() if name in names), None):
+            raise SourceError(
+                f"{lacking} has no column {name!r}, but other files have one beside the folders of this name; write it "
+                "to all files or to none"
+            )
