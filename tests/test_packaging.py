@@ -44,11 +44,12 @@ TRAINING = (
     "metrics",
     "records",
     "reports",
-    "loop",
+    "step",
+    "run",
     "planning",
     "serving",
     "elastic",
-    "backends",
+    "servers",
     "launching",
 )
 ROOMS = (

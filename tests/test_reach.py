@@ -30,8 +30,8 @@ def test_a_change_at_the_edge_runs_its_own_tests(changed: str, tests: list[str])
 
 
 def test_what_takes_minutes_or_starts_services_is_left_unless_it_is_of_the_folder() -> None:
-    near = select(["training/loop/progress.py"])
-    assert "tests/training/loop/state/test_best.py" in near.tests
+    near = select(["training/run/progress.py"])
+    assert "tests/training/run/state/test_best.py" in near.tests
     assert any(phrase.startswith("tests/training/test_train.py ") for phrase in near.left)
     kernels = select(["sharding/compute/kernels.c"])
     assert "tests/sharding/compute/test_kernels.py" in kernels.tests

@@ -1,10 +1,9 @@
 # What this package offers, by module. `__init__.py` reads it, and imports a name when it is first used.
 
-from .backends.multi_worker import MultiWorkerStrategy
 from .checkpoint.store import Checkpoint, CheckpointStore
 from .config.config_file import load_config
 from .config.train_config import TrainConfig
-from .loop.trainer import Trainer
+from .keras.multi_worker import MultiWorkerStrategy
 from .optimizers.adam import Adam
 from .optimizers.lamb import LAMB
 from .optimizers.lars import LARS
@@ -13,6 +12,7 @@ from .reports.tracker import Tracker
 from .ring.connect import connect
 from .ring.horovod_ring import HorovodRing
 from .ring.ring import Ring, SoloRing
+from .run.trainer import Trainer
 from .schedules.learning_rate import WarmUpDecay, scaled_learning_rate
 from .sync.synchronizer import EveryStep, Exchange, Synchronizer
 

@@ -18,20 +18,20 @@ from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.storage.temporary_folder import end_process, process_folder
 
-from .backends.cluster import CHIEF, cluster_from_environment
 from .config.backend import HOROVOD, MULTI_WORKER, PARAMETER_SERVER
 from .config.config_file import load_config
 from .config.keys import describe_keys
 from .config.rules import check_pairs
 from .elastic.members import Members, open_members
-from .loop.leaving import leave as leave_ring
-from .loop.leaving import leave_after
-from .loop.state.outputs import check_writable, encode_metrics
-from .loop.stopping import INTERRUPTED, Stopped
 from .reports.console import configure_logging
 from .ring.launched import end_with_launcher, is_launched
 from .ring.workers import multi_worker_world, worker_world
 from .ring.world import World, refuse_settings, world_from_environment
+from .run.leaving import leave as leave_ring
+from .run.leaving import leave_after
+from .run.state.outputs import check_writable, encode_metrics
+from .run.stopping import INTERRUPTED, Stopped
+from .servers.cluster import CHIEF, cluster_from_environment
 
 if TYPE_CHECKING:
     from .checkpoint.memory import Memory
@@ -244,7 +244,7 @@ def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
         if args.lr_find:
             _find_learning_rate(config, ring, check, args)
             return
-        from .loop.trainer import Trainer
+        from .run.trainer import Trainer
 
         _print_metrics(Trainer(config, ring, check).run(), ring, args)
 
@@ -333,11 +333,11 @@ def _train_on_servers(config: TrainConfig, args: argparse.Namespace, watch: Sign
         share_cores(cluster.local_tasks)
     configure_logging(0 if is_chief else cluster.index + 1, quiet=args.quiet, verbose=args.verbose)
     if not is_chief:
-        from .backends.task import serve_task
+        from .servers.task import serve_task
 
         serve_task(config, cluster, _SignalCheck(watch, int))
-    from .backends.parameter_server import ServerTrainer
     from .ring.ring import SoloRing
+    from .servers.parameter_server import ServerTrainer
 
     stalled = functools.partial(_stalled, as_json=args.json)
     trainer = ServerTrainer(config, cluster, _SignalCheck(watch, int), stalled)
@@ -351,7 +351,7 @@ def _train_elastically(
 ) -> None:
     with quiet_tensorflow():
         from .elastic.survive import survive
-        from .loop.trainer import Trainer
+        from .run.trainer import Trainer
 
     def run(ring: Ring, memory: Memory) -> dict[str, Any]:
         with _watching(config, ring, watch, args) as check:
@@ -387,7 +387,7 @@ def _print_metrics(metrics: dict[str, Any], ring: Ring, args: argparse.Namespace
 
 
 def _find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], bool], args: argparse.Namespace) -> None:
-    from .loop.find_rate import find_learning_rate, write_range_test
+    from .run.find_rate import find_learning_rate, write_range_test
 
     found = find_learning_rate(config, ring, check)
     if ring.rank:

@@ -19,9 +19,9 @@ import tensorflow as tf
 from ringfeed.training import Checkpoint, CheckpointStore
 from ringfeed.training.checkpoint.background import BackgroundWriter
 from ringfeed.training.checkpoint.snapshot import Parts
-from ringfeed.training.loop.step import make_train_step
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.step.train_step import make_train_step
 from ringfeed.training.sync.synchronizer import EveryStep
 
 BATCH = 256

@@ -14,12 +14,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from ringfeed.training.loop.step import make_train_step
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.records.clock import Clock, clock
 from ringfeed.training.reports.events import RunBegan, RunEnded, StepDone, StepTimes
 from ringfeed.training.reports.recorder import Recorder
 from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.step.train_step import make_train_step
 from ringfeed.training.sync.synchronizer import EveryStep
 
 STEPS, BATCH = 50, 256

@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from ringfeed.training import LossScale, SoloRing
-from ringfeed.training.loop.step import StepOptions, make_train_step
 from ringfeed.training.models.remat import rematerialise
+from ringfeed.training.step.train_step import StepOptions, make_train_step
 from ringfeed.training.sync.synchronizer import EveryStep
 
 BLOCKS, CONVOLUTIONS, FILTERS, SIZE, BATCH, STEPS = 4, 3, 32, 64, 16, 5

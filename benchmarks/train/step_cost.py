@@ -26,8 +26,8 @@ from ringfeed.pipeline import Loader
 from ringfeed.sharding import build
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.loop.trainer import Trainer
 from ringfeed.training.ring.ring import Ring, SoloRing
+from ringfeed.training.run.trainer import Trainer
 
 __all__ = ["run", "write_dataset"]
 

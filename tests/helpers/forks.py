@@ -17,7 +17,7 @@ __all__ = ["CALLS"]
 
 CALLS = ("open", "os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir", "fcntl.flock")
 _MODULES = (
-    "training.loop.trainer", "training.serving.predictions", "training.serving.trained", "training.ring.connect",
+    "training.run.trainer", "training.serving.predictions", "training.serving.trained", "training.ring.connect",
     "training.serving.saved_model", "tools.shard_dataset.commands",
 )  # fmt: skip
 

@@ -6,18 +6,18 @@
 __all__ = ["LONGEST"]
 
 LONGEST = (
-    "tests/training/backends/test_worker_loop.py",
+    "tests/training/servers/test_worker_loop.py",
     "tests/training/sync/compression/test_methods.py",
     "tests/training/test_train.py",
     "tests/tools/demo/test_run.py",
     "tests/sharding/engines/test_engine.py",
-    "tests/training/backends/test_multi_worker.py",
-    "tests/training/backends/test_parameter_server.py",
+    "tests/training/keras/test_multi_worker.py",
+    "tests/training/servers/test_parameter_server.py",
     "tests/training/test_launch.py",
     "tests/training/test_listeners.py",
     "tests/test_forged_files.py",
     "tests/training/ring/test_ring.py",
-    "tests/training/backends/test_row_shards.py",
+    "tests/training/servers/test_row_shards.py",
     "tests/training/records/test_real_runs.py",
     "tests/training/launching/test_ray_ranks.py",
     "tests/sharding/building/test_build_faults.py",

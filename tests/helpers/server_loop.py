@@ -13,24 +13,24 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ringfeed.training.backends.board.board import Board, Done, serve_board
-from ringfeed.training.backends.board.part_plan import PartPlan
-from ringfeed.training.backends.board.round_plan import RoundPlan
-from ringfeed.training.backends.cluster import Cluster
-from ringfeed.training.backends.placement import ServerOptimizers, VariablePlacement
-from ringfeed.training.backends.rate import UpdateRate
-from ringfeed.training.backends.row_shards import WholeTable, split_tables, whole_weights
-from ringfeed.training.backends.significance import Significance
-from ringfeed.training.backends.task import declare, part_loader
-from ringfeed.training.backends.updates import DirectUpdates, SignificantUpdates, SynchronousUpdates
-from ringfeed.training.backends.worker_loop import make_worker_loop
 from ringfeed.training.config.config_file import load_config
-from ringfeed.training.loop.inputs import traced
-from ringfeed.training.loop.trainer import Trainer
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.losses import cross_entropy
 from ringfeed.training.optimizers.build import build_schedule
 from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.run.inputs import traced
+from ringfeed.training.run.trainer import Trainer
+from ringfeed.training.servers.board.board import Board, Done, serve_board
+from ringfeed.training.servers.board.part_plan import PartPlan
+from ringfeed.training.servers.board.round_plan import RoundPlan
+from ringfeed.training.servers.cluster import Cluster
+from ringfeed.training.servers.placement import ServerOptimizers, VariablePlacement
+from ringfeed.training.servers.rate import UpdateRate
+from ringfeed.training.servers.row_shards import WholeTable, split_tables, whole_weights
+from ringfeed.training.servers.significance import Significance
+from ringfeed.training.servers.task import declare, part_loader
+from ringfeed.training.servers.updates import DirectUpdates, SignificantUpdates, SynchronousUpdates
+from ringfeed.training.servers.worker_loop import make_worker_loop
 
 DEVICE = "/device:CPU:0"
 

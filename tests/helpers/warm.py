@@ -27,7 +27,7 @@ from tests.helpers.lean import lean_environment
 __all__ = ["WarmProcess", "WarmServer", "warm_server"]
 
 _ROOT = Path(__file__).resolve().parents[2]
-_IMPORTED = ("ringfeed.training.train", "ringfeed.training.loop.trainer", "ringfeed.training.serving.trained")
+_IMPORTED = ("ringfeed.training.train", "ringfeed.training.run.trainer", "ringfeed.training.serving.trained")
 
 
 class WarmProcess:

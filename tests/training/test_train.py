@@ -21,7 +21,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from ringfeed.pipeline import Loader
 from ringfeed.training import Checkpoint, CheckpointStore
-from ringfeed.training.loop import step_log, trainer
+from ringfeed.training.run import step_log, trainer
 from ringfeed.training.train import main
 from tests.helpers.checkpoints import saved_steps
 

@@ -25,7 +25,7 @@ from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.tools.argument_types import add_verbosity, checked_type, parse_bytes
 from ringfeed.tools.console import print_warnings
 from ringfeed.training.config.class_names import shares_by_class
-from ringfeed.training.loop.state.outputs import check_writable
+from ringfeed.training.run.state.outputs import check_writable
 
 from .measure import profile, profile_run
 from .result import Profile

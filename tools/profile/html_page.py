@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ringfeed.training.loop.state.outputs import write_file
+from ringfeed.training.run.state.outputs import write_file
 
 from .drawing import Plot
 

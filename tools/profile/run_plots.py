@@ -11,7 +11,7 @@ from typing import Any
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.storage.untrusted_files import guarded, load_json, read_untrusted
-from ringfeed.training.loop.state.outputs import METRICS_FORMAT
+from ringfeed.training.run.state.outputs import METRICS_FORMAT
 
 from .drawing import Plot, curves, named_bars
 from .runs import profile_records, read_run

@@ -21,7 +21,7 @@ from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.sharding.storage.untrusted_files import guarded, load_json, read_untrusted
 from ringfeed.tools.argument_types import add_verbosity, at_least, checked_type, parse_bytes
 from ringfeed.tools.console import align, print_stderr, print_warnings
-from ringfeed.training.loop.state.outputs import check_writable, write_file
+from ringfeed.training.run.state.outputs import check_writable, write_file
 
 if TYPE_CHECKING:
     from .costs import Costs

@@ -18,7 +18,7 @@ from ringfeed.sharding.sources.user_code import import_function
 from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.tools.argument_types import add_verbosity, at_least, checked_type, parse_bytes
 from ringfeed.tools.console import print_warnings, stage_progress
-from ringfeed.training.loop.state.outputs import check_writable, write_file
+from ringfeed.training.run.state.outputs import check_writable, write_file
 
 if TYPE_CHECKING:
     from .result import Tuning

@@ -1,6 +1,6 @@
 """Options that compare evaluations: when a run has no more to gain, and which of its checkpoints are the best.
 
-Tested in tests/training/config/test_config.py and tests/training/loop/state/test_best.py.
+Tested in tests/training/config/test_config.py and tests/training/run/state/test_best.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The errors of a user's own code, which a configuration names as `module:function`.
 
-Tested in tests/training/loop/test_own_code.py.
+Tested in tests/training/run/test_own_code.py.
 """
 
 from __future__ import annotations

@@ -23,10 +23,10 @@ import tensorflow as tf
 from ringfeed.sharding.errors import TrainingError
 from ringfeed.sharding.storage.temporary_folder import end_process
 from ringfeed.training.checkpoint.memory import Memory
-from ringfeed.training.loop.stopping import Stopped
 from ringfeed.training.ring.connect import join, pin_gpu, prepare
 from ringfeed.training.ring.horovod_ring import HorovodRing
 from ringfeed.training.ring.world import world_from_environment
+from ringfeed.training.run.stopping import Stopped
 
 from .members import Members
 

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from ringfeed.training.loop.stopping import INTERRUPTED, TERMINATED
 from ringfeed.training.ring.launched import EndReport
+from ringfeed.training.run.stopping import INTERRUPTED, TERMINATED
 
 __all__ = ["Ending", "LauncherSignals", "cause_of_death", "ending_of"]
 

@@ -1,7 +1,7 @@
 """Runs the cluster of a run on parameter servers on one machine, and starts a worker again that dies.
 
 A parameter server holds variables that are nowhere else, so its death ends the run, as the chief's does.
-Tested in tests/training/backends/test_parameter_server.py.
+Tested in tests/training/servers/test_parameter_server.py.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from contextlib import suppress
 
 import psutil
 
-from ringfeed.training.backends.cluster import CHIEF, PS, WORKER, Cluster
-from ringfeed.training.loop.stopping import TERMINATED
 from ringfeed.training.ring.workers import free_ports
+from ringfeed.training.run.stopping import TERMINATED
+from ringfeed.training.servers.cluster import CHIEF, PS, WORKER, Cluster
 
 from .endings import Ending, LauncherSignals, cause_of_death
 from .process_group import ProcessGroup

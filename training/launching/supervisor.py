@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 
 from ringfeed.sharding.messages import printable
 from ringfeed.training.elastic.members import CHANNEL
-from ringfeed.training.loop.stopping import TERMINATED
 from ringfeed.training.ring.horovod import local_ranks
+from ringfeed.training.run.stopping import TERMINATED
 
 from .endings import Ending, LauncherSignals, cause_of_death
 from .group import ElasticRank, Group, Phase

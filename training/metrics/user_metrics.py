@@ -1,6 +1,6 @@
 """Metrics of the user, or of Keras, by `module:function`.
 
-Tested in tests/training/loop/test_own_code.py.
+Tested in tests/training/run/test_own_code.py.
 """
 
 from __future__ import annotations

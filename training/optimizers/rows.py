@@ -3,7 +3,7 @@
 The other rows rest, and so does what an optimizer keeps of them: where it keeps nothing, as SGD without momentum, this
 is the update of the whole table; else its momenta of a row decay only when the row is touched, as in PyTorch's
 `SparseAdam` and TensorFlow's sparse momentum.
-Tested in tests/training/backends/test_row_shards.py.
+Tested in tests/training/servers/test_row_shards.py.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.loop.assembly import Assembly, assemble
-from ringfeed.training.loop.inputs import open_loader
-from ringfeed.training.loop.shares import even_shares
-from ringfeed.training.loop.state.resume import newest_checkpoint
 from ringfeed.training.ring.ring import Ring, SoloRing
 from ringfeed.training.ring.world import World
+from ringfeed.training.run.assembly import Assembly, assemble
+from ringfeed.training.run.inputs import open_loader
+from ringfeed.training.run.shares import even_shares
+from ringfeed.training.run.state.resume import newest_checkpoint
 from ringfeed.training.sync.pace import Pace
 
 from .memory import memory_bytes

@@ -2,7 +2,7 @@
 
 The watchdog of a ring and the board of a chief talk this way. A port is scanned sooner or later, also on loopback: who
 does not know the key changes nothing, and prints nothing. The key keeps strangers out, but not readers of the network.
-Tested in tests/training/test_listeners.py and tests/training/backends/board/test_board.py.
+Tested in tests/training/test_listeners.py and tests/training/servers/board/test_board.py.
 """
 
 from __future__ import annotations

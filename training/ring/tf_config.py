@@ -1,7 +1,7 @@
 """``TF_CONFIG``: the processes of a run by TensorFlow's kinds of task, and which of them this one is.
 
 Imports nothing heavy.
-Tested in tests/training/backends/test_cluster.py.
+Tested in tests/training/servers/test_cluster.py.
 """
 
 from __future__ import annotations

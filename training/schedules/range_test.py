@@ -1,6 +1,6 @@
 """The learning-rate range test: a run whose rate rises until the loss does. Smith, arXiv 1506.01186, section 3.3.
 
-Tested in tests/training/loop/test_find_rate.py.
+Tested in tests/training/run/test_find_rate.py.
 """
 
 from __future__ import annotations

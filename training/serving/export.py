@@ -15,8 +15,8 @@ from ringfeed.sharding.destination.atomic_folder import open_atomic_folder
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.storage.storage import Storage, public_url
 from ringfeed.sharding.storage.temporary_folder import process_folder
-from ringfeed.training.loop.state.outputs import check_writable, write_file
 from ringfeed.training.reports.console import configure_logging
+from ringfeed.training.run.state.outputs import check_writable, write_file
 
 if TYPE_CHECKING:
     from .trained import TrainedModel

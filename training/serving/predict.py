@@ -19,11 +19,11 @@ from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.storage.storage import Storage, public_url
 from ringfeed.sharding.storage.temporary_folder import process_folder
-from ringfeed.training.loop.leaving import leave, leave_after
-from ringfeed.training.loop.stopping import INTERRUPTED
 from ringfeed.training.reports.console import configure_logging
 from ringfeed.training.ring.launched import end_with_launcher, is_launched
 from ringfeed.training.ring.world import world_from_environment
+from ringfeed.training.run.leaving import leave, leave_after
+from ringfeed.training.run.stopping import INTERRUPTED
 
 __all__ = ["add_arguments", "run"]
 

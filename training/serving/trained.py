@@ -31,13 +31,13 @@ from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.config.data import DataConfig
 from ringfeed.training.config.model import APPLICATIONS
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.loop.datasets import one_manifest, open_manifests
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.keras_files import check_hdf5
 from ringfeed.training.models.model_file import ModelFile, decode_model
 from ringfeed.training.models.network_size import count_weights
 from ringfeed.training.models.preprocess import Element, Preprocess, check_masks, feature_columns, masked_features
 from ringfeed.training.models.target import Target, plan_target
+from ringfeed.training.run.datasets import one_manifest, open_manifests
 
 __all__ = ["TrainedModel", "column_spec", "mask_specs", "open_trained"]
 

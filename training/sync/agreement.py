@@ -3,7 +3,7 @@
 Apart are the weights within a round, and the statistics of batch normalisation with their moving averages. Agreeing
 changes none of them: a run continues from what each rank had, so evaluations, checkpoints and stops leave no trace.
 
-Tested in tests/training/sync/test_agreement.py and tests/training/loop/test_modes.py.
+Tested in tests/training/sync/test_agreement.py and tests/training/run/test_modes.py.
 """
 
 from __future__ import annotations

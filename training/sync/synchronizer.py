@@ -1,7 +1,7 @@
 """How the ranks of a run are kept in step: what the training loop asks for, and the answer of synchronous SGD.
 
 The loop knows no other method than this interface. Compressed and periodic synchronisation are objects of their own.
-Tested in tests/training/loop/test_step.py.
+Tested in tests/training/step/test_train_step.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The mean over ranks, weighted by their samples.
 
-Tested in tests/training/loop/test_modes.py.
+Tested in tests/training/run/test_modes.py.
 """
 
 from __future__ import annotations

@@ -32,10 +32,10 @@ from ringfeed.training.checkpoint.snapshot import (
 from ringfeed.training.checkpoint.store import CheckpointStore, decode, encode
 from ringfeed.training.config.config_file import parse_config, to_tree
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.loop.step import make_train_step
 from ringfeed.training.optimizers.build import build_optimizer, build_schedule
 from ringfeed.training.optimizers.precision import LossScale, ScaleRule
 from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.step.train_step import make_train_step
 from ringfeed.training.sync.synchronizer import EveryStep
 
 

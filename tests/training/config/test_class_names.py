@@ -14,10 +14,10 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.class_names import class_name, class_number
 from ringfeed.training.config.config_file import changed_keys, load_config, parse_config, to_tree
 from ringfeed.training.config.printed import print_config
-from ringfeed.training.loop.inputs import open_loader
 from ringfeed.training.models.losses import build_loss
 from ringfeed.training.models.target import plan_target
 from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.run.inputs import open_loader
 
 TEXTS = ("1", "01", "1.0", "yes", "no", "on", "null", "~", "2024-01-02", "1e3", "12:30:45", "True", "a b")
 

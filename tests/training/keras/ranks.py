@@ -10,10 +10,10 @@ import tensorflow as tf
 
 from ringfeed.pipeline import Loader
 from ringfeed.training.keras import Synchronise, distribute
-from ringfeed.training.loop.step import make_train_step
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.ring import Ring, SoloRing
 from ringfeed.training.ring.same_weights import assert_same_weights
+from ringfeed.training.step.train_step import make_train_step
 from ringfeed.training.sync.synchronizer import EveryStep
 
 __all__ = ["fit_as_one_process", "fit_with_statistics"]

@@ -8,11 +8,11 @@ import pytest
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.training.loop.step import make_train_step
 from ringfeed.training.models.freeze import freeze
 from ringfeed.training.optimizers.lars import LARS
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.step.train_step import make_train_step
 from ringfeed.training.sync.synchronizer import EveryStep
 
 

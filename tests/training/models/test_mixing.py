@@ -11,11 +11,11 @@ import tensorflow as tf
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.config.loss import LossConfig
-from ringfeed.training.loop.inputs import open_loader
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.losses import build_loss
 from ringfeed.training.models.target import Target
 from ringfeed.training.ring.ring import Ring, SoloRing
+from ringfeed.training.run.inputs import open_loader
 from tests.helpers.thread_ring import on_ranks
 
 

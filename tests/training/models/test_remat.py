@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.training.loop.step import StepOptions, make_train_step
 from ringfeed.training.models.remat import rematerialise
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.step.train_step import StepOptions, make_train_step
 from ringfeed.training.sync.synchronizer import EveryStep
 
 

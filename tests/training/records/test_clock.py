@@ -13,11 +13,11 @@ import tensorflow as tf
 from tensorflow.python.framework.config import disable_op_determinism  # there is no public name for it
 
 from ringfeed.sharding import ConfigError
-from ringfeed.training.loop.step import StepOptions, make_train_step
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.records import clock as module
 from ringfeed.training.records.clock import Clock, clock, timed
 from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.step.train_step import StepOptions, make_train_step
 from ringfeed.training.sync.synchronizer import EveryStep
 
 

@@ -13,13 +13,13 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from ringfeed.sharding.errors import ConfigError, TrainingError
 from ringfeed.training.config.config_file import load_config, parse_config
-from ringfeed.training.loop.trainer import Trainer
 from ringfeed.training.reports.events import EvaluationDone, RunBegan, RunEnded, StepDone, StepsLogged
 from ringfeed.training.reports.files import CSVFiles, JSONLines
 from ringfeed.training.reports.mlflow import MLflow
 from ringfeed.training.reports.open import open_reports
 from ringfeed.training.reports.profiler import Profiler
 from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.run.trainer import Trainer
 
 STEPS = {"step": 20, "epoch": 0, "loss": float("nan"), "samples_per_second": 9.5}
 EVALUATION = {"step": 50, "epoch": 0, "loss": 0.5, "auc": None, "recall": {"late": 1.0, "on time": 0.5}}

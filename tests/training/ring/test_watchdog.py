@@ -29,11 +29,8 @@ def _report(batches: int, place: str = "", seen: float = 100.0, moved: float = 4
             "no rank has begun a batch for 300 s, after batch 5 of this process",
         ),
         (
-            [
-                _report(5, moved=-200, own_place=f"loop/{'save' if rank == 1 else 'step'}.py:3 in f")
-                for rank in range(3)
-            ],
-            "no rank has begun a batch for 300 s, after batch 5 of this process: rank 1 is in loop/save.py:3 in f",
+            [_report(5, moved=-200, own_place=f"run/{'save' if rank == 1 else 'step'}.py:3 in f") for rank in range(3)],
+            "no rank has begun a batch for 300 s, after batch 5 of this process: rank 1 is in run/save.py:3 in f",
         ),
         (
             [_report(5, moved=-200), _report(5, moved=-200, place="net.py:3 in f")],
@@ -45,9 +42,9 @@ def _report(batches: int, place: str = "", seen: float = 100.0, moved: float = 4
         ),
         ([_report(0, moved=-149), _report(0, moved=-200)], None),  # a start may take long
         (
-            [_report(0, moved=-151, own_place=f"loop/{'inputs' if rank else 'resume'}.py:3 in f") for rank in range(3)],
-            "no rank has begun its first batch, or come closer to it for 251 s: rank 0 is in loop/resume.py:3 in f, "
-            "ranks 1, 2 are in loop/inputs.py:3 in f; if they are at work, raise watchdog_seconds",
+            [_report(0, moved=-151, own_place=f"run/{'inputs' if rank else 'resume'}.py:3 in f") for rank in range(3)],
+            "no rank has begun its first batch, or come closer to it for 251 s: rank 0 is in run/resume.py:3 in f, "
+            "ranks 1, 2 are in run/inputs.py:3 in f; if they are at work, raise watchdog_seconds",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""What ranks agree on of moving statistics; rounds and real runs are in `loop/test_modes.py`."""
+"""What ranks agree on of moving statistics; rounds and real runs are in `run/test_modes.py`."""
 
 from __future__ import annotations
 

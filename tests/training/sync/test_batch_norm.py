@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.config_file import load_config, parse_config
-from ringfeed.training.loop.assembly import assemble
 from ringfeed.training.ring.ring import Ring, SoloRing
+from ringfeed.training.run.assembly import assemble
 from ringfeed.training.sync.batch_norm import synchronise_batch_norm
 from tests.helpers.thread_ring import on_ranks
 

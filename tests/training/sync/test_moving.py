@@ -14,9 +14,9 @@ import tensorflow as tf
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training import CheckpointStore
 from ringfeed.training.config.config_file import parse_config
-from ringfeed.training.loop.step import make_train_step
 from ringfeed.training.optimizers.precision import LossScale, ScaleRule
 from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.step.train_step import make_train_step
 from ringfeed.training.sync.moving import MovingAverage
 from ringfeed.training.sync.synchronizer import EveryStep
 from ringfeed.training.train import main

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ringfeed.sharding import ConfigError
 from ringfeed.training.config.config_file import parse_config
-from ringfeed.training.loop.clients import paced
-from ringfeed.training.loop.inputs import open_loader
 from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.run.clients import paced
+from ringfeed.training.run.inputs import open_loader
 from ringfeed.training.sync.pace import Pace
 
 

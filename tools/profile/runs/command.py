@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 
 from ringfeed.sharding.storage.untrusted_files import guarded
-from ringfeed.training.loop.state.outputs import check_writable
+from ringfeed.training.run.state.outputs import check_writable
 
 from .records import read_run
 from .result import profile_records

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ringfeed.training.loop.state.outputs import write_file
+from ringfeed.training.run.state.outputs import write_file
 
 from .records import RunRecords
 

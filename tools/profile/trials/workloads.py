@@ -35,8 +35,8 @@ def configured_workload(config: str, overrides: Sequence[str]) -> Workload:
     from ringfeed.training.config.config_file import load_config
     from ringfeed.training.config.outputs import CheckpointConfig, OutputConfig
     from ringfeed.training.config.track import TrackConfig
-    from ringfeed.training.loop.trainer import Trainer
     from ringfeed.training.ring.ring import SoloRing
+    from ringfeed.training.run.trainer import Trainer
 
     options = replace(
         load_config(config, overrides), checkpoint=CheckpointConfig(), output=OutputConfig(), track=TrackConfig()

@@ -11,9 +11,9 @@ import pytest
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.schema import Feature
 from ringfeed.training.config.config_file import parse_config
-from ringfeed.training.loop.trainer import Trainer
 from ringfeed.training.models.build import build_model
 from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.run.trainer import Trainer
 from tests.helpers.manifests import manifest_of
 
 

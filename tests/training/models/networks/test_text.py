@@ -15,10 +15,10 @@ from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.config_file import parse_config
-from ringfeed.training.loop.trainer import Trainer
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.networks.packing import first_fit
 from ringfeed.training.ring.ring import SoloRing
+from ringfeed.training.run.trainer import Trainer
 
 
 @pytest.fixture(scope="module")

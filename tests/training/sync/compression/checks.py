@@ -28,8 +28,6 @@ from ringfeed.training.checkpoint.snapshot import (
 )
 from ringfeed.training.checkpoint.store import decode, encode
 from ringfeed.training.config.config_file import parse_config
-from ringfeed.training.loop.step import make_train_step
-from ringfeed.training.loop.trainer import Trainer
 from ringfeed.training.optimizers.build import build_schedule
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.hierarchical_ring import HierarchicalRing
@@ -37,6 +35,8 @@ from ringfeed.training.ring.horovod import require_horovod
 from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.ring.same_weights import assert_same_weights
+from ringfeed.training.run.trainer import Trainer
+from ringfeed.training.step.train_step import make_train_step
 from ringfeed.training.sync.agreement import Agreement
 from ringfeed.training.sync.batch_norm import synchronise_batch_norm
 from ringfeed.training.sync.build import build_run_optimizer, build_synchronizer

@@ -1,3 +1,0 @@
-"""TensorFlow's own distribution strategies."""
-
-__all__: list[str] = []

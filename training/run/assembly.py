@@ -1,0 +1,252 @@
+"""Assembles a run on one rank: loaders, network, optimizer, synchronizer and the compiled steps.
+
+Tested in tests/training/run/test_shares.py and tests/training/sync/test_batch_norm.py.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from ringfeed.pipeline import Loader, Mixture
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.checkpoint.snapshot import Parts
+from ringfeed.training.config.backend import MIRRORED, MULTI_WORKER
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.metrics.evaluate import Own, own_measures
+from ringfeed.training.metrics.scorers import make_scorer
+from ringfeed.training.models.build import build_model
+from ringfeed.training.models.built_model import BuiltModel
+from ringfeed.training.models.losses import build_loss
+from ringfeed.training.models.target import Target, plan_target
+from ringfeed.training.models.user_model import network_errors
+from ringfeed.training.optimizers.build import build_schedule, schedule_warnings
+from ringfeed.training.optimizers.precision import LossScale, ScaleRule
+from ringfeed.training.optimizers.replicated import update_own_replica
+from ringfeed.training.records.clock import clock
+from ringfeed.training.ring.metered import MeteredRing
+from ringfeed.training.ring.replicas import Replicas, replicas_of
+from ringfeed.training.ring.ring import Ring
+from ringfeed.training.step.predict_step import make_predict_step
+from ringfeed.training.step.train_step import StepOptions, TrainStep, make_train_step
+from ringfeed.training.sync.agreement import Agreement
+from ringfeed.training.sync.batch_norm import synchronise_batch_norm
+from ringfeed.training.sync.build import build_run_optimizer, build_synchronizer, momentum_remarks
+from ringfeed.training.sync.moving import MovingAverage
+from ringfeed.training.sync.pace import Pace
+from ringfeed.training.sync.synchronizer import Synchronizer, SyncRun
+
+from .clients import own_pace
+from .datasets import open_manifests
+from .inputs import open_evaluations, open_loader, traced
+from .shares import RankShares
+from .state.best import check_defined
+
+__all__ = ["Assembly", "MakeSynchronizer", "Schedule", "assemble"]
+
+log = logging.getLogger(__name__)
+
+Schedule = Callable[[Any], Any]
+MakeSynchronizer = Callable[[Ring], Synchronizer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assembly:
+    """What a run consists of, before its first step.
+
+    Attributes:
+        shares: this rank's share of the training batches, and its loader.
+        evaluations: what evaluations read: the dataset, or those of a mixture by name, with the preprocessing of each.
+        target: what the network predicts.
+        own: the user's loss and metrics.
+        preprocess: `tf.function` from an element of a loader to ``(inputs, target, weight)``.
+        augment: the same with random augmentation, for training.
+        pace: steps of an epoch, and in which of them this rank trains.
+        schedule: the learning rate.
+        wire: the ring, which counts the bytes that synchronisation receives.
+        parts: what training changes.
+        train_step, predict: the compiled steps.
+    """
+
+    shares: RankShares
+    evaluations: Mapping[str, tuple[Loader, Any]]
+    target: Target
+    own: Own
+    preprocess: Any
+    augment: Any
+    pace: Pace
+    schedule: Schedule
+    wire: MeteredRing
+    parts: Parts
+    train_step: TrainStep
+    predict: Callable[[Any], Any]
+
+
+def assemble(
+    config: TrainConfig,
+    ring: Ring,
+    schedule: Schedule | None = None,
+    synchronizer: MakeSynchronizer | None = None,
+) -> Assembly:
+    """Build the parts of a run.
+
+    Args:
+        config: configuration of the run.
+        ring: the ranks.
+        schedule: learning rate; None: that of the configuration.
+        synchronizer: makes of the ring what keeps the ranks in step; None: that of the configuration.
+
+    Raises:
+        RingfeedError: the dataset or the model does not fit the configuration.
+    """
+    _prepare_process(config)
+    replicas = replicas_of(ring)
+    with replicas.scope() if replicas else nullcontext():
+        return _assembled(config, ring, schedule, synchronizer, replicas)
+
+
+def _assembled(
+    config: TrainConfig,
+    ring: Ring,
+    schedule: Schedule | None,
+    make_synchronizer: MakeSynchronizer | None,
+    replicas: Replicas | None,
+) -> Assembly:
+    manifests = open_manifests(config.data)
+    shares = _shares(config, ring, manifests)
+    loader = shares.loader
+    evaluated = open_evaluations(config, ring, manifests)
+    pace = own_pace(config, ring, loader)
+    model = build_model(loader.manifest, config)
+    target = plan_target(loader.manifest, config)
+    make_scorer(target, config.metrics)  # refuses metrics that the dataset cannot have
+    check_defined(config, len(target.classes))
+    own = own_measures(config, target)
+    preprocess = traced(model.preprocess)
+    augment = preprocess if model.augmented is None else traced(model.augmented)
+    if schedule is None:
+        schedule = build_schedule(config, pace.steps)
+    if ring.rank == 0:
+        for remark in [*schedule_warnings(config), *momentum_remarks(config)]:
+            log.warning(remark)
+    wire = MeteredRing(replicas.ring if replicas else ring)
+    if config.sync.batch_norm:
+        synchronise_batch_norm(model.network, wire)
+    run = SyncRun(config=config, ring=wire, steps_per_epoch=pace.steps, samples_before=pace.samples_before)
+    synchronizer = build_synchronizer(run) if make_synchronizer is None else make_synchronizer(wire)
+    parts = _parts(config, ring, synchronizer, pace, model, schedule)
+    train_step, predict = _steps(config, loader, parts, replicas)
+    return Assembly(
+        shares=shares,
+        evaluations={name: (each.loader, each.preprocess(preprocess)) for name, each in evaluated.items()},
+        target=target,
+        own=own,
+        preprocess=preprocess,
+        augment=augment,
+        pace=pace,
+        schedule=schedule,
+        wire=wire,
+        parts=parts,
+        train_step=train_step,
+        predict=predict,
+    )
+
+
+def _shares(config: TrainConfig, ring: Ring, manifests: Mapping[str, Manifest]) -> RankShares:
+    """Open the training split for this rank.
+
+    Raises:
+        ConfigError: a rank's batch could have too few samples.
+    """
+    loader = open_loader(config, ring, manifests=manifests)
+    follows_speed, batch_size = config.sync.shares == "speed", config.data.batch_size
+    if (follows_speed or config.sync.batch_norm) and batch_size < ring.size:
+        key = "sync.shares=speed" if follows_speed else "sync.batch_norm=true"
+        raise ConfigError(f"{key} needs a sample for each of {ring.size} ranks: raise data.batch_size")
+    shares = RankShares(
+        loader,
+        ring,
+        batch_size,
+        config.sync.share_bound if follows_speed else None,
+        has_part=config.sync.clients is not None,
+    )
+    replicas = replicas_of(ring)
+    if replicas and batch_size < replicas.size * config.optimizer.accumulate:
+        raise ConfigError(
+            f"data.batch_size={batch_size} has too few samples for {replicas.size} devices, each of which takes "
+            f"optimizer.accumulate={config.optimizer.accumulate} at least"
+        )
+    if shares.least < config.optimizer.accumulate:
+        remedy = ", or lower sync.share_bound" if follows_speed else ""
+        raise ConfigError(
+            f"optimizer.accumulate={config.optimizer.accumulate} is more than the {shares.least} samples of a rank's "
+            f"batch; lower it, or raise data.batch_size{remedy}"
+        )
+    return shares
+
+
+def _prepare_process(config: TrainConfig) -> None:
+    """Seed Keras and make TensorFlow deterministic, before anything is built.
+
+    The global generators only draw initial weights and the keys of dropout, not the order of samples.
+    """
+    keras.utils.set_random_seed(config.seed)
+    if config.deterministic:
+        tf.config.experimental.enable_op_determinism()
+
+
+def _parts(
+    config: TrainConfig, ring: Ring, synchronizer: Synchronizer, pace: Pace, model: BuiltModel, schedule: Schedule
+) -> Parts:
+    variables = model.network.trainable_variables
+    optimizer = build_run_optimizer(config, schedule, variables, pace.steps)
+    if config.backend == MIRRORED:
+        update_own_replica(optimizer)
+    synchronizer.build(variables, optimizer)
+    average = None
+    if config.ema.decay is not None:
+        average = MovingAverage(model.network, config.ema.decay, warms_up=config.ema.warmup)
+    rule = ScaleRule(initial=config.loss_scale.initial, growth_interval=config.loss_scale.growth_interval)
+    return Parts(
+        network=model.network,
+        optimizer=optimizer,
+        scale=LossScale.for_precision(config.precision, rule),
+        synchronizer=synchronizer,
+        average=average,
+        agreement=Agreement(ring, model.network, synchronizer, average),
+    )
+
+
+def _steps(
+    config: TrainConfig, loader: Loader | Mixture, parts: Parts, replicas: Replicas | None
+) -> tuple[TrainStep, Callable[[Any], Any]]:
+    is_recorded = config.output.records is not None or config.output.prometheus_port is not None
+    follows_speed, has_clients = config.sync.shares == "speed", config.sync.clients is not None
+    in_one_line = network_errors(loader.manifest, config)
+    options = StepOptions(
+        clip_norm=config.optimizer.clip_norm,
+        loss_of=build_loss(config.loss, plan_target(loader.manifest, config)),
+        accumulate=config.optimizer.accumulate,
+        by_samples=config.sync.method == "fedavg",
+        any_batch=follows_speed or has_clients or config.backend == MULTI_WORKER,  # see `WorkerRing`
+        jit_compile=config.jit_compile,
+    )
+    step = make_train_step(
+        parts.network,
+        parts.optimizer,
+        parts.synchronizer,
+        parts.scale,
+        options,
+        read_clock=clock(deterministic=config.deterministic) if is_recorded or follows_speed else None,
+        average=parts.average,
+        replicas=replicas,
+    )
+    train_step: TrainStep = in_one_line(step)
+    return train_step, in_one_line(make_predict_step(parts.network))

@@ -1,0 +1,267 @@
+"""What every run does, whoever takes its steps: begin, train, evaluate, save, stop, finish.
+
+A `Trainer` is a rank that takes the steps; a `ServerTrainer` hands them out to workers.
+Tested in tests/training/test_train.py and tests/training/servers/test_parameter_server.py.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from itertools import takewhile
+from typing import Any, NoReturn
+
+import tensorflow as tf
+
+from ringfeed.pipeline import Loader, Mixture
+from ringfeed.training.checkpoint.memory import Memory
+from ringfeed.training.checkpoint.snapshot import Parts, Position
+from ringfeed.training.config.config_file import to_tree
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.metrics.evaluate import Own, evaluate
+from ringfeed.training.models.target import Target
+from ringfeed.training.records.record_format import CHECKPOINT, EVALUATION
+from ringfeed.training.reports.events import EvaluationBegan, EvaluationDone, RunBegan, RunEnded, StoppedEarly
+from ringfeed.training.reports.history import History
+from ringfeed.training.reports.open import open_reports
+from ringfeed.training.reports.reports import Reports
+from ringfeed.training.reports.tracker import Tracker
+from ringfeed.training.ring.ring import Ring
+
+from .progress import RunProgress
+from .state.outputs import write_outputs
+from .state.resume import Start
+from .state.saving import Saver
+from .stopping import Stopped, StopRequest
+
+__all__ = ["BaseTrainer", "Evaluator"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluator:
+    """How a run evaluates.
+
+    Attributes:
+        loaders: what evaluations read, by the name of its dataset: loader and traced preprocessing.
+        predict: the compiled inference step.
+        target: what the network predicts.
+        own: the user's loss and metrics.
+    """
+
+    loaders: Mapping[str, tuple[Loader, Any]]
+    predict: Callable[[Any], Any]
+    target: Target
+    own: Own
+
+    def __call__(self, config: TrainConfig, ring: Ring, is_stopping: Callable[[], bool]) -> dict[str, Any]:
+        """Evaluate, with the metrics of a configuration (a collective); not to the end where this rank is to stop."""
+
+        def read(loader: Loader, preprocess: Any) -> Iterator[Any]:
+            return takewhile(lambda _: not is_stopping(), loader.batches(0, transform=preprocess))
+
+        batches = {name: read(*of_dataset) for name, of_dataset in self.loaders.items()}
+        given = next(iter(batches.values())) if config.data.mixture is None else batches
+        return evaluate(ring, self.predict, given, self.target, config.metrics, self.own)
+
+
+class BaseTrainer(ABC):
+    """One run in one process.
+
+    Args:
+        config: configuration of the run.
+        ring: the ranks that report, evaluate and save together.
+        ranks: number of processes that train.
+        stop_request: whether the run shall stop.
+
+    Attributes:
+        parts: what training changes.
+        loader: the loader of the training split.
+        evaluator: how the run evaluates.
+        history: the log and the evaluations so far.
+        reports: passes events to what follows the run.
+    """
+
+    parts: Parts
+    loader: Loader | Mixture
+    evaluator: Evaluator
+    history: History
+    reports: Reports
+
+    def __init__(self, config: TrainConfig, ring: Ring, ranks: int, stop_request: StopRequest) -> None:
+        self.config, self.ring, self._ranks, self._stop_request = config, ring, ranks, stop_request
+        self._wants_stop = False  # this process
+
+    def _start(
+        self,
+        start: Start,
+        steps_per_epoch: int,
+        memory: Memory | None = None,
+        trackers: Sequence[Tracker] = (),
+        callbacks: Sequence[Tracker] = (),
+    ) -> None:
+        """Take the place where the run starts, and open what follows it.
+
+        Args:
+            start: where it starts.
+            steps_per_epoch: number of steps of an epoch.
+            memory: where to keep commits; None: nowhere.
+            trackers: what follows the run on rank 0, beside what the configuration names.
+            callbacks: what gets each event on every rank, after all others.
+        """
+        self.history = History(start.history)
+        self._progress = RunProgress(self.config, start, steps_per_epoch, self.history)
+        self._saver = Saver(self.config, self.ring, self.parts, memory, start.run)
+        opened = open_reports(self.config, is_chief=self.ring.rank == 0, others=trackers)
+        self.reports = Reports([self.history, *opened, *callbacks])
+
+    @property
+    def position(self) -> Position:
+        """The position of the run."""
+        return self._progress.position
+
+    def run(self) -> dict[str, Any]:
+        """Train to the end and return the metrics, with the same keys on every rank (histories on rank 0 only).
+
+        Raises:
+            Stopped: a rank was asked to stop.
+        """
+        with self._saver.held(is_over=self._progress.is_over), self._explained():
+            started = time.perf_counter()
+            self._run()
+            return self._finish(time.perf_counter() - started)
+
+    def _run(self) -> None:
+        is_finished = False
+        try:
+            self._begin()
+            if (epoch := self._progress.missed_evaluation) is not None:
+                self._evaluate(epoch)
+            while not self._progress.is_over:
+                self._train()
+            if not self._progress.is_evaluated:  # the run had ended, and only its evaluation is missing
+                self._evaluate(self._progress.last_epoch)
+            is_finished = True
+        finally:
+            try:
+                self.reports.emit(RunEnded(self.position.step, self.position.epoch, is_finished))
+            finally:
+                self._saver.writer.join()
+
+    def _begin(self) -> None:
+        self.reports.emit(
+            RunBegan(
+                config=to_tree(self.config),
+                rank=self.ring.rank,
+                ranks=self._ranks,
+                epoch=self.position.epoch,
+                first_step=self.position.step,
+                total_steps=self._progress.total_steps,
+                batch_size=self.config.data.batch_size,
+                history=self.history.tree(),
+                states=self.history.states,
+            )
+        )
+        states = self.history.states | self.reports.states()
+        self.history.states = self.ring.allgather_object(states)[0]  # another rank may write the next checkpoint
+
+    @abstractmethod
+    def _train(self) -> None:
+        """Train to the next checkpoint or the end of the epoch, evaluate what is due, and save."""
+
+    # -- evaluation, checkpoints, end ------------------------------------------------------------------------------
+
+    def _evaluate(self, epoch: int) -> None:
+        """Evaluate, if that is due after a step of an epoch (a collective)."""
+        if not self.evaluator.loaders or not self._progress.is_evaluation_due(epoch):
+            return
+        self.reports.emit(EvaluationBegan())
+        with self.reports.timed(EVALUATION, self.position), self._evaluated_weights():
+            result = self.evaluator(self.config, self.ring, self._is_stopping)
+            (asked,) = self.ring.allreduce_sum([tf.constant(float(self._wants_stop))])
+        if asked > 0.0:  # then this evaluation is not whole; a resumed run makes it
+            self._stop()
+        self.reports.emit(EvaluationDone({"epoch": epoch, "step": self.position.step, **result}))
+        self._progress.evaluated_step = self.position.step
+        if not self._progress.is_over and self._progress.improves_no_more:
+            self._end_early("the evaluations no longer improve")
+
+    def _is_stopping(self) -> bool:
+        self._wants_stop = self._stop_request()
+        return self._wants_stop
+
+    def _end_early(self, reason: str) -> None:
+        self._progress.end_early()
+        self.reports.emit(StoppedEarly(self.position.step, self._progress.best, reason))
+
+    def _stop(self) -> NoReturn:
+        """Save and leave the run."""
+        self._save()
+        self._saver.writer.wait()
+        self.ring.barrier()
+        by_signal = any(self.ring.allgather_object(self._stop_request.is_signalled))
+        max_time = None if by_signal else self.config.max_time
+        raise Stopped(self.position.step, self._progress.first_step, self.config.checkpoint.url, max_time)
+
+    def _save(self, *, to_store: bool = True) -> None:
+        """Commit to memory and to the store, as far as there are any, after a check of the weights.
+
+        Args:
+            to_store: whether to write a checkpoint, too.
+        """
+        if not self._saver.keeps(to_store=to_store):
+            return
+        with self.reports.timed(CHECKPOINT, self.position), self._agreed():
+            self._check_weights()
+            self._commit(to_store=to_store)
+            self.ring.barrier()
+
+    def _commit(self, *, to_store: bool) -> None:
+        history = self.history.tree() | {"skipped_steps": self.skipped_steps}
+        self._saver.commit(self.position, self.loader, history, to_store=to_store)
+
+    def _finish(self, seconds: float) -> dict[str, Any]:
+        self._saver.writer.wait()
+        figures = self._figures()
+        is_chief = self.ring.rank == 0
+        metrics = self._progress.metrics(seconds, self._step_samples, is_chief=is_chief) | figures
+        if is_chief:
+            encode = partial(self._saver.encode_model, self.position, self.loader, self.history.evaluations)
+            write_outputs(self.config.output, encode, metrics)
+        self.ring.barrier()
+        return metrics
+
+    # -- what differs ----------------------------------------------------------------------------------------------
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps so far whose gradients were not finite."""
+        return 0
+
+    @property
+    @abstractmethod
+    def _step_samples(self) -> float:
+        """Mean number of samples of a step, over all that train."""
+
+    @abstractmethod
+    def _figures(self) -> dict[str, Any]:
+        """The metrics of this kind of run, after a last check of its weights (a collective)."""
+
+    @abstractmethod
+    def _check_weights(self) -> object:
+        """Refuse to save weights that are not finite, or that ranks do not share."""
+
+    @abstractmethod
+    def _evaluated_weights(self) -> AbstractContextManager[Any]:
+        """Give the network the weights to evaluate in the body."""
+
+    def _agreed(self) -> AbstractContextManager[None]:
+        """Give all ranks the same weights and statistics in the body."""
+        return nullcontext()
+
+    def _explained(self) -> AbstractContextManager[None]:
+        """Say what an error in the body comes from."""
+        return nullcontext()

@@ -1,0 +1,121 @@
+"""What is done about steps whose gradients were not finite: blame the records, or end a run that cannot recover.
+
+Tested in tests/training/run/test_bad_records.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ringfeed.pipeline import Loader, Mixture
+from ringfeed.sharding.errors import TrainingError
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.optimizers.precision import LossScale, all_finite
+from ringfeed.training.ring.ring import Ring
+from ringfeed.training.sync.pace import Pace
+
+from .bad_records import bad_records
+
+__all__ = ["check_overflows", "check_records", "check_some_counted", "check_weights", "check_wire", "is_at_floor"]
+
+_CHECKED_STEPS = 4  # the batches of the first skipped steps of an entry are read again
+
+
+def is_at_floor(scale: LossScale) -> bool:
+    """Whether no smaller loss scale can prevent overflows."""
+    return scale.rule is None or float(scale.scale.numpy()) <= scale.rule.smallest
+
+
+def check_wire(skipped: Sequence[int], sent_finite: bool, method: str) -> None:
+    """Refuse to go on if gradients overflow only as they are compressed.
+
+    Args:
+        skipped: numbers of the steps that were skipped since the last report.
+        sent_finite: whether the gradients of the first of them were finite before they were exchanged.
+        method: method of compression.
+
+    Raises:
+        TrainingError: they do.
+    """
+    if skipped and sent_finite and method == "fp16":
+        raise TrainingError(
+            f"the gradients of step {skipped[0]} are finite, but compression.method=fp16 sends no number beyond 65504: "
+            "set compression.method=bf16, or none"
+        )
+
+
+def check_overflows(skipped: Sequence[int], config: TrainConfig, scale: LossScale) -> None:
+    """Refuse to go on if no smaller loss scale can prevent overflows.
+
+    Args:
+        skipped: numbers of the steps that were skipped since the last report.
+        config: configuration of the run.
+        scale: the loss scale.
+
+    Raises:
+        TrainingError: the scale is at its floor, or there is none.
+    """
+    if not skipped or not is_at_floor(scale):
+        return
+    step = skipped[0]
+    if config.precision == "float16":
+        remedy = "set precision=bfloat16 or float32"
+    elif step == 0:
+        remedy = "the weights are still the initial ones, so scale down the inputs or outputs of the network"
+    else:
+        remedy = "lower optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
+    raise TrainingError(f"the gradients of step {step} are not finite in {config.precision}: {remedy}")
+
+
+def check_weights(network: Any, step: int) -> None:
+    """Refuse to save weights that are not finite over those that are; `step` is the number of steps done.
+
+    Raises:
+        TrainingError: they are not finite.
+    """
+    if not bool(all_finite([v.value for v in network.weights if "float" in str(v.dtype)])):
+        raise TrainingError(
+            f"after step {step} weights are not finite, and are not saved: lower "
+            "optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm"
+        )
+
+
+def check_some_counted(skipped_steps: int, steps: int, precision: str) -> None:
+    """Refuse the end of a run whose steps were all skipped.
+
+    Raises:
+        TrainingError: they were.
+    """
+    if skipped_steps == steps:
+        raise TrainingError(
+            f"the gradients of all {skipped_steps} steps overflowed in {precision}, so the weights are still the "
+            "initial ones: lower loss_scale.initial, or train for longer"
+        )
+
+
+def check_records(
+    skipped: Sequence[int], ring: Ring, loader: Loader | Mixture, pace: Pace, preprocess: Callable[[Any], Any], url: str
+) -> None:
+    """Refuse records with values that are not finite, which no loss scale can help (a collective).
+
+    Args:
+        skipped: numbers of the steps that were skipped, the same on all ranks.
+        ring: the ranks.
+        loader: this rank's loader.
+        pace: which of its batches are those of a step.
+        preprocess: function from a loader's element to ``(inputs, target, weight)``.
+        url: the dataset, for the error.
+
+    Raises:
+        TrainingError: there are such records; the message names them.
+    """
+    for step in skipped[:_CHECKED_STEPS]:
+        found = ring.allgather_object(bad_records(loader, preprocess, *pace.batch_at(step)))
+        if lines := [line for of_rank in found for line in of_rank]:
+            more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
+            raise TrainingError(
+                f"the gradients of step {step} are not finite because values in {url} are not: "
+                f"{', '.join(lines[:3])}{more}; fix these records, leave the columns out with data.exclude, or let "
+                "the model accept them"
+            )

@@ -1,0 +1,117 @@
+"""Keeps the states of a run: commits in memory, checkpoints in its store, and at its end the model.
+
+Tested in tests/training/test_train.py and tests/training/run/state/test_best.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from ringfeed.pipeline import Loader, Mixture
+from ringfeed.training.checkpoint.background import BackgroundWriter
+from ringfeed.training.checkpoint.memory import Memory
+from ringfeed.training.checkpoint.snapshot import Parts, Position, capture, gather_rank_state, restore
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.models.model_file import encode_model
+from ringfeed.training.models.preprocess import mask_entry
+from ringfeed.training.ring.ring import Ring
+
+from .best import best_evaluations
+from .quarantine import join_quarantine
+from .resume import open_store
+
+__all__ = ["Saver"]
+
+
+class Saver:
+    """What keeps the states of one run on one rank. Only rank 0 writes to the store.
+
+    Args:
+        config: configuration of the run.
+        ring: the ranks.
+        parts: parts of the run.
+        memory: where to keep commits; None: nowhere.
+        run: id of the run.
+
+    Attributes:
+        writer: writes the checkpoints.
+    """
+
+    def __init__(self, config: TrainConfig, ring: Ring, parts: Parts, memory: Memory | None, run: str) -> None:
+        self._config, self._ring, self._parts, self._memory, self._run = config, ring, parts, memory, run
+        self._store = open_store(config) if ring.rank == 0 else None
+        self._is_held = False
+        self.writer = BackgroundWriter()
+
+    def keeps(self, *, to_store: bool) -> bool:
+        """Return whether there is anything to commit to, the same on all ranks."""
+        return self._memory is not None or (to_store and self._config.checkpoint.url is not None)
+
+    @contextmanager
+    def held(self, *, is_over: bool) -> Iterator[None]:
+        """Let no other run write to the store in the body, after a check that this one can.
+
+        Args:
+            is_over: whether all steps are done, so that there is nothing to write, but perhaps something to remove.
+        """
+        if self._store is None or (is_over and not self._store.has_leftovers()):
+            yield
+            return
+        with self._store.held(self._run):
+            self._is_held = True
+            try:
+                yield
+            finally:
+                self.writer.join()
+                self._is_held = False
+
+    def commit(
+        self, position: Position, loader: Loader | Mixture, history: Mapping[str, Any], *, to_store: bool
+    ) -> None:
+        """Commit to memory and to the store, as far as there are any (a collective).
+
+        Args:
+            position: position of the run.
+            loader: of the training split.
+            history: reports so far, in JSON's types.
+            to_store: whether to write a checkpoint, too.
+        """
+        options, rank = self._config.checkpoint, self._ring.rank
+        of_ranks = gather_rank_state(self._ring, self._parts)
+        bad_shards = join_quarantine(self._config, self._ring, loader)
+        if rank and self._memory is None:
+            return
+        dataset = loader.manifest.identity
+        commit = capture(self._parts, position, self._config, dataset, history, of_ranks, rank, bad_shards)
+        masks = mask_entry(loader.manifest, self._config.data)
+        commit = replace(commit, run=self._run, state={**commit.state, **masks})
+        if self._memory is not None:
+            self._memory.keep(commit)
+        if self._store is None or not to_store or not self._is_held:
+            return
+        best = best_evaluations(history["evaluations"], options.metric, options.best)
+        save = partial(self._store.save, best_steps={entry["step"] for entry in best})
+        if options.background:
+            self.writer.save(save, commit)
+        else:
+            save(commit)
+
+    def encode_model(
+        self, position: Position, loader: Loader | Mixture, evaluations: Sequence[Mapping[str, Any]]
+    ) -> bytes:
+        """Return the bytes of the model's file, at the end of the run: of the last weights, or the best ones.
+
+        Raises:
+            RingfeedError: the best checkpoint is gone or damaged.
+        """
+        step = position.step
+        best = best_evaluations(evaluations, self._config.checkpoint.metric)
+        if self._config.output.weights == "best" and best and self._store is not None:
+            step = best[0]["step"]
+            restore(self._parts, self._store.of_step(step, self._run).arrays)
+        with self._parts.exported() as network:
+            return encode_model(network, self._config, loader.manifest, step)

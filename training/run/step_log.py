@@ -1,0 +1,182 @@
+"""Turns the steps since the last entry of the log into the next one, and judges those that were skipped.
+
+Tested in tests/training/run/test_shares.py.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from ringfeed.pipeline import Loader, Mixture
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.models.networks.packing import padding_of
+from ringfeed.training.reports.events import StepsLogged
+from ringfeed.training.reports.reports import Reports
+from ringfeed.training.ring.ring import Ring
+from ringfeed.training.step.train_step import StepMetrics
+
+from .assembly import Assembly
+from .overflows import check_overflows, check_records, check_wire, is_at_floor
+
+__all__ = ["StepLog", "StepWindow"]
+
+_WATCH_STEPS = 50  # a rank that cannot train ends its run within twice as many
+
+
+@dataclass(slots=True, kw_only=True)
+class StepWindow:
+    """The steps since the last entry; their metrics stay on the device until they are read together."""
+
+    metrics: list[StepMetrics] = field(default_factory=list)
+    wait_seconds: float = 0.0
+    started: float = field(default_factory=lambda: time.perf_counter())
+    timed_steps: int = 0
+    padding: list[tuple[Any, int]] = field(default_factory=list)
+
+    def add(self, metrics: StepMetrics, inputs: Any, wait_seconds: float) -> None:
+        """Add a step, with the padding of its inputs if they are rows of tokens."""
+        self.metrics.append(metrics)
+        self.wait_seconds += wait_seconds
+        self.timed_steps += 1
+        if (found := padding_of(inputs)) is not None:
+            self.padding.append(found)
+
+    def restart_clock(self) -> None:
+        """Time the steps from here on: those before say nothing about throughput."""
+        self.started, self.wait_seconds, self.timed_steps = time.perf_counter(), 0.0, 0
+
+    def skipped_steps(self, end: int) -> list[int]:
+        """Return the numbers of the steps whose gradients were not finite; `end` is that after the window's last."""
+        first = end - len(self.metrics)
+        return [first + i for i, metrics in enumerate(self.metrics) if not bool(metrics.is_finite)]
+
+    def steps_without_loss(self, end: int) -> list[int]:
+        """Return those of `skipped_steps` whose loss was not finite either: no loss scale is to blame for that."""
+        first = end - len(self.metrics)
+        return [step for step in self.skipped_steps(end) if not math.isfinite(self.metrics[step - first].loss)]
+
+    def was_sent_finite(self, step: int, end: int) -> bool:
+        """Whether the gradients of a step were finite before ranks exchanged them."""
+        return bool(self.metrics[step - end].is_sent_finite)
+
+    def has_overflowed(self, every: int) -> bool:
+        """Whether one of the last `every` steps was skipped; looked up once in as many steps."""
+        due = len(self.metrics) % every == 0
+        return due and not all(bool(metrics.is_finite) for metrics in self.metrics[-every:])
+
+    def reduce_seconds(self) -> float:
+        """Return the time that this rank spent in collectives of gradients, waits included; needs a clock."""
+        timed = self.metrics[len(self.metrics) - self.timed_steps :]
+        return sum(float(done - ready) for ready, done in (metrics.stamps.numpy() for metrics in timed))
+
+    def summary(self, batch_size: float) -> dict[str, Any]:
+        """Return loss, gradient norm, rate and waits of the window, in JSON's types.
+
+        Args:
+            batch_size: samples of a step, over all ranks; the mean if they differ.
+        """
+        losses = [float(metrics.loss) for metrics in self.metrics]
+        seconds = time.perf_counter() - self.started
+        counted = [loss for loss, metrics in zip(losses, self.metrics, strict=True) if bool(metrics.is_finite)]
+        tokens = sum(total for _, total in self.padding)
+        padding = {"padding_fraction": sum(int(part) for part, _ in self.padding) / tokens} if tokens else {}
+        return {
+            "steps": len(losses),
+            "loss": sum(counted) / len(counted) if counted else float("nan"),
+            "gradient_norm": float(self.metrics[-1].gradient_norm),
+            "seconds": seconds,
+            "samples_per_second": self.timed_steps * batch_size / max(seconds, 1e-9),
+            "input_wait_seconds": self.wait_seconds,
+            "input_wait_fraction": min(1.0, self.wait_seconds / max(seconds, 1e-9)),
+            **padding,
+        }
+
+
+class StepLog:
+    """The log of the steps of one rank.
+
+    Args:
+        config: configuration of the run.
+        ring: the ranks.
+        assembly: what the run consists of.
+        reports: gets the entries.
+        skipped_steps: steps whose gradients were not finite, before this process.
+
+    Attributes:
+        skipped_steps: the same by now.
+    """
+
+    def __init__(
+        self, config: TrainConfig, ring: Ring, assembly: Assembly, reports: Reports, skipped_steps: int
+    ) -> None:
+        self._config, self._ring, self._assembly, self._reports = config, ring, assembly, reports
+        self.skipped_steps = skipped_steps
+        self._window = StepWindow()
+        self._has_compiled = False
+        self._wire_bytes = 0.0  # received by the last entry
+
+    def restart(self) -> None:
+        """Begin a new entry, whose clock starts now."""
+        self._window = StepWindow()
+
+    def add(self, metrics: StepMetrics, inputs: Any, wait_seconds: float) -> None:
+        """Add a step that waited so long for its inputs."""
+        self._window.add(metrics, inputs, wait_seconds)
+        if not self._has_compiled:  # this step has: it says nothing about throughput
+            self._has_compiled = True
+            metrics.loss.numpy()
+            self._window.restart_clock()
+
+    def is_due(self, step: int) -> bool:
+        """Whether a new entry is due after so many steps; also soon after one that was skipped."""
+        return step % self._config.output.log_every == 0 or self._window.has_overflowed(_WATCH_STEPS)
+
+    def report(self, step: int, epoch: int, loader: Loader | Mixture) -> None:
+        """Report the steps since the last entry, if there are any (a collective if steps were skipped).
+
+        Args:
+            step: number of steps done.
+            epoch: their epoch.
+            loader: has read their batches.
+
+        Raises:
+            TrainingError: steps were skipped for a reason that will not pass.
+        """
+        window, self._window = self._window, StepWindow()
+        if not window.metrics:
+            return
+        summary = window.summary(self._assembly.pace.step_samples)
+        if self._config.sync.shares == "speed":
+            self._assembly.shares.add(window.timed_steps, summary["seconds"] - window.reduce_seconds())
+        self._judge(window, step, loader)
+        scale, iterations = self._assembly.parts.scale, self._assembly.parts.optimizer.iterations
+        before, self._wire_bytes = self._wire_bytes, float(self._assembly.wire.wire_bytes.numpy())
+        self._reports.emit(
+            StepsLogged(
+                {
+                    "step": step,
+                    "epoch": epoch,
+                    **summary,
+                    "learning_rate": float(self._assembly.schedule(max(int(iterations.numpy()) - 1, 0))),
+                    "loss_scale": float(scale.scale.numpy()),
+                    "skipped_steps": self.skipped_steps,
+                    "bytes_per_step": (self._wire_bytes - before) / summary["steps"],
+                }
+            )
+        )
+
+    def _judge(self, window: StepWindow, end: int, loader: Loader | Mixture) -> None:
+        """Count the steps that were skipped, and refuse to go on where they will be again."""
+        skipped = window.skipped_steps(end)
+        if not skipped:
+            return
+        config, assembly, scale = self._config, self._assembly, self._assembly.parts.scale
+        self.skipped_steps += len(skipped)
+        check_wire(skipped, window.was_sent_finite(skipped[0], end), config.compression.method)
+        # Where only scaled gradients overflow, as at the start of a float16 run, no record is to blame.
+        suspects = skipped if is_at_floor(scale) else window.steps_without_loss(end)
+        check_records(suspects, self._ring, loader, assembly.pace, assembly.augment, config.data.place)
+        check_overflows(skipped, config, scale)

@@ -1,0 +1,253 @@
+"""A worker or a parameter server: a TensorFlow server, and the Python functions that the chief's graph calls in it.
+
+The chief traces the steps; TensorFlow runs them in the workers' processes. There `tf.raw_ops.PyFunc` finds a Python
+function by a token, which TensorFlow counts up in each process. So every task declares the same functions, in the same
+order, before anything else does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import tensorflow as tf
+
+from ringfeed.pipeline import Loader, Mixture
+from ringfeed.sharding.errors import RingfeedError, TrainingError
+from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.models.build import build_model
+from ringfeed.training.ring.world import World
+from ringfeed.training.run.inputs import open_loader, traced
+
+from .board.client import BoardClient, ChiefLine
+from .cluster import PS, WORKER, Cluster
+from .significance import Significance
+
+__all__ = [
+    "ADDED_TOKEN",
+    "DONE_TOKEN",
+    "FLUSH_TOKEN",
+    "MEET_TOKEN",
+    "NEXT_TOKEN",
+    "SIFT_TOKEN",
+    "VOTE_TOKEN",
+    "Declared",
+    "Task",
+    "batch_spec",
+    "declare",
+    "part_loader",
+    "serve_task",
+]
+
+NEXT_TOKEN, DONE_TOKEN, MEET_TOKEN, VOTE_TOKEN, ADDED_TOKEN, SIFT_TOKEN, FLUSH_TOKEN = (
+    f"pyfunc_{number}" for number in range(7)
+)
+
+_POLL_SECONDS = 0.2
+
+Batches = Any
+
+
+def part_loader(config: TrainConfig, part: int, parts: int) -> Loader | Mixture:
+    """Open the loader of a part of the training split."""
+    place = World(rank=part, size=parts, local_size=1)
+    return open_loader(config, place)
+
+
+def batch_spec(batches: Batches) -> list[tf.TensorSpec]:
+    """Return the tensors that a batch consists of, lists of varying length taken apart."""
+    return list(tf.nest.flatten(batches.element_spec, expand_composites=True))
+
+
+class _Reader:
+    """Reads batches of any part, in the order in which the board hands them out: mostly that of one part."""
+
+    def __init__(self, config: TrainConfig, part: int, parts: int) -> None:
+        self._config, self._parts = config, parts
+        self._loaders = {part: part_loader(config, part, parts)}
+        model = build_model(self._loaders[part].manifest, config)
+        self._preprocess = traced(model.augmented or model.preprocess)
+        self.spec = batch_spec(self._loaders[part].epoch(0, transform=self._preprocess))
+        self._place: tuple[int, int, int] | None = None
+        self._batches: Iterator[Any] = iter(())
+
+    def _open(self, part: int, epoch: int, step: int) -> Iterator[Any]:
+        if part not in self._loaders:
+            self._loaders[part] = part_loader(self._config, part, self._parts)
+        return self._loaders[part].batches(epoch, step, transform=self._preprocess)
+
+    def batch(self, epoch: int, part: int, step: int) -> list[Any]:
+        """Return the arrays of a batch."""
+        if self._place != (epoch, part, step):
+            self._batches = self._open(part, epoch, step)
+        batch = next(self._batches)
+        self._place = (epoch, part, step + 1)
+        return [tensor.numpy() for tensor in tf.nest.flatten(batch, expand_composites=True)]
+
+    def nothing(self) -> list[Any]:
+        """Return arrays without samples, of a batch's dtypes."""
+        return [np.zeros([size or 0 for size in spec.shape], spec.dtype.as_numpy_dtype) for spec in self.spec]
+
+
+class Task:
+    """The functions that the chief's graph calls, and the state between their calls.
+
+    Attributes:
+        chief: the line to the chief, once that has called.
+        significance: what this worker holds back.
+    """
+
+    def __init__(self, config: TrainConfig, cluster: Cluster, *, ends_with_chief: bool) -> None:
+        self._config, self._cluster = config, cluster
+        self._board: BoardClient | None = None
+        self._reader: _Reader | None = None
+        self._waited = 0.0
+        self.significance = Significance(config.parameter_server.threshold)
+        self.chief: ChiefLine | None = None
+        self._ends_with_chief = ends_with_chief
+        self._lock = threading.Lock()
+
+    def next(self, address: bytes) -> list[Any]:
+        """Return whether there is a step, the number of its update, and its batch."""
+        try:
+            if self._board is None:
+                self.meet(address)
+                self._board = BoardClient(address.decode(), self._cluster.index)
+            if self._reader is None:
+                self._reader = _Reader(self._config, self._cluster.index, self._cluster.workers)
+            step = self._board.ask({"take": True})
+            if "over" in step:
+                return [np.bool_(False), np.int64(0), *self._reader.nothing()]
+            asked = time.monotonic()
+            batch = self._reader.batch(step["epoch"], step["part"], step["step"])
+            self._waited = time.monotonic() - asked
+            return [np.bool_(True), np.int64(step["update"]), *batch]
+        except Exception as error:
+            if not self._tell(error) or self._reader is None:
+                raise
+            return [np.bool_(False), np.int64(0), *self._reader.nothing()]  # the chief ends the run
+
+    def done(self, loss: Any, norm: Any, staleness: Any, sent_share: Any) -> Any:
+        """Report an update."""
+        report = {
+            "loss": float(loss),
+            "gradient_norm": float(norm),
+            "staleness": int(staleness),
+            "wait_seconds": self._waited,
+            "sent_share": float(sent_share),
+        }
+        self._ask({"done": report})
+        return np.bool_(True)
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        assert self._board is not None  # the graph calls `next` first
+        return self._board.ask(message)
+
+    def vote(self, _: Any) -> Any:
+        """Return whether this worker's gradient counts."""
+        return np.bool_(self._ask({"vote": True})["counts"])
+
+    def added(self, _: Any) -> Any:
+        """Report that the gradient is added to those of the others; return whether to apply their mean."""
+        return np.bool_(self._ask({"added": True})["applies"])
+
+    def sift(self, step: Any, rate: Any, *tensors: Any) -> list[Any]:
+        """Return the significant entries of gradients: indices and values of each variable."""
+        half = len(tensors) // 2
+        return _flat(self.significance.sift(int(step), float(rate), tensors[:half], tensors[half:]))
+
+    def flush(self, count: Any, rate: Any) -> list[Any]:
+        """Return all entries that are held back."""
+        return _flat(self.significance.flush(int(count), float(rate)))
+
+    def meet(self, address: bytes) -> Any:
+        """End this process with the chief."""
+        with self._lock:
+            if self.chief is None and self._ends_with_chief:
+                kind = "worker" if self._cluster.kind == WORKER else "parameter server"
+                name = f"{kind} {self._cluster.index}"
+                self.chief = ChiefLine(address.decode(), name, self._config.watchdog_seconds)
+        return np.bool_(True)
+
+    def _tell(self, error: Exception) -> bool:
+        """Tell the chief of an error, and return whether it knows."""
+        text = str(error) if isinstance(error, RingfeedError) else f"{type(error).__name__}: {error}"
+        if self._board is not None:
+            with suppress(OSError):  # the chief has ended
+                self._board.ask({"error": " ".join(text.split())[:1000]})
+                return True
+        return False
+
+
+def _flat(entries: Sequence[tuple[Any, Any]]) -> list[Any]:
+    return [array for pair in entries for array in pair]
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A task, and the graph whose life is that of its functions."""
+
+    task: Task
+    graph: tf.Graph
+
+
+def declare(config: TrainConfig, cluster: Cluster, *, ends_with_chief: bool = True) -> Declared:
+    """Give this process's functions the tokens that the chief calls them by.
+
+    Raises:
+        TrainingError: something else has declared functions before.
+    """
+    task = Task(config, cluster, ends_with_chief=ends_with_chief)
+    functions = {
+        NEXT_TOKEN: task.next,
+        DONE_TOKEN: task.done,
+        MEET_TOKEN: task.meet,
+        VOTE_TOKEN: task.vote,
+        ADDED_TOKEN: task.added,
+        SIFT_TOKEN: task.sift,
+        FLUSH_TOKEN: task.flush,
+    }
+    graph = tf.Graph()
+    with graph.as_default():
+        for token, function in functions.items():
+            tensor = tf.numpy_function(function, [], [tf.bool])[0]
+            if tensor.op.get_attr("token") != token.encode():
+                raise TrainingError("TensorFlow names Python functions otherwise than this version of ringfeed expects")
+    return Declared(task, graph)
+
+
+def serve_task(config: TrainConfig, cluster: Cluster, is_terminating: Callable[[], bool]) -> NoReturn:
+    """Serve as this process's task until the chief ends, which ends this process.
+
+    A scheduler sends SIGTERM to all tasks of a job, and the chief needs the others to save: they serve on. A server
+    asks the chief to save; a worker, which the others can do without, does not.
+
+    Args:
+        config: configuration of the run.
+        cluster: the cluster, with this task.
+        is_terminating: returns whether SIGTERM has come, which from the second call on no longer ends this process.
+    """
+    logging.getLogger("tensorflow").setLevel(logging.CRITICAL)
+    kept = declare(config, cluster)
+    server = tf.distribute.Server(
+        {kind: list(addresses) for kind, addresses in cluster.tasks.items()},
+        job_name=cluster.kind,
+        task_index=cluster.index,
+        protocol="grpc",
+        start=True,
+    )
+    kind = "worker" if cluster.kind == WORKER else "parameter server"
+    logging.getLogger(__name__).debug("%s %d serves at %s", kind, cluster.index, server.target)
+    while kept.task.chief is None or not is_terminating():
+        time.sleep(_POLL_SECONDS)
+    if cluster.kind == PS:
+        with suppress(OSError):  # the chief has ended
+            kept.task.chief.ask_to_stop()
+    while True:
+        time.sleep(_POLL_SECONDS)

@@ -1,0 +1,246 @@
+"""The compiled training step, as small functions over a plain `tf.GradientTape`.
+
+The order is fixed: scale the loss -> backward -> unscale -> synchronise -> finite check -> clip -> apply. Clipping
+before the reduction or the unscaling would clip different numbers on each rank (horovod#1692, #1347).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import compress
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from ringfeed.training.models.losses import Loss, cross_entropy
+from ringfeed.training.optimizers.precision import LossScale, all_finite
+from ringfeed.training.records.clock import Clock, timed
+from ringfeed.training.ring.replicas import Replicas
+from ringfeed.training.sync.moving import MovingAverage
+from ringfeed.training.sync.synchronizer import Exchange, Synchronizer
+
+from .gradients import accumulated, backward, check_connected, clip_by_global_norm, filled
+
+__all__ = ["StepMetrics", "StepOptions", "TrainStep", "make_train_step"]
+
+Tensor = Any
+TrainStep = Callable[..., "StepMetrics"]
+
+
+class StepMetrics(NamedTuple):
+    """Scalars of one step, the same on all ranks.
+
+    Attributes:
+        loss: float32, the mean over the global batch, before the update.
+        is_finite: bool; False if the step was skipped.
+        gradient_norm: float32, global norm before clipping.
+        stamps: float64, the monotonic times at which the gradients of this rank were ready, and were reduced; empty
+            without a clock.
+        is_stopping: bool; whether any rank was asked to stop when it began the step.
+        is_sent_finite: bool; whether the gradients were finite on all ranks before they were exchanged. Without
+            compression they are looked at only afterwards.
+    """
+
+    loss: Tensor
+    is_finite: Tensor
+    gradient_norm: Tensor
+    stamps: Tensor
+    is_stopping: Tensor
+    is_sent_finite: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepOptions:
+    """Options of the training step.
+
+    Attributes:
+        clip_norm: largest global norm of the gradients; None: any.
+        loss_of: the loss of a sample.
+        accumulate: parts of the local batch that pass through the network one after the other; reduction, clipping and
+            update are of their sum.
+        by_samples: whether the loss is the mean over ranks by their samples, and a rank whose samples all have weight 0
+            takes part in the step and changes only its number.
+        any_batch: whether the step is compiled once for local batches of any size; else anew when the size first
+            changes.
+        jit_compile: whether XLA compiles the forward and backward pass, but not what ranks exchange.
+    """
+
+    clip_norm: float | None = None
+    loss_of: Loss = cross_entropy
+    accumulate: int = 1
+    by_samples: bool = False
+    any_batch: bool = False
+    jit_compile: bool = False
+
+
+def make_train_step(
+    network: Any,
+    optimizer: Any,
+    synchronizer: Synchronizer,
+    scale: LossScale,
+    options: StepOptions | None = None,
+    *,
+    read_clock: Clock | None = None,
+    average: MovingAverage | None = None,
+    replicas: Replicas | None = None,
+) -> TrainStep:
+    """Compile the training step of a network whose optimizer and synchronizer are built.
+
+    All ranks agree on whether a step counts without a collective of its own: each rank's flag, 0 or 1 for an overflow,
+    travels with the gradients, and their mean is exactly 0 only if all are 0. (A mean of ones need not be exactly 1:
+    41 times the 1/41 of float32 is less.) The result is checked, too, by its norm, which has to be finite in float32:
+    a sum of finite numbers may still overflow. Where the result is the plain mean, an overflow of any rank is in it,
+    and gradients need no check before. A step that does not count changes nothing but the loss scale. In the same way
+    they agree on whether to stop.
+
+    Args:
+        network, optimizer, synchronizer, scale: what the step changes.
+        options: options of the step; None: the defaults.
+        read_clock: reads the time stamps of the metrics; None: they have none.
+        average: takes in the new weights.
+        replicas: do the step, each with its part of the batch.
+
+    Returns:
+        A function of `(inputs, target, weight)` of the local batch, and of 1.0 if this rank was asked to stop; every
+        rank must call it equally often.
+    """
+    options = options or StepOptions()
+    step = _Step(network, optimizer, synchronizer, scale, options, read_clock, average)
+    whole = step if replicas is None else replicas.spread(step)
+    compiled: Any = tf.function(whole, reduce_retracing=True, autograph=False)
+    return _for_any_batch(compiled) if options.any_batch else _without_dispatch(compiled)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """The step before it is compiled: see `make_train_step`."""
+
+    network: Any
+    optimizer: Any
+    synchronizer: Synchronizer
+    scale: LossScale
+    options: StepOptions
+    read_clock: Clock | None
+    average: MovingAverage | None
+
+    @cached_property
+    def _trained(self) -> list[Any]:
+        return list(self.network.trainable_variables)
+
+    @cached_property
+    def _variables(self) -> list[Any]:
+        return [variable.value for variable in self._trained]
+
+    @cached_property
+    def _state(self) -> list[Any]:
+        """What a step that does not count restores: statistics, as of batch normalisation, and the synchronizer's."""
+        statistics = [v.value for v in self.network.non_trainable_variables if "float" in str(v.dtype)]
+        return [*statistics, *self.synchronizer.step_variables]
+
+    @cached_property
+    def _backward(self) -> Any:
+        def one(inputs: Any, target: Tensor, weight: Tensor) -> tuple[Tensor, list[Tensor | None]]:
+            return backward(self.network, self._variables, self.scale, inputs, target, weight, self.options.loss_of)
+
+        if self.options.jit_compile:
+            return tf.function(one, jit_compile=True, reduce_retracing=True, autograph=False)
+        return one
+
+    def __call__(self, inputs: Any, target: Tensor, weight: Tensor, stopping: Tensor | float = 0.0) -> StepMetrics:
+        before = [tf.identity(variable) for variable in self._state]
+        if self.options.accumulate == 1:
+            local_loss, scaled = self._backward(inputs, target, weight)
+        else:
+            batch = inputs, target, weight
+            local_loss, scaled = accumulated(self._backward, self.options.accumulate, batch, self._variables)
+        check_connected(scaled)
+        gradients = self.scale.unscaled(filled(scaled, self._variables))
+        checked = self._state if self.synchronizer.is_plain_mean else [*gradients, *self._state]
+        overflowed = 1.0 - tf.cast(all_finite(checked), tf.float32)
+        samples = self._samples(weight)
+        loss = local_loss if samples is None else local_loss * samples
+        stopping = tf.convert_to_tensor(stopping, tf.float32)
+        sent = Exchange(gradients=gradients, overflowed=overflowed, loss=loss, stopping=stopping, samples=samples)
+        means, stamps = self._exchanged(sent)
+        gradients, norm = clip_by_global_norm(means.gradients, self.options.clip_norm)
+        was_sent_finite = tf.equal(means.overflowed, 0.0)
+        is_finite = tf.logical_and(was_sent_finite, tf.math.is_finite(norm))
+        trains = is_finite if samples is None else tf.logical_and(is_finite, samples > 0)
+        is_connected = [gradient is not None for gradient in scaled]
+        tf.cond(trains, lambda: self._apply(gradients, is_connected), lambda: self._restore(before))
+        if samples is not None:
+            self.optimizer.iterations.assign_add(tf.cast(tf.logical_and(is_finite, samples == 0), tf.int64))
+        self.scale.update(is_finite)
+        loss = means.loss if means.samples is None else means.loss / means.samples
+        return StepMetrics(loss, is_finite, norm, stamps, means.stopping > 0.0, was_sent_finite)
+
+    def _samples(self, weight: Tensor) -> Tensor | None:
+        """The samples of the local batch, by which ranks are weighted; None: all count alike."""
+        if not self.options.by_samples:
+            return None
+        return tf.where(tf.reduce_any(weight > 0), tf.cast(tf.shape(weight)[0], tf.float32), 0.0)
+
+    def _exchanged(self, sent: Exchange) -> tuple[Exchange, Tensor]:
+        """What ranks agree on, and the time stamps; the update waits for the first tensor, which a clock holds back."""
+
+        def reduce(tensors: Sequence[Tensor]) -> list[Tensor]:
+            return self.synchronizer.reduce(sent.received(tensors), self.optimizer.iterations.value).tensors
+
+        tensors, stamps = timed(reduce, sent.tensors, self.read_clock)
+        return sent.received(tensors), stamps
+
+    def _apply(self, gradients: Sequence[Tensor], is_connected: Sequence[bool]) -> Tensor:
+        pairs = zip(gradients, self._trained, strict=True)
+        self.optimizer.apply(*zip(*compress(pairs, is_connected), strict=True))
+        if self.average is not None:
+            self.average.update(self.optimizer.iterations.value)
+        return tf.constant(True)
+
+    def _restore(self, before: Sequence[Tensor]) -> Tensor:
+        for variable, old in zip(self._state, before, strict=True):
+            variable.assign(old)
+        return tf.constant(False)
+
+
+def _without_dispatch(step: Any) -> TrainStep:
+    """Call a `tf.function` past its dispatch, which takes up to a fifth of a small step, while batches are alike."""
+    kind: Any = None
+    compiled: Any = None
+
+    def call(inputs: Any, target: Tensor, weight: Tensor, stopping: Any = 0.0) -> StepMetrics:
+        nonlocal kind, compiled
+        given = inputs, target, weight, tf.convert_to_tensor(stopping, tf.float32)
+        tensors = [*(inputs.values() if type(inputs) is dict else [inputs]), target, weight]
+        if all(isinstance(tensor, tf.Tensor) for tensor in tensors):
+            now = [*(inputs if type(inputs) is dict else ()), *((tensor.shape, tensor.dtype) for tensor in tensors)]
+            if now != kind:
+                kind, compiled = now, step.get_concrete_function(*given)
+            metrics: StepMetrics = compiled(*given)
+        else:  # ragged ones, or nested
+            metrics = step(*given)
+        return metrics
+
+    return call
+
+
+def _for_any_batch(step: Any) -> TrainStep:
+    def any_size(tensor: Any) -> Any:
+        spec = tf.type_spec_from_value(tensor)
+        shape = [None, *spec.shape[1:]]
+        if isinstance(tensor, tf.RaggedTensor):
+            return tf.RaggedTensorSpec(shape, spec.dtype, spec.ragged_rank, spec.row_splits_dtype)
+        return tf.TensorSpec(shape, spec.dtype)
+
+    compiled: list[Any] = []
+
+    def call(inputs: Any, target: Tensor, weight: Tensor, stopping: Any = 0.0) -> StepMetrics:
+        batch = inputs, target, weight
+        if not compiled:
+            specs = tf.nest.map_structure(any_size, batch)
+            compiled.append(step.get_concrete_function(*specs, tf.TensorSpec([], tf.float32)))
+        metrics: StepMetrics = compiled[0](*batch, tf.convert_to_tensor(stopping, tf.float32))
+        return metrics
+
+    return call
