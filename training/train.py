@@ -34,7 +34,7 @@ from .run.stopping import INTERRUPTED, Stopped
 from .servers.cluster import CHIEF, cluster_from_environment
 
 if TYPE_CHECKING:
-    from .checkpoint.memory import Memory
+    from .checkpoint.background import Memory
     from .config.train_config import TrainConfig
     from .ring.ring import Ring
 

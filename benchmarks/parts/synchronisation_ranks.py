@@ -25,8 +25,7 @@ from ringfeed.training.ring.connect import connect
 from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.ring.same_weights import assert_same_weights
-from ringfeed.training.step.predict_step import make_predict_step
-from ringfeed.training.step.train_step import make_train_step
+from ringfeed.training.step.train_step import make_predict_step, make_train_step
 from ringfeed.training.sync.agreement import Agreement
 from ringfeed.training.sync.build import build_run_optimizer, build_synchronizer
 from ringfeed.training.sync.pace import Pace

@@ -25,8 +25,8 @@ from ringfeed.training.servers.board.part_plan import PartPlan
 from ringfeed.training.servers.board.round_plan import RoundPlan
 from ringfeed.training.servers.cluster import Cluster
 from ringfeed.training.servers.placement import ServerOptimizers, VariablePlacement
-from ringfeed.training.servers.rate import UpdateRate
 from ringfeed.training.servers.row_shards import WholeTable, split_tables, whole_weights
+from ringfeed.training.servers.server_log import UpdateRate
 from ringfeed.training.servers.significance import Significance
 from ringfeed.training.servers.task import declare, part_loader
 from ringfeed.training.servers.updates import DirectUpdates, SignificantUpdates, SynchronousUpdates

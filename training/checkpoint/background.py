@@ -1,6 +1,8 @@
-"""Writes checkpoints on a thread, so that a step waits only for the copy of the weights.
+"""Copies of a run's state, made between two steps: written on a thread, or kept in memory.
 
-One write is in flight at most: the next one waits for it. Its errors are raised by whatever is called next.
+A step then waits only for the copy of the weights. One write is in flight at most: the next one waits for it. Its
+errors are raised by whatever is called next.
+Tested in tests/training/checkpoint/test_background.py and tests/training/test_launch.py.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import numpy as np
 
 from .store import Checkpoint
 
-__all__ = ["BackgroundWriter"]
+__all__ = ["BackgroundWriter", "Memory"]
 
 
 class BackgroundWriter:
@@ -37,8 +39,7 @@ class BackgroundWriter:
             checkpoint: the checkpoint, whose arrays may change afterwards.
         """
         self.wait()
-        arrays = {name: np.array(array) for name, array in checkpoint.arrays.items()}
-        self._write = self._pool.submit(write, replace(checkpoint, arrays=arrays))
+        self._write = self._pool.submit(write, _copied(checkpoint))
 
     def check(self) -> None:
         """Raise the error of a write that has ended; wait for none."""
@@ -55,3 +56,27 @@ class BackgroundWriter:
         """Wait for the write in flight, and leave its error to the next call, as where another error ends the run."""
         if self._write is not None:
             wait([self._write])
+
+
+class Memory:
+    """The newest commit of this process: the state of a run to resume from when another rank dies.
+
+    Attributes:
+        newest: the commit; None before the first.
+    """
+
+    def __init__(self) -> None:
+        self.newest: Checkpoint | None = None
+
+    @property
+    def step(self) -> int:
+        """The step of the newest commit; -1 before the first."""
+        return -1 if self.newest is None else self.newest.step
+
+    def keep(self, commit: Checkpoint) -> None:
+        """Keep a copy of a commit, in place of the one before."""
+        self.newest = _copied(commit)
+
+
+def _copied(checkpoint: Checkpoint) -> Checkpoint:
+    return replace(checkpoint, arrays={name: np.array(array) for name, array in checkpoint.arrays.items()})

@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from ringfeed.sharding.errors import TrainingError
 from ringfeed.sharding.storage.temporary_folder import end_process
-from ringfeed.training.checkpoint.memory import Memory
+from ringfeed.training.checkpoint.background import Memory
 from ringfeed.training.ring.connect import join, pin_gpu, prepare
 from ringfeed.training.ring.horovod_ring import HorovodRing
 from ringfeed.training.ring.world import world_from_environment

@@ -12,8 +12,8 @@ from ringfeed.sharding.messages import did_you_mean, listed, one_line
 from ringfeed.training.config.model import APPLICATIONS
 from ringfeed.training.config.train_config import TrainConfig
 
-from .built_model import BuiltModel, check_outputs
 from .images import image_column, image_model, image_shape
+from .preprocess import BuiltModel, check_outputs
 from .target import plan_target
 
 __all__ = ["application"]

@@ -17,7 +17,6 @@ from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.optimizers.precision import compute_dtype
 
 from .application import application
-from .built_model import BuiltModel
 from .freeze import freeze
 from .networks.convnet import convnet
 from .networks.lenet import lenet
@@ -25,7 +24,7 @@ from .networks.resnet import resnet18, resnet50
 from .networks.tabular import tabular
 from .networks.text import text
 from .networks.wide_deep import wide_deep
-from .preprocess import Element, Inputs, Preprocess
+from .preprocess import BuiltModel, Element, Inputs, Preprocess
 from .remat import rematerialise
 from .target import Target, in_units, plan_target
 from .user_model import user_model

@@ -1,17 +1,18 @@
 """Image columns as model inputs: encoded PNG or JPEG bytes, or uint8 tensors, to float32 in [0, 1].
 
 Decoding and augmentation are part of the tf.data pipeline.
-Tested in tests/training/models/test_models.py.
+Tested in tests/training/models/test_models.py and tests/training/models/test_mixing.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from ringfeed.pipeline.transforms.images import ImageTransform
+from ringfeed.pipeline.transforms.mixup import CutMix, Mixup
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.schema import Feature
@@ -19,11 +20,9 @@ from ringfeed.training.config.data import DataConfig
 from ringfeed.training.config.model import AugmentConfig
 from ringfeed.training.config.train_config import TrainConfig
 
-from .built_model import BuiltModel
-from .mixing import mixer
-from .preprocess import Element, Inputs, Preprocess, feature_columns, label_and_weight, refuse_missing
+from .preprocess import BuiltModel, Element, Inputs, Preprocess, feature_columns, label_and_weight, refuse_missing
 
-__all__ = ["image_column", "image_model", "image_preprocess", "image_shape"]
+__all__ = ["image_column", "image_model", "image_preprocess", "image_shape", "mixer"]
 
 Shape = tuple[int, int, int]
 Prepare = Callable[[Any], Any]
@@ -143,3 +142,23 @@ def _transformed(feature: Feature, shape: Shape, augment: AugmentConfig) -> Call
         shape=feature.fixed_shape or None,
     )
     return lambda element: transform(element)[feature.name]
+
+
+def mixer(augment: AugmentConfig, classes: int) -> Callable[[Any, Mapping[str, Any]], tuple[Any, Any]]:
+    """Return a function of images, float [batch, height, width, channels], and the loader's element that holds them.
+
+    It returns mixed images, and labels, float32 [batch, classes]. With both, CutMix follows mixup.
+    """
+    transforms: list[Callable[[Mapping[str, Any]], Mapping[str, Any]]] = []
+    if augment.mixup:
+        transforms.append(Mixup(features=("image",), classes=classes, alpha=augment.mixup, group=augment.mix_group))
+    if augment.cutmix:
+        transforms.append(CutMix(feature="image", classes=classes, alpha=augment.cutmix, group=augment.mix_group))
+
+    def mix(images: Any, element: Mapping[str, Any]) -> tuple[Any, Any]:
+        mixed: Mapping[str, Any] = {"image": images, **{name: element[name] for name in ("class_id", "sample_key")}}
+        for transform in transforms:
+            mixed = transform(mixed)
+        return mixed["image"], mixed["soft_label"]
+
+    return mix

@@ -1,12 +1,14 @@
 """Preprocessing: from a loader's element to a model's `(inputs, class_id, weight)`; `build` puts other targets in.
 
 The configuration decides here which columns a model sees, and what becomes of each; `pipeline.transforms.tabular` does
-it. Images are in `images`.
+it. Images are in `images`. Every builder of a network returns a `BuiltModel`.
+Tested in tests/training/models/test_preprocess.py and tests/training/models/test_models.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -20,11 +22,15 @@ from ringfeed.sharding.messages import did_you_mean, listed
 from ringfeed.sharding.schema import Feature
 from ringfeed.training.config.data import DataConfig
 
+from .target import Target
+
 __all__ = [
+    "BuiltModel",
     "Element",
     "Inputs",
     "Preprocess",
     "check_masks",
+    "check_outputs",
     "feature_columns",
     "label_and_weight",
     "mask_entry",
@@ -157,3 +163,25 @@ def tabular_preprocess(plan: TabularPlan) -> Preprocess:
         return tabular_inputs(element, plan), *label_and_weight(element)
 
     return preprocess
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuiltModel:
+    """A network, and the functions from a loader's element to its inputs: `augmented` is for training, if not None."""
+
+    network: Any
+    preprocess: Preprocess
+    augmented: Preprocess | None = None
+
+
+def check_outputs(network: Any, name: str, target: Target) -> None:
+    """Check that a network, which `model.name` names, ends in the outputs of its task.
+
+    Raises:
+        ConfigError: it does not.
+    """
+    shape, wanted = network.output_shape, target.outputs
+    if not isinstance(shape, tuple) or shape[-1] != wanted:
+        each = {"multiclass": f"{wanted} logits, one per class", "multilabel": f"{wanted} logits, one per label"}
+        of = each.get(target.task, "1 logit" if target.task == "binary" else "1 number")
+        raise ConfigError(f"model.name: {name} must return a model of {of}, got an output of shape {shape}")

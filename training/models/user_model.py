@@ -20,8 +20,15 @@ from ringfeed.sharding.errors import ConfigError, RingfeedError, TrainingError
 from ringfeed.sharding.sources.user_code import describe_error, import_function
 from ringfeed.training.config.train_config import TrainConfig
 
-from .built_model import BuiltModel, check_outputs
-from .preprocess import Element, feature_columns, label_and_weight, masked_features, refuse_missing
+from .preprocess import (
+    BuiltModel,
+    Element,
+    check_outputs,
+    feature_columns,
+    label_and_weight,
+    masked_features,
+    refuse_missing,
+)
 from .target import plan_target
 
 __all__ = ["network_errors", "user_model"]

@@ -16,8 +16,7 @@ from ringfeed.training.run.state.resume import newest_checkpoint
 from ringfeed.training.sync.pace import Pace
 
 from .memory import memory_bytes
-from .planned_ring import PlannedRing
-from .wire import bytes_by_method
+from .wire import PlannedRing, bytes_by_method
 
 __all__ = ["RunPlan", "plan_run"]
 

@@ -5,6 +5,7 @@ Tested in tests/training/planning/test_plan.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +17,43 @@ from ringfeed.training.config.compression import COMPRESSIONS
 from ringfeed.training.config.sync import RoundsConfig
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.ring.metered import MeteredRing
+from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.sync.build import build_synchronizer
 from ringfeed.training.sync.pace import Pace
 from ringfeed.training.sync.synchronizer import Exchange, SyncRun
 
-from .planned_ring import PlannedRing
+__all__ = ["PlannedRing", "bytes_by_method", "wire_bytes"]
 
-__all__ = ["bytes_by_method", "wire_bytes"]
+Tensor = Any
+
+
+class PlannedRing(SoloRing):
+    """Rank 0 of `size` ranks on one host; the others are taken to send what it sends.
+
+    Args:
+        size: number of ranks.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = self.local_size = size
+        self._has_exchanged = False
+
+    def gather(self, tensor: Tensor) -> Tensor:
+        """One row that stands for all, which are only added up; after an exchange all rows, which are put together."""
+        return tf.repeat(tensor[None], self.size if self._has_exchanged else 1, axis=0)
+
+    def exchange(self, tensor: Tensor) -> Tensor:
+        """The tensor itself."""
+        self._has_exchanged = True
+        return tensor
+
+    def allgather_object(self, value: Any) -> list[Any]:
+        """The value for each rank."""
+        return [value] * self.size
+
+    def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The tensors times the ranks."""
+        return [tf.convert_to_tensor(t) * self.size for t in tensors]
 
 
 def bytes_by_method(config: TrainConfig, ranks: int, parts: Parts, pace: Pace) -> dict[str, float | None]:

@@ -18,8 +18,7 @@ from ringfeed.sharding.destination.held_file import write_held_file
 from ringfeed.sharding.storage.storage import Storage
 
 from .events import RunBegan, RunEnded
-from .tracker import EntryTracker
-from .values import finite, scalars
+from .tracker import EntryTracker, finite, scalars
 
 __all__ = ["CSVFiles", "JSONLines"]
 

@@ -15,8 +15,7 @@ from ringfeed.sharding.errors import ConfigError, TrainingError
 from ringfeed.sharding.messages import brief
 
 from .events import RunBegan, RunEnded
-from .tracker import EntryTracker
-from .values import GROUPS, scalars
+from .tracker import GROUPS, EntryTracker, scalars
 
 __all__ = ["MLflow"]
 

@@ -1,21 +1,68 @@
-"""Records where the time of each step goes: rows are gathered on the hot path, and written by a thread."""
+"""Records where the time of each step goes: rows are gathered on the hot path, and a thread appends them to a file."""
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
 from collections import deque
+from pathlib import Path
 
-from ringfeed.training.records.record_format import END, STEP, Launch, Row, stride
+import pyarrow as pa
+
+from ringfeed.training.records.record_format import END, SCHEMA, STEP, Launch, Row, file_name, first_step_of, stride
 
 from . import events
+from .events import RowsRecorded, RunEnded
 from .prometheus import Prometheus
-from .record_file import RecordFile
 from .reports import Reports
 from .tracker import Tracker
 
-__all__ = ["Recorder"]
+__all__ = ["RecordFile", "Recorder"]
+
+
+class RecordFile(Tracker):
+    """Appends the rows of one rank to its file.
+
+    What this rank, or a rank that no longer exists, recorded of the launch's first step and later is removed: those
+    steps run again.
+
+    Args:
+        folder: folder of the records of all ranks; it is made.
+        launch: the rank, and its first step.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+
+    label = "output.records"
+
+    def __init__(self, folder: str, launch: Launch) -> None:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        for path in Path(folder).iterdir():
+            rank, first_step = first_step_of(path.name) or (-1, -1)
+            is_own = rank == launch.rank or (launch.rank == 0 and rank >= launch.ranks)
+            if is_own and first_step >= launch.first_step:
+                path.unlink(missing_ok=True)
+        self._path = Path(folder, file_name(launch.rank, launch.first_step))
+        self._schema = SCHEMA.with_metadata(launch.metadata())
+        options = pa.ipc.IpcWriteOptions(compression="lz4")
+        self._writer = pa.ipc.new_stream(str(self._path), self._schema, options=options)  # unbuffered
+
+    def rows(self, event: RowsRecorded) -> None:
+        """Append rows; without any, renew the file's time, which shows that the process lives."""
+        if not event.rows:
+            os.utime(self._path)
+            return
+        values = zip(*event.rows, strict=True)
+        columns = [pa.array(column, kind) for column, kind in zip(values, SCHEMA.types, strict=True)]
+        self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
+
+    def close(self, event: RunEnded) -> None:
+        """End the stream."""
+        self._writer.close()
+
 
 _FLUSH_SECONDS = 1.0
 

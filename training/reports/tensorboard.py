@@ -12,8 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from .events import RunBegan, RunEnded, StepsLogged
-from .tracker import EntryTracker
-from .values import GROUPS, scalars
+from .tracker import GROUPS, EntryTracker, scalars
 
 __all__ = ["TensorBoard"]
 

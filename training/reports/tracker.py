@@ -5,12 +5,16 @@ Tested in tests/training/reports/test_trackers.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from . import events
 
-__all__ = ["EntryTracker", "Tracker"]
+__all__ = ["GROUPS", "EntryTracker", "Tracker", "finite", "scalars"]
+
+GROUPS = {"steps": "train", "evaluation": "evaluation"}
+"""Where dashboards show the numbers of an entry, by its kind."""
 
 
 class Tracker:
@@ -103,3 +107,31 @@ class EntryTracker(Tracker):
         """Write the evaluation."""
         self.write("evaluation", event.entry)
         self.flush()
+
+
+def finite(value: Any) -> Any:
+    """Return a value in JSON's types, with None for numbers that are not finite.
+
+    >>> finite({"loss": math.nan, 3: (1, 2.5)})
+    {'loss': None, '3': [1, 2.5]}
+    """
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): finite(entry) for key, entry in value.items()}
+    return [finite(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+def scalars(entry: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
+    """Return the numbers of an entry but step and epoch; those of groups with the group's name.
+
+    >>> scalars({"step": 3, "loss": 0.5, "auc": None, "recall": {"late": 1.0}, "confusion": [[1, 2]]})
+    {'loss': 0.5, 'recall/late': 1.0}
+    """
+    found: dict[str, float] = {}
+    for name, value in entry.items():
+        if isinstance(value, Mapping):
+            found |= scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)) and name not in ("step", "epoch"):
+            found[f"{prefix}{name}"] = float(value)
+    return found

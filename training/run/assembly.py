@@ -23,8 +23,8 @@ from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.metrics.evaluate import Own, own_measures
 from ringfeed.training.metrics.scorers import make_scorer
 from ringfeed.training.models.build import build_model
-from ringfeed.training.models.built_model import BuiltModel
 from ringfeed.training.models.losses import build_loss
+from ringfeed.training.models.preprocess import BuiltModel
 from ringfeed.training.models.target import Target, plan_target
 from ringfeed.training.models.user_model import network_errors
 from ringfeed.training.optimizers.build import build_schedule, schedule_warnings
@@ -34,8 +34,7 @@ from ringfeed.training.records.clock import clock
 from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.replicas import Replicas, replicas_of
 from ringfeed.training.ring.ring import Ring
-from ringfeed.training.step.predict_step import make_predict_step
-from ringfeed.training.step.train_step import StepOptions, TrainStep, make_train_step
+from ringfeed.training.step.train_step import StepOptions, TrainStep, make_predict_step, make_train_step
 from ringfeed.training.sync.agreement import Agreement
 from ringfeed.training.sync.batch_norm import synchronise_batch_norm
 from ringfeed.training.sync.build import build_run_optimizer, build_synchronizer, momentum_remarks
@@ -44,8 +43,7 @@ from ringfeed.training.sync.pace import Pace
 from ringfeed.training.sync.synchronizer import Synchronizer, SyncRun
 
 from .clients import own_pace
-from .datasets import open_manifests
-from .inputs import open_evaluations, open_loader, traced
+from .inputs import open_evaluations, open_loader, open_manifests, traced
 from .shares import RankShares
 from .state.best import check_defined
 

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from ringfeed.pipeline import Loader, Mixture
-from ringfeed.training.checkpoint.memory import Memory
+from ringfeed.training.checkpoint.background import Memory
 from ringfeed.training.checkpoint.snapshot import Parts, Position
 from ringfeed.training.config.config_file import to_tree
 from ringfeed.training.config.train_config import TrainConfig
@@ -26,9 +26,8 @@ from ringfeed.training.metrics.evaluate import Own, evaluate
 from ringfeed.training.models.target import Target
 from ringfeed.training.records.record_format import CHECKPOINT, EVALUATION
 from ringfeed.training.reports.events import EvaluationBegan, EvaluationDone, RunBegan, RunEnded, StoppedEarly
-from ringfeed.training.reports.history import History
 from ringfeed.training.reports.open import open_reports
-from ringfeed.training.reports.reports import Reports
+from ringfeed.training.reports.reports import History, Reports
 from ringfeed.training.reports.tracker import Tracker
 from ringfeed.training.ring.ring import Ring
 

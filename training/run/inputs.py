@@ -1,4 +1,10 @@
-"""The loaders of a run, and its preprocessed batches."""
+"""The datasets of a run, their loaders, and the preprocessed batches; the damaged shards that it trains without.
+
+Each rank finds the damage of its own shards (docs/faults.md). Checkpoints name these shards, so that a resumed run
+trains without them from the start.
+Tested in tests/training/run/test_inputs.py, tests/training/run/test_mixture.py and
+tests/training/run/test_loader_options.py.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +23,8 @@ from ringfeed.pipeline.mixture_loaders import name_dataset_in_errors
 from ringfeed.pipeline.select.sample_columns import CLASS_ID
 from ringfeed.pipeline.select.selected_columns import mask_fill
 from ringfeed.pipeline.transforms.tabular import masked_columns
+from ringfeed.sharding.dataset.combined import combined_manifest
+from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError, DatasetError
 from ringfeed.training.config.class_names import shares_by_class
@@ -27,10 +35,18 @@ from ringfeed.training.ring.ring import Ring
 from ringfeed.training.ring.world import World
 
 from .clients import own_part
-from .datasets import one_manifest, open_manifests
-from .shares import even_shares
+from .shares import RankShares, even_shares
 
-__all__ = ["EvaluationSource", "open_evaluations", "open_loader", "traced"]
+__all__ = [
+    "EvaluationSource",
+    "join_quarantine",
+    "one_manifest",
+    "open_evaluations",
+    "open_loader",
+    "open_manifests",
+    "restore_quarantine",
+    "traced",
+]
 
 log = logging.getLogger(__name__)
 
@@ -238,3 +254,48 @@ def _named_keys() -> Iterator[None]:
 def traced(function: Preprocess) -> Any:
     """Return a function as a `tf.function`, which is traced once for all epochs."""
     return tf.function(function, autograph=False)
+
+
+def open_manifests(data: DataConfig) -> dict[str, Manifest]:
+    """Open the datasets of a run; return their manifests by name, as in `DataConfig.urls`.
+
+    Raises:
+        DatasetError: there is no such dataset; of a mixture, the message names it.
+    """
+    manifests = {}
+    for name, url in data.urls.items():
+        try:
+            manifests[name] = open_dataset(url).manifest
+        except DatasetError as error:
+            raise DatasetError(f"data.mixture.{name}: {error}" if name else str(error)) from error
+    return manifests
+
+
+def one_manifest(data: DataConfig, manifests: Mapping[str, Manifest]) -> Manifest:
+    """Return the only manifest, or one for all datasets of a mixture.
+
+    Raises:
+        ConfigError: the datasets of a mixture differ in features or label.
+    """
+    return next(iter(manifests.values())) if data.mixture is None else combined_manifest(manifests)
+
+
+def join_quarantine(config: TrainConfig, ring: Ring, loader: Loader | Mixture) -> list[str]:
+    """Return the paths of the shards that any rank has in quarantine (a collective, if shards may get there)."""
+    own = _paths(loader)
+    if config.data.on_bad_shard == "raise":
+        return sorted(own)  # those of the checkpoint that the run resumed from
+    return sorted({path for paths in ring.allgather_object(own) for path in paths})
+
+
+def _paths(loader: Loader | Mixture) -> list[str]:
+    """The paths of the shards that a loader has in quarantine; of a mixture, below the names of its datasets."""
+    if isinstance(loader, Loader):
+        return list(loader.quarantined)
+    return [f"{name}/{path}" for name, paths in loader.quarantined.items() for path in paths]
+
+
+def restore_quarantine(config: TrainConfig, ring: Ring, shares: RankShares, quarantined: Sequence[str]) -> None:
+    """Let a rank read what it would read with the shards of a checkpoint in quarantine."""
+    if quarantined:
+        shares.replace_loader(open_loader(config, ring, quarantined=quarantined))

@@ -8,16 +8,27 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
+
 from ringfeed.pipeline import Loader, Mixture
+from ringfeed.pipeline.transforms.failing_record import as_tensor
 from ringfeed.sharding.errors import TrainingError
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.optimizers.precision import LossScale, all_finite
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.sync.pace import Pace
 
-from .bad_records import bad_records
-
-__all__ = ["check_overflows", "check_records", "check_some_counted", "check_weights", "check_wire", "is_at_floor"]
+__all__ = [
+    "bad_records",
+    "check_overflows",
+    "check_records",
+    "check_some_counted",
+    "check_weights",
+    "check_wire",
+    "finite_samples",
+    "is_at_floor",
+]
 
 _CHECKED_STEPS = 4  # the batches of the first skipped steps of an entry are read again
 
@@ -119,3 +130,41 @@ def check_records(
                 f"{', '.join(lines[:3])}{more}; fix these records, leave the columns out with data.exclude, or let "
                 "the model accept them"
             )
+
+
+def bad_records(loader: Loader | Mixture, preprocess: Callable[[Any], Any], epoch: int, step: int) -> list[str]:
+    """Return what a model must not see: a line for each sample of a step whose inputs, target or weight are not finite.
+
+    The batch is read again, sample by sample.
+
+    Args:
+        loader: this rank's loader.
+        preprocess: function from a loader's element to `(inputs, target, weight)`.
+        epoch, step: the step.
+    """
+    batch, origins = loader.batch_with_origins(epoch, step)
+    inputs, target, weight = preprocess({name: as_tensor(values) for name, values in batch.items()})
+    finite = [
+        finite_samples(tensor) for tensor in [*tf.nest.flatten(inputs), target, weight] if tensor.dtype.is_floating
+    ]
+    lines = []
+    for number, origin in enumerate(origins):
+        if all(samples[number] for samples in finite):
+            continue
+        names = [
+            name
+            for name, values in batch.items()
+            if isinstance(values, np.ndarray) and values.dtype.kind == "f" and not np.isfinite(values[number]).all()
+        ]
+        where = f" ({', '.join(names)})" if names else ""
+        dataset = f" in {origin.dataset}" if isinstance(loader, Mixture) else ""
+        lines.append(f"record {origin.record} of {origin.shard}{dataset}{where}")
+    return lines
+
+
+def finite_samples(tensor: Any) -> Any:
+    """Return whether each sample of a tensor, also of a ragged one, is finite: bool [batch]."""
+    flags = tf.ragged.map_flat_values(tf.math.is_finite, tensor)
+    for _ in range(1, flags.shape.rank):
+        flags = tf.reduce_all(flags, axis=-1)
+    return flags.numpy()

@@ -10,7 +10,7 @@ from typing import Any
 
 from ringfeed.training.config.config_file import to_tree
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.reports.history import History
+from ringfeed.training.reports.reports import History
 
 from .state.best import best_evaluations, is_patience_over
 from .state.outputs import METRICS_FORMAT

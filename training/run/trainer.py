@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringfeed.sharding.errors import TrainingError
-from ringfeed.training.checkpoint.memory import Memory
+from ringfeed.training.checkpoint.background import Memory
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.reports.events import EpochBegan, EpochEnded, StepDone, StepTimes
 from ringfeed.training.reports.tracker import Tracker
@@ -27,8 +27,8 @@ from .assembly import MakeSynchronizer, Schedule, assemble
 from .base_trainer import BaseTrainer, Evaluator
 from .callbacks import Callbacks
 from .clients import paced
+from .inputs import join_quarantine, restore_quarantine
 from .overflows import check_some_counted, check_weights
-from .state.quarantine import join_quarantine, restore_quarantine
 from .state.resume import resume
 from .step_log import StepLog
 from .stopping import StopRequest

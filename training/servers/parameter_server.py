@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError, TrainingError
-from ringfeed.training.checkpoint.memory import Memory
+from ringfeed.training.checkpoint.background import Memory
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.metrics.evaluate import own_measures
 from ringfeed.training.metrics.scorers import make_scorer
@@ -29,13 +29,12 @@ from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.ring.same_weights import assert_same_weights
 from ringfeed.training.ring.world import World
 from ringfeed.training.run.base_trainer import BaseTrainer, Evaluator
-from ringfeed.training.run.datasets import open_manifests
-from ringfeed.training.run.inputs import EvaluationSource, open_evaluations, open_loader, traced
+from ringfeed.training.run.inputs import EvaluationSource, open_evaluations, open_loader, open_manifests, traced
 from ringfeed.training.run.overflows import check_weights
 from ringfeed.training.run.state.best import check_defined
 from ringfeed.training.run.state.resume import resume
 from ringfeed.training.run.stopping import StopRequest
-from ringfeed.training.step.predict_step import make_predict_step
+from ringfeed.training.step.train_step import make_predict_step
 
 from .board.board import Board, Plan, serve_board
 from .board.part_plan import PartPlan
@@ -43,8 +42,7 @@ from .board.round_plan import RoundPlan
 from .board.task_watch import watch_tasks
 from .cluster import CHIEF, PS, WORKER, Cluster
 from .placement import ServerOptimizers, VariablePlacement, server_device
-from .rate import UpdateRate
-from .server_log import ServerLog, step_samples
+from .server_log import ServerLog, UpdateRate, step_samples
 from .server_parts import ServerParts, on_servers
 from .task import MEET_TOKEN
 from .updates import DirectUpdates, SignificantUpdates, SynchronousUpdates, Updates

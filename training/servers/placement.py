@@ -1,6 +1,6 @@
 """Places a network's variables on parameter servers, and gives each server an optimizer of its own.
 
-Tested in tests/training/servers/test_row_shards.py.
+Tested in tests/training/servers/test_row_shards.py and tests/training/servers/test_worker_loop.py.
 """
 
 from __future__ import annotations
@@ -15,9 +15,16 @@ from ringfeed.training.config.optimizers import OptimizerConfig
 from ringfeed.training.optimizers.build import build_optimizer
 from ringfeed.training.optimizers.rows import update_rows
 
-from .ordering import finished
+__all__ = ["ServerOptimizers", "VariablePlacement", "finished", "server_device"]
 
-__all__ = ["ServerOptimizers", "VariablePlacement", "server_device"]
+
+def finished(work: Callable[[], Any]) -> tuple[Any, Any]:
+    """Do some work in a graph, and return its result and a context whose operations wait for all of the work."""
+    graph = tf.compat.v1.get_default_graph()
+    before = len(graph.get_operations())
+    result = work()
+    return result, tf.control_dependencies(graph.get_operations()[before:])
+
 
 Tensor = Any
 Variable = Any

@@ -1,4 +1,7 @@
-"""Turns what workers report of their updates into the entries of the log and the metrics."""
+"""Turns what workers report of their updates into the entries of the log and the metrics.
+
+An update has a share of the global batch, and so of the learning rate.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +10,47 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import keras
+
 from ringfeed.sharding.errors import TrainingError
 from ringfeed.training.config.backend import ParameterServerConfig
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.reports.events import StepsLogged
 from ringfeed.training.reports.reports import Reports
+from ringfeed.training.schedules.learning_rate import scaled_learning_rate
 
 from .board.board import Done
-from .rate import UpdateRate
 
-__all__ = ["ServerLog", "step_samples"]
+__all__ = ["ServerLog", "UpdateRate", "step_samples"]
+
+
+class UpdateRate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras ships no types
+    """A schedule by step, as one by update: `updates` of them make a step, and each has a share of its batch.
+
+    So each has a share of its rate, too, by the scaling rule of the run: after a step's updates, SGD has moved as far
+    as by one update of the whole batch.
+
+    Args:
+        schedule: learning rate by step.
+        updates: number of updates in a step.
+        scaling: "linear" or "sqrt".
+
+    >>> rate = UpdateRate(lambda step: 0.8 - 0.1 * step, 4, "linear")
+    >>> round(float(rate(8)), 4)  # a quarter of 0.6
+    0.15
+    """
+
+    def __init__(self, schedule: Any, updates: int, scaling: str) -> None:
+        self._schedule, self._updates = schedule, updates
+        self._share = scaled_learning_rate(1.0, 1, updates, scaling)
+
+    def __call__(self, step: Any) -> Any:
+        """The learning rate at an update."""
+        return self._schedule(keras.ops.cast(step, "float32") / self._updates) * self._share
+
+    def at_step(self, step: int) -> float:
+        """The learning rate of the step that the updates make up."""
+        return float(self._schedule(step))
 
 
 def step_samples(options: ParameterServerConfig, batch_size: int, workers: int) -> float:

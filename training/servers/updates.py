@@ -10,8 +10,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from .ordering import finished
-from .placement import ServerOptimizers
+from .placement import ServerOptimizers, finished
 from .task import ADDED_TOKEN, FLUSH_TOKEN, SIFT_TOKEN, VOTE_TOKEN
 
 __all__ = ["DirectUpdates", "SignificantUpdates", "SynchronousUpdates", "Updates"]

@@ -11,7 +11,7 @@ from ringfeed.training.models.losses import Loss, batch_loss
 from ringfeed.training.optimizers.precision import all_finite
 from ringfeed.training.step.gradients import check_connected, clip_by_global_norm
 
-from .ordering import finished
+from .placement import finished
 from .task import DONE_TOKEN, NEXT_TOKEN, batch_spec
 from .updates import Updates
 

@@ -1,13 +1,15 @@
 """Opens a trained model with its preprocessing: from its file, or from a run's checkpoints.
 
-Tested in tests/training/serving/test_export.py.
+Tested in tests/training/serving/test_export.py and tests/test_forged_files.py.
 """
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +17,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -34,12 +37,11 @@ from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.keras_files import check_hdf5
 from ringfeed.training.models.model_file import ModelFile, decode_model
-from ringfeed.training.models.network_size import count_weights
 from ringfeed.training.models.preprocess import Element, Preprocess, check_masks, feature_columns, masked_features
 from ringfeed.training.models.target import Target, plan_target
-from ringfeed.training.run.datasets import one_manifest, open_manifests
+from ringfeed.training.run.inputs import one_manifest, open_manifests
 
-__all__ = ["TrainedModel", "column_spec", "mask_specs", "open_trained"]
+__all__ = ["TrainedModel", "column_spec", "count_weights", "mask_specs", "open_trained"]
 
 Columns = Mapping[str, Any]
 
@@ -333,3 +335,19 @@ def _misfit(source: str, config: TrainConfig, problem: str) -> TrainingError:
         f"the weights of {source} do not fit the network that model.name={config.model.name} builds here ({problem}); "
         "use the code that it was trained with"
     )
+
+
+def count_weights(manifest: Manifest, config: TrainConfig) -> int:
+    """Return the number of weights of the network that `build_model` builds; a user's own network is not tried.
+
+    Raises:
+        Exception: any error of `build_model`.
+    """
+
+    def build() -> int:
+        with keras.StatelessScope(initialize_variables=False):
+            return sum(math.prod(weight.shape) for weight in build_model(manifest, config).network.weights)
+
+    # Keras keeps the list of variables to initialise by thread: that of this thread's end is dropped.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(build).result()

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from ringfeed.training.models.losses import Loss, cross_entropy
+from ringfeed.training.models.losses import Loss, cross_entropy, wide_outputs
 from ringfeed.training.optimizers.precision import LossScale, all_finite
 from ringfeed.training.records.clock import Clock, timed
 from ringfeed.training.ring.replicas import Replicas
@@ -23,7 +23,7 @@ from ringfeed.training.sync.synchronizer import Exchange, Synchronizer
 
 from .gradients import accumulated, backward, check_connected, clip_by_global_norm, filled
 
-__all__ = ["StepMetrics", "StepOptions", "TrainStep", "make_train_step"]
+__all__ = ["StepMetrics", "StepOptions", "TrainStep", "make_predict_step", "make_train_step"]
 
 Tensor = Any
 TrainStep = Callable[..., "StepMetrics"]
@@ -244,3 +244,17 @@ def _for_any_batch(step: Any) -> TrainStep:
         return metrics
 
     return call
+
+
+def make_predict_step(network: Any) -> Callable[[Any], Tensor]:
+    """Compile the inference step: from the inputs of a batch to logits, float32 [batch, classes].
+
+    Predictions of a regression may be float64 [batch, 1].
+    """
+
+    @tf.function(reduce_retracing=True, autograph=False)  # type: ignore[untyped-decorator]  # TensorFlow ships no types
+    def predict(inputs: Any) -> Tensor:
+        return wide_outputs(network(inputs, training=False))
+
+    step: Callable[[Any], Tensor] = predict
+    return step

@@ -18,9 +18,9 @@ import tensorflow as tf
 from ringfeed.training.ring.replicas import copies, replicas_of
 from ringfeed.training.ring.ring import Ring
 
+from .means import weighted_mean
 from .moving import MovingAverage
 from .synchronizer import Array, EveryStep, Synchronizer
-from .weighted import weighted_mean
 
 __all__ = ["Agreement"]
 

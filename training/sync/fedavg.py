@@ -16,10 +16,9 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.sync import FedAvgConfig
 from ringfeed.training.ring.ring import Ring
 
+from .means import median, trimmed_count, trimmed_mean, weighted_mean
 from .periodic import Periodic, Tensor
-from .robust import median, trimmed_count, trimmed_mean
 from .synchronizer import SyncRun
-from .weighted import weighted_mean
 
 __all__ = ["FedAvg", "build"]
 

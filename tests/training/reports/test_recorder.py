@@ -14,8 +14,7 @@ from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.records.record_format import CHECKPOINT, END, Launch, Row, file_name
 from ringfeed.training.reports.events import ActivityDone, RowsRecorded, RunBegan, RunEnded, StepDone, StepTimes
 from ringfeed.training.reports.open import open_reports
-from ringfeed.training.reports.record_file import RecordFile
-from ringfeed.training.reports.recorder import Recorder
+from ringfeed.training.reports.recorder import Recorder, RecordFile
 
 END_OF_RUN = RunEnded(0, 0, is_finished=True)
 

@@ -17,8 +17,7 @@ from ringfeed.training.reports.events import (
     StepDone,
     StepsLogged,
 )
-from ringfeed.training.reports.history import History
-from ringfeed.training.reports.reports import Reports
+from ringfeed.training.reports.reports import History, Reports
 from ringfeed.training.reports.tracker import Tracker
 
 BEGAN, ENDED = RunBegan(total_steps=9), RunEnded(9, 1, is_finished=True)

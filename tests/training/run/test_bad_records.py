@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from ringfeed.pipeline import Mixture
 from ringfeed.sharding import BuildOptions, build, open_dataset, read_records
-from ringfeed.training.run.bad_records import bad_records, finite_samples
+from ringfeed.training.run.overflows import bad_records, finite_samples
 from ringfeed.training.train import main
 
 WriteConfig = Callable[..., Path]

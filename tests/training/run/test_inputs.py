@@ -10,8 +10,7 @@ import pytest
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.ring.ring import SoloRing
-from ringfeed.training.run.datasets import open_manifests
-from ringfeed.training.run.inputs import open_evaluations, open_loader
+from ringfeed.training.run.inputs import open_evaluations, open_loader, open_manifests
 
 NUMBERS = {"streams": 4, "window_shards": 2, "fetch_threads": 3, "prefetch_bytes": 0}
 

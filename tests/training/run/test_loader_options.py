@@ -18,8 +18,7 @@ from ringfeed.sharding import BuildOptions, build
 from ringfeed.sharding.errors import ConfigError, CorruptionError
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.ring.ring import SoloRing
-from ringfeed.training.run.datasets import open_manifests
-from ringfeed.training.run.inputs import open_evaluations, open_loader
+from ringfeed.training.run.inputs import open_evaluations, open_loader, open_manifests
 from ringfeed.training.run.trainer import Trainer
 from tests.helpers.checkpoints import saved_steps
 

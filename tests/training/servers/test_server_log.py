@@ -11,11 +11,9 @@ from ringfeed.training.config.backend import ParameterServerConfig
 from ringfeed.training.config.data import DataConfig
 from ringfeed.training.config.outputs import OutputConfig
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.reports.history import History
-from ringfeed.training.reports.reports import Reports
+from ringfeed.training.reports.reports import History, Reports
 from ringfeed.training.servers.board.board import Done
-from ringfeed.training.servers.rate import UpdateRate
-from ringfeed.training.servers.server_log import ServerLog
+from ringfeed.training.servers.server_log import ServerLog, UpdateRate
 
 DONE = Done(loss=1.0, gradient_norm=2.0, staleness=1, wait_seconds=0.5)
 

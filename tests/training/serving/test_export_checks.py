@@ -20,8 +20,8 @@ from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.model_file import encode_model
 from ringfeed.training.serving import check_export
+from ringfeed.training.serving.check_export import trial_batch
 from ringfeed.training.serving.trained import open_trained
-from ringfeed.training.serving.trial_batch import trial_batch
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__:DeprecationWarning")  # of Keras, as it saves
 

@@ -15,8 +15,7 @@ from ringfeed.training.optimizers.lars import LARS
 from ringfeed.training.optimizers.precision import LossScale, ScaleRule, compute_dtype
 from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.step.gradients import clip_by_global_norm
-from ringfeed.training.step.predict_step import make_predict_step
-from ringfeed.training.step.train_step import StepOptions, make_train_step
+from ringfeed.training.step.train_step import StepOptions, make_predict_step, make_train_step
 from ringfeed.training.sync.synchronizer import EveryStep
 from tests.helpers.thread_ring import ThreadRing, on_ranks
 

@@ -18,8 +18,8 @@ from ringfeed.training.sync.build import build_synchronizer
 from ringfeed.training.sync.diloco import DiLoCo
 from ringfeed.training.sync.fedavg import FedAvg
 from ringfeed.training.sync.gossip import partners
+from ringfeed.training.sync.means import median, trimmed_mean
 from ringfeed.training.sync.periodic import Periodic
-from ringfeed.training.sync.robust import median, trimmed_mean
 from ringfeed.training.sync.synchronizer import SyncRun
 from tests.helpers.thread_ring import on_ranks
 

@@ -9,8 +9,8 @@ import keras
 
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.models.built_model import BuiltModel
 from ringfeed.training.models.images import image_column, image_model, image_shape
+from ringfeed.training.models.preprocess import BuiltModel
 from ringfeed.training.models.target import plan_target
 
 from .layers import head, normalised

@@ -12,8 +12,7 @@ import keras
 from ringfeed.pipeline.transforms.tabular_plan import TabularPlan
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.models.built_model import BuiltModel
-from ringfeed.training.models.preprocess import plan_tabular, tabular_preprocess
+from ringfeed.training.models.preprocess import BuiltModel, plan_tabular, tabular_preprocess
 from ringfeed.training.models.target import plan_target
 
 from .layers import head

@@ -17,8 +17,7 @@ from ringfeed.sharding.schema import Feature
 from ringfeed.training.config.data import DataConfig
 from ringfeed.training.config.model import ModelConfig
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.models.built_model import BuiltModel
-from ringfeed.training.models.preprocess import Element, Preprocess, feature_columns, label_and_weight
+from ringfeed.training.models.preprocess import BuiltModel, Element, Preprocess, feature_columns, label_and_weight
 from ringfeed.training.models.target import plan_target
 
 from .packing import rows_of

@@ -18,8 +18,7 @@ from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import did_you_mean, listed
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.models.built_model import BuiltModel
-from ringfeed.training.models.preprocess import Element, feature_columns, label_and_weight, plan_tabular
+from ringfeed.training.models.preprocess import BuiltModel, Element, feature_columns, label_and_weight, plan_tabular
 from ringfeed.training.models.target import plan_target
 
 from .layers import head

@@ -12,7 +12,7 @@ from ringfeed.sharding.errors import StorageError
 from ringfeed.sharding.storage.atomic_files import make_folder
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.training.config.outputs import OutputConfig
-from ringfeed.training.reports.values import finite
+from ringfeed.training.reports.tracker import finite
 
 __all__ = ["METRICS_FORMAT", "check_writable", "encode_metrics", "write_file", "write_outputs"]
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError, TrainingError
-from ringfeed.training.checkpoint.memory import Memory
+from ringfeed.training.checkpoint.background import Memory
 from ringfeed.training.checkpoint.snapshot import (
     Parts,
     Position,

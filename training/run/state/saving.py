@@ -12,16 +12,15 @@ from functools import partial
 from typing import Any
 
 from ringfeed.pipeline import Loader, Mixture
-from ringfeed.training.checkpoint.background import BackgroundWriter
-from ringfeed.training.checkpoint.memory import Memory
+from ringfeed.training.checkpoint.background import BackgroundWriter, Memory
 from ringfeed.training.checkpoint.snapshot import Parts, Position, capture, gather_rank_state, restore
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.models.model_file import encode_model
 from ringfeed.training.models.preprocess import mask_entry
 from ringfeed.training.ring.ring import Ring
+from ringfeed.training.run.inputs import join_quarantine
 
 from .best import best_evaluations
-from .quarantine import join_quarantine
 from .resume import open_store
 
 __all__ = ["Saver"]

@@ -10,7 +10,7 @@ import pytest
 
 from ringfeed.training.records.record_format import CHECKPOINT, END, EVALUATION, Launch, Row
 from ringfeed.training.reports.events import RowsRecorded, RunEnded
-from ringfeed.training.reports.record_file import RecordFile
+from ringfeed.training.reports.recorder import RecordFile
 
 Write = Callable[..., str]
 

@@ -10,7 +10,7 @@ import pytest
 from ringfeed.tools.profile.runs import watch
 from ringfeed.training.records.record_format import END, Launch, Row
 from ringfeed.training.reports.events import RowsRecorded
-from ringfeed.training.reports.record_file import RecordFile
+from ringfeed.training.reports.recorder import RecordFile
 
 LAUNCH = Launch(rank=0, ranks=1, host="h", first_step=0, batch_size=8, total_steps=99)
 
