@@ -21,7 +21,7 @@ from PIL import Image
 from ringfeed.sharding import BuildOptions, build
 
 SHARDS, CLASSES = 16, 10
-IMAGES = 20_000  # the default; --images sets it
+IMAGES = 20_000
 _PHOTOS = 24  # made of noise of several scales; the files are crops of them, at qualities of their own
 _THREADS = 2
 

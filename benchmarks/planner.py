@@ -159,8 +159,9 @@ def plan_balanced(folder: str) -> Iterator[str]:
 
 def _loader_plan(folder: str, balance: str) -> Iterator[str]:
     yield ""
-    loader = Loader(folder, batch_size=BATCH, balance=balance)
-    order, shards = loader._order(0), loader._shards
+    loader, shards = Loader(folder, batch_size=BATCH, balance=balance), open_dataset(folder).split_shards("train")
+    with loader.open_streams() as opened:
+        order, schedule = opened.order(0), opened.schedule(0)
 
     def class_ids(shard: int) -> np.ndarray:  # for the few shards that a cut divides; there are no files to read
         counts = np.asarray(shards[shard].class_counts)
@@ -168,7 +169,7 @@ def _loader_plan(folder: str, balance: str) -> Iterator[str]:
 
     totals = loader.manifest.split("train").class_counts
     split = SplitContents(shards=shards, classes=loader.manifest.classes, class_counts=totals, class_ids=class_ids)
-    plan = plan_epoch(order, loader._schedule(0), split, world_size=1)
+    plan = plan_epoch(order, schedule, split, world_size=1)
     position = plan.steps // 2 * order.geometry.piece
     started = time.perf_counter()
     windows = order.windows(3)

@@ -160,13 +160,12 @@ def _cold_loader(cache: Path, seed: int) -> Loader:
 
 def _open_all(loader: Loader) -> float:
     """What of a cold epoch is not the work on samples."""
-    fetcher = loader._fetcher()
-    start = time.perf_counter()
-    for opened in [fetcher.request(fetcher.whole(shard)) for shard in range(SHARDS)]:
-        fetcher.wait(opened)
-    seconds = time.perf_counter() - start
-    fetcher.close()
-    return seconds
+    with loader.open_streams() as streams:
+        fetcher = streams.context.fetcher
+        start = time.perf_counter()
+        for requested in [fetcher.request(fetcher.whole(shard)) for shard in range(SHARDS)]:
+            fetcher.wait(requested)
+        return time.perf_counter() - start
 
 
 def _epoch(loader: Loader, epoch: int) -> float:

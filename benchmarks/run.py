@@ -12,93 +12,96 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
-from importlib.metadata import version
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import NamedTuple, TypeAlias
 
 sys.path.insert(0, str(Path(__file__).parent))
-from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 
-with quiet_tensorflow():
-    import tensorflow  # noqa: F401
+Run: TypeAlias = Callable[[Path, int], list[tuple[str, list[float], float]]]
+"""Takes a scratch folder, which holds `source.parquet`, and a number of rounds; returns labels, ratios and goals."""
 
-import dlio
-import image_decoding
-import image_reading
-import images
-import large_records
-import loader_memory
-import memory
-import planner
-import projection
-import reading
-import remote
-import resuming
-import rivals
-import simulation
-import writing
-from parts.tables import write_source
-from train import asynchronous, embedding_tables, optimizers, start, step_cost, synchronisation
 
-BENCHMARKS: dict[str, Callable[[Path, int], list[tuple[str, list[float], float]]]] = {
-    "write": writing.run,
-    "read": reading.run,
-    "parquet": writing.run_parquet,
-    "workers": writing.run_workers,
-    "s3": writing.run_s3,
-    "remote": remote.run,
-    "images": images.run,
-    "read-images": image_reading.run,
-    "decode-images": image_decoding.run,
-    "large-records": large_records.run,
-    "memory": memory.run,
-    "loader-memory": loader_memory.run,
-    "optimizers": optimizers.run,
-    "planner": planner.run,
-    "first-batch": resuming.run,
-    "projection": projection.run,
-    "rivals": rivals.run,
-    "simulation": simulation.run,
-    "dlio": dlio.run,
-    "synchronisation": synchronisation.run,
-    "asynchronous": asynchronous.run,
-    "embedding-tables": embedding_tables.run,
-    "step-cost": step_cost.run,
-    "start": start.run,
+class Benchmark(NamedTuple):
+    """One benchmark.
+
+    Attributes:
+        function: its function, as `module:name`; the module is imported when it runs.
+        about: what it measures.
+        needs: why it runs only when named; empty: it runs by default.
+    """
+
+    function: str
+    about: str
+    needs: str = ""
+
+    def run(self) -> Run:
+        """Import the function."""
+        module, name = self.function.split(":")
+        run: Run = getattr(import_module(module), name)
+        return run
+
+
+BENCHMARKS = {
+    "write": Benchmark("writing:run", "rows to TFRecord shards"),
+    "read": Benchmark("reading:run", "shuffled and balanced batches"),
+    "parquet": Benchmark("writing:run_parquet", "rows to Parquet shards"),
+    "workers": Benchmark("writing:run_workers", "a build by two workers"),
+    "s3": Benchmark("writing:run_s3", "builds to S3"),
+    "remote": Benchmark("remote:run", "epochs from S3, cold and cached"),
+    "images": Benchmark("images:run", "JPEGs to TFRecord shards"),
+    "read-images": Benchmark("image_reading:run", "batches of JPEGs"),
+    "decode-images": Benchmark("image_decoding:run", "random crops of JPEGs"),
+    "large-records": Benchmark("large_records:run", "batches of large records"),
+    "memory": Benchmark("memory:run", "peak memory of a build"),
+    "loader-memory": Benchmark("loader_memory:run", "peak memory of an epoch"),
+    "optimizers": Benchmark("train.optimizers:run", "updates of many small variables"),
+    "planner": Benchmark("planner:run", "plans for 10^9 records"),
+    "first-batch": Benchmark("resuming:run", "the first batch of 10^9 records"),
+    "projection": Benchmark("projection:run", "some columns or records of all"),
+    "rivals": Benchmark("rivals:run", "the loaders of other projects", "downloads gigabytes"),
+    "simulation": Benchmark("simulation:run", "predicted beside measured epochs", "needs Horovod"),
+    "dlio": Benchmark("dlio:run", "MLPerf Storage by DLIO", "writes gigabytes"),
+    "synchronisation": Benchmark("train.synchronisation:run", "bytes and accuracy of methods", "needs Horovod"),
+    "asynchronous": Benchmark("train.asynchronous:run", "methods beside a slow worker", "needs Horovod"),
+    "step-cost": Benchmark("train.step_cost:run", "CPU time of a training step", "needs Horovod"),
+    "start": Benchmark("train.start:run", "CPU time to the end of the first step", "takes minutes"),
+    "gpu": Benchmark("gpu:run", "ResNet-50 in PyTorch on a GPU", "needs PyTorch and a CUDA device"),
 }
-# They download gigabytes, need Horovod or write gigabytes: they run only when named.
-OPTIONAL = {
-    "rivals",
-    "simulation",
-    "dlio",
-    "synchronisation",
-    "asynchronous",
-    "embedding-tables",
-    "step-cost",
-    "start",
-}
+
+
+def versions() -> str:
+    """The versions of the libraries that are installed."""
+    texts = []
+    for name in ("tensorflow-cpu", "torch", "pyarrow", "numpy"):
+        with suppress(PackageNotFoundError):
+            texts.append(f"{name} {version(name)}")
+    return ", ".join(texts)
 
 
 def main() -> int:
-    """Run the benchmarks named, or all but the optional, and print a line for each ratio."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], metavar="NAME", help=", ".join(BENCHMARKS))
-    parser.add_argument("--rounds", type=int, default=5, help="measurements of each (default: 5)")
-    parser.add_argument(
-        "--images",
-        type=int,
-        default=images.IMAGES,
-        metavar="N",
-        help="JPEGs to generate for images and read-images (default: %(default)s)",
+    """Run the benchmarks named, or all that run by default, and print a line for each ratio."""
+    from parts.tables import write_source
+
+    names = "\n".join(
+        f"  {name:<16} {one.about}{f' (only when named: {one.needs})' if one.needs else ''}"
+        for name, one in BENCHMARKS.items()
     )
+    parser = argparse.ArgumentParser(
+        description=f"{__doc__}\n{names}", formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", choices=[[], *BENCHMARKS], metavar="NAME", help="see above")
+    parser.add_argument("--rounds", type=int, default=5, help="measurements of each (default: 5)")
     args = parser.parse_args()
-    images.IMAGES = args.images
-    versions = ", ".join(f"{name} {version(name)}" for name in ("tensorflow-cpu", "pyarrow", "numpy"))
-    print(f"{datetime.now().astimezone():%Y-%m-%d}, {os.cpu_count()} cores, {versions}")
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    print(f"{datetime.now().astimezone():%Y-%m-%d}, {os.cpu_count()} cores, {versions()}")
     with tempfile.TemporaryDirectory(prefix="ringfeed-bench-") as folder:
         write_source(Path(folder) / "source.parquet")
-        for name in args.names or [name for name in BENCHMARKS if name not in OPTIONAL]:
-            for label, ratios, goal in BENCHMARKS[name](Path(folder), args.rounds):
+        for name in args.names or [name for name, one in BENCHMARKS.items() if not one.needs]:
+            for label, ratios, goal in BENCHMARKS[name].run()(Path(folder), args.rounds):
                 low, median, high = min(ratios), statistics.median(ratios), max(ratios)
                 print(f"{name}: {label}: {median:.2f} x (of {len(ratios)}: {low:.2f} to {high:.2f}; goal {goal:g})")
     return 0

@@ -519,8 +519,7 @@ def pod_templates(tree: Any) -> list[dict[str, Any]]:
 
 def test_flags_exist() -> None:
     known = {flag for text in help_texts().values() for flag in re.findall(r"--[a-z][a-z-]*", text)}
-    known |= {"--batches", "--studies"}  # of benchmarks
-    known |= {"--rounds", "--precision", "--output", "--quick", "--no-deps"}  # of benchmarks, the demo and pip
+    known |= {"--rounds", "--output", "--quick", "--no-deps"}  # of benchmarks, the demo and pip
     known |= {"--network-interfaces", "--start-timeout", "--ssh-port", "--execute"}  # of horovodrun and nbconvert
     known |= {"--hostfile", "--from-file"}  # of horovodrun and kubectl
     known |= {

@@ -28,8 +28,6 @@ def main() -> None:
     together = MemoryTrainer(configuration(url, "sgd", hidden), ring)
     alone = MemoryTrainer(configuration(url, "sgd", hidden, BATCH // ring.size), SoloRing())
     alone.memory = together.memory
-    alone._progress.total_steps = together._progress.total_steps
-    alone._progress.steps_per_epoch = together._progress.steps_per_epoch
     gradients = [tf.ones(variable.shape) for variable in together.parts.network.trainable_variables]
 
     @tf.function(autograph=False)

@@ -1,6 +1,5 @@
 """Tests of `TorchDataset`; tests/pipeline/test_torch.py runs them in a process that has PyTorch."""
 
-import json
 import os
 import re
 import sys
@@ -127,16 +126,16 @@ def test_the_snippet_of_the_guide_runs(url: str) -> None:
     assert names["batch"]["vector"].shape == (64, 3)
 
 
-def test_the_benchmark_for_gpus_runs_all_its_feeds_on_the_cpu(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_benchmark_for_gpus_runs_all_its_feeds_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
     import gpu
     from parts import gpu_feeds
     from parts.resnet import resnet
 
-    assert gpu.main(["--dry-run", "--json", "--data", str(tmp_path)]) == 0
-    results = json.loads(capsys.readouterr().out)
+    tiny = gpu.Settings(
+        device="cpu", model="tiny", size=32, images=128, batch=8, steps=20, warmup=2, rounds=1, workers=1
+    )
+    results = gpu.compare(tiny, tmp_path)
     (runs,) = results["rounds"]
     assert list(runs) == ["synthetic", "ringfeed", "DataLoader"]
     for name, run in runs.items():
