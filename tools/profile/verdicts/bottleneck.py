@@ -221,8 +221,9 @@ def _store_values(store: StoreTrial | None, stages: tuple[StageProfile, ...]) ->
 
 
 def _fetch_rate(stages: tuple[StageProfile, ...]) -> float:
-    """Bytes fetched a second of the whole measurement."""
-    return sum(stage.bytes / stage.busy_seconds * stage.share for stage in stages if stage.name == "fetch")
+    """Bytes fetched a second of the whole measurement; 0 if a cache had all of them."""
+    fetch = [stage for stage in stages if stage.name == "fetch" and stage.busy_seconds]
+    return sum(stage.bytes / stage.busy_seconds * stage.share for stage in fetch)
 
 
 def _options_to_try(options: Mapping[str, Any], store: StoreTrial | None, records: int) -> dict[str, int]:

@@ -17,6 +17,7 @@ from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build, open_dataset
 from ringfeed.tools.profile.command import add_arguments
 from ringfeed.tools.profile.measure import profile
+from ringfeed.tools.profile.trials.store_trial import StoreTrial
 from ringfeed.tools.profile.verdicts.bottleneck import StageProfile, name_bottleneck, name_knob
 from ringfeed.tools.shard_dataset import program as shard_dataset
 from tests.servers.web import served
@@ -201,3 +202,10 @@ def test_a_knob_suggests_to_leave_a_given_number_of_threads_out(datasets: dict[s
     }
     assert "(Loader(fetch_threads=2)), or leave that out; where" in told[1]
     assert "leave that out" not in told[None]
+
+
+def test_a_loader_whose_cache_has_all_shards_fetches_nothing(datasets: dict[str, str]) -> None:
+    store = StoreTrial(latency_seconds=0.01, bytes_per_second={1: 1e6}, sizes={}, read_seconds=())
+    warm = stages(cache=(1.0, 0.0), gather=(0.1, 1.0))
+    told = name_knob("gather", warm, Loader(datasets["tfrecord"], batch_size=8, cache="memory"), 0, store)
+    assert told.limit == "hand_over"
