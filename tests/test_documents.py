@@ -291,13 +291,26 @@ def test_a_loss_metrics_callbacks_and_trackers_of_your_own(here: Path, capsys: p
     assert Path("notes.txt").read_text() == f"step {steps}: {rate}\n"
 
 
+def test_a_schedule_of_your_own(here: Path) -> None:
+    write_configuration()
+    Path("rates.py").write_text(python_of("optimizers.md")[0])
+    Path("noam.yaml").write_text(blocks_of("optimizers.md", "yaml")[0])
+    settings = ("deterministic=false", "data.batch_size=64", "output.log_every=1", "max_steps=12", "output.metrics=m")
+    assert cli.main(["train", "--config", "noam.yaml", *(word for item in settings for word in ("--set", item))]) == 0
+    rates = [entry["learning_rate"] for entry in json.loads(Path("m").read_text())["history"]["steps"]]
+    assert rates == pytest.approx([min((10 / (t + 1)) ** 0.5, (t + 1) / 10) for t in range(12)], rel=1e-6)
+
+
 def test_a_synchroniser_of_your_own(here: Path) -> None:
     write_configuration()
     (program,) = python_of("synchronisation.md")
+    Path("own.py").write_text(program.partition("\n\nmetrics")[0])
     check = """
 votes = SignSGD(SoloRing()).reduce(Exchange([tf.constant([2.0, -0.5, 0.0])]), 0).gradients
 assert votes[0].numpy().tolist() == [1.0, -1.0, 0.0]
 assert metrics["final"]["step"] == metrics["total_steps"] > 0
+named = load_config("flights.yaml", ["sync.method=own:SignSGD", "checkpoint.url=again"])
+assert Trainer(named, connect()).run()["weights_digest"] == metrics["weights_digest"]
 """
     program = program.replace("load_config\n", "Exchange, SoloRing, load_config\n", 1) + check
     done = subprocess.run(
@@ -397,6 +410,7 @@ def test_every_block_is_run() -> None:
         "profiling.md",
         "simulation.md",
         "keras.md",
+        "optimizers.md",
         "synchronisation.md",
     }
     assert {page for page in PAGES if python_of(page)} == {*run, *ELSEWHERE}

@@ -215,7 +215,7 @@ def stretched_schedule(now: TrainConfig, before: Mapping[str, Any]) -> str | Non
         before: the tree of an earlier one.
     """
     past = before.get("schedule", {})
-    if now.schedule.decay not in STRETCHED:
+    if now.schedule.name is None and now.schedule.decay not in STRETCHED:
         return None
     earlier = ("steps", past["total_steps"]) if past.get("total_steps") else ("epochs", past.get("total_epochs"))
     own = ("steps", now.schedule.total_steps) if now.schedule.total_steps else ("epochs", now.schedule.total_epochs)
@@ -223,8 +223,9 @@ def stretched_schedule(now: TrainConfig, before: Mapping[str, Any]) -> str | Non
     own = (own[0], own[1] or now.epochs)
     if own == earlier:
         return None
+    kind = now.schedule.name or now.schedule.decay
     return (
-        f"its {now.schedule.decay} schedule ends after {earlier[1]:g} {earlier[0]}, this one after {own[1]:g} "
+        f"its {kind} schedule ends after {earlier[1]:g} {earlier[0]}, this one after {own[1]:g} "
         f"{own[0]}, so the learning rate would jump; to keep the schedule: schedule.total_{earlier[0]}={earlier[1]:g}"
     )
 

@@ -1,17 +1,41 @@
-"""The errors of a user's own code, which a configuration names as `module:function`.
+"""A user's own code, which a configuration names as `module:function`: its import, what it makes, and its errors.
 
 Tested in tests/training/run/test_own_code.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
 
-from ringfeed.sharding.errors import RingfeedError, TrainingError
-from ringfeed.sharding.sources.user_code import describe_error
+from ringfeed.sharding.errors import ConfigError, RingfeedError, TrainingError
+from ringfeed.sharding.messages import one_line
+from ringfeed.sharding.sources.user_code import describe_error, import_function
 
-__all__ = ["own_code"]
+__all__ = ["import_own", "made_by_class", "own_code", "own_object"]
+
+_EXAMPLES = {
+    "callbacks": "my_callbacks:Log",
+    "loss.name": "my_losses:hinge",
+    "metrics": "my_metrics:gain",
+    "model.name": "my_networks:build",
+    "optimizer.name": "keras.optimizers:Lion",
+    "schedule.name": "keras.optimizers.schedules:CosineDecay",
+    "sync.method": "my_methods:SignSGD",
+    "track.own": "my_trackers:Slack",
+}
+"""The keys that take `module:function`, each with an example for errors."""
+
+
+def import_own(key: str, name: str) -> Any:
+    """Import the function or class that a key names; modules are searched in the working directory first.
+
+    Raises:
+        ConfigError: there is no such function.
+    """
+    return import_function(key, name, str(Path.cwd()), example=_EXAMPLES[key])
 
 
 @contextmanager
@@ -32,3 +56,38 @@ def own_code(key: str, name: str) -> Iterator[None]:
         if "OpError" in kinds and "InvalidArgumentError" not in kinds:
             raise
         raise TrainingError(f"{key} {name}: {describe_error(error, name)}") from error
+
+
+def own_object(key: str, name: str, make: Callable[[Any], Any], kind: Any, kind_name: str) -> Any:
+    """Return what `make` makes of the function or class that a key names.
+
+    Args:
+        key, name: the key, and `module:function`.
+        make: calls the function with its arguments.
+        kind: class of the object, called `kind_name` in errors.
+
+    Raises:
+        ConfigError: there is no such function, or it returns another kind of object.
+        TrainingError: the function fails.
+    """
+    function = import_own(key, name)
+    with own_code(key, name):
+        made = make(function)
+    if not isinstance(made, kind):
+        raise ConfigError(f"{key}: {name} must return a {kind_name}, got {type(made).__name__}")
+    return made
+
+
+def made_by_class(function: Any, kind: type, key: str, name: str, options: Mapping[str, Any], **fixed: Any) -> Any:
+    """Return an object of a class of `kind`, made of `fixed` and a user's options; None if `function` is no such class.
+
+    Raises:
+        ConfigError: the class refuses its options.
+    """
+    if not (isinstance(function, type) and issubclass(function, kind)):
+        return None
+    try:
+        return function(**{**fixed, **options})
+    except (TypeError, ValueError) as error:
+        group = key.partition(".")[0]
+        raise ConfigError(f"{group}.options: {name} refuses {dict(options)}: {one_line(error)}") from error

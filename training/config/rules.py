@@ -43,7 +43,8 @@ class Pair:
 
 
 _PACKED = "model.name=text and model.packing=true"
-_ROUNDS = "sync.method!=every_step"
+_ROUNDS = "sync.method=local_sgd|post_local_sgd|diloco|fedavg|gossip"
+_OWN_METHOD = "sync.method!=every_step|local_sgd|post_local_sgd|diloco|fedavg|gossip"
 _ELASTIC = "--elastic, --host-discovery-script"  # flags of `ringfeed launch` and horovodrun
 _SERVERS, _TENSORFLOW = "backend=parameter_server", "backend=mirrored|multi_worker"
 _MOMENTUM_FIRST = " applies momentum before the average, so any other rule would see momenta"
@@ -75,6 +76,10 @@ PAIRS: tuple[Pair, ...] = (
     Pair("backend=mirrored", _PACKED, "it divides batches by row", "model.packing=false"),
     # optimizer and schedule
     Pair("optimizer.eps", "optimizer.variant=paper|tf-models|tf-models-popular", "it has none"),
+    Pair("schedule.options", "schedule.name=null", "they are the arguments of a schedule of your own"),
+    Pair("schedule.decay, schedule.warmup, schedule.warmup_epochs, schedule.warmup_steps, schedule.init_factor, "
+         "schedule.end_factor, schedule.power, schedule.boundaries, schedule.boundary_steps, schedule.factor",
+         "schedule.name", "that is a schedule of your own"),
     Pair("schedule.warmup_steps", "schedule.warmup_epochs", "both are the length of the warm-up"),
     Pair("schedule.total_steps", "schedule.total_epochs", "both are the length of the schedule"),
     Pair("schedule.decay=one-cycle", "schedule.has_warmup=false", "a cycle begins with it", "warmup_epochs=1"),
@@ -98,6 +103,8 @@ PAIRS: tuple[Pair, ...] = (
     Pair("sync.batch_norm", "jit_compile", "the forward pass would exchange statistics within XLA's code"),
     Pair("sync.batch_norm", "model.remat", "the forward pass would exchange statistics twice"),
     Pair("compression.method!=none", _ROUNDS, "a round exchanges weights, not gradients"),
+    Pair("compression.method!=none", _OWN_METHOD, "a method of your own decides what ranks exchange"),
+    Pair(_OWN_METHOD, _SERVERS + "|mirrored|multi_worker", "the ranks of a ring use it", "backend=horovod"),
     Pair(_ROUNDS, "precision=float16", "the loss scales of the ranks could part", "precision=bfloat16"),
     Pair("ema.decay", _ROUNDS, "the ranks' weights differ between rounds"),
     Pair("sync.clients", "overfit_batches", "the ranks' batches differ", "overfit_batches=null"),

@@ -6,10 +6,11 @@ Tested in tests/training/config/test_config.py.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
-from .checks import SIZES, Options, key, require
+from .checks import FUNCTION, SIZES, Options, key, require
 
 __all__ = ["DECAYS", "STRETCHED", "WARMUPS", "EMAConfig", "LossScaleConfig", "ScheduleConfig"]
 
@@ -25,6 +26,11 @@ class ScheduleConfig(Options):
 
     group: ClassVar[str] = "schedule"
 
+    name: str | None = key(
+        None,
+        "module:function, called with (peak, steps) for a function of the step, without warm-up; null: decay",
+        choices=(FUNCTION,),
+    )
     decay: str = key("cosine", f"after the warm-up: one of {', '.join(DECAYS)}", choices=DECAYS)
     total_epochs: float | None = key(
         None, "length of the schedule, warm-up included; null: epochs. Set it to raise epochs", above=0
@@ -43,6 +49,9 @@ class ScheduleConfig(Options):
     boundaries: tuple[float, ...] = key((), "step decay: epochs at which the learning rate falls")
     boundary_steps: tuple[int, ...] = key((), "step decay: the same in steps")
     factor: float = key(0.1, "step decay: factor of the learning rate at each boundary", at_least=0)
+    options: Mapping[str, Any] = field(
+        default_factory=dict, metadata={"help": "module:function: further arguments of the schedule"}
+    )
 
     @property
     def has_warmup(self) -> bool:

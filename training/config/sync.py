@@ -6,16 +6,16 @@ Tested in tests/training/config/test_methods.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from .checks import SIZES, key, require
 from .method import Method, Methods
 
 __all__ = [
     "SYNCS", "DiLoCoConfig", "EveryStepConfig", "FedAvgConfig", "GossipConfig", "LocalSGDConfig",
-    "PostLocalSGDConfig", "RoundsConfig", "SyncConfig",
+    "OwnSyncConfig", "PostLocalSGDConfig", "RoundsConfig", "SyncConfig",
 ]  # fmt: skip
 
 SHARES = ("equal", "speed")
@@ -124,9 +124,19 @@ class GossipConfig(RoundsConfig):
     topology: str = key("ring", "ring (two neighbours in turn), or random pairs", choices=TOPOLOGIES)
 
 
+@dataclass(frozen=True, kw_only=True)
+class OwnSyncConfig(SyncConfig):
+    """Options of a class or function of the user's."""
+
+    built_by: ClassVar[str] = "sync.build:user_synchronizer"
+
+    options: Mapping[str, Any] = field(default_factory=dict, metadata={"help": "further arguments of the method"})
+
+
 SYNCS = Methods(
     "sync",
     "method",
     "how ranks are kept in step",
     (EveryStepConfig, LocalSGDConfig, PostLocalSGDConfig, DiLoCoConfig, FedAvgConfig, GossipConfig),
+    own=OwnSyncConfig,
 )

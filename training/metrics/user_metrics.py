@@ -6,7 +6,6 @@ Tested in tests/training/run/test_own_code.py.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -14,9 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ringfeed.sharding.errors import TrainingError
-from ringfeed.sharding.sources.user_code import import_function
 from ringfeed.training.config.checks import is_function
-from ringfeed.training.config.own_code import own_code
+from ringfeed.training.config.own_code import import_own, own_code
 from ringfeed.training.config.task import metric_name
 from ringfeed.training.ring.ring import Ring
 
@@ -34,9 +32,7 @@ def import_metrics(metrics: Sequence[str] | None) -> dict[str, Metric]:
     Raises:
         ConfigError: there is no such function.
     """
-    own = [name for name in metrics or () if is_function(name)]
-    found = {name: import_function("metrics", name, str(Path.cwd()), example="my_metrics:gain") for name in own}
-    return {name: _as_function(function) for name, function in found.items()}
+    return {name: _as_function(import_own("metrics", name)) for name in metrics or () if is_function(name)}
 
 
 def _as_function(function: Any) -> Metric:

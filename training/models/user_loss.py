@@ -6,16 +6,14 @@ Tested in tests/training/run/test_own_code.py.
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ringfeed.sharding.errors import ConfigError, TrainingError
-from ringfeed.sharding.sources.user_code import import_function
+from ringfeed.sharding.errors import TrainingError
 from ringfeed.training.config.loss import LossConfig
-from ringfeed.training.config.own_code import own_code
+from ringfeed.training.config.own_code import import_own, made_by_class, own_code
 
 from .target import Target
 
@@ -36,15 +34,10 @@ def user_loss(config: LossConfig, target: Target) -> Callable[[Tensor, Tensor], 
         TrainingError: from the loss, the function fails, or returns no loss for each sample.
     """
     name: Any = config.name
-    function = import_function("loss.name", name, str(Path.cwd()), example="my_losses:hinge")
-    is_class = isinstance(function, type) and issubclass(function, keras.losses.Loss)
-    if is_class:
-        try:
-            function = function(**{"reduction": "none", **config.options})
-        except (TypeError, ValueError) as error:
-            text = " ".join(str(error).split())
-            raise ConfigError(f"loss.options: {name} refuses {dict(config.options)}: {text}") from error
-    options = {} if is_class else dict(config.options)
+    function = import_own("loss.name", name)
+    made = made_by_class(function, keras.losses.Loss, "loss.name", name, config.options, reduction="none")
+    is_class = made is not None
+    function, options = (made, {}) if is_class else (function, config.options)
 
     def loss(outputs: Tensor, truth: Tensor) -> Tensor:
         if target.task == "regression":

@@ -17,7 +17,8 @@ import tensorflow as tf
 from ringfeed.pipeline.select.sample_columns import mask_name
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError, RingfeedError, TrainingError
-from ringfeed.sharding.sources.user_code import describe_error, import_function
+from ringfeed.sharding.sources.user_code import describe_error
+from ringfeed.training.config.own_code import import_own
 from ringfeed.training.config.train_config import TrainConfig
 
 from .preprocess import (
@@ -89,7 +90,7 @@ def _failed_operation(message: str) -> tuple[str | None, str]:
 
 
 def user_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
-    function = import_function("model.name", config.model.name, str(Path.cwd()), example="my_networks:build")
+    function = import_own("model.name", config.model.name)
     with network_errors(manifest, config):
         network = function(manifest, config)
     if not isinstance(network, keras.Model):

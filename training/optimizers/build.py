@@ -10,6 +10,7 @@ from ringfeed.training.config.optimizers import OptimizerConfig
 from ringfeed.training.config.own_code import own_code
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.schedules.learning_rate import WarmUpDecay, scaled_learning_rate
+from ringfeed.training.schedules.user_schedule import UserSchedule, user_schedule
 
 from .masks import is_adapted
 from .rule import RuleOptimizer
@@ -17,18 +18,21 @@ from .rule import RuleOptimizer
 __all__ = ["build_optimizer", "build_schedule", "schedule_warnings"]
 
 
-def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay:
+def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay | UserSchedule:
     """Build the learning rate over all epochs of a run; `max_steps` ends the run, but does not shorten the schedule.
 
     Raises:
-        ConfigError: no step is left after the warm-up.
+        ConfigError: no step is left after the warm-up, or there is no schedule `schedule.name`.
+        TrainingError: the user's schedule fails.
     """
     optimizer, schedule = config.optimizer, config.schedule
     base = optimizer.base_batch_size or config.data.batch_size
     peak = scaled_learning_rate(optimizer.learning_rate, config.data.batch_size, base, optimizer.scaling)
+    total = config.schedule_steps(steps_per_epoch)
+    if schedule.name is not None:
+        return user_schedule(schedule, peak, total)
     warmup = round(schedule.warmup_epochs * steps_per_epoch) if schedule.warmup_steps is None else schedule.warmup_steps
     boundaries = schedule.boundary_steps or [round(epoch * steps_per_epoch) for epoch in schedule.boundaries]
-    total = config.schedule_steps(steps_per_epoch)
     if warmup >= total:
         raise ConfigError(
             f"schedule: {warmup} steps of warm-up leave none of the {total} steps of the schedule "

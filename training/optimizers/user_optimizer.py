@@ -5,15 +5,13 @@ Tested in tests/training/optimizers/test_build.py.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import keras
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.sources.user_code import import_function
 from ringfeed.training.config.optimizers import OwnOptimizerConfig
-from ringfeed.training.config.own_code import own_code
+from ringfeed.training.config.own_code import made_by_class, own_code, own_object
 
 __all__ = ["user_optimizer"]
 
@@ -30,40 +28,27 @@ def user_optimizer(config: OwnOptimizerConfig, schedule: Any, freeze_step: int |
             does what the training loop does.
         TrainingError: the function fails.
     """
-    optimizer = _called(config, schedule)
+    key, name, kind = "optimizer.name", config.name, keras.optimizers.Optimizer
+    fixed = {"learning_rate": schedule} | ({"weight_decay": config.weight_decay} if config.weight_decay else {})
+
+    def make(function: Any) -> Any:
+        made = made_by_class(function, kind, key, name, config.options, **fixed)
+        return function(schedule, config) if made is None else made
+
+    optimizer = own_object(key, name, make, kind, "keras.optimizers.Optimizer")
     if optimizer.use_ema:
         raise ConfigError(
-            f"optimizer.name: {config.name} has use_ema, which Keras pairs with other variables where some have no "
+            f"{key}: {name} has use_ema, which Keras pairs with other variables where some have no "
             "gradient: set ema.decay instead"
         )
     if optimizer.gradient_accumulation_steps:
         raise ConfigError(
-            f"optimizer.name: {config.name} has gradient_accumulation_steps, which would skip updates: "
-            "set optimizer.accumulate instead"
+            f"{key}: {name} has gradient_accumulation_steps, which would skip updates: set optimizer.accumulate instead"
         )
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         raise ConfigError(
-            f"optimizer.name: {config.name} is a LossScaleOptimizer, which would divide gradients by a scale that the "
+            f"{key}: {name} is a LossScaleOptimizer, which would divide gradients by a scale that the "
             "loss does not have: return the optimizer within it; precision=float16 has a loss scale of its own"
         )
-    optimizer.apply = own_code("optimizer.name", config.name)(optimizer.apply)
-    return optimizer
-
-
-def _called(config: OwnOptimizerConfig, schedule: Any) -> Any:
-    function = import_function("optimizer.name", config.name, str(Path.cwd()), example="keras.optimizers:Lion")
-    if isinstance(function, type) and issubclass(function, keras.optimizers.Optimizer):
-        decay = {"weight_decay": config.weight_decay} if config.weight_decay else {}
-        try:
-            return function(learning_rate=schedule, **decay, **config.options)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"optimizer.options: {config.name} refuses {dict(config.options)}: {' '.join(str(error).split())}"
-            ) from error
-    with own_code("optimizer.name", config.name):
-        optimizer = function(schedule, config)
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise ConfigError(
-            f"optimizer.name: {config.name} must return a keras.optimizers.Optimizer, got {type(optimizer).__name__}"
-        )
+    optimizer.apply = own_code(key, name)(optimizer.apply)
     return optimizer

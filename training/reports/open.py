@@ -6,11 +6,8 @@ Tested in tests/training/reports/test_trackers.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.sources.user_code import import_function
-from ringfeed.training.config.own_code import own_code
+from ringfeed.training.config.own_code import own_object
 from ringfeed.training.config.track import TrackConfig
 from ringfeed.training.config.train_config import TrainConfig
 
@@ -62,13 +59,6 @@ def _trackers(options: TrackConfig) -> list[Tracker]:
         from .profiler import Profiler
 
         found.append(Profiler(options.profile, *options.profile_steps))
-    return [*found, *map(_own_tracker, options.own or ())]
-
-
-def _own_tracker(name: str) -> Tracker:
-    function = import_function("track.own", name, str(Path.cwd()), example="my_trackers:Slack")
-    with own_code("track.own", name):
-        tracker = function()
-    if not isinstance(tracker, Tracker):
-        raise ConfigError(f"track.own: {name} must return a ringfeed.training.Tracker, got {type(tracker).__name__}")
-    return tracker
+    for name in options.own or ():
+        found.append(own_object("track.own", name, lambda function: function(), Tracker, "ringfeed.training.Tracker"))
+    return found

@@ -34,6 +34,7 @@ from ringfeed.training.records.clock import clock
 from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.replicas import Replicas, replicas_of
 from ringfeed.training.ring.ring import Ring
+from ringfeed.training.schedules.user_schedule import UserSchedule
 from ringfeed.training.step.train_step import StepOptions, TrainStep, make_predict_step, make_train_step
 from ringfeed.training.sync.agreement import Agreement
 from ringfeed.training.sync.batch_norm import synchronise_batch_norm
@@ -131,6 +132,8 @@ def _assembled(
     augment = preprocess if model.augmented is None else traced(model.augmented)
     if schedule is None:
         schedule = build_schedule(config, pace.steps)
+    elif not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
+        schedule = UserSchedule(schedule)
     if ring.rank == 0:
         for remark in [*schedule_warnings(config), *momentum_remarks(config)]:
             log.warning(remark)

@@ -6,15 +6,12 @@ Tested in tests/training/run/test_own_code.py.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.sources.user_code import import_function
-from ringfeed.training.config.own_code import own_code
+from ringfeed.training.config.own_code import own_code, own_object
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.reports import events
 from ringfeed.training.reports.tracker import Tracker
@@ -107,10 +104,9 @@ def _numbers(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _callback(name: str, network: Any, config: TrainConfig) -> Any:
-    function = import_function("callbacks", name, str(Path.cwd()), example="my_callbacks:Log")
-    is_class = isinstance(function, type) and issubclass(function, keras.callbacks.Callback)
-    with own_code("callbacks", name):
-        callback = function() if is_class else function(network, config)
-    if not isinstance(callback, keras.callbacks.Callback):
-        raise ConfigError(f"callbacks: {name} must return a keras.callbacks.Callback, got {type(callback).__name__}")
-    return callback
+    kind = keras.callbacks.Callback
+
+    def make(function: Any) -> Any:
+        return function() if isinstance(function, type) and issubclass(function, kind) else function(network, config)
+
+    return own_object("callbacks", name, make, kind, "keras.callbacks.Callback")

@@ -11,12 +11,14 @@ from typing import Any
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.optimizers import SGDConfig
+from ringfeed.training.config.own_code import own_object
+from ringfeed.training.config.sync import OwnSyncConfig
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.optimizers.build import build_optimizer
 
 from .synchronizer import Synchronizer, SyncRun
 
-__all__ = ["build_run_optimizer", "build_synchronizer", "momentum_remarks"]
+__all__ = ["build_run_optimizer", "build_synchronizer", "momentum_remarks", "user_synchronizer"]
 
 
 def build_run_optimizer(config: TrainConfig, schedule: Any, variables: Sequence[Any], steps_per_epoch: int) -> Any:
@@ -63,4 +65,21 @@ def build_synchronizer(run: SyncRun) -> Synchronizer:
         )
     options = config.compression if config.sync.method == "every_step" else config.sync
     synchronizer: Synchronizer = options.builder()(run, options)
+    return synchronizer
+
+
+def user_synchronizer(run: SyncRun, options: OwnSyncConfig) -> Synchronizer:
+    """Return what the user's class or function makes of the ring and `sync.options`.
+
+    Raises:
+        ConfigError: there is no such function, or it returns no synchronizer.
+        TrainingError: the function fails.
+    """
+    synchronizer: Synchronizer = own_object(
+        "sync.method",
+        options.method,
+        lambda function: function(run.ring, **options.options),
+        Synchronizer,
+        "ringfeed.training.Synchronizer, such as a class of EveryStep",
+    )
     return synchronizer

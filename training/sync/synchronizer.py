@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -88,6 +88,7 @@ class SyncRun:
         return self.config.compression.dense_steps(self.steps)
 
 
+@runtime_checkable
 class Synchronizer(Protocol):
     """A method of keeping ranks in step. All ranks call every method, in the same order.
 

@@ -79,6 +79,18 @@ def stopping(network, config):
 def no_callback(network, config):
     return 3
 
+from ringfeed.training import EveryStep
+
+class Signs(EveryStep):
+    def __init__(self, ring, scale=1.0):
+        super().__init__(ring)
+        self.scale = scale
+    def reduce(self, sent, step):
+        return super().reduce(sent._replace(gradients=[self.scale * tf.sign(g) for g in sent.gradients]), step)
+
+def no_method(ring):
+    return ring
+
 class Bad(keras.callbacks.Callback):
     def on_epoch_begin(self, epoch, logs=None):
         raise RuntimeError("not today")
@@ -177,6 +189,14 @@ def test_callbacks_see_the_run_and_may_end_it(folder: Path) -> None:
     assert seen[-3][1]["loss"] == final["loss"]
 
 
+@pytest.mark.usefixtures("folder")
+def test_a_method_of_ones_own_keeps_ranks_in_step() -> None:
+    sync = {"method": "own_code_of_tests:Signs", "options": {"scale": 0.25}}
+    assert _run(sync=sync, epochs=1, max_steps=1, optimizer={"name": "sgd", "learning_rate": 1.0, "momentum": 0.0}) == 0
+    (entry,) = json.loads(Path("metrics.json").read_text())["history"]["steps"]
+    assert entry["gradient_norm"] == pytest.approx(0.25 * 2**0.5)  # a weight and a bias
+
+
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -199,6 +219,11 @@ def test_callbacks_see_the_run_and_may_end_it(folder: Path) -> None:
         ({"metrics": ["M:broken"]}, "metrics M:broken: DIR/M.py:LINE: AttributeError: "),
         ({"metrics": ["nowhere_at_all:f"]}, "metrics nowhere_at_all:f: there is no module 'nowhere_at_all'"),
         ({"callbacks": ["M:no_callback"]}, "callbacks: M:no_callback must return a keras.callbacks.Callback, got int"),
+        (
+            {"sync": {"method": "M:no_method"}},
+            "sync.method: M:no_method must return a ringfeed.training.Synchronizer, such as a class of EveryStep, got ",
+        ),
+        ({"sync": {"method": "M:Signs", "options": {"a": 1}}}, "sync.method M:Signs: M:Signs: TypeError: "),
         ({"callbacks": ["M:Bad"]}, "callbacks M:Bad: DIR/M.py:LINE: RuntimeError: not today"),
     ],
 )
@@ -226,6 +251,16 @@ def test_errors_of_own_code_are_one_line_with_its_place(
         ({"loss": {"options": {"a": 1}}}, r"loss.options={'a': 1} does not go with loss.name=null"),
         ({"metrics": ["a:accuracy"]}, "the function of a:accuracy must be named like no other metric"),
         ({"metrics": ["a:f", "b:f"]}, "the function of a:f must be named like no other metric"),
+        ({"sync": {"method": "Signs"}}, "sync.method must be one of every_step, "),
+        (
+            {"sync": {"method": "a:b"}, "compression": {"method": "fp16"}},
+            "compression.method=fp16 does not go with sync",
+        ),
+        ({"sync": {"method": "a:b"}, "backend": "mirrored"}, "sync.method=a:b does not go with backend=mirrored"),
+        (
+            {"sync": {"method": "gossip", "options": {"a": 1}}},
+            "sync.options is a key of module:function, not of gossip",
+        ),
         ({"callbacks": ["Log"]}, "callbacks must be a list of module:function, got 'Log'"),
         ({"backend": "parameter_server", "callbacks": ["a:b"]}, "does not go with backend=parameter_server"),
     ],

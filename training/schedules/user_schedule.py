@@ -1,0 +1,66 @@
+"""A learning rate of Keras, or of the user, by `module:function` or as an object.
+
+Tested in tests/training/schedules/test_user_schedule.py.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.config.own_code import import_own, own_code
+from ringfeed.training.config.schedule import ScheduleConfig
+
+__all__ = ["UserSchedule", "user_schedule"]
+
+_KEY = "schedule.name"
+
+
+class UserSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras ships no types
+    """Any function of the step as a schedule of Keras.
+
+    Args:
+        function: from a step, float32 scalar, to its learning rate, in TensorFlow operations.
+        name: what errors call it.
+        peak_value: `optimizer.learning_rate`, scaled to the batch.
+
+    >>> float(UserSchedule(lambda step: 0.5 / (step + 1))(4))
+    0.1
+    """
+
+    warmup_steps = 0
+
+    def __init__(self, function: Callable[[Any], Any], name: str = "the schedule", peak_value: float = 0.0) -> None:
+        self._function, self._name, self.peak_value = function, name, peak_value
+
+    def __call__(self, step: Any) -> Any:
+        """The learning rate at a step."""
+        with own_code(_KEY, self._name):
+            return self._function(keras.ops.cast(step, "float32"))
+
+
+def user_schedule(config: ScheduleConfig, peak_value: float, steps: int) -> UserSchedule:
+    """Return the schedule that `schedule.name` names: it is called with `(peak_value, steps)` and `schedule.options`.
+
+    Schedules of Keras take the same arguments, such as `keras.optimizers.schedules:CosineDecay`.
+
+    Raises:
+        ConfigError: there is no such function, or what it returns is no schedule.
+        TrainingError: the function fails.
+    """
+    name = str(config.name)
+    function = import_own(_KEY, name)
+    with own_code(_KEY, name):
+        rate = function(peak_value, steps, **config.options)
+    if not callable(rate):
+        raise ConfigError(f"{_KEY}: {name} must return a function of the step, got {type(rate).__name__}")
+    schedule = UserSchedule(rate, name, peak_value)
+    with own_code(_KEY, name):
+        first = float(schedule(0))
+    if not (math.isfinite(first) and first >= 0):
+        raise ConfigError(f"{_KEY}: the rates of {name} must be finite and at least 0, got {first} at step 0")
+    return schedule
