@@ -6,13 +6,11 @@ Tested in tests/sharding/verifying/test_verify.py and tests/sharding/repairing/t
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import xxhash
 
 from ringfeed.sharding.common.checksums import checksum
 from ringfeed.sharding.errors import CorruptionError, DatasetError, RingfeedError, StorageError
@@ -41,9 +39,7 @@ from .own_folder import is_own_folder, read_manifest
 from .shard_index import read_index
 from .shard_table import decode_shards, recover_from_table, seal
 
-__all__ = ["RecoveredDataset", "confirm_table", "read_or_none", "recover_dataset", "revert_bit_flip"]
-
-_BIT_SEARCH_BYTES = 1 << 16  # largest file to search for a flipped bit: 64 KiB take about 4 s
+__all__ = ["RecoveredDataset", "confirm_table", "read_or_none", "recover_dataset"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +160,7 @@ def _responds(storage: Storage) -> bool:
 
 
 def _with_manifest(folder: _Folder, manifest: Manifest) -> RecoveredDataset:
-    """Recover a dataset by its manifest, which `dataset.json` is or starts with."""
+    """Recover a dataset by its manifest, which `dataset.json` is."""
     storage = folder.storage
     check_manifest(manifest, storage.locate(folder.file_names.manifest))
     dataset = folder.dataset(manifest)
@@ -193,29 +189,9 @@ def _without_manifest(folder: _Folder, error: RingfeedError | None) -> Recovered
         return recovered
     if error is None:
         raise no_dataset_error(folder.storage)
-    if extended := _without_extra_bytes(folder):
-        return extended
     raise CorruptionError(
         f"{error}; no shard table holds an intact copy of it either, so build the dataset again"
     ) from error
-
-
-def _without_extra_bytes(folder: _Folder) -> RecoveredDataset | None:
-    """Recover a dataset whose `dataset.json` is intact but for bytes added at its end."""
-    assert folder.data is not None
-    text = folder.data.decode(errors="replace")
-    try:
-        _, end = json.JSONDecoder().raw_decode(text)
-        original = text[:end].encode() + b"\n"
-        manifest = Manifest.decode(original, "")
-    except (ValueError, RecursionError, RingfeedError):
-        return None
-    kind, offset = kind_of_size(len(folder.data), len(original)), first_difference(folder.data, original)
-    problem = f"it differs from what was written, from byte {len(original)} on; it can be rebuilt exactly"
-    damage = Damage(path=folder.file_names.manifest, kind=kind, offset=offset, problem=problem)
-    dataset = _with_manifest(folder, manifest)
-    restored = {folder.file_names.manifest: dataset.manifest.encode(), **dataset.restored}
-    return replace(dataset, damages=(damage, *dataset.damages), restored=restored)
 
 
 def _is_being_built(folder: _Folder) -> bool:
@@ -278,13 +254,9 @@ def _file_damage(path: str, data: bytes | None, original: bytes) -> Damage:
 
 
 def _without_table(dataset: RecoveredDataset, table: bytes | None, workers: int) -> RecoveredDataset:
-    """Recover a dataset whose table is missing or damaged, from the table's bytes or else from the shards."""
+    """Recover a dataset whose table is missing or damaged, from the shards."""
     storage, manifest = dataset.storage, dataset.manifest
-    original = None if table is None else _revert_table(table, manifest)
-    if original is not None:
-        shards = decode_shards(original, manifest, storage.locate(manifest.shards_path))
-        return _with_table(dataset, table, original, shards)
-    shards = ()
+    shards: tuple[ShardInfo, ...] = ()
     measures: dict[str, FileInfo | None] = {}
     for newest in (True, False):
         names = list(_shard_names(manifest, dataset.names or frozenset(), newest=newest))
@@ -341,32 +313,6 @@ def _with_table(
     damage = _file_damage(path, table, original)
     damage = replace(damage, problem=f"{damage.problem}; it can be rebuilt exactly")
     return replace(dataset, shards=shards, proven=True, damages=(damage,), restored={path: original})
-
-
-def _revert_table(table: bytes, manifest: Manifest) -> bytes | None:
-    """Return a table without the bytes added at its end, or with its one flipped bit reverted; None if that fails."""
-    size = manifest.shards_bytes
-    if len(table) > size and checksum(table[:size]) == manifest.shards_checksum:
-        return table[:size]
-    return revert_bit_flip(table, manifest.shards_checksum) if len(table) == size else None
-
-
-def revert_bit_flip(data: bytes, expected_checksum: str) -> bytes | None:
-    """Return a small file with the one bit flipped that gives it the expected checksum; None if no bit does."""
-    if len(data) > _BIT_SEARCH_BYTES:
-        return None
-    expected = expected_checksum.partition(":")[2]
-    before, changed = xxhash.xxh3_128(), bytearray(data)
-    for position, byte in enumerate(data):
-        for bit in range(8):
-            changed[position] = byte ^ 1 << bit
-            digest = before.copy()
-            digest.update(memoryview(changed)[position:])
-            if digest.hexdigest() == expected:
-                return bytes(changed)
-        changed[position] = byte
-        before.update(data[position : position + 1])
-    return None
 
 
 def _shard_names(manifest: Manifest, names: frozenset[str], *, newest: bool) -> Sequence[tuple[str, str, str]]:

@@ -26,7 +26,7 @@ from .arrow_binary import binary_rows, data_of, join_binary, offsets_of
 __all__ = [
     "FOOTER_BYTES", "HEADER_BYTES", "FrameBlock", "FrameDamage", "compress", "compressor", "decompress",
     "frame_matrix", "frame_records", "frames_are_intact", "iterate_frames", "iterate_records", "mask_crcs",
-    "masked", "masked_crc", "record_headers", "starts_with_header", "unmasked",
+    "masked", "masked_crc", "record_headers", "starts_with_header",
 ]  # fmt: skip
 
 HEADER_BYTES = 12
@@ -127,12 +127,6 @@ def record_headers(lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
 def masked(crcs: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     """CRCs masked as the format demands: rotated, plus a constant."""
     return ((crcs >> np.uint32(15)) | (crcs << np.uint32(17))) + np.uint32(_MASK_DELTA)
-
-
-def unmasked(crc: int) -> int:
-    """The inverse of `masked`, for one CRC."""
-    turned = (crc - _MASK_DELTA) & _WORD
-    return (turned >> 17 | turned << 15) & _WORD
 
 
 def masked_crc(payload: bytes) -> bytes:

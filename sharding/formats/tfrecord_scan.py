@@ -1,10 +1,7 @@
-"""Scans damaged TFRecord files: which records are intact, where each lies, and what can be repaired.
+"""Scans damaged TFRecord files: which records are intact, and where each lies.
 
 A frame is a length, its masked CRC, the payload and its masked CRC. If an index or a fixed layout gives the positions
 of the frames, a damaged frame hides no other; otherwise the next frame is found by the CRC of its length.
-
-A CRC is linear, so the difference that a flipped bit makes in it identifies the bit, and `repair_frames` flips it back.
-The caller must verify the result by the checksum of the whole file.
 """
 
 from __future__ import annotations
@@ -16,16 +13,13 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-from .tfrecord import FOOTER_BYTES, HEADER_BYTES, masked, masked_crc, starts_with_header, unmasked
+from .tfrecord import FOOTER_BYTES, HEADER_BYTES, masked, masked_crc, starts_with_header
 
-__all__ = ["Frame", "repair_frames", "scan_frames"]
+__all__ = ["Frame", "scan_frames"]
 
 Bounds = Sequence[tuple[int, int]]  # [offset, stop) of each frame
 
-_WORD = 0xFFFFFFFF
 _SEARCH_BYTES = 1 << 20
-_REPAIR_BYTES = 16 << 20  # size of a record up to which a flipped bit is searched for, at 0.4 us per byte
-_REPAIR_RECORDS = 16  # damaged records of a file, up to which it is repaired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,56 +128,6 @@ def _byte_crcs(position: int) -> npt.NDArray[np.uint32]:
 
 
 _BYTE_CRCS = [_byte_crcs(position) for position in range(8)]
-
-
-# --- repair ----------------------------------------------------------------------------------------------------
-
-
-def repair_frames(data: memoryview, bounds: Bounds) -> bytes | None:
-    """The likeliest original of a file: lengths and CRCs rewritten, and one bit flipped back in each damaged payload.
-
-    Args:
-        data: bytes of the file, decompressed, of the original size.
-        bounds: bounds of all frames.
-
-    Returns:
-        The candidate, or None if too many records are damaged.
-    """
-    bad = [frame for frame in scan_frames(data, bounds) if frame.problem]
-    if len(bad) > _REPAIR_RECORDS:
-        return None
-    result = bytearray(data)
-    for frame in bad:
-        payload = bytes(data[frame.payload])
-        if not frame.readable:
-            payload = _repair_payload(payload, int.from_bytes(data[frame.stop - FOOTER_BYTES : frame.stop], "little"))
-        result[frame.offset : frame.stop] = _header(len(payload)) + payload + masked_crc(payload)
-    return bytes(result)
-
-
-def _repair_payload(payload: bytes, stored: int) -> bytes:
-    """The payload with the one bit flipped that restores the stored CRC; unchanged if no bit does."""
-    expected = int.from_bytes(masked_crc(payload), "little")
-    if (expected ^ stored).bit_count() == 1 or len(payload) > _REPAIR_BYTES:
-        return payload
-    trace = unmasked(expected) ^ unmasked(stored)
-    for position in range(len(payload) - 1, -1, -1):
-        if trace in _BIT_TRACES:
-            repaired = bytearray(payload)
-            repaired[position] ^= _BIT_TRACES[trace]
-            return bytes(repaired)
-        trace = _REVERSE[trace >> 24] ^ (trace << 8 & _WORD)  # the trace of that bit one byte nearer to the end
-    return payload
-
-
-def _linear_crc(value: int) -> int:
-    """CRC of one byte without the inversions before and after, which makes it linear."""
-    return int(google_crc32c.value(bytes([value])) ^ google_crc32c.value(b"\0"))
-
-
-_TABLE = [_linear_crc(value) for value in range(256)]
-_BIT_TRACES = {_TABLE[1 << bit]: 1 << bit for bit in range(8)}  # of the last byte's bits
-_REVERSE = {entry >> 24: entry << 8 & _WORD | value for value, entry in enumerate(_TABLE)}
 
 
 def _header(length: int) -> bytes:

@@ -35,7 +35,7 @@ from ringfeed.sharding.verifying.record_checks import check_meaning
 from ringfeed.sharding.verifying.verify import default_workers
 
 from .rebuild_plan import Rebuild, check_rebuilt, depends_on_earlier, source_flags
-from .restore import ShardFiles, restore_shard
+from .salvage import ShardFiles, salvage_shard
 
 __all__ = ["Rebuilder", "open_rebuilder"]
 
@@ -118,10 +118,12 @@ class Rebuilder:
 
     def _restore_in_folder(self, files: ShardFiles) -> None:
         """Write a restored shard to the scratch folder; the dataset is restored only when the plan is applied."""
-        shard, restored = files.shard, restore_shard(files)
+        shard, salvaged = files.shard, salvage_shard(files)
+        if salvaged is None:
+            raise CorruptionError(f"{files.storage.locate(shard.path)} changed during the repair; run the repair again")
         for path, data, current_path in (
-            (shard.path, restored.data, files.data_path),
-            (shard.index_path, restored.index, files.index_path),
+            (shard.path, salvaged.data, files.data_path),
+            (shard.index_path, salvaged.index, files.index_path),
         ):
             if data is not None:
                 self.folder.write(path, data)

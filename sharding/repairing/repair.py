@@ -1,4 +1,4 @@
-"""Repairs a dataset: restores what can be restored bit by bit, then salvages intact records.
+"""Repairs a dataset: restores files from each other, rebuilds shards from sources, else keeps their intact records.
 
 `plan_repair` reads and decides; `apply_repair` carries out the plan, holding the dataset's lease. A killed repair can
 be run again: until the new `dataset.json` is written, the dataset is what it was, and files already written are
@@ -37,7 +37,6 @@ from ringfeed.sharding.verifying.verify import VerifyReport
 from .rebuild_plan import Original, check_rebuilt
 from .remedy import MISPLACED, Loss, Remedy, remaining_shards
 from .repair_plan import RepairPlan, plan_rebuilder, plan_repair
-from .restore import restore_shard
 from .salvage import salvage_shard
 from .shard_plan import locate_files, replacement_name
 
@@ -287,22 +286,16 @@ def _restore_or_salvage(plan: RepairPlan, shard: ShardInfo, rewritten: set[str],
     damaged |= {path: Damage(path=path, kind="missing", problem="") for path in taken}
     files = locate_files(dataset, shard, damaged, {})
     assert files is not None
-    restored = restore_shard(files)
-    for path, data, expected in (
-        (shard.path, restored.data, shard.checksum),
-        (shard.index_path, restored.index, shard.index_checksum),
-    ):
-        if path in rewritten and data is not None:
-            restore_file(storage, path, data, expected)
-    if loss is None or loss.replacement is None:
+    new = shard if loss is None else loss.replacement
+    if new is None:
         return
-    salvaged = salvage_shard(files, restored)
-    new = loss.replacement
+    salvaged = salvage_shard(files)
     if salvaged is None:
         raise CorruptionError(f"{storage.locate(shard.path)} changed during the repair; run the repair again")
-    restore_file(storage, new.index_path, salvaged.index, new.index_checksum)
-    if salvaged.data is not None:
-        restore_file(storage, new.path, salvaged.data, new.checksum)
+    wanted = rewritten | (new.files.keys() - shard.files.keys())
+    for path, data in ((new.path, salvaged.data), (new.index_path, salvaged.index)):
+        if path in wanted and data is not None:
+            restore_file(storage, path, data, new.files[path].checksum)
 
 
 def _rewrite_companions(plan: RepairPlan) -> dict[str, FileInfo]:

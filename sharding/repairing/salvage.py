@@ -1,4 +1,4 @@
-"""Salvages the intact records of a shard that cannot be restored.
+"""Encodes a damaged shard again from its intact records. If none is damaged, these are the bytes that were written.
 
 Reads, and writes nothing. Records are proven by their CRCs, or by the checksums of the pages that hold them.
 Tested in tests/sharding/repairing/test_repair.py.
@@ -12,58 +12,140 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ringfeed.sharding.dataset.manifest import Manifest
-from ringfeed.sharding.dataset.shard_index import Index, classes_of_messages, classes_of_table, frame_bounds
+from ringfeed.sharding.common.checksums import checksum
+from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo
+from ringfeed.sharding.dataset.shard_index import (
+    Index,
+    classes_of_messages,
+    classes_of_table,
+    frame_bounds,
+    read_index,
+    rebuild_index,
+)
 from ringfeed.sharding.formats.arrow_binary import data_of, offsets_of
 from ringfeed.sharding.formats.block_checksums import block_sums
 from ringfeed.sharding.formats.parquet import read_row_groups, row_group_sizes, scan_row_groups, write_parquet
 from ringfeed.sharding.formats.parquet_tensors import declare_tensors
 from ringfeed.sharding.formats.shard_encode import encode_index
-from ringfeed.sharding.formats.tfrecord import compress, frame_records
+from ringfeed.sharding.formats.tfrecord import compress, decompress, frame_records
 from ringfeed.sharding.formats.tfrecord_scan import scan_frames
 from ringfeed.sharding.storage.file_contents import open_decompressed
+from ringfeed.sharding.storage.storage import Storage
 
-from .restore import RestoredFiles, ShardFiles, intact_index, rebuilt_index
+__all__ = ["SalvagedShard", "ShardFiles", "salvage_shard"]
 
-__all__ = ["SalvagedShard", "salvage_shard"]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFiles:
+    """A damaged shard, and where its two files are.
+
+    Attributes:
+        storage: folder of the dataset.
+        manifest: manifest of the dataset.
+        shard: the shard as it was written.
+        data_path: path of the damaged data file; None if it is missing.
+        index_path: path of the damaged index; None if it is missing.
+        data_intact: whether that is the data file as it was written.
+        index_intact: whether that is the index as it was written.
+    """
+
+    storage: Storage
+    manifest: Manifest
+    shard: ShardInfo
+    data_path: str | None
+    index_path: str | None
+    data_intact: bool
+    index_intact: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SalvagedShard:
-    """The intact records of a damaged shard, encoded as a shard; `data` is None if its own data file is intact."""
+    """The files of a damaged shard, encoded again.
+
+    Attributes:
+        data: bytes of the data file; None if the file is intact.
+        index: bytes of the index; None if the file is intact.
+        records: number of intact records.
+        class_counts: number of them by class.
+        data_restored: whether the data file is as it was written.
+        index_restored: whether the index is as it was written.
+    """
 
     data: pa.Buffer | None
-    index: pa.Buffer
+    index: pa.Buffer | None
     records: int
     class_counts: tuple[int, ...]
+    data_restored: bool
+    index_restored: bool
 
 
-def salvage_shard(files: ShardFiles, restored: RestoredFiles) -> SalvagedShard | None:
-    """Return the intact records of a shard of which a file could not be restored; None if there are none."""
-    manifest = files.manifest
-    if files.data_intact or restored.data is not None:  # only the index is lost
-        index, encoded = rebuilt_index(files, restored)
-        return _salvaged(None, encoded, index.class_ids, manifest)
+def salvage_shard(files: ShardFiles) -> SalvagedShard | None:
+    """Encode the intact records of a shard again; None if there are none."""
+    manifest, shard = files.manifest, files.shard
+    if files.data_intact:
+        return _restored(files, None)
     if files.data_path is None:
         return None
-    known_index = intact_index(files, restored)
+    index = _intact_index(files)
     with open_decompressed(files.storage, files.data_path, manifest.file_compression) as data:
         if manifest.shard_format == "parquet":
-            return _salvage_rows(data, known_index, manifest)
-        return _salvage_frames(memoryview(data), known_index, files)
+            encoded = _encode_rows(data.slice(0, min(data.size, shard.bytes)), index, manifest)
+        else:
+            encoded = _encode_frames(memoryview(data), index, files)
+    if encoded is None:
+        return None
+    file, class_ids, index_file = encoded
+    if checksum(file) == shard.checksum:
+        return _restored(files, file)
+    return SalvagedShard(
+        data=file,
+        index=index_file,
+        records=len(class_ids),
+        class_counts=tuple(np.bincount(class_ids, minlength=len(manifest.classes)).tolist()),
+        data_restored=False,
+        index_restored=False,
+    )
 
 
-def _salvaged(
-    data: pa.Buffer | None, index: pa.Buffer, class_ids: npt.NDArray[np.int32], manifest: Manifest
-) -> SalvagedShard:
-    counts = tuple(np.bincount(class_ids, minlength=len(manifest.classes)).tolist())
-    return SalvagedShard(data=data, index=index, records=len(class_ids), class_counts=counts)
+def _restored(files: ShardFiles, data: pa.Buffer | None) -> SalvagedShard:
+    """Return a shard whose data file is intact, or has these bytes again, with its index rebuilt if need be."""
+    shard, index = files.shard, None
+    if not files.index_intact:
+        index = _rebuilt_index(files, data)
+    return SalvagedShard(
+        data=data,
+        index=index,
+        records=shard.records,
+        class_counts=tuple(shard.class_counts),
+        data_restored=True,
+        index_restored=index is None or checksum(index) == shard.index_checksum,
+    )
 
 
-def _salvage_frames(data: memoryview, index: Index | None, files: ShardFiles) -> SalvagedShard | None:
+def _rebuilt_index(files: ShardFiles, data: pa.Buffer | None) -> pa.Buffer:
+    manifest, index_bytes = files.manifest, files.shard.index_bytes
+    if data is not None:
+        plain = pa.py_buffer(decompress(data, manifest.file_compression))
+        return rebuild_index(plain, manifest, index_bytes)[1]
+    assert files.data_path is not None
+    with open_decompressed(files.storage, files.data_path, manifest.file_compression) as plain:
+        return rebuild_index(plain, manifest, index_bytes)[1]
+
+
+def _intact_index(files: ShardFiles) -> Index | None:
+    if not files.index_intact or files.index_path is None:
+        return None
+    with open_decompressed(files.storage, files.index_path) as stored:
+        return read_index(stored, files.manifest)
+
+
+Encoded = tuple[pa.Buffer, npt.NDArray[np.int32], pa.Buffer]
+"""A data file, the class of each of its records, and its index."""
+
+
+def _encode_frames(data: memoryview, index: Index | None, files: ShardFiles) -> Encoded | None:
     manifest = files.manifest
-    bounds = frame_bounds(manifest, files.shard, index)
-    intact = [frame for frame in scan_frames(data, bounds) if frame.readable]
+    intact = [frame for frame in scan_frames(data, frame_bounds(manifest, files.shard, index)) if frame.readable]
     if not intact:
         return None
     messages = [bytes(data[frame.payload]) for frame in intact]
@@ -74,11 +156,10 @@ def _salvage_frames(data: memoryview, index: Index | None, files: ShardFiles) ->
     framed = frame_records(pa.array(messages, pa.large_binary()))
     offsets = offsets_of(framed)
     frames = data_of(framed).slice(0, int(offsets[-1]))
-    shard = pa.py_buffer(compress(frames, manifest.compression))
-    return _salvaged(shard, encode_index(class_ids, offsets), class_ids, manifest)
+    return pa.py_buffer(compress(frames, manifest.compression)), class_ids, encode_index(class_ids, offsets)
 
 
-def _salvage_rows(data: pa.Buffer, index: Index | None, manifest: Manifest) -> SalvagedShard | None:
+def _encode_rows(data: pa.Buffer, index: Index | None, manifest: Manifest) -> Encoded | None:
     tables, class_ids = [], []
     try:
         groups = [group for group in scan_row_groups(data) if not group.damaged]
@@ -102,4 +183,4 @@ def _salvage_rows(data: pa.Buffer, index: Index | None, manifest: Manifest) -> S
     ids = np.concatenate(class_ids)
     whole = declare_tensors(whole, manifest.schema) if manifest.declares_tensors else whole
     written = write_parquet(whole, manifest.compression, next(iter(row_group_sizes(data)), 1))
-    return _salvaged(written, encode_index(ids, sums=block_sums(written)), ids, manifest)
+    return written, ids, encode_index(ids, sums=block_sums(written))

@@ -22,8 +22,7 @@ from ringfeed.sharding.storage.file_contents import FileInfo, digest_file
 from ringfeed.sharding.storage.storage import Storage
 
 from .remedy import MISPLACED, Loss, Remedy, rewrite
-from .restore import RestoredFiles, ShardFiles, restore_shard
-from .salvage import SalvagedShard, salvage_shard
+from .salvage import SalvagedShard, ShardFiles, salvage_shard
 
 __all__ = ["locate_files", "plan_moves", "plan_shard", "replacement_name"]
 
@@ -69,7 +68,7 @@ def locate_files(
     def current_path(path: str) -> str | None:
         if path in moves:
             return moves[path].origin
-        gone = path in moved or (path in damaged and damaged[path].kind == "missing")
+        gone = path in moved or (path in damaged and damaged[path].kind in ("missing", "swapped"))
         return None if gone else path
 
     return ShardFiles(
@@ -84,20 +83,20 @@ def locate_files(
 
 
 def plan_shard(files: ShardFiles, names: frozenset[str]) -> tuple[list[Remedy], Loss | None]:
+    """Return the remedies of a damaged shard, and what is lost of it."""
     shard = files.shard
-    restored = restore_shard(files)
-    remedies = []
-    if restored.data is not None:
-        remedies.append(rewrite(shard.path, restored.data_how))
-    if _complete(files, restored):
-        if restored.index is not None:
-            remedies.append(rewrite(shard.index_path, restored.index_how))
-        return remedies, None
-    salvaged = salvage_shard(files, restored)
+    salvaged = salvage_shard(files)
     if salvaged is None:
         how = "no record of the shard is intact"
         both = [Remedy(path=path, action="remove", how=how) for path in shard.files]
         return both, Loss(shard=shard, replacement=None)
+    remedies = []
+    if salvaged.data_restored and salvaged.data is not None:
+        remedies.append(rewrite(shard.path, "encoded again from its records, which are intact"))
+    if salvaged.data_restored and salvaged.index_restored:
+        if salvaged.index is not None:
+            remedies.append(rewrite(shard.index_path, "rebuilt from its shard"))
+        return remedies, None
     new = _replacement(files, salvaged, names)
     if new.path != shard.path:
         how = f"{some_of(new.records, shard.records, 'record', 'goes/go')} to {new.path}"
@@ -107,25 +106,22 @@ def plan_shard(files: ShardFiles, names: frozenset[str]) -> tuple[list[Remedy], 
     return remedies, Loss(shard=shard, replacement=new)
 
 
-def _complete(files: ShardFiles, restored: RestoredFiles) -> bool:
-    return (files.data_intact or restored.data is not None) and (files.index_intact or restored.index is not None)
-
-
 def _replacement(files: ShardFiles, salvaged: SalvagedShard, names: frozenset[str]) -> ShardInfo:
-    shard = files.shard
-    index = salvaged.index
+    shard, index = files.shard, salvaged.index
+    assert index is not None
     new = replace(
         shard,
-        index_path=replacement_name(files.storage, shard.index_path, names, salvaged.index),
+        index_path=replacement_name(files.storage, shard.index_path, names, index),
         index_bytes=index.size,
         index_checksum=checksum(index),
     )
-    if salvaged.data is None:
+    if salvaged.data_restored:
         return new
     data = salvaged.data
+    assert data is not None
     return replace(
         new,
-        path=replacement_name(files.storage, shard.path, names, salvaged.data),
+        path=replacement_name(files.storage, shard.path, names, data),
         bytes=data.size,
         records=salvaged.records,
         checksum=checksum(data),

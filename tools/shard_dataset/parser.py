@@ -68,19 +68,18 @@ examples:
   shard-dataset verify s3://bucket/flights --json | jq '.damages[] | {path, kind, record, offset}'
 """
 _REPAIR_EPILOG = f"""\
-First, files are restored bit by bit where possible: dataset.json from its copy in the shard table, and the table
-from the shards; shards that changed places; an index from its shard; a shard with appended bytes or single flipped
-bits. Each restored file is checked against its original checksum.
+First, files are restored where possible: dataset.json from its copy in the shard table, and the table from the
+shards; shards that changed places; an index from its shard; a shard whose records are all intact. Each restored file
+is checked against its original checksum.
 
-With --source, the remaining shards are rebuilt from the source that the dataset was built from, or a copy of it, with
-the options of the build, which dataset.json holds. Names, sizes and times of the source's files do not matter, but if
-one byte of the shards differs from what was written, the source is a different one, and nothing is changed. Records
-prepared by functions (--map) need the same modules in this folder, and --trust-code. In a dataset that was appended to,
-each generation has its own source (see inspect): give --source once for each generation that lost shards; generations
-whose source is not given are left for a later repair. If the table was lost as well, all those sources are needed at
-once. With
---group-by or --dedup, appended records depend on earlier ones, so the sources of all earlier generations that lost
-shards are needed too.
+With --source, all other shards are rebuilt byte for byte from the source that the dataset was built from, or a copy of
+it, with the options of the build, which dataset.json holds. Names, sizes and times of the source's files do not matter,
+but if one byte of the shards differs from what was written, the source is a different one, and nothing is changed.
+Records prepared by functions (--map) need the same modules in this folder, and --trust-code. In a dataset that was
+appended to, each generation has its own source (see inspect): give --source once for each generation that lost shards;
+generations whose source is not given are left for a later repair. If the table was lost as well, all those sources are
+needed at once. With --group-by or --dedup, appended records depend on earlier ones, so the sources of all earlier
+generations that lost shards are needed too.
 
 The intact records of a shard that can be neither restored nor rebuilt are written as a new shard beside it, and a new
 dataset.json refers to that shard and lists what was lost (see inspect). Only then are the damaged files removed.

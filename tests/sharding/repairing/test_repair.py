@@ -1,4 +1,4 @@
-"""Repair without a source: bit by bit where that can be proven, else intact records; also after a kill."""
+"""Repair without a source: shards from their intact records, other files from each other; also after a kill."""
 
 import json
 import shutil
@@ -17,6 +17,7 @@ from ringfeed.sharding import (
     CorruptionError,
     Dataset,
     DatasetError,
+    Original,
     apply_repair,
     build,
     check_dataset,
@@ -36,7 +37,7 @@ Files = Callable[[Path], dict[str, bytes]]
 
 @pytest.fixture(scope="module")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """900 records in three shards, too large for a search over all bits."""
+    """900 records in three shards."""
     folder = tmp_path_factory.mktemp("pristine")
     table = make_table(900).append_column("text", pa.array(["x" * (i % 400) for i in range(900)]))
     pq.write_table(table, folder / "x.parquet")
@@ -74,13 +75,39 @@ def actions(root: Path) -> dict[str, str]:
     return {remedy.path: remedy.action for remedy in plan_repair(str(root)).remedies}
 
 
-class TestBitByBit:
-    def test_one_flipped_bit_per_record_is_reverted(self, root: Path, pristine: Dataset, files_of: Files) -> None:
-        path = root / pristine.shards[0].path
-        assert pristine.shards[0].bytes > 1 << 16
-        flip(path, (100, 3), (40_000, 7), (80_000, 0))
+class TestRestored:
+    def test_a_shard_whose_records_are_intact_is_encoded_again(
+        self, root: Path, pristine: Dataset, files_of: Files
+    ) -> None:
+        shard = pristine.shards[0]
+        flip(root / shard.path, (3, 1), (9, 7))  # the length of a record, and its CRC
+        assert actions(root) == {shard.path: "rewrite"}
         assert repair(str(root)).lost == ()
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
+
+    def test_a_flipped_bit_costs_its_record_and_with_the_source_nothing(
+        self, root: Path, pristine: Dataset, files_of: Files
+    ) -> None:
+        flip(root / pristine.shards[0].path, (100, 3), (40_000, 7), (80_000, 0))
+        copy = shutil.copytree(root, root.with_name("second"))
+        assert [entry.records for entry in repair(str(root)).lost] == [3]
+        source = Path(pristine.storage.locate()).with_name("x.parquet")
+        assert repair(str(copy), originals=[Original(url=str(source))]).lost == ()
+        assert files_of(copy) == files_of(Path(pristine.storage.locate()))
+
+    @pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+    def test_nothing_is_taken_from_a_copy_of_another_shard(self, tmp_path: Path, shard_format: str) -> None:
+        """All records of the copy have valid checksums, but they are those of the other shard."""
+        pq.write_table(make_table(900), tmp_path / "x.parquet")
+        options = {"label": "label", "shards": 3, "shard_format": shard_format}
+        dataset = built(str(tmp_path / "x.parquet"), tmp_path / "out", **options)
+        a, b, _ = (tmp_path / "out" / shard.path for shard in dataset.shards)
+        shutil.copy(a, b)
+        (lost,) = repair(str(tmp_path / "out")).lost
+        assert (lost.path, lost.records) == (b.name, dataset.shards[1].records)
+        records = list(read_records(open_dataset(str(tmp_path / "out")), "train", 900))
+        assert len({record["id"] for record in records}) == len(records) == 900 - lost.records
+        assert verify(str(tmp_path / "out"), deep=True) == []
 
     @pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
     def test_a_parquet_shard_with_intact_rows_is_encoded_again(
@@ -89,7 +116,6 @@ class TestBitByBit:
         dataset = large_parquet(tmp_path, compression)
         before = files_of(tmp_path / "out")
         path = tmp_path / "out" / dataset.shards[0].path
-        assert dataset.shards[0].bytes > 1 << 16  # too large for a search over all bits
         flip(path, (path.read_bytes().rindex(b"parquet-cpp-arrow"), 0), (path.read_bytes().rindex(b"version"), 1))
         damage = verify(str(tmp_path / "out"))[0]
         assert damage.offset == path.read_bytes().rindex(b"qarquet-cpp-arrow")
@@ -103,14 +129,13 @@ class TestBitByBit:
         assert repair(str(root)).lost == ()
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
 
-    def test_bytes_added_to_manifest_and_table_are_cut_off(
-        self, root: Path, pristine: Dataset, files_of: Files
+    @pytest.mark.parametrize(("name", "more"), [("dataset.json", b"\xff{}"), ("shards.table", b"more")])
+    def test_bytes_added_to_the_manifest_or_the_table_are_cut_off(
+        self, root: Path, pristine: Dataset, files_of: Files, name: str, more: bytes
     ) -> None:
-        for name, more in (("_ringfeed/dataset.json", b"\xff{}"), ("_ringfeed/shards.table", b"more")):
-            (root / name).write_bytes((root / name).read_bytes() + more)
-        assert [(damage.path, damage.kind) for damage in verify(str(root))] == [
-            ("_ringfeed/dataset.json", "extended"), ("_ringfeed/shards.table", "extended"),
-        ]  # fmt: skip
+        path = root / "_ringfeed" / name
+        path.write_bytes(path.read_bytes() + more)
+        assert [(damage.path, damage.kind) for damage in verify(str(root))] == [(f"_ringfeed/{name}", "extended")]
         assert repair(str(root)).lost == ()
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
 

@@ -135,7 +135,7 @@ class TestRandomDamage:
         lost = sum(entry.records for entry in report.lost)
         if lost:
             assert shard_damaged
-            assert done.kind in ("burst", "truncate", "delete"), done
+            assert done.kind in ("flip", "burst", "truncate", "delete"), done
             assert_salvaged(root, dataset, lost)
         else:
             assert contents(root) == files, (done, report)
