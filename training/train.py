@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -36,6 +37,7 @@ from .servers.cluster import CHIEF, cluster_from_environment
 if TYPE_CHECKING:
     from .checkpoint.background import Memory
     from .config.train_config import TrainConfig
+    from .ring.horovod_ring import HorovodRing
     from .ring.ring import Ring
 
 __all__ = ["add_arguments", "main", "run"]
@@ -353,8 +355,13 @@ def _train_elastically(
         from .elastic.survive import survive
         from .run.trainer import Trainer
 
-    def run(ring: Ring, memory: Memory) -> dict[str, Any]:
-        with _watching(config, ring, watch, args) as check:
+    def run(ring: HorovodRing, memory: Memory) -> dict[str, Any]:
+        def lose(ranks: list[int]) -> None:
+            members.lost(ranks)
+            ring.hang_up()
+
+        ring.expect_answers(config.lost_seconds)
+        with _watching(config, ring, watch, args, lose) as check:
             metrics = Trainer(config, ring, lambda: check() or members.is_change_due(), memory).run()
         _print_metrics(metrics, ring, args)
         return metrics
@@ -364,16 +371,22 @@ def _train_elastically(
 
 @contextmanager
 def _watching(
-    config: TrainConfig, ring: Ring, watch: SignalWatch | None, args: argparse.Namespace
+    config: TrainConfig,
+    ring: Ring,
+    watch: SignalWatch | None,
+    args: argparse.Namespace,
+    lose: Callable[[list[int]], None] | None = None,
 ) -> Iterator[_SignalCheck]:
-    """Log, and watch for signals and stalled ranks, while a ring trains."""
+    """Log, and watch for signals, stalled and lost ranks, while a ring trains."""
     from .ring.watchdog import Watchdog
 
     configure_logging(ring.rank, quiet=args.quiet, verbose=args.verbose)
-    if ring.size == 1 or not config.watchdog_seconds:
+    if ring.size == 1 or not (config.watchdog_seconds or lose):
         yield _SignalCheck(watch, int)  # does nothing
         return
-    watchdog = Watchdog(ring, config.watchdog_seconds, functools.partial(_stalled, as_json=args.json))
+    stalled = functools.partial(_stalled, as_json=args.json)
+    lost_seconds = config.lost_seconds if lose else None
+    watchdog = Watchdog(ring, config.watchdog_seconds or math.inf, stalled, lost_seconds=lost_seconds, lose=lose)
     try:
         yield _SignalCheck(watch, watchdog.beat)
     finally:

@@ -165,6 +165,21 @@ def test_when_rank_0_is_killed_the_other_keeps_its_process_and_lets_a_new_rank_i
     assert sum(count > 1 for count in begun.values()) <= EVERY + 1  # since the commit, and the step of the kill
 
 
+def test_a_rank_that_is_stopped_is_lost_after_lost_seconds_and_the_other_goes_on(run_folder: Path) -> None:
+    settings = yaml.safe_load((run_folder / "run.yaml").read_text()) | {"watchdog_seconds": 0, "lost_seconds": 3.0}
+    (run_folder / "run.yaml").write_text(yaml.safe_dump(settings))
+    process = _launch(run_folder, "-n", "2", "--elastic", PAUSE="1")
+    _wait_for_step(run_folder, 5, process)
+    ranks = _ranks(process)
+    ranks[0].suspend()
+    start = time.monotonic()
+    _wait_for(process, lambda: any((seen.pid, seen.size) == (ranks[1].pid, 1) for seen in _seen(run_folder)))
+    assert time.monotonic() - start < 30
+    stopped, stderr = _stop(process)
+    assert "rank 0 does not answer: stopped, or its machine is gone; starting another instead\n" in stderr
+    _assert_each_sample_once_an_epoch(run_folder, stopped)
+
+
 def test_under_horovodrun_the_other_rank_goes_on_and_ends_the_run(run_folder: Path) -> None:
     (run_folder / "hosts").write_text("localhost:1\n127.0.0.1:1\n")
     (run_folder / "discover.sh").write_text("#!/bin/sh\ncat hosts\n")

@@ -238,7 +238,8 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     """
     neutral = {"data.url", "data.eval_split", "eval_every_epochs", "deterministic", "max_steps", "max_time", "epochs"}
     neutral |= {"schedule.total_epochs", "schedule.total_steps"}  # `stretched_schedule` compares them
-    neutral |= {"watchdog_seconds", "data.cache", "data.cache_bytes", "data.fetch_threads", "data.prefetch_bytes"}
+    neutral |= {"watchdog_seconds", "lost_seconds"}
+    neutral |= {"data.cache", "data.cache_bytes", "data.fetch_threads", "data.prefetch_bytes"}
     neutral |= {"metrics"}
     neutral |= {"data.on_bad_shard"}  # so that a run which a damaged shard has ended can go on without it
     neutral |= {"model.remat"}  # the same bits

@@ -80,6 +80,9 @@ class TrainConfig(Options):
     watchdog_seconds: float = key(
         100.0, "end the run if a rank lets the others wait for this long; 0: never", at_least=0
     )
+    lost_seconds: float = key(
+        20.0, "an elastic run goes on without a rank that has not answered for this long", at_least=1
+    )
     jit_compile: bool = key(False, "compile the forward and the backward pass with XLA")
     deterministic: bool = key(True, "make the same run on the same machine give the same weights, bit for bit")
 

@@ -9,7 +9,7 @@ import json
 import os
 import select
 import socket
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from typing import Protocol
 
 from ringfeed.training.ring.horovod import on_hosts_changed
@@ -35,6 +35,9 @@ class Members(Protocol):
     def joined(self, rank: int, size: int) -> None:
         """Take note that this rank has joined the ring."""
 
+    def lost(self, ranks: Sequence[int]) -> None:
+        """Take note, from any thread, that some ranks of this ring do not answer any more."""
+
     def is_change_due(self) -> bool:
         """Whether the ranks shall leave this ring for another one. Costs microseconds."""
 
@@ -52,8 +55,8 @@ def open_members(environ: MutableMapping[str, str] = os.environ) -> Members | No
 class _Launched:
     """Those of `ringfeed launch --elastic`. Messages are lines of JSON.
 
-    To the launcher: {"step": S}, waits for a place; {"joined": RANK}. From it: {"environment": ...}, the place, null if
-    there is none; {"regroup": true}.
+    To the launcher: {"step": S}, waits for a place; {"joined": RANK}; {"lost": RANKS}, which do not answer. From it:
+    {"environment": ...}, the place, null if there is none; {"regroup": true}.
     """
 
     def __init__(self, descriptor: int, environ: MutableMapping[str, str]) -> None:
@@ -72,6 +75,9 @@ class _Launched:
 
     def joined(self, rank: int, size: int) -> None:
         self._send({"joined": rank})
+
+    def lost(self, ranks: Sequence[int]) -> None:
+        self._send({"lost": list(ranks)})
 
     def is_change_due(self) -> bool:
         return bool(select.select([self._socket], [], [], 0)[0])  # the launcher sends nothing else to members
@@ -95,6 +101,9 @@ class _Discovered:
         if not self._is_registered:
             self._is_registered = True
             on_hosts_changed(self._note)
+
+    def lost(self, ranks: Sequence[int]) -> None:
+        """Nothing to do: `horovodrun` notices when ssh to their host ends."""
 
     def _note(self) -> None:
         self._is_due = True

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from ringfeed.sharding.messages import printable
 from ringfeed.training.elastic.members import CHANNEL
@@ -56,6 +57,7 @@ class Supervisor:
     _is_told: bool = False  # the ring is to end for another one
     _is_over: bool = False  # a rank has ended the run: no other is started
     _has_failed: bool = False  # this ring
+    _lost: set[int] = field(default_factory=set)  # processes of this ring that did not answer
     _deadline: float = float("inf")  # ranks that do not come back or join are killed then
     _ending: Ending | None = None
 
@@ -146,7 +148,12 @@ class Supervisor:
             line = report.message if is_common else f"rank {member.name}: {report.message}"
             self._is_over, self._ending = True, Ending(status=report.status, line=line)
         elif not self._is_over:
-            self._replace(member, report.message if report and report.is_stall else None, code)
+            line = cause_of_death(member.name, code)
+            if report and report.is_stall:
+                line = report.message
+            elif number in self._lost:
+                line = f"rank {member.name} does not answer: stopped, or its machine is gone"
+            self._replace(member, line, _STALL_SECONDS if report and report.is_stall else None)
 
     def _others_say(self, message: str) -> bool:
         """Whether another rank reports the same, as they do about a mistake in the configuration."""
@@ -155,15 +162,14 @@ class Supervisor:
             lambda: any(report.message == message for report in others.reports().values())
         )
 
-    def _replace(self, member: ElasticRank, stall: str | None, code: int) -> None:
+    def _replace(self, member: ElasticRank, line: str, seconds: float | None) -> None:
         is_of_ring = member.rank >= 0  # a newcomer that dies does not harm the ring
         is_news = not is_of_ring or not self._has_failed
         if is_of_ring:
             self._has_failed = True
-            self._expect_back(_STALL_SECONDS if stall else None)
+            self._expect_back(seconds)
         if not is_news:  # ranks may abort when another one dies
             return
-        line = stall or cause_of_death(member.name, code)
         step = max((m.step for m in self._group.members.values()), default=-1)
         lived = 0.0 if member.joined is None else time.monotonic() - member.joined
         before = self.restarts.ranks
@@ -209,6 +215,7 @@ class Supervisor:
             member.phase, member.rank = Phase.JOINING, rank
             self._send(ring[rank], {"environment": environment})
         self._is_told = self._has_failed = False
+        self._lost.clear()
         self._deadline = float("inf")
         if not is_first:
             step = self._group.members[ring[0]].step
@@ -218,10 +225,20 @@ class Supervisor:
         with suppress(OSError):  # it is dead, which `_bury` finds
             self._channels[number].sendall(json.dumps(message).encode() + b"\n")
 
-    def _hear(self, member: ElasticRank, message: dict[str, int]) -> None:
+    def _lose(self, ranks: Sequence[int]) -> None:
+        """End ranks that do not answer, as the first of the others says; those would say it of the others."""
+        if not self._lost:
+            in_ring = self._group.of(Phase.JOINING, Phase.TRAINING)
+            self._lost |= {number for number in in_ring if self._group.members[number].rank in ranks}
+            for number in self._lost:
+                self._processes.processes[number].popen.kill()
+
+    def _hear(self, member: ElasticRank, message: dict[str, Any]) -> None:
         if member.phase is Phase.LEAVING:
             return
-        if "step" in message:
+        if "lost" in message:
+            self._lose(message["lost"])
+        elif "step" in message:
             member.phase, member.step = Phase.WAITING, message["step"]
             if member.rank >= 0:
                 self._expect_back()

@@ -1,4 +1,4 @@
-"""The TCP connections that Horovod opens, and a way to end them.
+"""The TCP connections that Horovod opens, and ways to end them.
 
 Horovod keeps them after `shutdown`. A rank that has noticed a death, and has left the ring, thus looks alive to a rank
 that waits for it, which notices nothing until Gloo's timeout (seen with 3 ranks: 120 s; trial of 2026-11-26).
@@ -10,9 +10,12 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from collections.abc import Callable
 from contextlib import suppress
 
-__all__ = ["Connections", "hang_up", "open_sockets"]
+__all__ = ["Connections", "expect_answers", "hang_up", "open_sockets"]
+
+_PROBES = 4  # in the time after which a peer counts as gone
 
 Connections = frozenset[tuple[int, int]]
 """Sockets of this process: file descriptor and inode, since descriptors are used again."""
@@ -30,8 +33,30 @@ def open_sockets() -> Connections:
 
 
 def hang_up(connections: Connections) -> None:
-    """End those of the connections that are still open and are TCP: either side reads their end, and writes fail."""
+    """End those of the connections that are still open: either side reads their end, and writes fail."""
+    _for_each(connections, lambda connection: connection.shutdown(socket.SHUT_RDWR))
+
+
+def expect_answers(connections: Connections, seconds: float) -> None:
+    """Have the kernel end those of the connections whose peer acknowledges nothing for some seconds, also when idle.
+
+    Without it, Linux waits 15 minutes for a peer whose machine is gone, and for ever if there is nothing to send.
+    """
+    period = max(1, round(seconds / _PROBES))
+
+    def watch(connection: socket.socket) -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+            connection.setsockopt(socket.IPPROTO_TCP, option, period)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * seconds))
+
+    _for_each(connections, watch)
+
+
+def _for_each(connections: Connections, act: Callable[[socket.socket], None]) -> None:
+    """Act on each connection that is still open and is TCP."""
     for descriptor, _ in connections & open_sockets():
         with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
             if connection.family in (socket.AF_INET, socket.AF_INET6):
-                connection.shutdown(socket.SHUT_RDWR)
+                act(connection)

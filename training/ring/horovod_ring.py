@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from .connections import Connections, hang_up
+from .connections import Connections, expect_answers, hang_up
 from .ring import reduced_by_dtype
 
 __all__ = ["HorovodRing"]
@@ -101,10 +101,18 @@ class HorovodRing:
         joined = self.allgather(data)
         return [json.loads(part.tobytes()) for part in np.split(joined, np.cumsum(sizes)[:-1])]
 
+    def expect_answers(self, seconds: float) -> None:
+        """Let collectives fail if another rank's machine acknowledges nothing for some seconds."""
+        expect_answers(self._connections, seconds)
+
+    def hang_up(self) -> None:
+        """Let collectives of all ranks fail that run now; from any thread."""
+        hang_up(self._connections)
+
     def leave(self) -> None:
         """Leave the ring, also after a collective has failed; not itself a collective. `join` then makes another."""
         self._hvd.shutdown()
-        hang_up(self._connections)
+        self.hang_up()
 
     def barrier(self) -> None:
         """Wait for all ranks by a sum, which needs every rank: Horovod has no barrier for TensorFlow."""

@@ -22,7 +22,7 @@ from pathlib import Path
 from .ring import Ring
 from .run_lines import Connection, LineServer, connect
 
-__all__ = ["RankReport", "Watchdog", "judge", "user_place"]
+__all__ = ["RankReport", "Watchdog", "judge", "silent_ranks", "user_place"]
 
 _PERIODS = 10  # reports, at least, in the time after which a rank counts as stalled
 _LONGEST_PERIOD = 2.0  # seconds
@@ -52,6 +52,11 @@ class RankReport:
     own_place: str = ""
 
 
+def silent_ranks(reports: Mapping[int, RankReport], now: float, seconds: float) -> list[int]:
+    """Return the ranks that have not reported for some seconds."""
+    return [rank for rank, report in reports.items() if now - report.seen > seconds]
+
+
 def judge(reports: Mapping[int, RankReport], now: float, seconds: float) -> str | None:
     """Return which rank has stalled, in words; None if none has.
 
@@ -61,10 +66,8 @@ def judge(reports: Mapping[int, RankReport], now: float, seconds: float) -> str 
     >>> judge({0: at_work, 1: RankReport(batches=6, place="net.py:3 in f", seen=100, moved=49)}, 111, 60)
     'rank 1 has stalled in net.py:3 in f: the others have waited for 61 s, at batch 7 of this process'
     """
-    silent = [rank for rank, report in reports.items() if now - report.seen > seconds]
-    if silent:
-        since = now - min(reports[rank].seen for rank in silent)
-        return f"{_names(silent)} not answered for {since:.0f} s: stopped, or its machine is gone"
+    if silent := silent_ranks(reports, now, seconds):
+        return _silence(silent, now - min(reports[rank].seen for rank in silent))
     idle = now - max(report.moved for report in reports.values())
     if idle <= seconds:
         return None
@@ -84,6 +87,10 @@ def judge(reports: Mapping[int, RankReport], now: float, seconds: float) -> str 
     place = "" if held is None else f" in {reports[held].place}"
     waited = f"the others have waited for {idle:.0f} s, at batch {first} of this process"
     return f"{_names(behind)} stalled{place}: {waited}"
+
+
+def _silence(ranks: list[int], seconds: float) -> str:
+    return f"{_names(ranks)} not answered for {seconds:.0f} s: stopped, or its machine is gone"
 
 
 def _names(ranks: list[int], one: str = "has", many: str = "have") -> str:
@@ -112,15 +119,26 @@ class Watchdog:
         ring: the ranks, all of which make a watchdog (a collective).
         seconds: time after which a rank counts as stalled.
         end: ends this process; called with which rank has stalled, in that thread.
+        lost_seconds: time after which a rank that does not report counts as lost; None: `seconds`, and it has stalled.
+        lose: leaves this ring; called with the ranks that are lost, in that thread.
     """
 
-    def __init__(self, ring: Ring, seconds: float, end: Callable[[str], None]) -> None:
-        self._rank, self._seconds, self._end = ring.rank, seconds, end
-        self._period = min(_LONGEST_PERIOD, seconds / _PERIODS)
+    def __init__(
+        self,
+        ring: Ring,
+        seconds: float,
+        end: Callable[[str], None],
+        *,
+        lost_seconds: float | None = None,
+        lose: Callable[[list[int]], None] | None = None,
+    ) -> None:
+        self._rank, self._seconds, self._end, self._lose = ring.rank, seconds, end, lose
+        self._silence = lost_seconds or seconds
+        self._period = min(_LONGEST_PERIOD, seconds / _PERIODS, self._silence / _PERIODS)
         self._closed = threading.Event()
         self._batches = 0
         self._reports: dict[int, RankReport] = {}
-        self._verdict: str | None = None
+        self._verdict: str | list[int] | None = None  # which rank has stalled, or the ranks that are lost
         server = LineServer(_own_address(ring), self._answer) if ring.rank == 0 else None
         self._address: str = ring.allgather_object(server.address if server else None)[0]
         if server:
@@ -145,20 +163,24 @@ class Watchdog:
     # -- every rank ----------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        verdict = None
+        verdict: str | list[int] | None = None
         try:
-            with connect(self._address, self._seconds) as line, line.makefile("rb") as reader:
+            with connect(self._address, self._silence) as line, line.makefile("rb") as reader:
                 connection = Connection(reader, line)
                 answers = iter(connection)
                 while verdict is None and not self._closed.is_set():
                     connection.send([self._rank, self._batches, user_place(), _own_place()])
                     verdict = next(answers)
                     self._closed.wait(self._period)  # rank 0 ends only after the others have their answers
-        except TimeoutError:
-            verdict = f"rank 0 has not answered for {self._seconds:.0f} s: stopped, or its machine is gone"
-        except (OSError, StopIteration):  # rank 0 has ended, and so will this rank
+        except (ConnectionError, StopIteration):  # rank 0 has ended, and so will this rank
             return
-        if not self._closed.is_set():
+        except OSError:  # no answer, or no way to its machine
+            verdict = _silence([0], self._silence) if self._lose is None else [0]
+        if self._closed.is_set():
+            return
+        if self._lose is not None and isinstance(verdict, list):
+            self._lose(verdict)
+        else:
             self._end(str(verdict))
 
     # -- rank 0 --------------------------------------------------------------------------------------------------
@@ -168,7 +190,9 @@ class Watchdog:
             server.timeout = self._period
             while not self._closed.is_set():
                 server.handle_request()
-                self._verdict = judge(dict(self._reports), time.monotonic(), self._seconds)
+                reports, now = dict(self._reports), time.monotonic()
+                lost = silent_ranks(reports, now, self._silence) if self._lose is not None else []
+                self._verdict = lost or judge(reports, now, self._seconds)
 
     def _answer(self, connection: Connection) -> None:
         for rank, batches, place, own_place in connection:
