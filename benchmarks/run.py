@@ -56,6 +56,7 @@ BENCHMARKS = {
     "read-images": Benchmark("image_reading:run", "batches of JPEGs"),
     "decode-images": Benchmark("image_decoding:run", "random crops of JPEGs"),
     "large-records": Benchmark("large_records:run", "batches of large records"),
+    "next-epoch": Benchmark("epoch_start:run", "the first batch of the next epoch"),
     "memory": Benchmark("memory:run", "peak memory of a build"),
     "loader-memory": Benchmark("loader_memory:run", "peak memory of an epoch"),
     "optimizers": Benchmark("train.optimizers:run", "updates of many small variables"),

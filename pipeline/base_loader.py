@@ -48,17 +48,18 @@ _NO_ARRAY = (
 
 
 class _Reading:
-    """One reading of epochs by TensorFlow, which makes errors of its own of all; keeps the one that ended an epoch."""
+    """One reading of epochs by TensorFlow, which makes errors of its own of all; keeps the one that ended it."""
 
-    def __init__(self, loader: BaseLoader) -> None:
-        self.loader = loader
+    def __init__(self, loader: BaseLoader, epochs: int = 1) -> None:
+        self.loader, self.epochs = loader, epochs
         self.error: Exception | None = None
 
     def chunks(self, epoch: int, start_step: int) -> Iterator[tuple[int, Columns]]:
-        """The chunks of an epoch."""
+        """The chunks of the epochs, from a step of the first one on."""
         self.error = None
+        located = self.loader.locates_features
         try:
-            yield from self.loader._chunks(epoch, start_step, locate_features=self.loader.locates_features)
+            yield from self.loader._chunks(epoch, start_step, self.epochs, locate_features=located)
         except Exception as error:
             self.error = error
             raise
@@ -223,13 +224,13 @@ class BaseLoader(ABC):
 
     @abstractmethod
     def _gather_chunks(
-        self, epoch: int, start_step: int, *, locate_features: bool, with_origins: bool
+        self, epochs: range, start_step: int, *, locate_features: bool, with_origins: bool
     ) -> Iterator[tuple[int, Columns]]:
-        """Chunks of an epoch, without sample keys.
+        """Chunks of epochs, without sample keys. No chunk holds steps of two epochs.
 
         Args:
-            epoch: number of the epoch.
-            start_step: its first step.
+            epochs: numbers of the epochs.
+            start_step: first step of the first epoch.
             locate_features: yield the located features of undecoded examples, not the examples.
             with_origins: add the column `ORIGIN`.
 
@@ -267,7 +268,7 @@ class BaseLoader(ABC):
                 or its steps exceed 64 bits.
         """
         return self._epochs(
-            _Reading(self), epoch, start_step, 1,
+            _Reading(self), epoch, start_step,
             transform=transform, num_parallel_calls=num_parallel_calls, as_supervised=as_supervised,
         )  # fmt: skip
 
@@ -276,36 +277,39 @@ class BaseLoader(ABC):
         epoch: int,
         start_step: int = 0,
         *,
+        epochs: int = 1,
         transform: Transform | Sequence[Transform] | None = None,
         num_parallel_calls: int | None = None,
-    ) -> Iterator[Any]:
+    ) -> Generator[Any, None, None]:
         """The elements of `epoch` one by one, for a loop in Python, with the loader's own errors.
 
         Args:
             epoch, start_step, transform, num_parallel_calls: as for `epoch`.
+            epochs: how many epochs to read, one after another. Each is begun while the last one is read, so that its
+                first batch is ready when the last one ends.
 
         Raises:
             ConfigError: as for `epoch`, from the first element on.
             RingfeedError: a shard cannot be read, or a transform fails on a record; TensorFlow would make a
                 `tf.errors.UnknownError` of it.
         """
-        reading = _Reading(self)
+        reading = _Reading(self, integer("epochs", epochs, 1))
         options: dict[str, Any] = {"transform": transform, "num_parallel_calls": num_parallel_calls}
         with _own_errors(lambda: reading.error):
-            yield from self._epochs(reading, epoch, start_step, 1, **options, as_supervised=False)
+            yield from self._epochs(reading, epoch, start_step, **options, as_supervised=False)
 
     def _epochs(
         self,
         reading: _Reading,
         epoch: int,
         start_step: int,
-        epochs: int,
         *,
         transform: Transform | Sequence[Transform] | None,
         num_parallel_calls: int | None,
         as_supervised: bool,
     ) -> tf.data.Dataset:
-        """`epoch`, and the epochs after it: `epochs` in all."""
+        """`epoch`, and the epochs after it, as many as the reading reads."""
+        epochs = reading.epochs
         if boolean("as_supervised", as_supervised) and self._stored.label is None:
             raise ConfigError(
                 "as_supervised pairs features with the class of their label, and the dataset has no label; pair them "
@@ -322,15 +326,12 @@ class BaseLoader(ABC):
             raise ConfigError(f"epoch must be less than 2**63 for TensorFlow, got {epoch + epochs - 1}")
         if self._make_dataset is None:
             self._make_dataset = self._dataset_maker()
-        make = self._make_dataset(reading.chunks)
-        dataset = make(epoch, start_step, self.steps_per_epoch - start_step)
-        for following in range(epoch + 1, epoch + epochs):
-            dataset = dataset.concatenate(make(following, 0, self.steps_per_epoch))
+        dataset = self._make_dataset(reading.chunks)(epoch, start_step, epochs * self.steps_per_epoch - start_step)
         dataset._ringfeed_reading = reading  # keeps it and the loader alive for the dataset's iterators
         self._readings.add(reading)
         if transform is not None:
             dataset, functions = apply_transform(dataset, transform, num_parallel_calls)
-            dataset = self._watched(reading, dataset, functions, epoch, start_step, epochs)
+            dataset = self._watched(reading, dataset, functions, epoch, start_step)
             dataset = dataset.prefetch(_TRANSFORMED_BATCHES)
         return supervised_pairs(dataset, self.schema) if as_supervised else dataset
 
@@ -363,7 +364,7 @@ class BaseLoader(ABC):
         if not 0 <= initial_epoch < epochs:
             raise ConfigError(f"epochs must be more than initial_epoch, got epochs {epochs}, initial {initial_epoch}")
         return self._epochs(
-            _Reading(self), initial_epoch, 0, epochs - initial_epoch,
+            _Reading(self, epochs - initial_epoch), initial_epoch, 0,
             transform=transform, num_parallel_calls=num_parallel_calls, as_supervised=True,
         )  # fmt: skip
 
@@ -390,7 +391,6 @@ class BaseLoader(ABC):
         functions: Sequence[Transform],
         epoch: int,
         start_step: int,
-        epochs: int,
     ) -> tf.data.Dataset:
         """A transformed dataset whose errors name the record that a transform fails on.
 
@@ -402,7 +402,6 @@ class BaseLoader(ABC):
             functions: the transforms that were mapped, in order.
             epoch: number of the first epoch.
             start_step: step of the first batch.
-            epochs: number of epochs.
         """
         if not any(feature.dtype == "binary" for feature in self.schema.features):
             return dataset
@@ -418,7 +417,7 @@ class BaseLoader(ABC):
                 reading.error = reading.loader._explained(functions, epoch + later, own_step)
             return reading.error
 
-        return explain_failures(dataset, start_step, epochs * self.steps_per_epoch, explain)
+        return explain_failures(dataset, start_step, reading.epochs * self.steps_per_epoch, explain)
 
     def _explained(self, functions: Sequence[Transform], epoch: int, step: int) -> RingfeedError:
         """The error for a batch that a transform fails on; reads the batch again."""
@@ -545,7 +544,7 @@ class BaseLoader(ABC):
         return distribute(batches, strategy, **ranks)
 
     def numpy_epoch(
-        self, epoch: int, start_step: int = 0, *, prefetch_bytes: int = _PREFETCH_BYTES
+        self, epoch: int, start_step: int = 0, *, epochs: int = 1, prefetch_bytes: int = _PREFETCH_BYTES
     ) -> Generator[NumpyBatch, None, None]:
         """The batches of `epoch` as NumPy arrays, without TensorFlow.
 
@@ -554,6 +553,7 @@ class BaseLoader(ABC):
         Args:
             epoch: as for `epoch`.
             start_step: as for `epoch`.
+            epochs: as for `batches`.
             prefetch_bytes: limit of the batches that wait to be taken; 0 for no thread.
 
         Yields:
@@ -564,8 +564,10 @@ class BaseLoader(ABC):
             ConfigError: there is no such step.
         """
         epoch, start_step = self._checked(epoch, start_step)
+        epochs = integer("epochs", epochs, 1)
         prefetch_bytes = integer("prefetch_bytes", prefetch_bytes, 0)
-        return self._as_numpy(self._chunks(epoch, start_step, locate_features=self.locates_features), prefetch_bytes)
+        chunks = self._chunks(epoch, start_step, epochs, locate_features=self.locates_features)
+        return self._as_numpy(chunks, prefetch_bytes)
 
     def _as_numpy(
         self, chunks: Generator[tuple[int, Columns], None, None], prefetch_bytes: int
@@ -590,14 +592,16 @@ class BaseLoader(ABC):
             yield steps, join_frames(columns)
 
     def _chunks(
-        self, epoch: int, start_step: int, *, locate_features: bool, with_origins: bool = False
+        self, epoch: int, start_step: int, epochs: int = 1, *, locate_features: bool, with_origins: bool = False
     ) -> Generator[tuple[int, Columns], None, None]:
         """`_gather_chunks`, with sample keys if they are wanted."""
-        epoch, start_step = self._checked(epoch, start_step)
-        step = start_step
+        epoch, step = self._checked(epoch, start_step)
+        last, _ = self._checked(epoch + epochs - 1)
         for steps, columns in self._gather_chunks(
-            epoch, start_step, locate_features=locate_features, with_origins=with_origins
+            range(epoch, last + 1), step, locate_features=locate_features, with_origins=with_origins
         ):
+            if step == self.steps_per_epoch:
+                epoch, step = epoch + 1, 0
             if self._sample_keys:
                 columns = {**columns, SAMPLE_KEY: sample_keys(self._seed, epoch, self._positions(step, steps))}
             step += steps

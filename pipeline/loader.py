@@ -338,17 +338,18 @@ class Loader(BaseLoader):
         return self._counters.snapshot()
 
     def _gather_chunks(
-        self, epoch: int, start_step: int, *, locate_features: bool, with_origins: bool
+        self, epochs: range, start_step: int, *, locate_features: bool, with_origins: bool
     ) -> Iterator[tuple[int, Columns]]:
         with self.open_streams(locate_features=locate_features, with_origins=with_origins) as opened:
-            readers = [opened.reader(epoch, part, start_step) for part in self._slices]
             widths = [part.width for part in self._slices]
             pool = BufferPool()
-            for chunk in chunk_ranges(start_step, self.steps_per_epoch, self.chunk_steps):
-                parts = [reader.take(chunk.start, len(chunk)) for reader in readers]
-                with self._counters.busy("gather"):
-                    columns = interleave(parts, widths, len(chunk), self.schema, self._layout, pool, self.labels)
-                yield len(chunk), columns
+            for epoch, readers in opened.epochs(epochs, self._slices, start_step, self.steps_per_epoch):
+                first = start_step if epoch == epochs.start else 0
+                for chunk in chunk_ranges(first, self.steps_per_epoch, self.chunk_steps):
+                    parts = [reader.take(chunk.start, len(chunk)) for reader in readers]
+                    with self._counters.busy("gather"):
+                        columns = interleave(parts, widths, len(chunk), self.schema, self._layout, pool, self.labels)
+                    yield len(chunk), columns
 
     def with_streams(self, streams: int) -> Loader:
         """The same loader with this many streams, and batches of one sample of each, for a mixture to draw on.

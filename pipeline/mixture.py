@@ -310,23 +310,27 @@ class Mixture(BaseLoader):
         }
 
     def _gather_chunks(
-        self, epoch: int, start_step: int, *, locate_features: bool, with_origins: bool
+        self, epochs: range, start_step: int, *, locate_features: bool, with_origins: bool
     ) -> Iterator[tuple[int, Columns]]:
         assert not locate_features  # `locates_features` is not overridden
-        ledger = self._ledger(epoch)
-        schedule = ledger.schedule(epoch)
+        ledger = self._ledger(epochs.start)
         with ExitStack() as stack:
             opened = [
                 stack.enter_context(loader.open_streams(with_origins=with_origins, streams=self._streams))
                 for loader in self._loaders
             ]
             readers = [
-                DatasetReader(streams, self._drawer(source, streams, ledger, epoch, start_step))
+                DatasetReader(streams, self._drawer(source, streams, ledger, epochs.start, start_step))
                 for source, streams in enumerate(opened)
             ]
-            for chunk in chunk_ranges(start_step, self.steps_per_epoch, self.chunk_steps):
-                steps = np.arange(chunk.start, chunk.stop)
-                yield len(chunk), self._gather(readers, schedule.classes_at(steps, range(schedule.batch_size)))
+            for epoch in epochs:  # the readers continue: an epoch begins with the records after the last one's
+                if epoch != epochs.start:
+                    ledger = self._ledger(epoch)
+                schedule = ledger.schedule(epoch)
+                for chunk in chunk_ranges(start_step, self.steps_per_epoch, self.chunk_steps):
+                    steps = np.arange(chunk.start, chunk.stop)
+                    yield len(chunk), self._gather(readers, schedule.classes_at(steps, range(schedule.batch_size)))
+                start_step = 0
 
     def _drawer(
         self, source: int, opened: OpenStreams, ledger: SeatLedger, epoch: int, step: int

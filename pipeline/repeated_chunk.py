@@ -32,9 +32,9 @@ def repeated_chunk(loader: AnyLoader) -> AnyLoader:
     chunks.close()
     total = loader.steps_per_epoch
 
-    def repeat(epoch: int, start_step: int = 0, **_: bool) -> Iterator[tuple[int, Columns]]:
-        for step in range(start_step, total, steps):
-            rest = min(steps, total - step)
+    def repeat(epoch: int, start_step: int = 0, epochs: int = 1, **_: bool) -> Iterator[tuple[int, Columns]]:
+        for step in range(start_step, epochs * total, steps):
+            rest = min(steps, epochs * total - step)
             yield rest, columns if rest == steps else slice_columns(columns, 0, rest * loader.local_batch_size)
 
     other = loader._copy()

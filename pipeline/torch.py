@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,6 +16,7 @@ from ringfeed.sharding.errors import ConfigError
 
 from .base_loader import BaseLoader
 from .deliver.to_numpy import Ragged
+from .epochs_ahead import EpochsAhead
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset, get_worker_info
@@ -44,6 +46,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc, unused-ignore]
     Args:
         loader: a `Loader` or `Mixture`.
         transform: function of each batch of tensors, applied where the batch is made: in the workers.
+        epochs: the epoch to stop before. If given, each process that makes batches begins the next epoch before an
+            iteration ends, so that its first batch is ready; workers live on with ``persistent_workers``.
 
     Raises:
         ConfigError: PyTorch is not installed, or the loader is none.
@@ -55,7 +59,9 @@ class TorchDataset(IterableDataset):  # type: ignore[misc, unused-ignore]
     >>> batches = DataLoader(TorchDataset(loader), batch_size=None, num_workers=2)  # doctest: +SKIP
     """
 
-    def __init__(self, loader: BaseLoader, transform: Callable[[TorchBatch], Any] | None = None) -> None:
+    def __init__(
+        self, loader: BaseLoader, transform: Callable[[TorchBatch], Any] | None = None, *, epochs: int = 0
+    ) -> None:
         try:
             import torch
         except ModuleNotFoundError as error:
@@ -64,9 +70,11 @@ class TorchDataset(IterableDataset):  # type: ignore[misc, unused-ignore]
             raise ConfigError(f"TorchDataset takes a Loader or a Mixture, got {loader!r}")
         self.loader = loader
         self.transform = transform
+        self.epochs = integer("epochs", epochs, 0)
         self._begin = (0, 0)  # epoch and step where `set_epoch` or `load_state_dict` say to begin
         self._place: tuple[int, int] | None = None  # of the iteration in this process
         self._iterations = 0  # in this process
+        self._ahead = EpochsAhead()
         # Epoch and key of the latest iteration of all processes, in one word, which is written at once; key 0 for none.
         self._latest = torch.zeros(1, dtype=torch.int64).share_memory_()
 
@@ -83,7 +91,11 @@ class TorchDataset(IterableDataset):  # type: ignore[misc, unused-ignore]
         self._iterations += 1
         step = self._first_step(epoch)
         self._place = epoch, step
-        for batch in islice(self.loader.numpy_epoch(epoch, min(step + number, len(self))), 0, None, workers):
+        batches = self._ahead.epoch(
+            partial(self.loader.numpy_epoch, epoch, step), self.loader, epoch, step,
+            steps_per_epoch=len(self), stop_epoch=self.epochs,
+        )  # fmt: skip
+        for batch in islice(batches, number, None, workers):
             step = min(step + workers, len(self))
             self._place = epoch, step
             tensors = {name: _tensors(values) for name, values in batch.items()}

@@ -6,7 +6,6 @@ Images are uint8 [batch, size, size, 3], labels int64 [batch].
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +20,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 
 CLASSES = 1000
 _SHARD_BYTES = 64 << 20
+_ENDLESS = 1 << 40
 _PHOTOS = 24  # made of noise of several scales; the images are crops of them, and the labels say of which
 
 
@@ -64,9 +64,8 @@ def prepared(root: Path, images: int, size: int) -> tuple[Path, str]:
 
 def ringfeed_batches(loader: Loader) -> Iterator[Batch]:
     """Batches of epoch after epoch, in pageable memory."""
-    for epoch in count():
-        for batch in loader.numpy_epoch(epoch):
-            yield torch.from_numpy(batch["image"]), torch.from_numpy(batch["label"])
+    for batch in loader.numpy_epoch(0, epochs=_ENDLESS):
+        yield torch.from_numpy(batch["image"]), torch.from_numpy(batch["label"])
 
 
 def rival_batches(arrays: Path, batch_size: int, workers: int, *, pin_memory: bool) -> Iterator[Batch]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -80,10 +81,12 @@ class PrefetchBudget:
 
     Attributes:
         limit_bytes: as given.
+        then: called once, when the streams have no more windows to prefetch; may add streams.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
+        self.then: Callable[[], None] | None = None
         self._held_bytes = 0
         self._streams: list[PrefetchingStream] = []
 
@@ -101,7 +104,11 @@ class PrefetchBudget:
             self._streams = [stream for stream in self._streams if stream.upcoming is not None]
             waiting = [(up.step, number, up.size) for number, s in enumerate(self._streams) if (up := s.upcoming)]
             if not waiting:
-                return
+                if self.then is None:
+                    return
+                then, self.then = self.then, None
+                then()
+                continue
             _, number, size = min(waiting)
             if self._held_bytes + size > self.limit_bytes:
                 return

@@ -6,9 +6,11 @@ Tested in tests/pipeline/test_loader.py.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -55,9 +57,46 @@ class OpenStreams:
     _process: int = field(init=False, default_factory=os.getpid)
 
     def reader(self, epoch: int, part: StreamSlice, start_step: int, *, scattered: bool = False) -> StreamReader:
-        """Return a reader of one stream of an epoch from a step on; see `StreamReader`."""
-        opener = WindowOpener(self.order(epoch), self.schedule(epoch), self.context)
-        return StreamReader(opener, self.budget, part, start_step, scattered=scattered)
+        """Return a reader of one stream of an epoch from a step on, and begin it; see `StreamReader`."""
+        reader = StreamReader(self._opener(epoch), self.budget, part, start_step, scattered=scattered)
+        reader.begin()
+        return reader
+
+    def epochs(
+        self, epochs: range, parts: Sequence[StreamSlice], start_step: int, steps_per_epoch: int
+    ) -> Iterator[tuple[int, Sequence[StreamReader]]]:
+        """Yield each epoch, and the readers of its streams, which are closed when the next one is asked for.
+
+        The windows of the next epoch are prefetched as soon as all windows of this one are requested. An error in
+        planning it is raised when its turn comes.
+
+        Args:
+            epochs: numbers of the epochs.
+            parts: a slice of each stream.
+            start_step: first step of the first epoch.
+            steps_per_epoch: steps of an epoch.
+        """
+
+        def readers_of(epoch: int, opener: WindowOpener) -> list[StreamReader]:
+            first, before = (start_step if epoch == epochs.start else 0), (epoch - epochs.start) * steps_per_epoch
+            return [StreamReader(opener, self.budget, part, first, steps_before=before) for part in parts]
+
+        def read_ahead(epoch: int) -> None:
+            with suppress(Exception):  # raised again by the second attempt, when the epoch begins
+                ahead[epoch] = readers_of(epoch, self._opener(epoch))
+
+        ahead: dict[int, list[StreamReader]] = {}
+        for epoch in epochs:
+            readers = ahead.pop(epoch, None) or readers_of(epoch, self._opener(epoch))
+            self.budget.then = partial(read_ahead, epoch + 1) if epoch + 1 in epochs else None
+            for reader in readers:
+                reader.begin()
+            yield epoch, readers
+            for reader in readers:
+                reader.close()
+
+    def _opener(self, epoch: int) -> WindowOpener:
+        return WindowOpener(self.order(epoch), self.schedule(epoch), self.context)
 
     def close(self) -> None:
         """Start no more work, and let the threads end.
@@ -78,6 +117,7 @@ class StreamReader:
         stream_slice: the stream, and the samples of each piece.
         start_step: first step that will be read.
         scattered: whether single positions are read, by `at`, and not runs of steps, by `take`.
+        steps_before: steps of earlier epochs of the same reading, whose windows come first.
     """
 
     def __init__(
@@ -88,11 +128,13 @@ class StreamReader:
         start_step: int,
         *,
         scattered: bool = False,
+        steps_before: int = 0,
     ) -> None:
         order, buckets = opener.order, opener.context.buckets
         self._opener = opener
         self._counters = opener.context.counters
         self._slice = stream_slice
+        self._steps_before = steps_before
         self._piece = order.geometry.piece
         self._contiguous = stream_slice.width == self._piece and not stream_slice.weighted and not scattered
         self._windows = order.windows(stream_slice.stream)
@@ -106,9 +148,14 @@ class StreamReader:
         number = self._number_at(min(self._first, self._last))
         if buckets is not None:  # a span is drawn as a whole
             self._first -= self._first % (buckets.steps * self._piece)
-        self._requests[number] = self._request(number, 0)
-        self._upcoming = self._next_window(number)
+        self._first_number = number
+        self._upcoming = self._next_window(number - 1)
         budget.add(self)
+
+    def begin(self) -> None:
+        """Request the window of the first step, which is needed now, unless it was prefetched."""
+        if self._first_number not in self._requests:
+            self._request_now(self._first_number)
 
     @property
     def upcoming(self) -> UpcomingWindow | None:
@@ -185,9 +232,7 @@ class StreamReader:
     def _enter(self, number: int) -> OpenWindow:
         """Return a window that is needed now; drop requests for earlier ones."""
         if number not in self._requests:
-            self._requests[number] = self._request(number, 0)
-            if self._upcoming is not None and self._upcoming[0] <= number:
-                self._upcoming = self._next_window(number)
+            self._request_now(number)
         earlier = [requested for requested in self._requests if requested < number]
         for requested in [*earlier, number]:
             self._budget.release(self._requests[requested].size)
@@ -199,6 +244,12 @@ class StreamReader:
             return window.result()
         with self._counters.waiting("gather"):
             return window.result()
+
+    def _request_now(self, number: int) -> None:
+        """Request a window that is needed now, whatever the budget."""
+        self._requests[number] = self._request(number, 0)
+        if self._upcoming is not None and self._upcoming[0] <= number:
+            self._upcoming = self._next_window(number)
 
     def _next_window(self, number: int) -> tuple[int, UpcomingWindow] | None:
         """Return the next window that serves samples, with its step and bytes."""
@@ -212,7 +263,7 @@ class StreamReader:
 
     def _step(self, number: int, window: Window) -> int:
         laps = number // len(self._windows)
-        return (laps * self._windows.samples + window.start) // self._piece
+        return self._steps_before + (laps * self._windows.samples + window.start) // self._piece
 
     def _request(self, number: int, size: int) -> _Request:
         window = self._windows[number % len(self._windows)]

@@ -59,6 +59,21 @@ def test_every_iteration_is_the_next_epoch_in_the_order_of_the_loader(url: str, 
     assert "tensorflow" not in sys.modules
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_next_epoch_is_begun_ahead_in_the_process_that_reads_it(url: str, workers: int) -> None:
+    dataset = TorchDataset(loader(url), epochs=3)
+    batches = DataLoader(dataset, batch_size=None, num_workers=workers, persistent_workers=workers > 0)
+    dataset.load_state_dict(loader(url).state(0, 5))
+    assert ids(batches) == expected(url, 0)[5:]
+    assert (dataset._ahead._reading is not None) == (workers == 0)
+    assert [ids(batches) for _ in range(3)] == [expected(url, epoch) for epoch in (1, 2, 3)]
+    assert dataset._ahead._reading is None  # ended with the epoch before the one to stop before
+    next(iter(batches))  # given up in the middle
+    assert ids(batches) == expected(url, 5)
+    with pytest.raises(ConfigError, match="epochs must be at least 0"):
+        TorchDataset(loader(url), epochs=-1)
+
+
 def test_ranks_and_workers_share_each_global_batch(url: str) -> None:
     ranks = [
         DataLoader(TorchDataset(loader(url, rank=rank, world_size=2)), batch_size=None, num_workers=2)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import tensorflow as tf
 
+from ringfeed.pipeline.epochs_ahead import EpochsAhead
 from ringfeed.sharding.errors import TrainingError
 from ringfeed.training.checkpoint.background import Memory
 from ringfeed.training.config.train_config import TrainConfig
@@ -88,6 +90,7 @@ class Trainer(BaseTrainer):
         self._callbacks = Callbacks(config, self.parts.network, ring, self.pace.steps)
         self._start(start, self.pace.steps, memory, trackers, [self._callbacks] if config.callbacks else [])
         self._log = StepLog(config, ring, assembly, self.reports, start.skipped_steps)
+        self._ahead = EpochsAhead()
         self._agreed_stop = tf.constant(False)  # all ranks, as agreed in the last step
 
     @property
@@ -104,12 +107,19 @@ class Trainer(BaseTrainer):
 
     def batches(self, epoch: int, start_step: int = 0) -> Iterator[Batch]:
         """Yield this rank's batches for the steps of an epoch, as `train_steps` takes them."""
+        return self._batches(epoch, start_step, EpochsAhead(), epoch + 1)
+
+    def _batches(self, epoch: int, start_step: int, ahead: EpochsAhead, stop_epoch: int) -> Iterator[Batch]:
+        """Yield the `batches` of an epoch, and begin the next one, up to `stop_epoch`, before it ends."""
         loader, preprocess = self.loader, self._assembly.augment
 
         def read(first: int) -> Iterator[Batch]:
-            if not self.pace.repeats:
-                return loader.batches(epoch, first, transform=preprocess)
-            return islice(loader.batches(0, first, transform=preprocess), self.pace.steps - first)
+            if self.pace.repeats:
+                return islice(loader.batches(0, first, transform=preprocess), self.pace.steps - first)
+            return ahead.epoch(
+                partial(loader.batches, epoch, first, transform=preprocess), loader, epoch, first,
+                steps_per_epoch=loader.steps_per_epoch, stop_epoch=stop_epoch,
+            )  # fmt: skip
 
         counts_samples = self.config.sync.method == "fedavg"  # its mean does
         factor = 1.0 if counts_samples else self._shares.sample_factor
@@ -173,6 +183,10 @@ class Trainer(BaseTrainer):
 
     # -- epochs ----------------------------------------------------------------------------------------------------
 
+    def _run(self) -> None:
+        with closing(self._ahead):
+            super()._run()
+
     def _begin(self) -> None:
         super()._begin()
         if self._saver.keeps(to_store=False):
@@ -186,7 +200,8 @@ class Trainer(BaseTrainer):
             self.loader = self._shares.loader
         self.reports.emit(EpochBegan(epoch))
         self._log.restart()
-        batches = self.batches(epoch, self.position.epoch_step)
+        stop_epoch = -(-self._progress.total_steps // self.pace.steps)
+        batches = self._batches(epoch, self.position.epoch_step, self._ahead, stop_epoch)
         self.train_steps(batches)
         if self._is_within(epoch):
             step = self.position.epoch_step

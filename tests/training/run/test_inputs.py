@@ -1,16 +1,19 @@
 """The loaders of a run: which numbers of the configuration reach them."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.sharding import BuildOptions, ConfigError, build
-from ringfeed.training.config.config_file import parse_config
+from ringfeed.training.config.config_file import load_config, parse_config
 from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.run.inputs import open_evaluations, open_loader, open_manifests
+from ringfeed.training.run.trainer import Trainer
 
 NUMBERS = {"streams": 4, "window_shards": 2, "fetch_threads": 3, "prefetch_bytes": 0}
 
@@ -38,3 +41,18 @@ def test_the_numbers_of_the_loader_are_those_of_the_configuration(tmp_path: Path
 def test_numbers_that_no_loader_takes_are_refused(key: str, value: int, allowed: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(f"a.yaml: data.{key} must be {allowed}, got {value}")):
         parse_config({"data": {"url": "d", key: value}}, "a.yaml")
+
+
+def test_a_run_reads_its_epochs_in_one_reading(write_config: Callable[..., Path]) -> None:
+    path = write_config(epochs=3, data={"eval_split": None, "batch_size": 600})
+    trainer = Trainer(load_config(str(path), ["deterministic=false", "max_steps=12"]), SoloRing())
+    read, readings = trainer.loader.batches, []
+
+    def batches(epoch: int, start_step: int, *, epochs: int, transform: Any) -> Any:
+        readings.append((epoch, start_step, epochs))
+        return read(epoch, start_step, epochs=epochs, transform=transform)
+
+    trainer.loader.batches = batches
+    assert trainer.run()["total_steps"] == 12
+    assert (trainer.pace.steps, readings) == (5, [(0, 0, 3)])
+    assert trainer._ahead._reading is None
