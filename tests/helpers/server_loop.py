@@ -86,7 +86,7 @@ def main(path: str) -> dict[str, Any]:
             network, updates, batches, server.address, optimizers.version, clip_norm=config.optimizer.clip_norm,
             loss_of=cross_entropy, weight_scale=1.0,
         )  # fmt: skip
-        functions.task.significance = Significance(0.3 if mode == "hold" else 0.0)
+        functions.significance = Significance(0.3 if mode == "hold" else 0.0)
         plan = RoundPlan(1, 1, 0, steps) if mode == "sync" else PartPlan(1, 0, steps, 0 if mode == "ssp" else None)
         board.begin(0, plan, 0)
         loop()

@@ -23,8 +23,8 @@ from ringfeed.sharding.errors import ConfigError, TrainingError
 from ringfeed.training.config.config_file import changed_keys, stretched_schedule, to_tree
 from ringfeed.training.config.keys import all_keys
 from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.optimizers.keras_doors import copies
 from ringfeed.training.optimizers.precision import LossScale
-from ringfeed.training.ring.replicas import copies
 from ringfeed.training.ring.ring import Ring, SoloRing
 from ringfeed.training.sync.agreement import Agreement
 from ringfeed.training.sync.moving import MovingAverage
@@ -151,7 +151,7 @@ def set_rank_seeds(network: Any, rank: int) -> None:
     """
     for variable in seed_variables(network):
         key, counter = np.asarray(tf.convert_to_tensor(variable)).astype(np.int64)
-        for replica, copy in enumerate(copies(variable)):  # of which only a process without ranks has several
+        for replica, copy in enumerate(copies(variable)):
             number = rank + replica
             own = (int(key) + number * _RANK_STRIDE) % 2**31 if number else int(key)
             copy.assign(np.array([own, counter]))

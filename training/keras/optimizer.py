@@ -12,6 +12,7 @@ import keras
 
 from ringfeed.pipeline.base_loader import BaseLoader
 from ringfeed.sharding.errors import TrainingError
+from ringfeed.training.optimizers.keras_doors import subclassed
 from ringfeed.training.ring.ring import Ring, dense
 
 __all__ = ["distribute", "ring_of"]
@@ -67,8 +68,7 @@ def distribute(optimizer: Optimizer, ring: Ring, loader: BaseLoader | None = Non
             averaged[index] = gradient
         return plain.apply(self, averaged, trainable_variables)
 
-    names = {"apply": apply, _RING: ring, "__module__": plain.__module__, "__doc__": plain.__doc__}
-    optimizer.__class__ = type(plain.__name__, (plain,), names)
+    subclassed(optimizer, **{"apply": apply, _RING: ring})
     return optimizer
 
 

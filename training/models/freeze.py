@@ -8,6 +8,7 @@ from typing import Any
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import listed
+from ringfeed.training.optimizers.keras_doors import inner_layers
 
 __all__ = ["freeze", "matching_layers"]
 
@@ -33,7 +34,7 @@ def matching_layers(network: Any, key: str, pattern: str) -> list[Any]:
     Raises:
         ConfigError: there is none.
     """
-    layers = {layer.path or layer.name: layer for layer in network._flatten_layers(include_self=False) if layer.weights}
+    layers = {layer.path or layer.name: layer for layer in inner_layers(network) if layer.weights}
     matching = [layer for path, layer in layers.items() if re.search(pattern, path)]
     if not matching:
         raise ConfigError(f"{key}: {pattern!r} matches no layer; the layers are: {listed(list(layers))}")

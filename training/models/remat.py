@@ -11,6 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringfeed.training.optimizers.keras_doors import inner_layers, is_training
+
 from .freeze import matching_layers
 
 __all__ = ["rematerialise"]
@@ -25,7 +27,7 @@ def rematerialise(network: Any, patterns: Sequence[str]) -> None:
         ConfigError: a pattern matches no layer.
     """
     matching = [layer for pattern in patterns for layer in matching_layers(network, "model.remat", pattern)]
-    inner = {id(layer) for outer in matching for layer in outer._flatten_layers(include_self=False)}
+    inner = {id(layer) for outer in matching for layer in inner_layers(outer)}
     for layer in {id(layer): layer for layer in matching if id(layer) not in inner}.values():
         _wrap_call(layer)
 
@@ -39,7 +41,7 @@ def _wrap_call(layer: Any) -> None:
     states = [variable.value for variable in layer.variables if not variable.value.trainable]
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if not layer._get_call_context().get_value("training"):
+        if not is_training(layer):
             return call(*args, **kwargs)
         before: list[Any] = []
 

@@ -20,6 +20,7 @@ from ringfeed.sharding.errors import ConfigError, RingfeedError, TrainingError
 from ringfeed.sharding.sources.user_code import describe_error
 from ringfeed.training.config.own_code import import_own
 from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.optimizers.keras_doors import producer
 
 from .preprocess import (
     BuiltModel,
@@ -126,7 +127,7 @@ def user_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
 def _last_activation(network: Any) -> str:
     """Return the name of the activation that the last layer applies, or of the last layer if it has none."""
     outputs = getattr(network, "outputs", None)
-    last = outputs[0]._keras_history.operation if outputs else network
+    last = producer(outputs[0])[0] if outputs else network
     if last is not network and isinstance(last, keras.Model):
         return _last_activation(last)
     return getattr(getattr(last, "activation", None), "__name__", type(last).__name__.lower())

@@ -15,6 +15,7 @@ import keras
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.storage.untrusted_files import guarded, open_untrusted
+from ringfeed.training.optimizers.keras_doors import inner_layers, producer
 
 from .keras_files import check_hdf5, open_archive, read_member
 
@@ -70,15 +71,14 @@ def _last_layers(network: Any) -> set[str]:
     """Return the names of the layers with weights that are nearest to the outputs."""
     outputs = getattr(network, "outputs", None) if isinstance(network, keras.Model) else None
     if not outputs:  # a layer, or a model without a graph: the last of its parts
-        return {[layer.name for layer in network._flatten_layers(recursive=True) if layer.weights][-1]}
+        return {[layer.name for layer in (network, *inner_layers(network)) if layer.weights][-1]}
     found, waiting = set(), list(outputs)
     while waiting:
-        history = waiting.pop()._keras_history
-        layer = history.operation
+        layer, inputs = producer(waiting.pop())
         if getattr(layer, "weights", None):
             found |= _last_layers(layer)
         else:
-            waiting += layer._inbound_nodes[history.node_index].input_tensors
+            waiting += inputs
     return found
 
 

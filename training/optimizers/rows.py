@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from .keras_doors import variable_index
 from .rule import RuleOptimizer, RuleStep
 
 __all__ = ["update_rows"]
@@ -36,7 +37,7 @@ def _sgd(optimizer: Any, variable: Variable, gradient: Any) -> Tensor:
     step = -optimizer.learning_rate * gradient.values
     if not optimizer.momentum:
         return step
-    kept = optimizer.momentums[optimizer._get_variable_index(variable)].value
+    kept = optimizer.momentums[variable_index(optimizer, variable)].value
     momentum = optimizer.momentum * kept.sparse_read(gradient.indices) + step
     kept.scatter_update(tf.IndexedSlices(momentum, gradient.indices))
     return optimizer.momentum * momentum + step if optimizer.nesterov else momentum

@@ -18,7 +18,7 @@ import tensorflow as tf
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.optimizers import OPTIMIZERS
 
-from .keras_doors import require_method
+from .keras_doors import require_method, variable_index
 from .masks import is_adapted
 
 __all__ = [
@@ -193,7 +193,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras 
 
     def slots_of(self, variable: Variable) -> list[Variable]:
         """Return the slots of a variable, in the order of the rule's."""
-        index = self._get_variable_index(variable)
+        index = variable_index(self, variable)
         return [slot[index].value for slot in self._slots]
 
     def moments(self, variable: Variable) -> tuple[Tensor, Tensor]:
@@ -216,7 +216,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras 
         for variable, gradient in zip(trainable_variables, self.rule.prepared(grads), strict=True):
             if not is_spread and self._is_updated_in_place(variable, gradient, steps(variable)):
                 continue
-            index = self._get_variable_index(variable)
+            index = variable_index(self, variable)
             key = (tuple(variable.shape), str(variable.dtype), self._decays[index], self._adapts[index])
             is_small = math.prod(variable.shape) <= STACKED_ELEMENTS
             stacks.setdefault(key if is_small else (*key, index), []).append((variable, gradient))
@@ -233,7 +233,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras 
         known: dict[str, tuple[Tensor, dict[str, Tensor]]] = {}
 
         def step_of(variable: Variable) -> RuleStep:
-            index, dtype = self._get_variable_index(variable), _compute_dtype(variable.dtype)
+            index, dtype = variable_index(self, variable), _compute_dtype(variable.dtype)
             if dtype not in known:
                 known[dtype] = tf.cast(rate, dtype), {}
             cast, shared = known[dtype]

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from .keras_doors import variable_index
 from .rule import tensorflow_variable
 
 __all__ = ["SGD"]
@@ -44,7 +45,7 @@ class SGD(keras.optimizers.SGD):  # type: ignore[misc]  # Keras ships no types
         if self.momentum:
             tf.raw_ops.ResourceApplyKerasMomentum(
                 var=weights.handle,
-                accum=self.momentums[self._get_variable_index(variable)].value.handle,
+                accum=self.momentums[variable_index(self, variable)].value.handle,
                 lr=rate,
                 grad=gradient,
                 momentum=tf.constant(self.momentum, dtype),

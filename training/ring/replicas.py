@@ -18,7 +18,7 @@ from ringfeed.sharding.errors import ConfigError
 
 from .ring import SoloRing, dense
 
-__all__ = ["MirroredRing", "Replicas", "copies", "open_replicas", "replicas_of"]
+__all__ = ["MirroredRing", "Replicas", "open_replicas", "replicas_of"]
 
 Tensor = Any
 Variable = Any
@@ -107,12 +107,6 @@ class MirroredRing(SoloRing):
 def replicas_of(ring: object) -> Replicas | None:
     """Return the replicas of this process; None if it has none."""
     return ring.replicas if isinstance(ring, MirroredRing) else None
-
-
-def copies(variable: Variable) -> list[Variable]:
-    """Return a variable's copies, one of each replica; the variable alone if there are no replicas."""
-    held = getattr(variable, "_value", variable)  # of a Keras variable
-    return list(getattr(held, "values", None) or [variable])
 
 
 def open_replicas(count: int | None) -> Replicas:

@@ -13,8 +13,8 @@ import tensorflow as tf
 import xxhash
 
 from ringfeed.sharding.errors import TrainingError
+from ringfeed.training.optimizers.keras_doors import copies
 
-from .replicas import copies
 from .ring import Ring
 
 __all__ = ["assert_same_weights", "weights_digest"]

@@ -28,8 +28,8 @@ from ringfeed.training.models.preprocess import BuiltModel
 from ringfeed.training.models.target import Target, plan_target
 from ringfeed.training.models.user_model import network_errors
 from ringfeed.training.optimizers.build import build_schedule, schedule_warnings
+from ringfeed.training.optimizers.keras_doors import update_own_replica
 from ringfeed.training.optimizers.precision import LossScale, ScaleRule
-from ringfeed.training.optimizers.replicated import update_own_replica
 from ringfeed.training.records.clock import clock
 from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.replicas import Replicas, replicas_of

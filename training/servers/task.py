@@ -1,8 +1,7 @@
 """A worker or a parameter server: a TensorFlow server, and the Python functions that the chief's graph calls in it.
 
 The chief traces the steps; TensorFlow runs them in the workers' processes. There `tf.raw_ops.PyFunc` finds a Python
-function by a token, which TensorFlow counts up in each process. So every task declares the same functions, in the same
-order, before anything else does.
+function by its token. So every task declares the same functions, in the same order, before anything else does.
 """
 
 from __future__ import annotations
@@ -12,16 +11,16 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
 
 from ringfeed.pipeline import Loader, Mixture
-from ringfeed.sharding.errors import RingfeedError, TrainingError
+from ringfeed.sharding.errors import RingfeedError
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.models.build import build_model
+from ringfeed.training.optimizers.keras_doors import declare_functions, function_token
 from ringfeed.training.ring.world import World
 from ringfeed.training.run.inputs import open_loader, traced
 
@@ -37,7 +36,6 @@ __all__ = [
     "NEXT_TOKEN",
     "SIFT_TOKEN",
     "VOTE_TOKEN",
-    "Declared",
     "Task",
     "batch_spec",
     "declare",
@@ -45,9 +43,7 @@ __all__ = [
     "serve_task",
 ]
 
-NEXT_TOKEN, DONE_TOKEN, MEET_TOKEN, VOTE_TOKEN, ADDED_TOKEN, SIFT_TOKEN, FLUSH_TOKEN = (
-    f"pyfunc_{number}" for number in range(7)
-)
+NEXT_TOKEN, DONE_TOKEN, MEET_TOKEN, VOTE_TOKEN, ADDED_TOKEN, SIFT_TOKEN, FLUSH_TOKEN = map(function_token, range(7))
 
 _POLL_SECONDS = 0.2
 
@@ -101,6 +97,7 @@ class Task:
     Attributes:
         chief: the line to the chief, once that has called.
         significance: what this worker holds back.
+        graph: keeps the functions alive; see `declare_functions`.
     """
 
     def __init__(self, config: TrainConfig, cluster: Cluster, *, ends_with_chief: bool) -> None:
@@ -110,6 +107,7 @@ class Task:
         self._waited = 0.0
         self.significance = Significance(config.parameter_server.threshold)
         self.chief: ChiefLine | None = None
+        self.graph: tf.Graph | None = None
         self._ends_with_chief = ends_with_chief
         self._lock = threading.Lock()
 
@@ -189,37 +187,16 @@ def _flat(entries: Sequence[tuple[Any, Any]]) -> list[Any]:
     return [array for pair in entries for array in pair]
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
-    """A task, and the graph whose life is that of its functions."""
-
-    task: Task
-    graph: tf.Graph
-
-
-def declare(config: TrainConfig, cluster: Cluster, *, ends_with_chief: bool = True) -> Declared:
+def declare(config: TrainConfig, cluster: Cluster, *, ends_with_chief: bool = True) -> Task:
     """Give this process's functions the tokens that the chief calls them by.
 
     Raises:
         TrainingError: something else has declared functions before.
     """
     task = Task(config, cluster, ends_with_chief=ends_with_chief)
-    functions = {
-        NEXT_TOKEN: task.next,
-        DONE_TOKEN: task.done,
-        MEET_TOKEN: task.meet,
-        VOTE_TOKEN: task.vote,
-        ADDED_TOKEN: task.added,
-        SIFT_TOKEN: task.sift,
-        FLUSH_TOKEN: task.flush,
-    }
-    graph = tf.Graph()
-    with graph.as_default():
-        for token, function in functions.items():
-            tensor = tf.numpy_function(function, [], [tf.bool])[0]
-            if tensor.op.get_attr("token") != token.encode():
-                raise TrainingError("TensorFlow names Python functions otherwise than this version of ringfeed expects")
-    return Declared(task, graph)
+    functions = (task.next, task.done, task.meet, task.vote, task.added, task.sift, task.flush)  # by token
+    task.graph = declare_functions(functions)
+    return task
 
 
 def serve_task(config: TrainConfig, cluster: Cluster, is_terminating: Callable[[], bool]) -> NoReturn:
@@ -234,7 +211,7 @@ def serve_task(config: TrainConfig, cluster: Cluster, is_terminating: Callable[[
         is_terminating: returns whether SIGTERM has come, which from the second call on no longer ends this process.
     """
     logging.getLogger("tensorflow").setLevel(logging.CRITICAL)
-    kept = declare(config, cluster)
+    task = declare(config, cluster)
     server = tf.distribute.Server(
         {kind: list(addresses) for kind, addresses in cluster.tasks.items()},
         job_name=cluster.kind,
@@ -244,10 +221,10 @@ def serve_task(config: TrainConfig, cluster: Cluster, is_terminating: Callable[[
     )
     kind = "worker" if cluster.kind == WORKER else "parameter server"
     logging.getLogger(__name__).debug("%s %d serves at %s", kind, cluster.index, server.target)
-    while kept.task.chief is None or not is_terminating():
+    while task.chief is None or not is_terminating():
         time.sleep(_POLL_SECONDS)
     if cluster.kind == PS:
         with suppress(OSError):  # the chief has ended
-            kept.task.chief.ask_to_stop()
+            task.chief.ask_to_stop()
     while True:
         time.sleep(_POLL_SECONDS)

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringfeed.training.ring.replicas import copies, replicas_of
+from ringfeed.training.optimizers.keras_doors import copies
+from ringfeed.training.ring.replicas import replicas_of
 from ringfeed.training.ring.ring import Ring
 
 from .means import weighted_mean

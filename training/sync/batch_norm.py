@@ -17,7 +17,7 @@ import keras
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.training.optimizers.keras_doors import replace_method, require_method
+from ringfeed.training.optimizers.keras_doors import inner_layers, replace_method, require_method
 from ringfeed.training.ring.ring import Ring
 
 __all__ = ["global_moments", "synchronise_batch_norm"]
@@ -34,11 +34,7 @@ def synchronise_batch_norm(network: Any, ring: Ring) -> None:
     Raises:
         ConfigError: the network has no such layer.
     """
-    layers = [
-        layer
-        for layer in network._flatten_layers(include_self=False)
-        if isinstance(layer, keras.layers.BatchNormalization)
-    ]
+    layers = [layer for layer in inner_layers(network) if isinstance(layer, keras.layers.BatchNormalization)]
     if not layers:
         raise ConfigError("sync.batch_norm=true, but the model has no batch normalisation; leave it out")
     for layer in layers:
