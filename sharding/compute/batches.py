@@ -3,25 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
-from pyarrow.types import is_binary, is_large_binary, is_large_string, is_string
+
+from .decoded_bytes import decoded_bytes, shares_values
 
 __all__ = ["BATCH_BYTES", "BATCH_ROWS", "copy_batch", "slice_batch"]
 
 BATCH_ROWS = 1 << 16  # at most, in a source's batches
 BATCH_BYTES = 16 << 20  # at most, about; the memory of a build is planned in this unit
+_MOST_ROW_BYTES = 1 << 30  # more is no record, but a file made to fill memory
 
 
 def slice_batch(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Yield slices of at most `BATCH_ROWS` records and about `BATCH_BYTES` bytes, without copying."""
+    """Yield slices of at most `BATCH_ROWS` records and about `BATCH_BYTES` bytes when decoded, without copying.
+
+    Raises:
+        pa.ArrowInvalid: values that records share make one larger than 1 GiB when it is decoded.
+    """
     if not batch.num_rows:
         return
-    pieces = max(-(-batch.num_rows // BATCH_ROWS), sum(map(_column_bytes, batch.columns)) // BATCH_BYTES)
+    shared = [column for column in batch.columns if shares_values(column.type)]
+    plain_bytes = sum(column.nbytes for column in batch.columns if not shares_values(column.type))
+    if shared:
+        yield from _slice_shared(batch, sum(map(decoded_bytes, shared)) + plain_bytes // batch.num_rows)
+        return
+    pieces = max(-(-batch.num_rows // BATCH_ROWS), plain_bytes // BATCH_BYTES)
     rows = -(-batch.num_rows // pieces)
     for start in range(0, batch.num_rows, rows):
         yield batch.slice(start, rows)
+
+
+def _slice_shared(batch: pa.RecordBatch, row_bytes: npt.NDArray[np.int64]) -> Iterator[pa.RecordBatch]:
+    """Slice where the sum of the rows' bytes passes a multiple of `BATCH_BYTES`; `row_bytes` is int64 [rows]."""
+    if row_bytes.max() > _MOST_ROW_BYTES:
+        raise pa.ArrowInvalid(
+            f"a record takes {row_bytes.max():,} bytes when the values that it repeats are written out"
+        )
+    slices = (np.cumsum(row_bytes) - row_bytes) // BATCH_BYTES
+    firsts = np.flatnonzero(np.diff(slices, prepend=-1)).tolist()
+    for first, stop in pairwise([*firsts, batch.num_rows]):
+        for start in range(first, stop, BATCH_ROWS):
+            yield batch.slice(start, min(BATCH_ROWS, stop - start))
 
 
 def copy_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -31,14 +57,3 @@ def copy_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
         writer.write_batch(batch)
     with pa.ipc.open_stream(sink.getvalue()) as reader:
         return reader.read_next_batch()
-
-
-def _column_bytes(column: pa.Array) -> int:
-    """Size of a column in bytes; for a dictionary-encoded one, about its size after decoding."""
-    if isinstance(column, pa.DictionaryArray) and len(column.dictionary):
-        kind = column.dictionary.type
-        if is_binary(kind) or is_string(kind) or is_large_binary(kind) or is_large_string(kind):
-            return int(pc.sum(pc.binary_length(column.dictionary).cast(pa.int64()).take(column.indices)).as_py() or 0)
-        return len(column) * int(column.dictionary.nbytes) // len(column.dictionary)
-    size: int = column.nbytes
-    return size

@@ -8,15 +8,86 @@ Tested in tests/test_forged_files.py.
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["claimed_bytes"]
+__all__ = ["BatchClaims", "Block", "block_places", "claimed_bytes"]
 
 _DICTIONARY, _RECORD_BATCH = 2, 3  # types of a message's header: MessageHeader in Message.fbs
 _DICTIONARY_DATA = 1  # a field of DictionaryBatch
 _HEADER_TYPE, _HEADER = 1, 2  # fields of Message
-_BUFFERS, _COMPRESSION = 2, 3  # fields of RecordBatch
+_ROWS, _BUFFERS, _COMPRESSION = 0, 2, 3  # fields of RecordBatch
+_DICTIONARIES, _BATCHES = 2, 3  # fields of Footer in File.fbs
+
+Block = tuple[int, int, int]  # offset of a message in a file, and the bytes of its metadata and of its body
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchClaims:
+    """What the metadata of a record batch or a dictionary claims.
+
+    Attributes:
+        rows: number of its rows.
+        buffers: offset in the body and stored bytes of each buffer.
+        is_compressed: whether each buffer begins with its unpacked length.
+    """
+
+    rows: int
+    buffers: tuple[tuple[int, int], ...]
+    is_compressed: bool
+
+    @classmethod
+    def of(cls, metadata: bytes) -> BatchClaims:
+        """Read a message's metadata.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        try:
+            root = struct.unpack_from("<I", metadata)[0]
+            kind = _field(metadata, root, _HEADER_TYPE)
+            header = _field(metadata, root, _HEADER)
+            if kind is None or header is None or metadata[kind] not in (_DICTIONARY, _RECORD_BATCH):
+                raise ValueError("a record batch has no header")
+            batch = _pointed(metadata, header)
+            if metadata[kind] == _DICTIONARY:
+                data = _field(metadata, batch, _DICTIONARY_DATA)
+                if data is None:
+                    return cls(rows=0, buffers=(), is_compressed=False)
+                batch = _pointed(metadata, data)
+            rows, buffers = _field(metadata, batch, _ROWS), _field(metadata, batch, _BUFFERS)
+            return cls(
+                rows=0 if rows is None else struct.unpack_from("<q", metadata, rows)[0],
+                buffers=() if buffers is None else tuple(_structs(metadata, buffers, "<qq")),
+                is_compressed=_field(metadata, batch, _COMPRESSION) is not None,
+            )
+        except (struct.error, IndexError) as error:
+            raise ValueError("the metadata of a record batch is damaged") from error
+
+    def bytes_in(self, body: pa.Buffer | None, body_bytes: int) -> int:
+        """The unpacked bytes of all buffers.
+
+        Args:
+            body: the message's body; None if it was not read, as only that of a compressed one is needed.
+            body_bytes: its size.
+
+        Raises:
+            ValueError: a buffer lies beyond it, or claims a negative size.
+        """
+        return sum(self._unpacked(body, body_bytes, offset, size) for offset, size in self.buffers)
+
+    def _unpacked(self, body: pa.Buffer | None, body_bytes: int, offset: int, size: int) -> int:
+        if offset < 0 or size < 0 or offset + size > body_bytes:
+            raise ValueError("a buffer of a record batch lies beyond it")
+        if not self.is_compressed or size < 8 or body is None:
+            return size
+        claimed = int(struct.unpack("<q", body[offset : offset + 8])[0])
+        if claimed < -1:
+            raise ValueError(f"a buffer claims {claimed} bytes")
+        return size if claimed == -1 else claimed  # -1: this one is not compressed
 
 
 def claimed_bytes(message: pa.ipc.Message) -> int:
@@ -34,30 +105,32 @@ def claimed_bytes(message: pa.ipc.Message) -> int:
     """
     if message.type not in ("record batch", "dictionary"):
         return 0
-    metadata = message.metadata.to_pybytes()
+    claims = BatchClaims.of(message.metadata.to_pybytes())
+    return claims.bytes_in(message.body, 0 if message.body is None else message.body.size)
+
+
+def block_places(footer: bytes) -> tuple[list[Block], list[Block]]:
+    """Return where an IPC file's dictionaries and record batches are: offset, bytes of metadata and of body.
+
+    Raises:
+        ValueError: the footer is damaged.
+    """
     try:
-        root = struct.unpack_from("<I", metadata)[0]
-        kind = _field(metadata, root, _HEADER_TYPE)
-        header = _field(metadata, root, _HEADER)
-        if kind is None or header is None or metadata[kind] not in (_DICTIONARY, _RECORD_BATCH):
-            raise ValueError("a record batch has no header")
-        batch = _pointed(metadata, header)
-        if metadata[kind] == _DICTIONARY:
-            data = _field(metadata, batch, _DICTIONARY_DATA)
-            if data is None:
-                return 0
-            batch = _pointed(metadata, data)
-        buffers, is_compressed = _field(metadata, batch, _BUFFERS), _field(metadata, batch, _COMPRESSION) is not None
-        if buffers is None:
-            return 0
-        start = _pointed(metadata, buffers)
-        count = struct.unpack_from("<I", metadata, start)[0]
-        if count * 16 > len(metadata):
-            raise ValueError("a record batch has more buffers than its metadata holds")
-        pairs = [struct.unpack_from("<qq", metadata, start + 4 + 16 * number) for number in range(count)]
+        root = struct.unpack_from("<I", footer)[0]
+        places = [_field(footer, root, number) for number in (_DICTIONARIES, _BATCHES)]
+        dictionaries, batches = ([] if at is None else list(_structs(footer, at, "<qi4xq")) for at in places)
     except (struct.error, IndexError) as error:
-        raise ValueError("the metadata of a record batch is damaged") from error
-    return sum(_unpacked(message.body, offset, size, is_compressed=is_compressed) for offset, size in pairs)
+        raise ValueError("the footer is damaged") from error
+    return dictionaries, batches
+
+
+def _structs(data: bytes, place: int, form: str) -> Iterator[tuple[Any, ...]]:
+    """Read a flatbuffer's vector of structs."""
+    start = _pointed(data, place)
+    count = struct.unpack_from("<I", data, start)[0]
+    if count * struct.calcsize(form) > len(data):
+        raise ValueError("a record batch has more buffers than its metadata holds")
+    return struct.iter_unpack(form, data[start + 4 : start + 4 + count * struct.calcsize(form)])
 
 
 def _field(data: bytes, table: int, number: int) -> int | None:
@@ -73,14 +146,3 @@ def _field(data: bytes, table: int, number: int) -> int | None:
 
 def _pointed(data: bytes, place: int) -> int:
     return place + int(struct.unpack_from("<I", data, place)[0])
-
-
-def _unpacked(body: pa.Buffer | None, offset: int, size: int, *, is_compressed: bool) -> int:
-    if body is None or offset < 0 or size < 0 or offset + size > body.size:
-        raise ValueError("a buffer of a record batch lies beyond it")
-    if not is_compressed or size < 8:
-        return size
-    claimed = int(struct.unpack("<q", body[offset : offset + 8])[0])
-    if claimed < -1:
-        raise ValueError(f"a buffer claims {claimed} bytes")
-    return size if claimed == -1 else claimed  # -1: this one is not compressed

@@ -170,11 +170,11 @@ def _write(items: Iterable[Any], types: pa.Schema, sink: IO[bytes], content: Con
     stored = pa.schema([_stored_field(field) for field in types], types.metadata)
     with pa.ipc.new_file(sink, stored) as writer:
         for batch in batched(_NAME, items, types, types.names):
-            columns = map(_stored, types, batch.columns)
-            whole = pa.RecordBatch.from_arrays(list(columns), schema=stored)
-            content.add(whole)
-            for piece in slice_batch(whole):
-                writer.write_batch(piece)
+            for piece in list(slice_batch(batch)) or [batch]:
+                columns = map(_stored, types, piece.columns)
+                whole = pa.RecordBatch.from_arrays(list(columns), schema=stored)
+                content.add(whole)
+                writer.write_batch(whole)
 
 
 def _stored_field(field: pa.Field) -> pa.Field:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import ClassVar
 
 import pyarrow as pa
 
+from ringfeed.sharding.compute.batches import slice_batch
 from ringfeed.sharding.errors import RingfeedError, SourceError
-from ringfeed.sharding.formats.ipc_claims import claimed_bytes
+from ringfeed.sharding.formats.ipc_claims import BatchClaims, Block, block_places, claimed_bytes
 from ringfeed.sharding.messages import brief
 from ringfeed.sharding.sources.base import Part
 from ringfeed.sharding.sources.files.find import SourceFile
@@ -28,6 +29,7 @@ _CONTINUED = b"\xff\xff\xff\xff"  # starts each message since Arrow 0.15
 _OLD_END = b"\0\0\0\0"
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 _FILE_START = 8  # the magic bytes and their padding come first
+_FILE_END, _FOOTER_LENGTH = 10, 4  # the length of the footer and the magic bytes come last
 _PART_ROWS = 1 << 18
 
 
@@ -51,12 +53,12 @@ class IpcSource(TableSource):
             _check_claims(file, 0)
             return schema, [Part(path=file.url)]
         _check_claims(file, _FILE_START)
-        with _open_file(file.url, None) as reader:
+        with _open_file(file.url, None) as (reader, _):
             schema, batches = plain_schema(plain_types(reader.schema)), reader.num_record_batches
             if file.bytes <= PART_BYTES:
                 return schema, [Part(path=file.url, pieces=(0, batches, _count_rows(reader)))] if batches else []
-        with _open_file(file.url, _narrowest(schema)) as reader:  # the footer lacks the batches' lengths
-            rows = [reader.get_batch(i).num_rows for i in range(batches)]
+        with open_table(file.url, "Arrow IPC", mapped=True) as source:  # the footer lacks the batches' lengths
+            rows = [_read_claims(source, block).rows for block in _blocks(source)[1]]
         sizes = [file.bytes // batches] * batches
         return schema, [
             Part(path=file.url, pieces=(start, stop, sum(rows[start:stop])), first_record=first)
@@ -75,17 +77,24 @@ class IpcSource(TableSource):
     def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read the record batches as they were written."""
         if part.pieces:
-            with _open_file(part.path, columns) as reader:
-                yield from (plain_batch(check_batch(reader.get_batch(i))) for i in range(*part.pieces[:2]))
+            with _open_file(part.path, columns) as (_, get_batch):
+                yield from _plain_slices(map(get_batch, range(*part.pieces[:2])))
         else:
             with _open_stream(part.path, columns) as stream:
-                yield from (plain_batch(check_batch(batch)) for batch in stream)
+                yield from _plain_slices(stream)
+
+
+def _plain_slices(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Decode batches slice by slice: values that rows share may be long."""
+    for batch in batches:
+        for piece in slice_batch(check_batch(batch)):
+            yield plain_batch(piece)
 
 
 def _check_claims(file: SourceFile, start: int) -> None:
     """Refuse a local file whose compressed buffers would take far more memory than they should.
 
-    A file in a store would have to be read for it. `start` is the offset of the first message.
+    A file in a store is checked as it is read. `start` is the offset of the first message.
 
     Raises:
         SourceError: they would.
@@ -94,14 +103,10 @@ def _check_claims(file: SourceFile, start: int) -> None:
         return
     with open_table(file.url, "Arrow IPC", mapped=True) as source:
         source.seek(start)
-        try:
+        with _damaged():
             for message in pa.ipc.MessageReader.open_stream(source):
                 if message.body is not None:
                     check_held(file.url, "record batch", message.body.size, claimed_bytes(message))
-        except RingfeedError:
-            raise
-        except (ValueError, EOFError) as error:  # the metadata is damaged
-            raise pa.ArrowInvalid(brief(error)) from error
 
 
 def _count_rows(reader: pa.ipc.RecordBatchFileReader) -> int:
@@ -120,10 +125,62 @@ def _is_file(path: str) -> bool:
 
 
 @contextmanager
-def _open_file(path: str, columns: Sequence[str] | None) -> Iterator[pa.ipc.RecordBatchFileReader]:
-    with open_table(path, "Arrow IPC", mapped=True) as source:
+def _open_file(
+    path: str, columns: Sequence[str] | None
+) -> Iterator[tuple[pa.ipc.RecordBatchFileReader, Callable[[int], pa.RecordBatch]]]:
+    """Open a file; return its reader, and what reads a record batch, first checked in a store: local files were."""
+    with open_table(path, "Arrow IPC", mapped=True, held=True) as source:
         reader = pa.ipc.open_file(source)
-        yield reader if columns is None else pa.ipc.open_file(source, options=_only(reader.schema, columns))
+        if columns is not None:
+            reader = pa.ipc.open_file(source, options=_only(reader.schema, columns))
+        dictionaries, batches = ([], []) if Storage(path).local_path is not None else _blocks(source)
+
+        def get_batch(number: int) -> pa.RecordBatch:
+            while dictionaries:
+                _check_block(path, source, dictionaries.pop())
+            if batches:
+                _check_block(path, source, batches[number])
+            return reader.get_batch(number)
+
+        yield reader, get_batch
+
+
+def _blocks(source: pa.NativeFile) -> tuple[list[Block], list[Block]]:
+    """The places of a file's dictionaries and record batches."""
+    source.seek(source.size() - _FILE_END)
+    size = int.from_bytes(source.read(_FOOTER_LENGTH), "little")
+    source.seek(source.size() - _FILE_END - size)
+    with _damaged():
+        return block_places(source.read(size))
+
+
+def _check_block(path: str, source: pa.NativeFile, block: Block) -> None:
+    with _damaged():
+        claims = _read_claims(source, block)
+        body = source.read_buffer(block[2]) if claims.is_compressed else None
+        check_held(path, "record batch", block[2], claims.bytes_in(body, block[2]))
+
+
+def _read_claims(source: pa.NativeFile, block: Block) -> BatchClaims:
+    """What the metadata of a record batch claims; the file is at its body then."""
+    offset, metadata_bytes, _ = block
+    if min(block) < 0 or sum(block) > source.size():
+        raise pa.ArrowInvalid("a record batch lies beyond the end of the file")
+    source.seek(offset)
+    metadata = source.read(metadata_bytes)
+    with _damaged():
+        return BatchClaims.of(metadata[8 if metadata.startswith(_CONTINUED) else 4 :])
+
+
+@contextmanager
+def _damaged() -> Iterator[None]:
+    """Raise errors of damaged metadata as Arrow does."""
+    try:
+        yield
+    except RingfeedError:
+        raise
+    except (ValueError, EOFError) as error:
+        raise error if isinstance(error, pa.ArrowInvalid) else pa.ArrowInvalid(brief(error)) from error
 
 
 @contextmanager
@@ -131,13 +188,43 @@ def _open_stream(path: str, columns: Sequence[str] | None) -> Iterator[pa.ipc.Re
     with open_table(path, "Arrow IPC", mapped=True, read_ahead=True) as source:
         if not _is_ended(source):  # else a stream cut between two batches would read as a shorter one
             raise pa.ArrowInvalid("the Arrow stream has no end mark: it is cut short, or its writer did not close it")
-        source.seek(0)
-        reader = pa.ipc.open_stream(source)
-        if columns is not None:
-            options = _only(reader.schema, columns)
+
+        def opened(options: pa.ipc.IpcReadOptions | None = None) -> pa.ipc.RecordBatchStreamReader:
             source.seek(0)
-            reader = pa.ipc.open_stream(source, options=options)
-        yield reader
+            checked = source if Storage(path).local_path else pa.PythonFile(_CheckedStream(path, source), "r")
+            return pa.ipc.open_stream(checked, options=options)
+
+        reader = opened()
+        yield reader if columns is None else opened(_only(reader.schema, columns))
+
+
+class _CheckedStream:
+    """A stream in a store, each of whose messages is checked before Arrow reads it."""
+
+    closed = False
+
+    def __init__(self, path: str, source: pa.NativeFile) -> None:
+        self._path, self._messages = path, iter(pa.ipc.MessageReader.open_stream(source))
+        self._rest = memoryview(b"")
+
+    def read(self, size: int) -> bytes:
+        """Read bytes, fewer at the end."""
+        found = []
+        while size and (self._rest or self._next()):
+            piece, self._rest = self._rest[:size], self._rest[size:]
+            found.append(piece)
+            size -= len(piece)
+        return b"".join(found)
+
+    def _next(self) -> bool:
+        message = next(self._messages, None)
+        if message is None:
+            return False
+        if message.body is not None:
+            with _damaged():
+                check_held(self._path, "record batch", message.body.size, claimed_bytes(message))
+        self._rest = memoryview(message.serialize())
+        return True
 
 
 def _is_ended(source: pa.NativeFile) -> bool:

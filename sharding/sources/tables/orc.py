@@ -25,6 +25,7 @@ __all__ = ["OrcSource"]
 _PART_ROWS = 1 << 18
 # Field numbers of orc_proto.proto: FileTail.footer, Footer.stripes, and of StripeInformation.
 _FOOTER, _STRIPES, _SIZES, _ROWS = 2, 3, (2, 3, 4), 5
+_STATISTICS, _SUMS = 7, ((4, 3), (8, 1))  # Footer.statistics, and the sums of lengths of its texts and binaries
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,8 @@ class OrcSource(TableSource):
                     f"the ORC footer has {sum(rows)} rows in {len(rows)} stripes, not {reader.nrows} in "
                     f"{reader.nstripes}"
                 )
-            row_bytes = sum(kind.bit_width for kind in reader.schema.types if pa.types.is_primitive(kind)) // 8
+            fixed_bytes = sum(kind.bit_width for kind in reader.schema.types if pa.types.is_primitive(kind)) // 8
+            row_bytes = fixed_bytes + _text_bytes(reader.reader.serialized_file_tail()) // max(reader.nrows, 1)
             for records, stored in zip(rows, sizes, strict=True):
                 check_held(file.url, "stripe", stored, records * row_bytes)
             return plain_schema(reader.schema), [
@@ -105,6 +107,18 @@ def _stripes(tail: bytes) -> tuple[list[int], list[int]]:
     (footer,) = _messages(tail, _FOOTER)
     stripes = [{number: int(value) for number, value in read_fields(stripe)} for stripe in _messages(footer, _STRIPES)]
     return [stripe[_ROWS] for stripe in stripes], [sum(stripe.get(n, 0) for n in _SIZES) for stripe in stripes]
+
+
+def _text_bytes(tail: bytes) -> int:
+    """The bytes of all texts and binaries of a file, from the statistics of a serialised FileTail."""
+    (footer,) = _messages(tail, _FOOTER)
+    sums = (
+        dict(read_fields(found)).get(total, 0)
+        for column in _messages(footer, _STATISTICS)
+        for kind, total in _SUMS
+        for found in _messages(column, kind)
+    )
+    return sum(int(value) >> 1 for value in sums if isinstance(value, int))  # zigzag: no sum is negative
 
 
 def _messages(message: bytes, number: int) -> list[bytes]:

@@ -18,6 +18,7 @@ from ringfeed.sharding.sources.files.find import SourceFile
 from ringfeed.sharding.storage.storage import Storage
 
 from .int96 import int96_columns, int96_unit
+from .parquet_batches import Open, read_row_groups
 from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table
 from .table_schemas import plain_schema
 
@@ -82,25 +83,22 @@ class ParquetSource(TableSource):
             first += records
 
     def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        """Read batches of about `BATCH_BYTES`."""
-        with _open(part.path, unit=self.unit) as parquet:
+        """Read batches of about `BATCH_BYTES`, or of fewer records where long values repeat."""
+        with _opener(part.path, unit=self.unit) as opened:
+            parquet = opened([])
             rows = batch_rows_within(parquet, part.pieces, columns, BATCH_ROWS, BATCH_BYTES)
-            groups = list(part.pieces)
-            expected = sum(parquet.metadata.row_group(group).num_rows for group in groups)
-            for some in [[group] for group in groups] if _has_inner_dictionary(parquet.schema_arrow) else [groups]:
-                for batch in parquet.iter_batches(rows, row_groups=some, columns=list(columns)):
-                    expected -= batch.num_rows
-                    yield check_batch(batch)
+            expected = sum(parquet.metadata.row_group(group).num_rows for group in part.pieces)
+            for batch in read_row_groups(opened, part.pieces, columns, rows):
+                expected -= batch.num_rows
+                yield check_batch(batch)
             if expected and columns:
                 raise pa.ArrowInvalid(f"its footer counts {expected} rows more than its columns hold")
 
     def head(self, part: Part, columns: Sequence[str], records: int) -> Iterator[pa.RecordBatch]:
         """Read the first pages of the first row group; fewer records if they are large."""
-        with _open(part.path, ahead=False, unit=self.unit) as parquet:
-            records = batch_rows_within(parquet, part.pieces[:1], columns, records, BATCH_BYTES)
-            yield from map(
-                check_batch, parquet.iter_batches(records, row_groups=[part.pieces[0]], columns=list(columns))
-            )
+        with _opener(part.path, ahead=False, unit=self.unit) as opened:
+            records = batch_rows_within(opened([]), part.pieces[:1], columns, records, BATCH_BYTES)
+            yield from map(check_batch, read_row_groups(opened, part.pieces[:1], columns, records))
 
 
 def _schema(parquet: pq.ParquetFile) -> pa.Schema:
@@ -113,18 +111,15 @@ def _schema(parquet: pq.ParquetFile) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _has_inner_dictionary(schema: pa.Schema) -> bool:
-    """Whether structs or lists contain dictionaries, which Arrow can read from only one row group at a time."""
-    return any(not pa.types.is_dictionary(kind) and _has_dictionary(kind) for kind in schema.types)
-
-
-def _has_dictionary(kind: pa.DataType) -> bool:
-    return pa.types.is_dictionary(kind) or any(_has_dictionary(kind.field(i).type) for i in range(kind.num_fields))
+@contextmanager
+def _open(path: str, *, ahead: bool = True, unit: str = "ns") -> Iterator[pq.ParquetFile]:
+    with _opener(path, ahead=ahead, unit=unit) as opened:
+        yield opened([])
 
 
 @contextmanager
-def _open(path: str, *, ahead: bool = True, unit: str = "ns") -> Iterator[pq.ParquetFile]:
-    """Open a file.
+def _opener(path: str, *, ahead: bool = True, unit: str = "ns") -> Iterator[Open]:
+    """Open a file to be read in one way or several; it is closed at the end.
 
     A local file's pages are read when they are needed. In a store each read is a request, so a part's compressed
     column chunks are fetched in a few large ones (190 MiB in 7 requests, not 421) and held until the part is read.
@@ -134,17 +129,25 @@ def _open(path: str, *, ahead: bool = True, unit: str = "ns") -> Iterator[pq.Par
         ahead: whether a part is read, and not some pages.
         unit: unit that times of type INT96 are read in.
     """
-    with open_table(path, "Parquet") as file:
+    with open_table(path, "Parquet", held=ahead) as file:
         whole = ahead and Storage(path).local_path is None
-        buffer = 0 if whole else _BUFFER_BYTES
-        try:
-            yield pq.ParquetFile(
+        metadata: list[pq.FileMetaData] = []
+
+        def opened(dictionaries: Sequence[str]) -> pq.ParquetFile:
+            found = pq.ParquetFile(
                 file,
+                metadata=metadata[0] if metadata else None,
+                read_dictionary=list(dictionaries),
                 pre_buffer=whole,
-                buffer_size=buffer,
+                buffer_size=0 if whole else _BUFFER_BYTES,
                 page_checksum_verification=True,
                 coerce_int96_timestamp_unit=unit,
             )
+            metadata.append(found.metadata)
+            return found
+
+        try:
+            yield opened
         except (pa.ArrowException, OSError) as error:
             if "crypt" not in str(error):
                 raise

@@ -20,45 +20,51 @@ from pyarrow.types import (
 __all__ = ["holds_union", "plain_array", "plain_batch", "plain_types"]
 
 
-def plain_types(schema: pa.Schema) -> pa.Schema:
+def plain_types(schema: pa.Schema, *, texts: bool = False) -> pa.Schema:
     """The schema of what `plain_batch` makes of batches.
 
     >>> plain_types(pa.schema({"x": pa.list_view(pa.int8())})).types
     [ListType(list<item: int8>)]
     """
-    fields = [field.with_type(_plain_type(field.type)) for field in schema]
+    fields = [field.with_type(_plain_type(field.type, texts)) for field in schema]
     return pa.schema(fields, schema.metadata)
 
 
-def plain_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Decode run-end encoding, views of lists, and dictionaries of lists and structs, at any depth."""
-    schema = plain_types(batch.schema)
+def plain_batch(batch: pa.RecordBatch, *, texts: bool = False) -> pa.RecordBatch:
+    """Decode run-end encoding, views of lists, and dictionaries of lists and structs, at any depth.
+
+    Args:
+        batch: the batch.
+        texts: whether to decode dictionaries of scalars, too.
+    """
+    schema = plain_types(batch.schema, texts=texts)
     if schema == batch.schema:
         return batch
-    return pa.RecordBatch.from_arrays([plain_array(column) for column in batch.columns], schema=schema)
+    return pa.RecordBatch.from_arrays([plain_array(column, texts=texts) for column in batch.columns], schema=schema)
 
 
-def plain_array(column: pa.Array) -> pa.Array:
+def plain_array(column: pa.Array, *, texts: bool = False) -> pa.Array:
     """One column, as `plain_batch` decodes it."""
     kind = column.type
-    if _plain_type(kind) == kind:
+    plain = _plain_type(kind, texts)
+    if plain == kind:
         return column
     if is_run_end_encoded(kind):
-        return plain_array(pc.run_end_decode(column))
+        return plain_array(pc.run_end_decode(column), texts=texts)
     if is_dictionary(kind):
-        return plain_array(column.dictionary_decode())
+        return plain_array(column.dictionary_decode(), texts=texts)
     mask = column.is_null()
     if is_struct(kind):
-        children = [plain_array(column.field(number)) for number in range(kind.num_fields)]
-        return pa.StructArray.from_arrays(children, fields=list(_plain_type(kind)), mask=mask)
+        children = [plain_array(column.field(number), texts=texts) for number in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(children, fields=list(plain), mask=mask)
     if is_fixed_size_list(kind):
         values = column.values.slice(column.offset * kind.list_size, len(column) * kind.list_size)
-        return pa.FixedSizeListArray.from_arrays(plain_array(values), type=_plain_type(kind), mask=mask)
+        return pa.FixedSizeListArray.from_arrays(plain_array(values, texts=texts), type=plain, mask=mask)
     wide = is_large_list(kind) or is_large_list_view(kind)
     whole = pa.LargeListArray if wide else pa.ListArray  # casts of views to lists lack the last offset (pyarrow 26.0.1)
     lengths = pc.fill_null(pc.list_value_length(column), 0)
     offsets = pa.concat_arrays([pa.array([0], lengths.type), pc.cumulative_sum(lengths)])
-    return whole.from_arrays(offsets, plain_array(column.flatten()), type=_plain_type(kind), mask=mask)
+    return whole.from_arrays(offsets, plain_array(column.flatten(), texts=texts), type=plain, mask=mask)
 
 
 def holds_union(kind: pa.DataType) -> bool:
@@ -66,19 +72,19 @@ def holds_union(kind: pa.DataType) -> bool:
     return is_union(kind) or any(holds_union(kind.field(number).type) for number in range(kind.num_fields))
 
 
-def _plain_type(kind: pa.DataType) -> pa.DataType:
-    if is_run_end_encoded(kind) or (is_dictionary(kind) and is_nested(kind.value_type)):
-        return _plain_type(kind.value_type)
+def _plain_type(kind: pa.DataType, texts: bool) -> pa.DataType:
+    if is_run_end_encoded(kind) or (is_dictionary(kind) and (texts or is_nested(kind.value_type))):
+        return _plain_type(kind.value_type, texts)
     if is_list(kind) or is_list_view(kind):
-        return pa.list_(_inner(kind))
+        return pa.list_(_inner(kind, texts))
     if is_large_list(kind) or is_large_list_view(kind):
-        return pa.large_list(_inner(kind))
+        return pa.large_list(_inner(kind, texts))
     if is_fixed_size_list(kind):
-        return pa.list_(_inner(kind), kind.list_size)
+        return pa.list_(_inner(kind, texts), kind.list_size)
     if is_struct(kind):
-        return pa.struct([field.with_type(_plain_type(field.type)) for field in kind])
+        return pa.struct([field.with_type(_plain_type(field.type, texts)) for field in kind])
     return kind
 
 
-def _inner(kind: pa.DataType) -> pa.Field:
-    return kind.value_field.with_type(_plain_type(kind.value_type))
+def _inner(kind: pa.DataType, texts: bool) -> pa.Field:
+    return kind.value_field.with_type(_plain_type(kind.value_type, texts))

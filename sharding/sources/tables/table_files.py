@@ -36,6 +36,7 @@ from ringfeed.sharding.storage.storage import Storage
 
 from .class_names import class_names
 from .decimals import decimal_features
+from .held_ranges import HeldRanges
 from .schema_union import unite_schemas
 from .structs import Path, UnreadableColumnError, flatten_structs, path_to_read
 from .table_schemas import check_features, feature_of
@@ -338,7 +339,9 @@ def group_blocks(
 
 
 @contextmanager
-def open_table(path: str, kind: str, *, mapped: bool = False, read_ahead: bool = False) -> Iterator[pa.NativeFile]:
+def open_table(
+    path: str, kind: str, *, mapped: bool = False, read_ahead: bool = False, held: bool = False
+) -> Iterator[pa.NativeFile]:
     """Open a file of tables; errors that Arrow raises in the body then name the file.
 
     Args:
@@ -346,6 +349,7 @@ def open_table(path: str, kind: str, *, mapped: bool = False, read_ahead: bool =
         kind: name of the format, for errors.
         mapped: whether to map a local file into memory.
         read_ahead: whether the file is read from start to end, not at random.
+        held: whether what was read of a file in a store is held until it is closed, to be read again.
 
     Raises:
         SourceError: the file is damaged.
@@ -355,7 +359,7 @@ def open_table(path: str, kind: str, *, mapped: bool = False, read_ahead: bool =
         local = Storage(path).local_path  # Arrow reads local files itself, without Python in between
         try:
             if local is None:
-                yield pa.PythonFile(file, "r")
+                yield pa.PythonFile(HeldRanges(file) if held else file, "r")
             else:
                 yield pa.memory_map(str(local)) if mapped else pa.OSFile(str(local))
         except MemoryError as error:

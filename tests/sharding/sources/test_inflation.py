@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import h5py
 import numpy as np
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 from pyarrow import feather, orc
 
 from ringfeed.sharding import SourceError
+from ringfeed.sharding.compute.batches import BATCH_BYTES
 from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.sources.files import inflation
 from tests.helpers.contents import labels
@@ -44,12 +46,79 @@ def test_parts_that_inflate_beyond_reason_are_refused_unread(
         ):
             writer.write_table(table)
     assert len(labels(open_source(str(path), "x"))) == ROWS
+    fsspec.filesystem("memory").pipe(f"/inflation/x.{ending}", path.read_bytes())
+    assert len(labels(open_source(f"memory://inflation/x.{ending}", "x"))) == ROWS
     monkeypatch.setattr(inflation, "_HELD_BYTES", 1 << 20)
     monkeypatch.setattr(inflation, "_HELD_INFLATION", 10)
-    with pytest.raises(
-        SourceError, match=r"x\.\w+: a (record batch|stripe|chunk) of [\d,]+ bytes claims to hold [23],"
-    ):
+    claims = r"x\.\w+: a (record batch|stripe|chunk) of [\d,]+ bytes claims to hold [23],"
+    with pytest.raises(SourceError, match=claims):
         open_source(str(path), None)
+    with pytest.raises(SourceError, match=claims):
+        labels(open_source(f"memory://inflation/x.{ending}", "x"))
+
+
+def test_an_orc_stripe_that_repeats_a_long_text_is_refused_unread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stripe is the least that Arrow reads, and it writes out all values of a dictionary."""
+    path, texts = tmp_path / "x.orc", [f"{i}{'x' * 50_000}" for i in (1, 2)] * 200
+    table = pa.table({"x": texts, "b": [text.encode() for text in texts]})
+    orc.write_table(table, path, compression="zstd", dictionary_key_size_threshold=1.0)
+    assert len(labels(open_source(str(path), "x"))) == 400
+    monkeypatch.setattr(inflation, "_HELD_BYTES", 30 << 20)
+    with pytest.raises(SourceError, match=r"a stripe of [\d,]+ bytes claims to hold 40,000,\d+; if it does, write"):
+        open_source(str(path), None)
+
+
+@pytest.mark.parametrize("compression", [None, "lz4"])
+@pytest.mark.parametrize("make", [pa.ipc.new_file, pa.ipc.new_stream])
+@pytest.mark.parametrize("claim", [2**33, 2**40, 2**62, -2])
+def test_claims_of_arrow_buffers_in_stores_are_refused(
+    make: Callable[..., Any], compression: str | None, claim: int
+) -> None:
+    """A number of bytes is written over those that the metadata or the buffers of a batch claim."""
+    table = pa.table({"t": pa.array(["a", "b"] * 1200).dictionary_encode(), "x": range(2400)})
+    sink = pa.BufferOutputStream()
+    with make(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table)
+    data, true = sink.getvalue().to_pybytes(), (2400 * 8).to_bytes(8, "little")
+    files = fsspec.filesystem("memory")
+    files.pipe("/claims/x.arrow", data)
+    source = open_source("memory://claims/x.arrow", "x")
+    assert labels(source) == list(range(2400))
+    assert data.count(true) > 0
+    files.pipe("/claims/x.arrow", data.replace(true, claim.to_bytes(8, "little", signed=True)))
+    with pytest.raises(
+        SourceError,
+        match=r"x\.arrow: (a record batch of [\d,]+ bytes claims to hold [\d,]+|a buffer claims -2 bytes|"
+        r"a buffer of a record batch lies beyond it)",
+    ):
+        labels(open_source("memory://claims/x.arrow", "x"))
+
+
+@pytest.mark.parametrize("make", [pa.ipc.new_file, pa.ipc.new_stream])
+@pytest.mark.parametrize("kind", ["text", "list", "runs"])
+def test_arrow_values_that_rows_share_are_written_out_in_slices(
+    tmp_path: Path, make: Callable[..., Any], kind: str
+) -> None:
+    """Written out at once, a batch takes 1.5 GiB."""
+    rows, long = 1500, "x" * (1 << 20)
+    indices = pa.array([0] * 1000 + [1] * 500, pa.int32())
+    values = {
+        "text": lambda: pa.DictionaryArray.from_arrays(indices, pa.array(["", long])),
+        "list": lambda: pa.DictionaryArray.from_arrays(indices, pa.array([[], [long]])),
+        "runs": lambda: pa.RunEndEncodedArray.from_arrays(pa.array([1000, rows], pa.int32()), pa.array(["", long])),
+    }[kind]()
+    table = pa.table({"x": values, "i": range(rows)})
+    with make(tmp_path / "x.arrow", table.schema) as writer:
+        writer.write_table(table)
+    source = open_source(str(tmp_path / "x.arrow"), None)
+    before, most, total, found = pa.total_allocated_bytes(), 0, 0, 0
+    for batch in source.drafts(source.parts[0]):
+        most = max(most, pa.total_allocated_bytes() - before)
+        total += batch["x"].nbytes
+        found += batch.num_rows
+    assert (found, most < 6 * BATCH_BYTES < 500 << 20 < total) == (rows, True)
 
 
 def test_a_sample_of_a_dictionary_of_long_text_stays_small(tmp_path: Path) -> None:
