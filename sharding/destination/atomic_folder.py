@@ -26,6 +26,7 @@ from ringfeed.sharding.storage.private_folders import check_private, make_privat
 from ringfeed.sharding.storage.storage import Storage
 
 from .leftovers import abort_uploads, remove_empty_folders, remove_files
+from .provenance import Provenance
 
 __all__ = ["open_atomic_folder", "remove_killed_export"]
 
@@ -39,7 +40,7 @@ _WRITTEN = re.compile(  # by `shard-dataset export`, and `ringfeed export`, whos
 
 
 @contextmanager
-def open_atomic_folder(target: Storage, command: str = "") -> Iterator[Storage]:
+def open_atomic_folder(target: Storage, provenance: Provenance | None = None) -> Iterator[Storage | None]:
     """Yield a place to write a folder's files in; if the body fails, nothing of them remains.
 
     On local disks and HDFS the folder is renamed after the body. Object stores cannot rename folders: there the files
@@ -47,8 +48,9 @@ def open_atomic_folder(target: Storage, command: str = "") -> Iterator[Storage]:
     the target, or the lease file and what lies beside it.
 
     Args:
-        target: folder that is missing or empty.
-        command: what is written. Files of the same command are replaced if it was killed after its rename; empty: no.
+        target: folder that is missing or empty, or was made from the same.
+        provenance: what the files are made from. If the folder was made from the same, it stays as it is, and None is
+            yielded: there is nothing to write.
 
     Raises:
         DestinationError: something is in the way, or another process writes there.
@@ -58,23 +60,21 @@ def open_atomic_folder(target: Storage, command: str = "") -> Iterator[Storage]:
     target = _resolved(target)
     _check_no_mount(target)
     room = _room(target)
-    about, holder = {**_ABOUT, "command": command}, read_holder(room)
-    is_again = command != "" and holder is not None and holder.about == about
-    if not is_again:
-        _check_empty(target, read_holder(target))
+    _check_free(target, read_holder(target), provenance)
     absent = room.absent_folders() or (() if room == target else (room.filesystem()[1],))
     if room.local_path is not None:
         with room.errors("write", ""):
             make_private_folder(room.local_path, _REMEDY)
     try:
-        with hold_lease(room, about) as lease:
+        with hold_lease(room, _ABOUT) as lease:
             try:
-                _check_empty(target, lease.previous)  # again: it may have been filled before the lease was taken
-                if is_again:
-                    remove_files(target, [name for name in target.list() if _is_written(name)])
-                    remove_empty_folders(target, [""])
-                remove_files(room, _left_in(room))
+                # again: it may have been filled before the lease was taken
+                is_made = _check_free(target, lease.previous, provenance)
+                remove_files(room, [] if is_made and room == target else _left_in(room))
                 abort_uploads(room, _is_written)
+                if is_made:
+                    yield None
+                    return
                 storage = room if room == target else room.folder(_FILES)
                 try:
                     yield storage
@@ -161,12 +161,26 @@ def _is_written(name: str) -> bool:
     return _WRITTEN.fullmatch(name) is not None
 
 
-def _check_empty(target: Storage, holder: Holder | None) -> None:
-    """Refuse a folder that holds anything but the files of a killed export, the former holder of the lease."""
+def _check_free(target: Storage, holder: Holder | None, provenance: Provenance | None) -> bool:
+    """Whether a folder was made from the same; refuse it if it holds anything but what a killed export left.
+
+    Args:
+        target: the folder.
+        holder: the former holder of its lease.
+        provenance: what an export is made from.
+    """
+    if provenance is not None and provenance.made(target):
+        return True
     killed = _is_export(holder)
     others = [name for name in target.list() if not (killed and _is_written(name))]
+    if provenance is not None and provenance.record in others:
+        raise DestinationError(
+            f"{target.locate()} is not empty: it holds an export already, but not this one of this model or dataset; "
+            "remove it, or choose another folder"
+        )
     if foreign := next((name for name in others if not (target.is_object_store and is_lease_file(name))), None):
         raise DestinationError(f"{target.locate()} is not empty (there is {foreign!r}); choose an empty folder")
+    return False
 
 
 def _is_export(holder: Holder | None) -> bool:

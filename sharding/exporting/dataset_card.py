@@ -17,12 +17,13 @@ CARD_NAME = "README.md"
 _CLASSES_SHOWN = 1000
 
 
-def dataset_card(manifest: Manifest, splits: Sequence[str], suffix: str) -> bytes:
+def dataset_card(manifest: Manifest, splits: Sequence[str], suffix: str, digest: str) -> bytes:
     """Return the card: splits and their files in YAML for programs, then splits and classes as tables for people.
 
     Args:
         manifest: manifest of the exported dataset.
         suffix: suffix of the files, which are named ``SPLIT-00000-of-00016.SUFFIX``.
+        digest: of what the folder was made from, which the card records in a comment.
     """
     lines = ["---", "configs:", "- config_name: default", "  data_files:"]
     for name in splits:  # JSON strings are YAML strings; quoted, a split named `on` is no bool
@@ -39,6 +40,7 @@ def dataset_card(manifest: Manifest, splits: Sequence[str], suffix: str) -> byte
             lines.append(f"| {number} | {_cell(value)} | {counts} |")
         if len(manifest.classes) > _CLASSES_SHOWN:
             lines.append(f"\nand {len(manifest.classes) - _CLASSES_SHOWN:,} more.")
+    lines += ["", f"<!-- made from {digest} -->"]
     return ("\n".join(lines) + "\n").encode("utf-8", "surrogatepass")
 
 

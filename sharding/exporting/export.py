@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo
 from ringfeed.sharding.dataset.shard_records import read_shard
 from ringfeed.sharding.destination.atomic_folder import open_atomic_folder
 from ringfeed.sharding.destination.dataset_draft import check_disjoint
+from ringfeed.sharding.destination.provenance import Provenance, digest_of
 from ringfeed.sharding.engines.executors import local_executor, run_tasks
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.progress import Report, StageProgress, ignore
@@ -67,7 +68,13 @@ class ExportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """What was written: the number of records, of files that hold records, and their total size in bytes.
+    """What was written, or was there already.
+
+    Attributes:
+        records: number of records.
+        files: number of files that hold records.
+        bytes: their total size.
+        is_new: whether this export wrote them; the same one may have done so before.
 
     >>> from ringfeed.sharding import ExportOptions, export
     >>> done = export(ExportOptions(url="flights", destination="tars", to="webdataset"))
@@ -78,12 +85,14 @@ class Export:
     records: int
     files: int
     bytes: int
+    is_new: bool = True
 
 
 def export(options: ExportOptions, *, report: Report = ignore) -> Export:
     """Write a dataset in another program's format, one file per shard; each shard's checksum is verified first.
 
-    The folder appears at once; see `appearing_folder`. Equal datasets yield equal bytes.
+    The folder appears at once; see `open_atomic_folder`. Equal datasets yield equal bytes. Where the same export is
+    there already, it stays as it is.
 
     Raises:
         RingfeedError: the dataset or the destination cannot be used, or another export is writing there; nothing
@@ -98,21 +107,31 @@ def export(options: ExportOptions, *, report: Report = ignore) -> Export:
     shards = [(shard, f"{name}-{i:05d}") for name in splits for i, shard in enumerate(dataset.split_shards(name))]
     suffix = EXPORT_FORMATS[options.to]
     paths = [f"{key}-of-{dataset.manifest.splits[shard.split].shards:05d}.{suffix}" for shard, key in shards]
-    command = json.dumps([dataset.storage.locate(), options.to, splits])
-    with (
-        open_atomic_folder(Storage(options.destination), command) as storage,
-        local_executor(options.workers) as pool,
-    ):
+    target, provenance = Storage(options.destination), _provenance(dataset.manifest, options.to, splits, paths)
+    with open_atomic_folder(target, provenance) as storage, local_executor(options.workers) as pool:
+        if storage is None:
+            sizes, records = target.sizes(), sum(dataset.manifest.splits[name].records for name in splits)
+            return Export(records=records, files=len(paths), bytes=sum(sizes[path] for path in paths), is_new=False)
         jobs = [
             (_export_shard, (dataset.storage, dataset.manifest, shard, options.to, key, storage, path))
             for (shard, key), path in zip(shards, paths, strict=True)
         ]
         tell = StageProgress(report, "export", len(jobs))
         written = run_tasks(pool, jobs, lambda _, done: None if done is None else tell(1, done.records))
-        storage.write(CARD_NAME, dataset_card(dataset.manifest, splits, suffix))
+        storage.write(CARD_NAME, dataset_card(dataset.manifest, splits, suffix, provenance.digest))
     return Export(
         records=sum(shard.records for shard in written), files=len(written), bytes=sum(shard.bytes for shard in written)
     )
+
+
+def _provenance(manifest: Manifest, to: str, splits: Sequence[str], paths: Sequence[str]) -> Provenance:
+    """What an export is made from: the same for the same records in the same shards, whatever the shards' format."""
+    built = [(dict(g.source), g.seed, dict(g.options), dict(g.shards)) for g in manifest.all_generations]
+    lost = [(entry.split, entry.records, entry.class_counts) for entry in manifest.lost]
+    held = {name: manifest.splits[name].to_json() for name in splits}
+    names = [str(name) for name in manifest.classes]
+    digest = digest_of(to, built, held, lost, str(manifest.schema.arrow), names)
+    return Provenance(record=CARD_NAME, digest=digest, files=paths)
 
 
 def _export_shard(

@@ -306,7 +306,11 @@ def _export(args: argparse.Namespace) -> int:
         written = export(options, report=_stage_report(show))
     seconds = perf_counter() - started
     if args.json:
-        print_json({"destination": public_url(args.destination), **asdict(written), "seconds": round(seconds, 3)})
+        sizes = {"records": written.records, "files": written.files, "bytes": written.bytes}
+        print_json({"destination": public_url(args.destination), **sizes, "seconds": round(seconds, 3)})
+        return _OK
+    if not written.is_new:
+        print(f"the same export is there already: {public_url(args.destination)}")
         return _OK
     print(
         f"exported {counted(written.records, 'record')}, {human_bytes(written.bytes)} in "

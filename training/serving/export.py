@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ringfeed.sharding.destination.atomic_folder import open_atomic_folder
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.storage.storage import Storage, public_url
+from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.training.reports.console import configure_logging
 from ringfeed.training.run.state.outputs import check_writable, write_file
@@ -44,8 +44,9 @@ task: multilabel has no class, task: regression has a prediction [batch] in plac
 A SavedModel takes texts as texts, images as the bytes of their files or as the dataset's arrays, and missing floats as
 NaN. To its signature serving_default no other values are missing; if some were in training, with_missing also takes
 missing_COLUMN, bool [batch]: True where the value of COLUMN is missing, whatever is given for it. Its
-assets.extra/ringfeed.json names inputs, dtypes and classes. An export replaces a file, but not a folder. It is opened
-and compared with the model on a small batch before it is written to PATH.
+assets.extra/ringfeed.json names inputs, dtypes and classes. An export replaces a file, but not a folder: that of the
+same model stays as it is, another one is refused. It is opened and compared with the model on a small batch before it
+is written to PATH.
 """
 
 
@@ -75,11 +76,11 @@ def run(args: argparse.Namespace) -> int:
     kind = _kind(args.out)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     configure_logging(0, quiet=args.quiet)
+    is_new = True
     if kind == "saved_model":
-        command = json.dumps([public_url(args.model), public_url(args.data or "")])
-        with open_atomic_folder(Storage(args.out), command) as storage:
-            model = _open(args)
-            _write_folder(model, storage)
+        Storage(args.out).check_writable()
+        model = _open(args)
+        is_new = _write_folder(model, Storage(args.out))
     else:
         check_writable(args.out)
         model = _open(args)
@@ -88,7 +89,9 @@ def run(args: argparse.Namespace) -> int:
         written = {"out": args.out, "format": kind, "step": model.step, "classes": model.classes}
         sys.stdout.write(json.dumps(written) + "\n")
     elif not args.quiet:
-        sys.stdout.write(f"wrote the model of step {model.step} to {args.out} ({kind})\n")
+        model_of = f"the model of step {model.step}"
+        done = f"wrote {model_of} to {args.out}" if is_new else f"{model_of} is there already: {args.out}"
+        sys.stdout.write(f"{done} ({kind})\n")
     return 0
 
 
@@ -133,12 +136,16 @@ def _write_file(model: TrainedModel, out: str, kind: str) -> None:
     write_file(out, content)
 
 
-def _write_folder(model: TrainedModel, storage: Storage) -> None:
-    """Write a SavedModel; in a store `saved_model.pb` comes last, without which there is no model."""
+def _write_folder(model: TrainedModel, target: Storage) -> bool:
+    """Write a SavedModel, and return whether it was not there; in a store `saved_model.pb` comes last."""
     from .check_export import check_saved_model
-    from .saved_model import saved_model_files
+    from .saved_model import provenance_of, saved_model_files
 
-    with quiet_tensorflow():
-        files = saved_model_files(model, check_saved_model)
-    for name in sorted(files, key=lambda name: name == "saved_model.pb"):
-        storage.write(name, files[name])
+    with open_atomic_folder(target, provenance_of(model)) as storage:
+        if storage is None:
+            return False
+        with quiet_tensorflow():
+            files = saved_model_files(model, check_saved_model)
+        for name in sorted(files, key=lambda name: name == "saved_model.pb"):
+            storage.write(name, files[name])
+    return True

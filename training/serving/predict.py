@@ -6,6 +6,7 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -17,7 +18,7 @@ from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.storage.storage import Storage, public_url
+from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.training.reports.console import configure_logging
 from ringfeed.training.ring.launched import end_with_launcher, is_launched
@@ -47,8 +48,9 @@ Each rank writes one Parquet file, part-RANK-of-RANKS.parquet, of its part of th
   scores      float32 [classes], all probabilities, in the order of the classes in _predictions.json
 
 _predictions.json comes last: where it is, all records are there. Readers of Parquet folders pass over it. The
-predictions are the same on any number of ranks. A record whose scores are NaN has no prediction, and the command says
-how many there are.
+predictions are the same on any number of ranks. The same command again finds them there and succeeds; a folder that
+holds those of another model, dataset or options is refused. A record whose scores are NaN has no prediction, and the
+command says how many there are.
 """
 
 
@@ -109,7 +111,7 @@ def _predict(args: argparse.Namespace, watch: Any) -> None:
     with quiet_tensorflow():
         from ringfeed.training.ring.connect import connect
 
-        from .predictions import Predictor, hold_predictions
+        from .predictions import Predictor, hold_predictions, read_summary
         from .trained import open_trained
 
         ring = connect()
@@ -117,20 +119,25 @@ def _predict(args: argparse.Namespace, watch: Any) -> None:
     predictor = Predictor(
         model=model, url=args.url, manifest=manifest, split=split, keep=args.keep, batch_size=args.batch_size
     )
-    words = [public_url(args.model), public_url(args.url), split, args.keep, public_url(args.data or "")]
-    held = hold_predictions(args.out, json.dumps(words)) if ring.rank == 0 else nullcontext(Storage(args.out))
+    started, folder = time.perf_counter(), Storage(args.out)
+    held = hold_predictions(args.out, predictor.digest) if ring.rank == 0 else nullcontext(folder)
     with held as storage:
-        ring.barrier()
-        with _Bar(is_shown=ring.rank == 0 and not args.quiet and sys.stderr.isatty()) as show:
-            summary = predictor.run(ring, storage, show)
-        ring.barrier()
+        is_new: bool = ring.allgather_object(storage is not None)[0]
+        if is_new:
+            with _Bar(is_shown=ring.rank == 0 and not args.quiet and sys.stderr.isatty()) as show:
+                summary = predictor.run(ring, folder if storage is None else storage, show)
+            ring.barrier()
+        elif ring.rank == 0:
+            summary = read_summary(folder)
     if ring.rank:
         return
+    seconds = time.perf_counter() - started
+    records = f"{summary['records']:,} records of {split!r}"
     if args.json:
-        sys.stdout.write(json.dumps(summary) + "\n")
+        sys.stdout.write(json.dumps({**summary, "seconds": seconds}) + "\n")
     elif not args.quiet:
-        rate = summary["records"] / max(summary["seconds"], 1e-9)
-        sys.stdout.write(f"predicted {summary['records']:,} records of {split!r} ({rate:,.0f}/s): {args.out}\n")
+        done = f"predicted {records} ({summary['records'] / seconds:,.0f}/s)"
+        sys.stdout.write(f"{done if is_new else f'the predictions of {records} are there already'}: {args.out}\n")
 
 
 def _split(args: argparse.Namespace, manifest: Manifest) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -28,17 +27,18 @@ from ringfeed.pipeline.select.sample_columns import mask_name
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.destination.held_folder import hold_folder
 from ringfeed.sharding.destination.leftovers import abort_uploads, remove_files
+from ringfeed.sharding.destination.provenance import Provenance, digest_of
 from ringfeed.sharding.errors import ConfigError, RingfeedError
 from ringfeed.sharding.messages import did_you_mean, listed
 from ringfeed.sharding.schema import Feature, Schema, class_array
 from ringfeed.sharding.storage.atomic_files import draft_target
-from ringfeed.sharding.storage.lease import is_lease_file, read_holder
+from ringfeed.sharding.storage.lease import is_lease_file
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.training.ring.ring import Ring
 
 from .trained import TrainedModel
 
-__all__ = ["SUMMARY", "Predictor", "hold_predictions", "prepare_folder"]
+__all__ = ["SUMMARY", "Predictor", "hold_predictions", "prepare_folder", "read_summary"]
 
 log = logging.getLogger(__name__)
 
@@ -51,25 +51,24 @@ _GROUP_ROWS = 1 << 16  # of a row group
 
 
 @contextmanager
-def hold_predictions(url: str, command: str) -> Iterator[Storage]:
+def hold_predictions(url: str, digest: str) -> Iterator[Storage | None]:
     """Yield a folder to write predictions to, without those of a command that did not end.
 
     If the body fails, nothing of it remains.
 
     Args:
         url: the folder.
-        command: what the predictions are of. Those of the same command are replaced if it was killed after it had
-            written all of them.
+        digest: of what the predictions are made from (`Predictor.digest`). If the folder holds those of the same, they
+            stay, and None is yielded: there is nothing to write.
 
     Raises:
-        ConfigError: it holds predictions, or other files.
+        ConfigError: it holds other predictions, or other files.
         DestinationError: another process writes predictions there.
     """
-    killed = read_holder(Storage(url), _LEASE)
-    about = {"task": "predict", "command": command}
-    with hold_folder(Storage(url), about, _LEASE, "name another folder with --out") as storage:
-        if killed is not None and killed.about == about:
-            storage.remove(SUMMARY)
+    with hold_folder(Storage(url), {"task": "predict"}, _LEASE, "name another folder with --out") as storage:
+        if Provenance(record=SUMMARY, digest=digest).made(storage) and not _missing_parts(storage):
+            yield None
+            return
         prepare_folder(storage, url)
         try:
             yield storage
@@ -77,6 +76,16 @@ def hold_predictions(url: str, command: str) -> Iterator[Storage]:
             with suppress(RingfeedError):  # the error of the body matters
                 prepare_folder(storage, url)
             raise
+
+
+def read_summary(storage: Storage) -> dict[str, Any]:
+    """Return the summary of finished predictions."""
+    summary: dict[str, Any] = json.loads(storage.read(SUMMARY))
+    return summary
+
+
+def _missing_parts(storage: Storage) -> set[str]:
+    return {part["path"] for part in read_summary(storage)["files"]} - {*storage.list()}
 
 
 def prepare_folder(storage: Storage, url: str) -> None:
@@ -91,7 +100,10 @@ def prepare_folder(storage: Storage, url: str) -> None:
     """
     files = [name for name in storage.list() if not is_lease_file(name, _LEASE)]
     if SUMMARY in files:
-        raise ConfigError(f"--out: {url} holds predictions already; remove it, or name another folder")
+        raise ConfigError(
+            f"--out: {url} holds predictions already, but not (or not all) those of this model and dataset, with these "
+            "options; remove it, or name another folder"
+        )
     own = [name for name in files if _is_own(draft_target(name) or name)]
     if others := sorted(set(files) - set(own)):
         raise ConfigError(f"--out: {url} holds other files ({listed(others)}); name an empty folder")
@@ -159,6 +171,11 @@ class Predictor:
             )
 
     @cached_property
+    def digest(self) -> str:
+        """Digest of all that decides the predictions: the model, the dataset, its split, the columns to keep."""
+        return digest_of(_FORMAT, self.model.identity, self.manifest.identity, self.split, self.keep)
+
+    @cached_property
     def schema(self) -> pa.Schema:
         """The schema of the files: record, kept columns, prediction, and scores where the task has them."""
         kept = Schema(features=tuple(self.manifest.schema[name] for name in self.keep)).arrow if self.keep else ()
@@ -187,7 +204,6 @@ class Predictor:
             storage: the folder.
             show: called with the records done and to do of this rank.
         """
-        started = time.perf_counter()
         name = f"part-{ring.rank:05d}-of-{ring.size:05d}.parquet"
         loader = self._open(ring)
         records = undefined = 0
@@ -203,6 +219,7 @@ class Predictor:
             log.warning("the scores of %d records are NaN, as inputs may be; their prediction is null", without)
         summary = {
             "format": _FORMAT,
+            "made_from": self.digest,
             "dataset": self.manifest.identity,
             "split": self.split,
             "records": sum(part["records"] for part in parts),
@@ -214,7 +231,7 @@ class Predictor:
         }
         if ring.rank == 0:
             storage.write(SUMMARY, (json.dumps(summary, indent=1) + "\n").encode())
-        return {**summary, "seconds": time.perf_counter() - started}
+        return summary
 
     @cached_property
     def _masks(self) -> list[str]:

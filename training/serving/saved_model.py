@@ -20,14 +20,22 @@ from typing import Any
 import tensorflow as tf
 
 from ringfeed.pipeline.select.sample_columns import mask_name
+from ringfeed.sharding.destination.provenance import Provenance, digest_of
 from ringfeed.sharding.schema import Feature
 
 from .trained import TrainedModel, column_spec
 
-__all__ = ["input_names", "saved_model_files", "signature_inputs"]
+__all__ = ["input_names", "provenance_of", "saved_model_files", "signature_inputs"]
 
 _LENGTHS = "\0lengths"  # behind a column, in whose name there is no NUL
 _EXTRA = "assets.extra/ringfeed.json"
+_FORMAT = "ringfeed-saved-model-2"
+_FILES = ("saved_model.pb", "variables/variables.index")
+
+
+def provenance_of(model: TrainedModel) -> Provenance:
+    """What a SavedModel is made from."""
+    return Provenance(record=_EXTRA, digest=digest_of(_FORMAT, model.identity), files=_FILES)
 
 
 def saved_model_files(model: TrainedModel, check: Callable[[TrainedModel, str], None]) -> dict[str, bytes]:
@@ -143,7 +151,8 @@ def input_names(columns: Iterable[str]) -> dict[str, str]:
 
 def _described(model: TrainedModel, features: Iterable[Feature], names: Mapping[str, str]) -> dict[str, Any]:
     return {
-        "format": "ringfeed-saved-model-2",
+        "format": _FORMAT,
+        "made_from": provenance_of(model).digest,
         "step": model.step,
         "task": model.config.task,
         "classes": model.classes,

@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from ringfeed.pipeline.select.sample_columns import mask_name
 from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.destination.provenance import digest_of
 from ringfeed.sharding.errors import ConfigError, DatasetError, TrainingError
 from ringfeed.sharding.messages import brief
 from ringfeed.sharding.schema import Feature
@@ -30,7 +31,7 @@ from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.storage.untrusted_files import guarded, open_untrusted
 from ringfeed.training.checkpoint.snapshot import check_state
 from ringfeed.training.checkpoint.store import Checkpoint, CheckpointStore
-from ringfeed.training.config.config_file import parse_config
+from ringfeed.training.config.config_file import parse_config, to_tree
 from ringfeed.training.config.data import DataConfig
 from ringfeed.training.config.model import APPLICATIONS
 from ringfeed.training.config.train_config import TrainConfig
@@ -39,6 +40,7 @@ from ringfeed.training.models.keras_files import check_hdf5
 from ringfeed.training.models.model_file import ModelFile, decode_model
 from ringfeed.training.models.preprocess import Element, Preprocess, check_masks, feature_columns, masked_features
 from ringfeed.training.models.target import Target, plan_target
+from ringfeed.training.ring.same_weights import weights_digest
 from ringfeed.training.run.inputs import one_manifest, open_manifests
 
 __all__ = ["TrainedModel", "column_spec", "count_weights", "mask_specs", "open_trained"]
@@ -70,6 +72,13 @@ class TrainedModel:
     def classes(self) -> list[str]:
         """Names of the classes or labels, in the order of the scores; a regression has none."""
         return list(self.target.classes)
+
+    @cached_property
+    def identity(self) -> str:
+        """Digest of what decides its scores: the same for a run's file and for its checkpoint of the same step."""
+        tree = to_tree(self.config)
+        preprocessing = [tree["task"], {**tree["data"], "url": ""}, tree["model"], self.manifest.identity]
+        return digest_of(self.step, preprocessing, weights_digest(self.network.weights))
 
     @cached_property
     def target(self) -> Target:

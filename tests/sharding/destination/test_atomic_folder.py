@@ -7,6 +7,7 @@ import pytest
 
 from ringfeed.sharding import DestinationError, clean
 from ringfeed.sharding.destination.atomic_folder import open_atomic_folder
+from ringfeed.sharding.destination.provenance import Provenance
 from ringfeed.sharding.storage.lease import LEASE_NAME, hold_lease
 from ringfeed.sharding.storage.private_folders import make_private_folder
 from ringfeed.sharding.storage.storage import Storage
@@ -158,25 +159,65 @@ def test_a_file_at_the_target_is_refused(tmp_path: Path) -> None:
         open_atomic_folder(Storage(str(tmp_path / "out"))).__enter__()
 
 
-@pytest.mark.parametrize("others", [[], ["thesis.txt"]])
-def test_an_export_that_was_killed_after_its_rename_is_made_again(tmp_path: Path, others: list[str]) -> None:
-    target, room = Storage(str(tmp_path / "out")), Storage(str(tmp_path / ".out.exporting"))
-    with open_atomic_folder(target, "a") as draft:
+def provenance(digest: str) -> Provenance:
+    return Provenance(record="README.md", digest=digest, files=[TAR])
+
+
+def write_made(draft: Storage | None, digest: str) -> None:
+    assert draft is not None
+    draft.write(TAR, digest.encode())
+    draft.write("README.md", f"made from {digest}".encode())
+
+
+@pytest.mark.parametrize("killed_at", ["the end of its body", "its rename", "no time"])
+def test_an_export_that_is_complete_stays_and_is_found_by_the_same_one_alone(store: Store, killed_at: str) -> None:
+    target = Storage(f"{store.url}/out")
+    room = target if target.is_object_store else Storage(f"{store.url}/.out.exporting")
+    with open_atomic_folder(target, provenance("aa")) as draft:
         mark = room.read(LEASE_NAME)
-        draft.write(TAR, b"old")
-    for name in others:
-        target.write(name, b"mine")
-    make_private_folder(tmp_path / ".out.exporting", "")
-    room.write(LEASE_NAME, mark)  # as a kill leaves it
-    with pytest.raises(DestinationError, match="is not empty"), open_atomic_folder(target, "b"):
+        write_made(draft, "aa")
+    if room.local_path is not None and killed_at != "no time":
+        make_private_folder(room.local_path, "")
+    if killed_at != "no time":
+        room.write(LEASE_NAME, mark)  # as a kill leaves it
+    if killed_at == "the end of its body" and room != target:
+        for name in target.list():
+            room.folder("files").write(name, target.read(name))
+            target.remove(name)
+    with open_atomic_folder(target, provenance("aa")) as again:
+        if killed_at == "the end of its body" and room != target:
+            write_made(again, "aa")  # the folder had not appeared
+        else:
+            assert again is None
+    assert store.list() == ["out/README.md", f"out/{TAR}"]
+    assert target.read(TAR) == b"aa"
+    with (
+        pytest.raises(DestinationError, match="holds an export already, but not this one .*; remove it, or choose an"),
+        open_atomic_folder(target, provenance("bb")),
+    ):
         pass
-    again = open_atomic_folder(target, "a")
-    if others:
-        with pytest.raises(DestinationError, match=r"is not empty \(there is 'thesis.txt'\)"), again:
-            pass
-        assert target.list() == sorted([TAR, *others])
-    else:
-        with again as draft:
-            draft.write(TAR, b"new")
-        assert target.read(TAR) == b"new"
+    assert store.list() == ["out/README.md", f"out/{TAR}"]
+
+
+def test_an_export_that_lacks_a_file_is_not_taken_for_complete(store: Store) -> None:
+    target = Storage(f"{store.url}/out")
+    with open_atomic_folder(target, provenance("aa")) as draft:
+        write_made(draft, "aa")
+    target.remove(TAR)
+    with pytest.raises(DestinationError, match="holds an export already"), open_atomic_folder(target, provenance("aa")):
+        pass
+    target.remove("README.md")
+    with open_atomic_folder(target, provenance("aa")) as draft:
+        write_made(draft, "aa")
+    assert target.list() == ["README.md", TAR]
+
+
+def test_files_of_others_beside_a_complete_export_stay(tmp_path: Path) -> None:
+    target = Storage(str(tmp_path / "out"))
+    with open_atomic_folder(target, provenance("aa")) as draft:
+        write_made(draft, "aa")
+    target.write("thesis.txt", b"mine")
+    with open_atomic_folder(target, provenance("aa")) as again:
+        assert again is None
+    assert target.list() == ["README.md", "thesis.txt", TAR]
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -16,7 +16,7 @@ from ringfeed.sharding import (
     Progress,
     export,
 )
-from ringfeed.sharding.exporting.export import EXPORT_FORMATS
+from ringfeed.sharding.exporting.export import EXPORT_FORMATS, Export
 from tests.helpers.builds import built
 from tests.helpers.kinds import ROWS, write_kinds
 from tests.servers.store import Store
@@ -123,3 +123,22 @@ def test_the_dataset_itself_is_no_destination(dataset: str) -> None:
 def test_options_that_make_no_sense_are_refused(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ExportOptions(**({"url": "a", "destination": "b", "to": "hf"} | options))
+
+
+@pytest.mark.parametrize("to", EXPORT_FORMATS)
+def test_a_finished_export_is_found_by_the_same_one_and_refused_to_others(
+    dataset: str, store: Store, tmp_path: Path, to: str
+) -> None:
+    def once_more(splits: tuple[str, ...], url: str = dataset) -> Export:
+        return export(ExportOptions(url=url, destination=f"{store.url}/out", to=to, splits=splits))
+
+    first = once_more(("test", "train"))
+    whole = {name: store.read_bytes(name) for name in store.list()}
+    again = once_more(("test", "train"))
+    assert (first.is_new, again.is_new) == (True, False)
+    assert (first.records, first.files, first.bytes) == (again.records, again.files, again.bytes)
+    built(tmp_path / "x.parquet", tmp_path / "other", label="label", shards=3, splits=SPLITS, seed=1)
+    for splits, url in ((("test",), dataset), (("test", "train"), str(tmp_path / "other"))):
+        with pytest.raises(DestinationError, match="holds an export already, but not this one"):
+            once_more(splits, url)
+    assert {name: store.read_bytes(name) for name in store.list()} == whole

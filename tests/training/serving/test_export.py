@@ -25,7 +25,7 @@ from ringfeed.training.models.model_file import encode_model
 from ringfeed.training.serving.saved_model import input_names
 from ringfeed.training.serving.trained import open_trained
 
-from .conftest import Run
+from .conftest import Run, trained
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:__array__:DeprecationWarning",  # of Keras, as it saves
@@ -183,3 +183,21 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(
         assert status or free == 100
     (small_disk / "ballast").unlink()  # the remedy
     assert main(["export", flights_run.model, "--out", str(small_disk / "served"), "--quiet"]) == 0
+
+
+def test_a_finished_export_is_found_by_the_same_model_and_refused_to_others(
+    tmp_path: Path, flights: str, flights_run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "served"
+    other = trained(tmp_path, {"data": {"url": flights, "batch_size": 100}, "max_steps": 1})
+    assert main(["export", flights_run.model, "--out", str(out), "-q"]) == 0
+    whole = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
+    capsys.readouterr()
+    for same in flights_run[:2]:  # the file, and the checkpoint of the same step
+        assert main(["export", same, "--out", str(out)]) == 0
+        assert f" is there already: {out} (saved_model)\n" in capsys.readouterr().out
+    assert main(["export", other.model, "--out", str(out)]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "holds an export already, but not this one" in said
+    assert "remove it, or choose another folder" in said
+    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == whole

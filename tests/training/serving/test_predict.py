@@ -13,7 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.pipeline import Loader
-from ringfeed.sharding import BuildOptions, ConfigError, DestinationError, build, open_dataset
+from ringfeed.sharding import BuildOptions, DestinationError, build, open_dataset
+from ringfeed.sharding.destination.held_folder import hold_folder
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.tools.cli import main
 from ringfeed.training.config.config_file import parse_config
@@ -220,15 +221,40 @@ def test_scores_that_are_nan_predict_nothing_and_are_counted(
     assert [value is None for value in found["predicted"].to_pylist()] == [v is None for v in found["x"].to_pylist()]
 
 
-def test_predictions_of_the_same_command_are_replaced_if_it_was_killed_at_its_end(tmp_path: Path) -> None:
-    with hold_predictions(str(tmp_path), "a") as storage:
-        mark = storage.read("_predicting.json")
-        storage.write("_predictions.json", b"{}")
-    assert [path.name for path in tmp_path.iterdir()] == ["_predictions.json"]
-    Storage(str(tmp_path)).write("_predicting.json", mark)  # as a kill leaves it
-    with pytest.raises(ConfigError, match="holds predictions already"), hold_predictions(str(tmp_path), "b"):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == ["_predictions.json"]
-    Storage(str(tmp_path)).write("_predicting.json", mark)
-    with hold_predictions(str(tmp_path), "a"):
-        assert [path.name for path in tmp_path.iterdir()] == ["_predicting.json"]
+def _contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_finished_predictions_are_found_by_the_same_command_and_refused_to_others(
+    tmp_path: Path, flights: str, flights_run: Run, capsys: pytest.CaptureFixture[str], killed: bool
+) -> None:
+    """Killed: after the last file was written, before the lease was released."""
+    out, trained_again = tmp_path / "out", tmp_path / "again"
+    command = ["predict", flights_run.model, flights, "--split", "test", "--out", str(out)]
+    assert main(command) == 0
+    whole = _contents(out)
+    if killed:
+        with hold_folder(Storage(str(tmp_path / "other")), {"task": "predict"}, "_predicting.json", "") as held:
+            (out / "_predicting.json").write_bytes(held.read("_predicting.json"))
+    capsys.readouterr()
+    for same in ([], ["--batch-size", "7"]):  # the batch size changes no prediction
+        assert main([*command, *same]) == 0
+        assert capsys.readouterr().out == f"the predictions of 1,000 records of 'test' are there already: {out}\n"
+        assert _contents(out) == whole
+    assert main([command[0], flights_run.checkpoints, *command[2:], "--json"]) == 0  # the same step of the same run
+    said = json.loads(capsys.readouterr().out)
+    assert {key: value for key, value in said.items() if key != "seconds"} == json.loads(whole["_predictions.json"])
+
+    rebuilt = shutil.copytree(flights, tmp_path / "elsewhere")
+    assert main([*command[:2], str(rebuilt), *command[3:]]) == 0  # the same dataset at another place
+    trained_again.mkdir()
+    other = trained(trained_again, {"data": {"url": flights, "batch_size": 100}, "max_steps": 1})
+    for model, more in [(other.model, []), (flights_run.model, ["--keep", "late"])]:
+        assert main([command[0], model, *command[2:], *more]) == 1
+        said_last = capsys.readouterr().err.splitlines()[-1]
+        assert "holds predictions already, but not" in said_last
+        assert "remove it, or name another folder" in said_last
+        assert _contents(out) == whole
+    (out / "part-00000-of-00001.parquet").unlink()
+    assert main(command) == 1  # not complete
