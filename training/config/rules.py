@@ -106,7 +106,6 @@ PAIRS: tuple[Pair, ...] = (
     Pair("compression.method!=none", _OWN_METHOD, "a method of your own decides what ranks exchange"),
     Pair(_OWN_METHOD, _SERVERS + "|mirrored|multi_worker", "the ranks of a ring use it", "backend=horovod"),
     Pair(_ROUNDS, "precision=float16", "the loss scales of the ranks could part", "precision=bfloat16"),
-    Pair("ema.decay", _ROUNDS, "the ranks' weights differ between rounds"),
     Pair("sync.clients", "overfit_batches", "the ranks' batches differ", "overfit_batches=null"),
     Pair("sync.clients", "data.mixture", "it has no parts"),
     # compression

@@ -246,7 +246,7 @@ def _steps(
         parts.scale,
         options,
         read_clock=clock(deterministic=config.deterministic) if is_recorded or follows_speed else None,
-        average=parts.average,
+        average=None if parts.synchronizer.apart_variables else parts.average,  # else rounds update it
         replicas=replicas,
     )
     train_step: TrainStep = in_one_line(step)

@@ -161,7 +161,7 @@ class Trainer(BaseTrainer):
         self._agreed_stop = metrics.is_stopping
         self._log.add(metrics, batch[0], got - asked)
         self._progress.advance()
-        self.parts.synchronizer.after_step(self.position.step)
+        self._agreement.after_step(self.position.step)
         times = StepTimes(asked, got, returned, time.monotonic(), metrics.stamps)
         self.reports.emit(StepDone(position.step + 1, position.epoch, position.epoch_step, metrics.loss, times))
 

@@ -40,7 +40,7 @@ class Agreement:
         ring: the ranks.
         network: the network.
         synchronizer: keeps the ranks in step.
-        average: the moving average of the weights, if there is one.
+        average: the moving average of the weights, if there is one. In rounds it takes in what they lead to.
 
     Attributes:
         variables: what this rank holds; checkpoints keep it for every rank.
@@ -53,12 +53,14 @@ class Agreement:
         self._ring, self._synchronizer = ring, synchronizer or EveryStep(ring)
         trainable = {id(variable) for variable in network.trainable_weights}
         moving = [v.value for v in network.weights if id(v) not in trainable and "float" in str(v.dtype)]
+        self._average = average if self._synchronizer.apart_variables else None
         if average is not None:
-            moving += average.statistics
+            moving += average.statistics if self._average is None else average.variables
         is_alone = ring.size == 1 and replicas_of(ring) is None
         self._moving = [] if is_alone else moving
         self._moving_base = [tf.Variable(v, trainable=False, name="base") for v in self._moving]
-        self.variables: list[Variable] = [*self._synchronizer.apart_variables, *self._moving]
+        alone = self._average.variables if self._average is not None and is_alone else []
+        self.variables: list[Variable] = [*self._synchronizer.apart_variables, *self._moving, *alone]
         self.base: list[Variable] = [*self._synchronizer.base_variables, *self._moving_base]
         self._own: list[list[Tensor]] | None = None  # this rank's values, while it holds the agreed ones
 
@@ -67,6 +69,16 @@ class Agreement:
         self._synchronizer.begin()
         for base, variable in zip(self._moving_base, self._moving, strict=True):
             base.assign(copies(variable)[0])
+
+    def after_step(self, step: int) -> None:
+        """Do what is due after a step; `step` counts from 1. At the end of a round the average takes in its weights."""
+        self._synchronizer.after_step(step)
+        if not self._synchronizer.open_steps(step):
+            self._update_average(step, self._synchronizer.open_steps(step - 1) + 1)
+
+    def _update_average(self, step: int, since: int) -> None:
+        if self._average is not None and since:
+            self._average.update(step, since)
 
     @contextmanager
     def applied(self, step: int, weight: float = 1.0) -> Iterator[None]:
@@ -82,6 +94,7 @@ class Agreement:
         pairs = self._agreed(step, weight)
         self._own = self._held()
         _assign(pairs)
+        self._update_average(step, self._synchronizer.open_steps(step))
         try:
             yield
         finally:
@@ -93,6 +106,7 @@ class Agreement:
     def settle(self, step: int = 0, weight: float = 1.0) -> None:
         """Give all ranks the agreed values for good (a collective)."""
         _assign(self._agreed(step, weight))
+        self._update_average(step, self._synchronizer.open_steps(step))
         for base, variable in zip(self._moving_base, self._moving, strict=True):
             base.assign(copies(variable)[0])
 

@@ -1,6 +1,7 @@
 """The moving average of a network's weights over steps, which generalises better than the last weights.
 
-It is not an average over ranks: each rank keeps its own, from weights that are the same on all.
+It is not an average over ranks: each rank keeps its own, from weights that are the same on all. Where ranks train alone
+in rounds, `Agreement` updates it at the end of each round, as the server's average in federated learning.
 """
 
 from __future__ import annotations
@@ -47,15 +48,18 @@ class MovingAverage:
         pairs = zip(self._averaged, self.variables, strict=True)
         self.statistics = [average for weight, average in pairs if id(weight) not in trained]
 
-    def update(self, steps: Tensor) -> None:
-        """Take in the weights of now, in `tf.function`.
+    def update(self, steps: Tensor, since: int = 1) -> None:
+        """Take in the weights of now, also in `tf.function`.
 
         Args:
             steps: number of updates of the weights so far, integer scalar.
+            since: updates since the last call: the average keeps ``d ** since`` of itself.
         """
         share = tf.constant(1 - self._decay, tf.float64)
         if self._warms_up:
             share = tf.maximum(share, 9 / (10 + tf.cast(steps, tf.float64)))
+        if since > 1:
+            share = 1 - (1 - share) ** since
         for average, weight in zip(self.variables, self._weights, strict=True):
             average.assign_add((weight - average) * tf.cast(share, average.dtype))
 

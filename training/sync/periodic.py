@@ -79,11 +79,12 @@ class Periodic(EveryStep):
 
     def after_step(self, step: int) -> None:
         """End a round where one is due."""
-        if self._ends_at(step):
+        if step > self._start_step and not self.open_steps(step):
             self.end_round(step)
 
-    def _ends_at(self, step: int) -> bool:
-        return step % self._every == 0 and step > self._start_step
+    def open_steps(self, step: int) -> int:
+        """The steps since the last round, or since those that are synchronous."""
+        return min(step % self._every, max(step - self._start_step, 0))
 
     def end_round(self, step: int) -> None:
         """Give all ranks the weights that the round leads to."""
@@ -99,7 +100,7 @@ class Periodic(EveryStep):
 
     def agreed(self, step: int) -> list[tuple[Variable, Tensor]]:
         """The weights if the round ended after `step`; none where all ranks hold the same."""
-        if step <= self._start_step or self._ends_at(step):
+        if not self.open_steps(step):
             return []
         return list(zip(self._variables, self._outcome(step)[0], strict=True))
 

@@ -147,6 +147,9 @@ class Synchronizer(Protocol):
     def after_step(self, step: int) -> None:
         """Do what is due after a step, outside `tf.function`; `step` counts from 1."""
 
+    def open_steps(self, step: int) -> int:
+        """Return how many of the first `step` steps belong to a round that has not ended; 0 if there are no rounds."""
+
     def agreed(self, step: int) -> list[tuple[Variable, Tensor]]:
         """Return the weights that all ranks agree on, by variable, for an evaluation, a checkpoint and the end.
 
@@ -198,6 +201,10 @@ class EveryStep:
 
     def after_step(self, step: int) -> None:
         """Nothing to do."""
+
+    def open_steps(self, step: int) -> int:
+        """None: there are no rounds."""
+        return 0
 
     def agreed(self, step: int) -> list[tuple[Variable, Tensor]]:
         """None: the ranks never differ."""

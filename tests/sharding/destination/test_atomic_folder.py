@@ -192,7 +192,7 @@ def test_an_export_that_is_complete_stays_and_is_found_by_the_same_one_alone(sto
     assert store.list() == ["out/README.md", f"out/{TAR}"]
     assert target.read(TAR) == b"aa"
     with (
-        pytest.raises(DestinationError, match="holds an export already, but not this one .*; remove it, or choose an"),
+        pytest.raises(DestinationError, match=r"holds an export already, but not this one .*; remove it, or choose an"),
         open_atomic_folder(target, provenance("bb")),
     ):
         pass

@@ -90,7 +90,7 @@ def tree_of(mode: str, ranks: int, checkpoints: str | None) -> dict[str, Any]:
         "model": {"name": "modes_network:network"},
         "optimizer": {"name": "sgd", "momentum": MOMENTUM, "learning_rate": RATE, "nesterov": mode == "top_k"},
         "schedule": {"decay": "constant"},
-        "ema": {"decay": None if "method" in sync else DECAY, "warmup": False},
+        "ema": {"decay": DECAY, "warmup": False},
         "epochs": EPOCHS,
         "sync": sync,
         "compression": COMPRESSED.get(mode, {}),
@@ -192,11 +192,15 @@ def gradient(
 
 
 def apply(rank: Rank, gradients: Mapping[str, Floats]) -> None:
-    """A step of SGD with momentum, and of the moving average."""
+    """A step of SGD with momentum."""
     for name, value in gradients.items():
         rank.velocity[name] = MOMENTUM * rank.velocity[name] - RATE * value
         rank.values[name] = rank.values[name] + rank.velocity[name]
-    rank.average = {k: v + (rank.values[k] - v) * (1 - DECAY) for k, v in rank.average.items()}
+
+
+def averaged(average: Mapping[str, Floats], values: Mapping[str, Floats], steps: int) -> dict[str, Floats]:
+    """A moving average once it has taken in values for so many steps."""
+    return {name: DECAY**steps * old + (1 - DECAY**steps) * values[name] for name, old in average.items()}
 
 
 def mean_of(values: list[Floats], weights: list[float] | None = None) -> Floats:
@@ -214,13 +218,20 @@ class Simulation:
         self.ranks = [Rank.new() for _ in range(ranks)]
         self.outer = {"kernel": np.zeros((3, 2)), "bias": np.zeros(2)}
         self.base = {name: self.ranks[0].values[name] for name in self.outer}
+        self.open_steps = 0  # since the moving average took in weights
 
     def train(self, batches: Batches) -> dict[str, Floats]:
         """Train on all batches; return the agreed values."""
         for step, batch in enumerate(batches):
             self._step(step, batch)
-            if self.method != "every_step" and (step + 1) % self.every == 0 and step + 1 > self.start:
+            is_synchronous = self.method == "every_step" or step < self.start
+            if not is_synchronous and (step + 1) % self.every == 0:
                 self._end_round(step + 1)
+            self.open_steps += 1
+            if is_synchronous or (step + 1) % self.every == 0:
+                for rank in self.ranks:
+                    rank.average = averaged(rank.average, rank.values, self.open_steps)
+                self.open_steps = 0
         return self._agreed(len(batches))
 
     def _step(self, step: int, batch: list[tuple[Floats, npt.NDArray[np.int64]] | None]) -> None:
@@ -282,8 +293,7 @@ class Simulation:
     def _agreed(self, done: int) -> dict[str, Floats]:
         samples = [float(rank.samples) for rank in self.ranks]
         result = {name: mean_of([rank.values[name] for rank in self.ranks], samples) for name in ("mean", "variance")}
-        result |= {f"average {n}": mean_of([r.average[n] for r in self.ranks], samples) for n in self.ranks[0].average}
         is_together = self.method != "gossip" and (done % self.every == 0 or self.method == "every_step")
-        return result | (
-            {name: self.ranks[0].values[name] for name in self.base} if is_together else self._outcome()[0]
-        )
+        result |= {name: self.ranks[0].values[name] for name in self.base} if is_together else self._outcome()[0]
+        average = {name: mean_of([rank.average[name] for rank in self.ranks], samples) for name in result}
+        return result | {f"average {n}": value for n, value in averaged(average, result, self.open_steps).items()}
