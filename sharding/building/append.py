@@ -30,7 +30,7 @@ from ringfeed.sharding.sources.records.in_memory import is_in_memory
 from ringfeed.sharding.storage.lease import Holder
 from ringfeed.sharding.storage.storage import Storage
 
-from .build import describe_build, write_dataset
+from .build import describe_build, planned_dataset
 from .build_plan import BuildPlan
 from .memory_sources import options_of, spilled_source
 from .options import ONE_SPLIT, BuildOptions, normalize_places
@@ -225,16 +225,14 @@ def _append(options: AppendOptions, executor: Executor | None, report: Report) -
         base = draft.base
         assert base is not None
 
-        def find_committed(plan: BuildPlan) -> Manifest | None:
-            if _was_appended(base.manifest, draft.lease.previous, plan):
-                return base.manifest
-            _check_new(base.manifest, plan, options)
-            return None
-
         with record_listings() as listings, _kind_hint(base.manifest, options):
             decided = _settle(options.for_dataset(base), base, EarlierShards.of(base), executor, report)
             source = open_matching_source(base.manifest.schema, decided)
-        return write_dataset(source, listings, decided, draft, find_committed, executor=executor, report=report)
+        with planned_dataset(source, listings, decided, draft, executor=executor, report=report) as planned:
+            if _was_appended(base.manifest, draft.lease.previous, planned.plan):
+                return base.manifest
+            _check_new(base.manifest, planned.plan, options)
+            return planned.write()
 
 
 def _settle(

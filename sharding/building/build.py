@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import ExitStack, closing
-from dataclasses import replace
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ringfeed.sharding.dataset.earlier_shards import EarlierShards
@@ -27,12 +27,10 @@ from ringfeed.sharding.errors import RingfeedError
 from ringfeed.sharding.prepare.screening.bad_records import encode_rejected
 from ringfeed.sharding.progress import Report, ignore
 from ringfeed.sharding.sources import Source
-from ringfeed.sharding.sources.base import unwrap
+from ringfeed.sharding.sources.base import LateSource, RecutSource, unwrap
 from ringfeed.sharding.sources.files.find import check_unchanged
 from ringfeed.sharding.sources.files.snapshot import Listing, record_listings
-from ringfeed.sharding.sources.images.class_folders import ImageFolderSource
 from ringfeed.sharding.sources.records.in_memory import is_in_memory
-from ringfeed.sharding.sources.tables.memory import MemorySource
 from ringfeed.sharding.storage.fenced_storage import fence_for_workers
 from ringfeed.sharding.storage.storage import Storage, public_url
 
@@ -48,7 +46,7 @@ from .stages import WriteStages, common_layout, plan_buckets
 from .survey import survey, warn_of_rotated_images
 from .totals import BuildTotals
 
-__all__ = ["build", "describe_build", "plan_build", "write_dataset"]
+__all__ = ["PlannedDataset", "build", "describe_build", "plan_build", "planned_dataset"]
 
 
 def plan_build(
@@ -117,12 +115,11 @@ def _build(options: BuildOptions, executor: Executor | None, report: Report) -> 
     survey(source, options)
     destination = Storage(options.destination)
     purpose: Purpose = "replace" if options.overwrite else "new"
-    with draft_dataset(destination, purpose, describe_build(options.source, options.spill)) as draft:
-
-        def find_committed(plan: BuildPlan) -> Manifest | None:
-            return draft.find_committed(plan.fingerprint(options))
-
-        return write_dataset(source, listings, options, draft, find_committed, executor=executor, report=report)
+    with (
+        draft_dataset(destination, purpose, describe_build(options.source, options.spill)) as draft,
+        planned_dataset(source, listings, options, draft, executor=executor, report=report) as planned,
+    ):
+        return draft.find_committed(planned.plan.fingerprint(options)) or planned.write()
 
 
 def describe_build(source: object, spill: str | None, task: str = "build") -> dict[str, str]:
@@ -130,29 +127,57 @@ def describe_build(source: object, spill: str | None, task: str = "build") -> di
     return {"task": task, "source": public_url(str(source)), "writer": program_version(), **spill_lease_entry(spill)}
 
 
-def write_dataset(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedDataset:
+    """A dataset, or a generation of one, that is planned and not yet written.
+
+    Attributes:
+        plan: the plan.
+        context: what all rounds share.
+        listings: the source's files as they were when it was opened.
+        draft: draft to write to.
+        root: root of the spill folders.
+        workers: the engine, which is closed before the commit.
+    """
+
+    plan: BuildPlan
+    context: BuildContext
+    listings: Mapping[str, Listing]
+    draft: DatasetDraft
+    root: Storage
+    workers: ExitStack
+
+    def write(self) -> Manifest:
+        """Write the shards and commit them; returns the manifest."""
+        with self.draft.checking_lease():
+            written, infos = _write_shards(self.plan, self.context, self.listings, self.draft, self.root)
+        self.workers.close()  # frees their memory, which the commit needs where there are very many classes
+        manifest = _commit(self.plan, self.draft, written, infos)
+        warn_of_rotated_images(manifest)
+        return manifest
+
+
+@contextmanager
+def planned_dataset(
     source: Source,
     listings: Mapping[str, Listing],
     options: BuildOptions,
     draft: DatasetDraft,
-    find_committed: Callable[[BuildPlan], Manifest | None],
     *,
     executor: Executor | None = None,
     report: Report = ignore,
-) -> Manifest:
-    """Write a source into a draft and commit it, as a dataset or as a generation of the dataset appended to.
+) -> Iterator[PlannedDataset]:
+    """Plan what a source will be in a draft: a dataset, or a generation of the dataset appended to.
+
+    Spill files last until the body ends; after an error that a resumed build may recover from, longer.
 
     Args:
         source: prepared source.
         listings: the source's files as they were when it was opened.
         options: options of the build; for an append, those that the dataset decides are already set.
         draft: draft to write to.
-        find_committed: returns the manifest if the plan was committed before; may refuse the plan by raising.
         executor: executor of the tasks; by default, the engine of the options.
         report: called after every task.
-
-    Returns:
-        The manifest that was committed.
     """
     root = spill_root(options.spill, options.destination)
     remove_abandoned_spill(draft.lease.previous, options.destination, root)
@@ -169,13 +194,7 @@ def write_dataset(
         try:
             scratch = open_scratch(root) if options.needs_census else None
             plan = make_plan(source, context, root, scratch)
-            manifest = find_committed(plan)
-            if manifest is None:
-                with draft.checking_lease():
-                    written, infos = _write_shards(plan, context, listings, draft, root)
-                workers.close()  # frees their memory, which the commit needs where there are very many classes
-                manifest = _commit(draft, written, infos)
-                warn_of_rotated_images(manifest)
+            yield PlannedDataset(plan=plan, context=context, listings=listings, draft=draft, root=root, workers=workers)
         except BaseException as error:
             draft.recount()
             if not (draft.finished and draft.may_resume(error)):
@@ -184,7 +203,6 @@ def write_dataset(
                 raise type(error)(f"{error}; {draft.resume_hint}".removeprefix("; ")) from error
             raise
         remove_spill(root, absent)
-    return manifest
 
 
 def _write_shards(
@@ -197,11 +215,11 @@ def _write_shards(
     bucketing = plan_buckets(plan, context)  # refuses what exceeds the memory before anything is spilled
     scratch = None if plan.census is None else plan.census.folder
     base = unwrap(plan.source)
-    cuts = base.cuts if isinstance(base, MemorySource) else ""
+    cuts = base.cuts if isinstance(base, RecutSource) else ""
     spill = open_spill(root, f"{fingerprint}-{bucketing.shards_per_bucket}{cuts}", scratch)
     stages = WriteStages(plan=plan, context=context, bucketing=bucketing, finished=finished, spill=spill)
     parts = stages.partition()
-    if not isinstance(base, ImageFolderSource):  # whose files `assemble` is yet to read
+    if not isinstance(base, LateSource):  # whose files `assemble` is yet to read
         check_unchanged(listings.values())
     draft.begin(finished)
     target = ShardTarget(
@@ -222,11 +240,7 @@ def _write_shards(
             draft.finished += len(results)
             totals.add(results)
     infos = totals.infos()
-    manifest = _describe(plan, options, target, totals)
-    companions = tfds_files(manifest, infos) if plan.base is None else {}
-    if plan.rejected:
-        companions |= {plan.names.rejected(plan.assignment.generation): encode_rejected(plan.rejected)}
-    return _with_companions(draft, manifest, companions), infos
+    return _describe(plan, options, target, totals), infos
 
 
 def _describe(plan: BuildPlan, options: BuildOptions, target: ShardTarget, totals: BuildTotals) -> Manifest:
@@ -248,18 +262,15 @@ def _describe(plan: BuildPlan, options: BuildOptions, target: ShardTarget, total
     )
 
 
-def _with_companions(draft: DatasetDraft, manifest: Manifest, companions: Mapping[str, bytes]) -> Manifest:
-    """Write companion files; returns the manifest with them listed."""
-    draft.write_companions(companions)
-    files = dict(manifest.files) | {path: file_info(data) for path, data in companions.items()}
-    return replace(manifest, files=files)
-
-
-def _commit(draft: DatasetDraft, written: Manifest, infos: list[ShardInfo]) -> Manifest:
+def _commit(plan: BuildPlan, draft: DatasetDraft, written: Manifest, infos: list[ShardInfo]) -> Manifest:
     """Commit the new shards, merged with the dataset that is appended to; returns the sealed manifest."""
     if draft.base is not None:
         written, infos = merge_generation(draft.base, written, infos)
-        written = _with_companions(draft, written, tfds_files(written, infos))
-    manifest, table = seal(written, infos)
+    companions = tfds_files(written, infos)
+    if plan.rejected:
+        companions[plan.names.rejected(plan.assignment.generation)] = encode_rejected(plan.rejected)
+    draft.write_companions(companions)
+    files = dict(written.files) | {path: file_info(data) for path, data in companions.items()}
+    manifest, table = seal(replace(written, files=files), infos)
     draft.commit(manifest, table)
     return manifest

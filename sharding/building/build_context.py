@@ -22,8 +22,6 @@ from .options import BuildOptions
 
 __all__ = ["BuildContext", "build_engine"]
 
-_CLUSTER_TASK_BYTES = 1 << 30  # memory of a task on a cluster, unless the options set it
-
 
 def build_engine(options: BuildOptions, leased_destination: str | None = None) -> AbstractContextManager[Executor]:
     """The engine that the options name; `leased_destination` as for `open_engine`."""
@@ -53,18 +51,17 @@ class BuildContext:
     @property
     def task_limit(self) -> int | Callable[[], int]:
         """How many tasks to keep submitted where memory sets no limit."""
-        return self.pool.max_pending if isinstance(self.pool, ClusterExecutor) else self.options.memory.max_pending
+        return self.memory_task_limit(self.options.memory.max_pending)
 
     def memory_task_limit(self, fitting: int) -> int | Callable[[], int]:
         """How many tasks to keep submitted if `fitting` of them fit into the memory of this machine."""
-        return self.task_limit if isinstance(self.pool, ClusterExecutor) else fitting
+        return self.pool.max_pending if isinstance(self.pool, ClusterExecutor) else fitting
 
     @property
     def memory(self) -> MemoryShare:
-        """The memory of this machine's processes; of each task on a cluster, which places tasks as it likes."""
-        if isinstance(self.pool, ClusterExecutor):
-            return MemoryShare(budget=self.options.memory_bytes or _CLUSTER_TASK_BYTES, workers=1, per_task=True)
-        return self.options.memory
+        """The memory of this machine's processes, or of each task on a cluster."""
+        options, pool = self.options, self.pool
+        return pool.memory_share(options.memory_bytes) if isinstance(pool, ClusterExecutor) else options.memory
 
     def memory_share(self, plan: BuildPlan) -> MemoryShare:
         """`memory`, with that for the classes of a plan."""

@@ -40,10 +40,13 @@ from ringfeed.sharding.errors import WorkerError
 from ringfeed.sharding.storage.error_messages import PROCESS_LIMIT_REACHED
 from ringfeed.sharding.storage.temporary_folder import mark_folder
 
+from .memory import MemoryShare
+
 __all__ = ["ClusterExecutor", "Job", "local_executor", "portable_error", "preload_workers", "run_tasks", "stream_tasks"]
 
 _SOCKET_PATH_BYTES = 107  # the longest path of a socket on Linux
 _OWN_FILES, _WORKER_FILES = 12, 3  # that a build opens besides those that are open when it starts, and per worker
+_TASK_BYTES = 1 << 30  # memory of a task on a cluster, unless the options set it
 _HELD_SECONDS = 0.1  # for which interrupts are held back at most, and between checks of a pool that finishes nothing
 
 T = TypeVar("T")
@@ -56,6 +59,10 @@ class ClusterExecutor(Executor, ABC):
     @abstractmethod
     def max_pending(self) -> int:
         """How many tasks to submit ahead of their results, to keep the cluster busy at its current size."""
+
+    def memory_share(self, task_bytes: int | None) -> MemoryShare:
+        """Return the memory of each task; the cluster places as many on a machine as it likes."""
+        return MemoryShare(budget=task_bytes or _TASK_BYTES, workers=1, per_task=True)
 
     @abstractmethod
     def cancel(self, futures: Collection[Future[Any]]) -> None:

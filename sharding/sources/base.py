@@ -24,9 +24,10 @@ from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.schema import Feature, Schema
 
 __all__ = [
-    "NO_FEATURES", "SKIP_REMEDY", "BadRecord", "CheckableSource", "NamedClassesSource", "NarrowableSource", "Part",
-    "RecordSource", "Reject", "SelectiveSource", "SizedSource", "Source", "WrappedSource", "complete_slices",
-    "draft_columns", "fail_on_bad", "ignore_bad", "late_bytes", "narrow_source", "rewrap", "select_part", "unwrap",
+    "NO_FEATURES", "SKIP_REMEDY", "BadRecord", "CheckableSource", "LateSource", "NamedClassesSource",
+    "NarrowableSource", "Part", "RecordSource", "RecutSource", "Reject", "SelectiveSource", "SizedSource", "Source",
+    "WrappedSource", "complete_slices", "draft_columns", "fail_on_bad", "ignore_bad", "late_bytes", "narrow_source",
+    "rewrap", "select_part", "unwrap",
 ]  # fmt: skip
 
 _FIRST_SLICE = 16  # records completed together before their size is known
@@ -211,6 +212,22 @@ class SizedSource(Protocol):
 
     def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
         """Return roughly how many bytes `complete` will add to each draft; int64 [rows]."""
+
+
+@runtime_checkable
+class RecutSource(Protocol):
+    """A source whose parts may be cut elsewhere although its fingerprint is the same."""
+
+    @property
+    def cuts(self) -> str:
+        """A hash of the cuts, by which spill files of different cuts have different names."""
+
+
+@runtime_checkable
+class LateSource(Protocol):
+    """A source whose files only `complete` reads."""
+
+    reads_late: ClassVar[bool]
 
 
 @runtime_checkable

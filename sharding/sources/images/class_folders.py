@@ -42,6 +42,7 @@ class ImageFolderSource:
         ".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".jp2", ".j2k", ".avif",
         ".ppm", ".pgm", ".pbm", ".pnm", ".heic", ".heif", ".jxl",
     )  # fmt: skip
+    reads_late: ClassVar[bool] = True
 
     url: str
     root: str
