@@ -25,9 +25,9 @@ from parts.simulation_ranks import GRADIENT_BYTES, make_step
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build
-from ringfeed.tools.profile.trials.training_trials import Workload
+from ringfeed.tools.measure.cost_trials import measure_costs
+from ringfeed.tools.measure.training_trials import Workload
 from ringfeed.tools.simulation import Costs, DatasetShape, RingCosts, Setup, StepCosts, fit_ring, simulate
-from ringfeed.tools.simulation.measure import measure_costs
 
 RECORDS, WIDTH, SHARDS, BATCH = 24_000, 512, 32, 256  # 48 MiB
 LOCAL_TIMES = 3  # as many records on the local disk, where an epoch would otherwise end too soon

@@ -52,6 +52,10 @@ TRAINING = (
     "servers",
     "launching",
 )
+TOOLS = (
+    "shard_dataset", "charts", "measure", "predict", "verdict", "report", "profile", "simulation", "tune", "demo",
+    "environment",
+)  # fmt: skip
 ROOMS = (
     "ringfeed.sharding",
     *(f"ringfeed.sharding.{name}" for name in SHARDING),
@@ -60,7 +64,7 @@ ROOMS = (
     *(f"ringfeed.training.{name}" for name in TRAINING),
     "ringfeed.training",
     "ringfeed.tools",
-    *(f"ringfeed.tools.{name}" for name in ("shard_dataset", "profile", "simulation", "tune", "demo", "environment")),
+    *(f"ringfeed.tools.{name}" for name in TOOLS),
 )
 """The folders in the order of their imports: the modules of each import from it and from those before it."""
 FARTHEST = 5

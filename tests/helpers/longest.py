@@ -24,7 +24,7 @@ LONGEST = (
     "tests/sharding/building/test_resume.py",
     "tests/sharding/repairing/test_rebuild_plan.py",
     "tests/tools/profile/test_measure.py",
-    "tests/tools/profile/trials/test_training_trials.py",
+    "tests/tools/measure/test_training_trials.py",
     "tests/tools/tune/test_tune.py",
     "tests/tools/simulation/test_bench_ring.py",
     "tests/tools/test_signals.py",

@@ -16,7 +16,7 @@ from ringfeed.tools.simulation import command as simulate_command
 from ringfeed.tools.tune import command as tune_command
 from ringfeed.training.records.record_format import END, Launch, Row
 from ringfeed.training.reports.events import RowsRecorded, RunEnded
-from ringfeed.training.reports.record_file import RecordFile
+from ringfeed.training.reports.recorder import RecordFile
 from tests.helpers.commands import run_here
 
 RECORDS = 17_000  # a global batch of 64 ranks

@@ -156,12 +156,12 @@ def profile(demo: Demo, name: str, url: str, shard_format: str) -> dict[str, Any
     if demo.is_quick:
         words += ["--seconds", "1"]
     document: dict[str, Any] = json.loads(demo.run(f"Profiling the loader on the {name}, {shard_format}", words))
-    table = Table("stage", "busy s", "wait s", "busy", box=None, pad_edge=False, header_style="dim")
+    table = Table("stage", "busy s", "wait s", "threads busy", box=None, pad_edge=False, header_style="dim")
     for column in table.columns[1:]:
         column.justify = "right"
     for stage in document["stages"]:
         seconds = (f"{stage[key]:.3f}" for key in ("busy_seconds", "wait_seconds"))
-        table.add_row(stage["name"], *seconds, f"{stage['share']:.0%}")
+        table.add_row(stage["name"], *seconds, f"{stage['share']:.2f}")
     demo.console.print(table)
     demo.say(f"{document['samples_per_second']:,.0f} samples/s; slowest stage: {document['slowest_stage']}")
     return document

@@ -1,7 +1,8 @@
 """The profiler: measures loader and training part by part, names the bottleneck, and what helps."""
 
+from ringfeed.tools.report.profile_result import Profile
+from ringfeed.tools.verdict.bottleneck import StageProfile
+
 from .measure import profile, profile_run
-from .result import Profile
-from .verdicts.bottleneck import StageProfile
 
 __all__ = ["Profile", "StageProfile", "profile", "profile_run"]

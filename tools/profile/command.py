@@ -24,13 +24,13 @@ from ringfeed.sharding.sources.user_code import import_function
 from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.tools.argument_types import add_verbosity, checked_type, parse_bytes
 from ringfeed.tools.console import print_warnings
+from ringfeed.tools.measure.run_records import holds_records
+from ringfeed.tools.report.profile_result import Profile
 from ringfeed.training.config.class_names import shares_by_class
 from ringfeed.training.run.state.outputs import check_writable
 
 from .measure import profile, profile_run
-from .result import Profile
-from .runs.command import run_on_records
-from .runs.records import holds_records
+from .run_command import run_on_records
 
 __all__ = ["add_arguments", "run"]
 
@@ -147,7 +147,7 @@ def run(args: argparse.Namespace) -> int:
     if args.follow or args.trace:
         raise ConfigError("--watch and --trace are for a run's records: name their folder (output.records)")
     if args.html is not None:
-        from .page import write_page  # now, for an error if matplotlib is not installed
+        from ringfeed.tools.report.profile_page import write_page  # now, for an error if matplotlib is not installed
 
         check_writable(args.html)
     with print_warnings("ringfeed profile", events=args.json, verbose=args.verbose):

@@ -16,11 +16,11 @@ from ringfeed.pipeline.fetch.shard_cache import Cache, MemoryCache, ShardCache, 
 from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.url_secrets import public_url
+from ringfeed.tools.measure.training_trials import Workload
+from ringfeed.tools.measure.workloads import configured_workload, function_workload
+from ringfeed.tools.report.profile_result import Profile
 
 from .procedure import Request, investigate
-from .result import Profile
-from .trials.training_trials import Workload
-from .trials.workloads import configured_workload, function_workload
 
 if TYPE_CHECKING:
     import pyarrow.compute as pc

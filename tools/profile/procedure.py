@@ -18,20 +18,19 @@ from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.errors import RangesError
 from ringfeed.sharding.storage.temporary_folder import temporary_folder
 from ringfeed.tools.console import print_stderr
-
-from .result import TriedKnob
-from .trials.estimates import Estimate, estimate, ratio
-from .trials.loader_trial import LoaderTrial, try_loader
-from .trials.other_load import LoadClock
-from .trials.part_trials import expect_warm, try_hand_over, try_opening, try_warm
-from .trials.slow_records import SlowRecords, find_slow_records
-from .trials.store_trial import StoreTrial, try_store
-from .trials.training_trials import TrainingTrials, Workload, try_together, try_training
-from .verdicts.bottleneck import Knob, StageProfile, name_bottleneck, name_knob
-from .verdicts.evidence import confirmed_limit, find_evidence
-from .verdicts.predictions import EpochFigures, Prediction, predict_gain
-from .verdicts.settings import LoaderFacts, LoaderTrials, candidate_settings
-from .verdicts.verdict import Verdict, judge
+from ringfeed.tools.measure.estimates import around, estimate, ratio
+from ringfeed.tools.measure.loader_trial import LoaderTrial, try_loader
+from ringfeed.tools.measure.other_load import LoadClock
+from ringfeed.tools.measure.part_trials import expect_warm, try_hand_over, try_opening, try_warm
+from ringfeed.tools.measure.slow_records import SlowRecords, find_slow_records
+from ringfeed.tools.measure.store_trial import StoreTrial, try_store
+from ringfeed.tools.measure.training_trials import TrainingTrials, Workload, try_together, try_training
+from ringfeed.tools.predict.gains import EpochFigures, Prediction, predict_gain
+from ringfeed.tools.predict.settings import LoaderFacts, LoaderTrials, candidate_settings
+from ringfeed.tools.report.profile_result import TriedKnob
+from ringfeed.tools.verdict.bottleneck import Knob, StageProfile, name_bottleneck, name_knob
+from ringfeed.tools.verdict.evidence import confirmed_limit, find_evidence, rest_of_loader
+from ringfeed.tools.verdict.verdict import Verdict, judge
 
 __all__ = ["Findings", "Request", "investigate"]
 
@@ -99,23 +98,24 @@ def investigate(loader: Loader, workload: Workload | None, request: Request) -> 
     training = (
         None if workload is None else try_training(workload, trial.first_batch, seconds["training"], request.report)
     )
-    figures = _figures(loader, trial, training, epoch_seconds)
+    figures = _figures(loader, trial, training, epoch_seconds, is_fetching=stage == "fetch")
     if stage == "fetch" and len(trial.fetch_rates) > 1:
-        figures = replace(figures, loader=_around(figures.loader.value, estimate(1.0, trial.fetch_rates)))
+        figures = replace(figures, loader=around(figures.loader.value, estimate(1.0, trial.fetch_rates)))
     slow = None
     if workload is not None and training is not None and training.input is not None:
         request.report("single records")
         slow = find_slow_records(workload, training.input, max(seconds["records"], _LEAST_SEARCH))
     other_load = clock.other_load()
-    cpu_share = queued = 0.0
+    cpu_share = lock_held = 0.0
     if training is not None:
-        together = training.together
+        together, lock_held = training.together, training.lock_held
         cpu_share = min(together.cpu_seconds / together.seconds / (os.cpu_count() or 1), 1.0)
-        queued = together.core_wait_seconds / together.seconds
     limit = confirmed_limit(knob.limit, figures, parts)
+    figures = replace(figures, rest=rest_of_loader(limit, figures, facts, parts))
     verdict = judge(
         figures, loader_limit=limit, seconds=_shortest(trial, training), disturbed=clock.disturbed(),
-        cpu_share=cpu_share, queued=queued, slow=slow, decodes=workload is not None and workload.decodes,
+        cpu_share=cpu_share, other_load=other_load, lock_held=lock_held, slow=slow,
+        decodes=workload is not None and workload.decodes,
     )  # fmt: skip
     verdict = replace(
         verdict,
@@ -198,15 +198,24 @@ def _try_parts(
     return LoaderTrials(store=store, warm=warm, hand_over=hand_over, larger=larger, opening=opening)
 
 
-def _figures(loader: Loader, trial: LoaderTrial, training: TrainingTrials | None, epoch_seconds: float) -> EpochFigures:
+def _figures(
+    loader: Loader, trial: LoaderTrial, training: TrainingTrials | None, epoch_seconds: float, *, is_fetching: bool
+) -> EpochFigures:
+    samples, rate = _epoch_samples(loader), trial.estimate(loader)
+    together = training.together if training else None
+    if together is not None and not is_fetching and together.samples_per_second > rate.value:
+        # Training cannot be faster than its loader: something disturbed that while it ran alone.
+        rate = together.estimate
+        epoch_seconds = min(epoch_seconds, trial.first_batch_seconds + samples / rate.value)
     return EpochFigures(
-        samples=_epoch_samples(loader),
+        samples=samples,
         first_batch_seconds=trial.first_batch_seconds,
-        loader=trial.estimate(loader),
+        loader=rate,
         loader_seconds=epoch_seconds,
         transform=training.transform_estimate if training else None,
         step=training.step.estimate if training else None,
-        together=training.together.estimate if training else None,
+        together=together.estimate if together else None,
+        waiting=together.wait_seconds / together.seconds if together else 0.0,
     )
 
 
@@ -224,7 +233,7 @@ def _best_knob(
     predictions = [
         predict_gain(setting, figures) for setting in candidate_settings(verdict.bottleneck, facts, figures, parts)
     ]
-    return next((each for each in predictions if each.gain.value >= _LEAST_GAIN), None)
+    return next((each for each in predictions if each.gain is None or each.gain.value >= _LEAST_GAIN), None)
 
 
 def _advice(
@@ -253,8 +262,8 @@ def _advice(
         return f"{wait}: fewer streams wait for fewer, and mix fewer into a batch; or write smaller shards"
     return {
         "cores": "input and step are each fast enough alone, but share the cores: give each rank more of them",
-        "framework_overhead": "input and step are each fast enough alone, but wait for each other, as under Python's "
-        "lock: write the transform and the step in TensorFlow operations (no py_function), under tf.function",
+        "framework_overhead": "input and step are each fast enough alone, but wait for Python's lock: write the "
+        "transform and the step in TensorFlow operations (no py_function), under tf.function",
         "step": "a faster model or more ranks; faster input gains nothing",
         "none": "input and step are about as fast: only both together can become faster",
     }.get(name, knob.text)
@@ -285,7 +294,7 @@ def _try_knob(
             )  # fmt: skip
         else:
             trial = _middle_trial(other, seconds, steps)
-            after = _figures(other, trial, None, trial.epoch_seconds(other))
+            after = _figures(other, trial, None, trial.epoch_seconds(other), is_fetching=False)
     epochs = after.samples / figures.samples  # with larger batches a few records more may be left out
     rate = after.loader if after.together is None else after.together
     before = figures.loader if figures.together is None else figures.together
@@ -294,7 +303,7 @@ def _try_knob(
         options=knob.options,
         epoch_samples_per_second=after.samples / after.seconds,
         first_batch_seconds=after.first_batch_seconds,
-        gain=_around(gain, ratio(rate, before)),
+        gain=around(gain, ratio(rate, before)),
     )
 
 
@@ -309,10 +318,6 @@ def _middle_trial(loader: Loader, seconds: float, steps: int | None) -> LoaderTr
 
 def _epoch_samples(loader: Loader) -> int:
     return loader.steps_per_epoch * loader.local_batch_size
-
-
-def _around(value: float, like: Estimate) -> Estimate:
-    return Estimate(value=value, low=value * like.low / like.value, high=value * like.high / like.value)
 
 
 def _stages(stats: Mapping[str, StageStats], seconds: float) -> tuple[StageProfile, ...]:

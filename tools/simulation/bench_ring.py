@@ -17,9 +17,8 @@ from ringfeed.sharding.errors import TrainingError
 from ringfeed.tools.argument_types import checked_type, parse_bytes
 
 if TYPE_CHECKING:
+    from ringfeed.tools.measure.costs import RingCosts
     from ringfeed.training.ring.ring import Ring
-
-    from .costs import RingCosts
 
 __all__ = ["RingTrial", "add_arguments", "fit_quality", "run", "try_ring"]
 
@@ -80,9 +79,8 @@ def run(args: argparse.Namespace) -> int:
     from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 
     with quiet_tensorflow():
+        from ringfeed.tools.measure.costs import fit_ring
         from ringfeed.training.ring.connect import connect
-
-        from .costs import fit_ring
 
         ring = connect()
     if ring.size == 1:

@@ -1,6 +1,6 @@
 """`ringfeed simulate`: predict epochs on other ranks, hosts, stores, shards and options from the command line.
 
-Tested in tests/tools/simulation/test_measure.py.
+Tested in tests/tools/measure/test_cost_trials.py.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from ringfeed.tools.console import align, print_stderr, print_warnings
 from ringfeed.training.run.state.outputs import check_writable, write_file
 
 if TYPE_CHECKING:
-    from .costs import Costs
-    from .measure import MeasuredDataset
-    from .result import Simulation
-    from .setup import DatasetShape, Prices, Setup
+    from ringfeed.tools.measure.cost_trials import MeasuredDataset
+    from ringfeed.tools.measure.costs import Costs
+    from ringfeed.tools.measure.dataset_shape import DatasetShape
+    from ringfeed.tools.predict.setup import Prices, Setup
+    from ringfeed.tools.predict.simulation import Simulation
 
 __all__ = ["add_arguments", "run"]
 
@@ -142,7 +143,7 @@ def run(args: argparse.Namespace) -> int:
         if path is not None:
             check_writable(path)
     with print_warnings("ringfeed simulate", events=args.json, verbose=args.verbose):
-        from .simulator import simulate_ranks
+        from ringfeed.tools.predict.simulator import simulate_ranks
 
         measured = _measured(args)
         if args.save_costs:
@@ -153,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
             ranks_per_host=args.ranks_per_host, local_batch=args.local_batch, prices=_prices(args),
         )  # fmt: skip
     if args.html is not None:
-        from .page import write_page
+        from ringfeed.tools.report.simulation_page import write_page
 
         write_page(simulations, args.url, args.html)
     if args.json:
@@ -165,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print(simulations: Sequence[Simulation]) -> None:
-    from .result import advice_on, table_of
+    from ringfeed.tools.predict.simulation import advice_on, table_of
 
     print("\n".join([*align(*table_of(simulations)), *advice_on(simulations)]))
 
@@ -175,10 +176,9 @@ def _measured(args: argparse.Namespace) -> MeasuredDataset:
     with quiet_tensorflow():
         import tensorflow  # noqa: F401
     from ringfeed.pipeline import Loader
-    from ringfeed.tools.profile.trials.workloads import function_workload
-
-    from .costs import Costs
-    from .measure import MeasuredDataset, measure_costs, shape_of
+    from ringfeed.tools.measure.cost_trials import MeasuredDataset, measure_costs, shape_of
+    from ringfeed.tools.measure.costs import Costs
+    from ringfeed.tools.measure.workloads import function_workload
 
     if args.transform and not args.step:
         raise ConfigError("--transform is measured with a step; give --step, too")
@@ -214,7 +214,7 @@ def _shape(shape: DatasetShape, args: argparse.Namespace) -> DatasetShape:
 
 def _costs(costs: Costs, args: argparse.Namespace) -> Costs:
     """The measured costs, with what the command line says instead."""
-    from .costs import RingCosts, StepCosts
+    from ringfeed.tools.measure.costs import RingCosts, StepCosts
 
     store = costs.store
     if args.latency is not None:
@@ -235,7 +235,7 @@ def _costs(costs: Costs, args: argparse.Namespace) -> Costs:
 
 
 def _setup(args: argparse.Namespace) -> Setup:
-    from .setup import Setup
+    from ringfeed.tools.predict.setup import Setup
 
     names = ("batch_size", "streams", "window_shards", "fetch_threads", "epochs", "seed")
     cores = {} if args.cores is None else {"cores": args.cores}
@@ -246,7 +246,7 @@ def _setup(args: argparse.Namespace) -> Setup:
 
 
 def _prices(args: argparse.Namespace) -> Prices:
-    from .setup import Prices
+    from ringfeed.tools.predict.setup import Prices
 
     return Prices(
         per_gb=args.price_per_gb,

@@ -21,7 +21,7 @@ from ringfeed.tools.console import print_warnings, stage_progress
 from ringfeed.training.run.state.outputs import check_writable, write_file
 
 if TYPE_CHECKING:
-    from .result import Tuning
+    from ringfeed.tools.report.tuning_result import Tuning
 
 __all__ = ["add_arguments", "run"]
 

@@ -1,6 +1,6 @@
 """Measure options beside the defaults: epoch after epoch in turn, so that what disturbs the machine disturbs all.
 
-Tested in tests/tools/tune/test_search.py.
+Tested in tests/tools/predict/test_search.py.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from statistics import median
 from typing import Any
 
 from ringfeed.pipeline import Loader
-from ringfeed.tools.profile.trials.training_trials import Workload
-from ringfeed.tools.simulation.trial_cache import trial_cache
+from ringfeed.tools.measure.training_trials import Workload
+from ringfeed.tools.measure.trial_cache import trial_cache
 
 __all__ = ["Confirmed", "confirm", "is_better"]
 

@@ -13,14 +13,15 @@ from typing import Any
 from ringfeed.pipeline import Loader, MemoryCache
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.url_secrets import public_url
-from ringfeed.tools.profile.trials.training_trials import Workload
-from ringfeed.tools.profile.trials.workloads import configured_workload, function_workload
-from ringfeed.tools.simulation import DatasetShape, Setup
-from ringfeed.tools.simulation.measure import MeasuredDataset, measure_costs
+from ringfeed.tools.measure.cost_trials import MeasuredDataset, measure_costs
+from ringfeed.tools.measure.dataset_shape import DatasetShape
+from ringfeed.tools.measure.training_trials import Workload
+from ringfeed.tools.measure.workloads import configured_workload, function_workload
+from ringfeed.tools.predict.search import Candidate, Space, choose, search, try_shard_sizes
+from ringfeed.tools.predict.setup import Setup
+from ringfeed.tools.report.tuning_result import TriedOptions, Tuning
 
 from .confirm import Confirmed, confirm, is_better
-from .result import TriedOptions, Tuning
-from .search import Candidate, Space, choose, search, try_shard_sizes
 
 __all__ = ["tune", "tune_run"]
 

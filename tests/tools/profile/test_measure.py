@@ -22,11 +22,11 @@ from ringfeed.pipeline.fetch.disk_cache import CacheFolder
 from ringfeed.pipeline.streams.shard_fetcher import ShardFetcher
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from ringfeed.tools.cli import main
+from ringfeed.tools.measure import loader_trial
 from ringfeed.tools.profile import measure
 from ringfeed.tools.profile import procedure as profile_module
-from ringfeed.tools.profile.result import Profile
-from ringfeed.tools.profile.trials import loader_trial
-from ringfeed.tools.profile.verdicts.bottleneck import StageProfile, name_bottleneck
+from ringfeed.tools.report.profile_result import Profile
+from ringfeed.tools.verdict.bottleneck import StageProfile, name_bottleneck
 from tests.helpers.commands import Cli
 
 profile = partial(measure.profile, seconds=0.5)  # which may not suffice for an epoch: tests that need one give `steps`

@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
+from ringfeed.tools.measure.costs import RingCosts
 from ringfeed.tools.simulation.bench_ring import RingTrial, fit_quality
-from ringfeed.tools.simulation.costs import RingCosts
 from tests.helpers.lean import lean_environment
 
 

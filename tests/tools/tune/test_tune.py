@@ -15,8 +15,8 @@ from ringfeed.pipeline import Loader
 from ringfeed.pipeline.fetch.shard_cache import open_cache
 from ringfeed.sharding import BuildOptions, build
 from ringfeed.tools.cli import main
+from ringfeed.tools.predict.search import search
 from ringfeed.tools.simulation import Setup
-from ringfeed.tools.tune.search import search
 from ringfeed.training.config.config_file import load_config
 from tests.servers.web import Behaviour, served
 

@@ -13,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from ringfeed.tools.profile.runs import RunProfile, profile_records, read_run
+from ringfeed.tools.measure.run_records import read_run
+from ringfeed.tools.report.run_result import RunProfile, profile_records
 from tests.servers.process import free_ports
 from tests.servers.prometheus import is_prometheus_there, prometheus_obstacle, scraping
 

@@ -73,7 +73,7 @@ def test_a_run_without_steps_left_records_nothing(tmp_path: Path) -> None:
 
 
 def test_a_file_cut_off_anywhere_keeps_its_whole_batches(tmp_path: Path) -> None:
-    from ringfeed.tools.profile.runs.records import read_run
+    from ringfeed.tools.measure.run_records import read_run
 
     file = RecordFile(str(tmp_path), _launch())
     path, sizes = tmp_path / file_name(0, 0), []

@@ -1,0 +1,251 @@
+"""Read the records that the ranks of a run wrote: the steps of its newest launch, side by side.
+
+Tested in tests/tools/verdict/test_run_verdict.py and tests/training/records/test_real_runs.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.formats.ipc_claims import claimed_bytes
+from ringfeed.sharding.storage.untrusted_files import guarded, read_untrusted
+from ringfeed.training.records.record_format import (
+    CHECKPOINT,
+    END,
+    EVALUATION,
+    SCHEMA,
+    STEP,
+    Launch,
+    file_name,
+    first_step_of,
+)
+
+__all__ = ["Activity", "NoStepsError", "RunRecords", "holds_records", "read_run"]
+
+Floats = npt.NDArray[np.float64]
+Integers = npt.NDArray[np.int64]
+_MOST_FILES, _MOST_FILE_BYTES, _MOST_BYTES = 100_000, 64 << 20, 256 << 20  # a rank records some 10 MB
+_MOST_VALUE = 1e12  # seconds since 1970, and numbers of steps, are far below
+_CUT_OFF = (pa.ArrowInvalid, EOFError, OSError)  # the last batch is still being written, or its writer was killed
+_PARTS = ("input_seconds", "gradient_seconds", "collective_seconds", "update_seconds", "host_seconds")
+
+
+class NoStepsError(ConfigError):
+    """There are no records yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activity:
+    """An evaluation or a checkpoint of a rank; `started` is a Unix time of the rank's clock."""
+
+    rank: int
+    name: str
+    step: int
+    started: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecords:
+    """The recorded steps of a launch, without its first step, which compiles; arrays are by [rank] and step.
+
+    Attributes:
+        folder: where the records are.
+        launches: by rank, in the order of the arrays.
+        earlier_launches: number of launches before this one, from earlier steps.
+        missing: ranks of the launch without records.
+        ended: whether all ranks ended by themselves, also with an error; those that were killed did not.
+        first_input_seconds: the longest wait of a rank for its first batch; 0 until it has come.
+        steps: numbers of the steps that all ranks recorded, int64 [steps].
+        weights: how many steps each stands for, int64 [steps].
+        epochs: their epochs, int64 [steps].
+        started: Unix time of each step's begin, by the rank's clock, float64 [ranks, steps].
+        input_seconds, gradient_seconds, collective_seconds, update_seconds, host_seconds: the parts of each step,
+            float64 [ranks, steps]: see `ringfeed.training.records.record_format.Row`.
+        activities: evaluations and checkpoints of all ranks.
+    """
+
+    folder: str
+    launches: tuple[Launch, ...]
+    earlier_launches: int
+    missing: tuple[int, ...]
+    ended: bool
+    first_input_seconds: float
+    steps: Integers
+    weights: Integers
+    epochs: Integers
+    started: Floats
+    input_seconds: Floats
+    gradient_seconds: Floats
+    collective_seconds: Floats
+    update_seconds: Floats
+    host_seconds: Floats
+    activities: tuple[Activity, ...]
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Numbers of the ranks, in the order of the arrays."""
+        return tuple(launch.rank for launch in self.launches)
+
+    @property
+    def step_seconds(self) -> Floats:
+        """Seconds of each step with the loop before it, float64 [ranks, steps]."""
+        total: Floats = np.sum([getattr(self, part) for part in _PARTS], axis=0)
+        return total
+
+    def last(self, seconds: float) -> RunRecords:
+        """The steps and activities of the last so many seconds."""
+        if not self.steps.size:
+            return self
+        begin = self.started[0, -1] - seconds
+        kept = self.started[0] >= begin
+        arrays = {
+            field.name: getattr(self, field.name)[..., kept]
+            for field in fields(self)
+            if isinstance(getattr(self, field.name), np.ndarray)
+        }
+        activities = tuple(each for each in self.activities if each.started >= begin)
+        return replace(self, **arrays, activities=activities)
+
+
+def holds_records(folder: str) -> bool:
+    """Whether a path is a local folder with records of a run."""
+    return any(_files(folder))
+
+
+def read_run(folder: str) -> RunRecords:
+    """Read the newest launch of a run; files may still be written, or end in a batch that was cut off.
+
+    Raises:
+        NoStepsError: the folder holds no records.
+        ConfigError: a file is damaged or forged, or another version wrote it.
+    """
+    files = sorted(_files(folder))
+    if not files:
+        raise NoStepsError(f"{folder}: no records of a run; `ringfeed train` writes them where output.records says")
+    if len(files) > _MOST_FILES:
+        raise ConfigError(f"{folder}: {len(files)} files of records, more than {_MOST_FILES}")
+    begins = sorted({first_step for first_step, _, _ in files})
+    read = [_read(path) for first_step, _, path in files if first_step == begins[-1]]
+    ranks = [each for each in read if each is not None]
+    if not ranks:
+        raise NoStepsError(f"{folder}: the records have no first batch yet")
+    launches = tuple(launch for launch, _ in ranks)
+    tables = [table for _, table in ranks]
+    are_steps = [np.asarray(table["activity"]) == STEP for table in tables]
+    steps = [table.filter(pa.array(is_step)) for table, is_step in zip(tables, are_steps, strict=True)]
+    others = [table.filter(pa.array(~is_step)) for table, is_step in zip(tables, are_steps, strict=True)]
+    firsts = [table["input_seconds"][0].as_py() if table.num_rows else 0.0 for table in steps]
+    aligned, common = _aligned([table.slice(1) for table in steps])
+    return RunRecords(
+        folder=folder,
+        launches=launches,
+        earlier_launches=len(begins) - 1,
+        missing=tuple(sorted(set(range(launches[0].ranks)) - {launch.rank for launch in launches})),
+        ended=all(END in table["activity"].to_pylist() for table in others),
+        first_input_seconds=max(firsts),
+        steps=common,
+        weights=_column(aligned[0], "steps").astype(np.int64),
+        epochs=_column(aligned[0], "epoch").astype(np.int64),
+        started=np.stack([_column(table, "started") for table in aligned]),
+        activities=tuple(
+            each for launch, table in zip(launches, others, strict=True) for each in _activities(launch.rank, table)
+        ),
+        **{part: np.stack([_column(table, part) for table in aligned]) for part in _PARTS},
+    )
+
+
+def _files(folder: str) -> Iterator[tuple[int, int, Path]]:
+    """First step, rank and path of each file."""
+    path = Path(folder)
+    for file in path.iterdir() if path.is_dir() else ():
+        place = first_step_of(file.name)
+        if place is not None and file.name == file_name(*place):
+            yield place[1], place[0], file
+
+
+def _read(path: Path) -> tuple[Launch, pa.Table] | None:
+    """Read the whole batches of a file; None if not even its schema is whole, or it was just removed."""
+    batches: list[pa.RecordBatch] = []
+    launch = None
+    with guarded(str(path), "records of a run"):
+        try:
+            data = read_untrusted(str(path), _MOST_FILE_BYTES)
+        except ConfigError:
+            if os.path.lexists(path):
+                raise
+            return None
+        _check_claims(data)
+        with suppress(*_CUT_OFF), pa.ipc.open_stream(data) as reader:
+            launch = Launch.from_metadata(reader.schema.metadata, str(path))
+            if not reader.schema.equals(SCHEMA):
+                raise ConfigError("its columns are not those of a run's records")
+            batches.extend(reader)
+        if launch is None:
+            return None
+        if (launch.rank, launch.first_step) != first_step_of(path.name):
+            raise ConfigError(f"it is of rank {launch.rank} from step {launch.first_step}, unlike its name")
+        table = pa.Table.from_batches(batches, SCHEMA)
+        _check_rows(table)
+        return launch, table
+
+
+def _check_claims(data: bytes) -> None:
+    """Refuse compressed batches that would take far more memory than a run's records do."""
+    claimed = 0
+    with suppress(*_CUT_OFF):
+        for message in pa.ipc.MessageReader.open_stream(data):
+            claimed += claimed_bytes(message)
+            if claimed > _MOST_BYTES:
+                raise ConfigError(f"it claims to hold {claimed} bytes, a run's records at most {_MOST_BYTES}")
+
+
+def _check_rows(table: pa.Table) -> None:
+    """Refuse values that no rank records."""
+    table.validate(full=True)
+    if unknown := set(table["activity"].unique().to_pylist()) - {STEP, EVALUATION, CHECKPOINT, END}:
+        raise ConfigError(f"it has the activity {unknown.pop()!r}")
+    for name in SCHEMA.names[1:]:
+        values = table[name].to_numpy()
+        if table[name].null_count or not (np.abs(values.astype(np.float64)) <= _MOST_VALUE).all():
+            raise ConfigError(f"its column {name!r} has values that no rank records")
+    steps = table.filter(pc.equal(table["activity"], STEP))
+    numbers = steps["step"].to_numpy()
+    if (numbers < 0).any() or (np.diff(numbers) <= 0).any() or (steps["steps"].to_numpy() < 1).any():
+        raise ConfigError("its steps are not in order")
+
+
+def _aligned(tables: Sequence[pa.Table]) -> tuple[list[pa.Table], Integers]:
+    """Keep the steps that all tables have."""
+    numbers = [_column(table, "step").astype(np.int64) for table in tables]
+    common = numbers[0]
+    for each in numbers[1:]:
+        common = np.intersect1d(common, each)
+    return [table.filter(pa.array(np.isin(own, common))) for table, own in zip(tables, numbers, strict=True)], common
+
+
+def _column(table: pa.Table, name: str) -> Floats:
+    values: Floats = table[name].to_numpy().astype(np.float64)
+    return values
+
+
+def _activities(rank: int, table: pa.Table) -> Iterator[Activity]:
+    for row in table.to_pylist():
+        if row["activity"] != END:
+            yield Activity(
+                rank=rank,
+                name=row["activity"],
+                step=row["step"],
+                started=row["started"],
+                seconds=row["host_seconds"],
+            )

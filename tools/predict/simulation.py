@@ -1,0 +1,220 @@
+"""The result of a simulation: its figures, and how a terminal and a notebook show them.
+
+Tested in tests/tools/predict/test_simulator.py and tests/tools/measure/test_cost_trials.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ringfeed.pipeline.order.plan_table import html_table
+from ringfeed.tools.charts.bars import Bars
+from ringfeed.tools.console import align, human_bytes, human_seconds
+
+from .setup import Prices, Setup
+
+__all__ = ["EpochFigures", "Simulation", "advice_on", "table_of"]
+
+_MUCH_MORE = 1.25  # times the dataset: at cuts between ranks, indexes and row groups are read twice
+_BOUND = 0.05  # share of an epoch, as in the profiler's verdict
+
+_HEADER = (
+    "ranks", "hosts", "batch", "streams", "samples/s", "epoch", "first batch", "input wait", "memory/rank", "fetched",
+    "requests", "cache hits", "cores",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochFigures:
+    """What one simulated epoch took, of all ranks together unless said otherwise.
+
+    Attributes:
+        steps, samples: steps, and samples in them.
+        seconds: from the request of the epoch to the end of its last step.
+        first_batch_seconds: until the last rank had its first batch.
+        wait_seconds: seconds that each rank waited for input, the first batch included.
+        fetched_bytes, requests: what came from the store.
+        cache_hits, cache_misses: shards asked of the cache.
+        memory_bytes: most bytes of shards and batches that a rank held.
+        core_share: share of the hosts' cores that worked, in [0, 1].
+
+    >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
+    >>> import numpy as np
+    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
+    >>> simulation = simulate(shape, Costs(file_seconds=0.01), Setup(batch_size=500, cores=2))
+    >>> simulation.epochs[0].steps, simulation.epochs[0].samples
+    (16, 8000)
+    """
+
+    steps: int
+    samples: int
+    seconds: float
+    first_batch_seconds: float
+    wait_seconds: tuple[float, ...]
+    fetched_bytes: int
+    requests: int
+    cache_hits: int
+    cache_misses: int
+    memory_bytes: int
+    core_share: float
+
+    @property
+    def samples_per_second(self) -> float:
+        """Rate of all ranks together."""
+        return self.samples / self.seconds
+
+    @property
+    def input_share(self) -> float:
+        """Share of the epoch that the rank which waited longest spent waiting for input, in [0, 1]."""
+        return max(self.wait_seconds) / self.seconds
+
+    @property
+    def hit_share(self) -> float | None:
+        """Share of the shards that the cache had; None if it was asked for none."""
+        asked = self.cache_hits + self.cache_misses
+        return self.cache_hits / asked if asked else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Simulation:
+    """Simulated epochs of a setup.
+
+    Attributes:
+        setup: what was simulated.
+        streams: streams of all ranks together.
+        dataset_bytes, shards: size of the split.
+        is_training: whether there is a step, or the loader runs alone.
+        prices: what bytes, requests and hosts cost.
+        epochs: figures of each epoch in turn.
+
+    >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
+    >>> import numpy as np
+    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
+    >>> simulation = simulate(shape, Costs(file_seconds=0.01), Setup(batch_size=500, cores=2))
+    >>> simulation.shards, len(simulation.epochs)
+    (8, 1)
+    """
+
+    setup: Setup
+    streams: int
+    dataset_bytes: int
+    shards: int
+    is_training: bool
+    prices: Prices
+    epochs: tuple[EpochFigures, ...]
+
+    @property
+    def samples_per_second(self) -> float:
+        """Rate of all ranks and epochs together."""
+        return sum(epoch.samples for epoch in self.epochs) / sum(epoch.seconds for epoch in self.epochs)
+
+    @property
+    def steady_samples_per_second(self) -> float:
+        """Rate of all ranks together, without the waits for the epochs' first batches."""
+        seconds = sum(epoch.seconds - epoch.first_batch_seconds for epoch in self.epochs)
+        return sum(epoch.samples for epoch in self.epochs) / seconds
+
+    @property
+    def memory_bytes(self) -> int:
+        """Most bytes of shards and batches that a rank held."""
+        return max(epoch.memory_bytes for epoch in self.epochs)
+
+    @property
+    def cost(self) -> float:
+        """Price of all epochs: bytes fetched, requests, and hosts for as long as they take."""
+        prices = self.prices
+        hours = sum(epoch.seconds for epoch in self.epochs) / 3600
+        return (
+            prices.per_gb * sum(epoch.fetched_bytes for epoch in self.epochs) / 1e9
+            + prices.per_thousand_requests * sum(epoch.requests for epoch in self.epochs) / 1000
+            + prices.per_host_hour * hours * self.setup.hosts
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(align(*table_of([self])))
+
+    def _repr_html_(self) -> str:
+        return html_table(*table_of([self])) + self.chart.html()
+
+    @property
+    def chart(self) -> Bars:
+        """How long each epoch takes, and how much of that the first batch and later waits are."""
+        values: dict[str, float] = {}
+        for number, epoch in enumerate(self.epochs):
+            name = f"epoch {number}: " if len(self.epochs) > 1 else ""
+            waited = max(epoch.wait_seconds)
+            values[f"{name}first batch"] = epoch.first_batch_seconds
+            values[f"{name}later waits"] = max(waited - epoch.first_batch_seconds, 0.0)
+            values[f"{name}steps"] = max(epoch.seconds - max(waited, epoch.first_batch_seconds), 0.0)
+        share = max(epoch.input_share for epoch in self.epochs)
+        return Bars(
+            title=f"Predicted: {self.samples_per_second:,.0f} samples/s; up to {share:.0%} of an epoch is input wait",
+            values=values,
+            texts=[f"{value:,.3g} s" for value in values.values()],
+            highlighted=max(values, key=values.__getitem__),
+            x_label="seconds",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the figures as JSON has them."""
+        epochs = [
+            asdict(epoch)
+            | {
+                "samples_per_second": epoch.samples_per_second,
+                "input_share": epoch.input_share,
+                "hit_share": epoch.hit_share,
+            }
+            for epoch in self.epochs
+        ]
+        setup = asdict(self.setup) | {"streams": self.streams}
+        totals = {"samples_per_second": self.samples_per_second, "memory_bytes": self.memory_bytes, "cost": self.cost}
+        return {"setup": setup, "dataset_bytes": self.dataset_bytes, "shards": self.shards, "epochs": epochs} | totals
+
+
+def table_of(simulations: Sequence[Simulation]) -> tuple[list[str], list[list[str]]]:
+    """Return header and rows of a table with a row for each epoch of each simulation."""
+    several = any(len(each.epochs) > 1 for each in simulations)
+    priced = any(each.cost for each in simulations)
+    header = [*_HEADER[:4], *(["epoch no."] if several else []), *_HEADER[4:], *(["cost, all"] if priced else [])]
+    rows = []
+    for each in simulations:
+        setup = each.setup
+        for number, epoch in enumerate(each.epochs):
+            row = [f"{setup.ranks:,}", f"{setup.hosts:,}", f"{setup.batch_size:,}", f"{each.streams:,}"]
+            row += [str(number)] if several else []
+            hit_share = epoch.hit_share
+            row += [
+                f"{epoch.samples_per_second:,.0f}",
+                human_seconds(epoch.seconds),
+                human_seconds(epoch.first_batch_seconds),
+                f"{epoch.input_share:.0%}",
+                human_bytes(epoch.memory_bytes),
+                human_bytes(epoch.fetched_bytes),
+                f"{epoch.requests:,}",
+                "" if hit_share is None else f"{hit_share:.0%}",
+                f"{epoch.core_share:.0%}",
+            ]
+            rows.append([*row, f"{each.cost:,.4g}"] if priced else row)
+    return header, rows
+
+
+def advice_on(simulations: Sequence[Simulation]) -> list[str]:
+    """Return a line on each thing that a user would change: records read several times, and waits for input."""
+    lines = []
+    for each in simulations:
+        epoch, ranks = each.epochs[-1], each.setup.ranks
+        times = epoch.fetched_bytes / max(each.dataset_bytes, 1)
+        if times > _MUCH_MORE and each.streams % ranks:
+            lines.append(
+                f"{ranks:,} ranks read the dataset {times:.1f} times: with --streams {ranks:,}, or a multiple, each "
+                "reads its own records"
+            )
+        if epoch.input_share > _BOUND and each.is_training:
+            lines.append(
+                f"{ranks:,} ranks wait for input for {epoch.input_share:.0%} of an epoch, of that "
+                f"{human_seconds(epoch.first_batch_seconds)} for the first batch: ringfeed tune searches for better "
+                "options"
+            )
+    return lines

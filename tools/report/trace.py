@@ -1,0 +1,85 @@
+"""A run as a trace that Perfetto (https://ui.perfetto.dev) and Chrome open: a process for each rank.
+
+The format is Chrome's Trace Event Format: complete events (``X``) with times in microseconds, which nest by time, and
+metadata events (``M``) that name processes and threads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from ringfeed.tools.measure.run_records import RunRecords
+from ringfeed.training.run.state.outputs import write_file
+
+__all__ = ["trace_events", "write_trace"]
+
+_LOOP, _PARTS, _OTHER = 1, 2, 3
+_THREADS = {_LOOP: "steps", _PARTS: "parts of steps", _OTHER: "evaluation and checkpoints"}
+
+
+def write_trace(records: RunRecords, url: str) -> None:
+    """Write the trace of a run to a path or URL.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    document = {"displayTimeUnit": "ms", "traceEvents": list(trace_events(records))}
+    write_file(url, json.dumps(document, separators=(",", ":")).encode())
+
+
+def trace_events(records: RunRecords) -> Iterator[dict[str, Any]]:
+    """Yield the events of a run, in the trace event format.
+
+    Each step is a slice, with its parts as slices on a thread below. The time zero is the first recorded step. The
+    clocks of ranks are aligned by the ends of the all-reduces, which are the same for all.
+    """
+    shifts = _clock_shifts(records)
+    origin = float((records.started[:, 0] + shifts).min()) if records.steps.size else 0.0
+    for place, launch in enumerate(records.launches):
+        yield _named("process_name", launch.rank, 0, f"rank {launch.rank} ({launch.host})")
+        for thread, name in _THREADS.items():
+            yield _named("thread_name", launch.rank, thread, name)
+        yield from _step_events(records, place, float(shifts[place]) - origin)
+    for each in records.activities:
+        shift = float(shifts[records.ranks.index(each.rank)]) - origin
+        yield _slice(each.name, each.rank, _OTHER, each.started + shift, each.seconds, {"step": each.step})
+
+
+def _step_events(records: RunRecords, place: int, shift: float) -> Iterator[dict[str, Any]]:
+    rank = records.launches[place].rank
+    for i, step in enumerate(records.steps.tolist()):
+        parts = {
+            "wait for input": records.input_seconds[place, i],
+            "forward and backward": records.gradient_seconds[place, i],
+            "all-reduce": records.collective_seconds[place, i],
+            "update": records.update_seconds[place, i],
+        }
+        begin = float(records.started[place, i]) + shift
+        arguments = {"step": step, "epoch": int(records.epochs[i])}
+        yield _slice(f"step {step}", rank, _LOOP, begin, float(sum(parts.values())), arguments)
+        for name, seconds in parts.items():
+            yield _slice(name, rank, _PARTS, begin, float(seconds), {"step": step})
+            begin += float(seconds)
+
+
+def _clock_shifts(records: RunRecords) -> Any:
+    """Seconds to add to the clock of each rank, float64 [ranks], for all-reduces to end with those of the first."""
+    ends = records.started + records.input_seconds + records.gradient_seconds + records.collective_seconds
+    return np.median(ends[:1] - ends, axis=1) if records.steps.size else np.zeros(len(records.launches))
+
+
+def _slice(
+    name: str, rank: int, thread: int, begin: float, seconds: float, arguments: dict[str, Any]
+) -> dict[str, Any]:
+    return {
+        "ph": "X", "name": name, "cat": "ringfeed", "pid": rank, "tid": thread,
+        "ts": round(1e6 * begin, 3), "dur": round(1e6 * max(seconds, 0.0), 3), "args": arguments,
+    }  # fmt: skip
+
+
+def _named(kind: str, rank: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": thread, "args": {"name": name}}

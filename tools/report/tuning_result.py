@@ -1,0 +1,153 @@
+"""The result of tuning: what was predicted and measured of each candidate, and what to take.
+
+Tested in tests/tools/tune/test_tune.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from html import escape
+from statistics import median
+from typing import Any
+
+from ringfeed.pipeline.order.plan_table import html_table
+from ringfeed.tools.console import align, human_bytes, human_seconds
+from ringfeed.tools.predict.search import Reshard
+
+__all__ = ["TriedOptions", "Tuning"]
+
+_HEADER = (
+    "options", "predicted", "measured", "gain", "lowest", "highest", "memory", "shards in a batch", "same batches",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriedOptions:
+    """Options, and what was predicted and measured of them.
+
+    Attributes:
+        options: arguments of `Loader`; ``cache_bytes`` is the limit of its cache.
+        predicted_seconds, measured_seconds: of an epoch, as a mean of the run's; measured as a median of the rounds.
+        gains: measured rate / that of the defaults, by round.
+        memory_bytes: predicted bytes of shards and batches of a rank.
+        shards_in_batch: streams times the shards of a window: how many shards the records of a batch come from.
+        keeps_order: whether the batches are those of the defaults.
+    """
+
+    options: Mapping[str, Any]
+    predicted_seconds: float
+    measured_seconds: float
+    gains: tuple[float, ...]
+    memory_bytes: int
+    shards_in_batch: int
+    keeps_order: bool
+
+    @property
+    def gain(self) -> float:
+        """Median gain of the rounds; 1 for the defaults."""
+        return median(self.gains)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tuning:
+    """What `tune` found.
+
+    Attributes:
+        url: the dataset.
+        batch_size: samples of a global batch.
+        epochs: epochs that a cache's filling was spread over.
+        tried: the defaults, and what was measured beside them.
+        chosen: place in `tried` of what to take; 0 for the defaults.
+        simulated: number of options that were simulated.
+        reshard: other shards, which were only simulated; None if they would bring little.
+        cache: where the cache of ``cache_bytes`` is to be.
+
+    >>> from ringfeed.tools.tune import tune
+    >>> tune("flights", step=train_step).chosen  # doctest: +SKIP
+    """
+
+    url: str
+    batch_size: int
+    epochs: int
+    tried: tuple[TriedOptions, ...]
+    chosen: int
+    simulated: int
+    reshard: Reshard | None
+    cache: str | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of `Loader` to take beside those given; with a cache its place, and ``cache_bytes``."""
+        options = dict(self.tried[self.chosen].options)
+        return ({"cache": self.cache} if "cache_bytes" in options else {}) | options
+
+    @property
+    def gain(self) -> float:
+        """Measured gain of what was chosen, as a median; 1 for the defaults."""
+        return self.tried[self.chosen].gain
+
+    def __str__(self) -> str:
+        return "\n".join([self._headline(), "", *align(_HEADER, self._rows()), "", *self._conclusions()])
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<p>{escape(line)}</p>" for line in self._conclusions())
+        return f"<p><b>{escape(self._headline())}</b></p>{html_table(_HEADER, self._rows())}{lines}"
+
+    def _headline(self) -> str:
+        count = f"{self.simulated} options simulated, {len(self.tried) - 1} measured beside the defaults"
+        if not self.chosen:
+            return f"{self.url}: keep the defaults, nothing is faster beyond noise ({count})"
+        low, high = min(self.tried[self.chosen].gains), max(self.tried[self.chosen].gains)
+        return f"{self.url}: {self.gain:.2f} x as fast ({low:.2f} to {high:.2f}) with {self.loader_call()} ({count})"
+
+    def loader_call(self) -> str:
+        """The call of `Loader` with what was chosen."""
+        options = {"batch_size": self.batch_size} | self.options
+        limit = options.pop("cache_bytes", None)
+        words = [f"{name}={value!r}" for name, value in options.items() if name != "cache"]
+        if limit is not None:
+            words.append(f"cache=MemoryCache({limit})" if self.cache == "memory" else f"cache={self.cache!r}")
+        return f"Loader({self.url!r}, {', '.join(words)})"
+
+    def _rows(self) -> list[list[str]]:
+        return [
+            [
+                ", ".join(f"{name}={value}" for name, value in one.options.items()) or "defaults",
+                human_seconds(one.predicted_seconds),
+                human_seconds(one.measured_seconds),
+                f"{one.gain:.2f}",
+                f"{min(one.gains):.2f}",
+                f"{max(one.gains):.2f}",
+                human_bytes(one.memory_bytes),
+                f"{one.shards_in_batch}",
+                "yes" if one.keeps_order else "no",
+            ]
+            for one in self.tried
+        ]
+
+    def _conclusions(self) -> Sequence[str]:
+        chosen, base = self.tried[self.chosen], self.tried[0]
+        lines = []
+        if self.chosen:
+            more = chosen.memory_bytes - base.memory_bytes
+            lines.append(
+                f"memory: {human_bytes(chosen.memory_bytes)} of shards and batches in each rank, "
+                f"{human_bytes(abs(more))} {'more' if more >= 0 else 'less'} than with the defaults"
+            )
+        if not chosen.keeps_order:
+            lines.append(
+                "streams and window_shards change which records share a batch: begin a new run with them; "
+                "--keep-order searches only what leaves every batch as it is"
+            )
+        if self.reshard is not None:
+            lines.append(
+                f"other shards are predicted to bring {self.reshard.gain:.2f} x more (not measured): "
+                f"shard-dataset reshard {self.url} DST --shards {self.reshard.shards} "
+                f"({human_bytes(self.reshard.shard_bytes)} each)"
+            )
+        return lines
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all of it as JSON has it."""
+        return asdict(self) | {"options": self.options, "gain": self.gain, "loader": self.loader_call()}

@@ -1,0 +1,204 @@
+"""The verdict on a measured loader or training: what limits it, the figures that show it, and what comes next.
+
+The rule: training is limited by its step if this waits for less than 5 % of an epoch; else by the part of the input
+that is slowest alone, or by the first batch, whichever explains at least half of the wait. A wait that neither
+explains is put down to the cores or to Python's lock if they were measured to be taken, and else to nothing.
+
+A pure function of the measurements. The thresholds of 5 % and 20 % are those of TensorFlow's profiler (xprof,
+`op_stats_to_input_pipeline_analysis.cc`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ringfeed.tools.measure.estimates import Estimate, around, predicted, ratio
+from ringfeed.tools.measure.slow_records import SlowRecords
+from ringfeed.tools.predict.gains import EpochFigures, Prediction
+
+__all__ = ["LIMITS", "Evidence", "Verdict", "judge"]
+
+LIMITS = {
+    "store_latency": "each request to the store takes long, and little comes by it",
+    "store_bandwidth": "the store, the link to it, or the disk gives no more bytes",
+    "too_few_fetches": "the store would give more to more fetches at once",
+    "cache": "reading or filling the cache on disk",
+    "verification": "computing checksums",
+    "decode": "decompressing or decoding records",
+    "planning": "choosing records for the class balance",
+    "hand_over": "gathering records into batches, and handing these to TensorFlow",
+    "transform": "the user's function of a batch",
+    "slow_records": "a few records that the transform takes much longer for, and all others wait",
+    "shuffle_fill": "an epoch's first batch, which waits for a window of each stream",
+    "cores": "loader, transform and step share the cores",
+    "framework_overhead": "loader, transform and step wait for Python's lock, though cores are free",
+    "step": "the model's step: input is fast enough",
+    "none": "no part alone: input and step are about as fast",
+    "unknown": "too short a measurement, one that other programs disturbed, or a wait that nothing measured explains",
+}
+"""What may limit an epoch: stable identifiers, and what they mean."""
+
+_BOUND, _HIGHLY_BOUND = 0.05, 0.20  # shares of an epoch spent waiting for input
+_LEAST_SECONDS = 0.2  # a shorter measurement is not judged
+_TAKEN = 0.3  # share of the time that this program waited for cores others held, from which on nothing is judged
+_BALANCED = 1.25  # times the step's rate: input no faster than that leaves little to a faster step
+_FULL_CORES = 0.85  # share of the cores which other programs leave that training uses: they are what the parts share
+_SOME_CORES = 0.3  # share of all cores that it uses at least then
+_LOCKED = 0.3  # share of the looks at Python's lock that found it held, from which on the parts wait for it
+_UNEXPLAINED = ("cores", "framework_overhead", "unknown")
+_HELD_UP = 0.3  # share of the input's time in few batches, from which on slow records are to blame
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """A figure that a verdict rests on."""
+
+    name: str
+    value: float
+    unit: str
+
+    def __str__(self) -> str:
+        if self.unit == "samples/s":
+            return f"{self.name} {self.value:,.0f} samples/s"
+        if self.unit == "share":
+            return f"{self.name} {self.value:.0%}"
+        if self.unit == "bytes/s":
+            return f"{self.name} {self.value / 1e6:,.1f} MB/s"
+        return f"{self.name} {self.value * 1000:,.1f} ms" if self.value < 1 else f"{self.name} {self.value:,.2f} s"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What limits an epoch.
+
+    Attributes:
+        bottleneck: one of `LIMITS`.
+        headline: the answer in one sentence; empty without a step.
+        input_bound: share of an epoch that the step waits for input, in [0, 1]; 0 without a step.
+        headroom: the input's rate over an epoch / the step's rate; None without a step.
+        evidence: the two figures that show it.
+        next_limit: the part that limits next.
+        next_samples_per_second: its rate, which an epoch cannot exceed without more changes.
+        gain: speed-up of an epoch if the bottleneck goes, up to the next one; None if nothing is to gain.
+        advice: what to do about it.
+        knob: the one option, or change of the dataset, that is expected to gain most; None if none gains 5 %.
+    """
+
+    bottleneck: str
+    headline: str
+    input_bound: float
+    headroom: float | None
+    evidence: tuple[Evidence, ...]
+    next_limit: str
+    next_samples_per_second: float | None
+    gain: Estimate | None
+    advice: str = ""
+    knob: Prediction | None = None
+
+
+def judge(
+    figures: EpochFigures,
+    *,
+    loader_limit: str,
+    seconds: float,
+    disturbed: float,
+    cpu_share: float = 0.0,
+    other_load: float = 0.0,
+    lock_held: float = 0.0,
+    slow: SlowRecords | None = None,
+    decodes: bool = False,
+) -> Verdict:
+    """Judge an epoch.
+
+    Training would take as long as its slowest part, if the parts overlapped. What it takes longer is lost by the wait
+    for the first batch, by slow records, or because the parts share the cores.
+
+    Args:
+        figures: the measured parts.
+        loader_limit: what limits the loader alone.
+        seconds: time of the shortest measurement that counts.
+        disturbed: share of the time in which this program waited for cores that others held, in [0, 1].
+        cpu_share: share of the cores that training used.
+        other_load: share of the cores that other programs used.
+        lock_held: share of the looks at Python's lock, while training, that found it held.
+        slow: the records that held up their batches.
+        decodes: whether the transform is ringfeed's own decoding of images.
+    """
+    if disturbed > _TAKEN:
+        return _unknown("Other programs took the cores; this says nothing about training.", figures)
+    if seconds < _LEAST_SECONDS:
+        return _unknown("The measurement was too short to judge.", figures)
+    if figures.step is None or figures.together is None:
+        return Verdict(
+            bottleneck=loader_limit, headline="", input_bound=0.0, headroom=None, evidence=(), next_limit="",
+            next_samples_per_second=None, gain=None,
+        )  # fmt: skip
+    parts, training = figures.parts, figures.seconds
+    slowest = max(parts, key=parts.__getitem__)
+    lost = training - parts[slowest]
+    stall = 1 - figures.step_seconds / training
+    headroom = parts["step"] / max(seconds for name, seconds in parts.items() if name != "step")
+    full = cpu_share > max(_FULL_CORES * (1 - other_load), _SOME_CORES)
+    shared = "cores" if full else "framework_overhead" if lock_held > _LOCKED else "unknown"
+    limits = dict(parts)  # seconds that an epoch takes at least without the bottleneck, by what limits it then
+    if stall < _BOUND and (shared == "unknown" or lost < _BOUND * training):
+        bottleneck = "step" if headroom >= _BALANCED else "none"
+    elif slowest == "loader" and (figures.first_batch_seconds > lost / 2 or parts["loader"] - parts["step"] >= lost):
+        bottleneck = loader_limit  # the shards come before any batch
+        del limits["loader"]
+        limits |= {name: figures.samples / rate.value for name, rate in figures.rest.items()}
+        lost = max(lost - figures.first_batch_seconds, 0.0) if figures.first_batch_seconds > lost / 2 else lost
+    elif slowest == "transform" and parts[slowest] - parts["step"] >= lost:
+        bottleneck = "decode" if decodes else "transform"
+        del limits["transform"]
+    else:
+        bottleneck = "shuffle_fill" if figures.first_batch_seconds > lost / 2 else shared
+        lost = 0.0
+    if slow is not None and slow.share > _HELD_UP and bottleneck in ("transform", *_UNEXPLAINED):
+        bottleneck, limits, lost = "slow_records", {slowest: max(training * (1 - slow.share), parts["step"])}, 0.0
+    if bottleneck == "unknown":
+        return _unexplained(figures, stall, headroom)
+    if bottleneck in ("step", "none"):
+        limits = {name: seconds for name, seconds in parts.items() if name != "step"}
+    following = max(limits, key=limits.__getitem__)
+    gain = None
+    if bottleneck not in ("step", "none"):
+        rates = {"step": figures.step, "transform": figures.transform, "loader": figures.loader} | dict(figures.rest)
+        like = rates.get(following) or figures.together
+        reached = around(figures.samples / (limits[following] + lost), like)
+        gain = predicted(ratio(reached, around(figures.samples / training, figures.together)))
+    return Verdict(
+        bottleneck=bottleneck,
+        headline=_headline(stall, headroom),
+        input_bound=stall,
+        headroom=headroom,
+        evidence=(),
+        next_limit=loader_limit if following == "loader" else following,
+        next_samples_per_second=figures.samples / limits[following],
+        gain=gain,
+    )
+
+
+def _unexplained(figures: EpochFigures, stall: float, headroom: float) -> Verdict:
+    """A wait that is measured, and that neither a part nor what the parts share explains."""
+    return Verdict(
+        bottleneck="unknown", headline=_headline(stall, headroom), input_bound=stall, headroom=headroom, evidence=(),
+        next_limit="", next_samples_per_second=None, gain=None,
+        advice="each part alone is fast enough, and neither the cores nor Python's lock explain the wait: measure for "
+        "longer (--seconds), on a quiet machine",
+    )  # fmt: skip
+
+
+def _unknown(headline: str, figures: EpochFigures) -> Verdict:
+    return Verdict(
+        bottleneck="unknown", headline=headline if figures.step is not None else "", input_bound=0.0, headroom=None,
+        evidence=(), next_limit="", next_samples_per_second=None, gain=None, advice=headline,
+    )  # fmt: skip
+
+
+def _headline(stall: float, headroom: float) -> str:
+    rate = f"over an epoch, the input alone has {headroom:,.2g} x the step's rate"
+    if stall < _BOUND:
+        return f"Training is not input-bound: {rate}, and {stall:.1%} of the time is spent waiting."
+    highly = "highly " if stall >= _HIGHLY_BOUND else ""
+    return f"Training would be {highly}input-bound: {stall:.0%} of an epoch is spent waiting; {rate}."
