@@ -99,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     signals = LauncherSignals()
     with signals.listening():
         ending = _launched(args, config, signals)
-    remove_killed_folders()  # those of ranks that were killed because another one failed
+    remove_killed_folders()  # ranks that were killed, because another one failed, have left some
     if ending.line:
         event = {"event": "error" if ending.status == 1 else "interrupted"}
         as_json = json.dumps({**event, "message": ending.line, "status": ending.status})

@@ -77,7 +77,7 @@ _CALLS_BEFORE_A_STEP = 1  # the trainer calls it before each batch, the first ti
 _SAVE_SECONDS = 60.0  # after SIGTERM; a run that still goes on then hangs. horovodrun kills after 5 seconds
 
 
-class SignalWatch(Protocol):
+class TerminationSignals(Protocol):
     """What ends the process on a signal: `ringfeed` sets it as ``args.watch``."""
 
     is_silent: bool
@@ -93,7 +93,7 @@ class SignalWatch(Protocol):
 class _SignalCheck:
     """Whether SIGTERM has come; from the first step on, before which there is nothing to save. Calls `beat`, too."""
 
-    def __init__(self, watch: SignalWatch | None, beat: Callable[[], object]) -> None:
+    def __init__(self, watch: TerminationSignals | None, beat: Callable[[], object]) -> None:
         self._watch, self._beat = watch, beat
         self._calls = 0
 
@@ -184,14 +184,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> int:
     """Train and return the exit status; one of several ranks ends the process at an error: see `leave`."""
     leave = functools.partial(leave_ring, _PROGRAM, as_json=args.json)
-    watch: SignalWatch | None = getattr(args, "watch", None)
+    watch: TerminationSignals | None = getattr(args, "watch", None)
     try:
         _train(args, watch)
     except KeyboardInterrupt:
         if watch is not None:  # which reports it
             raise
         return leave("interrupted", INTERRUPTED)
-    except Stopped as stopped:  # as on all ranks
+    except Stopped as stopped:  # all ranks raise it
         if stopped.status == 0:
             _say_stopped(str(stopped), as_json=args.json)
             return 0
@@ -210,7 +210,7 @@ def _say_stopped(message: str, *, as_json: bool) -> None:
         sys.stderr.write(f"{event if as_json else f'ringfeed train: {message}'}\n")
 
 
-def _train(args: argparse.Namespace, watch: SignalWatch | None) -> None:
+def _train(args: argparse.Namespace, watch: TerminationSignals | None) -> None:
     config = load_config(args.config, args.overrides)
     if args.print_config or args.dry_run:
         _describe(config, args)
@@ -317,8 +317,8 @@ def _check_outputs(config: TrainConfig, args: argparse.Namespace) -> None:
         check_writable(f"{config.output.records.rstrip('/')}/rank")
 
 
-def _train_on_servers(config: TrainConfig, args: argparse.Namespace, watch: SignalWatch | None) -> None:
-    """Do this process's task in a cluster with parameter servers: that of the chief, or serve until it ends."""
+def _train_on_servers(config: TrainConfig, args: argparse.Namespace, watch: TerminationSignals | None) -> None:
+    """Do this process's task in a cluster with parameter servers: train as the chief, or serve until it ends."""
     cluster = cluster_from_environment(os.environ)
     if args.lr_find:
         raise ConfigError("--lr-find does not go with backend=parameter_server; use it with backend=horovod")
@@ -349,7 +349,7 @@ def _train_on_servers(config: TrainConfig, args: argparse.Namespace, watch: Sign
 
 
 def _train_elastically(
-    config: TrainConfig, members: Members, watch: SignalWatch | None, args: argparse.Namespace
+    config: TrainConfig, members: Members, watch: TerminationSignals | None, args: argparse.Namespace
 ) -> None:
     with quiet_tensorflow():
         from .elastic.survive import survive
@@ -373,7 +373,7 @@ def _train_elastically(
 def _watching(
     config: TrainConfig,
     ring: Ring,
-    watch: SignalWatch | None,
+    watch: TerminationSignals | None,
     args: argparse.Namespace,
     lose: Callable[[list[int]], None] | None = None,
 ) -> Iterator[_SignalCheck]:

@@ -28,7 +28,7 @@ from ringfeed.training.ring.same_weights import assert_same_weights
 from ringfeed.training.step.train_step import make_predict_step, make_train_step
 from ringfeed.training.sync.agreement import Agreement
 from ringfeed.training.sync.build import build_run_optimizer, build_synchronizer
-from ringfeed.training.sync.pace import Pace
+from ringfeed.training.sync.epoch_plan import EpochPlan
 from ringfeed.training.sync.synchronizer import SyncRun
 
 HIDDEN = (512, 256)
@@ -65,8 +65,10 @@ def train(ring: Ring, options: dict[str, Any], data: Any, seed: int, epochs: int
         layer = keras.layers.Dense(units, activation="relu")(layer)
     network = keras.Model(inputs, keras.layers.Dense(10)(layer))
     wire = MeteredRing(ring)
-    pace = Pace(batches=steps, steps=steps, samples=len(pixels), batch_size=BATCH // ring.size, step_samples=BATCH)
-    run = SyncRun(config=config, ring=wire, steps_per_epoch=steps, samples_before=pace.samples_before)
+    epoch_plan = EpochPlan(
+        batches=steps, steps=steps, samples=len(pixels), batch_size=BATCH // ring.size, step_samples=BATCH
+    )
+    run = SyncRun(config=config, ring=wire, steps_per_epoch=steps, samples_before=epoch_plan.samples_before)
     synchronizer = build_synchronizer(run)
     optimizer = build_run_optimizer(config, build_schedule(config, steps), network.trainable_variables, steps)
     synchronizer.build(network.trainable_variables, optimizer)

@@ -13,11 +13,11 @@ from typing import Any
 
 from ringfeed.tools.measure.estimates import Estimate, predicted, ratio
 
-__all__ = ["EpochFigures", "Prediction", "Setting", "first_batch_bytes", "predict_gain"]
+__all__ = ["ExpectedGain", "MeasuredEpoch", "Setting", "first_batch_bytes", "predict_gain"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EpochFigures:
+class MeasuredEpoch:
     """An epoch as measured, on one rank.
 
     Attributes:
@@ -89,7 +89,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class ExpectedGain:
     """One knob: what to turn, and what that is expected to bring and cost.
 
     Attributes:
@@ -112,9 +112,9 @@ class Prediction:
     later: bool
 
 
-def predict_gain(setting: Setting, figures: EpochFigures) -> Prediction:
+def predict_gain(setting: Setting, figures: MeasuredEpoch) -> ExpectedGain:
     """What a setting brings to an epoch of training; without a step, to one of the loader."""
-    return Prediction(
+    return ExpectedGain(
         options=setting.options,
         text=setting.text,
         gain=predicted(_gain(setting, figures)),
@@ -125,7 +125,7 @@ def predict_gain(setting: Setting, figures: EpochFigures) -> Prediction:
     )
 
 
-def _gain(setting: Setting, figures: EpochFigures) -> Estimate:
+def _gain(setting: Setting, figures: MeasuredEpoch) -> Estimate:
     now = figures.seconds
     measured = figures.loader if figures.together is None else figures.together
     relative = Estimate(value=1.0, low=measured.value / measured.high, high=measured.value / measured.low)

@@ -17,7 +17,7 @@ from ringfeed.tools.measure.part_trials import OpenTrial, WarmTrial
 from ringfeed.tools.measure.store_trial import PIECE_BYTES, StoreTrial
 from ringfeed.tools.measure.trial import Trial
 
-from .gains import EpochFigures, Setting, first_batch_bytes
+from .gains import MeasuredEpoch, Setting, first_batch_bytes
 
 __all__ = ["LoaderFacts", "LoaderTrials", "candidate_settings"]
 
@@ -122,7 +122,7 @@ class LoaderFacts:
         return batch_bytes * min(max(_READY_BYTES / max(batch_bytes, 1), 2), _READY_BATCHES)
 
 
-def candidate_settings(limit: str, facts: LoaderFacts, figures: EpochFigures, trials: LoaderTrials) -> list[Setting]:
+def candidate_settings(limit: str, facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> list[Setting]:
     """The settings that may help, the nearest remedy first.
 
     Args:
@@ -131,7 +131,7 @@ def candidate_settings(limit: str, facts: LoaderFacts, figures: EpochFigures, tr
         figures: its epoch as measured.
         trials: its parts as measured.
     """
-    makers: Mapping[str, tuple[Callable[[LoaderFacts, EpochFigures, LoaderTrials], Iterator[Setting]], ...]] = {
+    makers: Mapping[str, tuple[Callable[[LoaderFacts, MeasuredEpoch, LoaderTrials], Iterator[Setting]], ...]] = {
         "too_few_fetches": (_more_fetches, _more_prefetch, _cache),
         "store_latency": (_larger_shards, _cache),
         "store_bandwidth": (_cache,),
@@ -141,7 +141,7 @@ def candidate_settings(limit: str, facts: LoaderFacts, figures: EpochFigures, tr
     return [setting for make in makers.get(limit, ()) for setting in make(facts, figures, trials)]
 
 
-def _more_fetches(facts: LoaderFacts, figures: EpochFigures, trials: LoaderTrials) -> Iterator[Setting]:
+def _more_fetches(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[Setting]:
     store = trials.store
     if store is None or store.best_threads <= facts.threads or _is_short(facts):
         return
@@ -153,7 +153,7 @@ def _more_fetches(facts: LoaderFacts, figures: EpochFigures, trials: LoaderTrial
     )  # fmt: skip
 
 
-def _more_prefetch(facts: LoaderFacts, figures: EpochFigures, trials: LoaderTrials) -> Iterator[Setting]:
+def _more_prefetch(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[Setting]:
     if not _is_short(facts):
         return
     assert facts.prefetch_bytes is not None
@@ -181,7 +181,7 @@ def _fetch_seconds(store: StoreTrial, facts: LoaderFacts, threads: int) -> float
     return facts.shards * each * rounds
 
 
-def _fixed_seconds(figures: EpochFigures, trials: LoaderTrials) -> float:
+def _fixed_seconds(figures: MeasuredEpoch, trials: LoaderTrials) -> float:
     """Seconds until the first batch that faster fetching does not save."""
     return min(trials.warm.first_batch_seconds, figures.first_batch_seconds) if trials.warm is not None else 0.0
 
@@ -190,7 +190,7 @@ def _is_short(facts: LoaderFacts) -> bool:
     return facts.prefetch_bytes is not None and facts.busy_threads < facts.threads / 2
 
 
-def _larger_shards(facts: LoaderFacts, figures: EpochFigures, trials: LoaderTrials) -> Iterator[Setting]:
+def _larger_shards(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[Setting]:
     store = trials.store
     if store is None or facts.shard_bytes >= PIECE_BYTES / 4:
         return
@@ -204,7 +204,7 @@ def _larger_shards(facts: LoaderFacts, figures: EpochFigures, trials: LoaderTria
     yield _faster_fetching(now / then, text, {}, min(more, facts.epoch_bytes), figures, trials)
 
 
-def _cache(facts: LoaderFacts, figures: EpochFigures, trials: LoaderTrials) -> Iterator[Setting]:
+def _cache(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[Setting]:
     warm = trials.warm
     if warm is None or not warm.cached or facts.has_cache:
         return
@@ -216,7 +216,7 @@ def _cache(facts: LoaderFacts, figures: EpochFigures, trials: LoaderTrials) -> I
     )  # fmt: skip
 
 
-def _larger_batches(facts: LoaderFacts, figures: EpochFigures, trials: LoaderTrials) -> Iterator[Setting]:
+def _larger_batches(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[Setting]:
     small, large = trials.hand_over, trials.larger
     if small is None or large is None:
         return
@@ -233,7 +233,7 @@ def _larger_batches(facts: LoaderFacts, figures: EpochFigures, trials: LoaderTri
     )  # fmt: skip
 
 
-def _fewer_streams(facts: LoaderFacts, figures: EpochFigures, trials: LoaderTrials) -> Iterator[Setting]:
+def _fewer_streams(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[Setting]:
     streams = max(n for n in range(1, _FEW_STREAMS + 1) if facts.streams % n == 0)
     local = max(streams * facts.local_streams // facts.streams, 1)
     before = first_batch_bytes(facts.local_streams, facts.window_bytes, facts.epoch_bytes)
@@ -277,7 +277,7 @@ def _faster_fetching(
     text: str,
     options: Mapping[str, Any],
     memory_bytes: float,
-    figures: EpochFigures,
+    figures: MeasuredEpoch,
     trials: LoaderTrials,
 ) -> Setting:
     """A setting that makes fetching faster by a factor, in an epoch that fetching limits."""
@@ -291,7 +291,7 @@ def _faster_fetching(
     )  # fmt: skip
 
 
-def _warm_seconds(figures: EpochFigures, trials: LoaderTrials) -> float:
+def _warm_seconds(figures: MeasuredEpoch, trials: LoaderTrials) -> float:
     """Seconds of the loader's epoch with all shards at hand."""
     if trials.warm is not None:
         return trials.warm.first_batch_seconds + figures.samples / trials.warm.rate.value

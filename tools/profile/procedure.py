@@ -25,7 +25,7 @@ from ringfeed.tools.measure.part_trials import expect_warm, try_hand_over, try_o
 from ringfeed.tools.measure.slow_records import SlowRecords, find_slow_records
 from ringfeed.tools.measure.store_trial import StoreTrial, try_store
 from ringfeed.tools.measure.training_trials import TrainingTrials, Workload, try_together, try_training
-from ringfeed.tools.predict.gains import EpochFigures, Prediction, predict_gain
+from ringfeed.tools.predict.gains import ExpectedGain, MeasuredEpoch, predict_gain
 from ringfeed.tools.predict.settings import LoaderFacts, LoaderTrials, candidate_settings
 from ringfeed.tools.report.profile_result import TriedKnob
 from ringfeed.tools.verdict.bottleneck import Knob, StageProfile, name_bottleneck, name_knob
@@ -60,7 +60,7 @@ class Findings:
     """All that was measured, and what follows; see `Profile`."""
 
     loader: LoaderTrial
-    figures: EpochFigures
+    figures: MeasuredEpoch
     stored_bytes: float
     stages: tuple[StageProfile, ...]
     slowest_stage: str
@@ -200,14 +200,14 @@ def _try_parts(
 
 def _figures(
     loader: Loader, trial: LoaderTrial, training: TrainingTrials | None, epoch_seconds: float, *, is_fetching: bool
-) -> EpochFigures:
+) -> MeasuredEpoch:
     samples, rate = _epoch_samples(loader), trial.estimate(loader)
     together = training.together if training else None
     if together is not None and not is_fetching and together.samples_per_second > rate.value:
         # Training cannot be faster than its loader: something disturbed that while it ran alone.
         rate = together.estimate
         epoch_seconds = min(epoch_seconds, trial.first_batch_seconds + samples / rate.value)
-    return EpochFigures(
+    return MeasuredEpoch(
         samples=samples,
         first_batch_seconds=trial.first_batch_seconds,
         loader=rate,
@@ -225,8 +225,8 @@ def _shortest(trial: LoaderTrial, training: TrainingTrials | None) -> float:
 
 
 def _best_knob(
-    verdict: Verdict, facts: LoaderFacts, figures: EpochFigures, parts: LoaderTrials, knob: Knob
-) -> Prediction | None:
+    verdict: Verdict, facts: LoaderFacts, figures: MeasuredEpoch, parts: LoaderTrials, knob: Knob
+) -> ExpectedGain | None:
     """The nearest remedy that is expected to gain at least 5 %."""
     if verdict.bottleneck in ("step", "none", "unknown"):
         return None
@@ -239,7 +239,7 @@ def _best_knob(
 def _advice(
     verdict: Verdict,
     knob: Knob,
-    figures: EpochFigures,
+    figures: MeasuredEpoch,
     training: TrainingTrials | None,
     slow: SlowRecords | None,
     facts: LoaderFacts,
@@ -272,8 +272,8 @@ def _advice(
 def _try_knob(
     loader: Loader,
     workload: Workload | None,
-    knob: Prediction,
-    figures: EpochFigures,
+    knob: ExpectedGain,
+    figures: MeasuredEpoch,
     seconds: float,
     request: Request,
 ) -> TriedKnob:

@@ -16,7 +16,7 @@ from ringfeed.tools.console import align, human_bytes, human_seconds
 from ringfeed.tools.measure.estimates import Estimate
 from ringfeed.tools.measure.slow_records import SlowRecords
 from ringfeed.tools.measure.training_trials import TrainingTrials
-from ringfeed.tools.predict.gains import Prediction
+from ringfeed.tools.predict.gains import ExpectedGain
 from ringfeed.tools.predict.settings import LoaderTrials
 from ringfeed.tools.verdict.bottleneck import StageProfile
 from ringfeed.tools.verdict.verdict import Verdict
@@ -242,7 +242,7 @@ class Profile:
         return f"; without it an epoch is {verdict.gain} as fast, then {following}"
 
 
-def describe_knob(knob: Prediction) -> str:
+def describe_knob(knob: ExpectedGain) -> str:
     """A knob, its predicted gain, and what it costs, in one phrase."""
     before, after = knob.first_batch_seconds
     gain = UNKNOWN_GAIN if knob.gain is None else f"predicted {knob.gain}"

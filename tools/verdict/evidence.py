@@ -8,7 +8,7 @@ from __future__ import annotations
 from ringfeed.tools.measure.estimates import Estimate, around, exactly
 from ringfeed.tools.measure.slow_records import SlowRecords
 from ringfeed.tools.measure.store_trial import PIECE_BYTES
-from ringfeed.tools.predict.gains import EpochFigures
+from ringfeed.tools.predict.gains import MeasuredEpoch
 from ringfeed.tools.predict.settings import LoaderFacts, LoaderTrials
 
 from .verdict import Evidence
@@ -21,7 +21,7 @@ _FAST_ENOUGH = 4  # times the loader's rate over an epoch: such a part is no lim
 
 def find_evidence(
     bottleneck: str,
-    figures: EpochFigures,
+    figures: MeasuredEpoch,
     facts: LoaderFacts,
     trials: LoaderTrials,
     slow: SlowRecords | None,
@@ -66,7 +66,7 @@ def find_evidence(
     return (loader,)
 
 
-def confirmed_limit(limit: str, figures: EpochFigures, trials: LoaderTrials) -> str:
+def confirmed_limit(limit: str, figures: MeasuredEpoch, trials: LoaderTrials) -> str:
     """Return what limits the loader: a part, or the first batch, if that takes most of the epoch and the part does not.
 
     In an epoch of a few small shards some stage is the busiest, though all of them are fast enough.
@@ -82,7 +82,7 @@ def confirmed_limit(limit: str, figures: EpochFigures, trials: LoaderTrials) -> 
     return "shuffle_fill" if waits and alone is not None and alone > _FAST_ENOUGH * needed else limit
 
 
-def rest_of_loader(limit: str, figures: EpochFigures, facts: LoaderFacts, trials: LoaderTrials) -> dict[str, Estimate]:
+def rest_of_loader(limit: str, figures: MeasuredEpoch, facts: LoaderFacts, trials: LoaderTrials) -> dict[str, Estimate]:
     """The rate of the loader's epoch without what limits it, by the part that would limit it then; empty if unknown.
 
     Args:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ringfeed.tools.measure.estimates import Estimate, around, predicted, ratio
 from ringfeed.tools.measure.slow_records import SlowRecords
-from ringfeed.tools.predict.gains import EpochFigures, Prediction
+from ringfeed.tools.predict.gains import ExpectedGain, MeasuredEpoch
 
 __all__ = ["LIMITS", "Evidence", "Verdict", "judge"]
 
@@ -93,11 +93,11 @@ class Verdict:
     next_samples_per_second: float | None
     gain: Estimate | None
     advice: str = ""
-    knob: Prediction | None = None
+    knob: ExpectedGain | None = None
 
 
 def judge(
-    figures: EpochFigures,
+    figures: MeasuredEpoch,
     *,
     loader_limit: str,
     seconds: float,
@@ -179,7 +179,7 @@ def judge(
     )
 
 
-def _unexplained(figures: EpochFigures, stall: float, headroom: float) -> Verdict:
+def _unexplained(figures: MeasuredEpoch, stall: float, headroom: float) -> Verdict:
     """A wait that is measured, and that neither a part nor what the parts share explains."""
     return Verdict(
         bottleneck="unknown", headline=_headline(stall, headroom), input_bound=stall, headroom=headroom, evidence=(),
@@ -189,7 +189,7 @@ def _unexplained(figures: EpochFigures, stall: float, headroom: float) -> Verdic
     )  # fmt: skip
 
 
-def _unknown(headline: str, figures: EpochFigures) -> Verdict:
+def _unknown(headline: str, figures: MeasuredEpoch) -> Verdict:
     return Verdict(
         bottleneck="unknown", headline=headline if figures.step is not None else "", input_bound=0.0, headroom=None,
         evidence=(), next_limit="", next_samples_per_second=None, gain=None, advice=headline,

@@ -86,7 +86,7 @@ class Parts:
 
     Attributes:
         agreement: what ranks hold apart, and agree on; None: nothing.
-        servers: number of parameter servers, each of which has an optimizer of its own; 0: none.
+        servers: number of parameter servers, each with an optimizer of its own; 0: none.
     """
 
     network: Any
@@ -145,7 +145,7 @@ def seed_variables(network: Any) -> list[Any]:
 
 
 def set_rank_seeds(network: Any, rank: int) -> None:
-    """Derive this rank's random generators from those of rank 0, which all ranks hold after a broadcast.
+    """Derive this rank's random generators from rank 0's, which all ranks hold after a broadcast.
 
     Otherwise all ranks would drop the same units. Rank 0 keeps its own, which a checkpoint holds.
     """
@@ -172,7 +172,7 @@ def _rows(variables: Sequence[Any]) -> list[Any]:
 
 
 def rank_state(arrays: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Return those of a checkpoint's arrays that `gather_rank_state` made, by kind."""
+    """Return a checkpoint's arrays that `gather_rank_state` made, by kind."""
     return {kind: [array for name, array in arrays.items() if _kind(name) == kind] for kind in (_RANK, _APART)}
 
 
@@ -187,7 +187,9 @@ def restore_rank_state(ring: Ring, parts: Parts, stacked: Mapping[str, Sequence[
         parts: whose variables to restore.
         stacked: on rank 0 what `rank_state` returned, elsewhere anything.
     """
-    shapes = ring.allgather_object({kind: [list(array.shape) for array in held] for kind, held in stacked.items()})[0]
+    shapes = ring.allgather_object({kind: [list(array.shape) for array in arrays] for kind, arrays in stacked.items()})[
+        0
+    ]
     for kind, variables in parts.of_rank().items():
         if len(shapes.get(kind, ())) != len(variables):
             continue
@@ -206,12 +208,12 @@ def _assign_rows(ring: Ring, method: Synchronizer, variables: Sequence[Any], rec
         return
     if len(received[0]) == ring.size * len(own[0]):
         first = ring.rank * len(own[0])
-        values = [list(array[first : first + len(held)]) for array, held in zip(received, own, strict=True)]
+        values = [list(array[first : first + len(own_copies)]) for array, own_copies in zip(received, own, strict=True)]
     else:
         resized = method.resize(received, ring.rank, ring.size)
-        values = [[value] * len(held) for value, held in zip(resized, own, strict=True)]
-    for held, rows in zip(own, values, strict=True):
-        for copy, value in zip(held, rows, strict=True):
+        values = [[value] * len(own_copies) for value, own_copies in zip(resized, own, strict=True)]
+    for own_copies, rows in zip(own, values, strict=True):
+        for copy, value in zip(own_copies, rows, strict=True):
             copy.assign(value)
 
 
@@ -325,22 +327,22 @@ def _order_version(config: TrainConfig) -> int:
 
 
 def check_servers(state: Mapping[str, Any], parts: Parts, url: str) -> None:
-    """Refuse a checkpoint whose optimizers are those of another number of parameter servers.
+    """Refuse a checkpoint of another number of parameter servers, and so of optimizers.
 
     Raises:
         TrainingError: it is.
     """
-    held = state.get("servers", parts.servers)
-    if held != parts.servers:
+    servers = state.get("servers", parts.servers)
+    if servers != parts.servers:
         raise TrainingError(
-            f"the checkpoints in {url} are of a run with {held} parameter server{'s' * (held != 1)}, each with an "
-            f"optimizer of its own, and this one has {parts.servers}: start it with --ps {held}, or set another "
+            f"the checkpoints in {url} are of a run with {servers} parameter server{'s' * (servers != 1)}, each with "
+            f"an optimizer of its own, and this one has {parts.servers}: start it with --ps {servers}, or set another "
             "checkpoint.url"
         )
 
 
 def restore(parts: Parts, arrays: Mapping[str, Any]) -> None:
-    """Assign a checkpoint's arrays to the run's variables, but for those of single ranks.
+    """Assign a checkpoint's arrays to the run's variables, except what single ranks hold.
 
     Variables are matched by kind and place, since Keras numbers its layers anew in each process.
 
@@ -348,9 +350,9 @@ def restore(parts: Parts, arrays: Mapping[str, Any]) -> None:
         TrainingError: number, shapes or dtypes differ.
     """
     mine = list(parts.variables().items())
-    held, expected = len(rank_state(arrays)[_RANK]), len(parts.synchronizer.rank_variables)
-    if held != expected:
-        raise TrainingError(f"the checkpoint holds {held} variables of each rank, this run has {expected}")
+    found, expected = len(rank_state(arrays)[_RANK]), len(parts.synchronizer.rank_variables)
+    if found != expected:
+        raise TrainingError(f"the checkpoint holds {found} variables of each rank, this run has {expected}")
     arrays = {name: array for name, array in arrays.items() if _kind(name) not in (_RANK, _APART)}
     bases = [sum(_kind(name) == _BASE for name in names) for names in (parts.variables(), arrays)]
     has_base = bases[0] == bases[1]

@@ -43,7 +43,7 @@ _LEASE = "_training.json"
 _HISTORY = "history"
 _REMEDY = "remove it, or set checkpoint.on_damage=previous, to resume from the one before"
 _OTHER_FOLDER = "set another checkpoint.url"
-_LEAVING_SECONDS = 10.0  # for a rank of the same run to release the lease, when ranks have changed places
+_LEAVING_SECONDS = 10.0  # a rank of the same run releases the lease by then, where ranks have changed places
 _POLL_SECONDS = 0.2
 
 log = logging.getLogger(__name__)
@@ -210,7 +210,7 @@ class CheckpointStore:
         return any(is_lease_file(name, _LEASE) or _is_draft(name) for name in self._files())
 
     @contextmanager
-    def held(self, run: str) -> Iterator[None]:
+    def hold(self, run: str) -> Iterator[None]:
         """Let no other run write to the folder in the body; check first that files can be written and removed.
 
         Also removes what a process that was killed while it wrote a checkpoint has left, which may be large.
@@ -288,7 +288,7 @@ class CheckpointStore:
         """Return the newest checkpoint, with its bytes verified, or None if there is none.
 
         Raises:
-            ConfigError: the folder holds those of several runs.
+            ConfigError: the folder holds checkpoints of several runs.
             CorruptionError: it is damaged or forged; if `on_damage` is "previous": all of them are.
         """
         names = self.names()

@@ -111,7 +111,7 @@ class DGCConfig(CompressionConfig):
         return 0.001 if self.ratio is None else self.ratio
 
     def warmup_steps(self, steps: int, steps_per_epoch: int) -> int:
-        """Return the number of steps in which the share falls, in a run of `steps`.
+        """Return the number of steps that the share falls for, in a run of `steps`.
 
         >>> DGCConfig().warmup_steps(468, 117)
         140

@@ -126,7 +126,7 @@ def parse_config(tree: Mapping[str, Any], source: str) -> TrainConfig:
 
     Args:
         tree: keys and values.
-        source: name of the tree for errors, such as that of its file.
+        source: name of the tree for errors, such as its file's.
 
     Raises:
         ConfigError: a key or value is wrong, or a value has no form in JSON, as checkpoints and metrics need.
@@ -233,7 +233,7 @@ def stretched_schedule(now: TrainConfig, before: Mapping[str, Any]) -> str | Non
 def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     """Return the dotted keys that affect the weights and differ between a run and the tree of an earlier one.
 
-    Locations (`data.url`, those of a mixture, `data.cache`, `checkpoint`, `output`, `track`), what is fetched ahead,
+    Locations (`data.url`, a mixture's URLs, `data.cache`, `checkpoint`, `output`, `track`), what is fetched ahead,
     length and evaluation of a run do not count.
     """
     neutral = {"data.url", "data.eval_split", "eval_every_epochs", "deterministic", "max_steps", "max_time", "epochs"}
@@ -254,7 +254,7 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
         mine, theirs = (_placeless(tree.get(group, {})) if group else tree for tree in (current, before))
         if name == "backend" and PARAMETER_SERVER not in (mine.get(name), theirs.get(name)):
             continue  # the same results, to rounding
-        default = _plain(key_default(spec))  # of older runs, which lack the key
+        default = _plain(key_default(spec))  # older runs lack the key
         own, other = mine.get(leaf, default), theirs.get(leaf, default)
         if name == "data.positive" and other is not None:
             other = class_name(other)  # older runs kept it as YAML read it

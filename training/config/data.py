@@ -110,7 +110,7 @@ class DataConfig(Options):
         return {name: dataset.url for name, dataset in self.mixture.items()}
 
     def of(self, name: str) -> MixedDataset:
-        """The options of one dataset of a mixture, those of all datasets where it has none of its own."""
+        """The options of one dataset of a mixture; where it has none of its own, the options of all."""
         own = (self.mixture or {})[name] if name else MixedDataset(url=str(self.url))
         balance = self.balance if own.balance is None else own.balance
         return replace(own, balance=balance, where=self.where if own.where is None else own.where)

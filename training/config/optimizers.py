@@ -62,7 +62,7 @@ class OptimizerConfig(Method):
 
     @property
     def exclude_ratio(self) -> Sequence[str] | None:
-        """Patterns of variable paths without trust ratio; None: those of `exclude`."""
+        """Patterns of variable paths without trust ratio; None: `exclude`."""
         return None
 
     @property

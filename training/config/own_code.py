@@ -42,7 +42,7 @@ def import_own(key: str, name: str) -> Any:
 def own_code(key: str, name: str) -> Iterator[None]:
     """Report an error of a user's code, in the body, in one line with the place in that code.
 
-    Errors of TensorFlow's operations pass through, such as for want of memory, but for that of a wrong argument.
+    Errors of TensorFlow's operations pass through, such as for want of memory; wrong arguments are reported.
 
     Raises:
         TrainingError: the code raised an error.

@@ -1,4 +1,4 @@
-"""Relative paths of a configuration: those in a file count from its folder, those of `--set` from the working one.
+"""Relative paths of a configuration: in a file they count from its folder, in `--set` from the working one.
 
 Tested in tests/training/config/test_printed.py.
 """

@@ -42,7 +42,7 @@ def top_k(metric: str) -> int | None:
 
 
 def metric_name(metric: str) -> str:
-    """Return the name of a metric in evaluations: that of the function, where it is one.
+    """Return the name of a metric in evaluations, without the module of a function.
 
     >>> metric_name("my_metrics:gain"), metric_name("auc")
     ('gain', 'auc')

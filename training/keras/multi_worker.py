@@ -17,8 +17,8 @@ _MEAN = ("MEAN", tf.distribute.ReduceOp.MEAN)
 class MultiWorkerStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]  # TensorFlow ships no types
     """A `tf.distribute.MultiWorkerMirroredStrategy` under which Keras can `fit`, `evaluate` and `predict`.
 
-    Keras 3.15 asks a strategy of several workers for two means that TensorFlow 2.21 refuses: that of a batch, which is
-    a structure, before the first step; and those of the step's metrics, which are scalars, along an axis. `reduce`
+    Keras 3.15 asks a strategy of several workers for two means that TensorFlow 2.21 refuses: of a batch, which is a
+    structure, before the first step; and of the step's metrics, which are scalars, along an axis. `reduce`
     returns both, and is otherwise unchanged.
 
     Args:

@@ -31,7 +31,7 @@ class Own:
     """What a user's own code adds to evaluations.
 
     Attributes:
-        loss: the loss; None: that of the task.
+        loss: the loss; None: the task's own.
         metrics: functions of `(target, outputs)` of all samples, by `module:function`.
     """
 

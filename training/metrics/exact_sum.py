@@ -58,7 +58,7 @@ class ExactSum:
             self._total += ((int(high) << _HALF) + int(low)) * Fraction(2) ** (exponent - 2 * _HALF - 1)
 
     def reduce(self, ring: Ring) -> None:
-        """Add up those of all ranks (a collective)."""
+        """Add up the sums of all ranks (a collective)."""
         own = None if self._total is None else [str(self._total.numerator), str(self._total.denominator)]
         parts = ring.allgather_object(own)
         self._total = None if None in parts else sum((Fraction(int(n), int(d)) for n, d in parts), Fraction(0))

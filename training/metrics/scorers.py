@@ -76,7 +76,7 @@ def make_scorer(target: Target, metrics: Sequence[str] | None) -> Scorer:
 
 
 class _ClassScorer:
-    """Metrics of two or more classes: of one logit, that of the second class, or a logit for each class."""
+    """Metrics of two or more classes, from a logit for each class, or for the second of two alone."""
 
     def __init__(self, names: Sequence[str], classes: Sequence[str], known: dict[str, Any] | None = None) -> None:
         self._names, self._classes, self._known = names, classes, known or {}
@@ -165,7 +165,7 @@ class _LabelsScorer:
         is_finite = bool(np.isfinite(scores).all())
         found: dict[str, Any] = {"micro_average_precision": None}
         for name in ("average_precision", "auc"):
-            wanted = is_finite and any(name in asked for asked in self._names)
+            wanted = is_finite and any(name in metric for metric in self._names)
             found[name] = _by_label(_OF_ORDER[name], scores, truth, weight) if wanted else [None] * len(self._labels)
             found[f"macro_{name}"] = _mean_over(found[name])
         if is_finite and "micro_average_precision" in self._names:
@@ -221,7 +221,7 @@ class _Gathered:
             kept.append(array.astype(kept[0].dtype))
 
     def all(self, ring: Ring) -> list[Array]:
-        """Return those of all ranks (a collective)."""
+        """Return the arrays of all ranks (a collective)."""
         return [ring.allgather(np.concatenate(kept)) for kept in self._kept]
 
 

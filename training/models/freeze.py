@@ -29,7 +29,7 @@ def freeze(network: Any, patterns: Sequence[str]) -> None:
 
 
 def matching_layers(network: Any, key: str, pattern: str) -> list[Any]:
-    """Return the layers with weights whose path matches a pattern; `key` is that of the configuration.
+    """Return the layers with weights whose path matches a pattern; `key` is for errors.
 
     Raises:
         ConfigError: there is none.

@@ -74,7 +74,7 @@ def image_shape(feature: Feature, wanted: tuple[int, ...] | None) -> Shape:
 def image_model(
     network: Any, feature: Feature, shape: Shape, config: TrainConfig, prepare: Prepare | None = None
 ) -> BuiltModel:
-    """Return a network with its preprocessing, and that of training if anything is random there.
+    """Return a network with its preprocessing, and another one for training if anything is random there.
 
     Args:
         network: the network.

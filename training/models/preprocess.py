@@ -100,11 +100,11 @@ def masked_features(manifest: Manifest, data: DataConfig) -> list[Feature]:
     return [feature for feature in feature_columns(manifest, data) if feature.name in masked]
 
 
-def check_masks(held: Mapping[str, Any], manifest: Manifest, data: DataConfig, source: str) -> None:
+def check_masks(entry: Mapping[str, Any], manifest: Manifest, data: DataConfig, source: str) -> None:
     """Refuse a model of an earlier version, which took a value for a missing one where now a mask travels.
 
     Args:
-        held: what its file or checkpoint says of it: `mask_entry`.
+        entry: what its file or checkpoint says of it: `mask_entry`.
         manifest: manifest of the dataset that it was trained on.
         data: options of its data.
         source: where it is, for the error.
@@ -113,7 +113,7 @@ def check_masks(held: Mapping[str, Any], manifest: Manifest, data: DataConfig, s
         TrainingError: it is such a model.
     """
     wanted = mask_entry(manifest, data)
-    if wanted and held.get("masks") != wanted["masks"]:
+    if wanted and entry.get("masks") != wanted["masks"]:
         names = ", ".join(wanted["masks"])
         raise TrainingError(
             f"{source} is of an earlier version of ringfeed, which passed missing values to the network as values that "
@@ -157,7 +157,7 @@ def label_and_weight(element: Element) -> tuple[Any, Any]:
 
 
 def tabular_preprocess(plan: TabularPlan) -> Preprocess:
-    """Make a function from a loader's element to the inputs of the tabular model: those of `TabularTransform`."""
+    """Make a function from a loader's element to the inputs of the tabular model, as `TabularTransform` does."""
 
     def preprocess(element: Element) -> tuple[Inputs, Any, Any]:
         return tabular_inputs(element, plan), *label_and_weight(element)

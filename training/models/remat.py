@@ -35,7 +35,7 @@ def rematerialise(network: Any, patterns: Sequence[str]) -> None:
 def _wrap_call(layer: Any) -> None:
     """Wrap a layer's call: the second starts from the state of the first, as of dropout, and leaves it as it is.
 
-    The second is one of Keras', without which layers within would not know that they train, nor in which dtype.
+    The second is one of Keras': layers within would else not know that they train, nor the dtype.
     """
     call = layer.call
     states = [variable.value for variable in layer.variables if not variable.value.trainable]

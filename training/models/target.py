@@ -28,8 +28,7 @@ class Target:
 
     Attributes:
         task: one of `TASKS`.
-        classes: names of the classes, or labels; of a binary task first the negative, then the positive. A regression
-            has none.
+        classes: names of the classes, or labels; binary: (negative, positive); regression: none.
         column: column that holds it; None: the label.
         is_list: whether the column holds lists of the ids of labels; else numbers.
         positive: class id of a binary task's positive class, where the label decides.

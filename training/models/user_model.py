@@ -38,8 +38,8 @@ __all__ = ["network_errors", "user_model"]
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in')
 _LIBRARY = re.compile(r"^<|[/\\](site|dist)-packages[/\\]")  # "<string>" is code that TensorFlow generates
 _OURS = str(Path(__file__).parents[2])
-_ROOT = re.compile(r"^\(\d+\) [A-Z_]+:\s*")  # where several operations of a step have failed
-_NODE = re.compile(r"\{\{.*?\}\}")  # TensorFlow's marks of a graph's nodes
+_ROOT = re.compile(r"^\(\d+\) [A-Z_]+:\s*")  # TensorFlow writes it where several operations of a step have failed
+_NODE = re.compile(r"\{\{.*?\}\}")  # TensorFlow marks a graph's nodes so
 
 
 @contextmanager
@@ -77,7 +77,7 @@ def network_errors(manifest: Manifest, config: TrainConfig) -> Iterator[None]:
 def _failed_operation(message: str) -> tuple[str | None, str]:
     """Return the user's line, if any, and the text of TensorFlow's error in an operation of a step.
 
-    The line is that of a Python function that the operation called, or that which made the operation.
+    The operation called a Python function at that line, or was made there.
     """
     said, _, called = message.partition("Traceback (most recent call last):")
     places = _PLACE.findall(called.partition("[[")[0])

@@ -32,13 +32,13 @@ _IGNORED = ("optimizer/", "/seed_generator/")
 def load_weights(network: Any, url: str) -> None:
     """Assign the weights of a file, but to a last layer for which it has others, or none.
 
-    The last layers are the nearest to the outputs that have weights: that of the logits; of a network whose outputs are
-    a sum, such as `wide_deep`, one for each term.
+    The last layers are the nearest to the outputs that have weights: usually the logits; in a network whose outputs are
+    a sum, such as `wide_deep`, one layer for each term.
 
     Args:
         network: the network, which is built.
-        url: path or URL of a `.keras`, `.weights.h5` or `.h5` file; the last is that of Keras 2, as of
-            `keras.applications`, whose layers are found by name.
+        url: path or URL of a `.keras`, `.weights.h5` or `.h5` file; the last is a file of
+            Keras 2, such as `keras.applications` has, whose layers are found by name.
 
     Raises:
         ConfigError: it cannot be read, is no such file, or another layer does not fit.

@@ -89,8 +89,8 @@ class Adam(RuleOptimizer):
         v = beta_2 * v + (1 - beta_2) * g ** 2
         w = w - learning_rate(t) * sqrt(1 - beta_2 ** t) / (1 - beta_1 ** t) * m / (sqrt(v) + eps)
 
-    Kingma and Ba, "Adam", arXiv 1412.6980, section 2, with `eps` beside the root of the biased moment; the decay is
-    that of Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, Algorithm 2.
+    Kingma and Ba, "Adam", arXiv 1412.6980, section 2, with `eps` beside the root of the biased moment; decay as in
+    Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101, Algorithm 2.
 
     Args:
         learning_rate: a float, a `LearningRateSchedule`, or a callable without arguments.

@@ -15,9 +15,9 @@ __all__ = ["RATIO_DECAY", "next_average", "next_factor"]
 
 Tensor = Any
 
-RATIO_DECAY = 0.9  # of the average of ratios: this and the bounds are the paper's (section 4)
+RATIO_DECAY = 0.9  # the average of ratios decays by it; it and the bounds are the paper's (section 4)
 _FACTORS = 0.5, 4.0
-_FACTOR_STEP = 0.1  # most that the factor changes in a step, as a share of it
+_FACTOR_STEP = 0.1  # a step changes the factor by this share of it at most
 
 
 def next_average(average: Tensor, ratio: Tensor) -> Tensor:
@@ -33,10 +33,10 @@ def next_factor(factor: Tensor, frozen_root: Tensor, root: Tensor, moves: Tensor
     """Return the factor of the average after a step: the greatest quotient of the roots, within bounds.
 
     Args:
-        factor: that of the step before, [layers]; at first 1.
+        factor: the step before's, [layers]; at first 1.
         frozen_root, root: what the optimizer divides by, and would divide by, [layers, ...].
         moves: whether an entry is ever changed, bool [layers, ...]; others do not count.
-        share: norm of the step without weight decay over that of the whole, [layers]; the rest keeps the factor 1.
+        share: norm of the step without weight decay over the whole step's, [layers]; the rest keeps the factor 1.
 
     >>> roots = tf.constant([[2.0, 1.0, 9.0]]), tf.constant([[1.9, 1.0, 1.0]])
     >>> round(float(next_factor(tf.ones(1), *roots, tf.constant([[True, True, False]]), tf.ones(1))[0]), 3)

@@ -21,7 +21,7 @@ __all__ = [
 
 DOORS = {
     "_apply_weight_decay": "in whose place ringfeed decays the variables of one replica alone",
-    "_backend_update_step": "in whose place ringfeed updates small variables together, and those of one replica alone",
+    "_backend_update_step": "in whose place ringfeed updates small variables together, and one replica's alone",
     "_flatten_layers": "by which ringfeed finds the layers within layers",
     "_get_call_context": "by which ringfeed knows whether a layer trains",
     "_get_variable_index": "by which ringfeed finds what an optimizer keeps for a variable",
@@ -103,7 +103,7 @@ def producer(tensor: Any) -> tuple[Any, Sequence[Any]]:
 
 
 def variable_index(optimizer: Any, variable: Variable) -> int:
-    """Return the place of a variable among those of an optimizer."""
+    """Return the place of a variable in an optimizer."""
     return int(require_method(optimizer, "_get_variable_index")(variable))
 
 

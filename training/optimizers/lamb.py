@@ -135,7 +135,7 @@ class LAMBRule(Rule):
 
 
 def _halves(moments: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both moments, [variables, ...], of [variables, 2, ...]; those of one variable, perhaps large, uncopied."""
+    """Return both moments, [variables, ...], of [variables, 2, ...]; one variable, perhaps large, is not copied."""
     if moments.shape[0] == 1:
         first, second = tf.unstack(tf.squeeze(moments, 0))
         return first[None], second[None]
@@ -156,7 +156,7 @@ class LAMB(RuleOptimizer):
 
     You et al., "Large Batch Optimization for Deep Learning", arXiv 1904.00962v5, Algorithm 2. The variants:
 
-    - `paper`: as above, also that of MLPerf and TensorFlow Addons.
+    - `paper`: as above, also in MLPerf and TensorFlow Addons.
     - `nvlamb`: gradients whose global norm exceeds 1 are first scaled down to it, and every variable has a trust ratio
       unless `exclude_ratio` says otherwise (`apex.optimizers.FusedLAMB` with `use_nvlamb`).
     - `v1`: of the paper's first version: no bias correction, and ``r = min(|w|, 10) / |u|``.
@@ -170,8 +170,8 @@ class LAMB(RuleOptimizer):
             two dimensions.
         name: the optimizer's name.
         variant: one of `VARIANTS`.
-        exclude_ratio: regular expressions of the paths without trust ratio; `None`: those of `exclude`.
-        freeze_step: steps after which `v`, and its correction, change no more, and `r` is that of 1-bit LAMB
+        exclude_ratio: regular expressions of the paths without trust ratio; `None`: `exclude`.
+        freeze_step: steps after which `v`, and its correction, change no more, and `r` is as in 1-bit LAMB
             (`frozen_ratio`); `None`: they always do.
 
     Raises:

@@ -29,7 +29,7 @@ class _Variant:
     Attributes:
         norms_apart: whether the trust ratio divides by `|g| + weight_decay |w|`, or by the norm of their sum.
         rate_inside: whether the learning rate multiplies what enters the velocity, or the velocity.
-        ratio_last: whether the trust ratio is that of the velocity, or that of the gradient.
+        ratio_last: whether the trust ratio is taken of the velocity, or of the gradient.
         clips: whether the ratio is at most 1 / learning rate, and layers with a zero norm are not decayed.
     """
 
@@ -127,7 +127,7 @@ class LARS(RuleOptimizer):
         exclude: regular expressions of the paths left out; `None` leaves out variables of fewer than two dimensions.
         name: the optimizer's name.
         variant: one of `VARIANTS`, or another name of one.
-        exclude_ratio: regular expressions of the paths without trust ratio; `None`: those of `exclude`.
+        exclude_ratio: regular expressions of the paths without trust ratio; `None`: `exclude`.
 
     Raises:
         ValueError: an argument out of its range.

@@ -47,7 +47,7 @@ def compute_dtype(precision: str) -> Iterator[None]:
 class ScaleRule:
     """The rule of a dynamic loss scale.
 
-    The defaults are those of Keras' LossScaleOptimizer and PyTorch's GradScaler (growth interval 2000, factor 2).
+    The defaults are as in Keras' LossScaleOptimizer and PyTorch's GradScaler (growth interval 2000, factor 2).
 
     Args:
         initial: first scale; a power of two, so that scaling loses no bits.
@@ -130,7 +130,7 @@ class LossScale:
         return loss * tf.cast(self.scale, loss.dtype) if self.rule else loss
 
     def unscaled(self, gradients: Sequence[Tensor]) -> list[Tensor]:
-        """Return the gradients of the loss itself, from those of the scaled loss."""
+        """Return the gradients of the loss itself, from the scaled loss's."""
         return [g / tf.cast(self.scale, g.dtype) for g in gradients] if self.rule else list(gradients)
 
     def update(self, is_finite: Tensor) -> None:

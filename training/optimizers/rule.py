@@ -89,7 +89,7 @@ class Rule(ABC):
 
     keras_name: ClassVar[str]
     slots: ClassVar[Mapping[str, tuple[int, ...]]] = {}
-    """What is kept for each variable: by name the shape beside its own."""
+    """Per-variable state, by name: the leading shape beside the variable's own."""
 
     def __post_init__(self) -> None:
         if self.freeze_step is not None and self.freeze_step < 1:
@@ -106,8 +106,7 @@ class Rule(ABC):
 
         Args:
             weights, gradient: [variables, ...].
-            slots: those of `slots`, [variables, *shape beside the variables', ...], then of `layer_slots`, [variables,
-                *shape].
+            slots: `slots`, [variables, *shape beside the variables', ...], then `layer_slots`, [variables, *shape].
             step: the step.
         """
 
@@ -118,7 +117,7 @@ class Rule(ABC):
 
     @property
     def exclude_ratio(self) -> Sequence[str] | None:
-        """Patterns of the paths without trust ratio; None: those of `options.exclude`."""
+        """Patterns of the paths without trust ratio; None: `options.exclude`."""
         patterns: Sequence[str] | None = self.options.exclude_ratio
         return patterns
 

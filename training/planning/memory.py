@@ -50,7 +50,7 @@ def variable_bytes(variables: Iterable[Any]) -> int:
 
 
 def _outputs(network: Any) -> Iterator[Any]:
-    """The output of each layer; of models in the model, those of their layers."""
+    """The output of each layer, also of layers within layers."""
     for layer in network.layers:
         if isinstance(layer, keras.layers.InputLayer):
             continue

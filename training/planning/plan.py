@@ -13,14 +13,14 @@ from ringfeed.training.run.assembly import Assembly, assemble
 from ringfeed.training.run.inputs import open_loader
 from ringfeed.training.run.shares import even_shares
 from ringfeed.training.run.state.resume import newest_checkpoint
-from ringfeed.training.sync.pace import Pace
+from ringfeed.training.sync.epoch_plan import EpochPlan
 
 from .memory import memory_bytes
 from .wire import PlannedRing, bytes_by_method
 
 __all__ = ["RunPlan", "plan_run"]
 
-_RANKS = (2, 8)  # for which a run of one process says what it would exchange
+_RANKS = (2, 8)  # the plan of one process says what so many ranks would exchange
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class RunPlan:
     """What a run would do.
 
     Attributes:
-        dataset: URL of the dataset, or of those of a mixture.
+        dataset: URL of the dataset, or URLs of a mixture's datasets.
         ranks: number of ranks.
         records: of each split that the run reads.
         task: `task`.
@@ -43,7 +43,7 @@ class RunPlan:
             the last step.
         memory_bytes: of a rank, by kind.
         wire_bytes: that a rank receives for a step, by number of ranks and method; None: the configuration refuses it.
-        method: that of this run.
+        method: the run's own method.
         checkpoints: their URL.
         resumes_from: step of the checkpoint that the run resumes from; None: it begins anew.
         outputs: URLs of what the run writes, by key.
@@ -97,8 +97,8 @@ def plan_run(config: TrainConfig, ranks: int) -> RunPlan:
     config = _without_new_cache(config)
     assembly = assemble(config, ring)
     parts, manifest = assembly.parts, assembly.shares.loader.manifest
-    pace = _pace(config, ranks, assembly)
-    total, local = config.total_steps(pace.steps), max(even_shares(config.data.batch_size, ranks))
+    epoch_plan = _largest_epoch(config, ranks, assembly)
+    total, local = config.total_steps(epoch_plan.steps), max(even_shares(config.data.batch_size, ranks))
     newest = newest_checkpoint(config, manifest)
     schedule: Any = assembly.schedule
     eval_split = config.data.eval_split
@@ -112,7 +112,7 @@ def plan_run(config: TrainConfig, ranks: int) -> RunPlan:
         classes=list(assembly.target.classes),
         batch_size=config.data.batch_size,
         local_batch_size=local,
-        steps_per_epoch=pace.steps,
+        steps_per_epoch=epoch_plan.steps,
         total_steps=total,
         network=config.model.name,
         parameters=parts.network.count_params(),
@@ -124,7 +124,7 @@ def plan_run(config: TrainConfig, ranks: int) -> RunPlan:
         last_rate=float(schedule(total - 1)),
         warmup_steps=schedule.warmup_steps,
         memory_bytes=memory_bytes(parts, local, config.optimizer.accumulate),
-        wire_bytes={n: bytes_by_method(config, n, parts, pace) for n in ((ranks,) if ranks > 1 else _RANKS)},
+        wire_bytes={n: bytes_by_method(config, n, parts, epoch_plan) for n in ((ranks,) if ranks > 1 else _RANKS)},
         method=config.compression.method if config.sync.method == "every_step" else config.sync.method,
         checkpoints=config.checkpoint.url,
         resumes_from=None if newest is None else newest.step,
@@ -132,15 +132,15 @@ def plan_run(config: TrainConfig, ranks: int) -> RunPlan:
     )
 
 
-def _pace(config: TrainConfig, ranks: int, assembly: Assembly) -> Pace:
-    """The pace of the ranks; where they have parts of their own, that of the largest."""
+def _largest_epoch(config: TrainConfig, ranks: int, assembly: Assembly) -> EpochPlan:
+    """The epoch of the ranks; where they have parts of their own, for the largest part."""
     if config.sync.clients is None:
-        return assembly.pace
+        return assembly.epoch_plan
     worlds = [World(rank=rank, size=ranks, local_size=ranks) for rank in range(ranks)]
     loaders = [open_loader(config, world) for world in worlds]
-    own = assembly.pace
+    own = assembly.epoch_plan
     steps = max(loader.steps_per_epoch for loader in loaders)
-    return Pace(
+    return EpochPlan(
         batches=own.batches, steps=steps, samples=own.samples, batch_size=own.batch_size, step_samples=own.step_samples
     )
 

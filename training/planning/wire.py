@@ -19,7 +19,7 @@ from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.sync.build import build_synchronizer
-from ringfeed.training.sync.pace import Pace
+from ringfeed.training.sync.epoch_plan import EpochPlan
 from ringfeed.training.sync.synchronizer import Exchange, SyncRun
 
 __all__ = ["PlannedRing", "bytes_by_method", "wire_bytes"]
@@ -56,23 +56,23 @@ class PlannedRing(SoloRing):
         return [tf.convert_to_tensor(t) * self.size for t in tensors]
 
 
-def bytes_by_method(config: TrainConfig, ranks: int, parts: Parts, pace: Pace) -> dict[str, float | None]:
+def bytes_by_method(config: TrainConfig, ranks: int, parts: Parts, epoch_plan: EpochPlan) -> dict[str, float | None]:
     """Return the bytes of each method of compression that the configuration allows; None for the others.
 
-    With rounds of local steps (`sync.method`), those of that method alone.
+    A run with rounds of local steps has `sync.method` alone.
 
     Args:
         config: configuration of the run.
         ranks: number of ranks.
         parts: network and optimizer.
-        pace: steps of an epoch.
+        epoch_plan: steps of an epoch.
     """
     if config.sync.method != "every_step":
-        return {config.sync.method: wire_bytes(config, ranks, parts, pace)}
+        return {config.sync.method: wire_bytes(config, ranks, parts, epoch_plan)}
     found: dict[str, float | None] = {}
     for method in COMPRESSIONS.by_name:
         chosen = _with_method(config, method)
-        found[method] = None if chosen is None else wire_bytes(chosen, ranks, parts, pace)
+        found[method] = None if chosen is None else wire_bytes(chosen, ranks, parts, epoch_plan)
     return found
 
 
@@ -86,11 +86,11 @@ def _with_method(config: TrainConfig, method: str) -> TrainConfig | None:
         return None
 
 
-def wire_bytes(config: TrainConfig, ranks: int, parts: Parts, pace: Pace) -> float:
+def wire_bytes(config: TrainConfig, ranks: int, parts: Parts, epoch_plan: EpochPlan) -> float:
     """Return the bytes that a rank receives in a step after warm-up, or of a round divided by its steps."""
     wire = MeteredRing(PlannedRing(ranks))
-    steps = config.total_steps(pace.steps)
-    run = SyncRun(config=config, ring=wire, steps_per_epoch=pace.steps, samples_before=pace.samples_before)
+    steps = config.total_steps(epoch_plan.steps)
+    run = SyncRun(config=config, ring=wire, steps_per_epoch=epoch_plan.steps, samples_before=epoch_plan.samples_before)
     synchronizer = build_synchronizer(run)
     variables = parts.network.trainable_variables
     synchronizer.build(variables, parts.optimizer)

@@ -23,7 +23,7 @@ FORMAT = "ringfeed-records-1"
 STEP, EVALUATION, CHECKPOINT, END = "step", "evaluation", "checkpoint", "end"
 _NAME = re.compile(r"rank-(\d+)\.from-(\d+)\.arrow")
 _MOST_RANKS = 1 << 20
-_WHOLE_STEPS = 1 << 15  # recorded one by one; about 2 MB
+_WHOLE_STEPS = 1 << 15  # so many steps are recorded one by one, in about 2 MB
 
 
 class Row(NamedTuple):

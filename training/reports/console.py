@@ -29,7 +29,7 @@ QUIET_SECONDS = 15.0  # after this long without a line, one shows that a run of 
 WAIT_FRACTION = 0.2  # from this share on, TensorFlow's profiler says "highly input-bound"
 EARLY_FRACTION, EARLY_SECONDS = 0.3, 30.0  # a run that waits more says so while there is time to change it
 _BAR_COLUMNS = 23  # columns of a terminal that a bar of 4, the time and spaces take
-LEAST_SECONDS = 5.0  # the waits of shorter runs are those of their start
+LEAST_SECONDS = 5.0  # shorter runs are not judged: their waits are start-up
 
 
 def configure_logging(rank: int, *, quiet: bool = False, verbose: bool = False) -> None:

@@ -21,16 +21,16 @@ class StepTimes(NamedTuple):
     """Times of one step, by `time.monotonic`: a host's clock may be set back meanwhile.
 
     Attributes:
-        asked: the loop asked for the batch.
-        got: it got the batch.
+        requested: the loop asked for the batch.
+        received: it got the batch.
         returned: the compiled step returned.
         synchronised: the ranks were synchronised, where that takes more than the compiled step.
         stamps: this rank's gradients were ready, and were reduced: float64 [2], which stays on the device until it is
             written.
     """
 
-    asked: float
-    got: float
+    requested: float
+    received: float
     returned: float
     synchronised: float
     stamps: Any

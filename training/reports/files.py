@@ -58,7 +58,7 @@ class _TextFile:
 
 
 class JSONLines(EntryTracker):
-    """One object a line: `event` is `steps` or `evaluation`, the other keys are those of the metrics' history.
+    """One object a line: `event` is `steps` or `evaluation`, the other keys are as in the metrics' history.
 
     Args:
         url: path or URL of the file.
@@ -106,7 +106,7 @@ class _Table(_TextFile):
 
 
 class CSVFiles(EntryTracker):
-    """`steps.csv` and `evaluations.csv`, with the numbers of the history; those of groups as `recall/CLASS`.
+    """`steps.csv` and `evaluations.csv`, with the numbers of the history; a group's as `recall/CLASS`.
 
     Args:
         url: path or URL of their folder.

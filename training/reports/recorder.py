@@ -110,7 +110,7 @@ class Recorder(Tracker):
         steps = stride(event.step - 1, self._done)
         self._done += 1
         if steps:
-            self._steps.append((event, steps, event.times.asked - self._last_end))
+            self._steps.append((event, steps, event.times.requested - self._last_end))
         self._last_end = event.times.synchronised
 
     def activity(self, event: events.ActivityDone) -> None:
@@ -154,9 +154,9 @@ def _row(unix: float, event: events.StepDone, steps: int, host_seconds: float) -
         step=event.step - 1,
         epoch=event.epoch,
         steps=steps,
-        started=unix + times.asked,
-        input_seconds=times.got - times.asked,
-        gradient_seconds=ready - times.got,
+        started=unix + times.requested,
+        input_seconds=times.received - times.requested,
+        gradient_seconds=ready - times.received,
         collective_seconds=reduced - ready + times.synchronised - times.returned,
         update_seconds=times.returned - reduced,
         host_seconds=host_seconds,

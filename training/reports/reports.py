@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 class Reports:
-    """The subscribers of a run, in the order in which they get its events.
+    """The subscribers of a run, who get its events in this order.
 
     One that fails is left out from then on, with a warning. An error as a run begins, or of an essential one, ends the
     run instead.

@@ -34,7 +34,7 @@ class TensorBoard(EntryTracker):
         self._folder = folder
 
     def open(self, event: RunBegan) -> None:
-        """Open a new file in place of those of earlier processes."""
+        """Open a new file in place of earlier processes' files."""
         for path in Path(self._folder).glob(f"events.out.tfevents.*{_SUFFIX}"):
             path.unlink()
         self._writer = tf.summary.create_file_writer(self._folder, filename_suffix=_SUFFIX)

@@ -1,4 +1,4 @@
-"""What subscribes to the events of a run: a method for each kind of event, of which a subclass overrides some.
+"""Subscribers to the events of a run: a method for each kind of event; a subclass overrides some.
 
 Tested in tests/training/reports/test_trackers.py.
 """
@@ -79,7 +79,7 @@ class Tracker:
 
 
 class EntryTracker(Tracker):
-    """A tracker that writes the entries of the log and the evaluations, those of an earlier process first."""
+    """A tracker that writes the entries of the log and the evaluations, an earlier process's first."""
 
     def open(self, event: events.RunBegan) -> None:
         """Get ready to write."""
@@ -123,7 +123,7 @@ def finite(value: Any) -> Any:
 
 
 def scalars(entry: Mapping[str, Any], prefix: str = "") -> dict[str, float]:
-    """Return the numbers of an entry but step and epoch; those of groups with the group's name.
+    """Return the numbers of an entry but step and epoch; a group's with its name.
 
     >>> scalars({"step": 3, "loss": 0.5, "auc": None, "recall": {"late": 1.0}, "confusion": [[1, 2]]})
     {'loss': 0.5, 'recall/late': 1.0}

@@ -33,7 +33,7 @@ def open_sockets() -> Connections:
 
 
 def hang_up(connections: Connections) -> None:
-    """End those of the connections that are still open: either side reads their end, and writes fail."""
+    """End the connections that are still open: either side reads their end, and writes fail."""
     _for_each(connections, lambda connection: connection.shutdown(socket.SHUT_RDWR))
 
 

@@ -26,11 +26,11 @@ Tensor = Any
 
 
 class HierarchicalRing(HorovodRing):
-    """A Horovod ring whose reductions have two levels; its other collectives are those of the flat ring.
+    """A Horovod ring whose reductions have two levels; its other collectives are flat.
 
     Args:
         hvd: the module `horovod.tensorflow`, after `hvd.init()` with `DYNAMIC` in the environment.
-        host: name of this rank's host; None: that of the launcher, or of the machine.
+        host: name of this rank's host; None: as the launcher, or the machine, calls it.
 
     Raises:
         ConfigError: there are no two levels of ranks.

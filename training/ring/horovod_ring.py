@@ -75,7 +75,7 @@ class HorovodRing:
         return received
 
     def swap(self, tensor: Tensor, partner: int) -> Tensor:
-        """The partner's vector, by an all-to-all in which each rank sends to one."""
+        """The partner's vector, by an all-to-all where each rank sends to one other."""
         splits = [len(tensor) if rank == partner else 0 for rank in range(self.size)]
         received, _ = self._hvd.alltoall(tensor, splits=tf.constant(splits, tf.int32))
         received.set_shape(tensor.shape)

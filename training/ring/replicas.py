@@ -1,7 +1,7 @@
 """Replicas of a network on the devices of one process, by `tf.distribute.MirroredStrategy`.
 
 Each device has a copy of every variable, as a rank of a ring has: the strategy only reduces gradients. To the loop the
-process is alone, and its batch is that of all.
+process is alone, and trains on the whole global batch.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Replicas:
     def spread(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Return a step, for `tf.function`, that gives each replica a part of the batch.
 
-        Parts differ by a sample where they must. Weights of samples then make the mean of the parts that of the batch.
+        Parts differ by a sample where they must; weights of samples then make their mean the mean of the batch.
 
         Args:
             step: function of `(inputs, target, weight, stopping)`, which returns the same on all replicas.

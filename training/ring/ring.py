@@ -33,7 +33,7 @@ class Ring(Protocol):
 
     @property
     def local_rank(self) -> int:
-        """The number of this process among those of its host."""
+        """The number of this process on its host."""
 
     @property
     def local_size(self) -> int:

@@ -41,7 +41,7 @@ def assert_same_weights(ring: Ring, variables: Sequence[Variable]) -> str:
         TrainingError: they differ; the message names the ranks that differ from rank 0, and the first variable.
     """
     of_replicas = zip(*map(copies, variables), strict=True)
-    own = [weights_digest(held) for held in of_replicas]
+    own = [weights_digest(weights) for weights in of_replicas]
     gathered = own if len(own) > 1 else ring.allgather_object(own[0])
     others = [rank for rank, digests in enumerate(gathered) if digests != gathered[0]]
     if others:

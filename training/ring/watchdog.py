@@ -24,9 +24,9 @@ from .run_lines import Connection, LineServer, connect
 
 __all__ = ["RankReport", "Watchdog", "judge", "silent_ranks", "user_place"]
 
-_PERIODS = 10  # reports, at least, in the time after which a rank counts as stalled
+_PERIODS = 10  # a rank reports at least so often before it counts as stalled
 _LONGEST_PERIOD = 2.0  # seconds
-_GIVE_UP = 5  # times as long, ranks may all be at the same batch: compiling, saving a checkpoint, or starting
+_GIVE_UP = 5  # all ranks may stay so many times longer at one batch: they compile, save a checkpoint, or start
 _REMEDY = "if they are at work, raise watchdog_seconds"
 _INSTALLED = re.compile("[/\\\\](site|dist)-packages[/\\\\]|^<")
 _PACKAGE = Path(__file__).parents[2]
@@ -83,8 +83,8 @@ def judge(reports: Mapping[int, RankReport], now: float, seconds: float) -> str 
         if last == 0:
             return f"no rank has begun its first batch, or come closer to it for {idle:.0f} s{where}; {_REMEDY}"
         return f"no rank has begun a batch for {idle:.0f} s, after batch {last} of this process{where}"
-    held = next((rank for rank in behind if reports[rank].place), None)
-    place = "" if held is None else f" in {reports[held].place}"
+    culprit = next((rank for rank in behind if reports[rank].place), None)
+    place = "" if culprit is None else f" in {reports[culprit].place}"
     waited = f"the others have waited for {idle:.0f} s, at batch {first} of this process"
     return f"{_names(behind)} stalled{place}: {waited}"
 
@@ -116,7 +116,7 @@ class Watchdog:
     """Watches the ranks of a run from a thread of its own.
 
     Args:
-        ring: the ranks, all of which make a watchdog (a collective).
+        ring: the ranks; all of them make a watchdog (a collective).
         seconds: time after which a rank counts as stalled.
         end: ends this process; called with which rank has stalled, in that thread.
         lost_seconds: time after which a rank that does not report counts as lost; None: `seconds`, and it has stalled.
@@ -204,7 +204,7 @@ class Watchdog:
 
 
 def _own_address(ring: Ring) -> str:
-    """The address at which the other ranks reach this one: that of the interface which the launcher chose."""
+    """The address of this rank for the others: the launcher chose its network interface."""
     if ring.local_size == ring.size:
         return "127.0.0.1"
     import psutil

@@ -53,7 +53,7 @@ def multi_worker_world(environ: Mapping[str, str]) -> World:
 
 
 def local_rank_of_worker(environ: Mapping[str, str]) -> int:
-    """Return the number of this worker among those of its host; `multi_worker_world` has found it."""
+    """Return the number of this worker on its host; `multi_worker_world` has found it."""
     config = read_tf_config(environ)
     return config.hosts(WORKER)[: config.index].count(config.host)
 

@@ -39,11 +39,11 @@ from ringfeed.training.step.train_step import StepOptions, TrainStep, make_predi
 from ringfeed.training.sync.agreement import Agreement
 from ringfeed.training.sync.batch_norm import synchronise_batch_norm
 from ringfeed.training.sync.build import build_run_optimizer, build_synchronizer, momentum_remarks
+from ringfeed.training.sync.epoch_plan import EpochPlan
 from ringfeed.training.sync.moving import MovingAverage
-from ringfeed.training.sync.pace import Pace
 from ringfeed.training.sync.synchronizer import Synchronizer, SyncRun
 
-from .clients import own_pace
+from .clients import rank_epoch
 from .inputs import open_evaluations, open_loader, open_manifests, traced
 from .shares import RankShares
 from .state.best import check_defined
@@ -62,12 +62,12 @@ class Assembly:
 
     Attributes:
         shares: this rank's share of the training batches, and its loader.
-        evaluations: what evaluations read: the dataset, or those of a mixture by name, with the preprocessing of each.
+        evaluations: what evaluations read: each dataset by name, with its preprocessing.
         target: what the network predicts.
         own: the user's loss and metrics.
         preprocess: `tf.function` from an element of a loader to ``(inputs, target, weight)``.
         augment: the same with random augmentation, for training.
-        pace: steps of an epoch, and in which of them this rank trains.
+        epoch_plan: steps of an epoch, and whether this rank trains in each.
         schedule: the learning rate.
         wire: the ring, which counts the bytes that synchronisation receives.
         parts: what training changes.
@@ -80,7 +80,7 @@ class Assembly:
     own: Own
     preprocess: Any
     augment: Any
-    pace: Pace
+    epoch_plan: EpochPlan
     schedule: Schedule
     wire: MeteredRing
     parts: Parts
@@ -99,8 +99,8 @@ def assemble(
     Args:
         config: configuration of the run.
         ring: the ranks.
-        schedule: learning rate; None: that of the configuration.
-        synchronizer: makes of the ring what keeps the ranks in step; None: that of the configuration.
+        schedule: learning rate; None: as configured.
+        synchronizer: makes of the ring what keeps the ranks in step; None: as configured.
 
     Raises:
         RingfeedError: the dataset or the model does not fit the configuration.
@@ -122,7 +122,7 @@ def _assembled(
     shares = _shares(config, ring, manifests)
     loader = shares.loader
     evaluated = open_evaluations(config, ring, manifests)
-    pace = own_pace(config, ring, loader)
+    epoch_plan = rank_epoch(config, ring, loader)
     model = build_model(loader.manifest, config)
     target = plan_target(loader.manifest, config)
     make_scorer(target, config.metrics)  # refuses metrics that the dataset cannot have
@@ -131,7 +131,7 @@ def _assembled(
     preprocess = traced(model.preprocess)
     augment = preprocess if model.augmented is None else traced(model.augmented)
     if schedule is None:
-        schedule = build_schedule(config, pace.steps)
+        schedule = build_schedule(config, epoch_plan.steps)
     elif not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         schedule = UserSchedule(schedule)
     if ring.rank == 0:
@@ -140,9 +140,9 @@ def _assembled(
     wire = MeteredRing(replicas.ring if replicas else ring)
     if config.sync.batch_norm:
         synchronise_batch_norm(model.network, wire)
-    run = SyncRun(config=config, ring=wire, steps_per_epoch=pace.steps, samples_before=pace.samples_before)
+    run = SyncRun(config=config, ring=wire, steps_per_epoch=epoch_plan.steps, samples_before=epoch_plan.samples_before)
     synchronizer = build_synchronizer(run) if make_synchronizer is None else make_synchronizer(wire)
-    parts = _parts(config, ring, synchronizer, pace, model, schedule)
+    parts = _parts(config, ring, synchronizer, epoch_plan, model, schedule)
     train_step, predict = _steps(config, loader, parts, replicas)
     return Assembly(
         shares=shares,
@@ -151,7 +151,7 @@ def _assembled(
         own=own,
         preprocess=preprocess,
         augment=augment,
-        pace=pace,
+        epoch_plan=epoch_plan,
         schedule=schedule,
         wire=wire,
         parts=parts,
@@ -204,10 +204,15 @@ def _prepare_process(config: TrainConfig) -> None:
 
 
 def _parts(
-    config: TrainConfig, ring: Ring, synchronizer: Synchronizer, pace: Pace, model: BuiltModel, schedule: Schedule
+    config: TrainConfig,
+    ring: Ring,
+    synchronizer: Synchronizer,
+    epoch_plan: EpochPlan,
+    model: BuiltModel,
+    schedule: Schedule,
 ) -> Parts:
     variables = model.network.trainable_variables
-    optimizer = build_run_optimizer(config, schedule, variables, pace.steps)
+    optimizer = build_run_optimizer(config, schedule, variables, epoch_plan.steps)
     if config.backend == MIRRORED:
         update_own_replica(optimizer)
     synchronizer.build(variables, optimizer)

@@ -128,7 +128,7 @@ class BaseTrainer(ABC):
         Raises:
             Stopped: a rank was asked to stop.
         """
-        with self._saver.held(is_over=self._progress.is_over), self._explained():
+        with self._saver.hold(is_over=self._progress.is_over), self._explained():
             started = time.perf_counter()
             self._run()
             return self._finish(time.perf_counter() - started)
@@ -180,8 +180,8 @@ class BaseTrainer(ABC):
         self.reports.emit(EvaluationBegan())
         with self.reports.timed(EVALUATION, self.position), self._evaluated_weights():
             result = self.evaluator(self.config, self.ring, self._is_stopping)
-            (asked,) = self.ring.allreduce_sum([tf.constant(float(self._wants_stop))])
-        if asked > 0.0:  # then this evaluation is not whole; a resumed run makes it
+            (stop_votes,) = self.ring.allreduce_sum([tf.constant(float(self._wants_stop))])
+        if stop_votes > 0.0:  # then this evaluation is not whole; a resumed run makes it
             self._stop()
         self.reports.emit(EvaluationDone({"epoch": epoch, "step": self.position.step, **result}))
         self._progress.evaluated_step = self.position.step

@@ -95,8 +95,8 @@ class Callbacks(Tracker):
         if not self._all:
             return False
         own = float(bool(self._network.stop_training))
-        (asked,) = self._ring.allreduce_sum([tf.constant(own)])
-        return bool(asked > 0.0)
+        (stop_votes,) = self._ring.allreduce_sum([tf.constant(own)])
+        return bool(stop_votes > 0.0)
 
 
 def _numbers(entry: Mapping[str, Any]) -> dict[str, float]:

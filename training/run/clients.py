@@ -1,6 +1,6 @@
 """Clients: ranks that train on parts of their own, of any sizes, as in federated learning.
 
-Tested in tests/training/sync/test_pace.py and tests/training/run/test_modes.py.
+Tested in tests/training/sync/test_epoch_plan.py and tests/training/run/test_modes.py.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.ring.world import World
-from ringfeed.training.sync.pace import Pace
+from ringfeed.training.sync.epoch_plan import EpochPlan
 
 from .shares import even_shares
 
-__all__ = ["own_pace", "own_part", "paced"]
+__all__ = ["batches_of_steps", "client_part", "rank_epoch"]
 
 
-def own_part(config: TrainConfig, ring: Ring | World, manifest: Manifest) -> str | None:
+def client_part(config: TrainConfig, ring: Ring | World, manifest: Manifest) -> str | None:
     """Return the split or condition of this rank's own part, if it has one.
 
     Raises:
@@ -50,15 +50,15 @@ def own_part(config: TrainConfig, ring: Ring | World, manifest: Manifest) -> str
     return clients[ring.rank]
 
 
-def own_pace(config: TrainConfig, ring: Ring, loader: Loader | Mixture) -> Pace:
-    """Return the pace of this rank (a collective, where ranks have parts of their own)."""
+def rank_epoch(config: TrainConfig, ring: Ring, loader: Loader | Mixture) -> EpochPlan:
+    """Return the steps of this rank in an epoch (a collective, where ranks have parts of their own)."""
     batches = loader.steps_per_epoch
     if config.sync.clients is None:
         batch_size = config.data.batch_size
         share = even_shares(batch_size, ring.size)[ring.rank]
         repeats = config.overfit_batches is not None
         batches = min(batches, config.overfit_batches or batches)
-        return Pace(
+        return EpochPlan(
             batches=batches,
             steps=batches,
             samples=batches * share,
@@ -68,7 +68,7 @@ def own_pace(config: TrainConfig, ring: Ring, loader: Loader | Mixture) -> Pace:
         )
     sizes = ring.allgather_object([batches, loader.records])
     steps = max(size[0] for size in sizes)
-    return Pace(
+    return EpochPlan(
         batches=batches,
         steps=steps,
         samples=loader.records,
@@ -83,23 +83,23 @@ def _real_samples(batch: Any) -> Any:
     return tf.nest.map_structure(lambda tensor: tf.gather(tensor, rows), batch)
 
 
-def paced(read: Callable[[int], Iterable[Any]], pace: Pace, start_step: int) -> Iterator[Any]:
+def batches_of_steps(read: Callable[[int], Iterable[Any]], epoch_plan: EpochPlan, start_step: int) -> Iterator[Any]:
     """Yield `(inputs, target, weight)` for each step of an epoch; where this rank rests, any batch with weights of 0.
 
     Args:
         read: from a number of batches to the batches of the epoch from there on.
-        pace: when this rank rests.
+        epoch_plan: when this rank rests.
         start_step: first step.
     """
-    rests = not pace.trains(start_step)  # then the batch that it had before stands in
-    batches = iter(read(pace.batches_before(start_step) - rests))
+    rests = not epoch_plan.trains(start_step)  # then the batch that it had before stands in
+    batches = iter(read(epoch_plan.batches_before(start_step) - rests))
     batch: Any = next(batches) if rests else None
-    for step in range(start_step, pace.steps):
-        if not pace.trains(step):
+    for step in range(start_step, epoch_plan.steps):
+        if not epoch_plan.trains(step):
             yield (*batch[:2], tf.zeros_like(batch[2]))
             continue
         batch = next(batches, None)
         if batch is None:
             return
-        yield batch if pace.is_full(step) else _real_samples(batch)
+        yield batch if epoch_plan.is_full(step) else _real_samples(batch)
     yield from batches

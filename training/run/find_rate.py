@@ -28,7 +28,7 @@ from .state.outputs import write_file
 __all__ = ["find_learning_rate", "write_range_test"]
 
 _STEPS = 100
-_BELOW, _ABOVE = 1e-4, 1e2  # times the configured peak
+_BELOW, _ABOVE = 1e-4, 1e2  # multiples of the configured peak: most models diverge within them
 
 
 def find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], bool] = lambda: False) -> RangeTest:

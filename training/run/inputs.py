@@ -34,7 +34,7 @@ from ringfeed.training.models.preprocess import Preprocess, masked_features
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.ring.world import World
 
-from .clients import own_part
+from .clients import client_part
 from .shares import RankShares, even_shares
 
 __all__ = [
@@ -57,7 +57,7 @@ class EvaluationSource:
 
     Attributes:
         loader: the loader of this rank's share.
-        class_ids: the numbers of its classes among those of a mixture; None: their own.
+        class_ids: the numbers of its classes in a mixture; None: their own.
     """
 
     loader: Loader
@@ -98,7 +98,7 @@ def open_loader(
     for name, of_dataset in manifests.items():
         _check_split(of_dataset, split, name, training=True)
     manifest = one_manifest(data, manifests)
-    own = own_part(config, ring, manifest)
+    own = client_part(config, ring, manifest)
     _check_batch_size(config, ring, manifest.split(split).records if own is None else None)
     if data.mixture is not None:
         return _open_mixture(config, ring, split, manifests, quarantined)
@@ -284,7 +284,7 @@ def join_quarantine(config: TrainConfig, ring: Ring, loader: Loader | Mixture) -
     """Return the paths of the shards that any rank has in quarantine (a collective, if shards may get there)."""
     own = _paths(loader)
     if config.data.on_bad_shard == "raise":
-        return sorted(own)  # those of the checkpoint that the run resumed from
+        return sorted(own)  # the checkpoint that the run resumed from names them
     return sorted({path for paths in ring.allgather_object(own) for path in paths})
 
 

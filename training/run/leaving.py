@@ -25,7 +25,7 @@ from .stopping import INTERRUPTED, RESUMABLE, TERMINATED
 
 __all__ = ["leave", "leave_after"]
 
-_OTHER_RANK_FAILED = re.compile("Horovod|Collective ops is aborted")  # in an error of a collective
+_OTHER_RANK_FAILED = re.compile("Horovod|Collective ops is aborted")  # an error of a collective says so
 _YIELD_SECONDS = 5.0  # horovodrun ended the other ranks within 0.1 s of the first exit; ranks share most errors
 
 
@@ -61,7 +61,7 @@ def leave(
     """Print one line and return the status; one of several ranks ends its process at once.
 
     A failed rank must not wait in Horovod's shutdown for ranks that wait for it in a collective. An error that all
-    ranks share is printed once: ranks above 0 wait for a moment, in which the launcher ends them.
+    ranks share is printed once: ranks above 0 wait for a moment, until the launcher ends them.
 
     Args:
         program: the command, which begins the line.

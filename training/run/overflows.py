@@ -17,7 +17,7 @@ from ringfeed.sharding.errors import TrainingError
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.optimizers.precision import LossScale, all_finite
 from ringfeed.training.ring.ring import Ring
-from ringfeed.training.sync.pace import Pace
+from ringfeed.training.sync.epoch_plan import EpochPlan
 
 __all__ = [
     "bad_records",
@@ -106,7 +106,12 @@ def check_some_counted(skipped_steps: int, steps: int, precision: str) -> None:
 
 
 def check_records(
-    skipped: Sequence[int], ring: Ring, loader: Loader | Mixture, pace: Pace, preprocess: Callable[[Any], Any], url: str
+    skipped: Sequence[int],
+    ring: Ring,
+    loader: Loader | Mixture,
+    epoch_plan: EpochPlan,
+    preprocess: Callable[[Any], Any],
+    url: str,
 ) -> None:
     """Refuse records with values that are not finite, which no loss scale can help (a collective).
 
@@ -114,7 +119,7 @@ def check_records(
         skipped: numbers of the steps that were skipped, the same on all ranks.
         ring: the ranks.
         loader: this rank's loader.
-        pace: which of its batches are those of a step.
+        epoch_plan: knows the batches of a step.
         preprocess: function from a loader's element to ``(inputs, target, weight)``.
         url: the dataset, for the error.
 
@@ -122,7 +127,7 @@ def check_records(
         TrainingError: there are such records; the message names them.
     """
     for step in skipped[:_CHECKED_STEPS]:
-        found = ring.allgather_object(bad_records(loader, preprocess, *pace.batch_at(step)))
+        found = ring.allgather_object(bad_records(loader, preprocess, *epoch_plan.batch_at(step)))
         if lines := [line for of_rank in found for line in of_rank]:
             more = f" and {len(lines) - 3} more" if len(lines) > 3 else ""
             raise TrainingError(

@@ -57,7 +57,7 @@ class RunProgress:
 
     @property
     def missed_evaluation(self) -> int | None:
-        """Epoch whose end the run stands at without its evaluation, in which an earlier process stopped."""
+        """Epoch whose end the run stands at without its evaluation: an earlier process stopped there."""
         at_end = self.position.epoch_step == 0 and self.position.step > 0
         return self.position.epoch - 1 if at_end and not self.is_evaluated else None
 

@@ -12,7 +12,7 @@ from itertools import accumulate, pairwise
 
 from ringfeed.pipeline import Loader, Mixture
 from ringfeed.training.ring.ring import Ring
-from ringfeed.training.sync.pace import Pace
+from ringfeed.training.sync.epoch_plan import EpochPlan
 
 __all__ = ["RankShares", "even_shares", "shares_by_speed"]
 
@@ -52,7 +52,7 @@ def shares_by_speed(shares: Sequence[int], seconds: Sequence[float], bound: floa
     total, ranks = sum(shares), len(shares)
     least, most = max(1, math.floor(total / ranks / bound)), math.ceil(total / ranks * bound)
     speeds = [share / max(time, 1e-9) for share, time in zip(shares, seconds, strict=True)]
-    low, high = 0.0, most / min(speeds)  # seconds of a step in which all ranks together do less, and at least, `total`
+    low, high = 0.0, most / min(speeds)  # in so many seconds all ranks together do less, and at least, `total`
     for _ in range(100):
         middle = (low + high) / 2
         done = sum(min(max(middle * speed, least), most) for speed in speeds)
@@ -124,9 +124,9 @@ class RankShares:
         """
         return self.of_ranks[self._ring.rank] * self._ring.size / self._batch_size
 
-    def weight(self, pace: Pace, step: int) -> float:
+    def weight(self, epoch_plan: EpochPlan, step: int) -> float:
         """Weight of this rank in means of statistics: of a part's samples so far, else of the samples in a step."""
-        return float(pace.samples_before(step) if self._has_part else self.of_ranks[self._ring.rank])
+        return float(epoch_plan.samples_before(step) if self._has_part else self.of_ranks[self._ring.rank])
 
     def add(self, steps: int, seconds: float) -> None:
         """Take note of the time that steps took this rank, without its waits for others."""

@@ -23,7 +23,7 @@ from .overflows import check_overflows, check_records, check_wire, is_at_floor
 
 __all__ = ["StepLog", "StepWindow"]
 
-_WATCH_STEPS = 50  # a rank that cannot train ends its run within twice as many
+_WATCH_STEPS = 50  # overflows are looked up so often: a run that cannot train ends within 100 steps
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class StepWindow:
         return [first + i for i, metrics in enumerate(self.metrics) if not bool(metrics.is_finite)]
 
     def steps_without_loss(self, end: int) -> list[int]:
-        """Return those of `skipped_steps` whose loss was not finite either: no loss scale is to blame for that."""
+        """Return the skipped steps whose loss was not finite either: no loss scale is to blame for that."""
         first = end - len(self.metrics)
         return [step for step in self.skipped_steps(end) if not math.isfinite(self.metrics[step - first].loss)]
 
@@ -148,7 +148,7 @@ class StepLog:
         window, self._window = self._window, StepWindow()
         if not window.metrics:
             return
-        summary = window.summary(self._assembly.pace.step_samples)
+        summary = window.summary(self._assembly.epoch_plan.step_samples)
         if self._config.sync.shares == "speed":
             self._assembly.shares.add(window.timed_steps, summary["seconds"] - window.reduce_seconds())
         self._judge(window, step, loader)
@@ -178,5 +178,5 @@ class StepLog:
         check_wire(skipped, window.was_sent_finite(skipped[0], end), config.compression.method)
         # Where only scaled gradients overflow, as at the start of a float16 run, no record is to blame.
         suspects = skipped if is_at_floor(scale) else window.steps_without_loss(end)
-        check_records(suspects, self._ring, loader, assembly.pace, assembly.augment, config.data.place)
+        check_records(suspects, self._ring, loader, assembly.epoch_plan, assembly.augment, config.data.place)
         check_overflows(skipped, config, scale)

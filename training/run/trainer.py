@@ -28,7 +28,7 @@ from ringfeed.training.ring.same_weights import assert_same_weights
 from .assembly import MakeSynchronizer, Schedule, assemble
 from .base_trainer import BaseTrainer, Evaluator
 from .callbacks import Callbacks
-from .clients import paced
+from .clients import batches_of_steps
 from .inputs import join_quarantine, restore_quarantine
 from .overflows import check_some_counted, check_weights
 from .state.resume import resume
@@ -47,8 +47,8 @@ class Trainer(BaseTrainer):
     Args:
         config: configuration of the run.
         ring: the ranks; all of them construct a trainer with the same configuration.
-        check: called before each step, and each batch of an evaluation: returns whether the run shall stop, which one
-            rank decides for all; what it raises ends the run.
+        check: called before each step, and each batch of an evaluation: returns True to stop; any rank can stop all.
+            Exceptions end the run.
         memory: where to keep commits, and to resume from; None: nowhere.
         trackers: what follows the run on rank 0, beside what the configuration names.
         synchronizer: makes of the ring what keeps the ranks in step, in place of `sync.method` and `compression`.
@@ -75,7 +75,7 @@ class Trainer(BaseTrainer):
         stop_request = StopRequest(check, None if ring.rank else config.max_time)  # one clock for all ranks
         super().__init__(config, ring, ring.size, stop_request)
         self._assembly = assembly = assemble(config, ring, schedule, synchronizer)
-        self._shares, self.parts, self.pace = assembly.shares, assembly.parts, assembly.pace
+        self._shares, self.parts, self.epoch_plan = assembly.shares, assembly.parts, assembly.epoch_plan
         assert self.parts.agreement is not None
         self._agreement, self.train_step = self.parts.agreement, assembly.train_step
         self.evaluator = Evaluator(
@@ -83,12 +83,12 @@ class Trainer(BaseTrainer):
         )
         start = resume(
             config, ring, self.parts, memory or Memory(), manifest=self._shares.loader.manifest,
-            steps_per_epoch=self.pace.steps, total_steps=config.total_steps(self.pace.steps),
+            steps_per_epoch=self.epoch_plan.steps, total_steps=config.total_steps(self.epoch_plan.steps),
         )  # fmt: skip
         restore_quarantine(config, ring, self._shares, start.quarantined)
         self.loader = self._shares.loader
-        self._callbacks = Callbacks(config, self.parts.network, ring, self.pace.steps)
-        self._start(start, self.pace.steps, memory, trackers, [self._callbacks] if config.callbacks else [])
+        self._callbacks = Callbacks(config, self.parts.network, ring, self.epoch_plan.steps)
+        self._start(start, self.epoch_plan.steps, memory, trackers, [self._callbacks] if config.callbacks else [])
         self._log = StepLog(config, ring, assembly, self.reports, start.skipped_steps)
         self._ahead = EpochsAhead()
         self._agreed_stop = tf.constant(False)  # all ranks, as agreed in the last step
@@ -114,8 +114,8 @@ class Trainer(BaseTrainer):
         loader, preprocess = self.loader, self._assembly.augment
 
         def read(first: int) -> Iterator[Batch]:
-            if self.pace.repeats:
-                return islice(loader.batches(0, first, transform=preprocess), self.pace.steps - first)
+            if self.epoch_plan.repeats:
+                return islice(loader.batches(0, first, transform=preprocess), self.epoch_plan.steps - first)
             return ahead.epoch(
                 partial(loader.batches, epoch, first, transform=preprocess), loader, epoch, first,
                 steps_per_epoch=loader.steps_per_epoch, stop_epoch=stop_epoch,
@@ -123,7 +123,7 @@ class Trainer(BaseTrainer):
 
         counts_samples = self.config.sync.method == "fedavg"  # its mean does
         factor = 1.0 if counts_samples else self._shares.sample_factor
-        for inputs, target, weight in paced(read, self.pace, start_step):
+        for inputs, target, weight in batches_of_steps(read, self.epoch_plan, start_step):
             yield inputs, target, weight if factor == 1.0 else weight * factor
 
     def train_steps(self, batches: Iterator[Batch]) -> None:
@@ -136,11 +136,13 @@ class Trainer(BaseTrainer):
         """
         epoch = self.position.epoch
         while self._is_within(epoch):
-            asked = time.monotonic()
+            requested = time.monotonic()
             if (batch := next(batches, None)) is None:
                 break
-            agreed_stop = self._agreed_stop  # the step before agreed on it: reading this one's would wait
-            self._train_step(batch, asked)
+            agreed_stop = (
+                self._agreed_stop
+            )  # previous step's flag: reading the current one would block until the step ends
+            self._train_step(batch, requested)
             if bool(agreed_stop):
                 self._report()
                 self._stop()
@@ -151,18 +153,18 @@ class Trainer(BaseTrainer):
     def _is_within(self, epoch: int) -> bool:
         return self.position.epoch == epoch and not self._progress.is_over
 
-    def _train_step(self, batch: Batch, asked: float) -> None:
+    def _train_step(self, batch: Batch, requested: float) -> None:
         """Train a step on a batch that the loop asked for at a time."""
         position = self.position
         self._wants_stop = self._stop_request()
-        got = time.monotonic()
+        received = time.monotonic()
         metrics = self.train_step(*batch, tf.constant(float(self._wants_stop)))
         returned = time.monotonic()
         self._agreed_stop = metrics.is_stopping
-        self._log.add(metrics, batch[0], got - asked)
+        self._log.add(metrics, batch[0], received - requested)
         self._progress.advance()
         self._agreement.after_step(self.position.step)
-        times = StepTimes(asked, got, returned, time.monotonic(), metrics.stamps)
+        times = StepTimes(requested, received, returned, time.monotonic(), metrics.stamps)
         self.reports.emit(StepDone(position.step + 1, position.epoch, position.epoch_step, metrics.loss, times))
 
     def _report_and_save_if_due(self) -> None:
@@ -200,14 +202,16 @@ class Trainer(BaseTrainer):
             self.loader = self._shares.loader
         self.reports.emit(EpochBegan(epoch))
         self._log.restart()
-        stop_epoch = -(-self._progress.total_steps // self.pace.steps)
+        stop_epoch = -(-self._progress.total_steps // self.epoch_plan.steps)
         batches = self._batches(epoch, self.position.epoch_step, self._ahead, stop_epoch)
         self.train_steps(batches)
         if self._is_within(epoch):
             step = self.position.epoch_step
-            raise TrainingError(f"the loader ended at step {step} of epoch {epoch}, which has {self.pace.steps} steps")
+            raise TrainingError(
+                f"the loader ended at step {step} of epoch {epoch}, which has {self.epoch_plan.steps} steps"
+            )
         if self.position.epoch != epoch and next(batches, None) is not None:
-            raise TrainingError(f"the loader continues after step {self.pace.steps}, the last of the epoch")
+            raise TrainingError(f"the loader continues after step {self.epoch_plan.steps}, the last of the epoch")
         self._evaluate(epoch)
         self._end_epoch(epoch)
         self._save()
@@ -224,7 +228,7 @@ class Trainer(BaseTrainer):
 
     def _agreed(self) -> AbstractContextManager[None]:
         step = self.position.step
-        return self._agreement.applied(step, self._shares.weight(self.pace, step))
+        return self._agreement.applied(step, self._shares.weight(self.epoch_plan, step))
 
     @contextmanager
     def _evaluated_weights(self) -> Iterator[None]:
@@ -239,11 +243,11 @@ class Trainer(BaseTrainer):
 
     @property
     def _step_samples(self) -> float:
-        return self.pace.step_samples
+        return self.epoch_plan.step_samples
 
     def _figures(self) -> dict[str, Any]:
         step = self.position.step
-        self._agreement.settle(step, self._shares.weight(self.pace, step))
+        self._agreement.settle(step, self._shares.weight(self.epoch_plan, step))
         digest = self._check_weights()
         bad_shards = join_quarantine(self.config, self.ring, self.loader)
         check_some_counted(self.skipped_steps, step, self.config.precision)

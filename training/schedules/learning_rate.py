@@ -31,7 +31,7 @@ def _as_float(step: Any) -> tuple[Any, Any]:
 def scaled_learning_rate(
     base_learning_rate: float, batch_size: int, base_batch_size: int, scaling: str = "linear"
 ) -> float:
-    """The linear scaling rule, `base_learning_rate * batch_size / base_batch_size`, or that of the square root.
+    """The linear scaling rule, `base_learning_rate * batch_size / base_batch_size`, or the rule of the square root.
 
     Linear: Goyal et al., "Accurate, Large Minibatch SGD", arXiv 1706.02677, section 2.1, for SGD. Square root:
     Krizhevsky, arXiv 1404.5997, section 5, and You et al., arXiv 1904.00962, section 4.3, for LAMB. The batches are
@@ -153,7 +153,7 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     """Schedule `i + 1` from boundary `i` on, with steps counted from there (`optax.join_schedules`).
 
     Raises:
-        ValueError: the number of boundaries is not one less than that of the schedules.
+        ValueError: the number of boundaries is not one less than the number of schedules.
 
     >>> both = join([polynomial(0.0, 1.0, 1.0, 2), constant(5.0)], [2])
     >>> [float(both(t)) for t in (1, 2)]
@@ -176,7 +176,7 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
 class WarmUpDecay(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras ships no types
     """Linear warm-up from `init_value` to `peak_value`, then a decay to `end_value` at `total_steps`.
 
-    With decay "cosine" this is `optax.warmup_cosine_decay_schedule`. The warm-ups, gradual and constant, are those of
+    With decay "cosine" this is `optax.warmup_cosine_decay_schedule`. The warm-ups, gradual and constant, come from
     Goyal et al., arXiv 1706.02677, section 2.2. "one-cycle" rises and falls as a cosine, and is
     `optax.cosine_onecycle_schedule`; Smith and Topin, arXiv 1708.07120, also lower the momentum, which it does not.
 

@@ -15,10 +15,10 @@ import numpy as np
 
 __all__ = ["ExponentialRise", "RangeTest", "has_diverged", "judge_rates", "smoothed"]
 
-_DIVERGED = 4.0  # times the lowest loss so far, from which on the run has diverged (as in fastai)
-_DECAY = 0.9  # of the moving average
-_WINDOW = 5  # steps to either side, over which a slope is fitted: between two steps it is noise
-_SKIPPED = 0.1  # share of the steps at the start, whose average is of too few
+_DIVERGED = 4.0  # fastai, too, ends the test at this multiple of the lowest loss so far
+_DECAY = 0.9  # the moving average then covers about ten steps
+_WINDOW = 5  # a slope is fitted over so many steps to either side: between two steps it is noise
+_SKIPPED = 0.1  # the averages of this share of the steps, at the start, cover too few losses
 
 
 class ExponentialRise(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras ships no types

@@ -62,7 +62,7 @@ class ServerTrainer(BaseTrainer):
     Args:
         config: configuration of the run.
         cluster: the cluster, with the chief's task.
-        check: as that of `Trainer`.
+        check: as for `Trainer`.
         stalled: ends this process; called in another thread, with which task has stalled.
 
     Raises:

@@ -39,7 +39,7 @@ class VariablePlacement:
     """Places each variable that is created in its scope on the server with the fewest bytes so far.
 
     Args:
-        devices: those of the servers.
+        devices: the servers'.
 
     Attributes:
         server_bytes: bytes of the variables of each server.
@@ -70,11 +70,11 @@ class VariablePlacement:
             self._chosen = None
 
     def _create(self, next_creator: Callable[..., Variable], **arguments: Any) -> Variable:
-        held = self.server_bytes
-        server = held.index(min(held)) if self._chosen is None else self._chosen
+        filled = self.server_bytes
+        server = filled.index(min(filled)) if self._chosen is None else self._chosen
         with tf.device(self._devices[server]):
             variable = next_creator(**arguments)
-        held[server] += variable.shape.num_elements() * variable.dtype.size
+        filled[server] += variable.shape.num_elements() * variable.dtype.size
         return variable
 
 
@@ -85,10 +85,10 @@ class ServerOptimizers:
         config: options of the optimizer.
         schedule: learning rate by update.
         variables: a network's trainable variables.
-        shards: those of them that are shards of tables, of which only rows are updated.
+        shards: variables that are shards of tables; only some rows of them are updated.
 
     Attributes:
-        variables: those of all optimizers, for checkpoints.
+        variables: all optimizers' variables, for checkpoints.
         version: number of updates applied so far, on one of the servers; int64.
     """
 

@@ -23,7 +23,7 @@ Variable = Any
 
 
 def shard_rows(rows: int, servers: int) -> list[int]:
-    """Return the number of rows of each shard; those of a shard follow each other, the first shards have one more.
+    """Return the number of rows of each shard; a shard's rows follow each other, and the first shards have one more.
 
     >>> shard_rows(8, 3)
     [3, 3, 2]

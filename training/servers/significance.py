@@ -27,16 +27,16 @@ class Significance:
     Args:
         threshold: share of a weight that a change of it must exceed to be sent, at the first step.
 
-    >>> held = Significance(0.1)
-    >>> held.sift(0, 1.0, [np.array([0.5, 0.05], np.float32)], [np.ones(2)])  # indices and values that are sent
+    >>> worker = Significance(0.1)
+    >>> worker.sift(0, 1.0, [np.array([0.5, 0.05], np.float32)], [np.ones(2)])  # indices and values that are sent
     [(array([0]), array([0.5], dtype=float32))]
-    >>> held.sift(0, 1.0, [np.array([0.0, 0.06], np.float32)], [np.ones(2)])[0][0]
+    >>> worker.sift(0, 1.0, [np.array([0.0, 0.06], np.float32)], [np.ones(2)])[0][0]
     array([1])
     """
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
-        self._held: list[npt.NDArray[np.float32]] = []
+        self._kept: list[npt.NDArray[np.float32]] = []
 
     def sift(self, step: int, rate: float, gradients: Sequence[Array], weights: Sequence[Array]) -> list[Entries]:
         """Add gradients to what is held back, and return of each variable the entries to send, flat.
@@ -46,25 +46,25 @@ class Significance:
             rate: its learning rate.
             gradients, weights: of each variable.
         """
-        if not self._held:
-            self._held = [np.zeros(g.size, np.float32) for g in gradients]
+        if not self._kept:
+            self._kept = [np.zeros(g.size, np.float32) for g in gradients]
         threshold = self._threshold / math.sqrt(step + 1)
         sent = []
-        for held, gradient, weight in zip(self._held, gradients, weights, strict=True):
-            held += rate * gradient.ravel()
-            sent.append(_taken(held, np.abs(held) > threshold * np.abs(weight.ravel()), rate))
+        for kept, gradient, weight in zip(self._kept, gradients, weights, strict=True):
+            kept += rate * gradient.ravel()
+            sent.append(_taken(kept, np.abs(kept) > threshold * np.abs(weight.ravel()), rate))
         return sent
 
     def flush(self, count: int, rate: float) -> list[Entries]:
         """Return all that is held back of each of `count` variables, and hold nothing back any more."""
-        if not self._held:
+        if not self._kept:
             return [(np.zeros(0, np.int64), np.zeros(0, np.float32))] * count
-        return [_taken(held, held != 0, rate) for held in self._held]
+        return [_taken(kept, kept != 0, rate) for kept in self._kept]
 
 
-def _taken(held: npt.NDArray[np.float32], chosen: npt.NDArray[np.bool_], rate: float) -> Entries:
+def _taken(kept: npt.NDArray[np.float32], chosen: npt.NDArray[np.bool_], rate: float) -> Entries:
     """Take the chosen entries, as gradients; at the rate 0 none makes an update."""
     indices = np.flatnonzero(chosen & (rate > 0)).astype(np.int64)
-    values = (held[indices] / np.float32(rate)).astype(np.float32) if len(indices) else np.zeros(0, np.float32)
-    held[indices] = 0
+    values = (kept[indices] / np.float32(rate)).astype(np.float32) if len(indices) else np.zeros(0, np.float32)
+    kept[indices] = 0
     return indices, values

@@ -62,7 +62,7 @@ def batch_spec(batches: Batches) -> list[tf.TensorSpec]:
 
 
 class _Reader:
-    """Reads batches of any part, in the order in which the board hands them out: mostly that of one part."""
+    """Reads batches of any part as the board hands them out: mostly the batches of one part."""
 
     def __init__(self, config: TrainConfig, part: int, parts: int) -> None:
         self._config, self._parts = config, parts
@@ -95,7 +95,7 @@ class Task:
     """The functions that the chief's graph calls, and the state between their calls.
 
     Attributes:
-        chief: the line to the chief, once that has called.
+        chief: connection to the chief; None until the chief connects.
         significance: what this worker holds back.
         graph: keeps the functions alive; see `declare_functions`.
     """
@@ -122,9 +122,9 @@ class Task:
             step = self._board.ask({"take": True})
             if "over" in step:
                 return [np.bool_(False), np.int64(0), *self._reader.nothing()]
-            asked = time.monotonic()
+            requested = time.monotonic()
             batch = self._reader.batch(step["epoch"], step["part"], step["step"])
-            self._waited = time.monotonic() - asked
+            self._waited = time.monotonic() - requested
             return [np.bool_(True), np.int64(step["update"]), *batch]
         except Exception as error:
             if not self._tell(error) or self._reader is None:
@@ -152,7 +152,7 @@ class Task:
         return np.bool_(self._ask({"vote": True})["counts"])
 
     def added(self, _: Any) -> Any:
-        """Report that the gradient is added to those of the others; return whether to apply their mean."""
+        """Report that the gradient is added to the others' gradients; return whether to apply their mean."""
         return np.bool_(self._ask({"added": True})["applies"])
 
     def sift(self, step: Any, rate: Any, *tensors: Any) -> list[Any]:

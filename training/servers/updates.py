@@ -62,7 +62,7 @@ class SynchronousUpdates:
                 self._sums.append(tf.Variable(tf.zeros_like(variable), trainable=False, name="sum"))
 
     def send(self, number: Tensor, gradients: Gradients) -> Tensor:
-        """Add the gradients to those of the others, unless they are late; apply the mean if they are the last."""
+        """Add the gradients to the others', unless they are late; apply the mean if they are the last."""
         pairs = [(g, total) for g, total in zip(gradients, self._sums, strict=True) if g is not None]
 
         def add() -> None:
@@ -136,14 +136,14 @@ class SignificantUpdates:
         entries = tf.raw_ops.PyFunc(
             input=[tf.constant(count), self._rate_of(number)], token=FLUSH_TOKEN, Tout=[tf.int64, tf.float32] * count
         )
-        held = tf.add_n([tf.size(values) for values in entries[1::2]]) > 0
+        has_entries = tf.add_n([tf.size(values) for values in entries[1::2]]) > 0
 
         def apply() -> Tensor:
             _, after = finished(lambda: self._apply(number, entries))
             with after:
                 return tf.constant(True)
 
-        tf.cond(held, apply, lambda: tf.constant(False))
+        tf.cond(has_entries, apply, lambda: tf.constant(False))
 
     def _rate_of(self, number: Tensor) -> Tensor:
         return tf.cast(self._rate(number), tf.float32)

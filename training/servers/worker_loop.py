@@ -36,7 +36,7 @@ def make_worker_loop(
     Args:
         network: with variables on servers.
         updates: what becomes of gradients.
-        batches: a dataset whose elements are as those of the workers.
+        batches: a dataset with elements as the workers have them.
         address: of the chief's board.
         version: variable that counts the updates, of all workers.
         clip_norm: as in `make_train_step`, of each worker's gradient.

@@ -1,6 +1,6 @@
 """A trained network as an ONNX model, with probabilities or a prediction as its output.
 
-Its inputs are those of the `.keras` file. The preprocessing stays outside: ONNX has no hash tables of texts, and no
+It has the inputs of the `.keras` file. The preprocessing stays outside: ONNX has no hash tables of texts, and no
 decoders of images.
 Tested in tests/training/serving/test_export.py.
 """

@@ -46,13 +46,13 @@ SUMMARY = "_predictions.json"
 _LEASE = "_predicting.json"
 _FORMAT = "ringfeed-predictions-1"
 _RECORD, _PREDICTED, _SCORE, _SCORES = "record", "predicted", "score", "scores"
-_LIKELY = 0.5  # from this probability on one of many labels is predicted
-_GROUP_ROWS = 1 << 16  # of a row group
+_LIKELY = 0.5  # one of many labels is predicted from this probability on
+_GROUP_ROWS = 1 << 16  # readers of Parquet skip and decode whole row groups
 
 
 @contextmanager
 def hold_predictions(url: str, digest: str) -> Iterator[Storage | None]:
-    """Yield a folder to write predictions to, without those of a command that did not end.
+    """Yield a folder to write predictions to, without leftovers of a command that did not end.
 
     If the body fails, nothing of it remains.
 
@@ -89,7 +89,7 @@ def _missing_parts(storage: Storage) -> set[str]:
 
 
 def prepare_folder(storage: Storage, url: str) -> None:
-    """Check that predictions can be written to a folder, and remove those of a command that did not end.
+    """Check that predictions can be written to a folder, and remove leftovers of a command that did not end.
 
     Args:
         storage: the folder.

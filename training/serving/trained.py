@@ -175,7 +175,7 @@ def open_trained(source: str, data_url: str | None = None, *, trust_code: bool =
     """Open a trained model.
 
     Args:
-        source: the file that `output.model` named, or the folder of a run's checkpoints, of which the newest is taken.
+        source: the file that `output.model` named, or the folder of a run's checkpoints: the newest is taken.
         data_url: for checkpoints, where the dataset of the run is now; None: where the run found it.
         trust_code: import and call the function that builds the network, if the model names one, and fetch the
             dataset that checkpoints name from any host.
@@ -188,12 +188,12 @@ def open_trained(source: str, data_url: str | None = None, *, trust_code: bool =
     if source.endswith(".keras"):
         if data_url is not None:
             raise ConfigError(f"--data goes with a folder of checkpoints; {source} holds all it needs")
-        with open_untrusted(source, "model") as file:
-            held = decode_model(file, source)
-        _check_trusted(held.config, source, trust_code)
-        with guarded(source, "the weights of its network", error=TrainingError), _weights_file(held) as path:
-            _check_size(held, check_hdf5(path), source)
-            return _build(held, lambda network: _load_file(network, path, held.config, source), source)
+        with open_untrusted(source, "model") as data:
+            file = decode_model(data, source)
+        _check_trusted(file.config, source, trust_code)
+        with guarded(source, "the weights of its network", error=TrainingError), _weights_file(file) as path:
+            _check_size(file, check_hdf5(path), source)
+            return _build(file, lambda network: _load_file(network, path, file.config, source), source)
     store = CheckpointStore(source, check=check_state)
     newest = None if Path(source).is_file() else store.newest()
     if newest is None:
@@ -207,10 +207,10 @@ def open_trained(source: str, data_url: str | None = None, *, trust_code: bool =
         _check_place(config.data, source, trust_code)
     manifest = _manifest(newest, config, source, data_url)
     check_masks(newest.state, manifest, config.data, source)
-    held = ModelFile(config=config, manifest=manifest, step=newest.step, weights=b"")
+    file = ModelFile(config=config, manifest=manifest, step=newest.step, weights=b"")
     with guarded(source, "the weights of its network", error=TrainingError):
-        _check_size(held, sum(array.nbytes for array in newest.arrays.values()), source)
-        return _build(held, lambda network: _load_checkpoint(network, newest, config, source), source)
+        _check_size(file, sum(array.nbytes for array in newest.arrays.values()), source)
+        return _build(file, lambda network: _load_checkpoint(network, newest, config, source), source)
 
 
 def _check_place(data: DataConfig, source: str, trust_code: bool) -> None:
@@ -231,20 +231,20 @@ def _host(url: str) -> str:
     return url if "::" in url else "/".join(url.split("/", 3)[:3])
 
 
-def _check_size(held: ModelFile, weights_bytes: int, source: str) -> None:
+def _check_size(file: ModelFile, weights_bytes: int, source: str) -> None:
     """Refuse a built-in network that is far larger than its weights, before it takes memory."""
-    if ":" in held.config.model.name and not held.config.model.name.startswith(APPLICATIONS):
+    if ":" in file.config.model.name and not file.config.model.name.startswith(APPLICATIONS):
         return
-    count = count_weights(held.manifest, _for_serving(held.config))
+    count = count_weights(file.manifest, _for_serving(file.config))
     if 2 * count > weights_bytes + _UNCHECKED_BYTES:  # the smallest weights have two bytes
-        raise _misfit(source, held.config, f"{weights_bytes} bytes of weights there, {count} weights here")
+        raise _misfit(source, file.config, f"{weights_bytes} bytes of weights there, {count} weights here")
 
 
 @contextmanager
-def _weights_file(held: ModelFile) -> Iterator[Path]:
+def _weights_file(file: ModelFile) -> Iterator[Path]:
     with TemporaryDirectory() as folder:
         path = Path(folder) / "model.weights.h5"
-        path.write_bytes(held.weights)
+        path.write_bytes(file.weights)
         yield path
 
 
@@ -280,13 +280,13 @@ def _manifest(checkpoint: Checkpoint, config: TrainConfig, source: str, data_url
     return manifest
 
 
-def _build(held: ModelFile, load: Callable[[Any], None], source: str) -> TrainedModel:
+def _build(file: ModelFile, load: Callable[[Any], None], source: str) -> TrainedModel:
     """Build the network as for a run, but for what only training needs, and load its weights.
 
     Raises:
         TrainingError: a weight is not finite.
     """
-    built = build_model(held.manifest, _for_serving(held.config))
+    built = build_model(file.manifest, _for_serving(file.config))
     load(built.network)
     if bad := [weight.path for weight in built.network.weights if not _is_finite(weight)]:
         raise TrainingError(
@@ -296,9 +296,9 @@ def _build(held: ModelFile, load: Callable[[Any], None], source: str) -> Trained
     return TrainedModel(
         network=built.network,
         preprocess=built.preprocess,
-        config=held.config,
-        manifest=held.manifest,
-        step=held.step,
+        config=file.config,
+        manifest=file.manifest,
+        step=file.step,
     )
 
 
@@ -314,7 +314,7 @@ def _for_serving(config: TrainConfig) -> TrainConfig:
 def _load_file(network: Any, path: Path, config: TrainConfig, source: str) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", UserWarning)  # by which Keras leaves layers as they are
+            warnings.simplefilter("error", UserWarning)  # Keras warns so, and leaves layers as they are
             network.load_weights(path)
     except (ValueError, OSError, KeyError, UserWarning) as error:
         raise _misfit(source, config, brief(error)) from error
@@ -357,6 +357,6 @@ def count_weights(manifest: Manifest, config: TrainConfig) -> int:
         with keras.StatelessScope(initialize_variables=False):
             return sum(math.prod(weight.shape) for weight in build_model(manifest, config).network.weights)
 
-    # Keras keeps the list of variables to initialise by thread: that of this thread's end is dropped.
+    # Keras keeps a list of variables to initialise for each thread, and drops it when the thread ends.
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(build).result()

@@ -60,7 +60,7 @@ def accumulated(
         one: `backward`, from the parts of a micro-batch.
         count: number of micro-batches; a batch of fewer samples has as many as samples.
         batch: `(inputs, target, weight)`.
-        variables: those of the gradients.
+        variables: what the gradients are for.
     """
     size = tf.shape(batch[1])[0]
     count = tf.minimum(count, size)

@@ -183,7 +183,7 @@ class _Step:
         return tf.where(tf.reduce_any(weight > 0), tf.cast(tf.shape(weight)[0], tf.float32), 0.0)
 
     def _exchanged(self, sent: Exchange) -> tuple[Exchange, Tensor]:
-        """What ranks agree on, and the time stamps; the update waits for the first tensor, which a clock holds back."""
+        """What ranks agree on, and the time stamps; a clock holds back the first tensor, which the update needs."""
 
         def reduce(tensors: Sequence[Tensor]) -> list[Tensor]:
             return self.synchronizer.reduce(sent.received(tensors), self.optimizer.iterations.value).tensors

@@ -92,7 +92,7 @@ class Agreement:
             yield
             return
         pairs = self._agreed(step, weight)
-        self._own = self._held()
+        self._own = self._values()
         _assign(pairs)
         self._update_average(step, self._synchronizer.open_steps(step))
         try:
@@ -112,10 +112,10 @@ class Agreement:
 
     def rows(self) -> list[Array]:
         """Return the values of this rank, also in the body of `applied`: for each variable a row for each replica."""
-        held = self._held() if self._own is None else self._own
-        return [np.stack([np.asarray(copy) for copy in of_variable]) for of_variable in held]
+        values = self._values() if self._own is None else self._own
+        return [np.stack([np.asarray(copy) for copy in of_variable]) for of_variable in values]
 
-    def _held(self) -> list[list[Tensor]]:
+    def _values(self) -> list[list[Tensor]]:
         return [[tf.identity(copy) for copy in copies(variable)] for variable in self.variables]
 
     def _agreed(self, step: int, weight: float) -> list[tuple[Variable, Tensor]]:

@@ -2,8 +2,8 @@
 
 The ranks exchange sizes, means and variances, as PyTorch's SyncBatchNorm does, and combine them as Chan et al.,
 "Updating formulae and a pairwise algorithm for computing sample variances" (1979): sums of squares would lose the
-variance of inputs that are far from 0. Gathered rows are added in rank order: beside others, an all-reduce has other
-bits in each run, on three ranks and more.
+variance of inputs that are far from 0. Gathered rows are added in rank order: grouped with other tensors, an all-reduce
+of three ranks and more may add in a different order on each run.
 Tested in tests/training/sync/compression/test_methods.py.
 """
 
@@ -44,16 +44,16 @@ def synchronise_batch_norm(network: Any, ring: Ring) -> None:
 
 def _moments(ring: Ring, own: Moments, inputs: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     mean, variance = own(inputs, mask)
-    mean, variance = tf.reshape(mean, [-1]), tf.reshape(variance, [-1])  # Keras squeezes those of a mask
+    mean, variance = tf.reshape(mean, [-1]), tf.reshape(variance, [-1])  # Keras squeezes them where there is a mask
     count = tf.size(inputs) / tf.size(mean) if mask is None else tf.math.count_nonzero(mask)
     return global_moments(ring, tf.cast(count, mean.dtype), mean, variance)
 
 
 def global_moments(ring: Ring, samples: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and variance over all ranks, from those of each (a collective, as is its gradient).
+    """Return mean and variance over all ranks, from each rank's (a collective, as is its gradient).
 
     With shares ``p_k = n_k / sum(n)`` of the samples: ``mean = sum(p_k m_k)``,
-    ``variance = sum(p_k (v_k + (m_k - mean) ** 2))``. The gradient is that of the sum of the ranks' losses.
+    ``variance = sum(p_k (v_k + (m_k - mean) ** 2))``. The gradient differentiates the sum of the ranks' losses.
 
     Args:
         ring: the ranks.

@@ -45,7 +45,7 @@ class DiLoCo(Periodic):
     Args:
         ring: the ranks.
         every: steps of a round.
-        rate, momentum: those of the outer SGD; the paper: 0.7 and 0.9.
+        rate, momentum: options of the outer SGD; the paper: 0.7 and 0.9.
         average_slots: whether the (inner) optimizer's state is averaged.
     """
 

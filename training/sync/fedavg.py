@@ -54,7 +54,7 @@ class FedAvg(Periodic):
         every: steps of a round.
         samples_before: from a step to how many samples this rank has trained on before it, since the run began; those
             of a round are its weight in the mean.
-        robust: from the ranks' changes [ranks, n] to that of all, [n]; None: the weighted mean.
+        robust: from the ranks' changes [ranks, n] to one for all, [n]; None: the weighted mean.
         average_slots: whether the optimizer's state is averaged.
     """
 
@@ -71,7 +71,7 @@ class FedAvg(Periodic):
         self._samples_before, self._robust = samples_before, robust
 
     def combine(self, changes: list[Tensor], step: int) -> tuple[list[Tensor], list[Tensor]]:
-        """The mean by samples, ``sum(n_k * change_k) / sum(n_k)`` with those of the round, or the robust one."""
+        """The mean by samples, ``sum(n_k * change_k) / sum(n_k)``, counted in the round; or the robust one."""
         if self._robust is None:
             begun = (step - 1) // self._every * self._every
             samples = self._samples_before(step) - self._samples_before(begun)

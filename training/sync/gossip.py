@@ -1,6 +1,6 @@
 """Gossip: pairs of ranks average their weights, where others average over all. Lian et al., arXiv 1705.09056.
 
-The bytes of a round are those of the weights, on any number of ranks.
+A round costs the bytes of the weights, on any number of ranks.
 Tested in tests/training/sync/test_rounds.py.
 """
 
@@ -56,7 +56,7 @@ class Gossip(Periodic):
     Args:
         ring: the ranks.
         every: steps of a round.
-        topology, seed: those of `partners`.
+        topology, seed: see `partners`.
         average_slots: whether pairs also average the optimizer's state.
     """
 

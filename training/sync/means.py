@@ -1,6 +1,6 @@
 """Means over ranks: weighted by their samples, or robust to outliers: coordinate-wise median and trimmed mean.
 
-The robust ones are those of Yin et al., arXiv 1803.01498, Definitions 1 and 2. They count each rank once, whatever its
+Robust means: Yin et al., arXiv 1803.01498, Definitions 1 and 2. They count each rank once, whatever its
 number of samples.
 Tested in tests/training/sync/test_rounds.py and tests/training/run/test_modes.py.
 """

@@ -25,7 +25,7 @@ class MovingAverage:
         d = min(decay, (1 + t) / (10 + t))     # without `warms_up`: d = decay
         average = d * average + (1 - d) * weights
 
-    Polyak and Juditsky (1992); the rule for the first steps is that of `tf.train.ExponentialMovingAverage`. The
+    Polyak and Juditsky (1992); the rule for the first steps is as in `tf.train.ExponentialMovingAverage`. The
     statistics of batch normalisation are averaged, too, for they belong to the weights that they were taken with.
 
     Args:
@@ -35,7 +35,7 @@ class MovingAverage:
 
     Attributes:
         variables: the averages, as a checkpoint holds them.
-        statistics: those of them whose weights the optimizer does not update; ranks may differ in them, as they do in
+        statistics: averages whose weights the optimizer does not update; ranks may differ in them, as they do in
             the statistics themselves.
     """
 

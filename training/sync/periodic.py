@@ -114,7 +114,7 @@ class Periodic(EveryStep):
         """Return the mean of the ranks' changes, which all ranks apply, and the new values of `shared_variables`.
 
         Args:
-            changes: those of this rank in the round.
+            changes: this rank's in the round.
             step: number of steps done.
         """
         return self._ring.allreduce_mean(changes), []

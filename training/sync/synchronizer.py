@@ -100,7 +100,7 @@ class Synchronizer(Protocol):
 
     @property
     def rank_variables(self) -> Sequence[Variable]:
-        """State of this rank alone, such as what compression has held back; checkpoints hold that of every rank."""
+        """State of this rank alone, such as residuals of compression; checkpoints hold every rank's."""
 
     @property
     def shared_variables(self) -> Sequence[Variable]:
@@ -123,7 +123,7 @@ class Synchronizer(Protocol):
 
         Args:
             stacked: for each variable its values on the earlier ranks, [ranks, ...].
-            rank, size: this rank, among those of now.
+            rank, size: this rank, and the number of ranks now.
         """
 
     def begin(self) -> None:

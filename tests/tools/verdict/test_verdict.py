@@ -12,7 +12,7 @@ from ringfeed.tools.measure.part_trials import OpenTrial, WarmTrial
 from ringfeed.tools.measure.slow_records import SlowRecord, SlowRecords
 from ringfeed.tools.measure.store_trial import StoreTrial
 from ringfeed.tools.measure.trial import Trial
-from ringfeed.tools.predict.gains import EpochFigures, Setting, predict_gain
+from ringfeed.tools.predict.gains import MeasuredEpoch, Setting, predict_gain
 from ringfeed.tools.predict.settings import LoaderTrials
 from ringfeed.tools.verdict.evidence import confirmed_limit, rest_of_loader
 from ringfeed.tools.verdict.verdict import LIMITS, Verdict, judge
@@ -27,8 +27,8 @@ def exact(value: float) -> Estimate:
 
 def epoch(
     *, step: float, together: float, loader: float, transform: float | None = None, first: float = 0.0
-) -> EpochFigures:
-    return EpochFigures(
+) -> MeasuredEpoch:
+    return MeasuredEpoch(
         samples=SAMPLES,
         first_batch_seconds=first,
         loader=exact(loader),
@@ -40,7 +40,7 @@ def epoch(
     )
 
 
-def judged(figures: EpochFigures, **measured: float) -> Verdict:
+def judged(figures: MeasuredEpoch, **measured: float) -> Verdict:
     given = {"seconds": 3.0, "disturbed": 0.0, "cpu_share": 1.0} | measured
     return judge(figures, loader_limit="store_bandwidth", **given)  # type: ignore[arg-type]
 
@@ -68,7 +68,7 @@ def judged(figures: EpochFigures, **measured: float) -> Verdict:
     ],
 )
 def test_the_bottleneck_and_its_gain(
-    figures: EpochFigures, bottleneck: str, gain: float | None, input_bound: float, next_limit: str
+    figures: MeasuredEpoch, bottleneck: str, gain: float | None, input_bound: float, next_limit: str
 ) -> None:
     verdict = judged(figures)
     assert verdict.bottleneck == bottleneck

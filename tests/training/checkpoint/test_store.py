@@ -84,13 +84,13 @@ def test_a_history_in_the_header_is_read_too() -> None:
 
 
 def test_a_trial_leaves_nothing(store: Store) -> None:
-    with CheckpointStore(store.url).held(RUN):
+    with CheckpointStore(store.url).hold(RUN):
         assert store.list() == ["_training.json"]
     assert store.list() == []
 
 
 def test_a_trial_leaves_no_folder_that_was_not_there(tmp_path: Path) -> None:
-    with CheckpointStore(str(tmp_path / "runs" / "1")).held(RUN):
+    with CheckpointStore(str(tmp_path / "runs" / "1")).hold(RUN):
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -101,7 +101,7 @@ def test_a_trial_removes_what_a_killed_write_of_a_checkpoint_left(tmp_path: Path
     other = tmp_path / draft_name("model.keras")
     other.touch()
     (tmp_path / draft_name("_training.json")).touch()
-    with CheckpointStore(str(tmp_path)).held(RUN):
+    with CheckpointStore(str(tmp_path)).hold(RUN):
         pass
     assert set(tmp_path.iterdir()) == {whole, other}
 
@@ -232,7 +232,7 @@ def test_a_run_removes_and_reads_its_own_checkpoints_alone(tmp_path: Path) -> No
         store.of_step(10, RUN)
     with pytest.raises(ConfigError, match=rf"holds checkpoints of 2 runs \({RUN}, {OTHER}\): move all but "):
         store.newest()
-    with pytest.raises(ConfigError, match=f"holds checkpoints of another run \\({OTHER}\\)"), store.held(RUN):
+    with pytest.raises(ConfigError, match=f"holds checkpoints of another run \\({OTHER}\\)"), store.hold(RUN):
         pass
     theirs.unlink()
     newest = store.newest()
@@ -244,7 +244,7 @@ def test_checkpoints_of_earlier_versions_have_no_run_and_belong_to_the_one_that_
     store = CheckpointStore(str(tmp_path), keep=2)
     for step in (5, 10):
         earlier = Path(store.save(_checkpoint(step)))
-    with store.held(RUN):
+    with store.hold(RUN):
         own = Path(store.save(_checkpoint(15, RUN)))
         assert {path for path in tmp_path.iterdir() if path.suffix != ".json"} == {earlier, own}
     np.testing.assert_array_equal(store.of_step(10, RUN).arrays["w"], np.full(3, 10.0))
@@ -262,10 +262,10 @@ def test_one_process_at_a_time_writes(store: Store, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "_LEAVING_SECONDS", 0.3)
     first, second = CheckpointStore(store.url), CheckpointStore(store.url)
     mine = rf"another run is writing to .* \(process {os.getpid()} on .*\); .*, or set another checkpoint.url"
-    with first.held(RUN):
+    with first.hold(RUN):
         first.save(_checkpoint(5, RUN))
         for run in (RUN, OTHER):
-            with pytest.raises(DestinationError, match=mine), second.held(run):
+            with pytest.raises(DestinationError, match=mine), second.hold(run):
                 pass
         with pytest.raises(DestinationError, match=mine):
             second.check_free()
@@ -287,7 +287,7 @@ def test_a_rank_that_leaves_its_place_is_waited_for(tmp_path: Path) -> None:
     first, second, ended = CheckpointStore(str(tmp_path)), CheckpointStore(str(tmp_path)), threading.Event()
 
     def hold() -> None:
-        with first.held(RUN):
+        with first.hold(RUN):
             ended.wait(60)
 
     thread = threading.Thread(target=hold)
@@ -295,7 +295,7 @@ def test_a_rank_that_leaves_its_place_is_waited_for(tmp_path: Path) -> None:
     while not (tmp_path / "_training.json").exists():
         time.sleep(0.01)
     threading.Timer(0.5, ended.set).start()
-    with second.held(RUN):
+    with second.hold(RUN):
         assert not thread.is_alive() or ended.is_set()
     thread.join()
 
@@ -304,13 +304,13 @@ def test_a_killed_holder_is_replaced_at_once_and_leaves_nothing(store: Store) ->
     hold = f"""
 import os, signal, sys
 from ringfeed.training.checkpoint.store import CheckpointStore
-with CheckpointStore(sys.argv[1]).held("{OTHER}"):
+with CheckpointStore(sys.argv[1]).hold("{OTHER}"):
     os.kill(os.getpid(), signal.SIGKILL)
 """
     killed = subprocess.run([sys.executable, "-c", hold, store.url], env={**os.environ, **store.env}, check=False)
     assert killed.returncode == -signal.SIGKILL
     assert store.list() == ["_training.json"]
-    with CheckpointStore(store.url).held(RUN):
+    with CheckpointStore(store.url).hold(RUN):
         pass
     assert store.list() == []
 
@@ -334,7 +334,7 @@ def test_a_store_that_refuses_removals_is_left_as_it_was(s3_server: S3Server, s3
         store = CheckpointStore(url)
         store._storage = Storage(url, replace(s3_server, endpoint_url=proxy.url).storage_options)
         proxy.begin(Fault(kind="reply", method="DELETE", status=403, code="AccessDenied", times=99))
-        with pytest.raises(StorageError, match="permission denied"), store.held(RUN):
+        with pytest.raises(StorageError, match="permission denied"), store.hold(RUN):
             pass
         assert Storage(url, s3_server.storage_options).list() == []
 

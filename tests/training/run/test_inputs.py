@@ -54,5 +54,5 @@ def test_a_run_reads_its_epochs_in_one_reading(write_config: Callable[..., Path]
 
     trainer.loader.batches = batches
     assert trainer.run()["total_steps"] == 12
-    assert (trainer.pace.steps, readings) == (5, [(0, 0, 3)])
+    assert (trainer.epoch_plan.steps, readings) == (5, [(0, 0, 3)])
     assert trainer._ahead._reading is None

@@ -77,13 +77,13 @@ def test_a_run_whose_time_is_over_saves_and_succeeds(
 def test_the_same_batches_in_each_epoch(write_config: WriteConfig) -> None:
     path = write_config(overfit_batches=2, epochs=3)
     trainer = Trainer(load_config(str(path)), SoloRing())
-    assert (trainer.pace.steps, trainer._progress.total_steps) == (2, 6)
+    assert (trainer.epoch_plan.steps, trainer._progress.total_steps) == (2, 6)
     first, later = ([target.numpy().tolist() for _, target, _ in trainer.batches(epoch, 0)] for epoch in (0, 2))
     assert first == later
     assert first[0] != first[1]
     (last,) = (target.numpy().tolist() for _, target, _ in trainer.batches(2, 1))
     assert last == first[1]
-    assert trainer.pace.batch_at(5) == (0, 1)
+    assert trainer.epoch_plan.batch_at(5) == (0, 1)
 
 
 def test_without_checkpoints_it_says_what_is_lost(write_config: WriteConfig) -> None:

@@ -21,7 +21,7 @@ from .layers import head, normalised
 __all__ = ["lenet"]
 
 _KERNEL, _UNITS = 5, (120, 84)
-_LEAST_SIDE = 12  # of which the second convolution and pooling leave 1
+_LEAST_SIDE = 12  # the second convolution and pooling then leave one pixel
 
 
 def lenet(manifest: Manifest, config: TrainConfig) -> BuiltModel:

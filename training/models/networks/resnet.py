@@ -27,7 +27,7 @@ Tensor = Any
 
 _SMALL_SIDE = 64  # below it, a stem that divides the sides by 4 leaves less than 2 x 2 to the last stage
 _WIDTHS = (64, 128, 256, 512)
-_EXPANSION = 4  # of a bottleneck
+_EXPANSION = 4  # a bottleneck's output has so many times the filters of its 3 x 3 convolution
 
 
 def resnet18(manifest: Manifest, config: TrainConfig) -> BuiltModel:

@@ -75,7 +75,7 @@ def wide_deep(manifest: Manifest, config: TrainConfig) -> BuiltModel:
 
 
 def _embeddings(codes: Any, ids: Sequence[str], shared: Sequence[Sequence[str]], buckets: int, width: int) -> list[Any]:
-    """Return the embedding of each column of ids; those of a group in `shared` have one table."""
+    """Return the embedding of each column of ids; columns of a group in `shared` have one table."""
     table_of = {name: number for number, group in enumerate(shared) for name in group}
     tables: dict[Any, Any] = {}
     parts = []

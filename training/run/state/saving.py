@@ -51,7 +51,7 @@ class Saver:
         return self._memory is not None or (to_store and self._config.checkpoint.url is not None)
 
     @contextmanager
-    def held(self, *, is_over: bool) -> Iterator[None]:
+    def hold(self, *, is_over: bool) -> Iterator[None]:
         """Let no other run write to the store in the body, after a check that this one can.
 
         Args:
@@ -60,7 +60,7 @@ class Saver:
         if self._store is None or (is_over and not self._store.has_leftovers()):
             yield
             return
-        with self._store.held(self._run):
+        with self._store.hold(self._run):
             self._is_held = True
             try:
                 yield

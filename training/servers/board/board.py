@@ -1,4 +1,4 @@
-"""The chief's board: workers take their steps from it, report what they did, and are missed when they die.
+"""The chief's board: hands steps to workers, collects their reports, and notices when one dies.
 
 A worker keeps a connection of its own, over which lines of JSON go back and forth; it closes with the worker, however
 that ends. Without it the chief would learn of a death only from TensorFlow, minutes later where another worker waits.

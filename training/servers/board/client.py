@@ -36,7 +36,7 @@ class BoardClient:
     """One worker's connection.
 
     Args:
-        address: that of the board.
+        address: the board's.
         worker: number of the worker.
     """
 
@@ -69,8 +69,8 @@ class ChiefLine:
     """A task's line to the chief: this process ends with the chief, with status 0 if that says so, else with 1.
 
     Args:
-        address: that of the board.
-        name: that of the task, such as "worker 1".
+        address: the board's.
+        name: the task's, such as "worker 1".
         seconds: time after which a chief that does not answer counts as stalled; 0: never.
     """
 

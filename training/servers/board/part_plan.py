@@ -1,4 +1,4 @@
-"""Which worker does which step of which part of the data: pure bookkeeping, without threads or sockets.
+"""Hands the steps of parts of the data to workers: pure bookkeeping, without threads or sockets.
 
 A part is what one rank of the loader reads of an epoch; worker i begins with part i. Each step of each part is done
 once, whichever worker does it.
@@ -51,7 +51,7 @@ class PartPlan:
 
     Attributes:
         done: number of steps done, over all workers.
-        most_ahead: the largest lead of a worker that began a step, in steps done beyond those of the slowest.
+        most_ahead: the largest lead of a worker that began a step, in steps done beyond the slowest.
 
     >>> plan = PartPlan(2, 0, 2)
     >>> plan.take(0), plan.take(1)

@@ -15,9 +15,9 @@ from typing import Protocol
 
 __all__ = ["Heard", "TaskStates", "judge_tasks", "watch_tasks"]
 
-_PERIODS = 10  # looks, at least, in the time after which a task counts as stalled
+_PERIODS = 10  # the watch looks at least so often before a task counts as stalled
 _LONGEST_PERIOD = 2.0  # seconds
-_GIVE_UP = 5  # times as long, all workers may be in a step: the first one compiles
+_GIVE_UP = 5  # all workers may be in a step for so many times longer: the first one compiles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -56,7 +56,7 @@ class Compressed(EveryStep, ABC):
 
     @abstractmethod
     def compressed_means(self, tensors: list[Tensor], others: Exchange, step: Tensor) -> tuple[list[Tensor], Exchange]:
-        """Return the means over ranks: those of `tensors`, which are compressed, and those of all else."""
+        """Return the means over ranks of `tensors`, which are compressed, and of all else."""
 
     def dense_means(self, sent: Exchange) -> Exchange:
         """Return the exact means."""

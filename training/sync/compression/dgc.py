@@ -1,6 +1,6 @@
 """Deep Gradient Compression: top-k of what momentum has accumulated. Lin et al., arXiv 1712.01887, Algorithms 1 to 4.
 
-The largest entries are found exactly, where the authors' code samples a threshold, and among those of all matrices
+The largest entries are found exactly, where the authors' code samples a threshold, and among all matrices
 together, where it goes by layer: with equal bytes that leaves the least, and does not starve small layers.
 Tested in tests/training/sync/compression/test_codecs.py.
 """
@@ -44,7 +44,7 @@ class DGCRule:
 
     Args:
         ratio: share of entries that are sent after the warm-up.
-        warmup_steps: steps of the warm-up, in which the ratio falls in `stages` stages.
+        warmup_steps: steps of the warm-up; the ratio falls in `stages` stages.
         stages: stages of the warm-up (the paper: one for each of 4 epochs).
         momentum: momentum of SGD, which DGC applies before it selects; the optimizer then has none.
         nesterov: whether that is Nesterov's.
@@ -91,7 +91,7 @@ def accumulate(gradient: Tensor, momentum: Tensor, total: Tensor, rule: DGCRule)
 class DGC(Compressed):
     """Momentum on each rank, and the largest entries of what it has accumulated; what is sent starts from zero again.
 
-    Vectors are dense: their momentum is that of the mean gradient.
+    Vectors are dense: their momentum accumulates the mean gradient.
 
     Args:
         ring: the ranks.

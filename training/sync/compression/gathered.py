@@ -53,7 +53,7 @@ class Gathered(Compressed):
     """The mean of what a codec leaves of each rank's gradients.
 
     With error feedback a rank adds to its next gradient what the codec left out: Karimireddy et al., arXiv 1901.09847,
-    Algorithm 2. So nothing is lost: the sum of all gradients is that of all that was sent and of the last residual.
+    Algorithm 2. So nothing is lost: all that was sent and the last residual add up to the sum of all gradients.
 
     Args:
         ring: the ranks.

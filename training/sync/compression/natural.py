@@ -18,7 +18,7 @@ from .payload import pack, unpack
 __all__ = ["Natural", "build"]
 
 _MANTISSA_BITS, _LARGEST_EXPONENT = 23, 254
-"""Those of float32; the exponent 255 is that of infinity."""
+"""float32 has so many; the exponent 255 stands for infinity."""
 
 
 def build(run: SyncRun, options: NaturalConfig) -> Gathered:

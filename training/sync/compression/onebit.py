@@ -1,6 +1,6 @@
 """One bit for each number: its sign, and for each block of 256 numbers the mean magnitude.
 
-Scaled signs are those of EF-SignSGD, Karimireddy et al., arXiv 1901.09847, eq. (1): with the mean magnitude an error
+Scaled signs come from EF-SignSGD, Karimireddy et al., arXiv 1901.09847, eq. (1): with the mean magnitude an error
 is always smaller than what is encoded, whatever the distribution. With the root mean square of 1-bit Adam, arXiv
 2102.02888, it is not where few entries are large, as in gradients; that method encodes momenta.
 Tested in tests/training/sync/compression/test_codecs.py.
@@ -22,7 +22,7 @@ __all__ = ["OneBit"]
 class OneBit:
     """The codec of `TwoStage`: a bit for each number, four bytes for each block.
 
-    With one scale for a whole matrix, entries that have no gradient, as those of pixels that are always black, would be
+    With one scale for a whole matrix, entries that have no gradient, as of pixels that are always black, would be
     moved by as much as the others.
 
     >>> codec = OneBit(multiple=8)
@@ -39,8 +39,8 @@ class OneBit:
         number, length = rows.shape
         blocks = tf.reshape(rows, [number, length // self.multiple, self.multiple])
         starts = tf.range(0, length, self.multiple, dtype=tf.float32)
-        held = tf.clip_by_value(counts[:, None] - starts, 0, self.multiple)
-        scales = tf.math.divide_no_nan(tf.reduce_sum(tf.abs(blocks), 2), held)
+        in_block = tf.clip_by_value(counts[:, None] - starts, 0, self.multiple)
+        scales = tf.math.divide_no_nan(tf.reduce_sum(tf.abs(blocks), 2), in_block)
         return tf.concat([to_bytes(scales), pack(rows >= 0, 1)], 1)
 
     def decode(self, payloads: Tensor) -> Tensor:

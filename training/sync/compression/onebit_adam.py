@@ -1,7 +1,7 @@
 """1-bit Adam: Adam's steps as signs, once its second moment is frozen. Tang et al., arXiv 2102.02888, Algorithm 1.
 
-From then on Adam is SGD with momentum, with a fixed rate for each entry that all ranks know. So the signs are those of
-``m / (sqrt(v) + eps)``, where the paper's are those of ``m``, which move an entry with a small `v` by the mean
+From then on Adam is SGD with momentum, with a fixed rate for each entry that all ranks know. So it sends the signs of
+``m / (sqrt(v) + eps)``, where the paper sends the signs of ``m``, which move an entry with a small `v` by the mean
 magnitude of its block over that small root: with them the network of docs/synchronisation.md did not learn.
 """
 
@@ -42,7 +42,7 @@ class OneBitAdam(TwoStage):
 
     Args:
         ring: the ranks.
-        beta_1, eps: those of the optimizer, one by the rule of Adam or LAMB with `freeze_step=start_step`.
+        beta_1, eps: of the optimizer, one by the rule of Adam or LAMB with `freeze_step=start_step`.
         start_step: steps before this one are dense.
     """
 

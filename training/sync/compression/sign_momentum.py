@@ -25,7 +25,7 @@ __all__ = ["SignMomentum"]
 class SignMomentum(TwoStage):
     """The mean of the ranks' momenta, as signs and scales in both stages, with error feedback.
 
-    The optimizer then has no momentum. Before `start_step`, and for vectors, it is that of the mean gradient.
+    The optimizer then has no momentum. Before `start_step`, and for vectors, it accumulates the mean gradient.
 
     Args:
         ring: the ranks.

@@ -74,22 +74,22 @@ class TwoStage(Compressed):
         self.rank_variables: list[Variable] = []
 
     def create(self, variables: Sequence[Variable]) -> None:
-        """Create for each tensor the residual of this rank's gradient, and that of the part which it averages."""
+        """Create for each tensor the residuals of this rank's gradient, and of the part that it averages."""
         self._sizes = [math.prod(shape) for shape in self._shapes]
         self._lengths = [part_length(size, self._ring.size, self._codec.multiple) for size in self._sizes]
         starts = [np.arange(self._ring.size) * length for length in self._lengths]
-        held = [
+        part_counts = [
             np.clip(size - at, 0, length) for size, at, length in zip(self._sizes, starts, self._lengths, strict=True)
         ]
         # Variables: of constants TensorFlow would see that a rank without a part needs nothing of the all-to-all, and
         # prune it there, while the others wait for ever.
-        self._counts = [tf.Variable(counts.astype(np.float32), trainable=False) for counts in held]
+        self._counts = [tf.Variable(counts.astype(np.float32), trainable=False) for counts in part_counts]
         if self._error_feedback:
             own = zeros_like(self._shapes, "residual")
             self.rank_variables = own + zeros_like([[length] for length in self._lengths], "part_residual")
 
     def resize(self, stacked: Sequence[Array], rank: int, size: int) -> list[Array]:
-        """The mean of the ranks' residuals; those of parts, which make up one of the mean, are cut anew."""
+        """The mean of the ranks' residuals; the parts' residuals make up one of the mean, and are cut anew."""
         count = len(self._shapes)
         result = super().resize(stacked[:count], rank, size)
         for parts, entries, length in zip(stacked[count:], self._sizes, self._lengths, strict=True):

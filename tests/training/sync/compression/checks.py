@@ -41,7 +41,7 @@ from ringfeed.training.sync.agreement import Agreement
 from ringfeed.training.sync.batch_norm import synchronise_batch_norm
 from ringfeed.training.sync.build import build_run_optimizer, build_synchronizer
 from ringfeed.training.sync.compression.sign_momentum import SignMomentum
-from ringfeed.training.sync.pace import Pace
+from ringfeed.training.sync.epoch_plan import EpochPlan
 from ringfeed.training.sync.synchronizer import Exchange, SyncRun
 from tests.training.keras.ranks import fit_as_one_process, fit_with_statistics
 from tests.training.ring.ranks import check_collectives
@@ -109,8 +109,8 @@ class _Run:
         self._ring, self._has_sleeps, self._wire = ring, has_sleeps, MeteredRing(ring)
         network = _network(self._wire, has_norm=config.sync.batch_norm)
         samples = STEPS * (1 + ring.rank)
-        pace = Pace(batches=STEPS, steps=STEPS, samples=samples, batch_size=1 + ring.rank, step_samples=6)
-        run = SyncRun(config=config, ring=self._wire, steps_per_epoch=STEPS, samples_before=pace.samples_before)
+        epoch_plan = EpochPlan(batches=STEPS, steps=STEPS, samples=samples, batch_size=1 + ring.rank, step_samples=6)
+        run = SyncRun(config=config, ring=self._wire, steps_per_epoch=STEPS, samples_before=epoch_plan.samples_before)
         synchronizer = build_synchronizer(run)
         optimizer = build_run_optimizer(config, build_schedule(config, STEPS), network.trainable_variables, STEPS)
         synchronizer.build(network.trainable_variables, optimizer)
@@ -203,8 +203,8 @@ def train_clients(ring: Ring, place: Place) -> dict[str, Any]:
     again = Trainer(in_parts, ring).run()
     assert again["resumed_from_step"] == 13
     assert once["weights_digest"] == again["weights_digest"]
-    pace = trainer.pace
-    sizes = [pace.batches, pace.samples, int(trainer.parts.optimizer.iterations), pace.trains(13)]
+    epoch_plan = trainer.epoch_plan
+    sizes = [epoch_plan.batches, epoch_plan.samples, int(trainer.parts.optimizer.iterations), epoch_plan.trains(13)]
     return {name: once[name] for name in ("steps_per_epoch", "total_steps", "train_samples")} | {
         "ranks": ring.allgather_object(sizes)
     }

@@ -12,42 +12,46 @@ from hypothesis import strategies as st
 from ringfeed.sharding import ConfigError
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.ring.ring import SoloRing
-from ringfeed.training.run.clients import paced
+from ringfeed.training.run.clients import batches_of_steps
 from ringfeed.training.run.inputs import open_loader
-from ringfeed.training.sync.pace import Pace
+from ringfeed.training.sync.epoch_plan import EpochPlan
 
 
 @st.composite
-def _paces(draw: st.DrawFn) -> Pace:
+def _epochs(draw: st.DrawFn) -> EpochPlan:
     steps = draw(st.integers(1, 60))
     batches, batch_size = draw(st.integers(1, steps)), draw(st.integers(1, 9))
     samples = (batches - 1) * batch_size + draw(st.integers(1, batch_size))
-    return Pace(batches=batches, steps=steps, samples=samples, batch_size=batch_size, step_samples=9.0)
+    return EpochPlan(batches=batches, steps=steps, samples=samples, batch_size=batch_size, step_samples=9.0)
 
 
 @settings(max_examples=60, deadline=None)
-@given(_paces(), st.integers(1, 60))
-def test_a_rank_trains_on_each_of_its_samples_once_an_epoch_evenly_spread(pace: Pace, round_steps: int) -> None:
-    trained = [pace.trains(step) for step in range(pace.steps)]
-    assert sum(trained) == pace.batches
-    assert [pace.batch_at(step)[1] for step in range(pace.steps) if trained[step]] == list(range(pace.batches))
-    seen = [pace.samples_before(step) for step in range(2 * pace.steps + 1)]
-    assert seen[pace.steps] == pace.samples
-    assert seen[-1] == 2 * pace.samples
+@given(_epochs(), st.integers(1, 60))
+def test_a_rank_trains_on_each_of_its_samples_once_an_epoch_evenly_spread(
+    epoch_plan: EpochPlan, round_steps: int
+) -> None:
+    trained = [epoch_plan.trains(step) for step in range(epoch_plan.steps)]
+    assert sum(trained) == epoch_plan.batches
+    assert [epoch_plan.batch_at(step)[1] for step in range(epoch_plan.steps) if trained[step]] == list(
+        range(epoch_plan.batches)
+    )
+    seen = [epoch_plan.samples_before(step) for step in range(2 * epoch_plan.steps + 1)]
+    assert seen[epoch_plan.steps] == epoch_plan.samples
+    assert seen[-1] == 2 * epoch_plan.samples
     assert [b > a for a, b in itertools.pairwise(seen)] == 2 * trained
-    in_rounds = [sum(trained[i : i + round_steps]) for i in range(pace.steps - round_steps + 1)]
-    assert all(abs(count - round_steps * pace.batches / pace.steps) < 1 for count in in_rounds)
+    in_rounds = [sum(trained[i : i + round_steps]) for i in range(epoch_plan.steps - round_steps + 1)]
+    assert all(abs(count - round_steps * epoch_plan.batches / epoch_plan.steps) < 1 for count in in_rounds)
 
 
 @pytest.mark.parametrize("batches", [1, 3, 5, 7])
 def test_an_epoch_goes_on_from_any_step_as_it_would_have(batches: int) -> None:
-    pace = Pace(batches=batches, steps=7, samples=batches, batch_size=1, step_samples=1.0)
+    epoch_plan = EpochPlan(batches=batches, steps=7, samples=batches, batch_size=1, step_samples=1.0)
 
     def read(first: int) -> list[tuple[int, int, tf.Tensor]]:
         return [(i, i, tf.ones(1)) for i in range(first, batches)]
 
     def of(start: int) -> list[tuple[int, float]]:
-        return [(inputs, float(weight[0])) for inputs, _, weight in paced(read, pace, start)]
+        return [(inputs, float(weight[0])) for inputs, _, weight in batches_of_steps(read, epoch_plan, start)]
 
     whole = of(0)
     assert [inputs for inputs, weight in whole if weight] == list(range(batches))

@@ -1,14 +1,14 @@
-"""The pace of ranks that have parts of their own, of unequal sizes: who trains in which step, so that epochs agree."""
+"""Epochs of ranks that have parts of their own, of unequal sizes: who trains at what step."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Pace"]
+__all__ = ["EpochPlan"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pace:
+class EpochPlan:
     """The steps of an epoch in which a rank trains; it rests in the others, which are spread evenly.
 
     An epoch has as many steps as the largest part has batches, and each rank trains once on each of its samples. So
@@ -22,10 +22,10 @@ class Pace:
         step_samples: samples of a step over all ranks; the mean if they differ.
         repeats: whether each epoch has the batches of the first.
 
-    >>> pace = Pace(batches=2, steps=5, samples=7, batch_size=4, step_samples=5.2)
-    >>> [pace.trains(step) for step in range(5)]
+    >>> epoch_plan = EpochPlan(batches=2, steps=5, samples=7, batch_size=4, step_samples=5.2)
+    >>> [epoch_plan.trains(step) for step in range(5)]
     [True, False, True, False, False]
-    >>> [pace.samples_before(step) for step in (0, 1, 3, 4, 5, 6)]
+    >>> [epoch_plan.samples_before(step) for step in (0, 1, 3, 4, 5, 6)]
     [0, 4, 7, 7, 7, 11]
     """
 
