@@ -257,14 +257,15 @@ def test_training(here: Path) -> None:
     """In a process of its own, since a trainer makes TensorFlow deterministic; so is the page on what follows."""
     write_configuration()
     after, _, _, train = python_of("training.md")
-    (serving,) = python_of("serving.md")
+    serving, rows = python_of("serving.md")
     export = "from ringfeed.tools.cli import main\nassert main(['export', 'model.keras', '--out', 'served/1']) == 0\n"
     check = """
 assert metrics["final"]["samples"] == loader.records and set(metrics["history"]) == {"steps", "evaluations"}
 assert logits.shape == (256, 2)
 assert answer["class"].numpy().tolist()[0] in (b"late", b"on time") and answer["probabilities"].shape == (1, 2)
+assert model(flight)["predicted"].to_pylist() == [text.decode() for text in answer["class"].numpy()]
 """
-    command = [sys.executable, "-c", train + after + export + serving + check]
+    command = [sys.executable, "-c", train + after + export + serving + rows + check]
     done = subprocess.run(command, env=lean_environment(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 

@@ -14,6 +14,7 @@ from .ring.horovod_ring import HorovodRing
 from .ring.ring import Ring, SoloRing
 from .run.trainer import Trainer
 from .schedules.learning_rate import WarmUpDecay, scaled_learning_rate
+from .serving.trained import TrainedModel, open_trained
 from .sync.synchronizer import EveryStep, Exchange, Synchronizer
 
 __all__ = [
@@ -33,9 +34,11 @@ __all__ = [
     "Synchronizer",
     "Tracker",
     "TrainConfig",
+    "TrainedModel",
     "Trainer",
     "WarmUpDecay",
     "connect",
     "load_config",
+    "open_trained",
     "scaled_learning_rate",
 ]

@@ -94,15 +94,24 @@ def plan_columns(
     masked = set(masked_columns(manifest))
     statistics, label = manifest.split(split).statistics, manifest.schema.label
     features = [f for f in manifest.schema.features if f.name != label] if columns is None else columns
-    numeric, categories = [], []
+    numeric: list[NumericColumn] = []
+    categories: list[CategoryColumn] = []
+    refused: dict[str, _NoInput] = {}
     for feature in features:
         known = statistics[feature.name]
-        if feature.dtype == "string" or feature.name in given:
-            categories.append(_text_column(feature, given.get(feature.name, known.vocabulary), leave_out))
-        elif feature.name in categorical:
-            categories.append(_code_column(feature, known))
-        else:
-            numeric.append(_numeric_column(feature, known, leave_out))
+        try:
+            if feature.dtype == "string" or feature.name in given:
+                categories.append(_text_column(feature, given.get(feature.name, known.vocabulary)))
+            elif feature.name in categorical:
+                categories.append(_code_column(feature, known))
+            else:
+                numeric.append(_numeric_column(feature, known))
+        except _NoInput as error:
+            refused[feature.name] = error
+    if refused:
+        remedy = leave_out.format(", ".join(refused))
+        remedy = remedy.replace("leave it out", "leave them out") if len(refused) > 1 else remedy
+        raise ConfigError(f"{'; '.join(map(str, refused.values()))}; {remedy}")
     return TabularPlan(
         numeric=tuple(replace(column, masked=column.name in masked) for column in numeric),
         categories=tuple(replace(column, masked=column.name in masked) for column in categories),
@@ -128,9 +137,13 @@ def _nulls(known: FeatureStatistics | None) -> int:
     return 0 if known is None else known.nulls
 
 
-def _numeric_column(feature: Feature, known: FeatureStatistics, leave_out: str) -> NumericColumn:
+class _NoInput(Exception):
+    """A column that cannot be an input of a tabular model, and why."""
+
+
+def _numeric_column(feature: Feature, known: FeatureStatistics) -> NumericColumn:
     if not feature.numeric or feature.elements is None:
-        raise _no_input(feature, leave_out)
+        raise _no_input(feature)
     return NumericColumn(
         name=feature.name,
         mean=known.mean or 0.0,
@@ -156,21 +169,18 @@ def _code_column(feature: Feature, known: FeatureStatistics) -> CategoryColumn:
     return CategoryColumn(name=feature.name, size=size, smallest=int(known.min))
 
 
-def _text_column(feature: Feature, vocabulary: Sequence[str] | None, leave_out: str) -> CategoryColumn:
+def _text_column(feature: Feature, vocabulary: Sequence[str] | None) -> CategoryColumn:
     if feature.dtype != "string":
         raise ConfigError(f"column {feature.name!r} ({feature.dtype}, shape {feature.shape}) holds no text to look up")
     if feature.shape != ():
-        raise _no_input(feature, leave_out)
+        raise _no_input(feature)
     if vocabulary is None:
-        raise ConfigError(
-            f"column {feature.name!r} holds too many different texts to embed; {leave_out.format(feature.name)}"
-        )
+        raise _NoInput(f"column {feature.name!r} holds too many different texts to embed")
     words = texts(f"the vocabulary of column {feature.name!r}", vocabulary, "texts")
     return CategoryColumn(name=feature.name, size=len(words) + 1, vocabulary=words)
 
 
-def _no_input(feature: Feature, leave_out: str) -> ConfigError:
-    return ConfigError(
-        f"column {feature.name!r} ({feature.dtype}, shape {feature.shape}) cannot be an input of a tabular model; "
-        f"{leave_out.format(feature.name)}"
+def _no_input(feature: Feature) -> _NoInput:
+    return _NoInput(
+        f"column {feature.name!r} ({feature.dtype}, shape {feature.shape}) cannot be an input of a tabular model"
     )

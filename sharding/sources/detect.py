@@ -34,7 +34,7 @@ from .text.csv import CsvSource
 from .text.csv_dialect import CsvDialect
 from .text.jsonl import JsonlSource
 
-__all__ = ["KINDS", "known_suffixes", "open_source"]
+__all__ = ["KINDS", "kind_of", "known_suffixes", "open_source"]
 
 _SOURCES: dict[str, Any] = {
     "ringfeed": RingfeedSource,
@@ -59,6 +59,15 @@ KINDS = tuple(_SOURCES)
 def known_suffixes() -> tuple[str, ...]:
     """Return the endings of the files of all kinds."""
     return tuple(suffix for source in _SOURCES.values() for suffix in source.suffixes)
+
+
+def kind_of(url: str | os.PathLike[str] | MemoryRecords) -> str:
+    """Return the kind of a source that the names of its files show; ``table`` for records that were in memory.
+
+    Raises:
+        SourceError: there is nothing at the URL, or its files are of no kind or of several.
+    """
+    return "table" if isinstance(url, MemoryRecords) else _detect(normalize_url(url, "source"))[0]
 
 
 def open_source(

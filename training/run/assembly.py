@@ -23,6 +23,7 @@ from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.metrics.evaluate import Own, own_measures
 from ringfeed.training.metrics.scorers import make_scorer
 from ringfeed.training.models.build import build_model
+from ringfeed.training.models.column_remarks import column_remarks
 from ringfeed.training.models.losses import build_loss
 from ringfeed.training.models.preprocess import BuiltModel
 from ringfeed.training.models.target import Target, plan_target
@@ -135,7 +136,7 @@ def _assembled(
     elif not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
         schedule = UserSchedule(schedule)
     if ring.rank == 0:
-        for remark in [*schedule_warnings(config), *momentum_remarks(config)]:
+        for remark in [*schedule_warnings(config), *momentum_remarks(config), *column_remarks(loader.manifest, config)]:
             log.warning(remark)
     wire = MeteredRing(replicas.ring if replicas else ring)
     if config.sync.batch_norm:

@@ -1,4 +1,4 @@
-"""The command `ringfeed predict`: applies a trained model to a dataset, in one process or on all ranks of a ring."""
+"""The command `ringfeed predict`: applies a trained model to a dataset, on all ranks of a ring, or to other records."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -18,37 +19,53 @@ from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.prepare import PrepareOptions, split_columns
+from ringfeed.sharding.prepare.comma_lists import ALL
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.training.reports.console import configure_logging
 from ringfeed.training.ring.launched import end_with_launcher, is_launched
 from ringfeed.training.ring.world import world_from_environment
 from ringfeed.training.run.leaving import leave, leave_after
+from ringfeed.training.run.state.outputs import check_writable
 from ringfeed.training.run.stopping import INTERRUPTED
+
+from .given_records import records_at
 
 __all__ = ["add_arguments", "run"]
 
 _PROGRAM = "ringfeed predict"
 
-DESCRIPTION = "Predict classes, labels or numbers for a dataset's records, alone or as one rank of a Horovod ring."
+DESCRIPTION = (
+    "Predict classes, labels or numbers for the records of a file or a dataset; a dataset's also on the ranks of a "
+    "Horovod ring."
+)
 
 EPILOG = """\
 examples:
+  ringfeed predict model.keras new.csv --out scored.csv --keep id,name
+  echo '{"hours": 3.5, "miles": 1400, "carrier": "UA"}' | ringfeed predict model.keras -
   ringfeed predict model.keras flights --split test --out predictions
-  ringfeed predict runs/1 s3://bucket/flights --split new --out s3://bucket/scores --keep id --keep carrier
+  ringfeed predict runs/1 s3://bucket/flights --split new --out s3://bucket/scores --keep id,carrier
   ringfeed launch -n 4 predict model.keras flights --split test --out predictions
   horovodrun -np 2 --gloo ringfeed predict model.keras flights --split test --out predictions
 
-Each rank writes one Parquet file, part-RANK-of-RANKS.parquet, of its part of the split, in the order of the dataset:
+DATA is anything that shard-dataset build reads (CSV, JSON lines, Parquet, images, ...), a dataset that it wrote, or -
+for JSON objects on standard input, one a line. New records are prepared as those that the model was trained on were
+(types, names, --map, --resize), but none is filtered out. They need no label.
 
-  record      int64, the number of the record in the split, as Loader.sample takes it
+--out NAME.csv, .jsonl or .parquet is one file, in the order of the records; - is JSON lines on standard output. In CSV,
+each class has a column of its own, score_CLASS. --out FOLDER is for a dataset: each rank writes one Parquet file,
+part-RANK-of-RANKS.parquet, of its part of the split, in the order of the dataset. The columns:
+
+  record      int64, the number of the record, in a dataset as Loader.sample takes it
   ...         the columns of --keep
   predicted   the likeliest class; all labels with a probability from 0.5 on; or the number of a regression, float64
   score       float32, the probability of the class
   scores      float32 [classes], all probabilities, in the order of the classes in _predictions.json
 
-_predictions.json comes last: where it is, all records are there. Readers of Parquet folders pass over it. The
-predictions are the same on any number of ranks. The same command again finds them there and succeeds; a folder that
+In a FOLDER, _predictions.json comes last: where it is, all records are there. Readers of Parquet folders pass over it.
+The predictions are the same on any number of ranks. The same command again finds them there and succeeds; a folder that
 holds those of another model, dataset or options is refused. A record whose scores are NaN has no prediction, and the
 command says how many there are.
 """
@@ -61,11 +78,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="RUN_OR_MODEL", help="file that output.model named, or a run's folder of checkpoints"
     )
-    parser.add_argument("url", metavar="URL", help="dataset that shard-dataset wrote, with the columns the model takes")
-    parser.add_argument("--out", required=True, metavar="FOLDER", help="empty folder to write to: a path or URL")
-    parser.add_argument("--split", metavar="NAME", help="split to predict [the only one]")
+    parser.add_argument("url", metavar="DATA", help="records with the columns the model takes: a path or URL, or -")
+    parser.add_argument("--out", metavar="PATH", help="file or, for a dataset, empty folder to write [- if DATA is -]")
+    parser.add_argument("--split", metavar="NAME", help="split of a dataset to predict [the only one]")
     parser.add_argument(
-        "--keep", action="append", default=[], metavar="COLUMN", help="copy a column, such as a key; may be repeated"
+        "--keep", action="append", default=[], metavar="COLUMN,...", help="copy columns, such as a key; '*' copies all"
+    )
+    parser.add_argument("--delimiter", metavar="CHAR", help="character between the fields of CSV [as in training]")
+    parser.add_argument("--encoding", metavar="NAME", help="encoding of CSV [as in training]")
+    parser.add_argument(
+        "--source-kind", metavar="KIND", default="auto", help="kind of DATA, as shard-dataset build takes it"
     )
     parser.add_argument(
         "--batch-size", type=int, default=1024, metavar="N", help="records that a rank scores at once [1024]"
@@ -106,6 +128,71 @@ def _predict(args: argparse.Namespace, watch: Any) -> None:
         watch.is_silent = rank > 0 or is_launched()
     end_with_launcher()
     configure_logging(rank, quiet=args.quiet)
+    out = "-" if args.out is None and args.url == "-" else args.out
+    if out is None:
+        raise ConfigError("--out: name a file to write (scored.csv, .jsonl, .parquet), or a folder for a dataset")
+    keep = _kept(args.keep)
+    with quiet_tensorflow():
+        from .prediction_file import is_file
+    if not is_file(out):
+        _predict_dataset(args, out, keep)
+    elif world is not None and world.size > 1:
+        raise ConfigError(f"--out: {out} is one file, and there are {world.size} ranks; name a folder")
+    else:
+        _score(args, out, keep)
+
+
+def _kept(words: Sequence[str]) -> list[str]:
+    try:
+        return [name for word in words for name in split_columns(word) or (ALL,)]
+    except ValueError as error:
+        raise ConfigError(f"--keep: {error}") from error
+
+
+def _score(args: argparse.Namespace, out: str, keep: list[str]) -> None:
+    """Score records in their order, and write one file."""
+    if out != "-":
+        check_writable(out)
+    started = time.perf_counter()
+    with quiet_tensorflow():
+        from .prediction_columns import warn_undefined
+        from .prediction_file import write_predictions
+        from .scorer import score_records
+        from .trained import open_trained
+    model = open_trained(args.model, args.data, trust_code=args.trust_code)
+    csv = {name: value for name in ("delimiter", "encoding") if (value := getattr(args, name)) is not None}
+    with records_at(args.url, args.split) as (source, is_dataset):
+        scorer = score_records(
+            model,
+            source,
+            PrepareOptions() if is_dataset else model.preparation,
+            keep=keep,
+            kind="ringfeed" if is_dataset else args.source_kind,
+            csv=csv,
+            batch_size=args.batch_size,
+        )
+        records, undefined = write_predictions(out, scorer.schema, scorer.tables(), scorer.classes)
+    warn_undefined(undefined)
+    summary = {"records": records, "undefined": undefined, "seconds": time.perf_counter() - started, "file": out}
+    if out != "-":
+        _report(args, summary, f"predicted {records:,} records ({_rate(summary)})", out)
+
+
+def _report(args: argparse.Namespace, summary: Mapping[str, Any], done: str, out: str) -> None:
+    if args.json:
+        sys.stdout.write(json.dumps(summary) + "\n")
+    elif not args.quiet:
+        sys.stdout.write(f"{done}: {out}\n")
+
+
+def _rate(summary: Mapping[str, Any]) -> str:
+    return f"{summary['records'] / max(summary['seconds'], 1e-9):,.0f}/s"
+
+
+def _predict_dataset(args: argparse.Namespace, out: str, keep: list[str]) -> None:
+    """Predict a split of a dataset on all ranks, and write a folder."""
+    if args.url == "-" or Path(args.url).is_file():
+        raise ConfigError(f"--out: the predictions for {args.url} go to one file; name it, such as --out scored.csv")
     manifest = open_dataset(args.url).manifest
     split = _split(args, manifest)
     with quiet_tensorflow():
@@ -116,11 +203,12 @@ def _predict(args: argparse.Namespace, watch: Any) -> None:
 
         ring = connect()
     model = open_trained(args.model, args.data, trust_code=args.trust_code)
+    keep = list(manifest.schema.names) if keep == [ALL] else keep
     predictor = Predictor(
-        model=model, url=args.url, manifest=manifest, split=split, keep=args.keep, batch_size=args.batch_size
+        model=model, url=args.url, manifest=manifest, split=split, keep=keep, batch_size=args.batch_size
     )
-    started, folder = time.perf_counter(), Storage(args.out)
-    held = hold_predictions(args.out, predictor.digest) if ring.rank == 0 else nullcontext(folder)
+    started, folder = time.perf_counter(), Storage(out)
+    held = hold_predictions(out, predictor.digest) if ring.rank == 0 else nullcontext(folder)
     with held as storage:
         is_new: bool = ring.allgather_object(storage is not None)[0]
         if is_new:
@@ -129,15 +217,13 @@ def _predict(args: argparse.Namespace, watch: Any) -> None:
             ring.barrier()
         elif ring.rank == 0:
             summary = read_summary(folder)
-    if ring.rank:
-        return
-    seconds = time.perf_counter() - started
-    records = f"{summary['records']:,} records of {split!r}"
-    if args.json:
-        sys.stdout.write(json.dumps({**summary, "seconds": seconds}) + "\n")
-    elif not args.quiet:
-        done = f"predicted {records} ({summary['records'] / seconds:,.0f}/s)"
-        sys.stdout.write(f"{done if is_new else f'the predictions of {records} are there already'}: {args.out}\n")
+    if ring.rank == 0:
+        summary = {**summary, "seconds": time.perf_counter() - started}
+        records = f"{summary['records']:,} records of {split!r}"
+        done = (
+            f"predicted {records} ({_rate(summary)})" if is_new else f"the predictions of {records} are there already"
+        )
+        _report(args, summary, done, out)
 
 
 def _split(args: argparse.Namespace, manifest: Manifest) -> str:

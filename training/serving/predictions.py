@@ -8,7 +8,6 @@ Tested in tests/training/serving/test_predict.py.
 from __future__ import annotations
 
 import json
-import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -16,7 +15,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -30,23 +28,20 @@ from ringfeed.sharding.destination.leftovers import abort_uploads, remove_files
 from ringfeed.sharding.destination.provenance import Provenance, digest_of
 from ringfeed.sharding.errors import ConfigError, RingfeedError
 from ringfeed.sharding.messages import did_you_mean, listed
-from ringfeed.sharding.schema import Feature, Schema, class_array
+from ringfeed.sharding.schema import Feature, Schema
 from ringfeed.sharding.storage.atomic_files import draft_target
 from ringfeed.sharding.storage.lease import is_lease_file
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.training.ring.ring import Ring
 
+from .prediction_columns import NAMES, PREDICTED, RECORD, PredictionColumns, warn_undefined
 from .trained import TrainedModel
 
 __all__ = ["SUMMARY", "Predictor", "hold_predictions", "prepare_folder", "read_summary"]
 
-log = logging.getLogger(__name__)
-
 SUMMARY = "_predictions.json"
 _LEASE = "_predicting.json"
 _FORMAT = "ringfeed-predictions-1"
-_RECORD, _PREDICTED, _SCORE, _SCORES = "record", "predicted", "score", "scores"
-_LIKELY = 0.5  # one of many labels is predicted from this probability on
 _GROUP_ROWS = 1 << 16  # readers of Parquet skip and decode whole row groups
 
 
@@ -155,7 +150,7 @@ class Predictor:
             if name not in schema.names:
                 hint = did_you_mean(name, schema.names, f"the columns are: {listed(schema.names)}")
                 raise ConfigError(f"--keep: {self.url} has no column {name!r}; {hint}")
-            if name in (_RECORD, _PREDICTED, _SCORE, _SCORES):
+            if name in NAMES:
                 raise ConfigError(f"--keep: {name!r} is the name of an output; rename the column in the dataset")
         if len(set(self.keep)) != len(self.keep):
             raise ConfigError(f"--keep: each column once, got {', '.join(self.keep)}")
@@ -179,22 +174,12 @@ class Predictor:
     def schema(self) -> pa.Schema:
         """The schema of the files: record, kept columns, prediction, and scores where the task has them."""
         kept = Schema(features=tuple(self.manifest.schema[name] for name in self.keep)).arrow if self.keep else ()
-        task, classes = self.model.target.task, self._classes
-        predicted = {"multilabel": pa.list_(pa.string()), "regression": pa.float64()}.get(task, classes.type)
-        fields = [pa.field(_RECORD, pa.int64()), *kept, pa.field(_PREDICTED, predicted)]
-        if task in ("multiclass", "binary"):
-            fields.append(pa.field(_SCORE, pa.float32()))
-        if task != "regression":
-            fields.append(pa.field(_SCORES, pa.list_(pa.float32(), len(classes))))
-        return pa.schema(fields, metadata={"classes": json.dumps(classes.to_pylist())})
+        fields = [pa.field(RECORD, pa.int64()), *kept, *self._columns.fields]
+        return pa.schema(fields, metadata={"classes": json.dumps(self._columns.classes.to_pylist())})
 
-    @cached_property
-    def _classes(self) -> pa.Array:
-        """The classes in the type of the label, or the names of labels."""
-        manifest = self.model.manifest
-        if self.model.target.task == "multiclass":
-            return class_array(manifest.schema, manifest.classes)
-        return pa.array(self.model.classes, pa.string())
+    @property
+    def _columns(self) -> PredictionColumns:
+        return PredictionColumns(model=self.model)
 
     def run(self, ring: Ring, storage: Storage, show: Callable[[int, int], None] = lambda *_: None) -> dict[str, Any]:
         """Write this rank's file, and on rank 0 the summary at last (a collective); return the summary.
@@ -211,12 +196,12 @@ class Predictor:
             for rows in _grouped(self._tables(loader), self.schema):
                 writer.write_table(rows)
                 records += rows.num_rows
-                undefined += rows.column(_PREDICTED).null_count
+                undefined += rows.column(PREDICTED).null_count
                 show(records, -(-loader.records // ring.size))
         parts = ring.allgather_object({"path": name, "records": records})
         without = sum(ring.allgather_object(undefined))
-        if without and ring.rank == 0:
-            log.warning("the scores of %d records are NaN, as inputs may be; their prediction is null", without)
+        if ring.rank == 0:
+            warn_undefined(without)
         summary = {
             "format": _FORMAT,
             "made_from": self.digest,
@@ -224,7 +209,7 @@ class Predictor:
             "split": self.split,
             "records": sum(part["records"] for part in parts),
             "task": self.model.target.task,
-            "classes": self._classes.to_pylist(),
+            "classes": self._columns.classes.to_pylist(),
             "step": self.model.step,
             "files": parts,
             **({"undefined": without} if without else {}),
@@ -278,26 +263,9 @@ class Predictor:
         kept_columns = [
             _arrow(self.manifest.schema[name], kept[name], is_real, kept.get(mask_name(name))) for name in self.keep
         ]
-        return pa.Table.from_arrays([pa.array(numbers), *kept_columns, *self._predicted(scores)], schema=self.schema)
-
-    def _predicted(self, scores: Any) -> list[pa.Array]:
-        """Return the columns that follow from the scores, [batch, classes]; nothing is predicted where one is NaN."""
-        predicted, *others = self._columns(scores)
-        undefined = pa.array(np.isnan(scores).any(axis=1))
-        return [pc.if_else(undefined, pa.scalar(None, predicted.type), predicted), *others]
-
-    def _columns(self, scores: Any) -> list[pa.Array]:
-        task, classes = self.model.target.task, self._classes
-        if task == "regression":
-            return [pa.array(scores[:, 0])]
-        flat = pa.array(np.ascontiguousarray(scores).reshape(-1))
-        all_scores = pa.FixedSizeListArray.from_arrays(flat, scores.shape[1])
-        if task == "multilabel":
-            rows, labels = np.nonzero(scores >= _LIKELY)
-            starts = np.searchsorted(rows, np.arange(len(scores) + 1)).astype(np.int32)
-            return [pa.ListArray.from_arrays(pa.array(starts), classes.take(pa.array(labels))), all_scores]
-        likeliest = scores.argmax(axis=1)
-        return [classes.take(pa.array(likeliest)), pa.array(scores[np.arange(len(scores)), likeliest]), all_scores]
+        return pa.Table.from_arrays(
+            [pa.array(numbers), *kept_columns, *self._columns.arrays(scores)], schema=self.schema
+        )
 
 
 def _grouped(tables: Iterator[pa.Table], schema: pa.Schema) -> Iterator[pa.Table]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import pyarrow as pa
 import tensorflow as tf
 
 from ringfeed.pipeline.select.sample_columns import mask_name
@@ -26,8 +27,11 @@ from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.destination.provenance import digest_of
 from ringfeed.sharding.errors import ConfigError, DatasetError, TrainingError
 from ringfeed.sharding.messages import brief
+from ringfeed.sharding.prepare import PrepareOptions, check_trusted, restore_options
 from ringfeed.sharding.schema import Feature
+from ringfeed.sharding.sources.records.in_memory import write_records
 from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.temporary_folder import temporary_folder
 from ringfeed.sharding.storage.untrusted_files import guarded, open_untrusted
 from ringfeed.training.checkpoint.snapshot import check_state
 from ringfeed.training.checkpoint.store import Checkpoint, CheckpointStore
@@ -42,6 +46,8 @@ from ringfeed.training.models.preprocess import Element, Preprocess, check_masks
 from ringfeed.training.models.target import Target, plan_target
 from ringfeed.training.ring.same_weights import weights_digest
 from ringfeed.training.run.inputs import one_manifest, open_manifests
+
+from .scorer import score_records
 
 __all__ = ["TrainedModel", "column_spec", "count_weights", "mask_specs", "open_trained"]
 
@@ -60,6 +66,8 @@ class TrainedModel:
         config: configuration of the run.
         manifest: manifest of the dataset that it was trained on.
         step: number of steps done.
+        source: the file or folder that it was opened from.
+        trust_code: whether functions that its records were prepared with may be imported.
     """
 
     network: Any
@@ -67,6 +75,47 @@ class TrainedModel:
     config: TrainConfig
     manifest: Manifest
     step: int
+    source: str = ""
+    trust_code: bool = False
+
+    def __call__(self, rows: Any, *, keep: Sequence[str] = ()) -> pa.Table:
+        """Return predictions for records in memory, prepared as those that the model was trained on.
+
+        Args:
+            rows: a dict; or a DataFrame of pandas or Polars, an Arrow table, or an iterable of dicts. They need the
+                columns that the model takes, by the names in the source of its dataset; others are ignored.
+            keep: columns to copy; ``*``: all.
+
+        Returns:
+            A table with a row for each record, in their order: ``record``, the copied columns, ``predicted``, and,
+            where the task has them, ``score`` and ``scores`` (see docs/serving.md).
+
+        Raises:
+            ConfigError: a column that the model takes is missing.
+            SourceError: a value has another type than the model takes, or there are no records.
+        """
+        with temporary_folder() as folder:
+            records = write_records([rows] if isinstance(rows, Mapping) else rows, Storage(str(folder)))
+            scorer = score_records(self, records, self.preparation, keep=keep)
+            return pa.concat_tables(scorer.tables())
+
+    @cached_property
+    def preparation(self) -> PrepareOptions:
+        """How the records were prepared that the model was trained on.
+
+        Raises:
+            ConfigError: with a function, which `trust_code` does not let import.
+        """
+        options = restore_options(self.manifest.options.get("prepare", {}), "")
+        if not self.trust_code:
+            check_trusted(options.steps, self.source)
+        return options
+
+    @cached_property
+    def compiled_scores(self) -> Callable[[Columns], Any]:
+        """`scores`, compiled."""
+        function: Callable[[Columns], Any] = tf.function(self.scores, reduce_retracing=True, autograph=False)
+        return function
 
     @property
     def classes(self) -> list[str]:
@@ -193,7 +242,8 @@ def open_trained(source: str, data_url: str | None = None, *, trust_code: bool =
         _check_trusted(file.config, source, trust_code)
         with guarded(source, "the weights of its network", error=TrainingError), _weights_file(file) as path:
             _check_size(file, check_hdf5(path), source)
-            return _build(file, lambda network: _load_file(network, path, file.config, source), source)
+            model = _build(file, lambda network: _load_file(network, path, file.config, source), source)
+        return replace(model, trust_code=trust_code)
     store = CheckpointStore(source, check=check_state)
     newest = None if Path(source).is_file() else store.newest()
     if newest is None:
@@ -210,7 +260,8 @@ def open_trained(source: str, data_url: str | None = None, *, trust_code: bool =
     file = ModelFile(config=config, manifest=manifest, step=newest.step, weights=b"")
     with guarded(source, "the weights of its network", error=TrainingError):
         _check_size(file, sum(array.nbytes for array in newest.arrays.values()), source)
-        return _build(file, lambda network: _load_checkpoint(network, newest, config, source), source)
+        model = _build(file, lambda network: _load_checkpoint(network, newest, config, source), source)
+    return replace(model, trust_code=trust_code)
 
 
 def _check_place(data: DataConfig, source: str, trust_code: bool) -> None:
@@ -299,6 +350,7 @@ def _build(file: ModelFile, load: Callable[[Any], None], source: str) -> Trained
         config=file.config,
         manifest=file.manifest,
         step=file.step,
+        source=source,
     )
 
 

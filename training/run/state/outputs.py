@@ -14,7 +14,7 @@ from ringfeed.sharding.storage.storage import Storage
 from ringfeed.training.config.outputs import OutputConfig
 from ringfeed.training.reports.tracker import finite
 
-__all__ = ["METRICS_FORMAT", "check_writable", "encode_metrics", "write_file", "write_outputs"]
+__all__ = ["METRICS_FORMAT", "check_writable", "encode_metrics", "locate_file", "write_file", "write_outputs"]
 
 METRICS_FORMAT = "ringfeed-metrics-1"
 
@@ -26,7 +26,7 @@ def write_file(url: str, data: bytes) -> None:
         ConfigError: the URL names a bucket, but no file in it.
         StorageError: the storage fails.
     """
-    storage, name = _place(url)
+    storage, name = locate_file(url)
     write_held_file(storage, name, data)
 
 
@@ -62,7 +62,7 @@ def check_writable(url: str, *, in_stores: bool = True) -> None:
         ConfigError: the URL names a bucket, but no file in it.
         StorageError: the file cannot be written.
     """
-    storage, name = _place(url)
+    storage, name = locate_file(url)
     if storage.local_path is None and not in_stores:
         return
     if not name or (storage.local_path is not None and (storage.local_path / name).is_dir()):
@@ -83,7 +83,7 @@ def check_writable(url: str, *, in_stores: bool = True) -> None:
     storage.remove_folders(absent)
 
 
-def _place(url: str) -> tuple[Storage, str]:
+def locate_file(url: str) -> tuple[Storage, str]:
     folder, separator, name = url.rpartition("/")
     if not folder or folder.rstrip("/").endswith(":"):  # the slash belongs to the root or to the scheme
         folder += separator

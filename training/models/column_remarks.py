@@ -1,0 +1,61 @@
+"""Remarks on columns that a model can take, but hardly learn from: identifiers, and dates as numbers of days."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ringfeed.sharding.dataset.manifest import Manifest
+from ringfeed.sharding.dataset.statistics import FeatureStatistics
+from ringfeed.sharding.schema import Feature
+from ringfeed.training.config.train_config import TrainConfig
+
+from .preprocess import feature_columns
+
+__all__ = ["column_remarks"]
+
+_TABULAR = ("tabular", "wide_deep")
+_FEWEST_RECORDS = 50  # with fewer, values that differ say little
+_DISTINCT_SHARE = 0.5  # with more different texts than this share of the records, most occur once or twice
+
+
+def column_remarks(manifest: Manifest, config: TrainConfig) -> list[str]:
+    """Return one remark on all identifiers and dates that a tabular model would learn from, or none.
+
+    An identifier is a text that differs in more than half of the records, or integers of which each occurs once.
+    """
+    data = config.data
+    if config.model.name not in _TABULAR:
+        return []
+    found: list[str] = []
+    names: list[str] = []
+    for feature in feature_columns(manifest, data):
+        known = [split.statistics[feature.name] for split in manifest.splits.values() if split.records]
+        if remark := _remark(feature, manifest.split(data.train_split).statistics[feature.name], known):
+            found.append(f"{feature.name!r} holds {remark}")
+            names.append(feature.name)
+    if not found:
+        return []
+    return [
+        f"{'; '.join(found)}: what a model learns from such columns rarely holds for new records; leave them out with "
+        f"data.exclude=[{', '.join(names)}], or make other features of them (shard-dataset build --map)"
+    ]
+
+
+def _remark(feature: Feature, train: FeatureStatistics, known: Iterable[FeatureStatistics]) -> str:
+    if feature.logical.startswith(("date", "timestamp")):
+        return f"dates, as numbers ({feature.logical})"
+    texts = train.vocabulary
+    if texts is not None and train.count >= _FEWEST_RECORDS and len(texts) > _DISTINCT_SHARE * train.count:
+        return f"{len(texts):,} different texts in {train.count:,} records"
+    if _are_consecutive(feature, list(known)):
+        return "a number of its own in each record"
+    return ""
+
+
+def _are_consecutive(feature: Feature, known: list[FeatureStatistics]) -> bool:
+    """Whether the integers span as many values as there are records, as numbers counted up do."""
+    if "int" not in feature.dtype or feature.shape or any(one.min is None or one.max is None for one in known):
+        return False
+    count = sum(one.count for one in known)
+    span = max(int(one.max or 0) for one in known) - min(int(one.min or 0) for one in known) + 1
+    return count >= _FEWEST_RECORDS and span == count

@@ -1,0 +1,166 @@
+"""Scores records that are in no dataset: files, rows in memory, one after the other in their order.
+
+Not here: predictions for a dataset on several ranks, see `predictions.py`.
+Tested in tests/training/serving/test_score.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+import tensorflow as tf
+
+from ringfeed.pipeline.decode.columns import filled_columns
+from ringfeed.pipeline.select.sample_columns import mask_name
+from ringfeed.pipeline.select.selected_columns import mask_fill
+from ringfeed.sharding.errors import ConfigError, SourceError
+from ringfeed.sharding.prepare import PrepareOptions
+from ringfeed.sharding.prepare.new_records import NewRecords, open_new_records
+from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.training.config.train_config import TrainConfig
+
+from .prediction_columns import NAMES, RECORD, Classifier, PredictionColumns
+
+__all__ = ["Scorer", "ScoringModel", "score_records"]
+
+_ANY_MISSING = ("tabular", "wide_deep")  # networks that take a missing value of any column
+
+
+class ScoringModel(Classifier, Protocol):
+    """What a trained model offers to score records with."""
+
+    @property
+    def config(self) -> TrainConfig:
+        """Configuration of the run."""
+
+    @property
+    def columns(self) -> list[Feature]:
+        """The columns that it takes."""
+
+    @property
+    def masked(self) -> list[Feature]:
+        """The columns whose missing values a mask marks."""
+
+    @property
+    def compiled_scores(self) -> Callable[[Mapping[str, Any]], Any]:
+        """Returns scores for a batch of columns, and masks of missing values."""
+
+
+def score_records(
+    model: ScoringModel,
+    source: Any,
+    options: PrepareOptions,
+    *,
+    keep: Sequence[str] = (),
+    kind: str = "auto",
+    csv: Mapping[str, Any] | None = None,
+    batch_size: int = 1024,
+) -> Scorer:
+    """Open records to score, see `open_new_records`.
+
+    Raises:
+        ConfigError: a column is missing, or is called like a column of predictions.
+        SourceError: the records cannot be read.
+    """
+    records = open_new_records(source, options, model.columns, keep=keep, kind=kind, csv=csv)
+    for name in records.schema.names:
+        if name in NAMES:
+            raise ConfigError(
+                f"--keep: {name!r} is the name of an output; name the columns to copy without it, or rename it"
+            )
+    return Scorer(model=model, records=records, batch_size=batch_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scorer:
+    """Scores records with a model.
+
+    Args:
+        model: the model.
+        records: the records.
+        batch_size: records to score at once.
+    """
+
+    model: ScoringModel
+    records: NewRecords
+    batch_size: int
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The number of the record, the copied columns, the prediction, and scores where the task has them."""
+        kept = self.records.schema.features
+        own = [pa.field(feature.name, feature.time_type or feature.arrow_type) for feature in kept]
+        return pa.schema([pa.field(RECORD, pa.int64()), *own, *self._predictions.fields])
+
+    @property
+    def classes(self) -> list[Any]:
+        """The classes, in the order of the scores; a regression has none."""
+        found: list[Any] = self._predictions.classes.to_pylist()
+        return found
+
+    @property
+    def _predictions(self) -> PredictionColumns:
+        return PredictionColumns(model=self.model)
+
+    def tables(self) -> Iterator[pa.Table]:
+        """Yield the predictions, in the order of the records.
+
+        Raises:
+            SourceError: a record cannot be read, or lacks a value that the model needs.
+        """
+        schema, first = self.schema, 0
+        for batch, kept in self.records.batches():
+            for start in range(0, batch.num_rows, self.batch_size):
+                rows = batch.slice(start, self.batch_size)
+                copied = kept.slice(start, self.batch_size)
+                columns = [column.cast(schema.field(1 + i).type) for i, column in enumerate(copied.columns)]
+                numbers = pa.array(np.arange(first, first + rows.num_rows))
+                scores = self._predictions.arrays(self._score(rows, first))
+                yield pa.Table.from_arrays([numbers, *columns, *scores], schema=schema)
+                first += rows.num_rows
+
+    def _score(self, batch: pa.RecordBatch, first: int) -> Any:
+        features = Schema(features=self.records.features)
+        marked = self._marked
+        for feature in features.features:
+            nulls = batch.column(feature.name).null_count
+            if nulls and feature.name not in marked and not feature.dtype.startswith("float"):
+                row = first + int(np.argmax(batch.column(feature.name).is_null().to_numpy(zero_copy_only=False)))
+                raise SourceError(
+                    f"{self.records.source.url}: record {row} has no value of {feature.name!r}, and none was missing "
+                    "in training; fill it, or leave such records out"
+                )
+        columns = filled_columns(pa.Table.from_batches([batch]), features, mask_fill(features, marked), marked)
+        tensors = {feature.name: _tensor(feature, columns[feature.name]) for feature in features.features}
+        masks = {mask_name(name): tf.constant(columns[mask_name(name)]) for name in marked}
+        return self.model.compiled_scores(tensors | masks).numpy()
+
+    @cached_property
+    def _marked(self) -> list[str]:
+        """The columns whose missing values are marked for the network."""
+        if self.model.config.model.name not in _ANY_MISSING:
+            return [feature.name for feature in self.model.masked]
+        return [feature.name for feature in self.model.columns if feature.elements and "float" not in feature.dtype]
+
+
+def _tensor(feature: Feature, column: Any) -> Any:
+    """Return a column of a batch as a loader delivers it."""
+    if isinstance(column, np.ndarray):
+        return tf.constant(column)
+    if feature.elements is None:
+        flat = _flat(column.flatten(), feature)
+        return tf.RaggedTensor.from_row_lengths(flat, column.value_lengths().fill_null(0).to_numpy().astype(np.int64))
+    if feature.shape:
+        return tf.reshape(_flat(column.flatten(), feature), [len(column), *feature.shape])
+    return _flat(column, feature)
+
+
+def _flat(values: pa.Array, feature: Feature) -> Any:
+    if feature.numeric:
+        return tf.constant(values.to_numpy(zero_copy_only=False))
+    return tf.constant(values.to_pylist(), tf.string)
