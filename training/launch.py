@@ -1,6 +1,6 @@
-"""The command `ringfeed launch`: starts the ranks of a run on one machine, and reports in one line how they ended.
+"""The command `ringfeed launch`: starts the ranks of a run, here or on several hosts, and reports how they end.
 
-No ssh, no prefixes, no traces of the launcher: rank 0 writes to the terminal as if it were alone. A rank that fails
+No prefixes, no traces of the launcher: rank 0 writes to the terminal as if it were alone. A rank that fails
 says why through a pipe, and the launcher then ends the others. With `--elastic` the others go on.
 """
 
@@ -10,6 +10,8 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import printable
@@ -20,12 +22,14 @@ from .config.config_file import load_config
 from .config.rules import check_pairs
 from .config.train_config import TrainConfig
 from .launching.endings import Ending, LauncherSignals
+from .launching.host_group import HostGroup
+from .launching.hosts import WantedHosts
 from .launching.local_cluster import LocalCluster
-from .launching.process_group import ringfeed_command, run_together
+from .launching.process_group import ProcessGroup, ringfeed_command, run_together
 from .launching.ray_ranks import run_on_ray
 from .launching.restarts import Restarts, WantedRanks
 from .launching.supervisor import Supervisor
-from .ring.horovod import local_ranks
+from .ring.horovod import local_ranks, ranks_on
 from .ring.host_groups import host_groups
 from .ring.workers import local_workers
 from .ring.world import refuse_settings
@@ -34,13 +38,16 @@ from .train import run as run_train
 
 __all__ = ["add_arguments", "run"]
 
-DESCRIPTION = "Start the ranks of a run on this machine, and report in one line how they ended."
+_LOST_SECONDS = 20.0  # of what does not train
+
+DESCRIPTION = "Start the ranks of a run on this machine or on several hosts, and report in one line how they ended."
 
 EPILOG = """\
 examples:
   ringfeed launch -n 2 train --config flights.yaml
   ringfeed launch -n 4 --elastic train --config flights.yaml --set checkpoint.every_steps=100
   ringfeed launch --ps 1 --workers 4 train --config flights.yaml --set backend=parameter_server
+  ringfeed launch -H node1:4,node2:4 --elastic train --config flights.yaml --set checkpoint.every_steps=100
   ringfeed launch --ray ray://head:10001 -n 8 train --config flights.yaml
 
 Rank 0 writes to the terminal as if it were alone. A rank that fails, is killed, or lets the others wait for
@@ -60,7 +67,8 @@ that dies is started again, and the others go on meanwhile.
 
 --ray starts the ranks on a Ray cluster, wherever that has a free processor for each (docs/clusters.md).
 
-For several machines without Ray use horovodrun: see docs/ranks.md. For Slurm and Kubernetes see docs/clusters.md.
+-H starts the ranks on several machines: ssh must reach them without a password, and the folder in which you run the
+command, with the same environment, must be there (docs/ranks.md). For Slurm and Kubernetes see docs/clusters.md.
 """
 
 
@@ -69,6 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("-n", "--ranks", type=int, default=0, metavar="N", help="number of ranks")
+    parser.add_argument(
+        "-H", "--hosts", metavar="HOST:N,...", help="start N ranks on each of these hosts, by ssh, in place of -n"
+    )
+    parser.add_argument(
+        "--hosts-file", metavar="FILE", help="a file with a line HOST:N for each host; with --elastic it may change"
+    )
     parser.add_argument("--ps", type=int, metavar="P", help="number of parameter servers, with --workers [1]")
     parser.add_argument("--workers", type=int, metavar="W", help="workers of parameter servers, in place of -n")
     parser.add_argument("--elastic", action="store_true", help="replace ranks that die, while the others go on")
@@ -115,16 +129,46 @@ def _launched(args: argparse.Namespace, config: TrainConfig | None, signals: Lau
     if args.ray is not None:
         return run_on_ray(args.ray, args.ranks, args.program, signals)
     command = ringfeed_command(args.program)
+    if args.hosts or args.hosts_file:
+        return _launched_on_hosts(args, config, command, signals)
     if args.workers is not None:
         return LocalCluster(args.ps or 1, args.workers, command, signals).run()
     if not args.elastic or config is None:
         is_multi_worker = config is not None and config.backend == MULTI_WORKER
         places = local_workers(args.ranks) if is_multi_worker else local_ranks(args.ranks)
-        return run_together(command, places, signals)
+        return run_together(ProcessGroup(command), places, signals)
     wanted = WantedRanks(args.ranks_file, args.ranks)
     restarts = Restarts(ranks=wanted.number, least=args.min_ranks, url=str(config.checkpoint.url))
     return Supervisor(
-        command=command, wanted=wanted, restarts=restarts, signals=signals, patience_seconds=config.watchdog_seconds
+        processes=ProcessGroup(command),
+        places=lambda hosts: local_ranks(len(hosts)),
+        wanted=wanted,
+        restarts=restarts,
+        signals=signals,
+        patience_seconds=config.watchdog_seconds,
+    ).run()
+
+
+def _launched_on_hosts(
+    args: argparse.Namespace, config: TrainConfig | None, command: Sequence[str], signals: LauncherSignals
+) -> Ending:
+    """Run ranks on several hosts to their end."""
+    wanted = _wanted_hosts(args)
+    group: HostGroup[int] = HostGroup(command, list(wanted.hosts), config.lost_seconds if config else _LOST_SECONDS)
+
+    def places(hosts: Sequence[str]) -> AbstractContextManager[list[dict[str, str]]]:
+        return ranks_on(hosts, group.address, group.peers)
+
+    if not args.elastic or config is None:
+        return run_together(group, places(wanted.by_rank()), signals)
+    restarts = Restarts(ranks=wanted.number, least=args.min_ranks, url=str(config.checkpoint.url))
+    return Supervisor(
+        processes=group,
+        places=places,
+        wanted=wanted,
+        restarts=restarts,
+        signals=signals,
+        patience_seconds=config.watchdog_seconds,
     ).run()
 
 
@@ -137,6 +181,21 @@ def _train_arguments(args: argparse.Namespace) -> argparse.Namespace | None:
     return parser.parse_args(args.program[1:])
 
 
+def _wanted_hosts(args: argparse.Namespace) -> WantedHosts:
+    return WantedHosts(args.hosts_file, args.hosts or "", args.ranks or None)
+
+
+def _check_hosts(args: argparse.Namespace) -> None:
+    if args.hosts and args.hosts_file:
+        raise ConfigError("-H and --hosts-file both name the hosts: leave one out")
+    if args.ray is not None or args.workers is not None or args.ranks_file:
+        raise ConfigError("-H and --hosts-file go with -n and --elastic, not with --ray, --workers or --ranks-file")
+    number = _wanted_hosts(args).number
+    if args.ranks < 0 or args.ranks > number or not 1 <= args.min_ranks <= number:
+        raise ConfigError(f"1 <= --min-ranks <= -n <= {number} must hold, the number of ranks that the hosts take")
+    args.ranks = args.ranks or number
+
+
 def _checked(args: argparse.Namespace, train: argparse.Namespace | None) -> TrainConfig | None:
     """Return the configuration of the run, if it has one, after a check of everything that needs no rank.
 
@@ -145,7 +204,9 @@ def _checked(args: argparse.Namespace, train: argparse.Namespace | None) -> Trai
     """
     if args.ps is not None and args.workers is None:
         raise ConfigError("--ps needs --workers: ringfeed launch --ps 1 --workers 2 train --config FILE.yaml")
-    if args.workers is not None:
+    if args.hosts or args.hosts_file:
+        _check_hosts(args)
+    elif args.workers is not None:
         if args.ranks or args.elastic or min(args.workers, args.ps or 1) < 1:
             raise ConfigError("--workers and --ps are at least 1, and go without -n and --elastic")
     elif args.ranks < 1 or not 1 <= args.min_ranks <= args.ranks:
@@ -174,6 +235,9 @@ def _checked(args: argparse.Namespace, train: argparse.Namespace | None) -> Trai
         flags = "--ps 1 --workers 2" if config.backend == PARAMETER_SERVER else "-n 2"
         raise ConfigError(f"backend={config.backend} is started by: ringfeed launch {flags} train --config FILE.yaml")
     check_pairs(config, {"--elastic": args.elastic, "--ray": args.ray is not None, "--lr-find": bool(train.lr_find)})
+    has_hosts = bool(args.hosts or args.hosts_file)
+    if has_hosts and config.backend != HOROVOD:
+        raise ConfigError(f"-H goes with backend=horovod; start backend={config.backend} by TF_CONFIG: docs/ranks.md")
     if config.sync.hierarchical:
-        host_groups(["here"] * args.ranks)
+        host_groups(_wanted_hosts(args).by_rank() if has_hosts else ["here"] * args.ranks)
     return config

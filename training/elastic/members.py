@@ -13,10 +13,10 @@ from collections.abc import MutableMapping, Sequence
 from typing import Protocol
 
 from ringfeed.training.ring.horovod import on_hosts_changed
+from ringfeed.training.ring.launched import CHANNEL
 
-__all__ = ["CHANNEL", "Members", "open_members"]
+__all__ = ["Members", "open_members"]
 
-CHANNEL = "RINGFEED_ELASTIC"  # environment variable with the number of a socket
 _HOROVODRUN = "HOROVOD_ELASTIC"
 _GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 _LEAST_TIMEOUT = 120  # seconds; a new rank imports TensorFlow while the others wait for it, under horovodrun

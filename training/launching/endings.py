@@ -91,7 +91,14 @@ def cause_of_death(process: int | str, code: int | None) -> str:
     return f"{name} was killed by {signal.Signals(-code).name}{hint}"
 
 
-def ending_of(codes: Sequence[int | None], reports: Mapping[int, EndReport], *, first: int, was_asked: bool) -> Ending:
+def ending_of(
+    codes: Sequence[int | None],
+    reports: Mapping[int, EndReport],
+    *,
+    first: int,
+    was_asked: bool,
+    names: Sequence[str] = (),
+) -> Ending:
     """Return how ranks ended, of which one has with an error: by its own report, or by a signal.
 
     Args:
@@ -99,6 +106,7 @@ def ending_of(codes: Sequence[int | None], reports: Mapping[int, EndReport], *, 
         reports: what they reported, by rank.
         first: the rank that ended first.
         was_asked: whether they were told to end, by SIGTERM.
+        names: what users call them, by rank; none: by their numbers.
 
     >>> lost = EndReport(message="rank 1 is gone", status=1, is_echo=True)
     >>> bad = EndReport(message="no column x", status=1)
@@ -107,15 +115,19 @@ def ending_of(codes: Sequence[int | None], reports: Mapping[int, EndReport], *, 
     >>> ending_of([1, -9], {0: lost}, first=0, was_asked=False).line
     'rank 1 was killed by SIGKILL (as the kernel does when memory runs out)'
     """
+
+    def name_of(rank: int) -> str:
+        return names[rank] if names else f"rank {rank}"
+
     causes = {rank: report for rank, report in reports.items() if not report.is_echo}
     by_signal = [rank for rank, code in enumerate(codes) if (code or 0) < 0]
     if causes and not by_signal:
         rank, report = min(causes.items(), key=lambda item: item[0])
         is_common = [other.message for other in causes.values()].count(report.message) > 1
         is_whole = is_common or report.is_stall or report.status != 1
-        return Ending(status=report.status, line=report.message if is_whole else f"rank {rank}: {report.message}")
+        return Ending(status=report.status, line=report.message if is_whole else f"{name_of(rank)}: {report.message}")
     # Horovod aborts ranks whose peers are gone.
     rank = min(by_signal, key=lambda rank: codes[rank] == -signal.SIGABRT, default=first)
     if codes[rank] == TERMINATED and was_asked:
         return Ending(status=TERMINATED, line="interrupted")  # before the first step
-    return Ending(status=1, line=cause_of_death(rank, codes[rank]))
+    return Ending(status=1, line=cause_of_death(name_of(rank), codes[rank]))

@@ -5,6 +5,7 @@ A process starts, waits for a place, joins a ring, and trains. When a rank dies,
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -29,13 +30,15 @@ class ElasticRank:
     """A process of the run.
 
     Attributes:
-        slot: its number on this host for life, such as that of its GPU.
+        host: name of its host; empty: this machine.
+        slot: its number on its host for life, such as that of its GPU.
         phase: what it does.
         step: that of its newest commit, or -1.
         rank: its rank in the last ring; -1 before the first.
         joined: clock in seconds at which it first joined a ring; None before.
     """
 
+    host: str = ""
     slot: int
     phase: Phase = Phase.STARTING
     step: int = -1
@@ -55,11 +58,15 @@ class Group:
     Args:
         wanted: number of ranks.
         least: fewest ranks to train with.
+        hosts: number of ranks that each host takes, by its name; None: this machine takes all.
+        resting: hosts that are not tried now.
     """
 
     wanted: int
     least: int
     members: dict[int, ElasticRank] = field(default_factory=dict)
+    hosts: Mapping[str, int] | None = None
+    resting: Set[str] = frozenset()
 
     def of(self, *phases: Phase) -> list[int]:
         """Return the numbers of the processes in some phases."""
@@ -68,30 +75,52 @@ class Group:
     @property
     def missing(self) -> int:
         """How many processes to start."""
-        return max(0, self.wanted - len(self.members) + len(self.of(Phase.LEAVING)))
+        missing = self.wanted - sum(map(self.has_place, self.members.values()))
+        return max(0, missing if self.hosts is None else min(missing, sum(map(self._room, self.hosts))))
 
-    def free_slot(self) -> int:
+    def has_place(self, member: ElasticRank) -> bool:
+        """Return whether a process stays: its host may not be wanted any more."""
+        if member.phase is Phase.LEAVING:
+            return False
+        return self.hosts is None or member.slot < self.hosts.get(member.host, 0)
+
+    def _taken(self, host: str) -> set[int]:
+        return {m.slot for m in self.members.values() if m.host == host and m.phase is not Phase.LEAVING}
+
+    def _room(self, host: str) -> int:
+        assert self.hosts is not None
+        return 0 if host in self.resting else max(0, self.hosts[host] - len(self._taken(host)))
+
+    def free_host(self) -> str:
+        """Return the first host that takes another process; `missing` says that there is one."""
+        return "" if self.hosts is None else next(host for host in self.hosts if self._room(host))
+
+    def free_slot(self, host: str = "") -> int:
         """Return the lowest slot that no process has which stays: a host has a GPU for each rank that is wanted."""
-        taken = {member.slot for member in self.members.values() if member.phase is not Phase.LEAVING}
+        taken = self._taken(host)
         return next(slot for slot in range(len(taken) + 1) if slot not in taken)
 
     def next_ring(self) -> list[int]:
         """Return the processes that make up the next ring, in the order of their ranks; none if it is not yet time.
 
-        Rank 0 has the newest commit. Survivors wait for no newcomer; a run without any waits for all ranks.
+        Rank 0 has the newest commit, and the ranks of a host are side by side. Survivors wait for no newcomer; a run
+        without any waits for all ranks.
         """
         if self.of(*_IN_RING):
             return []
-        waiting = self.of(Phase.WAITING)
+        waiting = [number for number in self.of(Phase.WAITING) if self.has_place(self.members[number])]
         has_survivors = any(self.members[number].rank >= 0 for number in waiting)
         if self.of(Phase.STARTING) and (not has_survivors or len(waiting) < self.least):
             return []
         ranks = {number: self.members[number].rank % 2**32 for number in waiting}  # newcomers last
-        return sorted(waiting, key=lambda number: (-self.members[number].step, ranks[number], number))[: self.wanted]
+        ring = sorted(waiting, key=lambda number: (-self.members[number].step, ranks[number], number))[: self.wanted]
+        hosts = list(dict.fromkeys(self.members[number].host for number in ring))
+        return sorted(ring, key=lambda number: hosts.index(self.members[number].host))
 
     def is_change_due(self) -> bool:
         """Whether the ring shall end for another one: a newcomer is ready, or there are too many ranks."""
         ring = self.of(*_IN_RING)
         if not ring or self.of(Phase.JOINING):
             return False
-        return len(ring) > self.wanted or (len(ring) < self.wanted and bool(self.of(Phase.WAITING)))
+        is_surplus = len(ring) > self.wanted or not all(self.has_place(self.members[number]) for number in ring)
+        return is_surplus or (len(ring) < self.wanted and bool(self.of(Phase.WAITING)))

@@ -5,6 +5,7 @@ Tested in tests/training/launching/test_process_group.py.
 
 from __future__ import annotations
 
+import json
 import os
 import selectors
 import signal
@@ -13,24 +14,35 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ringfeed.training.ring.launched import REPORT, SIBLINGS, EndReport
+from ringfeed.training.ring.launched import CHANNEL, REPORT, SIBLINGS, EndReport
 
 from .endings import Ending, LauncherSignals, ending_of
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Process", "ProcessGroup", "ringfeed_command", "run_together"]
+__all__ = ["Key", "Lines", "Process", "ProcessGroup", "ringfeed_command", "run_together"]
 
-_POLL_SECONDS = 0.05
 _REPORT_SECONDS = 1.0  # a process that ends tells why within milliseconds
 _ENVIRONMENT = {"HOROVOD_LOG_LEVEL": "fatal", "HOROVOD_GLOO_TIMEOUT_SECONDS": "120", "PYTHONUNBUFFERED": "1"}
 
 Key = TypeVar("Key")
+
+
+class Lines:
+    """Splits what comes from a stream into messages, which are lines of JSON."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def __call__(self, data: bytes) -> list[Any]:
+        """Return the messages that are complete with these bytes."""
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [json.loads(line) for line in lines]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,16 +53,43 @@ class Process:
         popen: the process.
         report: how it said it would end; None: it has said nothing.
         sources: its pipes and sockets that are still open.
+        channel: socket to it, for messages; None: it gets none.
+        host: name of its host; empty: this machine.
+        loss: why it cannot be reached, in words; None if it can.
     """
 
     popen: subprocess.Popen[bytes]
     report: EndReport | None = None
     sources: list[int | socket.socket] = field(default_factory=list)
+    channel: socket.socket | None = None
+    host: str = ""
+
+    @property
+    def loss(self) -> str | None:
+        return None
 
     @property
     def code(self) -> int | None:
         """Its exit status; below 0 that of a signal, None while it runs."""
         return self.popen.poll()
+
+    def kill(self) -> None:
+        """Send it SIGKILL."""
+        self.popen.kill()
+
+    def terminate(self) -> None:
+        """Send it SIGTERM."""
+        self.popen.send_signal(signal.SIGTERM)
+
+    def send(self, message: object) -> None:
+        """Send it a message, a line of JSON."""
+        assert self.channel is not None
+        with suppress(OSError):  # it is dead
+            self.channel.sendall(json.dumps(message).encode() + b"\n")
+
+    def named(self, rank: int) -> str:
+        """Return the words for the rank that it is."""
+        return f"rank {rank} on {self.host}" if self.host else f"rank {rank}"
 
 
 def ringfeed_command(arguments: Sequence[str]) -> list[str]:
@@ -59,7 +98,9 @@ def ringfeed_command(arguments: Sequence[str]) -> list[str]:
 
 
 class ProcessGroup(Generic[Key]):
-    """Processes of one command, by a key of the caller's. As a context manager, it kills at its end those that run.
+    """Processes of one command on this machine, by a key of the caller's.
+
+    As a context manager, it kills at its end those that run.
 
     Args:
         command: program and arguments of each.
@@ -68,6 +109,8 @@ class ProcessGroup(Generic[Key]):
         processes: those that were started and not dropped.
         first_report: the report that came first, of any process.
     """
+
+    POLL_SECONDS = 0.05
 
     def __init__(self, command: Sequence[str]) -> None:
         self._command = command
@@ -82,7 +125,7 @@ class ProcessGroup(Generic[Key]):
     def __exit__(self, *_: object) -> None:
         for process in self.processes.values():
             if process.code is None:
-                process.popen.kill()
+                process.kill()
         for process in self.processes.values():
             process.popen.wait()
         for key in list(self.processes):
@@ -93,21 +136,31 @@ class ProcessGroup(Generic[Key]):
         if os.isatty(2):
             sys.stderr.write("\x1b[?25h")  # the progress bar of a process hid the cursor
 
-    def start(self, key: Key, environment: Mapping[str, str], passed: Sequence[int] = ()) -> Process:
+    def start(self, key: Key, environment: Mapping[str, str], hear: Callable[[Any], None] | None = None) -> Process:
         """Start a process.
 
         Args:
             key: its key, which may be that of a process that was dropped.
             environment: variables beside those of this process.
-            passed: further files that it inherits.
+            hear: takes the messages of the process, to which `Process.send` sends others; None: there are none. The
+                process has the number of its socket in `CHANNEL`.
         """
         reader, writer = os.pipe()
+        mine, theirs = socket.socketpair() if hear else (None, None)
+        passed = {CHANNEL: str(theirs.fileno())} if theirs else {}
         process = Process(
             popen=subprocess.Popen(
                 self._command,
-                env={**_ENVIRONMENT, **os.environ, **environment, REPORT: str(writer), SIBLINGS: str(self._holder)},
+                env={
+                    **_ENVIRONMENT,
+                    **os.environ,
+                    **environment,
+                    REPORT: str(writer),
+                    SIBLINGS: str(self._holder),
+                    **passed,
+                },
                 stdin=subprocess.DEVNULL,
-                pass_fds=(writer, self._holder, *passed),
+                pass_fds=(writer, self._holder, *map(int, passed.values())),
                 process_group=0,  # Ctrl-C reaches the launcher alone
             )
         )
@@ -119,9 +172,13 @@ class ProcessGroup(Generic[Key]):
             self.first_report = self.first_report or process.report
 
         self.watch(process, reader, take)
+        if mine and theirs and hear:
+            theirs.close()
+            process.channel, split = mine, Lines()
+            self.watch(process, mine, lambda data: [hear(message) for message in split(data)])
         return process
 
-    def watch(self, process: Process, source: int | socket.socket, take: Callable[[bytes], None]) -> None:
+    def watch(self, process: Process, source: int | socket.socket, take: Callable[[bytes], object]) -> None:
         """Let `listen` pass on what comes from a pipe or socket of a process, until that closes its end."""
         process.sources.append(source)
         self._selector.register(source, selectors.EVENT_READ, (process, take))
@@ -141,7 +198,7 @@ class ProcessGroup(Generic[Key]):
         else:
             os.close(source)
 
-    def listen(self, seconds: float = _POLL_SECONDS) -> None:
+    def listen(self, seconds: float = POLL_SECONDS) -> None:
         """Take what the processes say, and wait for it at most so long."""
         for key, _ in self._selector.select(seconds):
             process, take = key.data
@@ -168,20 +225,19 @@ class ProcessGroup(Generic[Key]):
     def terminate(self) -> None:
         """Send all SIGTERM."""
         for process in self.processes.values():
-            process.popen.send_signal(signal.SIGTERM)
+            process.terminate()
 
 
 def run_together(
-    command: Sequence[str], places: AbstractContextManager[Iterable[Mapping[str, str]]], signals: LauncherSignals
+    group: ProcessGroup[int], places: AbstractContextManager[Iterable[Mapping[str, str]]], signals: LauncherSignals
 ) -> Ending:
     """Run ranks that all live or end together.
 
     Args:
-        command: program and arguments of each rank.
+        group: starts the ranks.
         places: their environments, by rank.
         signals: the launcher's signals.
     """
-    group: ProcessGroup[int] = ProcessGroup(command)
     with group, places as environments:
         for rank, environment in enumerate(environments):
             group.start(rank, environment)
@@ -191,9 +247,18 @@ def run_together(
             if any(codes):
                 first = next(rank for rank, code in enumerate(codes) if code)
                 group.listen_until(lambda: any(not report.is_echo for report in group.reports().values()))
-                codes = [process.code for process in group.processes.values()]
-                return ending_of(codes, group.reports(), first=first, was_asked=signals.is_passed_on)
+                return _ended(group, first, was_asked=signals.is_passed_on)
             if all(code == 0 for code in codes):
                 return Ending(status=0)
             if ending := signals.ending(group.terminate):
                 return ending
+
+
+def _ended(group: ProcessGroup[int], first: int, *, was_asked: bool) -> Ending:
+    """Return how ranks ended, of which `first` did with an error, or cannot be reached."""
+    losses = [f"{process.named(rank)}: {process.loss}" for rank, process in group.processes.items() if process.loss]
+    if losses:
+        return Ending(status=1, line=losses[0])
+    codes = [process.code for process in group.processes.values()]
+    names = [process.named(rank) for rank, process in group.processes.items()]
+    return ending_of(codes, group.reports(), first=first, was_asked=was_asked, names=names)

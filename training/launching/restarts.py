@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from ringfeed.sharding.errors import ConfigError, RingfeedError
@@ -23,9 +24,14 @@ class WantedRanks:
         path: path of the file; None for a fixed number.
         number: the number without a file.
 
+    Attributes:
+        hosts: None, since all are on this machine.
+
     Raises:
         ConfigError: the file holds something else.
     """
+
+    hosts = None
 
     def __init__(self, path: str | None, number: int) -> None:
         self._path, self.number = path, number
@@ -61,10 +67,10 @@ class Restarts:
     _failures: int = 0
     _newest: str = ""
     _step: int = -1
-    _short_lives: dict[int, int] = field(default_factory=dict)
+    _short_lives: dict[Hashable, int] = field(default_factory=dict)
 
     def after_failure(
-        self, line: str, step: int = -1, slot: int = 0, lived_seconds: float = _SHORT_SECONDS
+        self, line: str, step: int = -1, slot: Hashable = 0, lived_seconds: float = _SHORT_SECONDS
     ) -> str | None:
         """Count a failure, and decide on the number of ranks; return why the run ends, or None if it goes on.
 

@@ -1,4 +1,4 @@
-"""Runs the ranks of an elastic run on this machine: starts them, gives them their places, and replaces the dead.
+"""Runs the ranks of an elastic run: starts them, here or on hosts, gives them their places, and replaces the dead.
 
 `Group` decides; here are processes, pipes and clocks.
 Tested in tests/training/test_launch.py.
@@ -6,22 +6,20 @@ Tested in tests/training/test_launch.py.
 
 from __future__ import annotations
 
-import json
-import socket
+import functools
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 from ringfeed.sharding.messages import printable
-from ringfeed.training.elastic.members import CHANNEL
-from ringfeed.training.ring.horovod import local_ranks
 from ringfeed.training.run.stopping import TERMINATED
 
 from .endings import Ending, LauncherSignals, cause_of_death
 from .group import ElasticRank, Group, Phase
+from .hosts import WantedHosts
 from .process_group import ProcessGroup
 from .restarts import Restarts, WantedRanks
 
@@ -29,6 +27,7 @@ __all__ = ["Supervisor"]
 
 _FILE_SECONDS = 1.0  # between looks at --ranks-file
 _STALL_SECONDS = 1.0  # the ranks of a ring that has stalled come back at once
+_REST_SECONDS = 30.0  # between two tries of a host that cannot be reached
 _JOIN_SECONDS = 5.0  # ranks join within seconds, unless one of them has died
 
 
@@ -37,21 +36,21 @@ class Supervisor:
     """The ranks of an elastic run.
 
     Args:
-        command: program and arguments of each rank.
-        wanted: number of ranks that is wanted.
+        processes: starts them.
+        places: serves a ring of ranks, by the host of each; yields their environments.
+        wanted: the ranks that are wanted.
         restarts: counts failures, and lowers the number of ranks.
         signals: the launcher's signals.
         patience_seconds: in which ranks whose ring has lost one must come back; 0: for ever.
     """
 
-    command: Sequence[str]
-    wanted: WantedRanks
+    processes: ProcessGroup[int]
+    places: Callable[[Sequence[str]], AbstractContextManager[Sequence[Mapping[str, str]]]]
+    wanted: WantedRanks | WantedHosts
     restarts: Restarts
     signals: LauncherSignals
     patience_seconds: float
     _group: Group = field(init=False)
-    _processes: ProcessGroup[int] = field(init=False)
-    _channels: dict[int, socket.socket] = field(default_factory=dict)
     _started: int = 0  # processes so far
     _rendezvous: ExitStack = field(default_factory=ExitStack)
     _is_told: bool = False  # the ring is to end for another one
@@ -60,12 +59,13 @@ class Supervisor:
     _lost: set[int] = field(default_factory=set)  # processes of this ring that did not answer
     _deadline: float = float("inf")  # ranks that do not come back or join are killed then
     _ending: Ending | None = None
+    _resting: dict[str, float] = field(default_factory=dict)  # hosts that were lost: the time from which to try again
 
     def run(self) -> Ending:
         """Start the ranks and wait for the end of the run."""
-        self._group = Group(wanted=self.restarts.ranks, least=self.restarts.least)
+        self._group = Group(wanted=self.restarts.ranks, least=self.restarts.least, hosts=self.wanted.hosts)
         try:
-            with ProcessGroup[int](self.command) as self._processes:
+            with self.processes:
                 return self._supervise()
         finally:
             self._rendezvous.close()
@@ -75,25 +75,26 @@ class Supervisor:
         while True:
             while self._group.missing and not self._is_over:
                 self._start()
-            self._processes.listen()
-            for number in [n for n, process in self._processes.processes.items() if process.code is not None]:
+            self.processes.listen()
+            for number in [n for n, process in self.processes.processes.items() if process.code is not None]:
                 self._bury(number)
             if self._ending and self._ending.status == 1:
                 return self._ending
-            if self._is_over and not self._processes.processes:
+            if self._is_over and not self.processes.processes:
                 return self._ending or Ending(status=TERMINATED, line="interrupted")
             if ending := self.signals.ending(self._terminate):
                 return ending
             now = time.monotonic()
+            self._group.resting = {host for host, end in self._resting.items() if now < end}
             if now - looked > _FILE_SECONDS and not self._is_over:
                 looked = now
                 if self.wanted.has_changed():
-                    self._resize(self.wanted.number)
+                    self._resize()
             self._act(now)
 
     def _terminate(self) -> None:
         self._is_over, self._group.least = True, 0
-        self._processes.terminate()
+        self.processes.terminate()
 
     def _act(self, now: float) -> None:
         """Make a ring, ask for another one, or end ranks that hold it up, if it is time."""
@@ -108,56 +109,61 @@ class Supervisor:
         if now > self._deadline:
             self._deadline = float("inf")
             for number in self._group.of(Phase.JOINING) or self._group.of(Phase.TRAINING):
-                self._processes.processes[number].popen.kill()
+                self.processes.processes[number].kill()
 
     # -- processes -------------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        number, slot, size = self._started, self._group.free_slot(), str(self._group.wanted)
+        number, host = self._started, self._group.free_host()
+        slot, local_size = self._group.free_slot(host), (self._group.hosts or {}).get(host, self._group.wanted)
         self._started += 1
-        mine, theirs = socket.socketpair()
-        environment = {CHANNEL: str(theirs.fileno()), "RINGFEED_SLOT": str(slot), "HOROVOD_RANK": str(slot)}
-        environment |= {"HOROVOD_SIZE": size, "HOROVOD_LOCAL_SIZE": size}  # until it has its place
-        process = self._processes.start(number, environment, [theirs.fileno()])
-        theirs.close()
-        self._group.members[number] = member = ElasticRank(slot=slot)
-        self._channels[number] = mine
-        unread = b""
-
-        def take(data: bytes) -> None:
-            nonlocal unread
-            *lines, unread = (unread + data).split(b"\n")
-            for line in lines:
-                self._hear(member, json.loads(line))
-
-        self._processes.watch(process, mine, take)
+        environment = {"RINGFEED_SLOT": str(slot), "HOROVOD_RANK": str(slot), "HOROVOD_HOSTNAME": host or "localhost"}
+        environment |= {"HOROVOD_SIZE": str(self._group.wanted), "HOROVOD_LOCAL_SIZE": str(local_size)}  # for now
+        self._group.members[number] = member = ElasticRank(host=host, slot=slot)
+        self.processes.start(number, environment, functools.partial(self._hear, member))
 
     def _bury(self, number: int) -> None:
         """Take a process that has ended out of the run, and draw the consequences."""
-        process, member = self._processes.processes[number], self._group.members[number]
-        self._processes.listen_until(lambda: not process.sources)
-        self._processes.drop(number)
-        del self._group.members[number], self._channels[number]
-        code, report = process.popen.returncode, process.report
+        process, member = self.processes.processes[number], self._group.members[number]
+        self.processes.listen_until(lambda: not process.sources)
+        self.processes.drop(number)
+        del self._group.members[number]
+        code, report = process.code, process.report
         if member.phase is Phase.LEAVING or self._ending:
             return
         if code == 0:
             self._is_over, self._ending = True, Ending(status=0)  # all ranks have agreed that the run is finished
         elif report and not report.is_echo and not report.is_stall:
             is_common = report.status != 1 or self._others_say(report.message)
-            line = report.message if is_common else f"rank {member.name}: {report.message}"
+            line = report.message if is_common else f"{process.named(member.name)}: {report.message}"
             self._is_over, self._ending = True, Ending(status=report.status, line=line)
         elif not self._is_over:
-            line = cause_of_death(member.name, code)
+            if process.loss and self._rest(member, f"host {process.host}: {process.loss}"):
+                return
+            name = process.named(member.name)
+            line = f"{name}: {process.loss}" if process.loss else cause_of_death(name, code)
             if report and report.is_stall:
                 line = report.message
             elif number in self._lost:
-                line = f"rank {member.name} does not answer: stopped, or its machine is gone"
+                line = f"{name} does not answer: stopped, or its machine is gone"
             self._replace(member, line, _STALL_SECONDS if report and report.is_stall else None)
+
+    def _rest(self, member: ElasticRank, loss: str) -> bool:
+        """Let a host rest that cannot be reached; return whether that is all, since it had no rank in the ring."""
+        is_news = member.host not in self._resting
+        self._resting[member.host] = time.monotonic() + _REST_SECONDS
+        self._group.resting = set(self._resting)
+        if member.rank >= 0:
+            return False
+        if not self._group.members and not self._group.missing:
+            self._is_over, self._ending = True, Ending(status=1, line=loss)
+        elif is_news:
+            sys.stderr.write(f"ringfeed launch: {printable(loss)}; trying again every {_REST_SECONDS:.0f} s\n")
+        return True
 
     def _others_say(self, message: str) -> bool:
         """Whether another rank reports the same, as they do about a mistake in the configuration."""
-        others = self._processes
+        others = self.processes
         return bool(others.processes) and others.listen_until(
             lambda: any(report.message == message for report in others.reports().values())
         )
@@ -173,7 +179,7 @@ class Supervisor:
         step = max((m.step for m in self._group.members.values()), default=-1)
         lived = 0.0 if member.joined is None else time.monotonic() - member.joined
         before = self.restarts.ranks
-        reason = self.restarts.after_failure(line, step, member.slot, lived)
+        reason = self.restarts.after_failure(line, step, (member.host, member.slot), lived)
         if reason is not None:
             self._is_over, self._ending = True, Ending(status=1, line=reason)
             return
@@ -190,15 +196,20 @@ class Supervisor:
             seconds = _JOIN_SECONDS if self._group.of(Phase.JOINING) else self.patience_seconds or float("inf")
         self._deadline = min(self._deadline, time.monotonic() + seconds)
 
-    def _resize(self, ranks: int) -> None:
+    def _resize(self) -> None:
+        self._group.hosts, ranks = self.wanted.hosts, self.wanted.number
         self._group.wanted = self.restarts.ranks = ranks
-        surplus = len(self._group.members) - ranks
-        self._dismiss(self._group.of(Phase.STARTING)[: max(0, surplus)])
+        self._resting = {}
+        homeless = [n for n, member in self._group.members.items() if not self._group.has_place(member)]
+        surplus = len(self._group.members) - len(homeless) - ranks
+        starting = [number for number in self._group.of(Phase.STARTING) if number not in homeless]
+        waiting = set(self._group.of(Phase.STARTING, Phase.WAITING))
+        self._dismiss([*starting[: max(0, surplus)], *waiting.intersection(homeless)])
 
     def _dismiss(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             if self._group.members[number].phase is Phase.STARTING:
-                self._processes.processes[number].popen.kill()
+                self.processes.processes[number].kill()
             self._group.members[number].phase = Phase.LEAVING
             self._send(number, {"environment": None})
 
@@ -210,7 +221,8 @@ class Supervisor:
         is_first = all(self._group.members[number].rank < 0 for number in ring)
         self._rendezvous.close()
         self._rendezvous = ExitStack()
-        for rank, environment in enumerate(self._rendezvous.enter_context(local_ranks(len(ring)))):
+        hosts = [self._group.members[number].host for number in ring]
+        for rank, environment in enumerate(self._rendezvous.enter_context(self.places(hosts))):
             member = self._group.members[ring[rank]]
             member.phase, member.rank = Phase.JOINING, rank
             self._send(ring[rank], {"environment": environment})
@@ -222,8 +234,7 @@ class Supervisor:
             sys.stderr.write(f"ringfeed launch: going on with {len(ring)} ranks from step {step}\n")
 
     def _send(self, number: int, message: object) -> None:
-        with suppress(OSError):  # it is dead, which `_bury` finds
-            self._channels[number].sendall(json.dumps(message).encode() + b"\n")
+        self.processes.processes[number].send(message)
 
     def _lose(self, ranks: Sequence[int]) -> None:
         """End ranks that do not answer, as the first of the others says; those would say it of the others."""
@@ -231,7 +242,7 @@ class Supervisor:
             in_ring = self._group.of(Phase.JOINING, Phase.TRAINING)
             self._lost |= {number for number in in_ring if self._group.members[number].rank in ranks}
             for number in self._lost:
-                self._processes.processes[number].popen.kill()
+                self.processes.processes[number].kill()
 
     def _hear(self, member: ElasticRank, message: dict[str, Any]) -> None:
         if member.phase is Phase.LEAVING:
@@ -244,6 +255,7 @@ class Supervisor:
                 self._expect_back()
         else:
             member.phase = Phase.TRAINING
+            self._resting.pop(member.host, None)
             member.joined = member.joined or time.monotonic()
             if not self._group.of(Phase.JOINING):
                 self._deadline = float("inf")

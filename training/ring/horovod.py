@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -17,9 +18,10 @@ from ringfeed.sharding.errors import TrainingError
 
 from .run_lines import QuietServer
 
-__all__ = ["local_ranks", "on_hosts_changed", "ray_ranks", "require_horovod"]
+__all__ = ["local_ranks", "on_hosts_changed", "ranks_on", "ray_ranks", "require_horovod"]
 
 _LOOPBACK, _LOOPBACK_INTERFACE = "127.0.0.1", "lo"
+_INTERFACES = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME")
 _VALUE_BYTES = 1 << 20  # longest value in the store; addresses of a rank take some hundred bytes for each other rank
 
 
@@ -43,25 +45,40 @@ def require_horovod(size: int) -> Any:
         ) from error
 
 
+def local_ranks(size: int) -> AbstractContextManager[list[dict[str, str]]]:
+    """Serve a rendezvous for some ranks of this machine during the body, as `ranks_on` does."""
+    return ranks_on(["localhost"] * size)
+
+
 @contextmanager
-def local_ranks(size: int) -> Iterator[list[dict[str, str]]]:
-    """Serve a rendezvous for some ranks of this machine during the body.
+def ranks_on(
+    hosts: Sequence[str], address: str = _LOOPBACK, peers: Container[str] | None = None
+) -> Iterator[list[dict[str, str]]]:
+    """Serve a rendezvous for some ranks during the body.
+
+    Args:
+        hosts: name of each rank's host; those of a host are side by side.
+        address: that of this machine at which to serve.
+        peers: addresses from which to take requests, also those that are added later; None: from all that reach it.
 
     Yields:
-        The environment of each rank.
+        The environment of each rank. On other hosts it lacks the interface by which a host reaches the others.
 
     Raises:
         TrainingError: Horovod is not installed.
     """
     try:
         gloo_run = import_module("horovod.runner.gloo_run")
-        hosts = import_module("horovod.runner.common.util.hosts")
+        plan = import_module("horovod.runner.common.util.hosts")
     except ImportError as error:
         raise TrainingError(f"several ranks need Horovod ({error}): ringfeed install-horovod") from error
-    slots = hosts.get_host_assignments(hosts.parse_hosts(f"localhost:{size}"), size)
-    server = _rendezvous(_LOOPBACK)
+    entries = ",".join(f"{host}:{count}" for host, count in Counter(hosts).items())
+    slots = plan.get_host_assignments(plan.parse_hosts(entries), len(hosts))
+    server = _rendezvous(address, peers)
     server.init(slots)
-    shared = gloo_run.create_run_env_vars(_LOOPBACK, [_LOOPBACK_INTERFACE], server.server_address[1])
+    shared = gloo_run.create_run_env_vars(address, [_LOOPBACK_INTERFACE], server.server_address[1])
+    if peers is not None:
+        shared = {name: value for name, value in shared.items() if name not in _INTERFACES}
     threading.Thread(target=server.serve_forever, name="ringfeed-rendezvous", daemon=True).start()
     try:
         yield [{name: str(v) for name, v in {**shared, **gloo_run.create_slot_env_vars(s)}.items()} for s in slots]
@@ -70,7 +87,7 @@ def local_ranks(size: int) -> Iterator[list[dict[str, str]]]:
         server.server_close()
 
 
-def _rendezvous(address: str) -> Any:
+def _rendezvous(address: str, peers: Container[str] | None = None) -> Any:
     """Return Horovod's store at one address of this machine; Horovod's own is at all of them.
 
     Horovod's clients send no key, so whoever reaches that address may write to it; strange requests print nothing.
@@ -89,7 +106,8 @@ def _rendezvous(address: str) -> Any:
             return False
 
     class Server(QuietServer, http_server.RendezvousHTTPServer):  # type: ignore[misc,name-defined]
-        pass
+        def verify_request(self, request: object, client_address: tuple[str, int]) -> bool:
+            return peers is None or client_address[0] in peers
 
     return Server((address, 0), Handler, 0)
 

@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass
 
 from ringfeed.sharding.storage.temporary_folder import end_process
 
-__all__ = ["REPORT", "SIBLINGS", "EndReport", "end_with_launcher", "is_launched", "report"]
+__all__ = ["CHANNEL", "REPORT", "SIBLINGS", "EndReport", "end_with_launcher", "is_launched", "report"]
 
 REPORT = "RINGFEED_REPORT"  # environment variables with the numbers of pipes
 SIBLINGS = "RINGFEED_LAUNCHER"
+CHANNEL = "RINGFEED_ELASTIC"  # that of a socket, for the messages of an elastic run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -31,7 +30,7 @@ def _command(script: str) -> list[str]:
 
 def _together(script: str, ranks: int = 2, signals: LauncherSignals | None = None) -> Ending:
     places = nullcontext([{"NAME": str(rank)} for rank in range(ranks)])
-    return run_together(_command(script), places, signals or LauncherSignals())
+    return run_together(ProcessGroup(_command(script)), places, signals or LauncherSignals())
 
 
 def test_ranks_that_all_succeed_end_without_a_line() -> None:
@@ -100,21 +99,21 @@ time.sleep(1000)
 
 
 def test_what_a_process_says_on_its_own_channel_arrives_and_its_end_is_seen() -> None:
-    said: list[bytes] = []
-    mine, theirs = socket.socketpair()
-    script = f"""
-socket.socket(fileno={theirs.fileno()}).sendall(b"hello")
+    said: list[object] = []
+    script = """
+channel = socket.socket(fileno=int(os.environ["RINGFEED_ELASTIC"]))
+channel.sendall(b'"hel')
+channel.sendall(b'lo"\\n' + channel.recv(99))
 report(message="first", status=75)
 report(message="second", status=75)
 sys.exit(75)
 """
     with ProcessGroup[str](_command(script)) as group:
-        process = group.start("a", {"NAME": "a"}, [theirs.fileno()])
-        theirs.close()
-        group.watch(process, mine, said.append)
+        process = group.start("a", {"NAME": "a"}, said.append)
+        process.send({"back": 1})
         assert group.listen_until(lambda: not process.sources, 60.0)
         assert process.popen.wait() == 75
-        assert (b"".join(said), process.report) == (b"hello", group.first_report)
+        assert (said, process.report) == (["hello", {"back": 1}], group.first_report)
         assert group.reports()["a"].message == "first"
         group.drop("a")
         assert group.processes == {}
@@ -134,9 +133,9 @@ time.sleep(1000)
 import sys
 from contextlib import nullcontext
 from ringfeed.training.launching.endings import LauncherSignals
-from ringfeed.training.launching.process_group import run_together
+from ringfeed.training.launching.process_group import ProcessGroup, run_together
 command = [sys.executable, "-c", {HEAD + rank!r}]
-run_together(command, nullcontext([{{"NAME": "0"}}, {{"NAME": "1"}}]), LauncherSignals())
+run_together(ProcessGroup(command), nullcontext([{{"NAME": "0"}}, {{"NAME": "1"}}]), LauncherSignals())
 """
     process = subprocess.Popen([sys.executable, "-c", launcher])
     while not (pids.exists() and len(pids.read_text().split()) == 2):

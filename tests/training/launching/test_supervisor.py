@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from ringfeed.training.launching import supervisor
 from ringfeed.training.launching.endings import Ending, LauncherSignals
+from ringfeed.training.launching.process_group import ProcessGroup
 from ringfeed.training.launching.restarts import Restarts, WantedRanks
 from ringfeed.training.launching.supervisor import Supervisor
 
@@ -27,21 +27,27 @@ def wait_for(name):
 
 
 @contextmanager
-def _places(size: int) -> Iterator[list[dict[str, str]]]:
-    yield [{"HOROVOD_RANK": str(rank)} for rank in range(size)]
+def _places(hosts: Sequence[str]) -> Iterator[list[dict[str, str]]]:
+    yield [{"HOROVOD_RANK": str(rank)} for rank in range(len(hosts))]
 
 
-def _run(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch, signals: LauncherSignals | None = None) -> Ending:
+def _run(folder: Path, script: str, signals: LauncherSignals | None = None) -> Ending:
     """Supervise ranks that run a script; `folder` holds the number of ranks."""
-    monkeypatch.setattr(supervisor, "local_ranks", _places)
     wanted = WantedRanks(str(folder / "ranks"), 1)
     restarts = Restarts(ranks=wanted.number, least=1, url=str(folder / "run"))
     command, signals = [sys.executable, "-c", RANK + script, str(folder)], signals or LauncherSignals()
-    return Supervisor(command=command, wanted=wanted, restarts=restarts, signals=signals, patience_seconds=0.5).run()
+    return Supervisor(
+        processes=ProcessGroup(command),
+        places=_places,
+        wanted=wanted,
+        restarts=restarts,
+        signals=signals,
+        patience_seconds=0.5,
+    ).run()
 
 
 def test_a_newcomer_that_dies_while_it_waits_does_not_end_the_ring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "ranks").write_text("2")
     script = """
@@ -59,13 +65,13 @@ elif not (folder / "died").exists():
 else:
     channel.recv(1000)
 """
-    assert _run(tmp_path, script, monkeypatch) == Ending(status=0)
+    assert _run(tmp_path, script) == Ending(status=0)
     assert capfd.readouterr().err == "ringfeed launch: rank 2 ended with status 1; starting another instead\n"
     assert len(list(tmp_path.glob("joined-*"))) == 2  # the same processes to the end
 
 
 def test_a_newcomer_that_dies_after_each_join_is_not_replaced_for_ever(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "ranks").write_text("2")
     script = """
@@ -86,7 +92,7 @@ else:
     (folder / f"died-{1 + len(list(folder.glob('died-*')))}").touch()
     os._exit(1)
 """
-    assert _run(tmp_path, script, monkeypatch) == Ending(status=0)
+    assert _run(tmp_path, script) == Ending(status=0)
     assert len(list(tmp_path.glob("died-*"))) == 3
     assert "instead, after three failures in a row: --elastic goes on with 1 rank\n" in capfd.readouterr().err
 
@@ -107,9 +113,7 @@ class _SignalByFile(LauncherSignals):
         pass
 
 
-def test_a_terminated_run_ends_with_its_last_process_even_if_that_had_to_go_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminated_run_ends_with_its_last_process_even_if_that_had_to_go_before(tmp_path: Path) -> None:
     (tmp_path / "ranks").write_text("2")
     script = """
 lines = channel.makefile()
@@ -127,4 +131,4 @@ else:
     channel.recv(1000)
 """
     signals = _SignalByFile(tmp_path / "sigterm")
-    assert _run(tmp_path, script, monkeypatch, signals) == Ending(status=143, line="interrupted")
+    assert _run(tmp_path, script, signals) == Ending(status=143, line="interrupted")

@@ -1,0 +1,153 @@
+"""Runs one rank on a host for a launcher on another one, to which ssh connects its standard streams.
+
+Messages are lines of JSON. From the launcher: first `RankRequest`, then {"alive": true} all the while, {"channel": ...}
+for the rank, and {"terminate": true}. To it: {"address": ...} of this host, {"output": ..., "stream": 1 or 2},
+{"channel": ...} of the rank, {"report": ...}, and last {"code": ...}. The rank ends when the launcher's end closes, or
+when nothing comes from it.
+Tested in tests/training/launching/test_host_group.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ringfeed.sharding.storage.temporary_folder import end_process
+
+from .process_group import Lines, Process, ProcessGroup
+
+__all__ = ["RankRequest", "interface_of", "main"]
+
+_CODEC = "latin-1"  # any bytes, also a part of a character
+_DISCARD_PORT = 9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankRequest:
+    """What a relay runs.
+
+    Attributes:
+        command: program and arguments.
+        folder: where to run it.
+        environment: variables beside those of this host.
+        launcher: address of the launcher, as this host sees it.
+        silence_seconds: time without a word from the launcher, after which the rank ends.
+        has_channel: whether the rank exchanges messages with the launcher.
+    """
+
+    command: Sequence[str]
+    folder: str
+    environment: Mapping[str, str]
+    launcher: str
+    silence_seconds: float
+    has_channel: bool
+
+    def encode(self) -> bytes:
+        """Return it as a line."""
+        return json.dumps(asdict(self)).encode() + b"\n"
+
+
+class _Relay:
+    def __init__(self, request: RankRequest, wire: int) -> None:
+        self._request, self._wire = request, wire
+        self._heard = time.monotonic()
+
+    def run(self) -> int:
+        """Run the rank, and return the status of this process."""
+        address = _own_address(self._request.launcher)
+        self._send(address=address)
+        threading.Thread(target=self._end_in_silence, daemon=True).start()
+        interface = interface_of(address)
+        places = {"HOROVOD_GLOO_IFACE": interface, "NCCL_SOCKET_IFNAME": interface}
+        with ProcessGroup[int](self._request.command) as group:
+            hear = (lambda message: self._send(channel=message)) if self._request.has_channel else None
+            outputs = [(stream, *self._captured(stream)) for stream in (1, 2)]
+            process = group.start(0, {**places, **self._request.environment}, hear)
+            for stream, reader, _ in outputs:
+                group.watch(process, reader, lambda data, to=stream: self._output(data, to))  # type: ignore[misc]
+            launcher, split = os.dup(0), Lines()
+            group.watch(process, launcher, lambda data: self._obey(split(data), process))
+            while process.code is None and launcher in process.sources:
+                group.listen()
+            for stream, _, saved in outputs:
+                os.dup2(saved, stream)  # which closes this process' end of the pipe
+            own = {launcher}
+            group.listen_until(lambda: set(process.sources) <= own)
+            if process.report:
+                self._send(report=asdict(process.report))
+            self._send(code=process.code)
+        return 0
+
+    def _captured(self, stream: int) -> tuple[int, int]:
+        """Let a stream of this process, which the rank inherits, go into a pipe; return its end and the old stream."""
+        reader, writer = os.pipe()
+        saved = os.dup(stream if stream == 2 else 2)  # the wire is no place for words
+        os.dup2(writer, stream)
+        os.close(writer)
+        return reader, saved
+
+    def _output(self, data: bytes, stream: int) -> None:
+        self._send(output=data.decode(_CODEC), stream=stream)
+
+    def _obey(self, messages: Sequence[dict[str, Any]], process: Process) -> None:
+        self._heard = time.monotonic()
+        for message in messages:
+            if "channel" in message:
+                process.send(message["channel"])
+            elif "terminate" in message:
+                process.terminate()
+
+    def _send(self, **message: object) -> None:
+        data = memoryview(json.dumps(message).encode() + b"\n")
+        while data:
+            data = data[os.write(self._wire, data) :]
+
+    def _end_in_silence(self) -> None:
+        while time.monotonic() - self._heard < self._request.silence_seconds:
+            time.sleep(1.0)
+        end_process(1)  # the rank ends with this process
+
+
+def _own_address(launcher: str) -> str:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((launcher, _DISCARD_PORT))
+        return str(probe.getsockname()[0])
+
+
+def interface_of(address: str) -> str:
+    """Return the name of the network interface that has an address of this host."""
+    import psutil
+
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in entries):
+            return str(name)
+    return "lo"
+
+
+def main() -> int:
+    """Run the rank that the first line of standard input asks for."""
+    line = bytearray()
+    while not line.endswith(b"\n"):  # byte by byte: what follows is for the relay
+        byte = os.read(0, 1)
+        if not byte:
+            return 1
+        line += byte
+    request = RankRequest(**json.loads(line))
+    try:
+        os.chdir(request.folder)
+    except OSError as error:
+        sys.stderr.write(f"{request.folder}: {error.strerror}\n")
+        return 1
+    wire = os.dup(1)
+    return _Relay(request, wire).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
