@@ -83,7 +83,8 @@ def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
     >>> numpy_dtype(pa.float32())
     dtype('float32')
     """
-    return np.dtype(pa.array([], kind).to_numpy().dtype)
+    dtype: np.dtype[Any] = pa.array([], kind).to_numpy().dtype
+    return dtype
 
 
 def is_list(kind: pa.DataType) -> bool:
