@@ -454,6 +454,19 @@ class BaseLoader(ABC):
             chunks.close()
         return {name: values for name, values in batch.items() if name != ORIGIN}, self._origins(batch)
 
+    def origins(self, epoch: int, start_step: int = 0) -> Iterator[tuple[int, list[Origin]]]:
+        """Where each of this rank's samples is stored, step after step of an epoch.
+
+        Yields:
+            The number of a step, and an `Origin` for each of its samples, in the order of the batch.
+        """
+        step, width = start_step, self.local_batch_size
+        for steps, columns in self._chunks(epoch, start_step, locate_features=False, with_origins=True):
+            found = self._origins(columns)
+            for place in range(steps):
+                yield step, found[place * width : (place + 1) * width]
+                step += 1
+
     def state(self, epoch: int, step: int) -> dict[str, Any]:
         """The state of an epoch after `step` steps, on all ranks: small, and fit for `json.dumps`. See `resume`.
 

@@ -26,6 +26,7 @@ COMMANDS = {
     "launch": ("..training.launch", "start the ranks of a run on this machine, and name the one that fails"),
     "export": ("..training.serving.export", "write a trained model for other programs: SavedModel, .keras, .onnx"),
     "predict": ("..training.serving.predict", "predict the classes of a dataset's records with a trained model"),
+    "trace": ("..training.planning.trace_command", "show the records of a run's step, or the steps of a record"),
     "profile": (".profile.command", "measure the loader stage by stage and name its bottleneck"),
     "simulate": (".simulation.command", "predict epochs on other ranks, stores, shards and options"),
     "tune": (".tune.command", "search for better options of the loader, and confirm them by measurement"),
