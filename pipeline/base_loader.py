@@ -557,7 +557,13 @@ class BaseLoader(ABC):
         return distribute(batches, strategy, **ranks)
 
     def numpy_epoch(
-        self, epoch: int, start_step: int = 0, *, epochs: int = 1, prefetch_bytes: int = _PREFETCH_BYTES
+        self,
+        epoch: int,
+        start_step: int = 0,
+        *,
+        epochs: int = 1,
+        prefetch_bytes: int = _PREFETCH_BYTES,
+        transform: Callable[[NumpyBatch], Any] | None = None,
     ) -> Generator[NumpyBatch, None, None]:
         """The batches of `epoch` as NumPy arrays, without TensorFlow.
 
@@ -568,10 +574,12 @@ class BaseLoader(ABC):
             start_step: as for `epoch`.
             epochs: as for `batches`.
             prefetch_bytes: limit of the batches that wait to be taken; 0 for no thread.
+            transform: function of each batch, called in the background thread, such as `ImageTransform.on_numpy`.
 
         Yields:
-            By feature, and ``class_id``: numbers as arrays of the feature's dtype, strings and bytes as arrays of
-            `bytes` objects, features of variable length as `Ragged`, which is ``(values, row_lengths)``.
+            What `transform` returns. Without one, by feature, and ``class_id``: numbers as arrays of the feature's
+            dtype, strings and bytes as arrays of `bytes` objects, features of variable length as `Ragged`, which is
+            ``(values, row_lengths)``.
 
         Raises:
             ConfigError: there is no such step.
@@ -580,10 +588,13 @@ class BaseLoader(ABC):
         epochs = integer("epochs", epochs, 1)
         prefetch_bytes = integer("prefetch_bytes", prefetch_bytes, 0)
         chunks = self._chunks(epoch, start_step, epochs, locate_features=self.locates_features)
-        return self._as_numpy(chunks, prefetch_bytes)
+        return self._as_numpy(chunks, prefetch_bytes, transform)
 
     def _as_numpy(
-        self, chunks: Generator[tuple[int, Columns], None, None], prefetch_bytes: int
+        self,
+        chunks: Generator[tuple[int, Columns], None, None],
+        prefetch_bytes: int,
+        transform: Callable[[NumpyBatch], Any] | None = None,
     ) -> Generator[NumpyBatch, None, None]:
         return iterate_numpy(
             chunks,
@@ -592,6 +603,7 @@ class BaseLoader(ABC):
             self.fill,
             counters=self._counters,
             prefetch_bytes=prefetch_bytes,
+            transform=transform,
             large=min(sizes.large_steps(self.local_batch_size) for sizes in self._chunk_sizes),
         )
 

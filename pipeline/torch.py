@@ -17,6 +17,7 @@ from ringfeed.sharding.errors import ConfigError
 from .base_loader import BaseLoader
 from .deliver.to_numpy import Ragged
 from .epochs_ahead import EpochsAhead
+from .transforms.images import ImageTransform
 
 if TYPE_CHECKING:
     from torch.utils.data import IterableDataset, get_worker_info
@@ -45,7 +46,8 @@ class TorchDataset(IterableDataset):  # type: ignore[misc, unused-ignore]
 
     Args:
         loader: a `Loader` or `Mixture`.
-        transform: function of each batch of tensors, applied where the batch is made: in the workers.
+        transform: function of each batch of tensors, applied where the batch is made: in the workers. Or an
+            `ImageTransform`, which decodes a feature of images as its `on_numpy` does.
         epochs: the epoch to stop before. If given, each process that makes batches begins the next epoch before an
             iteration ends, so that its first batch is ready; workers live on with ``persistent_workers``.
 
@@ -91,15 +93,18 @@ class TorchDataset(IterableDataset):  # type: ignore[misc, unused-ignore]
         self._iterations += 1
         step = self._first_step(epoch)
         self._place = epoch, step
+        decode, then = (
+            (self.transform.on_numpy, None) if isinstance(self.transform, ImageTransform) else (None, self.transform)
+        )
         batches = self._ahead.epoch(
-            partial(self.loader.numpy_epoch, epoch, step), self.loader, epoch, step,
+            partial(self.loader.numpy_epoch, epoch, step, transform=decode), self.loader, epoch, step,
             steps_per_epoch=len(self), stop_epoch=self.epochs,
         )  # fmt: skip
         for batch in islice(batches, number, None, workers):
             step = min(step + workers, len(self))
             self._place = epoch, step
             tensors = {name: _tensors(values) for name, values in batch.items()}
-            yield tensors if self.transform is None else self.transform(tensors)
+            yield tensors if then is None else then(tensors)
 
     def _next_epoch(self) -> tuple[int, int]:
         """The epoch of the iteration that comes next here, and the key of that iteration.

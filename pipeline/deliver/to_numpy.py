@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -54,11 +54,10 @@ NumpyBatch = dict[str, "Array | Ragged"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Decoded:
-    """Some steps, decoded: `size` is what they take in memory, in bytes."""
+class _Ready:
+    """Some batches, made when they are taken, and the bytes that they take in memory."""
 
-    steps: int
-    columns: Columns
+    batches: Iterable[Any]
     size: int
 
 
@@ -71,6 +70,7 @@ def iterate_numpy(
     counters: Counters,
     prefetch_bytes: int,
     large: int,
+    transform: Callable[[NumpyBatch], Any] | None = None,
 ) -> Generator[NumpyBatch, None, None]:
     """The batches of chunks, which a background thread gathers and decodes ahead.
 
@@ -81,6 +81,7 @@ def iterate_numpy(
         fill: value for missing values, by feature.
         counters: the loader's counters.
         prefetch_bytes: limit of decoded batches that wait for the consumer; 0 for no thread.
+        transform: function of each batch, for the background thread; None for none.
         large: steps to decode at a time, of chunks of large records, which hold the addresses of many batches; else 0.
 
     Raises:
@@ -88,22 +89,28 @@ def iterate_numpy(
     """
     process = os.getpid()
 
-    def decoded() -> Generator[_Decoded, None, None]:
+    def ready() -> Generator[_Ready, None, None]:
         for steps, columns in chunks:
             for taken, piece in _pieces(columns, steps, large or steps):
                 size = _columns_bytes(piece)
                 with counters.busy("deliver", size=size):
                     whole = _decode_messages(join_frames(piece), stored, schema, fill)
                     whole = {name: _copied(values) for name, values in whole.items()}
-                yield _Decoded(steps=taken, columns=whole, size=size)
+                batches = _batches(whole, taken, schema)
+                if transform is None:
+                    yield _Ready(batches=batches, size=size)
+                    continue
+                for batch in batches:
+                    transformed = transform(batch)
+                    yield _Ready(batches=[transformed], size=_batch_bytes(transformed))
 
     def queued(change: int) -> None:
         counters.add("deliver", queue=change)
 
     if large:
         keep_freed_memory()
-    for ready in prefetch(decoded(), lambda item: item.size, prefetch_bytes, queued):
-        for batch in _batches(ready.columns, ready.steps, schema):
+    for item in prefetch(ready(), lambda item: item.size, prefetch_bytes, queued):
+        for batch in item.batches:
             yield batch
             if os.getpid() != process:
                 raise RingfeedError(
@@ -174,6 +181,12 @@ def _columns_bytes(columns: Columns) -> int:
         int(views_of(values)["length"].sum(dtype=np.int64)) if _has_views(values) else int(values.nbytes)
         for values in columns.values()
     )
+
+
+def _batch_bytes(batch: Any) -> int:
+    """Size of a transformed batch in memory, as far as it holds arrays."""
+    values = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple | list) else [batch]
+    return sum(int(getattr(value, "nbytes", 0)) for value in values)
 
 
 def _from_arrow(values: Any, feature: Feature) -> Array | Ragged:

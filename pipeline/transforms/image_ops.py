@@ -18,6 +18,7 @@ from ringfeed.sharding.formats.images.file_types import BMP_GREYS, BMP_MASKS
 
 from .apply import is_mapping, require_feature
 from .image_options import CentreCrop, ColourJitter, ImageOptions, Normalisation, RandomCrop
+from .numpy_images import BOXES
 
 __all__ = ["crop_window", "decode", "normalise", "resize", "transform_images"]
 
@@ -29,7 +30,6 @@ _NO_FRAMES = f"a GIF whose first frame does not fill it, which TensorFlow does n
 # As in Pillow, whose pixels the stored statistics describe. TensorFlow's default is coarser and slightly darker.
 _DCT = "INTEGER_ACCURATE"
 _JPEG_SCALES = (1, 2, 4, 8)  # divisors of the sides that libjpeg can decode to
-_BOXES = 100  # boxes drawn for a random crop; of default boxes in an image of 1:10, none fits in 9 % of cases
 _PHILOX = "philox"  # named, so that every device draws by the same algorithm
 
 
@@ -250,7 +250,7 @@ def crop_window(shape: Any, key: Any, options: ImageOptions) -> Any:
 
 def _random_window(extent: Any, key: Any, crop: RandomCrop) -> Any:
     """The first of some random boxes that fits into an image of this height and width, else the whole image."""
-    draws = tf.random.stateless_uniform([4, _BOXES], key, dtype=tf.float64, alg=_PHILOX)
+    draws = tf.random.stateless_uniform([4, BOXES], key, dtype=tf.float64, alg=_PHILOX)
     areas = tf.reduce_prod(extent) * (crop.area[0] + draws[0] * (crop.area[1] - crop.area[0]))
     ratios = crop.ratio[0] * (crop.ratio[1] / crop.ratio[0]) ** draws[1]
     sizes = tf.maximum(tf.round(tf.sqrt(tf.stack([areas / ratios, areas * ratios], axis=1))), 1)

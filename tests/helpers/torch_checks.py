@@ -16,10 +16,11 @@ import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from ringfeed.pipeline import Loader, Ragged
+from ringfeed.pipeline import ImageTransform, Loader, Ragged, RandomCrop
 from ringfeed.pipeline.torch import TorchDataset
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from tests.helpers.numbered_records import make_table
+from tests.helpers.pictures import write_pictures
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of more workers than cores, and of torchdata
 BATCH = 60  # of 1,000 records: 16 steps
@@ -168,4 +169,17 @@ def test_the_benchmark_for_gpus_runs_all_its_feeds_on_the_cpu(tmp_path: Path, mo
         assert sorted((image.tobytes(), label) for image, label in zip(images, labels, strict=True)) == pairs
     assert "128 images of 32 x 32" in gpu.report(results)
     assert sum(weights.numel() for weights in resnet((3, 4, 6, 3), classes=1000).parameters()) == 25_557_032
+    assert "tensorflow" not in sys.modules
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_are_decoded_where_the_batch_is_made(tmp_path: Path, workers: int) -> None:
+    source = str(write_pictures(tmp_path / "photos", 24, ("jpg", "png")))
+    build(BuildOptions(source=source, destination=str(tmp_path / "d"), splits={"train": 1}, min_class_records=1))
+    pictures = Loader(str(tmp_path / "d"), batch_size=12, sample_keys=True)
+    images = ImageTransform.for_dataset(pictures.manifest, "image", size=(8, 10), crop=RandomCrop())
+    batches = list(DataLoader(TorchDataset(pictures, images), batch_size=None, num_workers=workers))
+    expected = [batch["image"] for batch in pictures.numpy_epoch(0, transform=images.on_numpy)]
+    assert [batch["image"].shape for batch in batches] == [(12, 8, 10, 3)] * 2
+    assert all(map(np.array_equal, [batch["image"].numpy() for batch in batches], expected))
     assert "tensorflow" not in sys.modules

@@ -1,0 +1,130 @@
+"""Images decoded without TensorFlow: the crops and flips of `Loader.epoch`, its pixels within bounds, on any ranks."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ringfeed.pipeline import CentreCrop, ColourJitter, ImageTransform, Loader, Normalisation, RandomCrop
+from ringfeed.pipeline.transforms.philox_draws import split, uniform
+from ringfeed.sharding import BuildOptions, ConfigError, DatasetError, build, open_dataset
+from tests.helpers.pictures import write_pictures
+
+BOUND = 1.5  # of 255; Pillow rounds twice
+EDGE_BOUND = 40.0  # beside a JPEG crop's left and right edges, whose colours TensorFlow interpolates otherwise
+IMAGES = 36
+seeds = st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.tuples(seeds, seeds), min_size=1, max_size=3), st.integers(1, 9))
+def test_random_numbers_are_those_of_tensorflow(keys: list[tuple[int, int]], count: int) -> None:
+    array = np.array(keys, np.int64)
+    for number, key in enumerate(keys):
+        seed = tf.constant(key, tf.int64)
+        assert split(array, count)[number].tolist() == tf.random.split(seed, count, alg="philox").numpy().tolist()
+        for dtype, name in ((np.float32, "float32"), (np.float64, "float64")):
+            expected = tf.random.stateless_uniform([count], seed, dtype=name, alg="philox")
+            assert uniform(array, count, dtype)[number].tolist() == expected.numpy().tolist()
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Datasets of the same pictures all JPEG, all PNG, and both in turn."""
+    made = {}
+    for name, suffixes in {"jpg": ("jpg",), "png": ("png",), "both": ("jpg", "png")}.items():
+        folder: Path = tmp_path_factory.mktemp(name)
+        made[name] = str(folder / "shards")
+        source = str(write_pictures(folder / "photos", IMAGES, suffixes))
+        build(BuildOptions(source=source, destination=made[name], shards=3, splits={"train": 1}, min_class_records=1))
+    return made
+
+
+TRANSFORMS: dict[str, dict[str, Any]] = {
+    "random": {"crop": RandomCrop(), "flip_left_right": True, "flip_up_down": True},
+    "small areas": {"crop": RandomCrop(area=(0.01, 0.05), ratio=(0.2, 5.0))},
+    "centre": {"crop": CentreCrop(fraction=0.8)},
+    "whole": {},
+    "grey": {"crop": RandomCrop(), "channels": 1},
+    "scaled": {"crop": CentreCrop(fraction=1.0), "size": (8, 8), "jpeg_scaling": True},
+    "scaled, random": {"crop": RandomCrop(), "size": (5, 7), "jpeg_scaling": True},
+    "rounded": {"crop": RandomCrop(), "scale": "bytes", "dtype": "uint8"},
+    "normalised": {"crop": RandomCrop(), "scale": "statistics"},
+    "halves": {"crop": RandomCrop(), "dtype": "float16"},
+}
+
+
+@pytest.mark.parametrize("kind", ["jpg", "png"])
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_pixels_are_those_of_epoch_within_the_bound(urls: dict[str, str], name: str, kind: str) -> None:
+    options = {"size": (16, 20)} | TRANSFORMS[name]
+    transform = ImageTransform.for_dataset(open_dataset(urls[kind]).manifest, "image", **options)
+    loader = Loader(urls[kind], batch_size=12, seed=5, sample_keys=True)
+    scale = {"bytes": 1.0, "statistics": 1 / min(np.atleast_1d(getattr(transform.scale, "std", 1.0)))}
+    bound = BOUND * (1 + (name == "grey")) * scale.get(options.get("scale", "unit"), 1 / 255)
+    has_edges = kind == "jpg" and name not in ("whole", "scaled")
+    compared = 0
+    batches = zip(
+        loader.epoch(1, transform=transform), loader.numpy_epoch(1, transform=transform.on_numpy), strict=True
+    )
+    for expected, batch in batches:
+        images = batch["image"]
+        assert images.dtype == expected["image"].dtype.as_numpy_dtype
+        assert images.shape == (12, *options["size"], options.get("channels", 3))
+        difference = np.abs(images.astype(np.float64) - expected["image"].numpy().astype(np.float64))
+        assert difference.max() <= (bound * EDGE_BOUND / BOUND if has_edges else bound)
+        assert np.mean(difference) < bound / 2
+        assert batch["class_id"].tolist() == expected["class_id"].numpy().tolist()
+        compared += len(images)
+    assert compared == IMAGES
+
+
+def augmented(url: str, **options: Any) -> ImageTransform:
+    return ImageTransform.for_dataset(
+        open_dataset(url).manifest, "image", size=(16, 20), **{**TRANSFORMS["random"], **options}
+    )
+
+
+def test_batches_depend_neither_on_ranks_nor_on_the_first_step_nor_on_threads(urls: dict[str, str]) -> None:
+    url, images = urls["both"], augmented(urls["both"]).on_numpy
+
+    def read(epoch: int, step: int = 0, prefetch: int = 1 << 20, **options: Any) -> Any:
+        loader = Loader(url, batch_size=12, seed=5, sample_keys=True, **options)
+        batches = loader.numpy_epoch(epoch, step, prefetch_bytes=prefetch, transform=images)
+        return np.stack([batch["image"] for batch in batches])
+
+    whole = read(1)
+    np.testing.assert_array_equal(read(1, prefetch=0), whole)
+    np.testing.assert_array_equal(read(1, 2), whole[2:])
+    ranks = [read(1, rank=rank, world_size=3) for rank in range(3)]
+    np.testing.assert_array_equal(np.concatenate(ranks, axis=1), whole)
+
+
+def test_tensors_of_pixels_are_cropped_and_resized_too() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 30, 40, 3), np.uint8)
+    transform = ImageTransform(feature="x", size=(16, 20), crop=RandomCrop(), flip_up_down=True, shape=(30, 40, 3))
+    keys = np.arange(8, dtype=np.int64).reshape(4, 2)
+    expected = transform({"x": tf.constant(pixels), "sample_key": tf.constant(keys)})["x"]
+    images = transform.on_numpy({"x": pixels, "sample_key": keys})["x"]
+    np.testing.assert_allclose(images, expected, rtol=0, atol=BOUND / 255)
+
+
+def test_what_cannot_be_done_is_refused(urls: dict[str, str]) -> None:
+    batch = {"image": [b"no image"], "sample_key": np.zeros((1, 2), np.int64)}
+    for options, message in (
+        ({"jitter": ColourJitter(hue=0.1)}, "jitter needs TensorFlow: use Loader.epoch"),
+        ({"dtype": "bfloat16"}, "dtype='bfloat16' needs TensorFlow; NumPy has uint8, float16, float32"),
+        ({"feature": "photo"}, "the batch has no feature 'photo'; it has: image, sample_key"),
+    ):
+        transform = ImageTransform(**{"feature": "image", "size": (4, 4), "crop": RandomCrop(), **options})
+        with pytest.raises(ConfigError, match=message):
+            transform.on_numpy(batch)
+    with pytest.raises(ConfigError, match="make the Loader with sample_keys=True"):
+        augmented(urls["jpg"]).on_numpy({"image": batch["image"]})
+    plain = ImageTransform(feature="image", size=(4, 4), scale=Normalisation(mean=(1.0,), std=(0.0,)))
+    with pytest.raises(DatasetError, match=r"the image in feature 'image' of sample 0 of a batch cannot be decoded"):
+        plain.on_numpy(batch)
