@@ -99,8 +99,12 @@ def fit(name: str, value: object, kind: Any, scalars: Mapping[Any, Scalar] = SCA
         raise ConfigError(str(error)) from error
 
 
-def fit_fields(options: Any) -> None:
+def fit_fields(options: Any, group: str = "") -> None:
     """Convert each field of a frozen dataclass to its annotated type, from its `__post_init__`.
+
+    Args:
+        options: the dataclass.
+        group: what the names of its fields begin with in errors.
 
     Raises:
         ConfigError: a field is not of its type.
@@ -109,9 +113,9 @@ def fit_fields(options: Any) -> None:
     for name, kind in _field_types(own):
         value = getattr(options, name)
         if not is_dataclass(kind):
-            object.__setattr__(options, name, fit(name, value, kind))
+            object.__setattr__(options, name, fit(_joined(group, name), value, kind))
         elif not isinstance(value, cast("type", kind)):
-            raise ConfigError(f"{name} must be {cast('type', kind).__name__}, got {value!r}")
+            raise ConfigError(f"{_joined(group, name)} must be {cast('type', kind).__name__}, got {value!r}")
 
 
 def is_required(spec: Field[Any]) -> bool:

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, fields
 from typing import Any, ClassVar
 
+from ringfeed.sharding.common.validation import fit_fields
 from ringfeed.sharding.errors import ConfigError
 
 __all__ = ["FUNCTION", "SIZES", "Options", "are_sizes", "duration_seconds", "is_function", "key", "require"]
@@ -48,7 +49,7 @@ def key(
 
 
 class Options:
-    """A group of keys, which are checked when it is made.
+    """A group of keys, whose types and rules are checked when it is made.
 
     Raises:
         ConfigError: a value breaks its rule; the message names key, rule and value.
@@ -57,6 +58,7 @@ class Options:
     group: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
+        fit_fields(self, self.group)
         for spec in fields(self):  # type: ignore[arg-type]  # each subclass is a dataclass
             value = getattr(self, spec.name)
             if value is not None and spec.metadata:

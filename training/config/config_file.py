@@ -17,7 +17,7 @@ from typing import Any
 from ringfeed.sharding.common.strict_yaml import YAML_SCALARS, load_yaml
 from ringfeed.sharding.common.validation import fit
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.messages import closest
+from ringfeed.sharding.messages import closest, one_line
 from ringfeed.sharding.storage.untrusted_files import read_untrusted
 from ringfeed.sharding.url_secrets import public_url
 
@@ -44,7 +44,7 @@ __all__ = [
 _MOST_BYTES = 1 << 20
 
 
-def load_config(path: str, overrides: Sequence[str] = ()) -> TrainConfig:
+def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> TrainConfig:
     """Read a configuration.
 
     Args:
@@ -60,7 +60,12 @@ def load_config(path: str, overrides: Sequence[str] = ()) -> TrainConfig:
     >>> load_config("flights.yaml", ["epochs=3"]).epochs
     3
     """
-    return parse_config(load_tree(path, overrides), path)
+    if not isinstance(path, (str, os.PathLike)):
+        raise ConfigError(f"load_config takes the path of a YAML file, got {one_line(repr(path))[:80]}")
+    if isinstance(overrides, (str, Mapping)) or not all(isinstance(item, str) for item in overrides):
+        raise ConfigError(f"overrides must be a list such as ['epochs=3'], got {one_line(repr(overrides))[:80]}")
+    name = os.fspath(path)
+    return parse_config(load_tree(name, overrides), name)
 
 
 def load_tree(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringfeed.sharding.errors import TrainingError
-from ringfeed.training.config.backend import HOROVOD, MIRRORED, MULTI_WORKER
+from ringfeed.sharding.errors import ConfigError, TrainingError
+from ringfeed.training.config.backend import BACKENDS, HOROVOD, MIRRORED, MULTI_WORKER, PARAMETER_SERVER
 
 from .connections import open_sockets
 from .hierarchical_ring import DYNAMIC, HierarchicalRing
@@ -47,14 +47,18 @@ def connect(
         devices: of `MIRRORED`, their number; None: all GPUs.
 
     Raises:
-        ConfigError: the backend is `MULTI_WORKER`, and ``TF_CONFIG`` names no workers; or `hierarchical`, and there
-            are no two levels; or it is `MIRRORED`, and there are fewer than two devices, or than `devices`.
+        ConfigError: the backend has no ring; or it is `MULTI_WORKER`, and ``TF_CONFIG`` names no workers; or
+            `hierarchical`, and there are no two levels; or it is `MIRRORED`, and there are fewer than two devices, or
+            than `devices`.
         TrainingError: the process was started as a rank, and Horovod is missing, broken, or sees a different number of
             ranks; or the host has fewer GPUs than ranks.
 
     >>> connect({}, "none").size
     1
     """
+    if backend not in BACKENDS or backend == PARAMETER_SERVER:
+        known = ", ".join(name for name in BACKENDS if name != PARAMETER_SERVER)
+        raise ConfigError(f"the backend of a ring must be one of {known}, got {backend!r}")
     if backend == MULTI_WORKER:
         return _join_workers(environ)
     if backend == MIRRORED:

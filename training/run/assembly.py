@@ -35,7 +35,7 @@ from ringfeed.training.records.clock import clock
 from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.replicas import Replicas, replicas_of
 from ringfeed.training.ring.ring import Ring
-from ringfeed.training.schedules.user_schedule import UserSchedule
+from ringfeed.training.schedules.user_schedule import checked_schedule
 from ringfeed.training.step.train_step import StepOptions, TrainStep, make_predict_step, make_train_step
 from ringfeed.training.sync.agreement import Agreement
 from ringfeed.training.sync.batch_norm import synchronise_batch_norm
@@ -44,6 +44,7 @@ from ringfeed.training.sync.epoch_plan import EpochPlan
 from ringfeed.training.sync.moving import MovingAverage
 from ringfeed.training.sync.synchronizer import Synchronizer, SyncRun
 
+from .arguments import check_kind
 from .clients import rank_epoch
 from .inputs import open_evaluations, open_loader, open_manifests, traced
 from .shares import RankShares
@@ -134,7 +135,7 @@ def _assembled(
     if schedule is None:
         schedule = build_schedule(config, epoch_plan.steps)
     elif not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
-        schedule = UserSchedule(schedule)
+        schedule = checked_schedule("schedule", getattr(schedule, "__qualname__", type(schedule).__name__), schedule)
     if ring.rank == 0:
         for remark in [*schedule_warnings(config), *momentum_remarks(config), *column_remarks(loader.manifest, config)]:
             log.warning(remark)
@@ -143,6 +144,7 @@ def _assembled(
         synchronise_batch_norm(model.network, wire)
     run = SyncRun(config=config, ring=wire, steps_per_epoch=epoch_plan.steps, samples_before=epoch_plan.samples_before)
     synchronizer = build_synchronizer(run) if make_synchronizer is None else make_synchronizer(wire)
+    check_kind(hasattr(synchronizer, "reduce"), "synchronizer", "a function that returns a Synchronizer", synchronizer)
     parts = _parts(config, ring, synchronizer, epoch_plan, model, schedule)
     train_step, predict = _steps(config, loader, parts, replicas)
     return Assembly(

@@ -25,6 +25,7 @@ from ringfeed.training.reports.tracker import Tracker
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.ring.same_weights import assert_same_weights
 
+from .arguments import check_arguments, check_backend
 from .assembly import MakeSynchronizer, Schedule, assemble
 from .base_trainer import BaseTrainer, Evaluator
 from .callbacks import Callbacks
@@ -72,6 +73,8 @@ class Trainer(BaseTrainer):
         synchronizer: MakeSynchronizer | None = None,
         schedule: Schedule | None = None,
     ) -> None:
+        given = {"memory": memory, "trackers": trackers, "synchronizer": synchronizer, "schedule": schedule}
+        check_arguments(config, ring, {"check": check, **given})
         stop_request = StopRequest(check, None if ring.rank else config.max_time)  # one clock for all ranks
         super().__init__(config, ring, ring.size, stop_request)
         self._assembly = assembly = assemble(config, ring, schedule, synchronizer)
@@ -190,6 +193,7 @@ class Trainer(BaseTrainer):
             super()._run()
 
     def _begin(self) -> None:
+        check_backend(self.config, self.ring)
         super()._begin()
         if self._saver.keeps(to_store=False):
             with self._agreed():

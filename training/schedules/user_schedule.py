@@ -10,12 +10,13 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.own_code import import_own, own_code
 from ringfeed.training.config.schedule import ScheduleConfig
 
-__all__ = ["UserSchedule", "user_schedule"]
+__all__ = ["UserSchedule", "checked_schedule", "user_schedule"]
 
 _KEY = "schedule.name"
 
@@ -27,6 +28,7 @@ class UserSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ig
         function: from a step, float32 scalar, to its learning rate, in TensorFlow operations.
         name: what errors call it.
         peak_value: `optimizer.learning_rate`, scaled to the batch.
+        key: where it is from, for errors.
 
     >>> float(UserSchedule(lambda step: 0.5 / (step + 1))(4))
     0.1
@@ -34,12 +36,14 @@ class UserSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ig
 
     warmup_steps = 0
 
-    def __init__(self, function: Callable[[Any], Any], name: str = "the schedule", peak_value: float = 0.0) -> None:
-        self._function, self._name, self.peak_value = function, name, peak_value
+    def __init__(
+        self, function: Callable[[Any], Any], name: str = "the schedule", peak_value: float = 0.0, key: str = _KEY
+    ) -> None:
+        self._function, self._name, self.peak_value, self._key = function, name, peak_value, key
 
     def __call__(self, step: Any) -> Any:
         """The learning rate at a step."""
-        with own_code(_KEY, self._name):
+        with own_code(self._key, self._name):
             return self._function(keras.ops.cast(step, "float32"))
 
 
@@ -58,9 +62,20 @@ def user_schedule(config: ScheduleConfig, peak_value: float, steps: int) -> User
         rate = function(peak_value, steps, **config.options)
     if not callable(rate):
         raise ConfigError(f"{_KEY}: {name} must return a function of the step, got {type(rate).__name__}")
-    schedule = UserSchedule(rate, name, peak_value)
-    with own_code(_KEY, name):
+    return checked_schedule(_KEY, name, rate, peak_value)
+
+
+def checked_schedule(key: str, name: str, function: Callable[[Any], Any], peak_value: float = 0.0) -> UserSchedule:
+    """Return a function of the step as a schedule, after a trial, also as a part of a graph.
+
+    Raises:
+        ConfigError: its rate at step 0 is not finite, or below 0.
+        TrainingError: the function fails, or returns no number.
+    """
+    schedule = UserSchedule(function, name, peak_value, key)
+    with own_code(key, name):
+        tf.function(schedule, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64))
         first = float(schedule(0))
     if not (math.isfinite(first) and first >= 0):
-        raise ConfigError(f"{_KEY}: the rates of {name} must be finite and at least 0, got {first} at step 0")
+        raise ConfigError(f"{key}: the rates of {name} must be finite and at least 0, got {first} at step 0")
     return schedule

@@ -340,9 +340,12 @@ def _build(file: ModelFile, load: Callable[[Any], None], source: str) -> Trained
     built = build_model(file.manifest, _for_serving(file.config))
     load(built.network)
     if bad := [weight.path for weight in built.network.weights if not _is_finite(weight)]:
+        is_file = source.endswith(".keras")
+        earlier = "use" if is_file else "remove the newest checkpoint there, to use"
         raise TrainingError(
             f"{source}: its weights are not all finite ({bad[0]} and {len(bad) - 1} more variables), so it predicts "
-            "NaN: use an earlier checkpoint, or train again with a lower optimizer.learning_rate"
+            f"NaN: {earlier} an earlier {'checkpoint' if is_file else 'one'}, or train again with a lower "
+            "optimizer.learning_rate"
         )
     return TrainedModel(
         network=built.network,

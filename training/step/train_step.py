@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.models.losses import Loss, cross_entropy, wide_outputs
 from ringfeed.training.optimizers.precision import LossScale, all_finite
 from ringfeed.training.records.clock import Clock, timed
@@ -186,7 +187,11 @@ class _Step:
         """What ranks agree on, and the time stamps; a clock holds back the first tensor, which the update needs."""
 
         def reduce(tensors: Sequence[Tensor]) -> list[Tensor]:
-            return self.synchronizer.reduce(sent.received(tensors), self.optimizer.iterations.value).tensors
+            reduced: Any = self.synchronizer.reduce(sent.received(tensors), self.optimizer.iterations.value)
+            if not isinstance(reduced, Exchange):
+                name = f"{type(self.synchronizer).__name__}.reduce"
+                raise ConfigError(f"{name} must return an Exchange, such as sent.received(...), got {reduced!r:.80}")
+            return reduced.tensors
 
         tensors, stamps = timed(reduce, sent.tensors, self.read_clock)
         return sent.received(tensors), stamps
