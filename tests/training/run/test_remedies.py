@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from ringfeed.sharding.errors import RingfeedError, TrainingError
+from ringfeed.sharding.errors import CorruptionError, RingfeedError, TrainingError
+from ringfeed.tools.shard_dataset.program import main as shard_dataset
 from ringfeed.training.config.config_file import load_config
 from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.run.trainer import Trainer
@@ -153,3 +155,78 @@ def test_the_remedy_of_a_refused_configuration_lets_the_run_go_on(
     with pytest.raises(RingfeedError, match=message):
         train(changes)
     train(remedy)
+
+
+UNLABELLED = ["data.url={folder}/unlabelled", "task=regression", "data.target=hour"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "remedies"),
+    [
+        (["data.train_split=trian"], "no split 'trian'; the dataset has 'train', 'test'", [["data.train_split=train"]]),
+        (["data.eval_split=val"], "has 'train', 'test'; to train without evaluation: data.eval_split: null",
+         [["data.eval_split=test"], ["data.eval_split=null"]]),
+        (["data.exclude=[delya]"], "did you mean .delay.. The columns are: delay,", [["data.exclude=[delay]"]]),
+        (["data.categorical=[delay]"], "must hold one integer or text per record", [["data.categorical=[hour]"]]),
+        (["data.where='delay >'"], "an expression may hold == != < <= >", [["data.where='delay > 1'"]]),
+        (["data.where='dely > 1'"], "did you mean .delay.. The columns here are: delay", [["data.where='delay > 1'"]]),
+        (["data.where='hour > 99'"], "none of the 3000 records passes", [["data.where='hour > 9'"]]),
+        (["data.balance=unifrm"], "must be 'natural', 'uniform', 'power:A'", [["data.balance=uniform"]]),
+        (["data.balance={{early: 1}}"], "there is no class 'early'; the classes are: late, on time",
+         [["data.balance={{late: 1, on time: 1}}"]]),
+        (["data.cache=s3://bucket/cache"], "the path of a folder on a local disk", [["data.cache={folder}/cache"]]),
+        (["data.streams=7"], "data.streams must divide the global batch of 60", [["data.streams=6"]]),
+        (["data.url={folder}/none"], "make one with: shard-dataset build SRC DST --label COL",
+         [["data.url={folder}/built"]]),
+        (["data.url={folder}/unlabelled"], "build with --label, or name another target: data.target with task=binary, "
+         "multilabel or regression", [UNLABELLED, ["data.url={folder}/built"]]),
+        ([*UNLABELLED, "data.target=distance"], "drop such records: shard-dataset build --filter",
+         [["data.url={folder}/built-filtered", *UNLABELLED[1:], "data.target=distance"]]),
+    ],
+)  # fmt: skip
+def test_the_remedy_of_an_error_about_the_data_lets_the_run_go_on(
+    changes: list[str],
+    message: str,
+    remedies: list[list[str]],
+    tmp_path: Path,
+    flights: str,
+    write_config: Callable[..., Path],
+) -> None:
+    path = write_config(data={"eval_split": None}, schedule={"warmup_epochs": 0.0}, model={"hidden": [4]}, max_steps=3)
+
+    def train(overrides: list[str]) -> None:
+        words = [word.format(folder=tmp_path) for word in overrides]
+        Trainer(load_config(str(path), ["deterministic=false", "output.metrics=null", *words]), SoloRing()).run()
+
+    source = str(Path(flights).parent / "source.parquet")
+    if any("unlabelled" in word for word in changes):
+        assert shard_dataset(["build", source, str(tmp_path / "unlabelled"), "--workers", "1"]) == 0
+    with pytest.raises(RingfeedError, match=message):
+        train(changes)
+    if any("built" in word for remedy in remedies for word in remedy):
+        words = ["build", source, "--label", "late", "--workers", "1"]
+        assert shard_dataset([*words, str(tmp_path / "built")]) == 0
+        assert shard_dataset([*words, str(tmp_path / "built-filtered"), "--filter", "distance is not null"]) == 0
+    for remedy in remedies:
+        train(remedy)
+
+
+@pytest.mark.parametrize("damage", ["bits", "cut", "missing"])
+def test_a_run_goes_on_once_its_damaged_shard_is_repaired_as_the_error_says(
+    damage: str, tmp_path: Path, flights: str, write_config: Callable[..., Path]
+) -> None:
+    shutil.copytree(flights, tmp_path / "damaged")
+    shard = sorted((tmp_path / "damaged").glob("train-*"))[0]
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "missing":
+        shard.unlink()
+    else:
+        shard.write_bytes(content if damage == "bits" else content[: len(content) // 2])
+    path = write_config(data={"url": str(tmp_path / "damaged"), "eval_split": None}, model={"hidden": [4]})
+    config = load_config(path, ["deterministic=false", f"checkpoint.url={tmp_path}/run", "epochs=1"])
+    with pytest.raises(CorruptionError, match=r"repair it with: shard-dataset repair .*damaged") as raised:
+        Trainer(config, SoloRing()).run()
+    _, command, folder = str(raised.value).rpartition("repair it with: ")[2].split()
+    assert shard_dataset([command, folder, "--source", str(Path(flights).parent / "source.parquet")]) == 0
+    Trainer(config, SoloRing()).run()
