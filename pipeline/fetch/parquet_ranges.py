@@ -58,13 +58,13 @@ def _block_start(position: int) -> int:
 
 def _in_blocks(spans: Iterable[tuple[int, int]], end: int, gap_bytes: int) -> Iterator[tuple[int, int]]:
     """Yield spans widened to whole blocks and joined across small gaps, up to the block that starts at `end`."""
-    held: tuple[int, int] | None = None
+    joined: tuple[int, int] | None = None
     for start, stop in sorted(spans):
         start, stop = _block_start(start), min(_block_start(stop - 1) + BLOCK_BYTES, end)
-        if held is not None and start > held[1] + gap_bytes:
-            yield held
-            held = None
+        if joined is not None and start > joined[1] + gap_bytes:
+            yield joined
+            joined = None
         if start < stop:
-            held = (start, stop) if held is None else (held[0], max(held[1], stop))
-    if held is not None:
-        yield held
+            joined = (start, stop) if joined is None else (joined[0], max(joined[1], stop))
+    if joined is not None:
+        yield joined

@@ -163,8 +163,8 @@ class ClassSchedule:
         words, together = [], max(_SEATS_AT_ONCE // len(self.weights), 1)
         for first in range(0, len(numbers), together):
             for seats in self._patterns(numbers[first : first + together]):
-                held = np.flatnonzero(seats)
-                words.append(held.astype(narrow)[balanced_word(tuple(seats[held].tolist()))])
+                present = np.flatnonzero(seats)
+                words.append(present.astype(narrow)[balanced_word(tuple(seats[present].tolist()))])
         return np.tile(np.reshape(words, (len(words), self.batch_size)), 2)
 
     def _rotations(self, steps: Int64) -> Int64:

@@ -80,13 +80,13 @@ def assign_groups(
     if groups < len(shares) and not existing.any():
         raise ValueError(f"there must be at least as many groups as splits, got {groups} for {len(shares)}")
     classes = max(int(table.class_ids.max(initial=-1)) + 1, existing.shape[1])
-    held = np.pad(existing, ((0, 0), (0, classes - existing.shape[1])))
-    weights = _weights(np.bincount(table.class_ids, table.counts, minlength=classes) + held.sum(axis=0), shares)
+    split_counts = np.pad(existing, ((0, 0), (0, classes - existing.shape[1])))
+    weights = _weights(np.bincount(table.class_ids, table.counts, minlength=classes) + split_counts.sum(axis=0), shares)
     result = np.full(groups, -1, np.int32) if known_splits is None else known_splits.copy()
     for split in range(len(shares)):
         mine = result[table.groups] == split
-        np.add.at(held[split], table.class_ids[mine], table.counts[mine])
-    records = [[*row, sum(row)] for row in held.tolist()]
+        np.add.at(split_counts[split], table.class_ids[mine], table.counts[mine])
+    records = [[*row, sum(row)] for row in split_counts.tolist()]
     order = _largest_first(np.add.reduceat(table.counts, bounds[:-1]), key)
     order = order[result[order] < 0]
     empty = {split for split, row in enumerate(records) if not row[-1]}

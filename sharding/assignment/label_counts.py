@@ -75,13 +75,13 @@ def count_values(batches: Iterable[pa.Array], kind: pa.DataType) -> ValueCounts:
     ([3, 1], [1, 3])
     """
     known = ValueCounts(values=pa.array([], kind), counts=np.empty(0, np.int64))
-    held: list[ValueCounts] = []
+    tallies: list[ValueCounts] = []
     for labels in batches:
-        found = pc.value_counts(labels if labels.type == kind else labels.cast(kind))
-        held.append(ValueCounts(values=found.field("values"), counts=found.field("counts").to_numpy()))
-        if sum(len(tally.values) for tally in held) >= max(_MERGED_VALUES, len(known.values)):
-            known, held = _merged(known, held)[0], []
-    return _merged(known, held)[0]
+        counted = pc.value_counts(labels if labels.type == kind else labels.cast(kind))
+        tallies.append(ValueCounts(values=counted.field("values"), counts=counted.field("counts").to_numpy()))
+        if sum(len(tally.values) for tally in tallies) >= max(_MERGED_VALUES, len(known.values)):
+            known, tallies = _merged(known, tallies)[0], []
+    return _merged(known, tallies)[0]
 
 
 def _merged(known: ValueCounts, more: Sequence[ValueCounts]) -> tuple[ValueCounts, list[Int32]]:
@@ -102,25 +102,25 @@ class LabelCounts:
         self._known = ValueCounts(values=class_array(schema, []), counts=np.empty(0, np.int64))
         self._codes = [np.empty(0, np.int32)] * parts
         self._counts: list[npt.NDArray[np.unsignedinteger]] = [np.empty(0, np.uint8)] * parts
-        self._held: list[tuple[int, ValueCounts]] = []
+        self._tallies: list[tuple[int, ValueCounts]] = []
 
     def add(self, number: int, tally: ValueCounts) -> None:
         """Add the counts of a part."""
-        self._held.append((number, tally))
-        if sum(len(held.values) for _, held in self._held) >= max(_MERGED_VALUES, len(self._known.values)):
-            self._merge_held()
+        self._tallies.append((number, tally))
+        if sum(len(tally.values) for _, tally in self._tallies) >= max(_MERGED_VALUES, len(self._known.values)):
+            self._merge_tallies()
 
-    def _merge_held(self) -> None:
-        self._known, found = _merged(self._known, [tally for _, tally in self._held])
-        for (number, tally), codes in zip(self._held, found, strict=True):
+    def _merge_tallies(self) -> None:
+        self._known, merged_codes = _merged(self._known, [tally for _, tally in self._tallies])
+        for (number, tally), codes in zip(self._tallies, merged_codes, strict=True):
             self._codes[number], self._counts[number] = codes.copy(), narrow_counts(tally.counts)
-        self._held.clear()
+        self._tallies.clear()
 
     @property
     def totals(self) -> ValueCounts:
         """Records of each class in all parts."""
-        if self._held:
-            self._merge_held()
+        if self._tallies:
+            self._merge_tallies()
         return self._known
 
     def by_part(self, classes: pa.Array) -> tuple[StratumCounts, ...]:

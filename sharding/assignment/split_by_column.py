@@ -99,10 +99,10 @@ def split_by_column(
     np.add.at(totals, (splits[table.groups], table.class_ids), table.counts)
     strata_of = (np.cumsum(totals.any(axis=1)) - 1).astype(np.int32)  # a split without records gets no shard
     counts: list[StratumCounts] = []
-    for held in _batched_notes(census, parts, lambda: len(values)):
-        arrays = [notes.values for _, notes in held]
-        found = pc.index_in(pa.chunked_array(arrays), value_set=values).to_numpy()
-        for (number, notes), codes in zip(held, _cut(found, arrays), strict=True):
+    for batch in _batched_notes(census, parts, lambda: len(values)):
+        arrays = [notes.values for _, notes in batch]
+        positions = pc.index_in(pa.chunked_array(arrays), value_set=values).to_numpy()
+        for (number, notes), codes in zip(batch, _cut(positions, arrays), strict=True):
             mine = strata_of[splits[codes]]
             census.write("splits", number, pa.table({"value": notes.values, "split": mine}))
             strata = mine[notes.value_codes].astype(np.int64) * len(classes) + notes.class_ids(classes)
@@ -158,35 +158,35 @@ def _grouped(
 
 def _gather(census: Census, parts: int, classes: pa.Array) -> tuple[pa.Array, GroupCounts]:
     """All values of the column, by first occurrence in the source, and the records of each class by value."""
-    known: list[pa.Array] = []
+    distinct: list[pa.Array] = []
     keys, counts = np.empty(0, np.int64), np.empty(0, np.int64)
-    for held in _batched_notes(census, parts, lambda: sum(map(len, known))):
-        arrays = [*known, *(notes.values for _, notes in held)]
+    for batch in _batched_notes(census, parts, lambda: sum(map(len, distinct))):
+        arrays = [*distinct, *(notes.values for _, notes in batch)]
         encoded = pa.chunked_array(arrays).dictionary_encode().combine_chunks()
-        known[:] = [encoded.dictionary]  # known values keep their codes
-        codes = _cut(encoded.indices.to_numpy().astype(np.int64), arrays)[-len(held) :]
+        distinct[:] = [encoded.dictionary]  # earlier values keep their codes
+        codes = _cut(encoded.indices.to_numpy().astype(np.int64), arrays)[-len(batch) :]
         more = [
             code[notes.value_codes] * len(classes) + notes.class_ids(classes)
-            for code, (_, notes) in zip(codes, held, strict=True)
+            for code, (_, notes) in zip(codes, batch, strict=True)
         ]
         keys, counts = sum_by_key(
-            np.concatenate([keys, *more]), np.concatenate([counts, *(notes.counts for _, notes in held)])
+            np.concatenate([keys, *more]), np.concatenate([counts, *(notes.counts for _, notes in batch)])
         )
-    return known[0], GroupCounts(groups=keys // len(classes), class_ids=keys % len(classes), counts=counts)
+    return distinct[0], GroupCounts(groups=keys // len(classes), class_ids=keys % len(classes), counts=counts)
 
 
 def _batched_notes(census: Census, parts: int, least: Callable[[], int]) -> Iterator[list[tuple[int, Notes]]]:
     """The notes on all parts, with the number of each part, in lists of enough notes to look up together."""
-    held: list[tuple[int, Notes]] = []
+    batch: list[tuple[int, Notes]] = []
     rows = 0
     for number in range(parts):
-        held.append((number, census.notes(number)))
-        rows += len(held[-1][1].counts)
+        batch.append((number, census.notes(number)))
+        rows += len(batch[-1][1].counts)
         if rows >= max(_NOTES_AT_ONCE, least()):
-            yield held
-            held, rows = [], 0
-    if held:
-        yield held
+            yield batch
+            batch, rows = [], 0
+    if batch:
+        yield batch
 
 
 def _cut(joined: npt.NDArray[np.integer], arrays: Sequence[pa.Array]) -> list[npt.NDArray[np.integer]]:

@@ -106,25 +106,25 @@ def partition_part(source: Source, part: Part, number: int, placement: Placement
 
 def _runs(batches: Batches, run_bytes: int) -> Batches:
     """Join batches until they hold `run_bytes`, so that each bucket's slice of them is worth a write."""
-    held: list[tuple[pa.RecordBatch, npt.NDArray[np.int64]]] = []
-    held_bytes = 0
+    run: list[tuple[pa.RecordBatch, npt.NDArray[np.int64]]] = []
+    joined_bytes = 0
     for batch, buckets in batches:
-        held.append((batch, buckets))
-        held_bytes += batch.get_total_buffer_size()
-        if held_bytes >= run_bytes:
-            yield _join(held)
-            held, held_bytes = [], 0
-    if held:
-        yield _join(held)
+        run.append((batch, buckets))
+        joined_bytes += batch.get_total_buffer_size()
+        if joined_bytes >= run_bytes:
+            yield _join(run)
+            run, joined_bytes = [], 0
+    if run:
+        yield _join(run)
 
 
 def _join(
-    held: Sequence[tuple[pa.RecordBatch, npt.NDArray[np.int64]]],
+    run: Sequence[tuple[pa.RecordBatch, npt.NDArray[np.int64]]],
 ) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
-    if len(held) == 1:
-        return held[0]
-    batch = pa.concat_batches([batch for batch, _ in held])
-    return batch, np.concatenate([buckets for _, buckets in held])
+    if len(run) == 1:
+        return run[0]
+    batch = pa.concat_batches([batch for batch, _ in run])
+    return batch, np.concatenate([buckets for _, buckets in run])
 
 
 def _write_by_bucket(runs: Batches, sink: Any) -> npt.NDArray[np.int64]:

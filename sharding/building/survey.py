@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from unicodedata import normalize
 
-from ringfeed.sharding.common.unicode_twins import unicode_twins
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import counted, listed, some_of
@@ -56,13 +56,27 @@ def survey(source: Source, options: BuildOptions) -> None:
 
 def warn_of_twins(noun: str, names: Sequence[str], remedy: str) -> None:
     """Warn of names that differ only in their Unicode form."""
-    twins = unicode_twins(names)
+    twins = _unicode_twins(names)
     if twins:
         one, other = twins[0]
         _logger.warning(
             "%s of names of %s differ only in their Unicode form, such as %s and %s; they are kept apart: %s",
             counted(len(twins), "pair"), f"{noun}s" if noun != "class" else "classes", ascii(one), ascii(other), remedy,
         )  # fmt: skip
+
+
+def _unicode_twins(names: Iterable[str]) -> list[tuple[str, str]]:
+    """Return pairs of different names that are equal in Unicode's composed form (NFC), in their order.
+
+    >>> [tuple(map(ascii, pair)) for pair in _unicode_twins(["caf\\u00e9", "tea", "cafe\\u0301", "caf\\u00e9"])]
+    [("'caf\\\\xe9'", "'cafe\\\\u0301'")]
+    """
+    first: dict[str, str] = {}
+    twins: dict[tuple[str, str], None] = {}
+    for name in names:
+        if not name.isascii() and (other := first.setdefault(normalize("NFC", name), name)) != name:
+            twins[other, name] = None
+    return list(twins)
 
 
 def warn_of_rotated_images(manifest: Manifest) -> None:

@@ -21,17 +21,17 @@ def drop_stderr_lines(noise: re.Pattern[bytes]) -> Iterator[None]:
         return
     sys.stderr.flush()
     kept = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
+    with tempfile.TemporaryFile() as lines:
+        os.dup2(lines.fileno(), 2)
         try:
             yield
         finally:
             sys.stderr.flush()
             os.dup2(kept, 2)
             os.close(kept)
-            held.seek(0)
+            lines.seek(0)
             with open(2, "wb", closefd=False) as stderr:
-                stderr.writelines(line for line in held if not noise.match(line))
+                stderr.writelines(line for line in lines if not noise.match(line))
 
 
 def silence_pillow() -> None:

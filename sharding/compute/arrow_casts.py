@@ -78,7 +78,7 @@ def is_number(kind: pa.DataType) -> bool:
 
 
 def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
-    """Return the NumPy dtype of a numeric type; Arrow's own `to_pandas_dtype` imports pandas before version 26.
+    """Return the NumPy dtype of a numeric type; Arrow's own `to_pandas_dtype` imports pandas before version 23.
 
     >>> numpy_dtype(pa.float32())
     dtype('float32')

@@ -50,8 +50,8 @@ def _hold(storage: Storage, name: str, size: int) -> Iterator[bool]:
     with ExitStack() as stack:
         is_held = False
         with suppress(RingfeedError):  # if the store is down, the write says so
-            held = stack.enter_context(hold_folder(room, {"task": "write"}, _LEASE, "name another file"))
-            remove_files(held, [left for left in room.list() if left != _LEASE])
+            own_folder = stack.enter_context(hold_folder(room, {"task": "write"}, _LEASE, "name another file"))
+            remove_files(own_folder, [left for left in room.list() if left != _LEASE])
             is_held = True
         yield is_held
     if is_held:

@@ -39,11 +39,11 @@ def hold_folder(folder: Storage, about: Mapping[str, str], lease: str, remedy: s
     absent = folder.absent_folders()
     with ExitStack() as stack:
         with _naming(remedy):
-            held = stack.enter_context(hold_lease(folder, about, lease))
+            acquired = stack.enter_context(hold_lease(folder, about, lease))
         try:
-            yield fence_storage(folder, held)
+            yield fence_storage(folder, acquired)
         finally:
-            held.release(keep=False)
+            acquired.release(keep=False)
             with suppress(RingfeedError):  # the error of the body matters
                 folder.remove_folders(absent)
 

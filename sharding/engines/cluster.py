@@ -238,6 +238,6 @@ class RemoteExecutor(ClusterExecutor):
         """The last result of `_count`, refreshed now and then because clusters grow."""
         count, when = self._counted
         if time.monotonic() - when >= _COUNT_SECONDS:
-            asked = self._count()
-            self._counted = (count if asked is None else asked, time.monotonic())
+            current = self._count()
+            self._counted = (count if current is None else current, time.monotonic())
         return self._counted[0]

@@ -128,9 +128,9 @@ def _provenance(manifest: Manifest, to: str, splits: Sequence[str], paths: Seque
     """What an export is made from: the same for the same records in the same shards, whatever the shards' format."""
     built = [(dict(g.source), g.seed, dict(g.options), dict(g.shards)) for g in manifest.all_generations]
     lost = [(entry.split, entry.records, entry.class_counts) for entry in manifest.lost]
-    held = {name: manifest.splits[name].to_json() for name in splits}
+    contents = {name: manifest.splits[name].to_json() for name in splits}
     names = [str(name) for name in manifest.classes]
-    digest = digest_of(to, built, held, lost, str(manifest.schema.arrow), names)
+    digest = digest_of(to, built, contents, lost, str(manifest.schema.arrow), names)
     return Provenance(record=CARD_NAME, digest=digest, files=paths)
 
 

@@ -246,7 +246,7 @@ def _delimited(content: UInt8, starts: Int64, ends: Int64, tag: int) -> tuple[In
 
     Where there is none both bounds are the end given, so that whatever is looked for next is not there either.
     """
-    there = (starts < ends) & (content[starts] == tag)
+    is_present = (starts < ends) & (content[starts] == tag)
     at = np.minimum(starts + 1, ends)
     lengths = content[at].astype(np.int64)
     at += 1
@@ -256,16 +256,16 @@ def _delimited(content: UInt8, starts: Int64, ends: Int64, tag: int) -> tuple[In
         if not len(going):
             break
         inside = at[going] < ends[going]
-        there[going[~inside]] = False
+        is_present[going[~inside]] = False
         going = going[inside]
         more = content[at[going]].astype(np.int64)
         lengths[going] |= (more & 0x7F) << shift
         at[going] += 1
         going = going[more >= 0x80]
-    there[going] = False  # 2**35 or more, or padded to more bytes than that takes
+    is_present[going] = False  # 2**35 or more, or padded to more bytes than that takes
     stops = at + lengths
-    there &= stops <= ends
-    return np.where(there, at, ends), np.where(there, stops, ends), there
+    is_present &= stops <= ends
+    return np.where(is_present, at, ends), np.where(is_present, stops, ends), is_present
 
 
 def _gather(data: bytes, starts: Int64, lengths: Int64) -> UInt8:

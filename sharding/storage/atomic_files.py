@@ -129,10 +129,10 @@ class LocalDraft:
 
         ``POSIX_FADV_DONTNEED`` makes Linux write dirty pages, which cannot be dropped; they stay in the page cache.
         """
-        held = self._file.tell() - self._sent_bytes
-        if held >= _SEND_BYTES and hasattr(os, "posix_fadvise"):  # macOS lacks it
-            os.posix_fadvise(self._file.fileno(), self._sent_bytes, held, os.POSIX_FADV_DONTNEED)
-            self._sent_bytes += held
+        unsent_bytes = self._file.tell() - self._sent_bytes
+        if unsent_bytes >= _SEND_BYTES and hasattr(os, "posix_fadvise"):  # macOS lacks it
+            os.posix_fadvise(self._file.fileno(), self._sent_bytes, unsent_bytes, os.POSIX_FADV_DONTNEED)
+            self._sent_bytes += unsent_bytes
 
     def commit(self, *, exclusive: bool = False) -> None:
         if self._durable:

@@ -90,10 +90,10 @@ class _LeaseFile:
     def guard(self) -> None:
         if time.monotonic() - _seen.get(self.token, -_SURE_SECONDS) < _SURE_SECONDS:
             return
-        asked = time.monotonic()
+        begun = time.monotonic()
         if lost := describe_loss(self.storage, read_holder(self.storage), self.token):
             raise DestinationError(lost)
-        _seen[self.token] = asked
+        _seen[self.token] = begun
 
 
 def fence_storage(storage: Storage, lease: Lease) -> FencedStorage:

@@ -111,15 +111,15 @@ def retry(
             retried = isinstance(error.__context__, RetriesExhaustedError)  # by an operation within
             if policy.attempts == 1 or retried or not (transient or is_transient)(error):
                 raise
-            busy, asked = is_busy(error), retry_after_seconds(error)
+            busy, retry_after = is_busy(error), retry_after_seconds(error)
             most, budget = policy.attempts, policy.budget_seconds
             if busy:
                 most, budget = policy.busy_attempts, policy.busy_seconds
-            pause = asked + policy.pause_seconds(attempt, draw())
+            pause = retry_after + policy.pause_seconds(attempt, draw())
             failures[busy] += 1
             seconds[busy] += clock() - began + pause
             if failures[busy] == most or seconds[busy] > budget:
-                raise RetriesExhaustedError(attempt, clock() - start, asked) from error
+                raise RetriesExhaustedError(attempt, clock() - start, retry_after) from error
             _logger.log(
                 logging.INFO if failures[busy] <= (_QUIET_REFUSALS if busy else _QUIET_ATTEMPTS) else logging.WARNING,
                 "%s; trying again in %.1f s (attempt %d of %d failed)",

@@ -246,18 +246,18 @@ def _hashes(source: Source, part: Part, columns: Sequence[str], complete: bool) 
 
 def _in_runs(batches: Iterator[Hashes]) -> Iterator[npt.NDArray[np.uint64]]:
     """Rows of hash and position, [up to about _RUN_RECORDS, 3]."""
-    held: list[npt.NDArray[np.uint64]] = []
+    run: list[npt.NDArray[np.uint64]] = []
     position = count = 0
     for hashes in batches:
         numbers = np.arange(position, position + len(hashes), dtype=np.uint64)
-        held.append(np.column_stack([hashes, numbers]))
+        run.append(np.column_stack([hashes, numbers]))
         position += len(hashes)
         count += len(hashes)
         if count >= _RUN_RECORDS:
-            yield np.concatenate(held)
-            held, count = [], 0
+            yield np.concatenate(run)
+            run, count = [], 0
     if count:
-        yield np.concatenate(held)
+        yield np.concatenate(run)
 
 
 def find_duplicates_in_bucket(

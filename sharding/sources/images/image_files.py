@@ -284,12 +284,12 @@ def _in_runs(work: Callable[[int, int], list[T]], count: int) -> list[T]:
 
 def _blocks(count: int, sizes: Sequence[int] | None) -> Iterator[tuple[int, int]]:
     """Yield half-open ranges of files to hold at a time."""
-    start = held = 0
+    start = block_bytes = 0
     for i in range(count):
-        if i > start and (i - start == _REMOTE_FILES or (sizes and held + sizes[i] > BATCH_BYTES)):
+        if i > start and (i - start == _REMOTE_FILES or (sizes and block_bytes + sizes[i] > BATCH_BYTES)):
             yield start, i
-            start, held = i, 0
-        held += sizes[i] if sizes else 0
+            start, block_bytes = i, 0
+        block_bytes += sizes[i] if sizes else 0
     if count > start:
         yield start, count
 
