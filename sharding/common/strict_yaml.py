@@ -45,8 +45,8 @@ def load_yaml(text: str | bytes, are_names: Callable[[tuple[str, ...]], bool] = 
 
     Args:
         text: the document.
-        are_names: whether the value at a path of keys is a name, or a mapping of names: they stay as they are written,
-            where YAML would take them for numbers, dates and so on. Null as a value stays null.
+        are_names: whether the value at a path of keys is a name, or a mapping or list of names: they stay as they are
+            written, where YAML would take them for numbers, dates and so on. Null as a value stays null.
 
     Raises:
         ValueError: it is not YAML, repeats a key, holds a date that does not exist, is nested too deep, has more than
@@ -56,6 +56,8 @@ def load_yaml(text: str | bytes, are_names: Callable[[tuple[str, ...]], bool] = 
     {'a': 1, 'b': ['x']}
     >>> load_yaml("a: {01: 1, no: 01}", lambda path: path == ("a",))
     {'a': {'01': 1, 'no': 1}}
+    >>> load_yaml("a: [01, no]", lambda path: path == ("a",))
+    {'a': ['01', 'no']}
     """
     try:
         tree = _loaded(text, are_names)
@@ -88,6 +90,13 @@ def _with_names(
     """A node with its names as texts. Nodes are made anew, since an alias may stand for one elsewhere, too."""
     if isinstance(node, yaml.ScalarNode):
         return _text(node) if are_names(path) and node.tag != _NULL else node
+    if isinstance(node, yaml.SequenceNode) and id(node) not in above and are_names(path):
+        names = [
+            _text(item) if isinstance(item, yaml.ScalarNode) and item.value  # an empty one is null
+            else _with_names(item, path, are_names, above | {id(node)})
+            for item in node.value
+        ]  # fmt: skip
+        return yaml.SequenceNode(node.tag, names, node.start_mark, node.end_mark, node.flow_style)
     if not isinstance(node, yaml.MappingNode) or id(node) in above:
         return node
     is_named, above = are_names(path), above | {id(node)}

@@ -33,7 +33,7 @@ class _Document:
 
 
 def read_features(url: str | os.PathLike[str]) -> dict[str, Feature]:
-    """Read the features of a file, in its order.
+    """Read the features of a file, in its order. Names of columns are texts as they are written: 01, yes, 2024-01-02.
 
     Args:
         url: URL or path of the file.
@@ -56,7 +56,7 @@ def read_features(url: str | os.PathLike[str]) -> dict[str, Feature]:
     if len(data) > _MOST_BYTES:
         raise ConfigError(f"{url} has more than {_MOST_BYTES >> 20} MiB, so it is no file for --schema; check the path")
     try:
-        tree = load_yaml(data)
+        tree = load_yaml(data, lambda path: path == ("features",))
     except ValueError as error:
         raise ConfigError(f"{url} is not YAML: {brief(error)}") from error
     return parse_features(tree, url)

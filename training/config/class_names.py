@@ -1,4 +1,4 @@
-"""The names of classes in a configuration: texts as they are written, matched with the values of a label."""
+"""Names in a configuration, texts as they are written; those of classes are matched with the values of a label."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from ringfeed.sharding.messages import did_you_mean, listed
 __all__ = ["class_name", "class_number", "hold_names", "shares_by_class"]
 
 _NAMES = (
+    *(("data", key) for key in ("include", "exclude", "target", "categorical", "bucket_by")),
+    *(("data", key) for key in ("train_split", "eval_split")),
+    *(("model", key) for key in ("crosses", "shared")),
     ("data", "positive"),
     ("data", "balance"),
     ("data", "weights"),
@@ -19,11 +22,11 @@ _NAMES = (
     ("data", "mixture", None, "balance"),
     ("loss", "class_weights"),
 )
-"""Keys that are a name, or hold names; None stands for any dataset of a mixture."""
+"""Keys that are a name of a column, split, class or dataset, or hold names; None stands for any dataset."""
 
 
 def hold_names(path: Sequence[str]) -> bool:
-    """Whether the value of a key, or the keys of its value, are names, which YAML must not take for numbers or dates.
+    """Whether the value of a key, or what it lists, or its keys, are names, not what YAML takes them for.
 
     >>> hold_names(["data", "mixture", "web", "balance"]), hold_names(["data", "batch_size"])
     (True, False)

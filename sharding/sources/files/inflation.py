@@ -14,6 +14,7 @@ __all__ = ["BoundedFile", "CountedFile", "check_held"]
 
 _HELD_BYTES, _HELD_INFLATION = 512 << 20, 100  # where a part of a file is held in memory as a whole
 _STREAMED_BYTES, _STREAMED_INFLATION = 256 << 20, 1000  # gzip shrinks nothing to less than a 1032nd
+_LINE_BYTES = 24  # a line counts as so many bytes more: short ones take the time of long ones to parse
 
 
 def check_held(path: str, what: str, stored_bytes: int, held_bytes: int) -> None:
@@ -57,7 +58,7 @@ class BoundedFile(io.RawIOBase):
 
     def __init__(self, stream: IO[bytes], packed: CountedFile, path: str) -> None:
         self._stream, self._packed, self._path = stream, packed, path
-        self._bytes = 0
+        self._bytes = self._lines = 0
 
     def readable(self) -> bool:
         """Whether it can be read."""
@@ -68,9 +69,10 @@ class BoundedFile(io.RawIOBase):
         data = self._stream.read(len(buffer))
         buffer[: len(data)] = data
         self._bytes += len(data)
-        if self._bytes > _STREAMED_BYTES + _STREAMED_INFLATION * self._packed.bytes:
+        self._lines += data.count(b"\n")
+        if self._bytes + _LINE_BYTES * self._lines > _STREAMED_BYTES + _STREAMED_INFLATION * self._packed.bytes:
             raise SourceError(
-                f"{self._path}: its first {self._packed.bytes:,} bytes hold {self._bytes:,} or more; if it is so, "
-                "decompress it"
+                f"{self._path}: its first {self._packed.bytes:,} bytes hold {self._bytes:,} or more in {self._lines:,} "
+                "lines; if it is so, decompress it"
             )
         return len(data)

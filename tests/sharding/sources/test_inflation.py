@@ -1,5 +1,6 @@
 """Files that hold far more than their bytes: parts of tables, compressed text, and long values of dictionaries."""
 
+import bz2
 import gzip
 import lzma
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from tests.helpers.contents import labels
 
 OPENERS: dict[str, Callable[[str], Any]] = {
     "gz": lambda path: gzip.GzipFile(path, "wb"),
+    "bz2": lambda path: bz2.BZ2File(path, "wb"),  # the caller closes it
     "xz": lambda path: lzma.LZMAFile(path, "wb"),  # noqa: SIM115  # the caller closes it
     "zst": lambda path: pa.CompressedOutputStream(path, "zstd"),
 }
@@ -142,5 +144,21 @@ def test_compressed_text_that_inflates_beyond_reason_is_refused(
     assert len(labels(open_source(str(path), "a"))) == ROWS
     monkeypatch.setattr(inflation, "_STREAMED_BYTES", 1 << 20)
     monkeypatch.setattr(inflation, "_STREAMED_INFLATION", 10)
-    with pytest.raises(SourceError, match=r"bytes hold [12],\d+,\d+ or more; if it is so, decompress it$"):
+    with pytest.raises(
+        SourceError, match=r"bytes hold [12],\d+,\d+ or more in [\d,]+ lines; if it is so, decompress it$"
+    ):
         labels(open_source(str(path), "a"))
+
+
+@pytest.mark.parametrize(("kind", "line"), [("csv", b"0\n"), ("csv", b"\r\n"), ("jsonl", b"{}\n")])
+@pytest.mark.parametrize("codec", ["gz", "zst"])
+def test_short_lines_without_end_are_refused_soon(tmp_path: Path, codec: str, kind: str, line: bytes) -> None:
+    """Lines take the time, not bytes: 256 MiB of two-byte lines took a minute."""
+    path, lines = tmp_path / f"x.{kind}.{codec}", 16 << 20
+    with OPENERS[codec](str(path)) as file:
+        file.write(b"a\n" if kind == "csv" else b'{"a": 0}\n')
+        for _ in range(16):
+            file.write(line * (lines // 16))
+    with pytest.raises(SourceError, match=r"bytes hold [\d,]+ or more in (\d+),\d+,\d+ lines; if it is so") as caught:
+        labels(open_source(str(path), "a"))
+    assert int(str(caught.value).partition(" or more in ")[2].partition(",")[0]) < 14

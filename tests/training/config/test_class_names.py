@@ -111,3 +111,23 @@ def test_a_run_of_an_earlier_version_is_the_same_run() -> None:
         before["data"] |= {"positive": value, "balance": {"1": 2.0}}
         assert changed_keys(now, before) == []
     assert class_number("x", "1", (0, 1)) == 1
+
+
+def test_texts_that_yaml_reads_as_something_else_name_columns_and_splits(tmp_path: Path) -> None:
+    columns = ", ".join(TEXTS)
+    written = f"{{url: d, include: [{columns}], exclude: [{columns}], categorical: [{columns}], bucket_by: no}}"
+    path = _write(tmp_path, f"data: {written}\nmodel: {{name: wide_deep, crosses: [[1, yes], [01, 1.0]]}}")
+    for config in (load_config(path), load_config(_write(tmp_path, print_config(load_config(path))))):
+        data = config.data
+        assert data.include == data.exclude == data.categorical == TEXTS
+        assert data.bucket_by == "no"
+        assert config.model.crosses == (("1", "yes"), ("01", "1.0"))
+    keys = [
+        "data.train_split=2024",
+        "data.eval_split=null",
+        "data.target=1.0",
+        "task=regression",
+        "data.exclude=[yes, 1]",
+    ]
+    data = load_config(path, keys).data
+    assert (data.train_split, data.eval_split, data.target, data.exclude) == ("2024", None, "1.0", ("yes", "1"))
