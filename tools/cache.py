@@ -18,7 +18,7 @@ from ringfeed.sharding.messages import listed, one_line
 from ringfeed.sharding.storage.location import Location
 from ringfeed.sharding.storage.storage import Storage
 
-from .console import align, human_bytes, human_seconds, print_event, print_stderr
+from .console import align, human_bytes, human_seconds, print_event, print_stderr, print_text
 
 __all__ = ["add_arguments", "parse_age", "run"]
 
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
     elif args.json:
         print(json.dumps(_document(folder, chosen, in_use), indent=2))
     else:
-        print("\n".join(_lines(folder, chosen, in_use)))
+        print_text("\n".join(_lines(folder, chosen, in_use)))
     return 0
 
 
@@ -117,9 +117,9 @@ def _report_cleared(args: argparse.Namespace, chosen: Sequence[CacheEntry], remo
         }
         print(json.dumps(document, indent=2))
         return
-    print(f"removed {len(removed):,} entries, {human_bytes(sum(entry.bytes for entry in removed))}")
+    print_text(f"removed {len(removed):,} entries, {human_bytes(sum(entry.bytes for entry in removed))}")
     if kept:
-        print(f"kept {len(kept):,} in use, {human_bytes(sum(entry.bytes for entry in kept))}")
+        print_text(f"kept {len(kept):,} in use, {human_bytes(sum(entry.bytes for entry in kept))}")
 
 
 def _document(folder: CacheFolder, entries: Sequence[CacheEntry], in_use: set[Path]) -> dict[str, Any]:

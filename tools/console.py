@@ -36,6 +36,7 @@ __all__ = [
     "print_event",
     "print_json",
     "print_stderr",
+    "print_text",
     "print_warning",
     "print_warnings",
     "stage_progress",
@@ -82,6 +83,11 @@ def print_json(document: object) -> None:
     for piece in json_pieces(document, 2):
         sys.stdout.write(piece)
     print()
+
+
+def print_text(text: object) -> None:
+    """Print lines on standard output, without control characters that names from data may hold."""
+    print("\n".join(map(printable, str(text).split("\n"))))
 
 
 def print_stderr(line: str) -> None:

@@ -112,9 +112,12 @@ _MEASURED = "--split train --batch-size 64 --seconds 0.5 -q"
 _RANKS = ("", "-n 2", "-n 3")
 CASES = {
     "build": Case(words=_line(f"build LAB/a.parquet OUT/d {_BUILD} --dali-index"), ends_once=True),
-    "append": Case(words=_line("append LAB/b.parquet OUT/d"), given=("data",), appends=True),
+    "build on 3": Case(words=_line(f"build LAB/a.parquet OUT/d {_BUILD} --workers 3"), ends_once=True),
+    "append": Case(words=_line("append LAB/b.parquet OUT/d --workers 2"), given=("data",), appends=True),
+    "append on 3": Case(words=_line("append LAB/b.parquet OUT/d --workers 3"), given=("data",), appends=True),
     "overwrite": Case(words=_line(f"build LAB/a.parquet OUT/d {_BUILD} --overwrite"), given=("appended",)),
     "reshard": Case(words=_line("reshard DATA OUT/d --shards 3 --format parquet --workers 2"), ends_once=True),
+    "reshard on 3": Case(words=_line("reshard DATA OUT/d --shards 3 --format parquet --workers 3"), ends_once=True),
     "repair": Case(words=_line("repair OUT/d --source LAB/a.parquet"), given=("data", "damages")),
     "salvage": Case(words=_line("repair OUT/d"), given=("data", "damages")),
     "clean": Case(words=_line("clean OUT/d"), given=("killed",)),

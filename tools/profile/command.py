@@ -23,7 +23,7 @@ from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.sources.user_code import import_function
 from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.tools.argument_types import add_verbosity, checked_type, parse_bytes
-from ringfeed.tools.console import print_warnings
+from ringfeed.tools.console import print_text, print_warnings
 from ringfeed.tools.measure.run_records import holds_records
 from ringfeed.tools.report.profile_result import Profile
 from ringfeed.training.config.class_names import shares_by_class
@@ -154,7 +154,7 @@ def run(args: argparse.Namespace) -> int:
         result = _profile_url(args) if args.config is None else _profile_config(args)
     if args.html is not None:
         write_page(result, args.html)
-    print(json.dumps(asdict(result) | {"ceilings": result.ceilings}, indent=2) if args.json else result)
+    print_text(json.dumps(asdict(result) | {"ceilings": result.ceilings}, indent=2) if args.json else result)
     return 0
 
 

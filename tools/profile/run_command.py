@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict
 
 from ringfeed.sharding.storage.untrusted_files import guarded
+from ringfeed.tools.console import print_text
 from ringfeed.tools.measure.run_records import read_run
 from ringfeed.tools.report.run_result import profile_records
 from ringfeed.tools.report.trace import write_trace
@@ -33,5 +34,5 @@ def run_on_records(args: argparse.Namespace) -> int:
     if args.html is not None:
         plots = [plot(records) for plot in (plot_rank_waits, plot_rank_lateness, plot_step_parts)]
         write_html(args.html, f"Run in {args.url}", result._repr_html_(), plots)
-    print(json.dumps(asdict(result), indent=2) if args.json else result)
+    print_text(json.dumps(asdict(result), indent=2) if args.json else result)
     return 0

@@ -57,6 +57,7 @@ from ringfeed.tools.console import (
     print_event,
     print_json,
     print_stderr,
+    print_text,
     print_warning,
     print_warnings,
     stage_progress,
@@ -237,14 +238,14 @@ def _verify(args: argparse.Namespace) -> int:
         print_json({"ok": not damaged} | asdict(found))
     else:
         for damage in found.damages:
-            print(f"{damage.path}: {one_line(damage.problem)}")
+            print_text(f"{damage.path}: {one_line(damage.problem)}")
         for note in found.notes:
-            print(": ".join(["note", *filter(None, [note.path]), one_line(note.remark)]))
+            print_text(": ".join(["note", *filter(None, [note.path]), one_line(note.remark)]))
     if damaged:
         hint = f"see what can be saved with: shard-dataset repair {shlex.quote(public_url(args.url))} --dry-run"
         return _fail(args, f"{counted(damaged, 'file', 'is/are')} damaged or missing; {hint}")
     if not args.json:
-        print(f"all {found.files:,} files of {public_url(args.url)} are as they were written")
+        print_text(f"all {found.files:,} files of {public_url(args.url)} are as they were written")
     return _OK
 
 
@@ -312,7 +313,7 @@ def _export(args: argparse.Namespace) -> int:
     if not written.is_new:
         print(f"the same export is there already: {public_url(args.destination)}")
         return _OK
-    print(
+    print_text(
         f"exported {counted(written.records, 'record')}, {human_bytes(written.bytes)} in "
         f"{counted(written.files, 'file')}, to {public_url(args.destination)} in {human_seconds(seconds)} "
         f"({written.records / seconds:,.0f} records/s)"
@@ -326,9 +327,9 @@ def _clean(args: argparse.Namespace) -> int:
         print_json({"dry_run": args.dry_run, "files": removed})
         return _OK
     for url in removed:
-        print(one_line(url))
+        print_text(one_line(url))
     verb = "would be" if args.dry_run else "was/were"
-    print(
+    print_text(
         f"{counted(len(removed), 'file', verb)} removed"
         if removed
         else f"there is nothing to remove at {public_url(args.url)}"
@@ -352,7 +353,7 @@ def _print(
     if args.json:
         print_json(as_json(*facts))
     else:
-        print(as_text(*facts))
+        print_text(as_text(*facts))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from ringfeed.sharding.sources.user_code import import_function
 from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.sharding.storage.untrusted_files import guarded, load_json, read_untrusted
 from ringfeed.tools.argument_types import add_verbosity, at_least, checked_type, parse_bytes
-from ringfeed.tools.console import align, print_stderr, print_warnings
+from ringfeed.tools.console import align, print_stderr, print_text, print_warnings
 from ringfeed.training.run.state.outputs import check_writable, write_file
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
 def _print(simulations: Sequence[Simulation]) -> None:
     from ringfeed.tools.predict.simulation import advice_on, table_of
 
-    print("\n".join([*align(*table_of(simulations)), *advice_on(simulations)]))
+    print_text("\n".join([*align(*table_of(simulations)), *advice_on(simulations)]))
 
 
 def _measured(args: argparse.Namespace) -> MeasuredDataset:

@@ -17,7 +17,7 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.sources.user_code import import_function
 from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.tools.argument_types import add_verbosity, at_least, checked_type, parse_bytes
-from ringfeed.tools.console import print_warnings, stage_progress
+from ringfeed.tools.console import print_text, print_warnings, stage_progress
 from ringfeed.training.run.state.outputs import check_writable, write_file
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
         result = _tuned(args, report)
     if args.out is not None:
         write_file(args.out, _configuration(args, result).encode())
-    print(json.dumps(result.to_json(), indent=2) if args.json else result)
+    print_text(json.dumps(result.to_json(), indent=2) if args.json else result)
     return 0
 
 

@@ -17,6 +17,8 @@ from rich.console import Console as Terminal
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
+from ringfeed.sharding.messages import printable
+
 from . import events
 from .tracker import Tracker
 
@@ -187,7 +189,7 @@ class Console(Tracker):
 
     def _say(self, text: str) -> None:
         if self._bar:
-            self._bar.console.print(text, highlight=False)
+            self._bar.console.print(printable(text), markup=False, highlight=False)
         else:
             self._log(text)
 
