@@ -183,7 +183,6 @@ def restore_rank_state(ring: Ring, parts: Parts, stacked: Mapping[str, Sequence[
     weights that they agreed on.
 
     Args:
-        ring: the ranks.
         parts: whose variables to restore.
         stacked: on rank 0 what `rank_state` returned, elsewhere anything.
     """
@@ -230,9 +229,6 @@ def capture(
     """Return the checkpoint of a run.
 
     Args:
-        parts: parts of the run.
-        position: position of the run.
-        config: configuration of the run.
         dataset: identity of the dataset, see `Manifest`.
         history: reports so far, in JSON's types.
         of_ranks: what `gather_rank_state` returned.
@@ -301,7 +297,6 @@ def check_resumable(state: Mapping[str, Any], config: TrainConfig, dataset: Coll
 
     Args:
         state: state of the checkpoint.
-        config: configuration of the run.
         dataset: identities of its dataset, see `Manifest`.
 
     Raises:

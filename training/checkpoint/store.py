@@ -215,9 +215,6 @@ class CheckpointStore:
 
         Also removes what a process that was killed while it wrote a checkpoint has left, which may be large.
 
-        Args:
-            run: id of the run.
-
         Raises:
             DestinationError: another run writes to it.
             ConfigError: it holds checkpoints of another run.
@@ -250,7 +247,6 @@ class CheckpointStore:
         Other checkpoints of this step or later ones are removed, too: `newest` skipped them as damaged.
 
         Args:
-            checkpoint: the checkpoint.
             best_steps: steps whose checkpoints stay, too.
         """
         data = encode(checkpoint)

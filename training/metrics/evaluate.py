@@ -63,7 +63,6 @@ def evaluate(
     """Score this rank's batches, and combine the results of all ranks (a collective).
 
     Args:
-        ring: the ranks.
         predict: function from the inputs of a batch to the network's outputs, float32 [batch, outputs].
         batches: `(inputs, target, weight)` of each batch; a weight of 0 marks padding. Of several datasets, by name.
         target: what the network predicts.

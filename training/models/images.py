@@ -54,7 +54,6 @@ def image_shape(feature: Feature, wanted: tuple[int, ...] | None) -> Shape:
     """Return the height, width and channels of the model's images.
 
     Args:
-        feature: the image column.
         wanted: `model.image_shape`; None: the shape of a tensor column.
 
     Raises:
@@ -77,10 +76,7 @@ def image_model(
     """Return a network with its preprocessing, and another one for training if anything is random there.
 
     Args:
-        network: the network.
-        feature: the image column.
         shape: height, width and channels of its images.
-        config: configuration of the run.
         prepare: function from images in [0, 1] to the network's input; None: as they are.
     """
 

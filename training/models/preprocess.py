@@ -78,8 +78,6 @@ def plan_tabular(manifest: Manifest, data: DataConfig, columns: Sequence[Feature
     """Plan what becomes of columns, from the statistics of the training split alone.
 
     Args:
-        manifest: manifest of the dataset.
-        data: options of the data.
         columns: the columns; None: all that a model may see.
 
     Raises:
@@ -132,7 +130,6 @@ def refuse_missing(features: Sequence[Feature], manifest: Manifest, model: str, 
 
     Args:
         features: what the network takes, without masks.
-        manifest: manifest of the dataset.
         model: `model.name`.
         remedy: another remedy than to leave out column or records.
 

@@ -122,7 +122,5 @@ class Adam(RuleOptimizer):
         name: str = "adam",
         freeze_step: int | None = None,
     ) -> None:
-        options = make_options(
-            AdamWConfig, "Adam", weight_decay=weight_decay, beta_1=beta_1, beta_2=beta_2, eps=eps, exclude=exclude
-        )
-        super().__init__(learning_rate, AdamRule(options, freeze_step), name)
+        given = {"weight_decay": weight_decay, "beta_1": beta_1, "beta_2": beta_2, "eps": eps, "exclude": exclude}
+        super().__init__(learning_rate, AdamRule(make_options(AdamWConfig, "Adam", given), freeze_step), name)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 import keras
 import tensorflow as tf
@@ -18,6 +18,9 @@ from ringfeed.training.config.optimizers import LAMBConfig
 from .frozen_ratio import RATIO_DECAY, next_average, next_factor
 from .norms import layer_norms, trust_ratio
 from .rule import Rule, RuleOptimizer, RuleStep, Slots, correction, make_options, next_moments
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["LAMB", "LAMBRule"]
 
@@ -142,6 +145,14 @@ def _halves(moments: Tensor) -> tuple[Tensor, Tensor]:
     return moments[:, 0], moments[:, 1]
 
 
+class LAMBOptions(TypedDict, total=False):
+    """The options of `LAMB` beside the learning rate, and their types; see there."""
+
+    exclude: Sequence[str] | None
+    variant: str
+    exclude_ratio: Sequence[str] | None
+
+
 @keras.saving.register_keras_serializable(package="ringfeed", name="LAMB")
 class LAMB(RuleOptimizer):
     """Layer-wise adaptive moments; with `exclude_ratio=[]` equal to `optax.lamb` step by step.
@@ -190,20 +201,17 @@ class LAMB(RuleOptimizer):
         beta_1: float = 0.9,
         beta_2: float = 0.999,
         eps: float = 1e-6,
-        exclude: Sequence[str] | None = None,
-        name: str = "lamb",
-        variant: str = "paper",
-        exclude_ratio: Sequence[str] | None = None,
+        *,
         freeze_step: int | None = None,
+        name: str = "lamb",
+        **options: Unpack[LAMBOptions],
     ) -> None:
-        options = make_options(
-            LAMBConfig, "LAMB",
-            weight_decay=weight_decay,
-            beta_1=beta_1,
-            beta_2=beta_2,
-            eps=eps,
-            exclude=exclude,
-            variant=variant,
-            exclude_ratio=exclude_ratio,
-        )  # fmt: skip
-        super().__init__(learning_rate, LAMBRule(options, freeze_step), name)
+        given = {
+            "beta_1": beta_1,
+            "beta_2": beta_2,
+            "eps": eps,
+            "variant": "paper",
+            "weight_decay": weight_decay,
+            **options,
+        }
+        super().__init__(learning_rate, LAMBRule(make_options(LAMBConfig, "LAMB", given), freeze_step), name)

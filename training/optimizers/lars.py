@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypedDict
 
 import keras
 import tensorflow as tf
@@ -16,6 +16,9 @@ from ringfeed.training.config.optimizers import LARSConfig
 
 from .norms import layer_norms, trust_ratio
 from .rule import Rule, RuleOptimizer, RuleStep, Slots, make_options
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["LARS", "LARSRule"]
 
@@ -92,6 +95,18 @@ class LARSRule(Rule):
         )
 
 
+class LARSOptions(TypedDict, total=False):
+    """The options of `LARS` beside the learning rate, and their types; see there."""
+
+    trust_coefficient: float
+    eps: float
+    momentum: float
+    nesterov: bool
+    exclude: Sequence[str] | None
+    variant: str
+    exclude_ratio: Sequence[str] | None
+
+
 @keras.saving.register_keras_serializable(package="ringfeed", name="LARS")
 class LARS(RuleOptimizer):
     """Layer-wise adaptive rate scaling, by default equal to `optax.lars` step by step.
@@ -142,24 +157,9 @@ class LARS(RuleOptimizer):
         self,
         learning_rate: float | Callable[..., Any] = 0.001,
         weight_decay: float = 0.0,
-        trust_coefficient: float = 0.001,
-        eps: float = 0.0,
-        momentum: float = 0.9,
-        nesterov: bool = False,
-        exclude: Sequence[str] | None = None,
+        *,
         name: str = "lars",
-        variant: str = "optax",
-        exclude_ratio: Sequence[str] | None = None,
+        **options: Unpack[LARSOptions],
     ) -> None:
-        options = make_options(
-            LARSConfig, "LARS",
-            weight_decay=weight_decay,
-            trust_coefficient=trust_coefficient,
-            eps=eps,
-            momentum=momentum,
-            nesterov=nesterov,
-            exclude=exclude,
-            variant=variant,
-            exclude_ratio=exclude_ratio,
-        )  # fmt: skip
-        super().__init__(learning_rate, LARSRule(options), name)
+        given = {"eps": 0.0, "variant": "optax", "weight_decay": weight_decay, **options}
+        super().__init__(learning_rate, LARSRule(make_options(LARSConfig, "LARS", given)), name)

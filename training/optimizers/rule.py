@@ -34,7 +34,7 @@ STACKED_ELEMENTS = 16384
 """Copies of larger variables would cost more than the operations that stacks save."""
 
 
-def make_options(kind: type[Options], optimizer: str, **arguments: Any) -> Options:
+def make_options(kind: type[Options], optimizer: str, arguments: Mapping[str, Any]) -> Options:
     """Return the options of a rule, of the class `kind`, from the arguments of its optimizer.
 
     Raises:
@@ -107,7 +107,6 @@ class Rule(ABC):
         Args:
             weights, gradient: [variables, ...].
             slots: `slots`, [variables, *shape beside the variables', ...], then `layer_slots`, [variables, *shape].
-            step: the step.
         """
 
     @property
@@ -147,7 +146,6 @@ class RuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras 
 
     Args:
         learning_rate: a float, a `LearningRateSchedule`, or a callable without arguments.
-        rule: the rule.
         name: the optimizer's name; None: the rule's.
 
     >>> from ringfeed.training.config.optimizers import LARSConfig

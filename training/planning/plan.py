@@ -86,10 +86,6 @@ def _without_new_cache(config: TrainConfig) -> TrainConfig:
 def plan_run(config: TrainConfig, ranks: int) -> RunPlan:
     """Plan a run: everything but its steps, with the same checks of dataset, model and checkpoint.
 
-    Args:
-        config: configuration of the run.
-        ranks: number of ranks.
-
     Raises:
         RingfeedError: the run could not start.
     """
@@ -109,7 +105,7 @@ def plan_run(config: TrainConfig, ranks: int) -> RunPlan:
         ranks=ranks,
         records=records,
         task=config.task,
-        classes=list(assembly.target.classes),
+        classes=list(assembly.evaluator.target.classes),
         batch_size=config.data.batch_size,
         local_batch_size=local,
         steps_per_epoch=epoch_plan.steps,

@@ -62,9 +62,6 @@ def bytes_by_method(config: TrainConfig, ranks: int, parts: Parts, epoch_plan: E
     A run with rounds of local steps has `sync.method` alone.
 
     Args:
-        config: configuration of the run.
-        ranks: number of ranks.
-        parts: network and optimizer.
         epoch_plan: steps of an epoch.
     """
     if config.sync.method != "every_step":

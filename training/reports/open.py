@@ -21,7 +21,6 @@ def open_reports(config: TrainConfig, *, is_chief: bool, others: Sequence[Tracke
     """Return what subscribes to a run on one rank.
 
     Args:
-        config: configuration of the run.
         is_chief: whether this is rank 0, which alone shows the run and has trackers.
         others: further trackers of rank 0.
 

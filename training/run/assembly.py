@@ -14,19 +14,16 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from ringfeed.pipeline import Loader, Mixture
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.checkpoint.snapshot import Parts
 from ringfeed.training.config.backend import MIRRORED, MULTI_WORKER
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.metrics.evaluate import Own, own_measures
-from ringfeed.training.metrics.scorers import make_scorer
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.column_remarks import column_remarks
 from ringfeed.training.models.losses import build_loss
 from ringfeed.training.models.preprocess import BuiltModel
-from ringfeed.training.models.target import Target, plan_target
+from ringfeed.training.models.target import Target
 from ringfeed.training.models.user_model import network_errors
 from ringfeed.training.optimizers.build import build_schedule, schedule_warnings
 from ringfeed.training.optimizers.keras_doors import update_own_replica
@@ -36,7 +33,7 @@ from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.replicas import Replicas, replicas_of
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.schedules.user_schedule import checked_schedule
-from ringfeed.training.step.train_step import StepOptions, TrainStep, make_predict_step, make_train_step
+from ringfeed.training.step.train_step import StepOptions, TrainStep, make_train_step
 from ringfeed.training.sync.agreement import Agreement
 from ringfeed.training.sync.batch_norm import synchronise_batch_norm
 from ringfeed.training.sync.build import build_run_optimizer, build_synchronizer, momentum_remarks
@@ -46,9 +43,9 @@ from ringfeed.training.sync.synchronizer import Synchronizer, SyncRun
 
 from .arguments import check_kind
 from .clients import rank_epoch
+from .evaluator import Evaluator, make_evaluator
 from .inputs import open_evaluations, open_loader, open_manifests, traced
 from .shares import RankShares
-from .state.best import check_defined
 
 __all__ = ["Assembly", "MakeSynchronizer", "Schedule", "assemble"]
 
@@ -64,30 +61,23 @@ class Assembly:
 
     Attributes:
         shares: this rank's share of the training batches, and its loader.
-        evaluations: what evaluations read: each dataset by name, with its preprocessing.
-        target: what the network predicts.
-        own: the user's loss and metrics.
-        preprocess: `tf.function` from an element of a loader to ``(inputs, target, weight)``.
-        augment: the same with random augmentation, for training.
+        evaluator: how the run evaluates.
+        augment: the evaluator's preprocessing, with random augmentation for training.
         epoch_plan: steps of an epoch, and whether this rank trains in each.
         schedule: the learning rate.
         wire: the ring, which counts the bytes that synchronisation receives.
         parts: what training changes.
-        train_step, predict: the compiled steps.
+        train_step: the compiled step.
     """
 
     shares: RankShares
-    evaluations: Mapping[str, tuple[Loader, Any]]
-    target: Target
-    own: Own
-    preprocess: Any
+    evaluator: Evaluator
     augment: Any
     epoch_plan: EpochPlan
     schedule: Schedule
     wire: MeteredRing
     parts: Parts
     train_step: TrainStep
-    predict: Callable[[Any], Any]
 
 
 def assemble(
@@ -99,8 +89,6 @@ def assemble(
     """Build the parts of a run.
 
     Args:
-        config: configuration of the run.
-        ring: the ranks.
         schedule: learning rate; None: as configured.
         synchronizer: makes of the ring what keeps the ranks in step; None: as configured.
 
@@ -126,12 +114,7 @@ def _assembled(
     evaluated = open_evaluations(config, ring, manifests)
     epoch_plan = rank_epoch(config, ring, loader)
     model = build_model(loader.manifest, config)
-    target = plan_target(loader.manifest, config)
-    make_scorer(target, config.metrics)  # refuses metrics that the dataset cannot have
-    check_defined(config, len(target.classes))
-    own = own_measures(config, target)
-    preprocess = traced(model.preprocess)
-    augment = preprocess if model.augmented is None else traced(model.augmented)
+    evaluator = make_evaluator(config, loader.manifest, model, evaluated)
     if schedule is None:
         schedule = build_schedule(config, epoch_plan.steps)
     elif not isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule):
@@ -146,20 +129,15 @@ def _assembled(
     synchronizer = build_synchronizer(run) if make_synchronizer is None else make_synchronizer(wire)
     check_kind(hasattr(synchronizer, "reduce"), "synchronizer", "a function that returns a Synchronizer", synchronizer)
     parts = _parts(config, ring, synchronizer, epoch_plan, model, schedule)
-    train_step, predict = _steps(config, loader, parts, replicas)
     return Assembly(
         shares=shares,
-        evaluations={name: (each.loader, each.preprocess(preprocess)) for name, each in evaluated.items()},
-        target=target,
-        own=own,
-        preprocess=preprocess,
-        augment=augment,
+        evaluator=evaluator,
+        augment=evaluator.preprocess if model.augmented is None else traced(model.augmented),
         epoch_plan=epoch_plan,
         schedule=schedule,
         wire=wire,
         parts=parts,
-        train_step=train_step,
-        predict=predict,
+        train_step=_train_step(config, loader.manifest, evaluator.target, parts, replicas),
     )
 
 
@@ -233,15 +211,14 @@ def _parts(
     )
 
 
-def _steps(
-    config: TrainConfig, loader: Loader | Mixture, parts: Parts, replicas: Replicas | None
-) -> tuple[TrainStep, Callable[[Any], Any]]:
+def _train_step(
+    config: TrainConfig, manifest: Manifest, target: Target, parts: Parts, replicas: Replicas | None
+) -> TrainStep:
     is_recorded = config.output.records is not None or config.output.prometheus_port is not None
     follows_speed, has_clients = config.sync.shares == "speed", config.sync.clients is not None
-    in_one_line = network_errors(loader.manifest, config)
     options = StepOptions(
         clip_norm=config.optimizer.clip_norm,
-        loss_of=build_loss(config.loss, plan_target(loader.manifest, config)),
+        loss_of=build_loss(config.loss, target),
         accumulate=config.optimizer.accumulate,
         by_samples=config.sync.method == "fedavg",
         any_batch=follows_speed or has_clients or config.backend == MULTI_WORKER,  # see `WorkerRing`
@@ -257,5 +234,5 @@ def _steps(
         average=None if parts.synchronizer.apart_variables else parts.average,  # else rounds update it
         replicas=replicas,
     )
-    train_step: TrainStep = in_one_line(step)
-    return train_step, in_one_line(make_predict_step(parts.network))
+    train_step: TrainStep = network_errors(manifest, config)(step)
+    return train_step

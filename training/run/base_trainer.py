@@ -8,11 +8,9 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from itertools import takewhile
 from typing import Any, NoReturn
 
 import tensorflow as tf
@@ -22,8 +20,6 @@ from ringfeed.training.checkpoint.background import Memory
 from ringfeed.training.checkpoint.snapshot import Parts, Position
 from ringfeed.training.config.config_file import to_tree
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.metrics.evaluate import Own, evaluate
-from ringfeed.training.models.target import Target
 from ringfeed.training.records.record_format import CHECKPOINT, EVALUATION
 from ringfeed.training.reports.events import EvaluationBegan, EvaluationDone, RunBegan, RunEnded, StoppedEarly
 from ringfeed.training.reports.open import open_reports
@@ -31,47 +27,20 @@ from ringfeed.training.reports.reports import History, Reports
 from ringfeed.training.reports.tracker import Tracker
 from ringfeed.training.ring.ring import Ring
 
+from .evaluator import Evaluator
 from .progress import RunProgress
 from .state.outputs import write_outputs
 from .state.resume import Start
 from .state.saving import Saver
 from .stopping import Stopped, StopRequest
 
-__all__ = ["BaseTrainer", "Evaluator"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluator:
-    """How a run evaluates.
-
-    Attributes:
-        loaders: what evaluations read, by the name of its dataset: loader and traced preprocessing.
-        predict: the compiled inference step.
-        target: what the network predicts.
-        own: the user's loss and metrics.
-    """
-
-    loaders: Mapping[str, tuple[Loader, Any]]
-    predict: Callable[[Any], Any]
-    target: Target
-    own: Own
-
-    def __call__(self, config: TrainConfig, ring: Ring, is_stopping: Callable[[], bool]) -> dict[str, Any]:
-        """Evaluate, with the metrics of a configuration (a collective); not to the end where this rank is to stop."""
-
-        def read(loader: Loader, preprocess: Any) -> Iterator[Any]:
-            return takewhile(lambda _: not is_stopping(), loader.batches(0, transform=preprocess))
-
-        batches = {name: read(*of_dataset) for name, of_dataset in self.loaders.items()}
-        given = next(iter(batches.values())) if config.data.mixture is None else batches
-        return evaluate(ring, self.predict, given, self.target, config.metrics, self.own)
+__all__ = ["BaseTrainer"]
 
 
 class BaseTrainer(ABC):
     """One run in one process.
 
     Args:
-        config: configuration of the run.
         ring: the ranks that report, evaluate and save together.
         ranks: number of processes that train.
         stop_request: whether the run shall stop.

@@ -27,10 +27,7 @@ class Callbacks(Tracker):
     `rank` and `ranks`.
 
     Args:
-        config: configuration of the run.
         network: the network, which becomes the callbacks' `model`.
-        ring: the ranks.
-        steps: steps of an epoch.
 
     Raises:
         ConfigError: there is no such function, or it returns no callback.

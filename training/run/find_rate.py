@@ -36,7 +36,6 @@ def find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], bool
 
     Args:
         config: configuration of the run; neither its checkpoints nor its outputs are read or written.
-        ring: the ranks.
         check: called before each step; the test ends where it returns true.
 
     Raises:

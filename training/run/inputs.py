@@ -83,8 +83,6 @@ def open_loader(
     A rank that trains on a part of its own reads each of its samples once, in batches of its share of the global batch.
 
     Args:
-        config: configuration of the run.
-        ring: the ranks.
         quarantined: paths of shards that the run knows to be damaged; of a mixture, below the names of its datasets.
         manifests: the datasets, as `open_manifests` returns them; None: they are opened.
 
@@ -146,8 +144,6 @@ def open_evaluations(config: TrainConfig, ring: Ring, manifests: Mapping[str, Ma
     """Open what evaluations read: the split of the dataset, or of each dataset of a mixture that has it, by name.
 
     Args:
-        config: configuration of the run.
-        ring: the ranks.
         manifests: the datasets, as `open_manifests` returns them.
 
     Raises:

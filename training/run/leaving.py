@@ -65,8 +65,6 @@ def leave(
 
     Args:
         program: the command, which begins the line.
-        message: the line.
-        status: exit status.
         as_json: whether to print an event for machines instead.
         is_echo, is_stall: as of `EndReport`.
     """

@@ -61,7 +61,6 @@ def check_overflows(skipped: Sequence[int], config: TrainConfig, scale: LossScal
 
     Args:
         skipped: numbers of the steps that were skipped since the last report.
-        config: configuration of the run.
         scale: the loss scale.
 
     Raises:
@@ -117,8 +116,6 @@ def check_records(
 
     Args:
         skipped: numbers of the steps that were skipped, the same on all ranks.
-        ring: the ranks.
-        loader: this rank's loader.
         epoch_plan: knows the batches of a step.
         preprocess: function from a loader's element to ``(inputs, target, weight)``.
         url: the dataset, for the error.
@@ -143,7 +140,6 @@ def bad_records(loader: Loader | Mixture, preprocess: Callable[[Any], Any], epoc
     The batch is read again, sample by sample.
 
     Args:
-        loader: this rank's loader.
         preprocess: function from a loader's element to `(inputs, target, weight)`.
         epoch, step: the step.
     """

@@ -23,7 +23,6 @@ class RunProgress:
     """The position of one run between its start and its end.
 
     Args:
-        config: configuration of the run.
         start: where it starts.
         steps_per_epoch: number of steps of an epoch.
         history: the evaluations so far.

@@ -71,7 +71,6 @@ class RankShares:
 
     Args:
         loader: a loader of any share.
-        ring: the ranks.
         batch_size: size of the global batch.
         bound: see `shares_by_speed`; None for equal shares.
         has_part: whether the ranks have parts of their own (`sync.clients`), which the loader reads in their shares.

@@ -99,9 +99,6 @@ class StepLog:
     """The log of the steps of one rank.
 
     Args:
-        config: configuration of the run.
-        ring: the ranks.
-        assembly: what the run consists of.
         reports: gets the entries.
         skipped_steps: steps whose gradients were not finite, before this process.
 

@@ -27,7 +27,7 @@ from ringfeed.training.ring.same_weights import assert_same_weights
 
 from .arguments import check_arguments, check_backend
 from .assembly import MakeSynchronizer, Schedule, assemble
-from .base_trainer import BaseTrainer, Evaluator
+from .base_trainer import BaseTrainer
 from .callbacks import Callbacks
 from .clients import batches_of_steps
 from .inputs import join_quarantine, restore_quarantine
@@ -81,17 +81,13 @@ class Trainer(BaseTrainer):
         self._shares, self.parts, self.epoch_plan = assembly.shares, assembly.parts, assembly.epoch_plan
         assert self.parts.agreement is not None
         self._agreement, self.train_step = self.parts.agreement, assembly.train_step
-        self.evaluator = Evaluator(
-            loaders=assembly.evaluations, predict=assembly.predict, target=assembly.target, own=assembly.own
-        )
-        start = resume(
-            config, ring, self.parts, memory or Memory(), manifest=self._shares.loader.manifest,
-            steps_per_epoch=self.epoch_plan.steps, total_steps=config.total_steps(self.epoch_plan.steps),
-        )  # fmt: skip
+        self.evaluator = assembly.evaluator
+        manifest, steps = self._shares.loader.manifest, self.epoch_plan.steps
+        start = resume(config, ring, self.parts, memory or Memory(), manifest, steps)
         restore_quarantine(config, ring, self._shares, start.quarantined)
         self.loader = self._shares.loader
-        self._callbacks = Callbacks(config, self.parts.network, ring, self.epoch_plan.steps)
-        self._start(start, self.epoch_plan.steps, memory, trackers, [self._callbacks] if config.callbacks else [])
+        self._callbacks = Callbacks(config, self.parts.network, ring, steps)
+        self._start(start, steps, memory, trackers, [self._callbacks] if config.callbacks else [])
         self._log = StepLog(config, ring, assembly, self.reports, start.skipped_steps)
         self._ahead = EpochsAhead()
         self._agreed_stop = tf.constant(False)  # all ranks, as agreed in the last step
@@ -259,7 +255,7 @@ class Trainer(BaseTrainer):
         return {
             "ranks": self.ring.size,
             "shares": self._shares.of_ranks,
-            "classes": list(self._assembly.target.classes),
+            "classes": list(self.evaluator.target.classes),
             "parameters": self.parts.network.count_params(),
             "skipped_steps": self.skipped_steps,
             "quarantined": bad_shards,

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import keras
 import numpy as np
 
 from ringfeed.training.config.optimizers import SCALINGS
 from ringfeed.training.config.schedule import DECAYS, WARMUPS
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["WarmUpDecay", "scaled_learning_rate"]
 
@@ -172,6 +175,14 @@ def join(schedules: Sequence[Schedule], boundaries: Sequence[int]) -> Schedule:
     return schedule
 
 
+class WarmUpDecayOptions(TypedDict, total=False):
+    """The options of `WarmUpDecay` that only some decays have, and their types; see there."""
+
+    power: float
+    scales: Sequence[tuple[int, float]]
+    warmup: str
+
+
 @keras.saving.register_keras_serializable(package="ringfeed", name="WarmUpDecay")
 class WarmUpDecay(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras ships no types
     """Linear warm-up from `init_value` to `peak_value`, then a decay to `end_value` at `total_steps`.
@@ -207,27 +218,22 @@ class WarmUpDecay(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
         decay: str = "cosine",
         init_value: float = 0.0,
         end_value: float = 0.0,
-        power: float = 2.0,
-        scales: Sequence[tuple[int, float]] = (),
-        warmup: str = "gradual",
+        **options: Unpack[WarmUpDecayOptions],
     ) -> None:
-        if decay not in DECAYS:
-            raise ValueError(f"decay must be one of {', '.join(DECAYS)}, got {decay!r}")
+        given: WarmUpDecayOptions = {"power": 2.0, "scales": (), "warmup": "gradual", **options}
+        if unknown := given.keys() - WarmUpDecayOptions.__annotations__.keys():
+            raise TypeError(f"WarmUpDecay has no argument {min(unknown)!r}")
+        for name, value, words in (("decay", decay, DECAYS), ("warmup", given["warmup"], WARMUPS)):
+            if value not in words:
+                raise ValueError(f"{name} must be one of {', '.join(words)}, got {value!r}")
         if not 0 <= warmup_steps < total_steps:
             raise ValueError(
                 f"warmup_steps must be at least 0 and below total_steps ({total_steps}), got {warmup_steps}"
             )
-        if warmup not in WARMUPS:
-            raise ValueError(f"warmup must be one of {', '.join(WARMUPS)}, got {warmup!r}")
-        self.warmup = warmup
-        self.peak_value = float(peak_value)
-        self.warmup_steps = int(warmup_steps)
-        self.total_steps = int(total_steps)
-        self.decay = decay
-        self.init_value = float(init_value)
-        self.end_value = float(end_value)
-        self.power = float(power)
-        self.scales = [(int(step), float(factor)) for step, factor in scales]
+        self.peak_value, self.init_value, self.end_value = float(peak_value), float(init_value), float(end_value)
+        self.warmup_steps, self.total_steps = int(warmup_steps), int(total_steps)
+        self.decay, self.warmup, self.power = decay, given["warmup"], float(given["power"])
+        self.scales = [(int(step), float(factor)) for step, factor in given["scales"]]
         self._schedule = self._with_warmup()
 
     def _with_warmup(self) -> Schedule:
@@ -262,14 +268,4 @@ class WarmUpDecay(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
 
     def get_config(self) -> dict[str, Any]:
         """The constructor's arguments, for Keras to save and restore."""
-        return {
-            "peak_value": self.peak_value,
-            "warmup_steps": self.warmup_steps,
-            "total_steps": self.total_steps,
-            "decay": self.decay,
-            "init_value": self.init_value,
-            "end_value": self.end_value,
-            "power": self.power,
-            "scales": self.scales,
-            "warmup": self.warmup,
-        }
+        return {name: value for name, value in vars(self).items() if name != "_schedule"}

@@ -16,11 +16,8 @@ import tensorflow as tf
 from ringfeed.sharding.errors import ConfigError, TrainingError
 from ringfeed.training.checkpoint.background import Memory
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.metrics.evaluate import own_measures
-from ringfeed.training.metrics.scorers import make_scorer
 from ringfeed.training.models.build import build_model
 from ringfeed.training.models.losses import build_loss
-from ringfeed.training.models.target import plan_target
 from ringfeed.training.models.user_model import network_errors
 from ringfeed.training.optimizers.build import build_schedule, schedule_warnings
 from ringfeed.training.optimizers.precision import LossScale
@@ -28,13 +25,12 @@ from ringfeed.training.reports.events import StepDone
 from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.ring.same_weights import assert_same_weights
 from ringfeed.training.ring.world import World
-from ringfeed.training.run.base_trainer import BaseTrainer, Evaluator
+from ringfeed.training.run.base_trainer import BaseTrainer
+from ringfeed.training.run.evaluator import make_evaluator
 from ringfeed.training.run.inputs import EvaluationSource, open_evaluations, open_loader, open_manifests, traced
 from ringfeed.training.run.overflows import check_weights
-from ringfeed.training.run.state.best import check_defined
 from ringfeed.training.run.state.resume import resume
 from ringfeed.training.run.stopping import StopRequest
-from ringfeed.training.step.train_step import make_predict_step
 
 from .board.board import Board, Plan, serve_board
 from .board.part_plan import PartPlan
@@ -60,7 +56,6 @@ class ServerTrainer(BaseTrainer):
     """One run, on the chief.
 
     Args:
-        config: configuration of the run.
         cluster: the cluster, with the chief's task.
         check: as for `Trainer`.
         stalled: ends this process; called in another thread, with which task has stalled.
@@ -89,15 +84,7 @@ class ServerTrainer(BaseTrainer):
         self.loader = open_loader(config, place, manifests=manifests)
         self._build(open_evaluations(config, self.ring, manifests))
         steps = self.loader.steps_per_epoch
-        start = resume(
-            config,
-            self.ring,
-            self.parts,
-            Memory(),
-            manifest=self.loader.manifest,
-            steps_per_epoch=steps,
-            total_steps=config.total_steps(steps),
-        )
+        start = resume(config, self.ring, self.parts, Memory(), self.loader.manifest, steps)
         self._start(start, steps)
         self._log = ServerLog(config, self.reports, self._workers, self.rate, self.position.step)
 
@@ -107,9 +94,7 @@ class ServerTrainer(BaseTrainer):
         for remark in schedule_warnings(config):
             log.warning(remark)
         built = build_model(manifest, config)
-        self._target = target = plan_target(manifest, config)
-        make_scorer(target, config.metrics)  # refuses metrics that the dataset cannot have
-        check_defined(config, len(target.classes))
+        self.evaluator = make_evaluator(config, manifest, built, evaluated)
         placement = VariablePlacement([server_device(index) for index in range(self._cluster.servers)])
         network, tables = on_servers(manifest, config, built.network, placement)
         self._updates = 1 if config.parameter_server.mode == "sync" else self._workers  # in a step
@@ -126,22 +111,16 @@ class ServerTrainer(BaseTrainer):
             tables=tables,
         )
         self.server_bytes = placement.server_bytes
-        in_one_line = network_errors(manifest, config)
-        self._loop = in_one_line(make_worker_loop)(
+        self._loop = network_errors(manifest, config)(make_worker_loop)(
             network,
             self._sent_by(optimizers, [variable.value for variable in network.trainable_variables]),
             self.loader.epoch(0, transform=traced(built.augmented or built.preprocess)),
             self._server.address,
             optimizers.version,
             clip_norm=config.optimizer.clip_norm,
-            loss_of=build_loss(config.loss, target),
+            loss_of=build_loss(config.loss, self.evaluator.target),
             weight_scale=self.loader.local_batch_size * self._workers / config.data.batch_size,
         )
-        preprocess = traced(built.preprocess)
-        loaders = {name: (each.loader, each.preprocess(preprocess)) for name, each in evaluated.items()}
-        predict = in_one_line(make_predict_step(built.network))
-        own = own_measures(config, target)
-        self.evaluator = Evaluator(loaders=loaders, predict=predict, target=target, own=own)
 
     def _sent_by(self, optimizers: ServerOptimizers, variables: Sequence[Any]) -> Updates:
         match self.config.parameter_server.mode:
@@ -269,7 +248,7 @@ class ServerTrainer(BaseTrainer):
             "ranks": self._workers,
             "parameter_servers": self._cluster.servers,
             "server_bytes": self.server_bytes,
-            "classes": list(self._target.classes),
+            "classes": list(self.evaluator.target.classes),
             "parameters": parameters,
             "skipped_steps": 0,
             "deaths": self._board.deaths,

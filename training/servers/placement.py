@@ -83,7 +83,6 @@ class ServerOptimizers:
 
     Args:
         config: options of the optimizer.
-        schedule: learning rate by update.
         variables: a network's trainable variables.
         shards: variables that are shards of tables; only some rows of them are updated.
 

@@ -31,7 +31,6 @@ class UpdateRate(keras.optimizers.schedules.LearningRateSchedule):  # type: igno
     as by one update of the whole batch.
 
     Args:
-        schedule: learning rate by step.
         updates: number of updates in a step.
         scaling: "linear" or "sqrt".
 
@@ -66,9 +65,7 @@ class ServerLog:
     """The updates since the last entry.
 
     Args:
-        config: configuration of the run.
         reports: gets the entries.
-        workers: number of workers.
         rate: the learning rate.
         first_step: number of steps done before this process began.
     """
@@ -115,7 +112,6 @@ class ServerLog:
 
         Args:
             step: number of steps done.
-            epoch: the epoch.
             most_ahead: largest lead of a worker so far.
         """
         updates, seconds = self._updates, time.perf_counter() - self._started

@@ -206,8 +206,6 @@ def serve_task(config: TrainConfig, cluster: Cluster, is_terminating: Callable[[
     asks the chief to save; a worker, which the others can do without, does not.
 
     Args:
-        config: configuration of the run.
-        cluster: the cluster, with this task.
         is_terminating: returns whether SIGTERM has come, which from the second call on no longer ends this process.
     """
     logging.getLogger("tensorflow").setLevel(logging.CRITICAL)

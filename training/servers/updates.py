@@ -5,8 +5,9 @@ Tested in tests/training/servers/test_parameter_server.py.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
@@ -19,17 +20,19 @@ Tensor = Any
 Gradients = Sequence[Any]
 
 
-class Updates(Protocol):
+class Updates(ABC):
     """What becomes of gradients, inside `tf.function`."""
 
+    @abstractmethod
     def send(self, number: Tensor, gradients: Gradients) -> Tensor:
         """Send the gradients of an update; return the share of their entries that was sent, a float32 scalar."""
 
     def end(self, number: Tensor) -> None:
-        """Send what was held back, after the last update before an evaluation or a checkpoint."""
+        """Send what was held back, if anything is, after the last update before an evaluation or a checkpoint."""
+        del number
 
 
-class DirectUpdates:
+class DirectUpdates(Updates):
     """Each gradient is an update."""
 
     def __init__(self, optimizers: ServerOptimizers) -> None:
@@ -40,17 +43,11 @@ class DirectUpdates:
         self._optimizers.apply(number, gradients)
         return tf.constant(1.0)
 
-    def end(self, number: Tensor) -> None:
-        """Do nothing, for nothing is held back."""
-        del number
 
-
-class SynchronousUpdates:
+class SynchronousUpdates(Updates):
     """The mean of the first gradients of a step is an update; see `RoundPlan`.
 
     Args:
-        optimizers: of the variables.
-        variables: the trainable variables.
         needed: number of gradients of a step.
     """
 
@@ -90,10 +87,6 @@ class SynchronousUpdates:
 
         return tf.cond(_asked(VOTE_TOKEN), take_part, lambda: tf.constant(0.0))
 
-    def end(self, number: Tensor) -> None:
-        """Do nothing, for nothing is held back."""
-        del number
-
 
 def _asked(token: str) -> Tensor:
     (answer,) = tf.raw_ops.PyFunc(input=[tf.constant(0)], token=token, Tout=[tf.bool])
@@ -101,12 +94,10 @@ def _asked(token: str) -> Tensor:
     return answer
 
 
-class SignificantUpdates:
+class SignificantUpdates(Updates):
     """Significant entries are an update, the others are held back; see `Significance`.
 
     Args:
-        optimizers: of the variables.
-        variables: the trainable variables.
         rate: learning rate by update.
         updates: number of updates in a step.
     """

@@ -87,7 +87,6 @@ def prepare_folder(storage: Storage, url: str) -> None:
     """Check that predictions can be written to a folder, and remove leftovers of a command that did not end.
 
     Args:
-        storage: the folder.
         url: its URL as it was given, for errors.
 
     Raises:
@@ -116,10 +115,7 @@ class Predictor:
     """Predicts the classes of the records of one split.
 
     Args:
-        model: the model.
         url: the dataset, which has the columns that the model takes.
-        manifest: its manifest.
-        split: the split.
         keep: columns to copy to the output.
         batch_size: records that a rank scores at once.
 
@@ -185,8 +181,6 @@ class Predictor:
         """Write this rank's file, and on rank 0 the summary at last (a collective); return the summary.
 
         Args:
-            ring: the ranks.
-            storage: the folder.
             show: called with the records done and to do of this rank.
         """
         name = f"part-{ring.rank:05d}-of-{ring.size:05d}.parquet"

@@ -44,7 +44,6 @@ def saved_model_files(model: TrainedModel, check: Callable[[TrainedModel, str], 
     TensorFlow writes them to memory, because its errors about disks are of many lines and kinds.
 
     Args:
-        model: the trained model.
         check: called with the model and the folder of the SavedModel; raises an error if they differ.
     """
     features, masks, names = model.columns, _masks_of(model), _names_of(model)

@@ -37,8 +37,6 @@ class Agreement:
     have.
 
     Args:
-        ring: the ranks.
-        network: the network.
         synchronizer: keeps the ranks in step.
         average: the moving average of the weights, if there is one. In rounds it takes in what they lead to.
 

@@ -56,7 +56,6 @@ def global_moments(ring: Ring, samples: Tensor, mean: Tensor, variance: Tensor) 
     ``variance = sum(p_k (v_k + (m_k - mean) ** 2))``. The gradient differentiates the sum of the ranks' losses.
 
     Args:
-        ring: the ranks.
         samples: number of samples of this rank, scalar.
         mean, variance: moments of this rank, [channels].
     """

@@ -43,8 +43,6 @@ class DiLoCo(Periodic):
     With rate 1 and no momentum it is local SGD. The paper has 500 steps a round, and AdamW on each rank.
 
     Args:
-        ring: the ranks.
-        every: steps of a round.
         rate, momentum: options of the outer SGD; the paper: 0.7 and 0.9.
         average_slots: whether the (inner) optimizer's state is averaged.
     """

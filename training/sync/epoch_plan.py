@@ -16,7 +16,6 @@ class EpochPlan:
 
     Args:
         batches: batches of this rank in an epoch, in [1, steps].
-        steps: steps of an epoch.
         samples: samples of this rank in an epoch.
         batch_size: samples of each of its batches, but for the last.
         step_samples: samples of a step over all ranks; the mean if they differ.

@@ -50,8 +50,6 @@ class FedAvg(Periodic):
     """Rounds of `every` steps on each rank's own samples.
 
     Args:
-        ring: the ranks.
-        every: steps of a round.
         samples_before: from a step to how many samples this rank has trained on before it, since the run began; those
             of a round are its weight in the mean.
         robust: from the ranks' changes [ranks, n] to one for all, [n]; None: the weighted mean.

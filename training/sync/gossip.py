@@ -30,10 +30,7 @@ def partners(turn: int, ranks: int, *, topology: str, seed: int) -> list[int]:
     """Return the partner of each rank in a round; of an odd number one is its own.
 
     Args:
-        turn: number of the round.
-        ranks: number of ranks.
         topology: "ring": one neighbour and the other in turn; "random": pairs drawn by (seed, turn).
-        seed: seed of the run.
 
     >>> [partners(turn, 4, topology="ring", seed=0) for turn in (0, 1)]
     [[1, 0, 3, 2], [3, 2, 1, 0]]
@@ -54,8 +51,6 @@ class Gossip(Periodic):
     An evaluation, a checkpoint and the end of the run have the mean over all ranks.
 
     Args:
-        ring: the ranks.
-        every: steps of a round.
         topology, seed: see `partners`.
         average_slots: whether pairs also average the optimizer's state.
     """

@@ -37,7 +37,6 @@ class Periodic(EveryStep):
     step: by them ranks agree on overflows and on whether to stop.
 
     Args:
-        ring: the ranks.
         every: steps of a round: it ends after the steps that are multiples of it.
         start_step: steps before this one are synchronous.
         average_slots: whether the optimizer's state is averaged, too; else each rank keeps its own.

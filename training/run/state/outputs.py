@@ -36,7 +36,6 @@ def write_outputs(output: OutputConfig, encode: Callable[[], bytes], metrics: Ma
     Args:
         output: where to.
         encode: returns the bytes of the model's file.
-        metrics: the metrics.
 
     Raises:
         StorageError: the storage of one of them fails; the other is written nonetheless.

@@ -74,20 +74,15 @@ def resume(
     ring: Ring,
     parts: Parts,
     memory: Memory,
-    *,
     manifest: Manifest,
     steps_per_epoch: int,
-    total_steps: int,
 ) -> Start:
     """Restore rank 0's commit, or the newest checkpoint, or share the initial weights of rank 0 (a collective).
 
     Args:
-        config: configuration of the run.
-        ring: the ranks.
         parts: what a checkpoint restores.
         memory: the commits of this process.
-        manifest: manifest of the dataset.
-        steps_per_epoch, total_steps: length of the run.
+        steps_per_epoch: number of steps of an epoch.
 
     Raises:
         RingfeedError: the checkpoint is of another run, is damaged, or lies beyond the end of this run.
@@ -105,6 +100,7 @@ def resume(
     if state is None:
         return Start(run=run)
     position = Position(**state["position"])
+    total_steps = config.total_steps(steps_per_epoch)
     _check_position(position, config, steps_per_epoch, total_steps)
     history, evaluated = state["history"], None
     if state["config"].get("data", {}).get("eval_split") == config.data.eval_split:
@@ -137,10 +133,6 @@ def _restore_newest(config: TrainConfig, parts: Parts, memory: Memory, manifest:
 
 def newest_checkpoint(config: TrainConfig, manifest: Manifest) -> Checkpoint | None:
     """Read the checkpoint that a run would resume from; None if it begins anew.
-
-    Args:
-        config: configuration of the run.
-        manifest: manifest of the dataset.
 
     Raises:
         RingfeedError: the checkpoint is of another run or damaged, or the folder holds one and `resume` is false.

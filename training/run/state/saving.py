@@ -30,11 +30,7 @@ class Saver:
     """What keeps the states of one run on one rank. Only rank 0 writes to the store.
 
     Args:
-        config: configuration of the run.
-        ring: the ranks.
-        parts: parts of the run.
         memory: where to keep commits; None: nowhere.
-        run: id of the run.
 
     Attributes:
         writer: writes the checkpoints.
@@ -74,7 +70,6 @@ class Saver:
         """Commit to memory and to the store, as far as there are any (a collective).
 
         Args:
-            position: position of the run.
             loader: of the training split.
             history: reports so far, in JSON's types.
             to_store: whether to write a checkpoint, too.

@@ -44,7 +44,6 @@ class PartPlan:
     A step that a dead worker has begun is done again.
 
     Args:
-        workers: number of workers.
         start, stop: steps of each part.
         bound: no worker begins a step if it has done more than this many beyond the slowest; None: no bound. With a
             bound, each worker does its own part. Ho et al., "Stale Synchronous Parallel Parameter Server", NIPS 2013.

@@ -29,7 +29,6 @@ class Compressed(EveryStep, ABC):
     in one grouped all-reduce with the scalars.
 
     Args:
-        ring: the ranks.
         start_step: steps before this one are dense.
     """
 

@@ -92,10 +92,6 @@ class DGC(Compressed):
     """Momentum on each rank, and the largest entries of what it has accumulated; what is sent starts from zero again.
 
     Vectors are dense: their momentum accumulates the mean gradient.
-
-    Args:
-        ring: the ranks.
-        rule: the rule.
     """
 
     def __init__(self, ring: Ring, rule: DGCRule) -> None:

@@ -56,9 +56,6 @@ class Gathered(Compressed):
     Algorithm 2. So nothing is lost: all that was sent and the last residual add up to the sum of all gradients.
 
     Args:
-        ring: the ranks.
-        codec: encoding of a tensor.
-        seed: seed of the run.
         error_feedback: whether to keep residuals; a codec that is unbiased needs none.
         together: whether all tensors are encoded as one.
         start_step: steps before this one are dense.

@@ -41,7 +41,6 @@ class OneBitAdam(TwoStage):
     do not move.
 
     Args:
-        ring: the ranks.
         beta_1, eps: of the optimizer, one by the rule of Adam or LAMB with `freeze_step=start_step`.
         start_step: steps before this one are dense.
     """

@@ -58,7 +58,6 @@ class PowerSGD(Compressed):
     the mean of the shares is what all ranks apply.
 
     Args:
-        ring: the ranks.
         rank: rank of the factors.
         min_rate: matrices whose factors are not this many times smaller travel dense.
         seed: seed of the first right factors.

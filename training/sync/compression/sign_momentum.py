@@ -28,8 +28,6 @@ class SignMomentum(TwoStage):
     The optimizer then has no momentum. Before `start_step`, and for vectors, it accumulates the mean gradient.
 
     Args:
-        ring: the ranks.
-        momentum: momentum of SGD.
         nesterov: whether that is Nesterov's.
         start_step: steps before this one are dense.
     """

@@ -52,8 +52,6 @@ class TwoStage(Compressed):
     """The mean of gradients, encoded on the way to the rank that averages a part, and on the way back.
 
     Args:
-        ring: the ranks.
-        codec: encoding of rows.
         error_feedback: whether both stages keep what encoding left out, and add it the next time.
         least_dimensions: tensors of fewer dimensions travel dense.
         start_step: steps before this one are dense.
