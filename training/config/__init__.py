@@ -1,3 +1,12 @@
-"""The configuration of a run, from YAML and the command line, checked before TensorFlow is imported."""
+"""The configuration of a run, from YAML and the command line, checked before TensorFlow is imported.
+
+The keys of a group stand in the module of its name, but for these; keys without a group stand in `train_config`:
+
+- augment: `model`
+- checkpoint, output: `outputs`
+- ema, loss_scale: `schedule`
+- mirrored, parameter_server: `backend`
+- optimizer: `optimizers`
+"""
 
 __all__: list[str] = []

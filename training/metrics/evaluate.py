@@ -12,16 +12,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.models.losses import Loss, build_loss, plain_loss
+from ringfeed.training.models.losses import Loss, plain_loss
 from ringfeed.training.models.target import Target
 from ringfeed.training.ring.ring import Ring
 
 from .exact_sum import ExactSum
 from .scorers import make_scorer
-from .user_metrics import UserMetrics, import_metrics
+from .user_metrics import UserMetrics
 
-__all__ = ["Own", "evaluate", "own_measures"]
+__all__ = ["Own", "evaluate"]
 
 Batch = tuple[Any, Any, Any]
 
@@ -40,16 +39,6 @@ class Own:
 
 
 _NOTHING = Own()
-
-
-def own_measures(config: TrainConfig, target: Target) -> Own:
-    """Import what a configuration names of a user's own code.
-
-    Raises:
-        ConfigError: there is no such function.
-    """
-    loss = None if config.loss.name is None else build_loss(config.loss, target)
-    return Own(loss=loss, metrics=import_metrics(config.metrics))
 
 
 def evaluate(

@@ -13,8 +13,10 @@ from typing import Any
 from ringfeed.pipeline import Loader
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.metrics.evaluate import Own, evaluate, own_measures
+from ringfeed.training.metrics.evaluate import Own, evaluate
 from ringfeed.training.metrics.scorers import make_scorer
+from ringfeed.training.metrics.user_metrics import import_metrics
+from ringfeed.training.models.losses import build_loss
 from ringfeed.training.models.preprocess import BuiltModel
 from ringfeed.training.models.target import Target, plan_target
 from ringfeed.training.models.user_model import network_errors
@@ -62,7 +64,7 @@ def make_evaluator(
     """Return how a network is evaluated on the datasets that `open_evaluations` opened.
 
     Raises:
-        ConfigError: the dataset has no such target, or cannot have the metrics.
+        ConfigError: the dataset has no such target, or cannot have the metrics, or there is no function that it names.
     """
     target = plan_target(manifest, config)
     make_scorer(target, config.metrics)
@@ -73,5 +75,8 @@ def make_evaluator(
         preprocess=preprocess,
         predict=network_errors(manifest, config)(make_predict_step(built.network)),
         target=target,
-        own=own_measures(config, target),
+        own=Own(
+            loss=None if config.loss.name is None else build_loss(config.loss, target),
+            metrics=import_metrics(config.metrics),
+        ),
     )

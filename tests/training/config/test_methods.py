@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+import re
+import typing
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import pytest
 
 from ringfeed.sharding.errors import ConfigError
+from ringfeed.training import config as config_package
 from ringfeed.training.config.config_file import parse_config, to_tree
 from ringfeed.training.config.method import Methods, key_default
 from ringfeed.training.config.registry import METHODS
+from ringfeed.training.config.train_config import TrainConfig
 
 EVERY = [(methods, kind) for methods in METHODS.values() for kind in methods.classes]
 
@@ -64,3 +68,15 @@ def test_the_help_of_a_key_names_its_methods_and_a_default_of_their_own() -> Non
             if spec.name != methods.tag and key_default(spec) != key_default(methods.keys[spec.name]):
                 text = f"{_tag(methods, kind)}: {spec.metadata['help']} (default {key_default(spec)})"
                 assert text in methods.keys[spec.name].metadata["help"]
+
+
+def test_a_key_is_found_by_the_name_of_its_group() -> None:
+    """The module of a group has its name, or stands in the list of `config`."""
+    lines = re.findall(r"^- (.*): `(\w+)`$", config_package.__doc__ or "", re.MULTILINE)
+    elsewhere = {group: module for groups, module in lines for group in groups.split(", ")}
+    hints = typing.get_type_hints(TrainConfig)
+    groups = {spec.name: hints[spec.name] for spec in fields(TrainConfig) if is_dataclass(hints[spec.name])}
+    assert {name: kind.__module__.rpartition(".")[2] for name, kind in groups.items()} == {
+        name: elsewhere.get(name, name) for name in groups
+    }
+    assert elsewhere.keys() <= groups.keys()
