@@ -163,7 +163,7 @@ def profile(demo: Demo, name: str, url: str, shard_format: str) -> dict[str, Any
         seconds = (f"{stage[key]:.3f}" for key in ("busy_seconds", "wait_seconds"))
         table.add_row(stage["name"], *seconds, f"{stage['share']:.2f}")
     demo.console.print(table)
-    demo.say(f"{document['samples_per_second']:,.0f} samples/s; slowest stage: {document['slowest_stage']}")
+    demo.say(f"{document['samples_per_second']:,.0f} samples/s; bottleneck: {document['verdict']['bottleneck']}")
     return document
 
 

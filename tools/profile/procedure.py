@@ -5,7 +5,6 @@ Tested in tests/tools/profile/test_measure.py.
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -25,16 +24,15 @@ from ringfeed.tools.measure.part_trials import expect_warm, try_hand_over, try_o
 from ringfeed.tools.measure.slow_records import SlowRecords, find_slow_records
 from ringfeed.tools.measure.store_trial import StoreTrial, try_store
 from ringfeed.tools.measure.training_trials import TrainingTrials, Workload, try_together, try_training
-from ringfeed.tools.predict.gains import ExpectedGain, MeasuredEpoch, predict_gain
-from ringfeed.tools.predict.settings import LoaderFacts, LoaderTrials, candidate_settings
+from ringfeed.tools.predict.gains import ExpectedGain, MeasuredEpoch
+from ringfeed.tools.predict.settings import LoaderFacts, LoaderTrials
 from ringfeed.tools.report.profile_result import TriedKnob
 from ringfeed.tools.verdict.bottleneck import Knob, StageProfile, name_bottleneck, name_knob
-from ringfeed.tools.verdict.evidence import confirmed_limit, find_evidence, rest_of_loader
-from ringfeed.tools.verdict.verdict import Verdict, judge
+from ringfeed.tools.verdict.conclusion import Measured, conclude
+from ringfeed.tools.verdict.verdict import Verdict
 
 __all__ = ["Findings", "Request", "investigate"]
 
-_LEAST_GAIN = 1.05  # a knob that brings less is not named
 _LEAST_SEARCH = 4.0  # seconds for single records, where some batches are slow
 _LARGER = 2  # times the batch
 
@@ -105,24 +103,13 @@ def investigate(loader: Loader, workload: Workload | None, request: Request) -> 
     if workload is not None and training is not None and training.input is not None:
         request.report("single records")
         slow = find_slow_records(workload, training.input, max(seconds["records"], _LEAST_SEARCH))
-    other_load = clock.other_load()
-    cpu_share = lock_held = 0.0
-    if training is not None:
-        together, lock_held = training.together, training.lock_held
-        cpu_share = min(together.cpu_seconds / together.seconds / (os.cpu_count() or 1), 1.0)
-    limit = confirmed_limit(knob.limit, figures, parts)
-    figures = replace(figures, rest=rest_of_loader(limit, figures, facts, parts))
-    verdict = judge(
-        figures, loader_limit=limit, seconds=_shortest(trial, training), disturbed=clock.disturbed(),
-        cpu_share=cpu_share, other_load=other_load, lock_held=lock_held, slow=slow,
-        decodes=workload is not None and workload.decodes,
+    figures, verdict = conclude(
+        Measured(
+            figures=figures, facts=facts, parts=parts, training=training, slow=slow, knob=knob,
+            seconds=_shortest(trial, training), disturbed=clock.disturbed(), other_load=clock.other_load(),
+            decodes=workload is not None and workload.decodes,
+        )
     )  # fmt: skip
-    verdict = replace(
-        verdict,
-        evidence=find_evidence(verdict.bottleneck, figures, facts, parts, slow, cpu_share),
-        knob=_best_knob(verdict, facts, figures, parts, knob),
-        advice=verdict.advice or _advice(verdict, knob, figures, training, slow, facts),
-    )
     tried = None
     if request.try_knob and verdict.knob is not None and verdict.knob.options:
         tried = _try_knob(loader, workload, verdict.knob, figures, seconds["tried"], request)
@@ -138,7 +125,7 @@ def investigate(loader: Loader, workload: Workload | None, request: Request) -> 
         slow=slow,
         verdict=verdict,
         tried=tried,
-        other_load=other_load,
+        other_load=clock.other_load(),
     )
 
 
@@ -222,51 +209,6 @@ def _figures(
 def _shortest(trial: LoaderTrial, training: TrainingTrials | None) -> float:
     """Seconds of the shortest measurement that the verdict rests on."""
     return trial.first_batch_seconds + trial.seconds if training is None else training.step.seconds
-
-
-def _best_knob(
-    verdict: Verdict, facts: LoaderFacts, figures: MeasuredEpoch, parts: LoaderTrials, knob: Knob
-) -> ExpectedGain | None:
-    """The nearest remedy that is expected to gain at least 5 %."""
-    if verdict.bottleneck in ("step", "none", "unknown"):
-        return None
-    predictions = [
-        predict_gain(setting, figures) for setting in candidate_settings(verdict.bottleneck, facts, figures, parts)
-    ]
-    return next((each for each in predictions if each.gain is None or each.gain.value >= _LEAST_GAIN), None)
-
-
-def _advice(
-    verdict: Verdict,
-    knob: Knob,
-    figures: MeasuredEpoch,
-    training: TrainingTrials | None,
-    slow: SlowRecords | None,
-    facts: LoaderFacts,
-) -> str:
-    name = verdict.bottleneck
-    if training is not None and training.transform is not None and name in ("transform", "decode"):
-        return (
-            f"{training.transform_name} takes {training.transform.samples_per_second:,.0f} samples/s: make it faster, "
-            "or apply its fixed part once, with shard-dataset build --map"
-        )
-    if name == "slow_records" and slow is not None and training is not None:
-        worst = ", ".join(f"record {each.record} of {each.shard} ({each.seconds:.2f} s)" for each in slow.records)
-        return (
-            f"{training.transform_name} holds up all other records for {worst}: fix or shrink these, once, with "
-            "shard-dataset build --map, or leave them out"
-        )
-    if name == "shuffle_fill":
-        shards = min(facts.streams * max(round(facts.window_bytes / facts.shard_bytes), 1), facts.shards)
-        wait = f"the first batch waits for {shards} of {facts.shards} shards, {figures.first_batch_seconds:.2f} s"
-        return f"{wait}: fewer streams wait for fewer, and mix fewer into a batch; or write smaller shards"
-    return {
-        "cores": "input and step are each fast enough alone, but share the cores: give each rank more of them",
-        "framework_overhead": "input and step are each fast enough alone, but wait for Python's lock: write the "
-        "transform and the step in TensorFlow operations (no py_function), under tf.function",
-        "step": "a faster model or more ranks; faster input gains nothing",
-        "none": "input and step are about as fast: only both together can become faster",
-    }.get(name, knob.text)
 
 
 def _try_knob(

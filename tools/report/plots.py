@@ -87,7 +87,7 @@ def plot_stages(result: Profile) -> Plot:
         busy,
         [f"{seconds / total:.2f} threads" for seconds in busy.values()],
         result.slowest_stage,
-        f"The loader alone: {result.slowest_stage} limits it",
+        f"The loader alone: {'no stage' if result.slowest_stage == 'none' else result.slowest_stage} limits it",
         "busy seconds, over all threads",
     )
 

@@ -23,7 +23,7 @@ from ringfeed.tools.verdict.verdict import Verdict
 
 __all__ = ["UNKNOWN_GAIN", "Profile", "TriedKnob", "describe_knob"]
 
-UNKNOWN_GAIN = "the measurements spread too far to predict the gain: measure for longer (--seconds), or try it (--try)"
+UNKNOWN_GAIN = "its gain cannot be told from these measurements: try it (--try), or measure for longer (--seconds)"
 _OTHER_LOAD = 0.25  # other programs' share of the cores from which figures are said to be too low
 
 
@@ -238,7 +238,7 @@ class Profile:
         rate = verdict.next_samples_per_second
         following = f"{verdict.next_limit} limits it" + ("" if rate is None else f" ({rate:,.0f} samples/s)")
         if verdict.gain is None:
-            return f"; without it {following}; {UNKNOWN_GAIN}"
+            return f"; without it {following}: to know the gain, measure for longer (--seconds)"
         return f"; without it an epoch is {verdict.gain} as fast, then {following}"
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.tools.charts.drawing import COLOURS, HATCHES, Drawing, Plot, curves
 from ringfeed.tools.measure.run_records import RunRecords
-from ringfeed.tools.verdict.run_verdict import judge_run, rank_times
+from ringfeed.tools.verdict.run_verdict import judge_run, rank_times, step_parts
 
 __all__ = ["plot_rank_lateness", "plot_rank_waits", "plot_step_parts"]
 
@@ -60,24 +60,19 @@ def plot_rank_lateness(records: RunRecords) -> Plot:
     if len(records.ranks) == 1:
         title = "One rank: no other waits for it"
     else:
-        share = float((late[worst] >= late.max(axis=0)) @ records.weights / records.weights.sum())
+        share = rank_times(records)[worst].last_share
         title = f"Rank {records.ranks[worst]} is latest on average: the last in {share:.0%} of the steps"
     return curves(lines, title, "step", "ms after the first rank")
 
 
 def plot_step_parts(records: RunRecords) -> Plot:
-    """The parts of a step, as means over the ranks, over the run."""
+    """The parts of a step over the run, as the verdict counts them: the slowest rank of a step is left out."""
     _require_steps(records)
-    pure = records.collective_seconds.min(axis=0)
-    parts = {
-        "input": records.input_seconds.mean(axis=0),
-        "computing": (records.gradient_seconds + records.update_seconds).mean(axis=0),
-        "slowest rank": (records.collective_seconds - pure).mean(axis=0),
-        "all-reduce": pure,
-    }
-    sums = {name: float(values @ records.weights) for name, values in parts.items()}
+    names = dict(zip(("input", "compute", "straggler", "collective", "overhead"), _PARTS, strict=True))
+    parts = {names[part]: seconds for part, seconds in step_parts(records).items()}
+    sums = {name: float(seconds @ records.weights) for name, seconds in parts.items()}
     longest = max(sums, key=sums.__getitem__)
-    lines = {name: _smoothed(records.steps, 1000 * values) for name, values in parts.items()}
+    lines = {name: _smoothed(records.steps, 1000 * seconds) for name, seconds in parts.items()}
     share = sums[longest] / sum(sums.values())
     return curves(lines, f"The longest part of a step is {longest!r}: {share:.0%}", "step", "ms")
 

@@ -46,6 +46,8 @@ _KNOBS = (
      "work"),
     ("plan", "", "planning", "window_shards", "planning windows is the limit: {larger}try larger ones, "
      "{window_shards}{lacking}"),
+    ("none", "", "unknown", "", "no stage worked for much of the time that batches were waited for: measure for longer "
+     "(--seconds)"),
     ("gather", "", "hand_over", "", "gathering samples is the limit: smaller records or more ranks per host"),
     ("deliver", "", "hand_over", "batch_size", "handing batches to TensorFlow is the limit: larger ones, {batch_size}, "
      "cross less often"),
@@ -76,6 +78,7 @@ _MORE_THREADS = {True: 8, False: 32}  # more than the loader's default, for a lo
 _SMALL_BYTES, _FEW_SHARDS = 256 << 10, 32
 _FULL_RATE = 0.7  # of what the store gives: a loader that takes more is held back by the store itself
 _LATE = 0.5  # share of a read that is latency, from which on shards are too small for the store
+_EXPLAINS = 0.35  # share of the wait for windows that the busiest stage before must have worked, to be its cause
 _STARVED = 0.5  # waiting for windows / gathering: from this share on, the stages that bring windows are the limit
 
 
@@ -109,7 +112,7 @@ def name_bottleneck(stages: tuple[StageProfile, ...], *, parses: bool) -> str:
 
     The consumer's thread gathers, waits for windows (``gather`` waits) or waits for its consumer (``deliver`` waits).
     If it mostly waits for windows, the bottleneck is the busiest of the stages that bring them; if it mostly waits for
-    its consumer, the bottleneck comes after it.
+    its consumer, the bottleneck comes after it. ``none``: no stage explains the wait.
 
     Args:
         stages: the measured stages.
@@ -122,7 +125,8 @@ def name_bottleneck(stages: tuple[StageProfile, ...], *, parses: bool) -> str:
         return "parse" if parses else "deliver"
     if starved > gathering * _STARVED:
         upstream = [name for name in by_name if name not in ("gather", "deliver", "evict")]
-        return max(upstream, key=lambda name: by_name[name].busy_seconds)
+        busiest = max(upstream, key=lambda name: by_name[name].busy_seconds)
+        return busiest if by_name[busiest].busy_seconds > _EXPLAINS * starved else "none"
     return "gather"
 
 

@@ -66,7 +66,7 @@ def find_evidence(
     return (loader,)
 
 
-def confirmed_limit(limit: str, figures: MeasuredEpoch, trials: LoaderTrials) -> str:
+def confirmed_limit(limit: str, figures: MeasuredEpoch, trials: LoaderTrials, *, is_local: bool = False) -> str:
     """Return what limits the loader: a part, or the first batch, if that takes most of the epoch and the part does not.
 
     In an epoch of a few small shards some stage is the busiest, though all of them are fast enough.
@@ -75,11 +75,13 @@ def confirmed_limit(limit: str, figures: MeasuredEpoch, trials: LoaderTrials) ->
         limit: the part, as the loader's stages tell it.
         figures: the epoch as measured.
         trials: the loader's parts as measured.
+        is_local: whether the dataset is on a local disk.
     """
     alone = _rates_alone(trials).get(limit)
     needed = figures.samples / figures.loader_seconds
     waits = figures.first_batch_seconds > figures.loader_seconds / 2
-    return "shuffle_fill" if waits and alone is not None and alone > _FAST_ENOUGH * needed else limit
+    fast = limit == "unknown" or (is_local and limit == "store_latency")  # nothing, or opening files in memory
+    return "shuffle_fill" if waits and (fast or (alone or 0.0) > _FAST_ENOUGH * needed) else limit
 
 
 def rest_of_loader(limit: str, figures: MeasuredEpoch, facts: LoaderFacts, trials: LoaderTrials) -> dict[str, Estimate]:

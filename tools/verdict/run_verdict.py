@@ -15,12 +15,12 @@ import numpy.typing as npt
 
 from ringfeed.tools.measure.run_records import RunRecords
 
-__all__ = ["RankTimes", "RunVerdict", "Shares", "judge_run", "rank_times"]
+__all__ = ["RankTimes", "RunVerdict", "Shares", "judge_run", "rank_times", "step_parts"]
 
 _LEAST_STEPS, _LEAST_SECONDS = 20, 1.0  # fewer are not judged
-# Shares of the time from which on a part is named: those of TensorFlow's profiler (xprof), and for overhead and ranks
-# that take turns twice as much as jitter brings on busy hosts.
-_LEAST = {"input": 0.05, "straggler": 0.05, "moving_straggler": 0.10, "collective": 0.15, "framework_overhead": 0.10}
+# The largest loss is named, from the share of the time on that TensorFlow's profiler (xprof) has, and for overhead and
+# ranks that take turns from twice as much as jitter brings on busy hosts.
+_LEAST = {"input": 0.05, "straggler": 0.05, "moving_straggler": 0.10, "collective": 0.05, "framework_overhead": 0.10}
 _HIGHLY_BOUND = 0.20
 # A straggler is fixed if the ranks' mean times explain this share of the lateness, and the slow ranks are last in this
 # share of the steps.
@@ -156,9 +156,12 @@ def _late(records: RunRecords) -> npt.NDArray[np.bool_]:
     return late & (ranks > 1)
 
 
-def _shares(records: RunRecords, weights: Floats) -> Shares:
-    """Sum the parts of each step over the ranks that are not the slowest, since the slowest makes them wait."""
-    others = ~_late(records) * (weights / max(len(records.launches) - 1, 1))
+def step_parts(records: RunRecords) -> dict[str, Floats]:
+    """Seconds of each part of `Shares` in each step, float64 [steps]: the mean of all ranks but the slowest.
+
+    The slowest rank of a step makes the others wait.
+    """
+    others = ~_late(records) / max(len(records.launches) - 1, 1)
     pure = records.collective_seconds.min(axis=0)
     parts = {
         "input": records.input_seconds,
@@ -167,7 +170,11 @@ def _shares(records: RunRecords, weights: Floats) -> Shares:
         "collective": np.broadcast_to(pure, records.collective_seconds.shape),
         "overhead": records.host_seconds,
     }
-    sums = {name: float((values * others).sum()) for name, values in parts.items()}
+    return {name: (values * others).sum(axis=0) for name, values in parts.items()}
+
+
+def _shares(records: RunRecords, weights: Floats) -> Shares:
+    sums = {name: float(seconds @ weights) for name, seconds in step_parts(records).items()}
     return Shares(**{name: value / sum(sums.values()) for name, value in sums.items()})
 
 

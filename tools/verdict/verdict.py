@@ -146,7 +146,9 @@ def judge(
     elif slowest == "loader" and (figures.first_batch_seconds > lost / 2 or parts["loader"] - parts["step"] >= lost):
         bottleneck = loader_limit  # the shards come before any batch
         del limits["loader"]
-        limits |= {name: figures.samples / rate.value for name, rate in figures.rest.items()}
+        # A part of the loader cannot be slower than all of it: something disturbed that while it ran alone.
+        rest = {name: figures.samples / rate.value for name, rate in figures.rest.items()}
+        limits |= {name: min(seconds, parts["loader"]) for name, seconds in rest.items()}
         lost = max(lost - figures.first_batch_seconds, 0.0) if figures.first_batch_seconds > lost / 2 else lost
     elif slowest == "transform" and parts[slowest] - parts["step"] >= lost:
         bottleneck = "decode" if decodes else "transform"
@@ -165,7 +167,7 @@ def judge(
     if bottleneck not in ("step", "none"):
         rates = {"step": figures.step, "transform": figures.transform, "loader": figures.loader} | dict(figures.rest)
         like = rates.get(following) or figures.together
-        reached = around(figures.samples / (limits[following] + lost), like)
+        reached = around(figures.samples / min(limits[following] + lost, training), like)
         gain = predicted(ratio(reached, around(figures.samples / training, figures.together)))
     return Verdict(
         bottleneck=bottleneck,

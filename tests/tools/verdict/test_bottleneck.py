@@ -47,6 +47,7 @@ def stages(**seconds: tuple[float, float]) -> tuple[StageProfile, ...]:
         (stages(plan=(5.0, 0.0), gather=(0.5, 4.0)), "plan"),
         (stages(gather=(3.0, 0.1), fetch=(1.0, 0.0)), "gather"),
         (stages(gather=(1.0, 0.1), deliver=(0.0, 5.0)), "deliver"),
+        (stages(fetch=(0.1, 0.0), open=(0.2, 0.0), gather=(0.1, 1.0)), "none"),  # the epoch's start, in few tiny shards
     ],
 )
 def test_the_bottleneck_is_the_stage_that_the_others_wait_for(

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ringfeed.tools.measure.run_records import read_run
+from ringfeed.tools.report.rank_plots import plot_step_parts
 from ringfeed.tools.report.run_result import profile_records
 from ringfeed.tools.verdict.run_verdict import RunVerdict, judge_run, rank_times
 
@@ -106,3 +107,20 @@ def test_a_short_run_is_not_judged(write_run: Write) -> None:
     assert (verdict.bottleneck, verdict.headline) == (
         "unknown", "Too little to judge: 14 steps in 7.0 s after the first."
     )  # fmt: skip
+
+
+def test_the_largest_loss_is_named(write_run: Write) -> None:
+    inputs, computing = np.full((2, STEPS), 0.002), np.full((2, STEPS), 0.0287)
+    verdict = _judge(write_run(inputs, computing, reduce_seconds=0.0045))
+    assert verdict.shares is not None
+    assert (round(verdict.shares.input, 2), round(verdict.shares.collective, 2)) == (0.06, 0.13)
+    assert verdict.bottleneck == "collective"
+
+
+def test_the_plot_of_the_parts_agrees_with_the_headline(write_run: Write) -> None:
+    gradients = np.full((2, STEPS), 0.004)
+    gradients[1] = 0.031
+    records = read_run(write_run(np.full((2, STEPS), 0.003), gradients, reduce_seconds=0.007))
+    verdict = judge_run(records)
+    assert verdict.headline.startswith("The ranks wait for rank 1 for 66% of the time")
+    assert plot_step_parts(records).title == "The longest part of a step is 'slowest rank': 66%"
