@@ -115,9 +115,14 @@ def shape_of(loader: Loader, read_fraction: float = 1.0) -> DatasetShape:
         in_parts, manifest = streams.context.fetcher.in_parts, loader.manifest
     size = record_bytes(shards, loader.manifest.schema, loader.schema)
     return DatasetShape.of(
-        shards, in_parts=in_parts, is_mapped=manifest.shard_format == "tfrecord" and manifest.compression == "none",
-        record_bytes=size, read_fraction=read_fraction,
-    )  # fmt: skip
+        shards,
+        loader.schema,
+        in_parts=in_parts,
+        is_mapped=manifest.shard_format == "tfrecord" and manifest.compression == "none",
+        undecoded=loader.undecoded,
+        record_bytes=size,
+        read_fraction=read_fraction,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from ringfeed.pipeline.deliver.chunk_sizes import ChunkSizes
 from ringfeed.sharding.dataset.manifest import ShardInfo
 from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.schema import Schema
 
 __all__ = ["DatasetShape"]
 
@@ -30,6 +32,9 @@ class DatasetShape:
         in_parts: whether a part of a shard can be read alone.
         is_mapped: whether a loader maps shards on a local disk.
         record_bytes: bytes of a delivered sample.
+        undecoded: whether TensorFlow parses the samples.
+        ragged: whether a feature varies in length.
+        numbers: numbers in a delivered sample.
 
     >>> import numpy as np
     >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
@@ -43,12 +48,23 @@ class DatasetShape:
     in_parts: bool = True
     is_mapped: bool = False
     record_bytes: int = 64
+    undecoded: bool = False
+    ragged: bool = False
+    numbers: int = 0
 
     @classmethod
     def of(
-        cls, shards: Sequence[ShardInfo], *, in_parts: bool, is_mapped: bool, record_bytes: int, read_fraction: float
+        cls,
+        shards: Sequence[ShardInfo],
+        schema: Schema,
+        *,
+        in_parts: bool,
+        is_mapped: bool,
+        undecoded: bool,
+        record_bytes: int,
+        read_fraction: float,
     ) -> DatasetShape:
-        """Return the shape of a split's shards, of whose files a fraction is read."""
+        """Return the shape of a split's shards, of whose files a fraction is read, and of whose features some are."""
         sizes = np.array([(shard.records, shard.bytes, shard.index_bytes) for shard in shards], np.int64).T
         return cls(
             records=sizes[0],
@@ -57,6 +73,19 @@ class DatasetShape:
             in_parts=in_parts,
             is_mapped=is_mapped,
             record_bytes=record_bytes,
+            undecoded=undecoded,
+            ragged=any(feature.elements is None for feature in schema.features),
+            numbers=sum(feature.elements or 0 for feature in schema.features if feature.numeric),
+        )
+
+    @property
+    def chunk_sizes(self) -> ChunkSizes:
+        """How many samples a loader hands over at once, and keeps ready."""
+        return ChunkSizes(
+            record_bytes=max(self.record_bytes, 1),
+            undecoded=self.undecoded,
+            ragged=self.ragged,
+            numbers=self.numbers,
         )
 
     @property

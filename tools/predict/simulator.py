@@ -148,7 +148,7 @@ def _epoch(
     geometry = setup.geometry(int(dataset.records.sum()))
     steps = min(geometry.steps, setup.steps or geometry.steps)
     local_batch = geometry.local_batch(setup.ranks)
-    sizes = ChunkSizes(record_bytes=max(dataset.record_bytes, 1), undecoded=False, ragged=False, numbers=0)
+    sizes = dataset.chunk_sizes
     order = EpochOrder(geometry, dataset.records.tolist(), setup.seed, epoch)
     running = _start(env, dataset, costs, setup, order, steps, sizes, caches)
     env.run()

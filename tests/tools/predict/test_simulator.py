@@ -18,6 +18,7 @@ from ringfeed.pipeline.streams.shard_fetcher import ShardFetcher
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from ringfeed.tools.measure.cost_trials import shape_of
 from ringfeed.tools.predict.loader_model import LoaderModel
+from ringfeed.tools.predict.resources import Buffer
 from ringfeed.tools.simulation import (
     Costs,
     DatasetShape,
@@ -335,3 +336,31 @@ def test_the_model_requests_shards_in_the_order_of_the_loader(
     models: Sequence[Any] = list(dict.fromkeys(model for model, _ in modelled))
     assert [shard for model, shard in modelled if model is models[rank]] == requested
     assert len(set(requested)) >= 12
+
+
+@pytest.mark.parametrize("shard_format", ["tfrecord", "parquet"])
+@pytest.mark.parametrize("kind", ["numbers", "texts", "long texts", "ragged", "ragged texts"])
+def test_the_model_hands_over_chunks_of_the_loaders_sizes(kind: str, shard_format: str, tmp_path: Path) -> None:
+    """Whatever a loader decodes, locates or leaves to TensorFlow; a first batch waits for the first chunk alone."""
+    column = {
+        "numbers": pa.array(np.arange(800.0)), "texts": pa.array([bytes(500 + i % 2) for i in range(800)]),
+        "long texts": pa.array([bytes(20_000 + i % 2) for i in range(800)]),
+        "ragged": pa.array([[1.0] * (i % 7) for i in range(800)]),
+        "ragged texts": pa.array([["a"] * (i % 7) for i in range(800)]),
+    }[kind]  # fmt: skip
+    pq.write_table(pa.table({"x": column, "y": np.arange(800) % 2}), tmp_path / "s.parquet")
+    options = BuildOptions(
+        source=str(tmp_path / "s.parquet"), destination=str(tmp_path / "d"), label="y", shards=8,
+        shard_format=shard_format,
+    )  # fmt: skip
+    build(options)
+    loader = Loader(tmp_path / "d", batch_size=16)
+    shape = shape_of(loader)
+    assert [shape.chunk_sizes] == loader._chunk_sizes
+    real = [steps for steps, _ in loader.chunks(0)]
+    modelled: list[int] = []
+    put = Buffer.put
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Buffer, "put", lambda self, steps: (modelled.append(steps), put(self, steps))[1])
+        simulate(shape, Costs(store=StoreCosts(is_local=True)), Setup(batch_size=16))
+    assert modelled == real
