@@ -18,7 +18,7 @@ _WINDOWS = 10
 _T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)
 _NORMAL95 = 1.96
 _MOST_HALF = 0.9  # of the mean time
-_MODEL_ERROR = 1.2  # factor by which nine of ten predictions were off at most (docs/profiling.md)
+_MODEL_ERROR = 1.25  # factor by which measured gains differed from predictions at most (docs/profiling.md)
 _MOST_SPREAD = 3.0  # highest / lowest value of an interval that still says something
 
 
@@ -103,7 +103,7 @@ def predicted(gain: Estimate) -> Estimate | None:
     """A predicted gain with the error of the model beside that of the measurements; None if it says nothing.
 
     >>> print(predicted(Estimate(value=2.0, low=2.0, high=2.0)))
-    2.00 x (1.67 to 2.40)
+    2.00 x (1.60 to 2.50)
     >>> predicted(Estimate(value=2.0, low=0.1, high=12.9)) is None
     True
     """

@@ -1,6 +1,6 @@
 """The procedure of a profile: each trial in turn, for its part of the time, and what follows from all of them.
 
-Tested in tests/tools/profile/test_measure.py.
+Tested in tests/tools/profile/test_measure.py and tests/tools/profile/test_procedure.py.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from ringfeed.tools.verdict.bottleneck import Knob, StageProfile, name_bottlenec
 from ringfeed.tools.verdict.conclusion import Measured, conclude
 from ringfeed.tools.verdict.verdict import Verdict
 
-__all__ = ["Findings", "Request", "investigate"]
+__all__ = ["Budget", "Findings", "Request", "investigate"]
 
+_LEAST_SHARE = 0.2  # of a part's time, whatever the parts before took
 _LEAST_SEARCH = 4.0  # seconds for single records, where some batches are slow
 _LARGER = 2  # times the batch
 
@@ -77,10 +78,13 @@ def investigate(loader: Loader, workload: Workload | None, request: Request) -> 
     Raises:
         RingfeedError: the dataset cannot be read, or a function of the user fails.
     """
-    clock, seconds = LoadClock(), _shares(loader, workload, request)
-    store = _try_store(loader, seconds["store"], request) if seconds["store"] else None
+    clock, budget, begun = LoadClock(), _budget(loader, workload, request), time.perf_counter()
+    is_remote = loader.arguments["url"].local_path is None
+    store = _try_store(loader, budget.share("store"), request) if is_remote else None
+    budget.spend("store", time.perf_counter() - begun)
     request.report("the loader")
-    trial = try_loader(loader, seconds["loader"], steps=request.steps, progress=request.progress)
+    trial = try_loader(loader, budget.share("loader"), steps=request.steps, progress=request.progress)
+    budget.spend("loader", trial.first_batch_seconds + trial.seconds)
     stages = _stages(loader.stats(), trial.first_batch_seconds + trial.seconds)
     stage = name_bottleneck(stages, parses=loader.undecoded and not loader.locates_features)
     knob = name_knob(stage, stages, loader, trial.disk_bytes, store)
@@ -92,9 +96,13 @@ def investigate(loader: Loader, workload: Workload | None, request: Request) -> 
         # Shards come ahead of need, and batches in bursts: what has come by now says more than batches.
         elapsed = trial.first_batch_seconds + trial.seconds
         epoch_seconds = max(min(facts.epoch_bytes / max(fetch_rate, 1.0), epoch_seconds), elapsed)
-    parts = _try_parts(loader, store, knob, facts, trial, seconds["parts"], request)
+    begun = time.perf_counter()
+    parts = _try_parts(loader, store, knob, facts, trial, budget.share("parts"), request)
+    budget.spend("parts", time.perf_counter() - begun)
     training = (
-        None if workload is None else try_training(workload, trial.first_batch, seconds["training"], request.report)
+        None
+        if workload is None
+        else try_training(workload, trial.first_batch, budget.share("training"), request.report)
     )
     figures = _figures(loader, trial, training, epoch_seconds, is_fetching=stage == "fetch")
     if stage == "fetch" and len(trial.fetch_rates) > 1:
@@ -102,7 +110,9 @@ def investigate(loader: Loader, workload: Workload | None, request: Request) -> 
     slow = None
     if workload is not None and training is not None and training.input is not None:
         request.report("single records")
-        slow = find_slow_records(workload, training.input, max(seconds["records"], _LEAST_SEARCH))
+        slow = find_slow_records(
+            workload, training.input, max(budget.share("records"), min(_LEAST_SEARCH, request.seconds))
+        )
     figures, verdict = conclude(
         Measured(
             figures=figures, facts=facts, parts=parts, training=training, slow=slow, knob=knob,
@@ -112,7 +122,7 @@ def investigate(loader: Loader, workload: Workload | None, request: Request) -> 
     )  # fmt: skip
     tried = None
     if request.try_knob and verdict.knob is not None and verdict.knob.options:
-        tried = _try_knob(loader, workload, verdict.knob, figures, seconds["tried"], request)
+        tried = _try_knob(loader, workload, verdict.knob, figures, budget.share("tried"), request)
     return Findings(
         loader=trial,
         figures=figures,
@@ -129,8 +139,38 @@ def investigate(loader: Loader, workload: Workload | None, request: Request) -> 
     )
 
 
-def _shares(loader: Loader, workload: Workload | None, request: Request) -> dict[str, float]:
-    """Seconds for each part."""
+class Budget:
+    """Shares time out to the parts of a profile; what one takes longer, the later ones have less.
+
+    Args:
+        seconds: time for all parts.
+        weights: of each part, in the order of the parts.
+
+    >>> budget = Budget(10.0, {"loader": 2.0, "training": 3.0})
+    >>> budget.share("loader")
+    4.0
+    >>> budget.spend("loader", 7.0)
+    >>> budget.share("training")
+    3.0
+    """
+
+    def __init__(self, seconds: float, weights: Mapping[str, float]) -> None:
+        self._left, self._weights, self._total = seconds, dict(weights), seconds
+        self._sum = sum(weights.values())
+
+    def share(self, part: str) -> float:
+        """Seconds for a part, at least a fifth of what it has if all others keep to theirs."""
+        weight = self._weights[part]
+        fair = self._left * weight / max(sum(self._weights.values()), weight, 1e-9)
+        return max(fair, _LEAST_SHARE * self._total * weight / self._sum)
+
+    def spend(self, part: str, seconds: float) -> None:
+        """Note what a part took."""
+        self._left -= seconds
+        del self._weights[part]
+
+
+def _budget(loader: Loader, workload: Workload | None, request: Request) -> Budget:
     is_remote = loader.arguments["url"].local_path is None
     weights = {
         "store": 2 if is_remote else 0,
@@ -140,7 +180,7 @@ def _shares(loader: Loader, workload: Workload | None, request: Request) -> dict
         "records": 0 if workload is None or workload.transform is None else 2,
         "tried": 4 if request.try_knob else 0,
     }
-    return {part: request.seconds * weight / sum(weights.values()) for part, weight in weights.items()}
+    return Budget(request.seconds, weights)
 
 
 def _try_store(loader: Loader, seconds: float, request: Request) -> StoreTrial | None:
@@ -163,13 +203,15 @@ def _try_parts(
     request: Request,
 ) -> LoaderTrials:
     """Measure the loader's parts alone."""
-    is_remote = loader.arguments["url"].local_path is None
+    is_remote = not facts.is_local
     warm_share = 0.6 if is_remote else 0.3
     request.report("the loader's parts")
-    begin, hand_over = try_hand_over(loader, seconds * (1 - warm_share) / 4)
-    larger = None
+    begin, hand_over, larger = 0.0, None, None
+    is_quick = trial.first_batch_seconds < seconds  # each of these trials waits for a first batch
+    if is_quick:
+        begin, hand_over = try_hand_over(loader, seconds * (1 - warm_share) / 4)
     size = loader.arguments["batch_size"] * _LARGER
-    if "batch_size" in knob.options and size <= loader.records:
+    if is_quick and "batch_size" in knob.options and size <= loader.records:
         _, larger = try_hand_over(
             Loader(**dict(loader.arguments) | {"batch_size": size}), seconds * (1 - warm_share) / 4
         )
@@ -179,7 +221,11 @@ def _try_parts(
         opening = try_opening(loader, seconds * (1 - warm_share) / 4, rate)
     request.report("the loader with its shards at hand")
     if is_remote and trial.first_batch_seconds > seconds * warm_share / 3:  # a cache takes as long to fill
-        warm = expect_warm(hand_over, opening, begin, facts.window_bytes * facts.local_streams / facts.record_bytes)
+        warm = (
+            None
+            if hand_over is None
+            else expect_warm(hand_over, opening, begin, facts.window_bytes * facts.local_streams / facts.record_bytes)
+        )
     else:
         warm = try_warm(loader, seconds * warm_share)
     return LoaderTrials(store=store, warm=warm, hand_over=hand_over, larger=larger, opening=opening)

@@ -215,6 +215,8 @@ class Profile:
         lines = []
         if self.other_load > _OTHER_LOAD:
             lines.append(f"other programs took {self.other_load:.0%} of the cores meanwhile: expect more without them")
+        if self.slowest_stage == "none":
+            lines.append("stages whose work explains the loader's waits: none")
         if self.training is None:
             lines.append("whether training would wait for this input: profile it with --step or --config")
         verdict = self.verdict

@@ -60,7 +60,7 @@ def dataset(name: str, shard_format: str, classes: list[str]) -> BuiltDataset:
     }
     profile = {
         "samples": 1000, "samples_per_second": 50_000.0, "bytes_per_second": 1e6, "first_batch_seconds": 0.1,
-        "batch_size": 100, "steps": 10, "stages": stages, "slowest_stage": "open",
+        "batch_size": 100, "steps": 10, "stages": stages, "verdict": {"bottleneck": "decode"},
     }  # fmt: skip
     return BuiltDataset(
         name=name, shard_format=shard_format, build=build, classes=classes, balance=[split], profile=profile
