@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -12,7 +9,7 @@ from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.messages import brief
 from ringfeed.sharding.schema import Feature, insert_nulls
 
-__all__ = ["can_cast", "cast_column", "cast_to_feature", "is_list", "is_number", "numpy_dtype"]
+__all__ = ["can_cast", "cast_column", "cast_to_feature", "is_list", "is_number"]
 
 _TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 _INFINITE = ("inf", "infinity")  # as Arrow reads them, without a sign and in lower case
@@ -75,16 +72,6 @@ def _flattened(column: pa.Array, feature: Feature, what: str) -> pa.Array:
 def is_number(kind: pa.DataType) -> bool:
     """Whether a type holds integers or floats; decimals do not count."""
     return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
-
-
-def numpy_dtype(kind: pa.DataType) -> np.dtype[Any]:
-    """Return the NumPy dtype of a numeric type; Arrow's own `to_pandas_dtype` imports pandas before version 23.
-
-    >>> numpy_dtype(pa.float32())
-    dtype('float32')
-    """
-    dtype: np.dtype[Any] = pa.array([], kind).to_numpy().dtype
-    return dtype
 
 
 def is_list(kind: pa.DataType) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ringfeed.sharding.compute.arrow_casts import is_list, is_number, numpy_dtype
+from ringfeed.sharding.compute.arrow_casts import is_list, is_number
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.schema import insert_nulls, to_lists
 
@@ -181,7 +181,7 @@ class ColumnType:
         if not -(1 << 63) <= self._low <= self._high < 1 << 64:
             raise TypeError(f"has integers from {self._low} to {self._high}, which take more than 64 bits")
         if all(is_number(kind) for kind in types) and types:
-            dtype = np.result_type(*map(numpy_dtype, types))
+            dtype = np.result_type(*(kind.to_pandas_dtype() for kind in types))
             if all(pa.types.is_integer(kind) for kind in types) and (dtype.kind == "f" or self._high >= 1 << 63):
                 if self._low < 0:
                     raise TypeError(f"has integers from {self._low} to {self._high}, which no integer type holds")

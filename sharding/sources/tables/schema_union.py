@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ringfeed.sharding.compute.arrow_casts import can_cast, is_list, is_number, numpy_dtype
+from ringfeed.sharding.compute.arrow_casts import can_cast, is_list, is_number
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.messages import counted, listed
 from ringfeed.sharding.schema import Feature, check_distinct_names
@@ -154,7 +154,7 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
     if pa.types.is_null(one):
         return other
     if is_number(one) and is_number(other):
-        kind = pa.from_numpy_dtype(np.promote_types(numpy_dtype(one), numpy_dtype(other)))
+        kind = pa.from_numpy_dtype(np.promote_types(one.to_pandas_dtype(), other.to_pandas_dtype()))
         rounds = pa.types.is_floating(kind) and any(k.bit_width == 64 and pa.types.is_integer(k) for k in (one, other))
         return None if rounds else kind
     if is_list(one) and is_list(other):
