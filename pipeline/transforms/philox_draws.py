@@ -26,8 +26,8 @@ _HALF = np.uint64(32)
 def split(keys: Array, count: int) -> Array:
     """`tf.random.split` of each key: int64 [keys, count, 2] of int64 [keys, 2]."""
     words = _words(keys, 2 * 2 * count).reshape(len(keys), count, 2, 2)
-    keys = (words[..., 0] | words[..., 1] << _HALF).view(np.int64)
-    return keys
+    split_keys: Array = (words[..., 0] | words[..., 1] << _HALF).view(np.int64)
+    return split_keys
 
 
 def uniform(keys: Array, count: int, dtype: type[np.floating[Any]] = np.float32) -> Array:
