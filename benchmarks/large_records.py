@@ -17,6 +17,9 @@ from ringfeed.pipeline import Loader
 from ringfeed.sharding import build
 
 RECORDS, RECORD_BYTES, BATCH = 8_000, 114_660, 400
+GEOMETRIES = [(shard, record) for shard in (16, 256) for record in (1_000, RECORD_BYTES, 10_000_000)]
+"""MiB of a shard, and bytes of a record."""
+_GEOMETRY_BYTES = 1 << 30
 _THREADS = 4
 _BLOCK_BYTES = 1 << 20
 _ATTEMPTS, _PAUSE_SECONDS = 20, 0.1
@@ -26,7 +29,7 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     """Ratios of bytes per second, after one round that is not counted."""
     url = str(folder / "large-records")
     if not Path(url).exists():
-        build(source=_records(), destination=url, label="label")
+        build(source=large_record_source(), destination=url, label="label")
     files = sorted(str(path) for path in Path(url).glob("*.tfrecord"))
     loader = Loader(url, batch_size=BATCH, seed=1)
     ratios: dict[str, list[float]] = {"epoch, cold": [], "numpy, cold": [], "numpy, warm": []}
@@ -55,10 +58,42 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     ]
 
 
-def _records() -> Iterable[dict[str, Any]]:
-    noise = os.urandom(RECORD_BYTES + RECORDS)
-    for number in range(RECORDS):
-        yield {"image": noise[number : number + RECORD_BYTES], "label": number % 10}
+def run_geometries(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
+    """Ratios of a cold `Loader.epoch` to the plain read, by geometry and streams; prints the processor time of both."""
+    results = []
+    for shard, record in GEOMETRIES:
+        url, batch = str(folder / "geometry"), max((shard << 20) // record // 2, 1)
+        build(
+            source=large_record_source(_GEOMETRY_BYTES // record, record),
+            destination=url, label="label", shard_bytes=shard << 20, splits={"train": 1}, overwrite=True,
+        )  # fmt: skip
+        files = sorted(str(path) for path in Path(url).glob("*.tfrecord"))
+        loaders = [Loader(url, batch_size=batch, seed=1, streams=streams) for streams in (1, None)]
+        for loader in loaders if loaders[1].streams > 1 else loaders[:1]:
+            ratios = [ratio for epoch in range(rounds + 1) if (ratio := _cold_ratio(files, loader, epoch)) and epoch]
+            what = f"{shard} MiB a shard, {record:,} bytes a record, batches of {batch}, streams: {loader.streams}"
+            results.append((f"cold epoch against a plain read, {what}", ratios, 0.9))
+    return results
+
+
+def _cold_ratio(files: Sequence[str], loader: Loader, epoch: int) -> float:
+    """The time of a plain read of cold files over that of an epoch of them."""
+    seconds = []
+    for read in (lambda: _read(files), lambda: _consume(loader.epoch(epoch))):
+        _drop(files)
+        began, cpu = time.perf_counter(), time.process_time()
+        read()
+        seconds.append(time.perf_counter() - began)
+        print(f"  {seconds[-1]:.2f} s, of the processor {time.process_time() - cpu:.2f} s", flush=True)
+    return seconds[0] / seconds[1]
+
+
+def large_record_source(records: int = RECORDS, size: int = RECORD_BYTES) -> Iterable[dict[str, Any]]:
+    """Records of random bytes, with a label of ten classes."""
+    noise = os.urandom(size + RECORDS)
+    for number in range(records):
+        start = number % RECORDS
+        yield {"image": noise[start : start + size], "label": number % 10}
 
 
 def _drop(files: Sequence[str]) -> None:
