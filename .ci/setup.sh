@@ -41,6 +41,7 @@ install_checkout() {
     rm -rf build ./*.egg-info
     mkdir -p "$venv/src/ringfeed"
     for layer in $layers; do ln -sfn "../../../$layer" "$venv/src/ringfeed/$layer"; done
+    for file in __init__.py __init__.pyi py.typed; do ln -sfn "../../../package/$file" "$venv/src/ringfeed/$file"; done
 }
 
 environment() {

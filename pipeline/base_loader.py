@@ -41,6 +41,10 @@ __all__ = ["BaseLoader"]
 
 _PREFETCH_BYTES = 16 << 20  # decoded batches that wait for a NumPy consumer
 _TRANSFORMED_BATCHES = 4  # kept ready behind a transform
+_NO_INDEX = (
+    "a loader has no batch by index: iterate over it, or for PyTorch write "
+    "DataLoader(ringfeed.pipeline.torch.TorchDataset(loader), batch_size=None); single records are loader.sample(n)"
+)
 _NO_ARRAY = (
     "a loader is not an array; for Keras use model.fit(loader.keras(epochs=N), epochs=N, steps_per_epoch=len(loader), "
     "shuffle=False), for NumPy loader.numpy_epoch(epoch)"
@@ -144,6 +148,10 @@ class BaseLoader(ABC):
             step += 1
             self._place = (epoch, step)
             yield batch
+
+    def __getitem__(self, index: object) -> Any:
+        """Refuse indices, which PyTorch's ``DataLoader(loader)`` asks for: says what to write instead."""
+        raise ConfigError(_NO_INDEX)
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         """Refuse to be an array, as which Keras takes what has this method."""

@@ -26,6 +26,8 @@ class _Options(Protocol):
     def spill(self) -> str | None: ...
 
 
+_FORMAT = ("format", "shard_format")  # the flag, and the field, which would hide a built-in function of Python
+
 Options = TypeVar("Options", bound=_Options)
 
 
@@ -36,6 +38,11 @@ def options_of(kind: type[Options], options: Options | None, given: Mapping[str,
         ConfigError: a name is no field, or a value violates its rule.
     """
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # options are dataclasses
+    flag, field_name = _FORMAT
+    if flag in given and field_name in names:
+        if field_name in given:
+            raise ConfigError(f"{flag} and {field_name} are the same option; give one")
+        given = {field_name if name == flag else name: value for name, value in given.items()}
     for name in given:
         if name not in names:
             raise ConfigError(f"there is no option {name!r}; {did_you_mean(name, names, 'see ' + kind.__name__)}")

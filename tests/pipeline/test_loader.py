@@ -484,3 +484,10 @@ def test_the_order_is_the_same_in_every_version_of_the_code(
     """Ids of step 5 of epoch 1, recorded 2026-11-25. A change ends older runs, and needs a new ORDER_VERSION."""
     loader = Loader(make_dataset(RECORDS), batch_size=12, seed=7, balance=balance)
     assert read(loader, 1, 5, 6)["id"][0].tolist() == expected
+
+
+def test_an_index_is_refused_with_what_to_write_for_pytorch(make_dataset: Callable[..., str]) -> None:
+    """PyTorch's `DataLoader(loader)` asks for `loader[0]`."""
+    loader = Loader(make_dataset(), split="train", batch_size=64)
+    with pytest.raises(ConfigError, match=r"write DataLoader\(ringfeed.pipeline.torch.TorchDataset\(loader\), "):
+        loader[0]
