@@ -60,6 +60,8 @@ class _TextFile:
 class JSONLines(EntryTracker):
     """One object a line: `event` is `steps` or `evaluation`, the other keys are as in the metrics' history.
 
+    They are sorted by name after step and epoch: a checkpoint does not keep the order of an entry.
+
     Args:
         url: path or URL of the file.
     """
@@ -75,7 +77,8 @@ class JSONLines(EntryTracker):
 
     def write(self, kind: str, entry: Mapping[str, Any]) -> None:
         """Write a line."""
-        self._file.write(json.dumps({"event": kind} | finite(entry)) + "\n")
+        first = {"event": kind, "step": entry["step"], "epoch": entry["epoch"]}
+        self._file.write(json.dumps(first | _in_order(finite(entry))) + "\n")
 
     def flush(self) -> None:
         """Write the file to its store."""
@@ -84,6 +87,13 @@ class JSONLines(EntryTracker):
     def close(self, event: RunEnded) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _in_order(value: Any) -> Any:
+    """A value of JSON whose keys are sorted, at all depths."""
+    if isinstance(value, Mapping):
+        return {key: _in_order(value[key]) for key in sorted(value)}
+    return [_in_order(entry) for entry in value] if isinstance(value, list) else value
 
 
 class _Table(_TextFile):

@@ -51,6 +51,10 @@ def test_each_has_every_step_of_a_resumed_run_once(tmp_path: Path, write_config:
     lines = [json.loads(line) for line in (tmp_path / "t" / "log.jsonl").read_text().splitlines()]
     assert [line["loss"] for line in lines if line["event"] == "steps"] == [e["loss"] for e in history["steps"]]
     assert [(line["event"], line["step"]) for line in lines if line["step"] == 50][-1] == ("evaluation", 50)
+    restored, own = (line for line in lines if line["event"] == "evaluation")  # that of a checkpoint, and a new one
+    assert list(restored) == list(own)
+    assert list(restored["recall"]) == list(own["recall"])
+    assert list(own)[:3] == ["event", "step", "epoch"]
     with (tmp_path / "t/csv/steps.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert [(int(row["step"]), float(row["loss"])) for row in rows] == [
