@@ -22,6 +22,7 @@ import yaml
 from tests.helpers.checkpoints import saved_steps
 from tests.helpers.lean import lean_environment
 from tests.helpers.listeners import Listener, listeners
+from tests.servers.dask import dask_cluster
 from tests.servers.process import free_ports
 from tests.test_packaging import ROOT
 
@@ -151,6 +152,22 @@ def test_commands_without_ranks_listen_nowhere(made: Path) -> None:
         assert process.returncode == 0, stderr
         assert documented()[name].startswith("nothing")
         assert not found
+
+
+def test_a_build_on_dask_listens_nowhere_and_survives_a_scan_of_the_cluster(made: Path, tmp_path: Path) -> None:
+    with dask_cluster(tmp_path, 1) as cluster:
+        command = [sys.executable, *BUILD, str(tmp_path / "d"), "--shards", "4", "--engine", cluster.engine]
+        process = subprocess.Popen(command, cwd=made, env=lean_environment(), stderr=subprocess.PIPE, text=True)
+        root, found = psutil.Process(process.pid), set()
+        scan(int(cluster.engine.rpartition(":")[2]))  # Dask's own; the build takes part in it
+        while process.poll() is None:
+            found |= set(listeners(root))
+            time.sleep(0.01)
+        _, stderr = process.communicate()
+    assert process.returncode == 0, stderr
+    assert "Traceback" not in stderr
+    assert documented()["shard-dataset build"].startswith("nothing")
+    assert not found
 
 
 def test_the_store_of_horovodrun_is_at_all_addresses_as_the_page_says(made: Path) -> None:
