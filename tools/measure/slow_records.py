@@ -79,24 +79,26 @@ def find_slow_records(workload: Workload, trial: Trial, seconds: float) -> SlowR
         return None
     usual_seconds = min(probe.seconds(fast) for _ in range(3))  # the first call traces
     found: dict[tuple[str, int], float] = {}
-    seen, guilty = set[int](), 0
-    for epoch, step, _ in long:
+    seen = set[int]()
+    looked = guilty = 0.0  # seconds of the long gaps looked into, and of those that records explain
+    for epoch, step, gap in long:
         if len(seen) == _MOST_BATCHES or time.perf_counter() > end:
             break
         seen.add(step)
+        looked += gap
         batch, origins = workload.loader.batch_with_origins(epoch, step)
         taken = probe.least_seconds(batch, _SLOW * usual_seconds)
         if taken > _SLOW * usual_seconds:
             bound = usual_seconds + (taken - usual_seconds) / 4
             rows = list(_search(probe, fast, batch, range(len(origins)), bound, usual_seconds, end))
-            guilty += bool(rows)
+            guilty += gap * bool(rows)
             found |= {(origins[row].shard, origins[row].record): extra for row, extra in rows}
     records = [SlowRecord(shard=shard, record=record, seconds=extra) for (shard, record), extra in found.items()]
     records.sort(key=lambda record: -record.seconds)
     if not records:
         return None
     return SlowRecords(
-        records=tuple(records[:_MOST_RECORDS]), batch_seconds=usual_seconds, share=share * guilty / len(seen)
+        records=tuple(records[:_MOST_RECORDS]), batch_seconds=usual_seconds, share=share * guilty / looked
     )
 
 
