@@ -8,6 +8,8 @@ import gzip
 import io
 import json
 import shutil
+import subprocess
+import sys
 import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -186,3 +188,16 @@ def test_files_that_any_package_ships(tmp_path: Path, capsys: pytest.CaptureFixt
     seen = search(files(), tmp_path, capsys)
     print(seen)
     assert seen["built"] > 20
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("package", ["vega_datasets"])
+def test_files_that_wheels_of_the_index_ship(tmp_path: Path, capsys: pytest.CaptureFixture[str], package: str) -> None:
+    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", package]
+    subprocess.run([*pip, "--dest", str(tmp_path / "got")], timeout=120, check=True)
+    (wheel,) = (tmp_path / "got").iterdir()
+    shutil.unpack_archive(wheel, tmp_path / "files", "zip")
+    seen = search(files(str(tmp_path / "files")), tmp_path, capsys)
+    with capsys.disabled():
+        print(wheel.name, seen)
+    assert seen["built"] > 3
