@@ -35,13 +35,17 @@ pip_install() {
 
 # The checkout as a package: Python finds the folders where they are (an editable installation), with C compiled beside
 # its source. What reads files without running them (mypy, editors) finds them by links, as `ringfeed` in .venv/src.
+# The package itself lies on Python's path, in .venv/face: else any folder named `ringfeed` would come before it.
 install_checkout() {
     rm -rf build ./*.egg-info
     pip_install --no-build-isolation "$@"
     rm -rf build ./*.egg-info
-    mkdir -p "$venv/src/ringfeed"
+    mkdir -p "$venv/src/ringfeed" "$venv/face/ringfeed"
     for layer in $layers; do ln -sfn "../../../$layer" "$venv/src/ringfeed/$layer"; done
-    for file in __init__.py __init__.pyi py.typed; do ln -sfn "../../../package/$file" "$venv/src/ringfeed/$file"; done
+    for file in __init__.py __init__.pyi py.typed; do
+        for folder in src face; do ln -sfn "../../../package/$file" "$venv/$folder/ringfeed/$file"; done
+    done
+    echo "$PWD/$venv/face" >"$("$venv/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/ringfeed.pth"
 }
 
 environment() {

@@ -238,6 +238,15 @@ def test_no_folder_of_a_checkout_shadows_the_installed_package() -> None:
     assert not (ROOT / "ringfeed").exists()
 
 
+def test_a_folder_of_the_packages_name_beside_a_program_does_not_shadow_it(tmp_path: Path) -> None:
+    folder = tmp_path / "ringfeed/sharding"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text("raise ImportError('not the installed one')")
+    command = [sys.executable, "-c", "import ringfeed.sharding as s; print(s.__file__)"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=280)
+    assert Path(done.stdout.strip()).resolve() == ROOT / "sharding/__init__.py"
+
+
 def loaded_by(statement: str) -> set[str]:
     """The top-level modules in a fresh interpreter after a statement."""
     script = f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})"
