@@ -1,4 +1,4 @@
-"""Imported by the fork server, from which `local_executor` starts workers: keeps its traceback of a limit to itself.
+"""Imported by the fork server of `local_executor`: suppresses its traceback when a limit of processes is hit.
 
 The parent reports in one line that a process could not be started.
 Tested in tests/sharding/engines/test_executors.py.

@@ -299,5 +299,5 @@ def _warm_seconds(figures: MeasuredEpoch, trials: LoaderTrials) -> float:
 
 
 def _around(value: float, rate: Estimate) -> Estimate:
-    """A time that spreads as a rate does."""
+    """A time with the relative uncertainty of a rate."""
     return Estimate(value=value, low=value * rate.value / rate.high, high=value * rate.value / rate.low)

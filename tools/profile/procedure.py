@@ -1,4 +1,4 @@
-"""The procedure of a profile: each trial in turn, for its part of the time, and what follows from all of them.
+"""Runs the trials of a profile within its time, and draws the conclusions.
 
 Tested in tests/tools/profile/test_measure.py and tests/tools/profile/test_procedure.py.
 """

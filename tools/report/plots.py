@@ -30,7 +30,7 @@ __all__ = [
     "plot_waterfall",
 ]
 
-_FEWEST_LOOKS = 5  # at the queues, of which a plot is worth it
+_FEWEST_LOOKS = 5  # fewest samples of the queues that are worth plotting
 _MOST_CLASSES = 8  # of different colours; the rest is drawn together
 
 

@@ -19,7 +19,7 @@ from ringfeed.tools.predict.gains import ExpectedGain, MeasuredEpoch
 __all__ = ["LIMITS", "Evidence", "Verdict", "judge"]
 
 LIMITS = {
-    "store_latency": "each request to the store takes long, and little comes by it",
+    "store_latency": "high latency and small requests: the store is waited for, not its bandwidth",
     "store_bandwidth": "the store, the link to it, or the disk gives no more bytes",
     "too_few_fetches": "the store would give more to more fetches at once",
     "cache": "reading or filling the cache on disk",

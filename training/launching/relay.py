@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -21,12 +20,12 @@ from typing import Any
 
 from ringfeed.sharding.storage.temporary_folder import end_process
 
+from .hosts import address_towards
 from .process_group import Lines, Process, ProcessGroup
 
 __all__ = ["RankRequest", "interface_of", "main"]
 
 _CODEC = "latin-1"  # any bytes, also a part of a character
-_DISCARD_PORT = 9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +60,7 @@ class _Relay:
 
     def run(self) -> int:
         """Run the rank, and return the status of this process."""
-        address = _own_address(self._request.launcher)
+        address = address_towards(self._request.launcher)
         self._send(address=address)
         threading.Thread(target=self._end_in_silence, daemon=True).start()
         interface = interface_of(address)
@@ -113,12 +112,6 @@ class _Relay:
         while time.monotonic() - self._heard < self._request.silence_seconds:
             time.sleep(1.0)
         end_process(1)  # the rank ends with this process
-
-
-def _own_address(launcher: str) -> str:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((launcher, _DISCARD_PORT))
-        return str(probe.getsockname()[0])
 
 
 def interface_of(address: str) -> str:

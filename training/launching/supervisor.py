@@ -41,7 +41,7 @@ class Supervisor:
         wanted: the ranks that are wanted.
         restarts: counts failures, and lowers the number of ranks.
         signals: the launcher's signals.
-        patience_seconds: in which ranks whose ring has lost one must come back; 0: for ever.
+        patience_seconds: time that survivors have to rejoin; 0: no limit.
     """
 
     processes: ProcessGroup[int]
