@@ -6,6 +6,7 @@ Tested in tests/sharding/repairing/test_repair.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +29,7 @@ from ringfeed.sharding.formats.parquet import read_row_groups, row_group_sizes, 
 from ringfeed.sharding.formats.parquet_tensors import declare_tensors
 from ringfeed.sharding.formats.shard_encode import encode_index
 from ringfeed.sharding.formats.tfrecord import compress, decompress, frame_records
-from ringfeed.sharding.formats.tfrecord_scan import scan_frames
+from ringfeed.sharding.formats.tfrecord_scan import Frame, scan_frames
 from ringfeed.sharding.storage.file_contents import open_decompressed
 from ringfeed.sharding.storage.storage import Storage
 
@@ -144,19 +145,26 @@ Encoded = tuple[pa.Buffer, npt.NDArray[np.int32], pa.Buffer]
 
 
 def _encode_frames(data: memoryview, index: Index | None, files: ShardFiles) -> Encoded | None:
-    manifest = files.manifest
-    intact = [frame for frame in scan_frames(data, frame_bounds(manifest, files.shard, index)) if frame.readable]
-    if not intact:
+    manifest, shard = files.manifest, files.shard
+    frames = list(scan_frames(data, frame_bounds(manifest, shard, index)))
+    kept = [frame for frame in frames if frame.payload.stop <= len(data)]
+    if len(kept) != shard.records or checksum(_framed(data, kept, manifest)[0]) != shard.checksum:
+        kept = [frame for frame in frames if frame.readable]  # the damage is not to lengths and CRCs alone
+    if not kept:
         return None
-    messages = [bytes(data[frame.payload]) for frame in intact]
     if index is not None:
-        class_ids = index.class_ids[[frame.record or 0 for frame in intact]]
+        class_ids = index.class_ids[[frame.record or 0 for frame in kept]]
     else:
-        class_ids = classes_of_messages(iter(messages), manifest)
-    framed = frame_records(pa.array(messages, pa.large_binary()))
+        class_ids = classes_of_messages((bytes(data[frame.payload]) for frame in kept), manifest)
+    file, offsets = _framed(data, kept, manifest)
+    return file, class_ids, encode_index(class_ids, offsets)
+
+
+def _framed(data: memoryview, frames: Sequence[Frame], manifest: Manifest) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
+    """Return a data file of these records, and the offsets of its frames before compression."""
+    framed = frame_records(pa.array([bytes(data[frame.payload]) for frame in frames], pa.large_binary()))
     offsets = offsets_of(framed)
-    frames = data_of(framed).slice(0, int(offsets[-1]))
-    return pa.py_buffer(compress(frames, manifest.compression)), class_ids, encode_index(class_ids, offsets)
+    return pa.py_buffer(compress(data_of(framed).slice(0, int(offsets[-1])), manifest.compression)), offsets
 
 
 def _encode_rows(data: pa.Buffer, index: Index | None, manifest: Manifest) -> Encoded | None:

@@ -43,6 +43,7 @@ from ringfeed.tools.shard_dataset.parser import build_parser as shard_dataset_pa
 from ringfeed.training.checkpoint.store import decode
 from tests.helpers import forks
 from tests.helpers.lean import lean_environment
+from tests.helpers.pictures import write_pictures
 from tests.servers.store import Store
 from tests.sharding.conftest import is_trial
 
@@ -130,9 +131,10 @@ CASES = {
     "saved_model": Case(words=_line("export MODEL --out OUT/served -q")),
     "keras": Case(words=_line("export MODEL --out OUT/again.keras -q")),
     "onnx": Case(words=_line("export MODEL --out OUT/again.onnx -q")),
+    "trace": Case(words=_line("trace --config LAB/pictures.yaml --step 0 --save OUT/images")),
     "tune": Case(words=_line(f"tune DATA {_MEASURED} --out OUT/tuned.yaml"), is_exact=False),
     "profile": Case(words=_line(f"profile DATA {_MEASURED} --html OUT/page.html"), is_exact=False),
-    "trace": Case(words=_line("profile LAB/first/records -q --html OUT/page.html --trace OUT/trace.json")),
+    "profile of a run": Case(words=_line("profile LAB/first/records -q --html OUT/page.html --trace OUT/trace.json")),
     "simulate": Case(
         words=_line("simulate DATA --seconds 0.5 -q --save-costs OUT/costs.json --html OUT/page.html"), is_exact=False
     ),
@@ -175,6 +177,16 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
         "output": {"log_every": 10},
     }
     (folder / "run.yaml").write_text(yaml.safe_dump(tree))
+    pictures = folder / "pictures"
+    build(
+        source=str(write_pictures(folder / "png", 24, ("png",))),
+        destination=str(pictures),
+        label="label",
+        shards=2,
+        workers=1,
+    )
+    tree = {"data": {"url": str(pictures), "batch_size": 8}, "model": {"name": "convnet", "image_shape": [24, 24, 3]}}
+    (folder / "pictures.yaml").write_text(yaml.safe_dump(tree))
     return Lab(folder=folder)
 
 

@@ -10,7 +10,6 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
@@ -20,6 +19,7 @@ from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.sharding.storage.untrusted_files import load_json, read_untrusted
 from ringfeed.training.config.config_file import load_config
 from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.run.state.outputs import write_file
 
 if TYPE_CHECKING:
     from .trace import RunTrace, TracedRecord
@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=int, default=1, metavar="N", help="number of ranks of the run [1]")
     parser.add_argument("--metrics", metavar="FILE", help="metrics file of the run, for --spike [output.metrics]")
     parser.add_argument("--show", action="append", default=[], metavar="COLUMN,...", help="show columns of the records")
-    parser.add_argument("--save", metavar="FOLDER", help="write the images of the records to a local folder")
+    parser.add_argument("--save", metavar="FOLDER", help="write the images of the records to a folder (path or URL)")
     parser.add_argument("--limit", type=int, default=1000, metavar="N", help="show at most N records [1000]")
     parser.add_argument("--json", action="store_true", help="print one JSON object for each record")
 
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     records = found[: args.limit]
     rows = [_row(record, values) for record, values in zip(records, trace.values(records, shown), strict=True)]
     if args.save is not None:
-        _save_images(trace, records, Path(args.save))
+        _save_images(trace, records, args.save)
     if args.json:
         sys.stdout.writelines(json.dumps(row, default=_text) + "\n" for row in rows)
         return 0
@@ -159,18 +159,17 @@ def _text(value: Any) -> str:
     return "" if value is None else str(value).replace("\n", " ")
 
 
-def _save_images(trace: RunTrace, records: Sequence[TracedRecord], folder: Path) -> None:
+def _save_images(trace: RunTrace, records: Sequence[TracedRecord], folder: str) -> None:
     """Write the images of records, as files named by step, rank and position."""
     names = trace.image_columns
     if not names:
         raise ConfigError("--save: the records have no column of images; show other columns with --show")
-    folder.mkdir(parents=True, exist_ok=True)
     for record, values in zip(records, trace.values(records, names), strict=True):
         for name in names:
             if values[name] is not None:
                 suffix = _SUFFIXES.get(values[name][:2], ".bin")
                 stem = f"step-{record.step}-rank-{record.rank}-{record.position:04d}"
-                (folder / f"{stem}-{name.replace('/', '_')}{suffix}").write_bytes(values[name])
+                write_file(f"{folder}/{stem}-{name.replace('/', '_')}{suffix}", values[name])
 
 
 _SUFFIXES = {b"\xff\xd8": ".jpg", b"\x89P": ".png", b"RI": ".webp", b"GI": ".gif", b"BM": ".bmp"}

@@ -30,8 +30,8 @@ class UserSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ig
         peak_value: `optimizer.learning_rate`, scaled to the batch.
         key: where it is from, for errors.
 
-    >>> float(UserSchedule(lambda step: 0.5 / (step + 1))(4))
-    0.1
+    >>> float(UserSchedule(lambda step: 0.5 / (step + 1))(1))
+    0.25
     """
 
     warmup_steps = 0

@@ -68,6 +68,10 @@ class TrainedModel:
         step: number of steps done.
         source: the file or folder that it was opened from.
         trust_code: whether functions that its records were prepared with may be imported.
+
+    >>> from ringfeed.training import open_trained
+    >>> model = open_trained("model.keras")  # doctest: +SKIP
+    >>> model({"hours": 2.5, "miles": 900.0})["predicted"]  # doctest: +SKIP
     """
 
     network: Any
@@ -233,6 +237,9 @@ def open_trained(source: str, data_url: str | None = None, *, trust_code: bool =
         ConfigError: there is no model, its network cannot be built here, or it names a function without `trust_code`.
         DatasetError: checkpoints need their dataset, which is not there, or has changed.
         TrainingError: the weights do not fit the network, as where a user's code has changed.
+
+    >>> model = open_trained("model.keras")  # doctest: +SKIP
+    >>> model([{"hours": 2.5, "miles": 900.0}], keep=["miles"]).to_pylist()  # doctest: +SKIP
     """
     if source.endswith(".keras"):
         if data_url is not None:

@@ -15,4 +15,4 @@ def test_imports_are_not_collected_even_if_one_fails():
     with pytest.raises(ModuleNotFoundError), uncollected_imports():
         import_module("no_such_module")
     assert gc.isenabled()
-    assert gc.get_freeze_count() == before, "objects of others are frozen"
+    assert gc.get_freeze_count() <= before, "objects of others are frozen"  # some that were frozen may die

@@ -85,6 +85,16 @@ class TestRestored:
         assert repair(str(root)).lost == ()
         assert files_of(root) == files_of(Path(pristine.storage.locate()))
 
+    @pytest.mark.parametrize("missing", [1, 4])
+    def test_a_shard_that_lacks_only_a_crc_is_encoded_again(
+        self, root: Path, pristine: Dataset, files_of: Files, missing: int
+    ) -> None:
+        path = root / pristine.shards[0].path
+        path.write_bytes(path.read_bytes()[:-missing])
+        assert actions(root) == {path.name: "rewrite"}
+        assert repair(str(root)).lost == ()
+        assert files_of(root) == files_of(Path(pristine.storage.locate()))
+
     def test_a_flipped_bit_costs_its_record_and_with_the_source_nothing(
         self, root: Path, pristine: Dataset, files_of: Files
     ) -> None:
