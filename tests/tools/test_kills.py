@@ -177,15 +177,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
         "output": {"log_every": 10},
     }
     (folder / "run.yaml").write_text(yaml.safe_dump(tree))
-    pictures = folder / "pictures"
-    build(
-        source=str(write_pictures(folder / "png", 24, ("png",))),
-        destination=str(pictures),
-        label="label",
-        shards=2,
-        workers=1,
-    )
-    tree = {"data": {"url": str(pictures), "batch_size": 8}, "model": {"name": "convnet", "image_shape": [24, 24, 3]}}
+    source, pictures = str(write_pictures(folder / "png", 24, ("png",))), str(folder / "pictures")
+    build(source=source, destination=pictures, label="label", shards=2, workers=1)
+    tree = {"data": {"url": pictures, "batch_size": 8}, "model": {"name": "convnet", "image_shape": [24, 24, 3]}}
     (folder / "pictures.yaml").write_text(yaml.safe_dump(tree))
     return Lab(folder=folder)
 
