@@ -9,6 +9,7 @@ import argparse
 import itertools
 import json
 import re
+import sys
 import textwrap
 from collections.abc import Callable, Sequence
 from fractions import Fraction
@@ -56,13 +57,33 @@ def _filled(paragraph: str, width: int) -> str:
     return textwrap.fill(paragraph, width, break_long_words=False, break_on_hyphens=False)
 
 
+_REQUIRED = "the following arguments are required"  # argparse's words
+
+
 class CommandParser(argparse.ArgumentParser):
     """Reports a mistake in one line, with the command that prints the help, and begins the help with its examples."""
 
+    _words: Sequence[str] = ()
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse what this parser knows of a command line."""
+        self._words = sys.argv[1:] if args is None else args
+        return super().parse_known_args(args, namespace)
+
     def error(self, message: str) -> NoReturn:
-        """End the command with exit code 2."""
-        message = _without_secrets(message)
-        self.exit(_USAGE, f"{self.prog}: error: {message}; see: {self.prog} --help\n")
+        """End the command with exit code 2. A flag that is not known may be a required one: it is named first."""
+        if message.startswith(_REQUIRED):
+            unknown = [word for word in self._words if word.startswith("--") and not self._knows(word)]
+            if unknown:
+                refuse_unknown(self, None, unknown)
+        self._report(f"{_without_secrets(message)}; see: {self.prog} --help")
+
+    def _report(self, message: str) -> NoReturn:
+        self.exit(_USAGE, f"{self.prog}: error: {message}\n")
+
+    def _knows(self, word: str) -> bool:
+        """Whether a word is a flag, or the beginning of one."""
+        return any(flag.startswith(word.partition("=")[0]) for flag in self._option_string_actions)
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse a command line; a mistake ends the command."""
@@ -112,11 +133,8 @@ def refuse_unknown(program: argparse.ArgumentParser, command: str | None, words:
 class EventParser(CommandParser):
     """Reports a mistake as an event: a line of JSON."""
 
-    def error(self, message: str) -> NoReturn:
-        """End the command with exit code 2."""
-        message = _without_secrets(message)
-        event = {"event": "error", "message": f"{message}; see: {self.prog} --help", "status": _USAGE}
-        self.exit(_USAGE, f"{json.dumps(event)}\n")
+    def _report(self, message: str) -> NoReturn:
+        self.exit(_USAGE, f"{json.dumps({'event': 'error', 'message': message, 'status': _USAGE})}\n")
 
 
 def _without_secrets(text: str) -> str:
