@@ -219,7 +219,7 @@ class TestPlaces:
         starts = offsets(dataset, shard)
         root = copy(dataset)
         (root / shard.index_path).unlink()
-        overwrite(root / shard.path, int(starts[3]), int(starts[3]) + 2)
+        overwrite(root / shard.path, int(starts[3]), int(starts[3]) + 40)  # its length, and some of its content
         index, data = sorted(verify(str(root)), key=lambda damage: damage.path)
         assert (index.kind, data.kind, data.record, data.offset) == ("missing", "altered", 3, starts[3])
         assert repair(str(root)).lost[0].records == 1

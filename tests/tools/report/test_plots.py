@@ -4,6 +4,7 @@ import html
 import re
 import sys
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from ringfeed.tools.charts.bars import Bars
 from ringfeed.tools.cli import main
+from ringfeed.tools.measure.estimates import Estimate
+from ringfeed.tools.predict.gains import ExpectedGain
 from ringfeed.tools.profile import profile
 from ringfeed.tools.report import comparisons, plots
 from ringfeed.tools.report.profile_page import write_page
-from ringfeed.tools.report.profile_result import Profile
+from ringfeed.tools.report.profile_result import Profile, TriedKnob
 from tests.servers.web import Behaviour, served
 
 
@@ -38,10 +41,17 @@ def result(dataset: str) -> Profile:
     disturbed = "ringfeed.tools.measure.other_load.LoadClock.disturbed"
     with served(Path(dataset), behaviour=Behaviour(latency_seconds=0.02)) as url, pytest.MonkeyPatch.context() as patch:
         patch.setattr(disturbed, lambda _: 0.0)  # by other tests, beside which nothing would be judged or tried
-        return profile(
+        found = profile(
             url, batch_size=40, fetch_threads=1, step=lambda _: None, transform=lambda batch: batch, seconds=3.0,
-            try_knob=True,
         )  # fmt: skip
+    # Which option the verdict names depends on what else runs here; tests of the profile try it.
+    options, gain = {"fetch_threads": 8}, Estimate(value=2.0, low=1.8, high=2.2)
+    knob = ExpectedGain(
+        options=options, text="try fetch_threads=8", gain=gain, first_batch_seconds=(0.2, 0.1), memory_bytes=0,
+        disk_bytes=0, later=False,
+    )  # fmt: skip
+    tried = TriedKnob(options=options, epoch_samples_per_second=4000.0, first_batch_seconds=0.1, gain=gain)
+    return replace(found, tried=tried, verdict=replace(found.verdict, knob=knob))
 
 
 def texts(plot: plots.Plot) -> str:
