@@ -1,6 +1,6 @@
 """The wait for the first batch of an epoch: in one reading of several epochs, and where each epoch is read alone.
 
-A step takes 5 ms, in which the loader works ahead. The figure is the share of an epoch of 4 s that is not this wait.
+A step takes 5 ms; meanwhile the loader works ahead. The figure is the rest of an epoch of 4 s, without this wait.
 """
 
 from __future__ import annotations

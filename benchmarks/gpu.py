@@ -222,7 +222,7 @@ def report(results: dict[str, Any]) -> str:
 
 
 def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
-    """The rates of ringfeed and of a `DataLoader` over that of a batch on the device, in both precisions."""
+    """Rates of ringfeed and of a `DataLoader` / the rate of a batch on the device, in both precisions."""
     if not torch.cuda.is_available():
         raise SystemExit("PyTorch sees no CUDA device here")
     torch.backends.cudnn.benchmark = True

@@ -77,7 +77,7 @@ def run_geometries(folder: Path, rounds: int) -> list[tuple[str, list[float], fl
 
 
 def _cold_ratio(files: Sequence[str], loader: Loader, epoch: int) -> float:
-    """The time of a plain read of cold files over that of an epoch of them."""
+    """Time of a plain read of cold files / time of an epoch of them."""
     seconds = []
     for read in (lambda: _read(files), lambda: _consume(loader.epoch(epoch))):
         _drop(files)

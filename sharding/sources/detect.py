@@ -84,7 +84,7 @@ def open_source(
 ) -> Source:
     """Open a dataset to be sharded.
 
-    The `open` of a kind takes `url`, `label`, and those of the other parameters that it supports.
+    The `open` of a kind takes `url`, `label`, and what it supports of the other parameters.
 
     Args:
         url: URL or path of a file, a folder or a glob, on any file system of fsspec; ``module:function`` for kind
@@ -119,13 +119,7 @@ def open_source(
     if issubclass(kind_of_source, TableSource):
         features = {**casts, **features}
     if kind_of_source not in (CsvSource, ImageListSource):
-        if null_values:
-            raise ConfigError(f"--null-values is for CSV and TSV, and {url} is of kind {kind}; use --filter or --map")
-        if csv is not None and csv.recorded():
-            raise ConfigError(
-                f"--header, --columns, --delimiter and --encoding are for CSV and TSV, and {url} is of kind {kind}; "
-                "leave them out, or say --source-kind csv"
-            )
+        _refuse_options_of_csv(f"{url} is of kind {kind}", null_values, csv)
     options = {
         "features": features,
         "reject": reject,
@@ -141,6 +135,16 @@ def open_source(
     source: Source = opened(url, label, **{name: options[name] for name in supported if name in options})
     _check_names(source.schema.names, wanted, url)
     return source
+
+
+def _refuse_options_of_csv(what: str, null_values: tuple[str, ...], csv: CsvDialect | None) -> None:
+    if null_values:
+        raise ConfigError(f"--null-values is for CSV and TSV, and {what}; use --filter or --map")
+    if csv is not None and csv.recorded():
+        raise ConfigError(
+            f"--header, --columns, --delimiter and --encoding are for CSV and TSV, and {what}; leave them out, or say "
+            "--source-kind csv"
+        )
 
 
 def _check_names(names: Sequence[str], wanted: Callable[[str], bool], url: str | MemoryRecords) -> None:

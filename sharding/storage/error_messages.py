@@ -118,7 +118,7 @@ def explain(error: BaseException, protocol: str, *, writing: bool, place: Path |
 
 def _of_the_url(error: BaseException, protocol: str, text: str, *, writing: bool) -> str:
     """What is wrong with a URL, apart from what it names; empty if nothing is."""
-    if writing and isinstance(error, NotImplementedError):  # of read-only file systems of fsspec
+    if writing and isinstance(error, NotImplementedError):  # raised by fsspec's read-only file systems
         return "nothing can be written to such a store; name a folder on a local disk, S3, HDFS, GCS or Azure"
     if "Protocol not known" in text:  # from fsspec's registry
         return f"no file system is called {text.rpartition(' ')[2]!r}; {_PROTOCOLS}"

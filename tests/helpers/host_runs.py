@@ -20,6 +20,7 @@ import yaml
 from ringfeed.sharding import BuildOptions, build
 from ringfeed.training.checkpoint.store import CheckpointStore
 from tests.helpers.lean import lean_environment
+from tests.helpers.noting_network import NETWORK
 from tests.servers.lab import Lab, lab
 
 __all__ = ["CLI", "LOST_SECONDS", "STEPS", "HostRun", "training_lab"]
@@ -29,7 +30,7 @@ STEPS = EPOCHS * RECORDS // BATCH
 LOST_SECONDS = 6.0
 CLI = [sys.executable, "-m", "ringfeed.tools.cli"]
 
-NETWORK = """
+NOTE = """
 import os, time, keras, tensorflow as tf
 
 def note(step, ids):
@@ -38,21 +39,6 @@ def note(step, ids):
         print(*words, file=file)
     time.sleep(float(os.environ.get("PAUSE", 0)) / 100)
     return ids
-
-class Note(keras.layers.Layer):
-    def build(self, shape):
-        self.steps = self.add_weight(shape=(), dtype="int64", initializer="zeros", trainable=False)
-    def call(self, ids, training=False):
-        seen = tf.numpy_function(note, [self.steps.value, ids], tf.int64)
-        with tf.control_dependencies([seen]):
-            self.steps.assign_add(1)
-        return tf.cast(tf.ensure_shape(seen, [None]), tf.float32) * 0.0
-    def compute_output_spec(self, ids, training=False): return keras.KerasTensor((None,))
-
-def network(manifest, config):
-    ids, value = keras.Input((), dtype="int64", name="id"), keras.Input((), dtype="float32", name="value")
-    both = keras.ops.expand_dims(value + Note()(ids), 1)
-    return keras.Model({"id": ids, "value": value}, keras.layers.Dense(2)(both))
 """
 
 
@@ -65,7 +51,7 @@ def training_lab(directory: Path, count: int) -> Iterator[Lab]:
         table = pa.table({"id": range(RECORDS), "value": values, "label": ["a", "b"] * (RECORDS // 2)})
         pq.write_table(table, folder / "source.parquet")
         build(BuildOptions(source=str(folder / "source.parquet"), destination=str(folder / "data"), label="label"))
-        (folder / "networks.py").write_text(NETWORK)
+        (folder / "networks.py").write_text(NOTE + NETWORK)
         tree = {
             "data": {"url": "data", "batch_size": BATCH, "eval_split": None},
             "model": {"name": "networks:network"},

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from PIL import Image
 
 CLASSES = ("cat", "dog", "owl")
+IMAGES = 36  # in the datasets of the tests of transforms
 
 
 def pixels_of(number: int) -> npt.NDArray[np.uint8]:

@@ -27,13 +27,14 @@ from ringfeed.tools.cli import main
 from ringfeed.training.launching.endings import LauncherSignals
 from tests.helpers.checkpoints import saved_steps
 from tests.helpers.lean import lean_environment
+from tests.helpers.noting_network import NETWORK
 
 pytest.importorskip("horovod", reason="Horovod is built by: make setup")
 
 RECORDS, BATCH, EVERY = 240, 12, 5
 STEPS = RECORDS // BATCH
 
-NETWORK = """
+NOTE = """
 import os, time, keras, numpy as np, tensorflow as tf
 
 def note(step, ids):
@@ -43,21 +44,6 @@ def note(step, ids):
         time.sleep(1000)  # line 8
     time.sleep(float(os.environ.get("PAUSE", 0)) / 100)
     return ids
-
-class Note(keras.layers.Layer):
-    def build(self, shape):
-        self.steps = self.add_weight(shape=(), dtype="int64", initializer="zeros", trainable=False)
-    def call(self, ids, training=False):
-        seen = tf.numpy_function(note, [self.steps.value, ids], tf.int64)
-        with tf.control_dependencies([seen]):
-            self.steps.assign_add(1)
-        return tf.cast(tf.ensure_shape(seen, [None]), tf.float32) * 0.0
-    def compute_output_spec(self, ids, training=False): return keras.KerasTensor((None,))
-
-def network(manifest, config):
-    ids, value = keras.Input((), dtype="int64", name="id"), keras.Input((), dtype="float32", name="value")
-    both = keras.ops.expand_dims(value + Note()(ids), 1)
-    return keras.Model({"id": ids, "value": value}, keras.layers.Dense(2)(both))
 """
 
 
@@ -69,7 +55,7 @@ def run_folder(tmp_path: Path) -> Path:
     )
     pq.write_table(table, tmp_path / "source.parquet")
     build(BuildOptions(source=str(tmp_path / "source.parquet"), destination=str(tmp_path / "data"), label="label"))
-    (tmp_path / "networks.py").write_text(NETWORK)
+    (tmp_path / "networks.py").write_text(NOTE + NETWORK)
     tree = {
         "data": {"url": "data", "batch_size": BATCH, "eval_split": None},
         "model": {"name": "networks:network"},

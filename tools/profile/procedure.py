@@ -91,11 +91,6 @@ def investigate(loader: Loader, workload: Workload | None, request: Request) -> 
     fetch = next(each for each in stages if each.name == "fetch")
     fetch_rate = fetch.bytes / (trial.first_batch_seconds + trial.seconds)
     facts = LoaderFacts.of(loader, fetch.share, fetch_rate)
-    epoch_seconds = trial.epoch_seconds(loader)
-    if stage == "fetch" and 1 < trial.steps < loader.steps_per_epoch:
-        # Shards come ahead of need, and batches in bursts: what has come by now says more than batches.
-        elapsed = trial.first_batch_seconds + trial.seconds
-        epoch_seconds = max(min(facts.epoch_bytes / max(fetch_rate, 1.0), epoch_seconds), elapsed)
     begun = time.perf_counter()
     parts = _try_parts(loader, store, knob, facts, trial, budget.share("parts"), request)
     budget.spend("parts", time.perf_counter() - begun)
@@ -104,15 +99,15 @@ def investigate(loader: Loader, workload: Workload | None, request: Request) -> 
         if workload is None
         else try_training(workload, trial.first_batch, budget.share("training"), request.report)
     )
+    epoch_seconds = _epoch_seconds(loader, trial, facts.epoch_bytes / max(fetch_rate, 1.0), stage)
     figures = _figures(loader, trial, training, epoch_seconds, is_fetching=stage == "fetch")
     if stage == "fetch" and len(trial.fetch_rates) > 1:
         figures = replace(figures, loader=around(figures.loader.value, estimate(1.0, trial.fetch_rates)))
     slow = None
     if workload is not None and training is not None and training.input is not None:
         request.report("single records")
-        slow = find_slow_records(
-            workload, training.input, max(budget.share("records"), min(_LEAST_SEARCH, request.seconds))
-        )
+        seconds = max(budget.share("records"), min(_LEAST_SEARCH, request.seconds))
+        slow = find_slow_records(workload, training.input, seconds)
     figures, verdict = conclude(
         Measured(
             figures=figures, facts=facts, parts=parts, training=training, slow=slow, knob=knob,
@@ -137,6 +132,15 @@ def investigate(loader: Loader, workload: Workload | None, request: Request) -> 
         tried=tried,
         other_load=clock.other_load(),
     )
+
+
+def _epoch_seconds(loader: Loader, trial: LoaderTrial, fetch_seconds: float, stage: str) -> float:
+    """Seconds of an epoch of the loader; while it fetches, no more than its bytes take to come."""
+    seconds = trial.epoch_seconds(loader)
+    if stage == "fetch" and 1 < trial.steps < loader.steps_per_epoch:
+        # Shards come ahead of need, and batches in bursts: what has come by now says more than batches.
+        seconds = max(min(fetch_seconds, seconds), trial.first_batch_seconds + trial.seconds)
+    return seconds
 
 
 class Budget:

@@ -134,29 +134,16 @@ def judge(
             next_samples_per_second=None, gain=None,
         )  # fmt: skip
     parts, training = figures.parts, figures.seconds
-    slowest = max(parts, key=parts.__getitem__)
-    lost = training - parts[slowest]
     stall = 1 - figures.step_seconds / training
     headroom = parts["step"] / max(seconds for name, seconds in parts.items() if name != "step")
     full = cpu_share > max(_FULL_CORES * (1 - other_load), _SOME_CORES)
     shared = "cores" if full else "framework_overhead" if lock_held > _LOCKED else "unknown"
-    limits = dict(parts)  # seconds that an epoch takes at least without the bottleneck, by what limits it then
-    if stall < _BOUND and (shared == "unknown" or lost < _BOUND * training):
-        bottleneck = "step" if headroom >= _BALANCED else "none"
-    elif slowest == "loader" and (figures.first_batch_seconds > lost / 2 or parts["loader"] - parts["step"] >= lost):
-        bottleneck = loader_limit  # the shards come before any batch
-        del limits["loader"]
-        # A part of the loader cannot be slower than all of it: something disturbed that while it ran alone.
-        rest = {name: figures.samples / rate.value for name, rate in figures.rest.items()}
-        limits |= {name: min(seconds, parts["loader"]) for name, seconds in rest.items()}
-        lost = max(lost - figures.first_batch_seconds, 0.0) if figures.first_batch_seconds > lost / 2 else lost
-    elif slowest == "transform" and parts[slowest] - parts["step"] >= lost:
-        bottleneck = "decode" if decodes else "transform"
-        del limits["transform"]
+    if stall < _BOUND and (shared == "unknown" or figures.seconds - max(parts.values()) < _BOUND * training):
+        bottleneck, limits, lost = "step" if headroom >= _BALANCED else "none", dict(parts), 0.0
     else:
-        bottleneck = "shuffle_fill" if figures.first_batch_seconds > lost / 2 else shared
-        lost = 0.0
+        bottleneck, limits, lost = _limit_of_input(figures, shared, loader_limit, decodes=decodes)
     if slow is not None and slow.share > _HELD_UP and bottleneck in ("transform", *_UNEXPLAINED):
+        slowest = max(parts, key=parts.__getitem__)
         bottleneck, limits, lost = "slow_records", {slowest: max(training * (1 - slow.share), parts["step"])}, 0.0
     if bottleneck == "unknown":
         return _unexplained(figures, stall, headroom)
@@ -179,6 +166,35 @@ def judge(
         next_samples_per_second=figures.samples / limits[following],
         gain=gain,
     )
+
+
+def _limit_of_input(
+    figures: MeasuredEpoch, shared: str, loader_limit: str, *, decodes: bool
+) -> tuple[str, dict[str, float], float]:
+    """Name what an epoch waits for beside its step.
+
+    Args:
+        figures, loader_limit, decodes: see `judge`.
+        shared: what the parts share, if that holds them up.
+
+    Returns:
+        The bottleneck; seconds that an epoch takes at least without it, by what limits it then; seconds that are lost
+        all the same.
+    """
+    parts = figures.parts
+    slowest = max(parts, key=parts.__getitem__)
+    lost = figures.seconds - parts[slowest]
+    waits_for_first = figures.first_batch_seconds > lost / 2
+    others = {name: seconds for name, seconds in parts.items() if name != slowest}
+    if slowest == "loader" and (waits_for_first or parts["loader"] - parts["step"] >= lost):
+        # The shards come before any batch. A part of the loader cannot be slower than all of it: something disturbed
+        # that while it ran alone.
+        rest = {name: figures.samples / rate.value for name, rate in figures.rest.items()}
+        others |= {name: min(seconds, parts["loader"]) for name, seconds in rest.items()}
+        return loader_limit, others, max(lost - figures.first_batch_seconds, 0.0) if waits_for_first else lost
+    if slowest == "transform" and parts[slowest] - parts["step"] >= lost:
+        return "decode" if decodes else "transform", others, lost
+    return "shuffle_fill" if waits_for_first else shared, dict(parts), 0.0
 
 
 def _unexplained(figures: MeasuredEpoch, stall: float, headroom: float) -> Verdict:

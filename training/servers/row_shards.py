@@ -120,7 +120,7 @@ def split_tables(network: Any, placement: VariablePlacement, least_bytes: int) -
     try:
         with placement.scope():
             copy = keras.models.clone_model(network, clone_function=copied, recursive=True)
-    except (NotImplementedError, TypeError, ValueError) as error:
+    except (NotImplementedError, TypeError, ValueError) as error:  # Keras raises any of them for a subclass of Model
         raise ConfigError(
             f"parameter_server.shard_bytes: Keras cannot copy this network to split its tables ({brief(error)}); "
             "make it functional or sequential, give its layers get_config, or set parameter_server.shard_bytes=null"

@@ -23,22 +23,9 @@ from ringfeed.pipeline.transforms.image_ops import crop_window, decode, normalis
 from ringfeed.sharding import BuildOptions, ConfigError, Feature, build, open_dataset
 from ringfeed.sharding.formats.images.file_types import image_formats
 from ringfeed.sharding.prepare import PrepareOptions
-from tests.helpers.pictures import CLASSES, encode, pixels_of, write_pictures
+from tests.helpers.pictures import CLASSES, IMAGES, encode, pixels_of
 
-IMAGES = 36
 Dataset = dict[str, str]
-
-
-@pytest.fixture(scope="session")
-def pictures(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Datasets of the same pictures: all JPEG, all PNG, and both in turn."""
-    made = {}
-    for name, suffixes in {"jpg": ("jpg",), "png": ("png",), "both": ("jpg", "png")}.items():
-        folder: Path = tmp_path_factory.mktemp(name)
-        made[name] = str(folder / "shards")
-        source = str(write_pictures(folder / "photos", IMAGES, suffixes))
-        build(BuildOptions(source=source, destination=made[name], shards=3, splits={"train": 1}, min_class_records=1))
-    return made
 
 
 def augmented(url: str, **options: Any) -> ImageTransform:

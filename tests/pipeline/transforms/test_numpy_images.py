@@ -1,6 +1,5 @@
 """Images decoded without TensorFlow: the crops and flips of `Loader.epoch`, its pixels within bounds, on any ranks."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,12 +10,11 @@ from hypothesis import strategies as st
 
 from ringfeed.pipeline import CentreCrop, ColourJitter, ImageTransform, Loader, Normalisation, RandomCrop
 from ringfeed.pipeline.transforms.philox_draws import split, uniform
-from ringfeed.sharding import BuildOptions, ConfigError, DatasetError, build, open_dataset
-from tests.helpers.pictures import write_pictures
+from ringfeed.sharding import ConfigError, DatasetError, open_dataset
+from tests.helpers.pictures import IMAGES
 
 BOUND = 1.5  # of 255; Pillow rounds twice
 EDGE_BOUND = 40.0  # beside a JPEG crop's left and right edges, whose colours TensorFlow interpolates otherwise
-IMAGES = 36
 seeds = st.integers(-(2**63), 2**63 - 1)
 
 
@@ -30,18 +28,6 @@ def test_random_numbers_are_those_of_tensorflow(keys: list[tuple[int, int]], cou
         for dtype, name in ((np.float32, "float32"), (np.float64, "float64")):
             expected = tf.random.stateless_uniform([count], seed, dtype=name, alg="philox")
             assert uniform(array, count, dtype)[number].tolist() == expected.numpy().tolist()
-
-
-@pytest.fixture(scope="module")
-def urls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Datasets of the same pictures all JPEG, all PNG, and both in turn."""
-    made = {}
-    for name, suffixes in {"jpg": ("jpg",), "png": ("png",), "both": ("jpg", "png")}.items():
-        folder: Path = tmp_path_factory.mktemp(name)
-        made[name] = str(folder / "shards")
-        source = str(write_pictures(folder / "photos", IMAGES, suffixes))
-        build(BuildOptions(source=source, destination=made[name], shards=3, splits={"train": 1}, min_class_records=1))
-    return made
 
 
 TRANSFORMS: dict[str, dict[str, Any]] = {
@@ -60,10 +46,10 @@ TRANSFORMS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", ["jpg", "png"])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_pixels_are_those_of_epoch_within_the_bound(urls: dict[str, str], name: str, kind: str) -> None:
+def test_pixels_are_those_of_epoch_within_the_bound(pictures: dict[str, str], name: str, kind: str) -> None:
     options = {"size": (16, 20)} | TRANSFORMS[name]
-    transform = ImageTransform.for_dataset(open_dataset(urls[kind]).manifest, "image", **options)
-    loader = Loader(urls[kind], batch_size=12, seed=5, sample_keys=True)
+    transform = ImageTransform.for_dataset(open_dataset(pictures[kind]).manifest, "image", **options)
+    loader = Loader(pictures[kind], batch_size=12, seed=5, sample_keys=True)
     scale = {"bytes": 1.0, "statistics": 1 / min(np.atleast_1d(getattr(transform.scale, "std", 1.0)))}
     bound = BOUND * (1 + (name == "grey")) * scale.get(options.get("scale", "unit"), 1 / 255)
     has_edges = kind == "jpg" and name not in ("whole", "scaled")
@@ -89,8 +75,8 @@ def augmented(url: str, **options: Any) -> ImageTransform:
     )
 
 
-def test_batches_depend_neither_on_ranks_nor_on_the_first_step_nor_on_threads(urls: dict[str, str]) -> None:
-    url, images = urls["both"], augmented(urls["both"]).on_numpy
+def test_batches_depend_neither_on_ranks_nor_on_the_first_step_nor_on_threads(pictures: dict[str, str]) -> None:
+    url, images = pictures["both"], augmented(pictures["both"]).on_numpy
 
     def read(epoch: int, step: int = 0, prefetch: int = 1 << 20, **options: Any) -> Any:
         loader = Loader(url, batch_size=12, seed=5, sample_keys=True, **options)
@@ -113,7 +99,7 @@ def test_tensors_of_pixels_are_cropped_and_resized_too() -> None:
     np.testing.assert_allclose(images, expected, rtol=0, atol=BOUND / 255)
 
 
-def test_what_cannot_be_done_is_refused(urls: dict[str, str]) -> None:
+def test_what_cannot_be_done_is_refused(pictures: dict[str, str]) -> None:
     batch = {"image": [b"no image"], "sample_key": np.zeros((1, 2), np.int64)}
     for options, message in (
         ({"jitter": ColourJitter(hue=0.1)}, "jitter needs TensorFlow: use Loader.epoch"),
@@ -124,7 +110,7 @@ def test_what_cannot_be_done_is_refused(urls: dict[str, str]) -> None:
         with pytest.raises(ConfigError, match=message):
             transform.on_numpy(batch)
     with pytest.raises(ConfigError, match="make the Loader with sample_keys=True"):
-        augmented(urls["jpg"]).on_numpy({"image": batch["image"]})
+        augmented(pictures["jpg"]).on_numpy({"image": batch["image"]})
     plain = ImageTransform(feature="image", size=(4, 4), scale=Normalisation(mean=(1.0,), std=(0.0,)))
     with pytest.raises(DatasetError, match=r"the image in feature 'image' of sample 0 of a batch cannot be decoded"):
         plain.on_numpy(batch)
