@@ -44,7 +44,7 @@ LOSSES: dict[str, Callable[[Host], None]] = {
     "cut": Host.cut,
     "stopped": Host.pause,
     "deaf": Host.drop_sent,
-    "off": Host.power_off,
+    "powered_off": Host.power_off,
 }
 
 
@@ -62,7 +62,7 @@ def test_the_others_go_on_from_the_last_commit_without_a_host_that_says_nothing(
     seconds = time.monotonic() - start
     print(f"{loss}: the others went on after {seconds:.1f} s")
     assert seconds < LOST_SECONDS + 10
-    if loss != "off":
+    if loss != "powered_off":
         hosts.hosts[2].heal()
         hosts.hosts[2].limit("1gbit")
         hosts.hosts[2].proceed()
