@@ -7,6 +7,7 @@ Tested in tests/sharding/formats/test_example_columns.py.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 
 __all__ = ["canonical_example", "iterate_fields", "read_fields", "read_varint", "read_varints", "write_varint"]
@@ -116,7 +117,7 @@ def canonical_example(message: bytes) -> bytes:
     """Rewrite a `tf.train.Example` as protobuf's writers write it: each key once, packed lists, no unknown fields.
 
     Features without a kind are dropped, as they have no value. Repeated fields are merged by protobuf's rules: the last
-    entry with a key counts.
+    entry with a key counts. What a later field replaces is checked like the rest, as protobuf does.
 
     A `tf.train.SequenceExample` becomes the Example of its context, and of two features for each of its feature lists
     ``a``: ``a.values``, the values of all steps in order, and ``a.lengths``, their number in each step.
@@ -124,20 +125,22 @@ def canonical_example(message: bytes) -> bytes:
     Raises:
         ValueError: the message is neither, the steps of a feature list have several kinds, or two features one name.
     """
-    entries: dict[bytes, bytes] = {}
-    lists: dict[bytes, bytes] = {}
+    features: dict[bytes, bytes] = {}
+    lists: dict[bytes, tuple[bytes, bytes]] = {}
     for number, wire, start, stop in iterate_fields(message, 0, len(message)):
         if number not in (1, 2) or wire != _DELIMITED:
             continue
         for inner, inner_wire, at, to in iterate_fields(message, start, stop):
             if (inner, inner_wire) == (1, _DELIMITED):
                 key, value = _entry(message[at:to])
-                found = entries if number == 1 else lists
-                found.pop(key, None)
-                found[key] = value
-    features = {key: _canonical_feature(value) for key, value in entries.items()}
-    for key, value in lists.items():
-        for ending, feature in zip((b".values", b".lengths"), _steps(key, value), strict=True):
+                if number == 1:
+                    features.pop(key, None)
+                    features[key] = _canonical_feature(value)
+                else:
+                    lists.pop(key, None)
+                    lists[key] = _steps(key, value)
+    for key, steps in lists.items():
+        for ending, feature in zip((b".values", b".lengths"), steps, strict=True):
             if features.setdefault(key + ending, feature) is not feature:
                 raise ValueError(f"the context of the SequenceExample has a feature {(key + ending).decode()!r}, too")
     body = b"".join(
@@ -178,6 +181,7 @@ def _entry(entry: bytes) -> tuple[bytes, bytes]:
             except UnicodeDecodeError as error:
                 raise ValueError(f"the name of a feature is not UTF-8: {key[:40]!r}") from error
         elif (number, wire) == (2, _DELIMITED):
+            deque(iterate_fields(entry, start, stop), 0)  # checks this part: its merger with the next may hide a damage
             value += entry[start:stop]  # the concatenation of two messages is their merger
     return key, value
 
@@ -194,12 +198,13 @@ def _feature(kind: int, values: bytes) -> bytes:
 
 def _values(feature: bytes) -> tuple[int, bytes]:
     """The kind of a Feature, 0 if it has none, and its values: packed, or fields of bytes."""
-    kind, body = 0, b""
+    kind, values = 0, b""
     for number, wire, start, stop in iterate_fields(feature, 0, len(feature)):
         if number in (_BYTES, _FLOAT, _INT64) and wire == _DELIMITED:
-            body = body + feature[start:stop] if number == kind else feature[start:stop]
+            part = _list(number, feature[start:stop])
+            values = values + part if number == kind else part
             kind = number
-    return kind, _list(kind, body)
+    return kind, values
 
 
 def _list(kind: int, body: bytes) -> bytes:

@@ -1,5 +1,7 @@
 """However an epoch ends, the loader leaves no thread, open file or mapped shard behind."""
 
+from __future__ import annotations
+
 import gc
 import os
 import shutil
@@ -7,6 +9,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -17,13 +20,26 @@ from ringfeed.sharding import CorruptionError
 PATIENCE_SECONDS = 60
 
 
-def left_behind(folder: str, files_before: int) -> list[str]:
-    """Threads of the loader, files beyond those open before, and mapped shards, once all of them had time to end."""
+@dataclass(frozen=True)
+class Before:
+    """What this process had before a loader: its threads, and the number of its open files."""
+
+    threads: frozenset[threading.Thread]
+    files: int
+
+    @classmethod
+    def now(cls) -> Before:
+        return cls(frozenset(threading.enumerate()), len(os.listdir("/proc/self/fd")))
+
+
+def left_behind(folder: str, before: Before) -> list[str]:
+    """Threads, open files and mapped shards that are new, once all of them had time to end."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         gc.collect()
-        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("ringfeed")]
-        files = [f"file {number}" for number in range(files_before, len(os.listdir("/proc/self/fd")))]
+        new = set(threading.enumerate()) - before.threads
+        threads = [thread.name for thread in new if thread.name.startswith("ringfeed")]
+        files = [f"file {number}" for number in range(before.files, len(os.listdir("/proc/self/fd")))]
         maps = [line for line in Path("/proc/self/maps").read_text().splitlines() if folder in line]
         if not threads + files + maps or time.monotonic() > deadline:
             return threads + files + maps
@@ -69,9 +85,9 @@ def test_nothing_is_left_of_an_epoch(
     url = str(shutil.copytree(make_dataset(1000), tmp_path / "copy"))
     if use is abandon_tensorflow:
         use(Loader(make_dataset(1000), batch_size=10))  # TensorFlow opens files of its own, once
-    files = len(os.listdir("/proc/self/fd"))
+    before = Before.now()
     use(Loader(url, batch_size=10, balance="uniform", fetch_threads=3))
-    assert left_behind(url, files) == []
+    assert left_behind(url, before) == []
 
 
 def test_nothing_is_left_after_a_damaged_shard_stopped_an_epoch(
@@ -80,11 +96,11 @@ def test_nothing_is_left_after_a_damaged_shard_stopped_an_epoch(
     root = Path(shutil.copytree(make_dataset(1000), tmp_path / "copy"))
     victim = root / "train-00005-of-00007.tfrecord"
     victim.write_bytes(victim.read_bytes()[:-1])
-    files = len(os.listdir("/proc/self/fd"))
+    before = Before.now()
     loader = Loader(str(root), batch_size=10)
     with pytest.raises(CorruptionError, match=victim.name):
         list(loader.chunks(0))
-    assert left_behind(str(root), files) == []
+    assert left_behind(str(root), before) == []
 
 
 def test_tensorflow_keeps_no_loader_alive_without_its_epochs(make_dataset: Callable[..., str]) -> None:

@@ -8,7 +8,7 @@ Tested in tests/training/checkpoint/test_background.py and tests/training/test_l
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -26,9 +26,7 @@ class BackgroundWriter:
     """
 
     def __init__(self) -> None:
-        # One thread for all writes: malloc gives each new thread another arena, and every one of them would grow to
-        # what a write takes.
-        self._pool = ThreadPoolExecutor(1, "ringfeed-checkpoint")
+        self._pool: ThreadPoolExecutor | None = None
         self._write: Future[object] | None = None
 
     def save(self, write: Callable[[Checkpoint], object], checkpoint: Checkpoint) -> None:
@@ -39,6 +37,9 @@ class BackgroundWriter:
             checkpoint: the checkpoint, whose arrays may change afterwards.
         """
         self.wait()
+        # One thread for all writes: malloc gives each new thread another arena, and every one of them would grow to
+        # what a write takes.
+        self._pool = self._pool or ThreadPoolExecutor(1, "ringfeed-checkpoint")
         self._write = self._pool.submit(write, _copied(checkpoint))
 
     def check(self) -> None:
@@ -53,9 +54,13 @@ class BackgroundWriter:
             write.result()
 
     def join(self) -> None:
-        """Wait for the write in flight, and leave its error to the next call, as where another error ends the run."""
-        if self._write is not None:
-            wait([self._write])
+        """Wait for the write in flight, and end the thread.
+
+        An error of the write is left to the next call, as another error may end the run.
+        """
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
 
 
 class Memory:

@@ -138,6 +138,11 @@ def no_test(message: bytes) -> bool:
     return False
 
 
+def entry_of(*kinds: bytes) -> bytes:
+    """The entry ``a`` of a map, whose Feature is written in parts."""
+    return delimited(1, delimited(1, b"a") + b"".join(delimited(2, kind) for kind in kinds))
+
+
 def fields_until_damage(message: bytes) -> list[tuple[int, int, int, int]]:
     found = []
     with suppress(ValueError):
@@ -152,6 +157,10 @@ def fields_until_damage(message: bytes) -> list[tuple[int, int, int, int]]:
 @example(
     [delimited(1, delimited(1, delimited(1, b"a") + delimited(2, delimited(3, delimited(1, b"\x80" * 9 + b"\x7f")))))]
 )
+@example([delimited(1, entry_of(delimited(1, b"\0\0")) + entry_of(b"\x0d\0\0\0\0"))])  # a repeated key, first damaged
+@example([delimited(1, entry_of(delimited(1, b"\x0a\x05a"), delimited(2, delimited(1, b"\0" * 4))))])
+@example([delimited(1, entry_of(delimited(1, b"\x0a\x01"), delimited(1, b"a")))])  # two damaged parts, sound if joined
+@example([delimited(1, entry_of(b"\x0a\x02", b"\x0a\x00"))])
 def test_messages_of_any_form_are_read_as_by_tensorflow(messages: list[bytes]) -> None:
     messages = [message for message in messages if not no_test(message)]
     result = parsed(messages)

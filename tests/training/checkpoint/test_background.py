@@ -72,6 +72,8 @@ def test_all_writes_are_made_by_one_thread_so_that_malloc_needs_one_arena() -> N
     writer = BackgroundWriter()
     for step in range(20):
         writer.save(lambda _: writers.add(current_thread()), _checkpoint(step, 0))
-        writer.join()
+        writer.wait()
     assert len(writers) == 1
     assert current_thread() not in writers
+    writer.join()  # at the end of a run
+    assert not writers.pop().is_alive()
