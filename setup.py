@@ -7,6 +7,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 
 OPTIONS = {"optional": True, "extra_compile_args": ["-O3", "-ffp-contract=off"]}
+RESIZE = ["pipeline/transforms/resize.h"]
 PICTURES = (".svg", ".png", ".gif", ".jpg")
 LINK = re.compile(r'(\]\(|\b(?:src|srcset|href)=")(?!https?:|mailto:|#)([^)"#\s]+)')
 
@@ -39,7 +40,18 @@ setup(
     ext_modules=[
         Extension("ringfeed.sharding.compute._kernels", ["sharding/compute/kernels.c"], **OPTIONS),
         Extension(
-            "ringfeed.pipeline.deliver._operations", ["pipeline/deliver/operations.c"], libraries=["dl", "m"], **OPTIONS
+            "ringfeed.pipeline.deliver._operations",
+            ["pipeline/deliver/operations.c"],
+            depends=RESIZE,
+            libraries=["dl", "m"],
+            **OPTIONS,
+        ),
+        Extension(
+            "ringfeed.pipeline.transforms._images",
+            ["pipeline/transforms/images.c"],
+            depends=RESIZE,
+            libraries=["dl", "m"],
+            **OPTIONS,
         ),
         Extension("ringfeed.training.records._clock", ["training/records/clock.c"], libraries=["dl"], **OPTIONS),
     ],

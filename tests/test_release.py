@@ -113,6 +113,7 @@ def test_the_wheel_holds_the_compiled_kernels(release: Release) -> None:
     assert compiled == {
         "ringfeed/sharding/compute/_kernels",
         "ringfeed/pipeline/deliver/_operations",
+        "ringfeed/pipeline/transforms/_images",
         "ringfeed/training/records/_clock",
     }
 

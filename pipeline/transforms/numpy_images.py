@@ -1,5 +1,5 @@
-"""Decodes and augments the images of a NumPy batch with Pillow, without TensorFlow: the crops, flips and scale of
-`image_ops.py`, by the same random numbers.
+"""Decodes and augments the images of a NumPy batch without TensorFlow: the crops, flips and scale of `image_ops.py`, by
+the same random numbers. Where compiled_images.py cannot decode or resize, Pillow does.
 
 Tested in tests/pipeline/transforms/test_numpy_images.py.
 """
@@ -21,6 +21,7 @@ from ringfeed.pipeline.fetch.threads import Threads
 from ringfeed.pipeline.select.sample_columns import SAMPLE_KEY
 from ringfeed.sharding.errors import ConfigError, DatasetError
 
+from .compiled_images import can_decode_jpeg, can_resize, decode_jpeg, jpeg_sides, resize
 from .image_options import CentreCrop, ColourJitter, ImageOptions, Normalisation, RandomCrop
 from .philox_draws import split, uniform
 
@@ -28,17 +29,20 @@ __all__ = ["BOXES", "transform_batch"]
 
 BOXES = 100
 """Boxes drawn for a random crop; of default boxes in an image of 1:10, none fits in 9 % of cases."""
+_JPEG = b"\xff\xd8\xff"
 _JPEG_SCALES = (8, 4, 2)  # divisors of the sides that libjpeg can decode to
 _DTYPES = {"uint8": np.uint8, "float16": np.float16, "float32": np.float32}
 
 Array = npt.NDArray[Any]
+Pixels = npt.NDArray[np.uint8]
 
 
 def transform_batch(batch: Mapping[str, Any], options: ImageOptions) -> dict[str, Any]:
     """The batch with images of one feature decoded, cropped, resized, flipped and scaled, by a thread for each core.
 
-    Values in [0, 255] differ from those of `Loader.epoch` by about 1, as Pillow rounds to whole numbers; beside the
-    left and right edges of a JPEG's crop by more, as TensorFlow interpolates its colours there without their
+    JPEGs, and other files of the wanted number of channels, have the pixels of `Loader.epoch`. If images.c was not
+    compiled, or Pillow has no libjpeg-turbo, values in [0, 255] differ by about 1, as Pillow rounds to whole numbers;
+    beside the left and right edges of a JPEG's crop by more, as TensorFlow interpolates its colours there without their
     neighbours.
 
     Raises:
@@ -51,7 +55,7 @@ def transform_batch(batch: Mapping[str, Any], options: ImageOptions) -> dict[str
     keys = split(np.ascontiguousarray(keys, np.int64), 2)
     boxes = uniform(np.ascontiguousarray(keys[:, 0]), 4 * BOXES, np.float64).reshape(-1, 4, BOXES)
     flips = uniform(np.ascontiguousarray(keys[:, 1]), 6)[:, :2] < 0.5
-    images = np.empty((len(values), *options.size, options.channels), np.uint8)
+    images = np.empty((len(values), *options.size, options.channels), _DTYPES[options.dtype])
     work = [partial(_fill, images, row, value, boxes[row], flips[row], options) for row, value in enumerate(values)]
     for row, error in enumerate(_in_threads(work)):
         if error is not None:
@@ -59,7 +63,7 @@ def transform_batch(batch: Mapping[str, Any], options: ImageOptions) -> dict[str
                 f"the image in feature {options.feature!r} of sample {row} of a batch cannot be decoded: {error}; find "
                 "it with: shard-dataset verify --deep"
             ) from error
-    return {**batch, options.feature: _scaled(images, options)}
+    return {**batch, options.feature: images}
 
 
 def _check(batch: Mapping[str, Any], options: ImageOptions) -> None:
@@ -101,45 +105,62 @@ def _in_threads(work: Sequence[partial[None]]) -> Iterator[Exception | None]:
 
 def _fill(images: Array, row: int, value: Any, draws: Array, flips: Array, options: ImageOptions) -> None:
     """Put one image into its row."""
-    if options.shape is not None:
-        pixels = np.asarray(value).reshape(*options.shape[:2], options.channels)
-        image = Image.fromarray(pixels[..., 0] if options.channels == 1 else pixels)
-        cropped = _cropped(image, _window(image, draws, options))
-    else:
-        cropped = _decoded(value, draws, options)
-    height, width = options.size
-    pixels = np.asarray(cropped.resize((width, height), Image.Resampling.BILINEAR))
-    pixels = pixels.reshape(height, width, options.channels)
+    image = _resized(_crop(value, draws, options), options.size)
     if options.flip_left_right and flips[0]:
-        pixels = pixels[:, ::-1]
+        image = image[:, ::-1]
     if options.flip_up_down and flips[1]:
-        pixels = pixels[::-1]
-    images[row] = pixels
+        image = image[::-1]
+    images[row] = _scaled(image, options)
 
 
-def _decoded(value: bytes, draws: Array, options: ImageOptions) -> Image.Image:
+def _crop(value: Any, draws: Array, options: ImageOptions) -> Pixels:
+    """The crop of one image, uint8 [height, width, channels]."""
+    if options.shape is None:
+        return _decoded(value, draws, options)
+    pixels = np.asarray(value).reshape(*options.shape[:2], options.channels)
+    top, left, height, width = _window(pixels.shape[:2], draws, options)
+    return pixels[top : top + height, left : left + width]
+
+
+def _decoded(value: bytes, draws: Array, options: ImageOptions) -> Pixels:
     """The crop of an image file, of a JPEG at a part of its sides where that is allowed."""
+    value = bytes(value)
+    if value.startswith(_JPEG) and can_decode_jpeg() and (sides := jpeg_sides(value)) is not None:
+        window, divisor = _divided(_window(sides, draws, options), options)
+        return decode_jpeg(value, options.channels, divisor, window)
     mode = "L" if options.channels == 1 else "RGB"
     with Image.open(BytesIO(value)) as image:
-        window, divisor = _window(image, draws, options), 1
+        window = _window((image.height, image.width), draws, options)
         if image.format == "JPEG":
-            if options.jpeg_scaling:
-                fitting = (scale for scale in _JPEG_SCALES if (window[2:] // scale >= options.size).all())
-                divisor = next(fitting, 1)
+            window, divisor = _divided(window, options)
             image.draft(mode, (image.width // divisor, image.height // divisor))
-        ends = (window[:2] + window[2:] + divisor // 2) // divisor
-        begin = (window[:2] + divisor // 2) // divisor
-        return _cropped(image.convert(mode), np.concatenate([begin, ends - begin]))
+        top, left, height, width = window.tolist()
+        pixels = np.asarray(image.convert(mode).crop((left, top, left + width, top + height)))
+        return pixels.reshape(height, width, options.channels)
 
 
-def _cropped(image: Image.Image, window: Array) -> Image.Image:
-    top, left, height, width = window.tolist()
-    return image.crop((left, top, left + width, top + height))
+def _divided(window: Array, options: ImageOptions) -> tuple[Array, int]:
+    """A JPEG's window, its edges rounded to pixels of the decoded image, and the divisor of that image's sides."""
+    fitting = (scale for scale in _JPEG_SCALES if (window[2:] // scale >= options.size).all())
+    divisor = next(fitting, 1) if options.jpeg_scaling else 1
+    begin, end = ((edge + divisor // 2) // divisor for edge in (window[:2], window[:2] + window[2:]))
+    return np.concatenate([begin, end - begin]), divisor
 
 
-def _window(image: Image.Image, draws: Array, options: ImageOptions) -> Array:
+def _resized(pixels: Pixels, size: Sequence[int]) -> Array:
+    """An image of the target size, float32 [height, width, channels]."""
+    if pixels.shape[:2] == tuple(size):
+        return pixels.astype(np.float32)
+    if can_resize():
+        return resize(pixels, size)
+    image = Image.fromarray(pixels[..., 0] if pixels.shape[2] == 1 else pixels)
+    resized = np.asarray(image.resize((size[1], size[0]), Image.Resampling.BILINEAR))
+    return resized.reshape(*size, pixels.shape[2]).astype(np.float32)
+
+
+def _window(sides: Sequence[int] | Array, draws: Array, options: ImageOptions) -> Array:
     """The part of an image to take, as `image_ops.crop_window` chooses it: int64 [top, left, height, width]."""
-    extent = np.array([image.height, image.width], np.float64)
+    extent = np.array(sides, np.float64)
     if isinstance(options.crop, RandomCrop):
         return _random_window(extent, draws, options.crop)
     if not isinstance(options.crop, CentreCrop):
@@ -161,13 +182,11 @@ def _random_window(extent: Array, draws: Array, crop: RandomCrop) -> Array:
     return np.concatenate([begin, size]).astype(np.int64)
 
 
-def _scaled(images: Array, options: ImageOptions) -> Array:
+def _scaled(image: Array, options: ImageOptions) -> Array:
+    """A float32 image in [0, 255] in the scale of the options."""
     if options.dtype == "uint8":
-        return images
-    scaled = images.astype(np.float32)
+        return np.round(image)
     if isinstance(options.scale, Normalisation):
-        scaled -= np.array(options.scale.mean, np.float32)
-        scaled /= np.array([value or 1.0 for value in options.scale.std], np.float32)
-    elif options.scale == "unit":
-        scaled /= np.float32(255)
-    return scaled.astype(_DTYPES[options.dtype], copy=False)
+        std = np.array([value or 1.0 for value in options.scale.std], np.float32)
+        return (image - np.array(options.scale.mean, np.float32)) / std
+    return image / np.float32(255) if options.scale == "unit" else image

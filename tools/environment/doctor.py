@@ -26,7 +26,7 @@ __all__ = ["Facts", "Finding", "add_arguments", "diagnose", "run"]
 
 BASE = ("pyarrow", "numpy", "fsspec", "s3fs")
 GIBIBYTE = 2**30
-COMPILED = ("...sharding.compute._kernels", "...pipeline.deliver._operations")
+COMPILED = ("...sharding.compute._kernels", "...pipeline.deliver._operations", "...pipeline.transforms._images")
 REBUILD_HOROVOD = "ringfeed install-horovod --force"
 
 
