@@ -56,17 +56,11 @@ _RANK_STRIDE = 0x9E3779B1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """The position of a run.
+    """The position of a run."""
 
-    Attributes:
-        step: number of steps done since the run began.
-        epoch: the current epoch, or the next one if an epoch has just ended.
-        epoch_step: number of steps done in `epoch`.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    epoch_step: int = 0
+    step: int = 0  # number of steps done since the run began
+    epoch: int = 0  # the current epoch, or the next one if an epoch has just ended
+    epoch_step: int = 0  # number of steps done in `epoch`
 
     def advanced(self, steps_per_epoch: int) -> Position:
         """Return the position one step later.
@@ -82,20 +76,15 @@ class Position:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of a run that training changes.
-
-    Attributes:
-        agreement: what ranks hold apart, and agree on; None: nothing.
-        servers: number of parameter servers, each with an optimizer of its own; 0: none.
-    """
+    """The parts of a run that training changes."""
 
     network: Any
     optimizer: Any
     scale: LossScale
     synchronizer: Synchronizer = field(default_factory=lambda: EveryStep(SoloRing()))
     average: MovingAverage | None = None
-    agreement: Agreement | None = None
-    servers: int = 0
+    agreement: Agreement | None = None  # what ranks hold apart, and agree on; None: nothing
+    servers: int = 0  # number of parameter servers, each with an optimizer of its own; 0: none
 
     @property
     def weights(self) -> list[Any]:

@@ -38,21 +38,13 @@ class Method(Options):
 
 @dataclass(frozen=True)
 class Methods:
-    """The methods of a group.
-
-    Args:
-        group: name of the group.
-        tag: the key that names a method; its default in each class is the name of that method.
-        text: help of that key; a list of the names follows.
-        classes: a class for each method, the first for the default.
-        own: the class for a function of the user's, in place of a name.
-    """
+    """The methods of a group."""
 
     group: str
-    tag: str
-    text: str
-    classes: tuple[type[Any], ...]
-    own: type[Any] | None = None
+    tag: str  # the key that names a method; its default in each class is the name of that method
+    text: str  # help of that key; a list of the names follows
+    classes: tuple[type[Any], ...]  # a class for each method, the first for the default
+    own: type[Any] | None = None  # the class for a function of the user's, in place of a name
 
     @cached_property
     def by_name(self) -> dict[str, type[Any]]:

@@ -29,17 +29,13 @@ class Pair:
     A setting is a text such as ``compression.method=dgc|onebit``, ``precision!=float16``, ``ema.decay`` (any value but
     its default) or ``--elastic`` (a flag of the command line), or several of them with ``and`` between. A key that the
     chosen method does not have, is not set.
-
-    Args:
-        first, second: the settings; with commas between, each of `first` goes with `second` no more than the others.
-        reason: why, for the error.
-        remedy: what to use; None: the default of the first key.
     """
 
+    # The settings; with commas between, each of `first` goes with `second` no more than the others
     first: str
     second: str
     reason: str
-    remedy: str | None = None
+    remedy: str | None = None  # what to use; None: the default of the first key
 
 
 _PACKED = "model.name=text and model.packing=true"

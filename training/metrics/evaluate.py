@@ -27,14 +27,10 @@ Batch = tuple[Any, Any, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own:
-    """What a user's own code adds to evaluations.
+    """What a user's own code adds to evaluations."""
 
-    Attributes:
-        loss: the loss; None: the task's own.
-        metrics: functions of `(target, outputs)` of all samples, by `module:function`.
-    """
-
-    loss: Loss | None = None
+    loss: Loss | None = None  # the loss; None: the task's own
+    # Functions of `(target, outputs)` of all samples, by `module:function`
     metrics: Mapping[str, Callable[[Any, Any], Any]] = field(default_factory=dict)
 
 

@@ -45,19 +45,12 @@ class _Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFile:
-    """What a model's file holds beside the network.
-
-    Attributes:
-        config: configuration of the run.
-        manifest: manifest of the dataset that it was trained on.
-        step: number of steps done.
-        weights: a `.weights.h5` file.
-    """
+    """What a model's file holds beside the network."""
 
     config: TrainConfig
     manifest: Manifest
     step: int
-    weights: bytes
+    weights: bytes  # a `.weights.h5` file
 
 
 def encode_model(network: Any, config: TrainConfig, manifest: Manifest, step: int) -> bytes:

@@ -24,22 +24,14 @@ __all__ = ["Target", "in_units", "plan_target"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The target of a run.
+    """The target of a run."""
 
-    Attributes:
-        task: one of `TASKS`.
-        classes: names of the classes, or labels; binary: (negative, positive); regression: none.
-        column: column that holds it; None: the label.
-        is_list: whether the column holds lists of the ids of labels; else numbers.
-        positive: class id of a binary task's positive class, where the label decides.
-        mean, std: of a regression's target in the training split, in the column's unit.
-    """
-
-    task: str
-    classes: tuple[str, ...] = ()
-    column: str | None = None
-    is_list: bool = False
-    positive: int = 1
+    task: str  # one of `TASKS`
+    classes: tuple[str, ...] = ()  # names of the classes, or labels; binary: (negative, positive); regression: none
+    column: str | None = None  # column that holds it; None: the label
+    is_list: bool = False  # whether the column holds lists of the ids of labels; else numbers
+    positive: int = 1  # class id of a binary task's positive class, where the label decides
+    # A regression's target in the training split has these, in the column's unit
     mean: float = 0.0
     std: float = 1.0
 

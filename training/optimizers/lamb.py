@@ -29,19 +29,13 @@ Tensor = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Variant:
-    """What a variant of LAMB does.
+    """What a variant of LAMB does."""
 
-    Attributes:
-        corrects_bias: whether the moments are divided by what they lack in their first steps.
-        largest_norm: the greatest norm of weights that counts; None: any.
-        largest_gradient: the greatest global norm of the gradients, which are scaled down to it; None: any.
-        adapts_all: whether variables without decay have a trust ratio, too.
-    """
-
-    corrects_bias: bool = True
-    largest_norm: float | None = None
+    corrects_bias: bool = True  # whether the moments are divided by what they lack in their first steps
+    largest_norm: float | None = None  # the greatest norm of weights that counts; None: any
+    # The greatest global norm of the gradients, which are scaled down to it; None: any
     largest_gradient: float | None = None
-    adapts_all: bool = False
+    adapts_all: bool = False  # whether variables without decay have a trust ratio, too
 
 
 VARIANTS = {

@@ -27,19 +27,13 @@ Tensor = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Variant:
-    """What a variant of LARS does.
+    """What a variant of LARS does."""
 
-    Attributes:
-        norms_apart: whether the trust ratio divides by `|g| + weight_decay |w|`, or by the norm of their sum.
-        rate_inside: whether the learning rate multiplies what enters the velocity, or the velocity.
-        ratio_last: whether the trust ratio is taken of the velocity, or of the gradient.
-        clips: whether the ratio is at most 1 / learning rate, and layers with a zero norm are not decayed.
-    """
-
+    # Whether the trust ratio divides by `|g| + weight_decay |w|`, or by the norm of their sum
     norms_apart: bool = False
-    rate_inside: bool = True
-    ratio_last: bool = False
-    clips: bool = False
+    rate_inside: bool = True  # whether the learning rate multiplies what enters the velocity, or the velocity
+    ratio_last: bool = False  # whether the trust ratio is taken of the velocity, or of the gradient
+    clips: bool = False  # whether the ratio is at most 1 / learning rate, and layers with a zero norm are not decayed
 
 
 VARIANTS = {

@@ -49,20 +49,13 @@ def make_options(kind: type[Options], optimizer: str, arguments: Mapping[str, An
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RuleStep:
-    """What a step of a stack of variables depends on, beside their values: see `RuleOptimizer`.
+    """What a step of a stack of variables depends on, beside their values: see `RuleOptimizer`."""
 
-    Attributes:
-        rate: the learning rate, a scalar of the stack's dtype.
-        number: steps done before this one, int64 scalar.
-        decays: whether these variables have weight decay.
-        adapts: whether they have a trust ratio.
-        known: what was computed for other variables of the dtype in this step, by name.
-    """
-
-    rate: Tensor
-    number: Tensor
-    decays: bool = True
-    adapts: bool = True
+    rate: Tensor  # the learning rate, a scalar of the stack's dtype
+    number: Tensor  # steps done before this one, int64 scalar
+    decays: bool = True  # whether these variables have weight decay
+    adapts: bool = True  # whether they have a trust ratio
+    # What was computed for other variables of the dtype in this step, by name
     known: dict[str, Tensor] = field(default_factory=dict)
 
     def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
@@ -76,15 +69,12 @@ class RuleStep:
 class Rule(ABC):
     """The rule of an optimizer, as a pure function of weights, gradient and slots.
 
-    Args:
-        options: the keys of the optimizer, from `config.optimizers`.
-        freeze_step: steps after which a second moment changes no more (1-bit Adam and LAMB); None: it always does.
-
     Raises:
         ValueError: an argument is out of its range.
     """
 
-    options: Any
+    options: Any  # the keys of the optimizer, from `config.optimizers`
+    # Steps after which a second moment changes no more (1-bit Adam and LAMB); None: it always does
     freeze_step: int | None = None
 
     keras_name: ClassVar[str]

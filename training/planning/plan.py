@@ -25,54 +25,36 @@ _RANKS = (2, 8)  # the plan of one process says what so many ranks would exchang
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What a run would do.
+    """What a run would do."""
 
-    Attributes:
-        dataset: URL of the dataset, or URLs of a mixture's datasets.
-        ranks: number of ranks.
-        records: of each split that the run reads.
-        task: `task`.
-        classes: names of the classes or labels; none of a regression.
-        batch_size, local_batch_size: samples of a step, over all ranks and on the rank with the most.
-        steps_per_epoch, total_steps: length.
-        network: `model.name`.
-        parameters, trained_parameters: numbers of the network, and those that training changes.
-        precision: dtype of computation.
-        optimizer: `optimizer.name`.
-        first_rate, peak_rate, last_rate: learning rate at the first step, after the warm-up of `warmup_steps`, and at
-            the last step.
-        memory_bytes: of a rank, by kind.
-        wire_bytes: that a rank receives for a step, by number of ranks and method; None: the configuration refuses it.
-        method: the run's own method.
-        checkpoints: their URL.
-        resumes_from: step of the checkpoint that the run resumes from; None: it begins anew.
-        outputs: URLs of what the run writes, by key.
-    """
-
-    dataset: str
+    dataset: str  # URL of the dataset, or URLs of a mixture's datasets
     ranks: int
-    records: dict[str, int]
+    records: dict[str, int]  # number of records by split
     task: str
-    classes: list[str]
+    classes: list[str]  # names of the classes or labels; none of a regression
+    # Samples of a step, over all ranks and on the rank with the most
     batch_size: int
     local_batch_size: int
     steps_per_epoch: int
     total_steps: int
     network: str
+    # The network has so many, and training changes so many
     parameters: int
     trained_parameters: int
     precision: str
     optimizer: str
+    # Learning rate at the first step, after the warm-up of `warmup_steps`, and at the last step
     first_rate: float
     peak_rate: float
     last_rate: float
     warmup_steps: int
-    memory_bytes: dict[str, int]
+    memory_bytes: dict[str, int]  # what a rank holds, by kind
+    # What a rank receives for a step, by number of ranks and method; None: the configuration refuses the method
     wire_bytes: dict[int, dict[str, float | None]]
-    method: str
-    checkpoints: str | None
-    resumes_from: int | None
-    outputs: dict[str, str]
+    method: str  # the run's own method
+    checkpoints: str | None  # URL of their folder
+    resumes_from: int | None  # step of the checkpoint that the run resumes from; None: it begins anew
+    outputs: dict[str, str]  # URLs of what the run writes, by key
 
 
 def _without_new_cache(config: TrainConfig) -> TrainConfig:

@@ -35,30 +35,18 @@ _BEFORE = 10  # a loss is compared with the median of so many entries before it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedRecord:
-    """A record that a run reads.
+    """A record that a run reads."""
 
-    Attributes:
-        step: step of the run, from 0 on.
-        epoch: epoch of the run.
-        rank: rank that reads it.
-        position: its place in the rank's batch.
-        origin: where it is stored.
-    """
-
-    step: int
+    step: int  # step of the run, from 0 on
     epoch: int
-    rank: int
-    position: int
+    rank: int  # rank that reads it
+    position: int  # its place in the rank's batch
     origin: Origin
 
 
 @dataclass(frozen=True)
 class RunTrace:
     """The order of a run.
-
-    Args:
-        config: configuration of the run.
-        ranks: number of ranks.
 
     Raises:
         ConfigError: ranks train on parts of their own (`sync.clients`).

@@ -27,31 +27,19 @@ _WHOLE_STEPS = 1 << 15  # so many steps are recorded one by one, in about 2 MB
 
 
 class Row(NamedTuple):
-    """One step, or another activity, of one rank.
+    """One step, or another activity, of one rank."""
 
-    Attributes:
-        activity: ``step``, ``evaluation``, ``checkpoint``, or ``end``, which is the last row of a process that ended by
-            itself.
-        step: number of the step, from 0; of another activity: steps done before it.
-        epoch: number of the epoch.
-        steps: steps that this row stands for: see `stride`.
-        started: Unix time when the step asked for its input, or the activity began.
-        input_seconds: waited for the batch.
-        gradient_seconds: forward and backward pass, until all gradients of this rank were ready.
-        collective_seconds: synchronisation of the ranks, with the wait for the slowest.
-        update_seconds: optimizer, until the step returned.
-        host_seconds: of the training loop itself since the step or activity before; the duration of another activity.
-    """
-
+    # ``step``, ``evaluation``, ``checkpoint``, or ``end``, which is the last row of a process that ended by itself
     activity: str
-    step: int
+    step: int  # number of the step, from 0; of another activity: steps done before it
     epoch: int
-    steps: int
-    started: float
-    input_seconds: float
-    gradient_seconds: float
-    collective_seconds: float
-    update_seconds: float
+    steps: int  # steps that this row stands for: see `stride`
+    started: float  # Unix time when the step asked for its input, or the activity began
+    input_seconds: float  # wait for the batch
+    gradient_seconds: float  # forward and backward pass, until all gradients of this rank were ready
+    collective_seconds: float  # synchronisation of the ranks, with the wait for the slowest
+    update_seconds: float  # the optimizer's update, until the step returned
+    # The training loop itself took these since the step or activity before; another activity takes no others
     host_seconds: float
 
 
@@ -61,21 +49,14 @@ SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in zip(R
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What is the same for all rows of a file: the rank that wrote it, and since when.
+    """What is the same for all rows of a file: the rank that wrote it, and since when."""
 
-    Attributes:
-        rank, ranks: number of the rank, and of all ranks.
-        host: name of the rank's host.
-        first_step: step with which the process began.
-        batch_size: samples of a step, of all ranks together.
-        total_steps: steps of the whole run.
-    """
-
+    # The rank's number, and the number of all ranks
     rank: int
     ranks: int
     host: str
-    first_step: int
-    batch_size: int
+    first_step: int  # step with which the process began
+    batch_size: int  # samples of a step over all ranks
     total_steps: int
 
     def metadata(self) -> dict[str, str]:

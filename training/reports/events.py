@@ -18,21 +18,13 @@ __all__ = [
 
 
 class StepTimes(NamedTuple):
-    """Times of one step, by `time.monotonic`: a host's clock may be set back meanwhile.
+    """Times of one step, by `time.monotonic`: a host's clock may be set back meanwhile."""
 
-    Attributes:
-        requested: the loop asked for the batch.
-        received: it got the batch.
-        returned: the compiled step returned.
-        synchronised: the ranks were synchronised, where that takes more than the compiled step.
-        stamps: this rank's gradients were ready, and were reduced: float64 [2], which stays on the device until it is
-            written.
-    """
-
-    requested: float
-    received: float
-    returned: float
-    synchronised: float
+    requested: float  # the loop asked for the batch
+    received: float  # it got the batch
+    returned: float  # the compiled step returned
+    synchronised: float  # the ranks were synchronised, where that takes more than the compiled step
+    # This rank's gradients were ready, and were reduced: float64 [2], which stays on the device until it is written
     stamps: Any
 
 
@@ -45,27 +37,20 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunBegan(Event):
-    """A run begins, at its first step or where it resumes.
-
-    Attributes:
-        config: the configuration, in JSON's types, without secrets.
-        rank, ranks: number of this rank, and of all.
-        epoch: epoch of the first step.
-        first_step, total_steps: steps done before, and at the end.
-        batch_size: samples of a step, over all ranks.
-        history: `steps` and `evaluations` so far.
-        states: what trackers returned as their `state` in an earlier process, by name.
-    """
+    """A run begins, at its first step or where it resumes."""
 
     handler: ClassVar[str] = "begin"
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)  # the configuration, in JSON's types, without secrets
+    # This rank's number, and the number of all ranks
     rank: int = 0
     ranks: int = 1
     epoch: int = 0
+    # Steps that are done before, and at the end
     first_step: int = 0
     total_steps: int
-    batch_size: int = 0
-    history: Mapping[str, Any] = field(default_factory=dict)
+    batch_size: int = 0  # samples of a step over all ranks
+    history: Mapping[str, Any] = field(default_factory=dict)  # `steps` and `evaluations` so far
+    # What trackers returned as their `state` in an earlier process, by name
     states: Mapping[str, Any] = field(default_factory=dict)
 
 

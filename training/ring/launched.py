@@ -23,19 +23,12 @@ CHANNEL = "RINGFEED_ELASTIC"  # that of a socket, for the messages of an elastic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndReport:
-    """How a rank ended.
-
-    Attributes:
-        message: one line.
-        status: exit status.
-        is_echo: whether another rank's end is the cause.
-        is_stall: whether a rank has stalled, which the message names.
-    """
+    """How a rank ended."""
 
     message: str
     status: int
-    is_echo: bool = False
-    is_stall: bool = False
+    is_echo: bool = False  # whether another rank's end is the cause
+    is_stall: bool = False  # whether a rank has stalled, which the message names
 
     def encode(self) -> bytes:
         """Return it as it goes through a pipe."""

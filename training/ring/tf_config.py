@@ -18,14 +18,10 @@ WORKER = "worker"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskConfig:
-    """The addresses of all tasks, and one task.
+    """The addresses of all tasks, and one task."""
 
-    Attributes:
-        tasks: addresses ``host:port`` by kind.
-        kind, index: the task of this process.
-    """
-
-    tasks: Mapping[str, tuple[str, ...]]
+    tasks: Mapping[str, tuple[str, ...]]  # addresses ``host:port`` by kind
+    # The task of this process
     kind: str
     index: int
 

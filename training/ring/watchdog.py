@@ -35,21 +35,14 @@ _FOREIGN = (sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), str(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What rank 0 knows of a rank.
+    """What rank 0 knows of a rank."""
 
-    Attributes:
-        batches: number of batches that it has begun.
-        place: where its user's code stands; empty if nowhere.
-        own_place: where its main thread stands in ringfeed; empty if nowhere.
-        seen: when it last reported.
-        moved: when it last began a batch; before the first, also when its main thread was last seen at another place.
-    """
-
-    batches: int
-    place: str
-    seen: float
+    batches: int  # number of batches that it has begun
+    place: str  # where its user's code stands; empty if nowhere
+    seen: float  # when it last reported
+    # When it last began a batch; before the first, also when its main thread was last seen at another place
     moved: float
-    own_place: str = ""
+    own_place: str = ""  # where its main thread stands in ringfeed; empty if nowhere
 
 
 def silent_ranks(reports: Mapping[int, RankReport], now: float, seconds: float) -> list[int]:

@@ -57,26 +57,15 @@ MakeSynchronizer = Callable[[Ring], Synchronizer]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Assembly:
-    """What a run consists of, before its first step.
+    """What a run consists of, before its first step."""
 
-    Attributes:
-        shares: this rank's share of the training batches, and its loader.
-        evaluator: how the run evaluates.
-        augment: the evaluator's preprocessing, with random augmentation for training.
-        epoch_plan: steps of an epoch, and whether this rank trains in each.
-        schedule: the learning rate.
-        wire: the ring, which counts the bytes that synchronisation receives.
-        parts: what training changes.
-        train_step: the compiled step.
-    """
-
-    shares: RankShares
+    shares: RankShares  # this rank's share of the training batches, and its loader
     evaluator: Evaluator
-    augment: Any
-    epoch_plan: EpochPlan
+    augment: Any  # the evaluator's preprocessing, with random augmentation for training
+    epoch_plan: EpochPlan  # steps of an epoch, and whether this rank trains in each
     schedule: Schedule
-    wire: MeteredRing
-    parts: Parts
+    wire: MeteredRing  # the ring, which counts the bytes that synchronisation receives
+    parts: Parts  # what training changes
     train_step: TrainStep
 
 

@@ -31,21 +31,14 @@ __all__ = ["Evaluator", "make_evaluator"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:
-    """Evaluates a network as it is.
+    """Evaluates a network as it is."""
 
-    Attributes:
-        loaders: what evaluations read, by the name of its dataset: loader and traced preprocessing.
-        preprocess: `tf.function` from an element of a loader to ``(inputs, target, weight)``.
-        predict: the compiled inference step.
-        target: what the network predicts.
-        own: the user's loss and metrics.
-    """
-
+    # What evaluations read, by the name of its dataset: loader and traced preprocessing
     loaders: Mapping[str, tuple[Loader, Any]]
-    preprocess: Any
+    preprocess: Any  # `tf.function` from an element of a loader to ``(inputs, target, weight)``
     predict: Callable[[Any], Any]
     target: Target
-    own: Own
+    own: Own  # the user's loss and metrics
 
     def __call__(self, config: TrainConfig, ring: Ring, is_stopping: Callable[[], bool]) -> dict[str, Any]:
         """Evaluate, with the metrics of a configuration (a collective); not to the end where this rank is to stop."""

@@ -53,15 +53,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationSource:
-    """A dataset that evaluations read.
+    """A dataset that evaluations read."""
 
-    Attributes:
-        loader: the loader of this rank's share.
-        class_ids: the numbers of its classes in a mixture; None: their own.
-    """
-
-    loader: Loader
-    class_ids: Sequence[int] | None = None
+    loader: Loader  # the loader of this rank's share
+    class_ids: Sequence[int] | None = None  # the numbers of its classes in a mixture; None: their own
 
     def preprocess(self, whole: Any) -> Any:
         """Return a traced preprocessing of the run for the elements of this loader."""

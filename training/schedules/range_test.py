@@ -44,19 +44,12 @@ class ExponentialRise(keras.optimizers.schedules.LearningRateSchedule):  # type:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeTest:
-    """The result of a range test.
+    """The result of a range test."""
 
-    Attributes:
-        rates: `optimizer.learning_rate` of each step.
-        losses: loss of each step, smoothed, up to where it diverged.
-        suggestion: the rate at which the loss falls most steeply; None if it never falls.
-        lowest: the rate of the lowest loss.
-    """
-
-    rates: tuple[float, ...]
-    losses: tuple[float, ...]
-    suggestion: float | None
-    lowest: float
+    rates: tuple[float, ...]  # `optimizer.learning_rate` of each step
+    losses: tuple[float, ...]  # loss of each step, smoothed, up to where it diverged
+    suggestion: float | None  # the rate at which the loss falls most steeply; None if it never falls
+    lowest: float  # the rate of the lowest loss
 
 
 def smoothed(losses: Sequence[float]) -> list[float]:

@@ -32,15 +32,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerParts(Parts):
-    """The parts of a run on parameter servers.
+    """The parts of a run on parameter servers."""
 
-    Attributes:
-        local: the same network with variables in this process, for evaluations and the model's file.
-        tables: those tables of `network` that are split.
-    """
-
-    local: Any
-    tables: Sequence[WholeTable] = ()
+    local: Any  # the same network with variables in this process, for evaluations and the model's file
+    tables: Sequence[WholeTable] = ()  # those tables of `network` that are split
 
     @property
     def weights(self) -> list[Any]:

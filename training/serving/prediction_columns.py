@@ -44,11 +44,7 @@ class Classifier(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionColumns:
-    """Columns that follow from scores.
-
-    Args:
-        model: the model that gives the scores.
-    """
+    """Columns that follow from scores."""
 
     model: Classifier
 

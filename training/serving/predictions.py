@@ -114,21 +114,16 @@ def _is_own(name: str) -> bool:
 class Predictor:
     """Predicts the classes of the records of one split.
 
-    Args:
-        url: the dataset, which has the columns that the model takes.
-        keep: columns to copy to the output.
-        batch_size: records that a rank scores at once.
-
     Raises:
         ConfigError: the dataset lacks a column, or has it in another dtype; or two outputs would have one name.
     """
 
     model: TrainedModel
-    url: str
+    url: str  # the dataset, which has the columns that the model takes
     manifest: Manifest
     split: str
-    keep: Sequence[str]
-    batch_size: int
+    keep: Sequence[str]  # columns to copy to the output
+    batch_size: int  # records that a rank scores at once
 
     def __post_init__(self) -> None:
         schema = self.manifest.schema

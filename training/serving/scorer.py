@@ -78,13 +78,7 @@ def score_records(
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
-    """Scores records with a model.
-
-    Args:
-        model: the model.
-        records: the records.
-        batch_size: records to score at once.
-    """
+    """Scores records with a model."""
 
     model: ScoringModel
     records: NewRecords

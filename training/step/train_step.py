@@ -31,49 +31,33 @@ TrainStep = Callable[..., "StepMetrics"]
 
 
 class StepMetrics(NamedTuple):
-    """Scalars of one step, the same on all ranks.
+    """Scalars of one step, the same on all ranks."""
 
-    Attributes:
-        loss: float32, the mean over the global batch, before the update.
-        is_finite: bool; False if the step was skipped.
-        gradient_norm: float32, global norm before clipping.
-        stamps: float64, the monotonic times at which the gradients of this rank were ready, and were reduced; empty
-            without a clock.
-        is_stopping: bool; whether any rank was asked to stop when it began the step.
-        is_sent_finite: bool; whether the gradients were finite on all ranks before they were exchanged. Without
-            compression they are looked at only afterwards.
-    """
-
-    loss: Tensor
-    is_finite: Tensor
-    gradient_norm: Tensor
+    loss: Tensor  # float32, the mean over the global batch, before the update
+    is_finite: Tensor  # bool; False if the step was skipped
+    gradient_norm: Tensor  # float32, global norm before clipping
+    # float64, the monotonic times at which this rank's gradients were ready, and were reduced; empty without a clock
     stamps: Tensor
-    is_stopping: Tensor
+    is_stopping: Tensor  # bool; whether any rank was asked to stop when it began the step
+    # bool; whether the gradients of all ranks were finite before the exchange; without compression: after it
     is_sent_finite: Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOptions:
-    """Options of the training step.
-
-    Attributes:
-        clip_norm: largest global norm of the gradients; None: any.
-        loss_of: the loss of a sample.
-        accumulate: parts of the local batch that pass through the network one after the other; reduction, clipping and
-            update are of their sum.
-        by_samples: whether the loss is the mean over ranks by their samples, and a rank whose samples all have weight 0
-            takes part in the step and changes only its number.
-        any_batch: whether the step is compiled once for local batches of any size; else anew when the size first
-            changes.
-        jit_compile: whether XLA compiles the forward and backward pass, but not what ranks exchange.
-    """
+    """Options of the training step."""
 
     clip_norm: float | None = None
     loss_of: Loss = cross_entropy
+    # Parts of the local batch that pass through the network one after the other; reduction, clipping and update are of
+    # their sum
     accumulate: int = 1
+    # Whether the loss is the mean over ranks by their samples, and a rank whose samples all have weight 0 takes part in
+    # the step and changes only its number
     by_samples: bool = False
+    # Whether the step is compiled once for local batches of any size; else anew when the size first changes
     any_batch: bool = False
-    jit_compile: bool = False
+    jit_compile: bool = False  # whether XLA compiles the forward and backward pass, but not what ranks exchange
 
 
 def make_train_step(

@@ -14,13 +14,6 @@ class EpochPlan:
     An epoch has as many steps as the largest part has batches, and each rank trains once on each of its samples. So
     each round has samples of all ranks in proportion to their parts, as far as it has enough steps.
 
-    Args:
-        batches: batches of this rank in an epoch, in [1, steps].
-        samples: samples of this rank in an epoch.
-        batch_size: samples of each of its batches, but for the last.
-        step_samples: samples of a step over all ranks; the mean if they differ.
-        repeats: whether each epoch has the batches of the first.
-
     >>> epoch_plan = EpochPlan(batches=2, steps=5, samples=7, batch_size=4, step_samples=5.2)
     >>> [epoch_plan.trains(step) for step in range(5)]
     [True, False, True, False, False]
@@ -28,12 +21,12 @@ class EpochPlan:
     [0, 4, 7, 7, 7, 11]
     """
 
-    batches: int
+    batches: int  # batches of this rank in an epoch, in [1, steps]
     steps: int
-    samples: int
-    batch_size: int
-    step_samples: float
-    repeats: bool = False
+    samples: int  # samples of this rank in an epoch
+    batch_size: int  # samples of each of its batches, but for the last
+    step_samples: float  # samples of a step over all ranks; the mean if they differ
+    repeats: bool = False  # whether each epoch has the batches of the first
 
     def batches_before(self, step: int) -> int:
         """Return how many batches this rank has trained on before a step of an epoch."""

@@ -63,18 +63,12 @@ class Exchange(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SyncRun:
-    """What a method of synchronisation is built for.
-
-    Attributes:
-        config: configuration of the run.
-        ring: the ranks.
-        steps_per_epoch: steps of an epoch.
-        samples_before: from a step to how many samples this rank trains on before it, since the run began.
-    """
+    """What a method of synchronisation is built for."""
 
     config: TrainConfig
     ring: Ring
     steps_per_epoch: int
+    # From a step to the samples that this rank trains on before it, since the run began
     samples_before: Callable[[int], int]
 
     @property

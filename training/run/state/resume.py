@@ -37,23 +37,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where a run starts.
+    """Where a run starts."""
 
-    Attributes:
-        position: the position of its first step.
-        resumed_from: the step of the checkpoint; None if the run is new.
-        history: what the run has reported so far.
-        evaluated_step: the step of the last evaluation, if it was of the same split.
-        quarantined: paths of the shards that the run found to be damaged.
-        run: id of the run, the same on all ranks and in all its checkpoints.
-    """
-
-    position: Position = field(default_factory=Position)
-    resumed_from: int | None = None
-    history: Mapping[str, Any] = field(default_factory=dict)
-    evaluated_step: int | None = None
-    quarantined: Sequence[str] = ()
-    run: str = ""
+    position: Position = field(default_factory=Position)  # the position of its first step
+    resumed_from: int | None = None  # the step of the checkpoint; None if the run is new
+    history: Mapping[str, Any] = field(default_factory=dict)  # what the run has reported so far
+    evaluated_step: int | None = None  # the step of the last evaluation, if it was of the same split
+    quarantined: Sequence[str] = ()  # paths of the shards that the run found to be damaged
+    run: str = ""  # id of the run, the same on all ranks and in all its checkpoints
 
     @property
     def skipped_steps(self) -> int:

@@ -30,36 +30,22 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """What a worker reports of an update.
+    """What a worker reports of an update."""
 
-    Attributes:
-        loss: mean loss of its batch, before the update.
-        gradient_norm: global norm of its gradient.
-        staleness: number of updates of other workers between its reading of the weights and its own update.
-        wait_seconds: time that it waited for its input.
-        sent_share: share of the gradient's entries that it has sent; 0 if its gradient came too late.
-    """
-
-    loss: float
-    gradient_norm: float
-    staleness: int
-    wait_seconds: float
-    sent_share: float = 1.0
+    loss: float  # mean loss of its batch, before the update
+    gradient_norm: float  # global norm of its gradient
+    staleness: int  # number of updates of other workers between its reading of the weights and its own update
+    wait_seconds: float  # time that it waited for its input
+    sent_share: float = 1.0  # share of the gradient's entries that it has sent; 0 if its gradient came too late
 
 
 @dataclass(slots=True)
 class Board:
-    """The plan of the present phase, behind a lock.
+    """The plan of the present phase, behind a lock."""
 
-    Attributes:
-        failure: what a worker said when it failed, in one line; None if none has.
-        deaths: number of deaths of workers within a phase so far.
-        is_stop_asked: whether a parameter server was asked to end, which the run cannot do without.
-    """
-
-    failure: str | None = None
-    deaths: int = 0
-    is_stop_asked: bool = False
+    failure: str | None = None  # what a worker said when it failed, in one line; None if none has
+    deaths: int = 0  # number of deaths of workers within a phase so far
+    is_stop_asked: bool = False  # whether a parameter server was asked to end, which the run cannot do without
     _epoch: int = 0
     _plan: Plan | None = None
     _first: int = 0

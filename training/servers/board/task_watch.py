@@ -22,32 +22,20 @@ _GIVE_UP = 5  # all workers may be in a step for so many times longer: the first
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """The last report of a task.
+    """The last report of a task."""
 
-    Attributes:
-        seen: when it came, in seconds.
-        place: where the user's code stood; empty if nowhere.
-    """
-
-    seen: float
-    place: str = ""
+    seen: float  # when it came, in seconds
+    place: str = ""  # where the user's code stood; empty if nowhere
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskStates:
-    """What the board knows of the tasks.
+    """What the board knows of the tasks."""
 
-    Attributes:
-        heard: the last reports of those that are connected, by name.
-        busy: numbers of the workers that have a step.
-        waiting: number of workers that wait for one.
-        moved: when a worker last took or finished a step.
-    """
-
-    heard: Mapping[str, Heard]
-    busy: frozenset[int]
-    waiting: int
-    moved: float
+    heard: Mapping[str, Heard]  # the last reports of those that are connected, by name
+    busy: frozenset[int]  # numbers of the workers that have a step
+    waiting: int  # number of workers that wait for one
+    moved: float  # when a worker last took or finished a step
 
 
 def judge_tasks(states: TaskStates, now: float, seconds: float) -> str | None:

@@ -40,23 +40,15 @@ def build(run: SyncRun, options: DGCConfig) -> DGC:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DGCRule:
-    """The rule of DGC.
+    """The rule of DGC."""
 
-    Args:
-        ratio: share of entries that are sent after the warm-up.
-        warmup_steps: steps of the warm-up; the ratio falls in `stages` stages.
-        stages: stages of the warm-up (the paper: one for each of 4 epochs).
-        momentum: momentum of SGD, which DGC applies before it selects; the optimizer then has none.
-        nesterov: whether that is Nesterov's.
-        clip_norm: largest global norm of the mean gradient, for which each rank clips its own at
-            ``clip_norm / sqrt(ranks)``; None: no clipping.
-    """
-
-    ratio: float = 0.001
-    warmup_steps: int = 0
-    stages: int = 4
-    momentum: float = 0.9
-    nesterov: bool = False
+    ratio: float = 0.001  # share of entries that are sent after the warm-up
+    warmup_steps: int = 0  # the ratio falls for so many, in `stages` stages
+    stages: int = 4  # stages of the warm-up (the paper: one for each of 4 epochs)
+    momentum: float = 0.9  # SGD's, which DGC applies before it selects; the optimizer then has none
+    nesterov: bool = False  # whether the momentum is Nesterov's
+    # Largest global norm of the mean gradient, for which each rank clips its own at ``clip_norm / sqrt(ranks)``; None:
+    # no clipping
     clip_norm: float | None = None
 
 

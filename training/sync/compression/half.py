@@ -28,13 +28,9 @@ def build(run: SyncRun, options: FP16Config) -> TwoStage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Half:
-    """The codec of `TwoStage`, which adds in float32, so that sums neither overflow nor are rounded.
+    """The codec of `TwoStage`, which adds in float32, so that sums neither overflow nor are rounded."""
 
-    Args:
-        dtype: `tf.float16` (11 significant bits, up to 65504) or `tf.bfloat16` (8 bits, the range of float32).
-    """
-
-    dtype: Any
+    dtype: Any  # `tf.float16` (11 significant bits, up to 65504) or `tf.bfloat16` (8 bits, the range of float32)
     multiple: int = 1
 
     def encode(self, rows: Tensor, counts: Tensor) -> Tensor:

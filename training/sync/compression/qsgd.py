@@ -27,13 +27,9 @@ def build(run: SyncRun, options: QSGDConfig) -> Gathered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QSGD:
-    """The codec: a byte for each entry, four for the norm of the tensor. The mean over seeds is the tensor itself.
+    """The codec: a byte for each entry, four for the norm of the tensor. The mean over seeds is the tensor itself."""
 
-    Args:
-        levels: positive levels of an entry, in [1, 127].
-    """
-
-    levels: int = 127
+    levels: int = 127  # positive levels of an entry, in [1, 127]
 
     def encode(self, tensor: Tensor, seed: Tensor) -> Tensor:
         """Round ``levels * |x| / norm`` up with the probability of its fraction, else down."""

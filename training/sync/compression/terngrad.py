@@ -30,13 +30,9 @@ def build(run: SyncRun, options: TernGradConfig) -> Gathered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TernGrad:
-    """The codec: two bits for each entry and four bytes for the scale. Its mean over seeds is the clipped tensor.
+    """The codec: two bits for each entry and four bytes for the scale. Its mean over seeds is the clipped tensor."""
 
-    Args:
-        clip_factor: entries are first clipped to this many standard deviations of the tensor; 0: not at all.
-    """
-
-    clip_factor: float = 2.5
+    clip_factor: float = 2.5  # entries are first clipped to this many standard deviations of the tensor; 0: not at all
 
     def encode(self, tensor: Tensor, seed: Tensor) -> Tensor:
         """Keep the sign of an entry with the probability ``|x| / s``, where s is the largest magnitude."""

@@ -54,15 +54,12 @@ def sparse_payload(tensor: Tensor, indices: Tensor) -> Tensor:
 class TopK:
     """The codec of sparse tensors: 8 bytes for each of the k entries that are sent.
 
-    Args:
-        ratio: share of entries that are sent.
-
     >>> codec = TopK(ratio=0.5)
     >>> codec.decode(codec.encode(tf.constant([1.0, -3.0, 2.0, 0.0]), None), [4]).numpy().tolist()
     [0.0, -3.0, 2.0, 0.0]
     """
 
-    ratio: float
+    ratio: float  # share of entries that are sent
 
     def encode(self, tensor: Tensor, seed: Tensor) -> Tensor:
         """The k largest entries; nothing is random."""
