@@ -197,11 +197,7 @@ def _check_hosts(args: argparse.Namespace) -> None:
 
 
 def _checked(args: argparse.Namespace, train: argparse.Namespace | None) -> TrainConfig | None:
-    """Return the configuration of the run, if it has one, after a check of everything that needs no rank.
-
-    Raises:
-        ConfigError: the command is wrong, or cannot be elastic.
-    """
+    """Return the configuration of the run, if it has one, after a check of everything that needs no rank."""
     if args.ps is not None and args.workers is None:
         raise ConfigError("--ps needs --workers: ringfeed launch --ps 1 --workers 2 train --config FILE.yaml")
     if args.hosts or args.hosts_file:

@@ -275,8 +275,7 @@ def _describe(config: TrainConfig, args: argparse.Namespace) -> None:
 def _world(backend: str) -> World | None:
     """Return this process's place among the ranks of a backend; None if it is alone.
 
-    Raises:
-        ConfigError: the backend is one process, but a launcher started several, or it needs several.
+    A ConfigError says that the backend is one process, but a launcher started several, or that it needs several.
     """
     if backend == MULTI_WORKER:
         return multi_worker_world(os.environ)
@@ -292,11 +291,7 @@ def _world(backend: str) -> World | None:
 
 
 def _write_timeline(path: str, world: World | None) -> None:
-    """Make Horovod, which is yet to start, write its timeline; rank 0 does.
-
-    Raises:
-        ConfigError: there is no ring.
-    """
+    """Make Horovod, which is yet to start, write its timeline; rank 0 does. A ConfigError if there is no ring."""
     if world is None or world.size == 1:
         raise ConfigError("track.timeline is of a ring of several ranks: start them by ringfeed launch -n 2")
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)

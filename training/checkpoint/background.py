@@ -30,12 +30,7 @@ class BackgroundWriter:
         self._write: Future[object] | None = None
 
     def save(self, write: Callable[[Checkpoint], object], checkpoint: Checkpoint) -> None:
-        """Copy a checkpoint, and write the copy while the caller goes on.
-
-        Args:
-            write: writes a checkpoint, such as `CheckpointStore.save`.
-            checkpoint: the checkpoint, whose arrays may change afterwards.
-        """
+        """Copy a checkpoint, whose arrays may change afterwards, and write the copy while the caller goes on."""
         self.wait()
         # One thread for all writes: malloc gives each new thread another arena, and every one of them would grow to
         # what a write takes.

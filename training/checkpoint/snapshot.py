@@ -169,11 +169,7 @@ def restore_rank_state(ring: Ring, parts: Parts, stacked: Mapping[str, Sequence[
     """Give each rank what it had of its own (a collective); if the number of ranks is another one, by `resize`.
 
     A checkpoint that has nothing apart is of an earlier version, or of one process: then all ranks start with the
-    weights that they agreed on.
-
-    Args:
-        parts: whose variables to restore.
-        stacked: on rank 0 what `rank_state` returned, elsewhere anything.
+    weights that they agreed on. `stacked` is what `rank_state` returned on rank 0, elsewhere anything.
     """
     shapes = ring.allgather_object({kind: [list(array.shape) for array in arrays] for kind, arrays in stacked.items()})[
         0
@@ -263,11 +259,7 @@ class _State:
 
 
 def check_state(checkpoint: Checkpoint) -> None:
-    """Check that a checkpoint holds what `capture` puts in one, apart from the arrays, which `restore` checks.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Raise a ConfigError unless a checkpoint holds what `capture` puts in one; `restore` checks the arrays."""
     known = {spec.name for spec in fields(_State)}
     state: _State = fit("state", {name: value for name, value in checkpoint.state.items() if name in known}, _State)
     texts("state.loader.quarantined", state.loader.get("quarantined", ()), "paths")
@@ -282,15 +274,10 @@ def check_state(checkpoint: Checkpoint) -> None:
 
 
 def check_resumable(state: Mapping[str, Any], config: TrainConfig, dataset: Collection[str]) -> None:
-    """Refuse to resume from a checkpoint of a different run.
+    """Raise a TrainingError for the state of another run's checkpoint.
 
-    Args:
-        state: state of the checkpoint.
-        dataset: identities of its dataset, see `Manifest`.
-
-    Raises:
-        TrainingError: a key that affects the weights, the length of a schedule, the dataset, or the order of samples
-            differs.
+    A run is another one if a key that affects the weights, the length of a schedule, the order of samples, or the
+    dataset differs. `dataset` are the identities of the run's dataset, see `Manifest`.
     """
     changed = changed_keys(config, state["config"])
     if state["dataset"] not in dataset:
@@ -311,11 +298,7 @@ def _order_version(config: TrainConfig) -> int:
 
 
 def check_servers(state: Mapping[str, Any], parts: Parts, url: str) -> None:
-    """Refuse a checkpoint of another number of parameter servers, and so of optimizers.
-
-    Raises:
-        TrainingError: it is.
-    """
+    """Raise a TrainingError for a checkpoint of another number of parameter servers, and so of optimizers."""
     servers = state.get("servers", parts.servers)
     if servers != parts.servers:
         raise TrainingError(
@@ -328,10 +311,8 @@ def check_servers(state: Mapping[str, Any], parts: Parts, url: str) -> None:
 def restore(parts: Parts, arrays: Mapping[str, Any]) -> None:
     """Assign a checkpoint's arrays to the run's variables, except what single ranks hold.
 
-    Variables are matched by kind and place, since Keras numbers its layers anew in each process.
-
-    Raises:
-        TrainingError: number, shapes or dtypes differ.
+    Variables are matched by kind and place, since Keras numbers its layers anew in each process. A TrainingError says
+    where number, shapes or dtypes differ.
     """
     mine = list(parts.variables().items())
     found, expected = len(rank_state(arrays)[_RANK]), len(parts.synchronizer.rank_variables)

@@ -198,11 +198,7 @@ class CheckpointStore:
             return os.listdir(local) if local is not None and local.exists() else self._storage.list()
 
     def check_free(self) -> None:
-        """Refuse a folder that another process of this machine writes to.
-
-        Raises:
-            DestinationError: one does.
-        """
+        """Raise a DestinationError for a folder that another process of this machine writes to."""
         check_folder_free(self._storage, _LEASE, _OTHER_FOLDER)
 
     def has_leftovers(self) -> bool:

@@ -47,15 +47,7 @@ def class_name(value: object) -> str:
 
 
 def class_number(key: str, name: str, classes: Sequence[Any]) -> int:
-    """Return the place of the class that a configuration names.
-
-    Args:
-        key: the key with the name, for errors.
-        name: its name.
-        classes: values of the label.
-
-    Raises:
-        ConfigError: there is no such class.
+    """Return the place of the class that the key names among the values of the label, or raise a ConfigError.
 
     >>> class_number("data.positive", "1", (0, 1)), class_number("data.positive", "True", (False, True))
     (1, 1)
@@ -70,11 +62,7 @@ def class_number(key: str, name: str, classes: Sequence[Any]) -> int:
 
 
 def shares_by_class(key: str, balance: str | Mapping[Any, float] | None, classes: Sequence[Any]) -> Any:
-    """Return the balance of a configuration as a `Loader` takes it: shares by the values of the label.
-
-    Raises:
-        ConfigError: there is no such class.
-    """
+    """Return the balance of a configuration as a `Loader` takes it: shares by the values of the label."""
     if not isinstance(balance, Mapping):
         return balance
     return {classes[class_number(key, name, classes)]: share for name, share in balance.items()}

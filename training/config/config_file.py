@@ -71,8 +71,7 @@ def load_config(path: str | os.PathLike[str], overrides: Sequence[str] = ()) -> 
 def load_tree(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
     """Read the keys that a file and overrides give, with relative paths that count from the working directory.
 
-    Raises:
-        ConfigError: the file cannot be read, is not YAML, or an override is wrong.
+    A ConfigError says that the file cannot be read, is not YAML, or that an override is wrong.
     """
     try:
         text = read_untrusted(path, _MOST_BYTES, "configuration").decode("utf-8")

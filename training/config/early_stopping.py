@@ -34,11 +34,7 @@ class EarlyStoppingConfig(Options):
 def check_comparisons(
     stopping: EarlyStoppingConfig, checkpoint: CheckpointConfig, task: str, metrics: Sequence[str] | None
 ) -> None:
-    """Check that evaluations have the metrics that they are compared by.
-
-    Raises:
-        ConfigError: they lack one.
-    """
+    """Raise a ConfigError unless evaluations have the metrics that they are compared by."""
     reported = DEFAULT_METRICS[task] if metrics is None else [metric_name(metric) for metric in metrics]
     numbers = ["loss", *(name for name in reported if is_number(task, name))]
     for name, metric in (("early_stopping.metric", stopping.metric), ("checkpoint.metric", checkpoint.metric)):

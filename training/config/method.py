@@ -88,8 +88,7 @@ class Methods:
     def made(self, values: Mapping[str, Any]) -> Any:
         """Return the options of the method that values name.
 
-        Raises:
-            ConfigError: there is no such method, a value is wrong, or a key is another method's.
+        A ConfigError says that there is no such method, that a value is wrong, or that a key is another method's.
         """
         name = values.get(self.tag, next(iter(self.by_name)))
         kind = self.by_name.get(name) if isinstance(name, str) else self.classes[0]

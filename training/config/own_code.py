@@ -30,22 +30,15 @@ _EXAMPLES = {
 
 
 def import_own(key: str, name: str) -> Any:
-    """Import the function or class that a key names; modules are searched in the working directory first.
-
-    Raises:
-        ConfigError: there is no such function.
-    """
+    """Import what a key names, a function or class, first from the working directory; or a ConfigError."""
     return import_function(key, name, str(Path.cwd()), example=_EXAMPLES[key])
 
 
 @contextmanager
 def own_code(key: str, name: str) -> Iterator[None]:
-    """Report an error of a user's code, in the body, in one line with the place in that code.
+    """Raise a TrainingError with the place in a user's code, in one line, for an error of that code in the body.
 
     Errors of TensorFlow's operations pass through, such as for want of memory; wrong arguments are reported.
-
-    Raises:
-        TrainingError: the code raised an error.
     """
     try:
         yield
@@ -59,16 +52,10 @@ def own_code(key: str, name: str) -> Iterator[None]:
 
 
 def own_object(key: str, name: str, make: Callable[[Any], Any], kind: Any, kind_name: str) -> Any:
-    """Return what `make` makes of the function or class that a key names.
+    """Return what `make` makes of the function or class that a key names: an object of `kind`.
 
-    Args:
-        key, name: the key, and `module:function`.
-        make: calls the function with its arguments.
-        kind: class of the object, called `kind_name` in errors.
-
-    Raises:
-        ConfigError: there is no such function, or it returns another kind of object.
-        TrainingError: the function fails.
+    A ConfigError says that there is no such function, or that it returns something else than `kind_name`; a
+    TrainingError that it fails.
     """
     function = import_own(key, name)
     with own_code(key, name):
@@ -81,8 +68,7 @@ def own_object(key: str, name: str, make: Callable[[Any], Any], kind: Any, kind_
 def made_by_class(function: Any, kind: type, key: str, name: str, options: Mapping[str, Any], **fixed: Any) -> Any:
     """Return an object of a class of `kind`, made of `fixed` and a user's options; None if `function` is no such class.
 
-    Raises:
-        ConfigError: the class refuses its options.
+    A ConfigError says that the class refuses the options.
     """
     if not (isinstance(function, type) and issubclass(function, kind)):
         return None

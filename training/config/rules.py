@@ -164,14 +164,9 @@ PAIRS: tuple[Pair, ...] = (
 
 
 def check_pairs(config: Any, flags: Mapping[str, bool] | None = None) -> None:
-    """Refuse settings that do not go together.
+    """Raise a ConfigError for two settings that do not go together, with the reason and a remedy.
 
-    Args:
-        config: the configuration of a run.
-        flags: flags of the command line, such as `--elastic`, or of horovodrun; the pairs of others are not checked.
-
-    Raises:
-        ConfigError: two settings do not; the message names both, the reason and a remedy.
+    `flags` are those of the command line, such as `--elastic`, or of horovodrun; pairs of others are not checked.
     """
     for pair in PAIRS:
         second = _shown(pair.second, config, flags or {})

@@ -61,11 +61,7 @@ def is_number(task: str, metric: str) -> bool:
 
 
 def check_metrics(task: str, metrics: Sequence[str] | None) -> None:
-    """Check that a task has the metrics.
-
-    Raises:
-        ConfigError: it has not.
-    """
+    """Raise a ConfigError unless a task has the metrics."""
     known = [*DEFAULT_METRICS[task], *_FURTHER_METRICS[task]]
     names = [metric_name(metric) for metric in metrics or ()]
     for name in metrics or ():

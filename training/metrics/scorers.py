@@ -50,14 +50,9 @@ class Scorer(Protocol):
 
 
 def make_scorer(target: Target, metrics: Sequence[str] | None) -> Scorer:
-    """Make the scorer of a task.
+    """Make the scorer of a task for metrics, None being its default ones; names of functions are passed over.
 
-    Args:
-        target: what the network predicts.
-        metrics: their names, see `check_task`; None: the default ones of the task. Functions are passed over.
-
-    Raises:
-        ConfigError: a metric does not go with the number of classes.
+    A ConfigError says that a metric does not go with the number of classes.
     """
     names = DEFAULT_METRICS[target.task] if metrics is None else [name for name in metrics if not is_function(name)]
     if target.task == "regression":

@@ -28,9 +28,6 @@ def import_metrics(metrics: Sequence[str] | None) -> dict[str, Metric]:
     """Import the metrics of a configuration that name functions; return them by `module:function`.
 
     A class of Keras' metrics, such as `keras.metrics:MeanSquaredLogarithmicError`, becomes a function, too.
-
-    Raises:
-        ConfigError: there is no such function.
     """
     return {name: _as_function(import_own("metrics", name)) for name in metrics or () if is_function(name)}
 
@@ -48,11 +45,7 @@ def _as_function(function: Any) -> Metric:
 
 
 class UserMetrics:
-    """The samples of an evaluation, for functions of all of them.
-
-    Args:
-        metrics: the functions, by `module:function`, called with `(target, outputs)` of all samples of all ranks.
-    """
+    """The samples of an evaluation, for `metrics`: functions of `(target, outputs)` of all samples of all ranks."""
 
     def __init__(self, metrics: Mapping[str, Metric]) -> None:
         self._metrics = metrics
@@ -66,8 +59,7 @@ class UserMetrics:
     def result(self, ring: Ring) -> dict[str, float | None]:
         """Return the metrics by name (a collective); None where a function returns NaN.
 
-        Raises:
-            TrainingError: a function fails, or returns no number.
+        A TrainingError says that a function fails, or returns no number.
         """
         if not self._metrics:
             return {}

@@ -23,10 +23,6 @@ def application(manifest: Manifest, config: TrainConfig) -> BuiltModel:
     """Build the network with initial weights, and the outputs of the task.
 
     Its images are what the `preprocess_input` of its module makes of them. Nothing is downloaded.
-
-    Raises:
-        ConfigError: there is no such network, it refuses its arguments or has other outputs, or the dataset has no
-            image column for it.
     """
     name = config.model.name.removeprefix(APPLICATIONS)
     names = [known for known in dir(keras.applications) if callable(getattr(keras.applications, known))]

@@ -46,8 +46,7 @@ _BUILDERS: dict[str, Callable[[Manifest, TrainConfig], BuiltModel]] = {
 def build_model(manifest: Manifest, config: TrainConfig) -> BuiltModel:
     """Build the network that a configuration names, for a dataset.
 
-    Raises:
-        ConfigError: the dataset has no target for the task, or the network cannot be built for its columns.
+    A ConfigError says that the dataset has no target for the task, or no columns that the network takes.
     """
     target = plan_target(manifest, config)
     named = application if config.model.name.startswith(APPLICATIONS) else user_model

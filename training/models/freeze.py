@@ -14,11 +14,7 @@ __all__ = ["freeze", "matching_layers"]
 
 
 def freeze(network: Any, patterns: Sequence[str]) -> None:
-    """Freeze the layers whose path matches a pattern; a frozen batch normalisation uses its moving statistics.
-
-    Raises:
-        ConfigError: a pattern matches no layer, or no weight is left to train.
-    """
+    """Freeze the layers whose path matches a pattern; a frozen batch normalisation uses its moving statistics."""
     for pattern in patterns:
         for layer in matching_layers(network, "model.freeze", pattern):
             layer.trainable = False
@@ -29,11 +25,7 @@ def freeze(network: Any, patterns: Sequence[str]) -> None:
 
 
 def matching_layers(network: Any, key: str, pattern: str) -> list[Any]:
-    """Return the layers with weights whose path matches a pattern; `key` is for errors.
-
-    Raises:
-        ConfigError: there is none.
-    """
+    """Return the layers with weights whose path matches a pattern, or raise a ConfigError that names the key."""
     layers = {layer.path or layer.name: layer for layer in inner_layers(network) if layer.weights}
     matching = [layer for path, layer in layers.items() if re.search(pattern, path)]
     if not matching:

@@ -29,11 +29,7 @@ Prepare = Callable[[Any], Any]
 
 
 def image_column(manifest: Manifest, data: DataConfig, model: str = "convnet") -> Feature:
-    """Return the one column that holds images.
-
-    Raises:
-        ConfigError: there is none, or more than one; or images are missing.
-    """
+    """Return the one column that holds images; a ConfigError if there is none, or more, or if images are missing."""
     found = [f for f in feature_columns(manifest, data) if _is_encoded(f) or _is_tensor(f)]
     if len(found) != 1:
         listed = ", ".join(repr(f.name) for f in found) or "none"
@@ -51,13 +47,9 @@ def _is_tensor(feature: Feature) -> bool:
 
 
 def image_shape(feature: Feature, wanted: tuple[int, ...] | None) -> Shape:
-    """Return the height, width and channels of the model's images.
+    """Return height, width and channels of the model's images: as wanted, or those of a tensor column.
 
-    Args:
-        wanted: `model.image_shape`; None: the shape of a tensor column.
-
-    Raises:
-        ConfigError: images are encoded, and `wanted` is None.
+    A ConfigError says that images are encoded, and no shape is wanted.
     """
     if wanted is not None:
         return wanted[0], wanted[1], wanted[2]
@@ -75,9 +67,7 @@ def image_model(
 ) -> BuiltModel:
     """Return a network with its preprocessing, and another one for training if anything is random there.
 
-    Args:
-        shape: height, width and channels of its images.
-        prepare: function from images in [0, 1] to the network's input; None: as they are.
+    `prepare` makes the network's input of images in [0, 1]; None: they are the input.
     """
 
     def preprocess(augment: AugmentConfig) -> Preprocess:
@@ -105,9 +95,6 @@ def image_preprocess(feature: Feature, shape: Shape, augment: AugmentConfig) -> 
 
     Images are float32 [batch, *shape] in [0, 1]. Augmentation is drawn for each image from the element's
     ``sample_key``. Encoded images of another size are resized with antialiased bilinear filtering.
-
-    Raises:
-        ConfigError: a tensor column has another shape.
     """
     if _is_tensor(feature) and image_shape(feature, None) != shape:
         raise ConfigError(f"column {feature.name!r} holds tensors of shape {feature.shape}, not {list(shape)}")

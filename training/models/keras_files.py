@@ -27,15 +27,7 @@ _MOST_OBJECTS = 1 << 20  # groups and arrays of an HDF5 file
 
 @contextmanager
 def open_archive(data: bytes | BinaryIO, url: str) -> Iterator[zipfile.ZipFile]:
-    """Open a `.keras` file.
-
-    Args:
-        data: its bytes, or the file.
-        url: where it is from, for errors.
-
-    Raises:
-        ConfigError: it is no archive, or is damaged.
-    """
+    """Open a `.keras` file, or raise a ConfigError that names its URL."""
     file = io.BytesIO(data) if isinstance(data, bytes) else data
     try:
         end: Any = zipfile._EndRecData(file)  # type: ignore[attr-defined]  # before all members are listed in memory
@@ -49,11 +41,7 @@ def open_archive(data: bytes | BinaryIO, url: str) -> Iterator[zipfile.ZipFile]:
 
 
 def read_member(archive: zipfile.ZipFile, name: str, most_bytes: int | None = None) -> bytes:
-    """Return the content of a member; None: of a size in proportion to the archive's.
-
-    Raises:
-        Exception: of any kind, if it is damaged or forged.
-    """
+    """Return a member's content, by default of a size in proportion to the archive's; raises anything if forged."""
     info = archive.getinfo(name)
     assert archive.fp is not None
     if most_bytes is None:
@@ -70,8 +58,7 @@ def read_member(archive: zipfile.ZipFile, name: str, most_bytes: int | None = No
 def check_hdf5(path: Path) -> int:
     """Check that an HDF5 file names no other file, and holds what it claims; return the number of its bytes unpacked.
 
-    Raises:
-        Exception: of any kind, if it is damaged or forged.
+    A forged one raises any Exception.
     """
     found: list[int] = []
 

@@ -67,15 +67,10 @@ def encode_model(network: Any, config: TrainConfig, manifest: Manifest, step: in
 
 
 def decode_model(data: bytes | BinaryIO, url: str) -> ModelFile:
-    """Read what `encode_model` wrote.
+    """Read what `encode_model` wrote, from the bytes of a file or from the file at a URL.
 
-    Args:
-        data: bytes of the file, or the file.
-        url: where they are from, for errors.
-
-    Raises:
-        ConfigError: it is no `.keras` file, or another program wrote it.
-        TrainingError: it is damaged, or a newer version wrote it.
+    A ConfigError says that another program wrote it; a TrainingError that it is damaged, or that a newer version wrote
+    it.
     """
     with guarded(url, "a trained model", error=TrainingError):
         with open_archive(data, url) as archive:

@@ -50,10 +50,8 @@ _LEAVE_OUT = "leave it out with data.exclude=[{}]"
 def feature_columns(manifest: Manifest, data: DataConfig) -> list[Feature]:
     """Return the columns that a model may see: those included and not excluded, never the target.
 
-    A label that is not the target is left out, too, unless it is included by name.
-
-    Raises:
-        ConfigError: a column is unknown, the target is included, or no column is left.
+    A label that is not the target is left out, too, unless it is included by name. A ConfigError says that a column is
+    unknown, that the target is included, or that no column is left.
     """
     label = manifest.schema.label
     target = data.target or label
@@ -75,13 +73,9 @@ def feature_columns(manifest: Manifest, data: DataConfig) -> list[Feature]:
 
 
 def plan_tabular(manifest: Manifest, data: DataConfig, columns: Sequence[Feature] | None = None) -> TabularPlan:
-    """Plan what becomes of columns, from the statistics of the training split alone.
+    """Plan what becomes of columns (None: all that a model may see), from the statistics of the training split alone.
 
-    Args:
-        columns: the columns; None: all that a model may see.
-
-    Raises:
-        ConfigError: a column cannot be an input of a tabular model; the message says what to do about it.
+    A ConfigError says what to do about a column that cannot be an input of a tabular model.
     """
     return plan_columns(
         manifest,
@@ -99,16 +93,9 @@ def masked_features(manifest: Manifest, data: DataConfig) -> list[Feature]:
 
 
 def check_masks(entry: Mapping[str, Any], manifest: Manifest, data: DataConfig, source: str) -> None:
-    """Refuse a model of an earlier version, which took a value for a missing one where now a mask travels.
+    """Raise a TrainingError for a model of an earlier version, which took a value for a missing one instead of a mask.
 
-    Args:
-        entry: what its file or checkpoint says of it: `mask_entry`.
-        manifest: manifest of the dataset that it was trained on.
-        data: options of its data.
-        source: where it is, for the error.
-
-    Raises:
-        TrainingError: it is such a model.
+    `entry` holds what the model's file or checkpoint, the `source`, has of `mask_entry`.
     """
     wanted = mask_entry(manifest, data)
     if wanted and entry.get("masks") != wanted["masks"]:
@@ -126,15 +113,9 @@ def mask_entry(manifest: Manifest, data: DataConfig) -> dict[str, Any]:
 
 
 def refuse_missing(features: Sequence[Feature], manifest: Manifest, model: str, remedy: str = "") -> None:
-    """Refuse columns whose missing values a network would take for values.
+    """Raise a ConfigError for columns whose missing values a network would take for values, since it has no masks.
 
-    Args:
-        features: what the network takes, without masks.
-        model: `model.name`.
-        remedy: another remedy than to leave out column or records.
-
-    Raises:
-        ConfigError: values of a column are missing.
+    `model` is `model.name`, `remedy` another remedy than to leave out the column or records.
     """
     masked = set(masked_columns(manifest))
     for feature in features:
@@ -172,11 +153,7 @@ class BuiltModel:
 
 
 def check_outputs(network: Any, name: str, target: Target) -> None:
-    """Check that a network, which `model.name` names, ends in the outputs of its task.
-
-    Raises:
-        ConfigError: it does not.
-    """
+    """Raise a ConfigError unless a network, which `model.name` names, ends in the outputs of its task."""
     shape, wanted = network.output_shape, target.outputs
     if not isinstance(shape, tuple) or shape[-1] != wanted:
         each = {"multiclass": f"{wanted} logits, one per class", "multilabel": f"{wanted} logits, one per label"}

@@ -22,9 +22,6 @@ def rematerialise(network: Any, patterns: Sequence[str]) -> None:
     """Make the layers whose path matches a pattern keep only inputs and outputs for the backward pass.
 
     Within a matching layer no other counts.
-
-    Raises:
-        ConfigError: a pattern matches no layer.
     """
     matching = [layer for pattern in patterns for layer in matching_layers(network, "model.remat", pattern)]
     inner = {id(layer) for outer in matching for layer in inner_layers(outer)}

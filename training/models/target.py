@@ -62,8 +62,7 @@ class Target:
 def plan_target(manifest: Manifest, config: TrainConfig) -> Target:
     """Plan the target of a configuration, from the statistics of its dataset.
 
-    Raises:
-        ConfigError: the dataset has no such target, or it does not fit the task; the message says what to do.
+    A ConfigError says what to do if the dataset has no such target, or it does not fit the task.
     """
     data = config.data
     if data.target is None:

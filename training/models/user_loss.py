@@ -27,11 +27,8 @@ def user_loss(config: LossConfig, target: Target) -> Callable[[Tensor, Tensor], 
 
     A class of losses, such as `keras.losses:Huber`, is called with `loss.options`; its losses, and any other function,
     with `(target, outputs)` of a batch. A target and the output of one number have the shape [batch, 1] for a class;
-    for a function they are [batch] and [batch, 1]. Both are standardised for a regression.
-
-    Raises:
-        ConfigError: there is no such function, or it refuses its options.
-        TrainingError: from the loss, the function fails, or returns no loss for each sample.
+    for a function they are [batch] and [batch, 1]. Both are standardised for a regression. A TrainingError says that
+    the function fails, or returns no loss for each sample.
     """
     name: Any = config.name
     function = import_own("loss.name", name)

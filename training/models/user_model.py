@@ -44,11 +44,7 @@ _NODE = re.compile(r"\{\{.*?\}\}")  # TensorFlow marks a graph's nodes so
 
 @contextmanager
 def network_errors(manifest: Manifest, config: TrainConfig) -> Iterator[None]:
-    """Report an error of a user's network or loss, in the body, in one line with the place in the user's code.
-
-    Raises:
-        TrainingError: the network raised an error.
-    """
+    """Raise a TrainingError for an error of a network or loss in the body, with the place in the user's code."""
     try:
         yield
     except (RingfeedError, MemoryError, tf.errors.ResourceExhaustedError):
@@ -138,9 +134,6 @@ def _inputs_of(network: Any, columns: Sequence[str], masks: Sequence[str], funct
 
     No others are passed: Keras 3.15 pairs a dict that has more entries than inputs in alphabetical order, with only a
     warning, so that an input would get the wrong column.
-
-    Raises:
-        ConfigError: an input is named after no column.
     """
     names = [*columns, *masks]
     inputs = network.inputs[0] if isinstance(network, keras.Sequential) else getattr(network, "input", None)

@@ -21,9 +21,7 @@ __all__ = ["build_optimizer", "build_schedule", "schedule_warnings"]
 def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay | UserSchedule:
     """Build the learning rate over all epochs of a run; `max_steps` ends the run, but does not shorten the schedule.
 
-    Raises:
-        ConfigError: no step is left after the warm-up, or there is no schedule `schedule.name`.
-        TrainingError: the user's schedule fails.
+    A ConfigError says that no step is left after the warm-up, a TrainingError that the user's schedule fails.
     """
     optimizer, schedule = config.optimizer, config.schedule
     base = optimizer.base_batch_size or config.data.batch_size
@@ -74,11 +72,7 @@ def build_optimizer(
     """Build a Keras optimizer for variables; with `freeze_step` Adam's second moment then changes no more.
 
     Variables that match `optimizer.exclude` (by default: biases and normalisation parameters) get no weight decay, and
-    no trust ratio under LARS and LAMB.
-
-    Raises:
-        ConfigError: the function of `optimizer.name` does not return an optimizer.
-        TrainingError: the user's optimizer fails.
+    no trust ratio under LARS and LAMB. A TrainingError says that the user's optimizer fails.
     """
     optimizer = config.builder()(config, schedule, freeze_step)
     with own_code("optimizer.name", config.name):

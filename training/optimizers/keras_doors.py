@@ -35,11 +35,7 @@ Variable = Any
 
 
 def require_method(owner: Any, name: str) -> Callable[..., Any]:
-    """Return a method of `DOORS`.
-
-    Raises:
-        TrainingError: this version of Keras has no such method.
-    """
+    """Return a method of `DOORS`, or raise a TrainingError that names the version of Keras."""
     method = getattr(owner, name, None)
     if not callable(method):
         kind = owner.__name__ if isinstance(owner, type) else type(owner).__name__
@@ -53,11 +49,7 @@ def _missing(name: str, reason: str) -> TrainingError:
 
 
 def replace_method(owner: Any, name: str, method: Callable[..., Any]) -> None:
-    """Replace a method of `DOORS` of one object.
-
-    Raises:
-        TrainingError: this version of Keras has no such method, so that the new one would never be called.
-    """
+    """Replace a method of `DOORS` of one object. A version of Keras that lacks it would never call the new one."""
     require_method(owner, name)
     setattr(owner, name, method)
 
@@ -87,11 +79,7 @@ def is_training(layer: Any) -> bool:
 
 
 def producer(tensor: Any) -> tuple[Any, Sequence[Any]]:
-    """Return the layer that made a symbolic tensor, and the tensors that it was made from.
-
-    Raises:
-        TrainingError: this version of Keras keeps no history of tensors.
-    """
+    """Return the layer that made a symbolic tensor, and the tensors that it was made from."""
     try:
         history = tensor._keras_history
         return history.operation, history.operation._inbound_nodes[history.node_index].input_tensors
@@ -148,10 +136,8 @@ def function_token(number: int) -> str:
 def declare_functions(functions: Sequence[Callable[..., Any]]) -> tf.Graph:
     """Give functions the tokens 0, 1, ... of this process; they live as long as the graph that is returned.
 
-    TensorFlow counts the tokens up in each process.
-
-    Raises:
-        TrainingError: something has declared functions before, or TensorFlow names them otherwise.
+    TensorFlow counts the tokens up in each process. A TrainingError says that something has declared functions before,
+    or that TensorFlow names them otherwise.
     """
     graph = tf.Graph()
     with graph.as_default():

@@ -37,8 +37,7 @@ STACKED_ELEMENTS = 16384
 def make_options(kind: type[Options], optimizer: str, arguments: Mapping[str, Any]) -> Options:
     """Return the options of a rule, of the class `kind`, from the arguments of its optimizer.
 
-    Raises:
-        ValueError: an argument is out of its range; the message begins with the optimizer's name.
+    A ValueError that begins with the optimizer's name says that an argument is out of its range.
     """
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in arguments.items()}
     try:
@@ -130,13 +129,9 @@ class Rule(ABC):
 
 @keras.saving.register_keras_serializable(package="ringfeed", name="RuleOptimizer")
 class RuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras ships no types
-    """A Keras optimizer that applies a rule.
+    """A Keras optimizer that applies a rule; its name is the rule's, unless it is given another one.
 
     All arithmetic and the slots are float32 (float64 for float64 variables), whatever the gradient's dtype.
-
-    Args:
-        learning_rate: a float, a `LearningRateSchedule`, or a callable without arguments.
-        name: the optimizer's name; None: the rule's.
 
     >>> from ringfeed.training.config.optimizers import LARSConfig
     >>> from ringfeed.training.optimizers.lars import LARSRule

@@ -21,12 +21,7 @@ def user_optimizer(config: OwnOptimizerConfig, schedule: Any, freeze_step: int |
 
     A class of optimizers, such as `keras.optimizers:Lion`, gets `learning_rate`, `weight_decay` if it is not 0, and
     `optimizer.options`. Any other function is called with `(schedule, config)`, the latter with the keys of
-    `optimizer`.
-
-    Raises:
-        ConfigError: there is no such function, it refuses its arguments, or it returns no Keras optimizer, or one that
-            does what the training loop does.
-        TrainingError: the function fails.
+    `optimizer`. A ConfigError refuses an optimizer that does what the training loop does.
     """
     key, name, kind = "optimizer.name", config.name, keras.optimizers.Optimizer
     fixed = {"learning_rate": schedule} | ({"weight_decay": config.weight_decay} if config.weight_decay else {})

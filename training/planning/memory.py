@@ -20,13 +20,9 @@ __all__ = ["memory_bytes", "variable_bytes"]
 def memory_bytes(parts: Parts, local_batch: int, micro_batches: int = 1) -> dict[str, int]:
     """Return the bytes of what a rank holds in a step, by kind.
 
-    Activations are the outputs of all layers, which the backward pass needs; libraries of kernels take workspace
-    beside them. A dimension that is not known, as of lists of tokens, counts as 1.
-
-    Args:
-        parts: network, optimizer and synchronizer, built.
-        local_batch: samples of the rank in a step.
-        micro_batches: parts of the batch that pass through the network one after the other.
+    Activations are the outputs of all layers, which the backward pass needs; libraries of kernels take workspace beside
+    them. A dimension that is not known, as of lists of tokens, counts as 1. The `local_batch` samples of a rank pass
+    through the network in `micro_batches` parts.
     """
     network, synchronizer = parts.network, parts.synchronizer
     micro_batch = math.ceil(local_batch / micro_batches)

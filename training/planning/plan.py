@@ -66,11 +66,7 @@ def _without_new_cache(config: TrainConfig) -> TrainConfig:
 
 
 def plan_run(config: TrainConfig, ranks: int) -> RunPlan:
-    """Plan a run: everything but its steps, with the same checks of dataset, model and checkpoint.
-
-    Raises:
-        RingfeedError: the run could not start.
-    """
+    """Plan a run: everything but its steps, with the same checks, and errors, of dataset, model and checkpoint."""
     ring: Ring = PlannedRing(ranks) if ranks > 1 else SoloRing()
     config = _without_new_cache(config)
     assembly = assemble(config, ring)

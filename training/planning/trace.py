@@ -86,11 +86,7 @@ class RunTrace:
         return self.config.total_steps(self.epoch_plan.steps)
 
     def records(self, step: int) -> list[TracedRecord]:
-        """Return the records of a step, rank by rank, in the order of the batches.
-
-        Raises:
-            ConfigError: the run has no such step.
-        """
+        """Return the records of a step, rank by rank, in batch order; a ConfigError if the run has no such step."""
         if not 0 <= step < self.total_steps:
             raise ConfigError(f"--step: the run has the steps 0 to {self.total_steps - 1}, got {step}")
         epoch, inner = self.epoch_plan.batch_at(step)
@@ -101,14 +97,9 @@ class RunTrace:
         ]
 
     def uses(self, shard: str, record: int) -> Iterator[TracedRecord]:
-        """Yield where the run reads a record, step after step; every epoch is read for it.
+        """Yield where the run reads a record of a shard, step after step; every epoch is read for it.
 
-        Args:
-            shard: path of its shard.
-            record: its number in the shard.
-
-        Raises:
-            ConfigError: no dataset of the run has such a record.
+        A ConfigError says that no dataset of the run has such a record.
         """
         self._check(shard, record)
         for first in range(0, self.total_steps, self.epoch_plan.steps):
@@ -132,11 +123,7 @@ class RunTrace:
             yield from sorted(found, key=lambda use: use.step)
 
     def values(self, records: Sequence[TracedRecord], columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Return columns of records, as they are stored; also of columns that the run leaves out.
-
-        Raises:
-            ConfigError: a dataset has no such column.
-        """
+        """Return columns of records, as they are stored; also of columns that the run leaves out."""
         if not columns:
             return [{} for _ in records]
         shards = {(record.origin.dataset, record.origin.shard) for record in records}

@@ -28,11 +28,7 @@ Tensor = Any
 
 
 class PlannedRing(SoloRing):
-    """Rank 0 of `size` ranks on one host; the others are taken to send what it sends.
-
-    Args:
-        size: number of ranks.
-    """
+    """Rank 0 of `size` ranks on one host; the others are taken to send what it sends."""
 
     def __init__(self, size: int) -> None:
         self.size = self.local_size = size
@@ -60,9 +56,6 @@ def bytes_by_method(config: TrainConfig, ranks: int, parts: Parts, epoch_plan: E
     """Return the bytes of each method of compression that the configuration allows; None for the others.
 
     A run with rounds of local steps has `sync.method` alone.
-
-    Args:
-        epoch_plan: steps of an epoch.
     """
     if config.sync.method != "every_step":
         return {config.sync.method: wire_bytes(config, ranks, parts, epoch_plan)}

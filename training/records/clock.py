@@ -24,11 +24,7 @@ Clock = Callable[[], Tensor]
 def clock(*, deterministic: bool) -> Clock:
     """Return the operation that reads the clock of `time.monotonic`, float64 [], to the microsecond.
 
-    Args:
-        deterministic: whether TensorFlow's op determinism is on, under which its own clock refuses to run.
-
-    Raises:
-        ConfigError: there is no clock: the package was installed without a C compiler.
+    Under TensorFlow's op determinism only the compiled one works; a ConfigError says that there is none.
     """
     library_spec = find_spec(_MODULE, __package__)
     if library_spec is not None and library_spec.origin is not None:

@@ -67,9 +67,8 @@ class Launch:
     def from_metadata(cls, metadata: dict[bytes, bytes] | None, path: str) -> Launch:
         """Read a launch from the metadata of a file's schema.
 
-        Raises:
-            ConfigError: another program, or another version, wrote the file.
-            KeyError, ValueError: it is damaged.
+        A ConfigError says that another program, or another version, wrote the file; a KeyError or ValueError that it is
+        damaged.
         """
         values = {key.decode(): value.decode() for key, value in (metadata or {}).items()}
         if values.pop("format", None) != FORMAT:

@@ -37,10 +37,7 @@ LEAST_SECONDS = 5.0  # shorter runs are not judged: their waits are start-up
 def configure_logging(rank: int, *, quiet: bool = False, verbose: bool = False) -> None:
     """Log to standard error: everything of rank 0, and warnings and errors of other ranks, with the rank.
 
-    Args:
-        rank: number of this process.
-        quiet: whether rank 0 logs only warnings and errors, and shows no progress bar.
-        verbose: whether every rank logs everything.
+    `quiet` leaves rank 0 warnings and errors alone, `verbose` logs everything of every rank.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s" if rank == 0 else f"rank {rank}: %(message)s"))

@@ -61,9 +61,6 @@ class JSONLines(EntryTracker):
     """One object a line: `event` is `steps` or `evaluation`, the other keys are as in the metrics' history.
 
     They are sorted by name after step and epoch: a checkpoint does not keep the order of an entry.
-
-    Args:
-        url: path or URL of the file.
     """
 
     name = "jsonl"
@@ -116,11 +113,7 @@ class _Table(_TextFile):
 
 
 class CSVFiles(EntryTracker):
-    """`steps.csv` and `evaluations.csv`, with the numbers of the history; a group's as `recall/CLASS`.
-
-    Args:
-        url: path or URL of their folder.
-    """
+    """`steps.csv` and `evaluations.csv` in a folder, with the numbers of the history; a group's as `recall/CLASS`."""
 
     name = "csv"
 

@@ -30,9 +30,6 @@ class MLflow(EntryTracker):
         uri: tracking server, `http://...`; or path of a folder.
         experiment: name of the experiment, which is created if need be.
         run: name of the run; None: MLflow invents one.
-
-    Raises:
-        ConfigError: MLflow is not installed.
     """
 
     name = "mlflow"
@@ -51,11 +48,7 @@ class MLflow(EntryTracker):
         self._id: str | None = None
 
     def begin(self, event: RunBegan) -> None:
-        """Continue the run of an earlier process, or create one.
-
-        Raises:
-            TrainingError: the server does not answer, or refuses.
-        """
+        """Continue the run of an earlier process, or create one; a TrainingError if the server refuses."""
         try:
             self._client = self._make_client(tracking_uri=self._uri, registry_uri=self._uri)
             self._id = event.states.get(self.name)

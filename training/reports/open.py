@@ -18,15 +18,10 @@ __all__ = ["open_reports"]
 
 
 def open_reports(config: TrainConfig, *, is_chief: bool, others: Sequence[Tracker] = ()) -> list[Tracker]:
-    """Return what subscribes to a run on one rank.
+    """Return what subscribes to a run on one rank; rank 0 alone, the chief, shows the run and has trackers.
 
-    Args:
-        is_chief: whether this is rank 0, which alone shows the run and has trackers.
-        others: further trackers of rank 0.
-
-    Raises:
-        ConfigError: a library is missing, or a function is or returns no tracker.
-        TrainingError: a user's function fails.
+    A ConfigError says that a library is missing, or that a function is or returns no tracker; a TrainingError that it
+    fails.
     """
     found: list[Tracker] = []
     if is_chief:

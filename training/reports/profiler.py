@@ -18,12 +18,7 @@ log = logging.getLogger(__name__)
 
 
 class Profiler(Tracker):
-    """Traces steps of rank 0.
-
-    Args:
-        folder: path of a folder on a disk.
-        first, stop: the steps, first <= step < stop, counted from 0.
-    """
+    """Traces the steps first <= step < stop of rank 0, counted from 0, into a folder on a disk."""
 
     name = "profile"
 

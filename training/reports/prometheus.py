@@ -44,16 +44,7 @@ class _Handler(WSGIRequestHandler):
 
 
 class Prometheus(Tracker):
-    """Counts the rows of one rank, and serves the counts at ``http://HOST:PORT/metrics``.
-
-    Args:
-        port: port of rank 0; rank r has port + r.
-        launch: the rank.
-
-    Raises:
-        ConfigError: `prometheus_client` is not installed.
-        TrainingError: the port is taken.
-    """
+    """Counts the rows of one rank, and serves the counts at ``http://HOST:PORT/metrics``; rank r adds r to the port."""
 
     label = "output.prometheus_port"
 

@@ -23,17 +23,10 @@ __all__ = ["RecordFile", "Recorder"]
 
 
 class RecordFile(Tracker):
-    """Appends the rows of one rank to its file.
+    """Appends the rows of one rank to its file in the folder of all ranks' records, which it makes.
 
     What this rank, or a rank that no longer exists, recorded of the launch's first step and later is removed: those
     steps run again.
-
-    Args:
-        folder: folder of the records of all ranks; it is made.
-        launch: the rank, and its first step.
-
-    Raises:
-        OSError: the file cannot be written.
     """
 
     label = "output.records"
@@ -68,12 +61,7 @@ _FLUSH_SECONDS = 1.0
 
 
 class Recorder(Tracker):
-    """Gathers the rows of one rank, and reports them each second to a file, to Prometheus, or to both.
-
-    Args:
-        folder: folder of the records of all ranks; None: no file.
-        port: port of rank 0's metrics; None: no metrics.
-    """
+    """Gathers the rows of one rank, and reports them each second to a file in a folder, to Prometheus, or both."""
 
     label = "output.records"
 
@@ -87,11 +75,7 @@ class Recorder(Tracker):
         self._thread = threading.Thread(target=self._write_until_closed, name="ringfeed-records", daemon=True)
 
     def begin(self, event: events.RunBegan) -> None:
-        """Open the file and the port, unless there is no step left.
-
-        Raises:
-            ConfigError, TrainingError, OSError: the records cannot be written, or the metrics not be served.
-        """
+        """Open the file and the port, unless there is no step left."""
         self._last_end = time.monotonic()
         self._unix = time.time() - self._last_end  # wall time at monotonic 0; taken once, so that rows stay in order
         if event.first_step >= event.total_steps:

@@ -59,9 +59,6 @@ class Reports:
 
     One that fails is left out from then on, with a warning. An error as a run begins, or of an essential one, ends the
     run instead.
-
-    Args:
-        subscribers: all of them.
     """
 
     def __init__(self, subscribers: Sequence[Tracker]) -> None:
@@ -69,11 +66,7 @@ class Reports:
         self._handlers: dict[type[Event], list[tuple[Tracker, Callable[[Any], None]]]] = {}
 
     def emit(self, event: Event) -> None:
-        """Give an event to all.
-
-        Raises:
-            Exception: a subscriber cannot begin, or an essential one fails.
-        """
+        """Give an event to all; an error of an essential subscriber, or of one that cannot begin, is raised."""
         for subscriber, handle in self._handlers_of(type(event)):
             try:
                 handle(event)

@@ -20,12 +20,9 @@ _SUFFIX = ".ringfeed"
 
 
 class TensorBoard(EntryTracker):
-    """Numbers by step, as `train/...` and `evaluation/...`.
+    """Numbers by step, as `train/...` and `evaluation/...`, in a folder on a disk.
 
     A resumed run writes its file anew from the history, since TensorBoard would draw repeated steps twice.
-
-    Args:
-        folder: path of a folder on a disk.
     """
 
     name = "tensorboard"

@@ -88,11 +88,7 @@ def _join_workers(environ: Mapping[str, str]) -> WorkerRing:
 
 
 def prepare(world: World) -> Any:
-    """Import Horovod, and give this rank its share of the host's cores; call it once. Return the module for `join`.
-
-    Raises:
-        TrainingError: Horovod is missing or broken.
-    """
+    """Import Horovod, and give this rank its share of the host's cores; call it once. Return the module for `join`."""
     hvd = require_horovod(world.size)
     share_cores(world.local_size)
     return hvd
@@ -101,8 +97,7 @@ def prepare(world: World) -> Any:
 def join(hvd: Any) -> HorovodRing:
     """Join the ring that the environment describes (a collective), after `HorovodRing.leave` also another one.
 
-    Raises:
-        TrainingError: Horovod cannot connect the ranks.
+    A TrainingError says that Horovod cannot connect the ranks.
     """
     before = open_sockets()
     try:

@@ -26,14 +26,7 @@ _VALUE_BYTES = 1 << 20  # longest value in the store; addresses of a rank take s
 
 
 def require_horovod(size: int) -> Any:
-    """Import `horovod.tensorflow`.
-
-    Args:
-        size: number of ranks, for the error.
-
-    Raises:
-        TrainingError: Horovod is missing, or does not work with this TensorFlow.
-    """
+    """Import `horovod.tensorflow` for one of `size` ranks; a TrainingError if it is missing, or does not work here."""
     try:
         return import_module("horovod.tensorflow")
     except Exception as error:  # a broken build raises more than ImportError
@@ -116,9 +109,6 @@ def ray_ranks(size: int, *, use_gpu: bool, start_seconds: int) -> Any:
     """Return Horovod's `RayExecutor` for some ranks, not started yet; this program is connected to a cluster.
 
     Their store is on loopback if the cluster is on this machine alone, else at the address that ranks reach it by.
-
-    Raises:
-        TrainingError: Horovod is not installed.
     """
     try:
         runner: Any = import_module("horovod.ray.runner")

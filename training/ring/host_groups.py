@@ -13,13 +13,7 @@ __all__ = ["host_groups"]
 
 
 def host_groups(hosts: Sequence[str]) -> list[list[int]]:
-    """Return the ranks of each host, of which the first leads.
-
-    Args:
-        hosts: name of each rank's host.
-
-    Raises:
-        ConfigError: there are no two levels.
+    """Return the ranks of each host, of which the first leads; a ConfigError if there are no two levels.
 
     >>> host_groups(["a", "b", "a", "b", "c"])
     [[0, 2], [1, 3], [4]]

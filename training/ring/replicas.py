@@ -45,11 +45,7 @@ class _ReplicaRing(SoloRing):
 
 
 class Replicas:
-    """Replicas on some devices.
-
-    Args:
-        devices: their names.
-    """
+    """Replicas on some devices."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         logging.getLogger("tensorflow").setLevel(logging.ERROR)
@@ -70,10 +66,8 @@ class Replicas:
     def spread(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """Return a step, for `tf.function`, that gives each replica a part of the batch.
 
-        Parts differ by a sample where they must; weights of samples then make their mean the mean of the batch.
-
-        Args:
-            step: function of `(inputs, target, weight, stopping)`, which returns the same on all replicas.
+        Parts differ by a sample where they must; weights of samples then make their mean the mean of the batch. The
+        step, a function of `(inputs, target, weight, stopping)`, returns the same on all replicas.
         """
 
         def spread_step(inputs: Any, target: Tensor, weight: Tensor, stopping: Any = 0.0) -> Any:
@@ -112,10 +106,7 @@ def replicas_of(ring: object) -> Replicas | None:
 def open_replicas(count: int | None) -> Replicas:
     """Open replicas on all GPUs of this machine, or on some; without GPUs, on as many logical devices of the CPU.
 
-    Call it before TensorFlow's first operation.
-
-    Raises:
-        ConfigError: there are fewer devices, or only one.
+    Call it before TensorFlow's first operation. A ConfigError says that there are fewer devices, or only one.
     """
     gpus = tf.config.list_physical_devices("GPU")
     if count is None and not gpus:

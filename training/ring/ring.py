@@ -126,11 +126,9 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def reduced_by_dtype(tensors: Sequence[Tensor], reduce: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> list[Tensor]:
-    """Reduce the tensors of each dtype together; bfloat16 travels as float32.
+    """Reduce tensors of any shapes, those of each dtype together; bfloat16 travels as float32.
 
-    Args:
-        tensors: of any shapes and dtypes.
-        reduce: a collective of dense tensors of one dtype, which keeps dtype and shapes.
+    `reduce` is a collective of dense tensors of one dtype, which keeps dtype and shapes.
     """
     sent = [dense(t) for t in tensors]
     sent = [tf.cast(t, tf.float32) if t.dtype == tf.bfloat16 else t for t in sent]

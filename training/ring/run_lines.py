@@ -36,30 +36,17 @@ class QuietServer(socketserver.ThreadingMixIn):
 
 
 class Connection:
-    """Sends and receives messages, one a line.
-
-    Args:
-        reader: what the other side sends.
-        socket: where to send.
-    """
+    """Sends messages to a socket, one a line, and receives what the other side sends."""
 
     def __init__(self, reader: BinaryIO, connection: socket.socket) -> None:
         self._reader, self._socket = reader, connection
 
     def send(self, message: object) -> None:
-        """Send a message.
-
-        Raises:
-            OSError: the other side has gone.
-        """
+        """Send a message; an OSError if the other side has gone."""
         self._socket.sendall(json.dumps(message).encode() + b"\n")
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the messages, up to the first that is none, or the end.
-
-        Raises:
-            OSError: the connection broke.
-        """
+        """Yield the messages, up to the first that is none, or the end; an OSError if the connection breaks."""
         while (line := self._reader.readline(_LINE_BYTES)).endswith(b"\n"):
             try:
                 message = json.loads(line)
@@ -102,11 +89,7 @@ class LineServer(QuietServer, socketserver.TCPServer):
 
 
 def connect(address: str, seconds: float) -> socket.socket:
-    """Connect to a `LineServer` by its address, and send the key.
-
-    Raises:
-        OSError: nothing listens there.
-    """
+    """Connect to a `LineServer` by its address, and send the key; an OSError if nothing listens there."""
     place, _, key = address.rpartition("/")
     host, _, port = place.rpartition(":")
     connection = socket.create_connection((host, int(port)), seconds)

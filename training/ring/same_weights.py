@@ -32,13 +32,9 @@ def weights_digest(variables: Sequence[Variable]) -> list[str]:
 
 
 def assert_same_weights(ring: Ring, variables: Sequence[Variable]) -> str:
-    """Check that all ranks hold the same weights, bit for bit.
+    """Return one digest of all weights, or raise a TrainingError unless all ranks hold the same, bit for bit.
 
-    Returns:
-        One digest of all weights.
-
-    Raises:
-        TrainingError: they differ; the message names the ranks that differ from rank 0, and the first variable.
+    The message names the ranks that differ from rank 0, and the first variable.
     """
     of_replicas = zip(*map(copies, variables), strict=True)
     own = [weights_digest(weights) for weights in of_replicas]

@@ -34,14 +34,10 @@ def _take_sigterm_back() -> None:
 
 
 class WorkerRing:
-    """The workers that ``TF_CONFIG`` names. Construct it before TensorFlow's first operation.
+    """The workers that ``TF_CONFIG`` names, among them this process. Construct it before TensorFlow's first operation.
 
     TensorFlow numbers collectives as a process traces or calls them, so all workers must trace the
     same ones: the training step is compiled once for batches of any size.
-
-    Args:
-        world: this process among the workers.
-        local_rank: its number on its host.
     """
 
     def __init__(self, world: World, local_rank: int) -> None:

@@ -37,11 +37,7 @@ def worker_world(environ: Mapping[str, str]) -> World | None:
 
 
 def multi_worker_world(environ: Mapping[str, str]) -> World:
-    """Return this process's place among the workers.
-
-    Raises:
-        ConfigError: ``TF_CONFIG`` does not give it one.
-    """
+    """Return this process's place among the workers; a ConfigError if ``TF_CONFIG`` does not give it one."""
     world = worker_world(environ)
     if world is None:
         found = "has no cluster of workers with a task" if environ.get(TF_CONFIG) else "is not set"

@@ -66,11 +66,7 @@ def _integer(environ: Mapping[str, str], name: str, default: int) -> int:
 
 
 def refuse_settings(environ: Mapping[str, str]) -> None:
-    """Refuse settings of Horovod's under which runs would not be the same again.
-
-    Raises:
-        ConfigError: one is set; the message names it.
-    """
+    """Raise a ConfigError for a setting of Horovod's under which runs would not be the same again."""
     for name, reason in _REFUSED.items():
         if environ.get(name, "0") not in ("0", ""):
             raise ConfigError(f"{name} is set, which is not supported ({reason}); unset it")

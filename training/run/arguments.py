@@ -23,21 +23,13 @@ _SHOWN = 80  # characters of a value
 
 
 def check_kind(holds: bool, name: str, rule: str, value: object) -> None:
-    """Refuse a value of another kind than the rule says.
-
-    Raises:
-        ConfigError: it is of another kind.
-    """
+    """Raise a ConfigError for a value of another kind than the rule says."""
     if not holds:
         raise ConfigError(f"{name} must be {rule}, got {one_line(repr(value))[:_SHOWN]}")
 
 
 def check_arguments(config: Any, ring: Any, arguments: Mapping[str, Any]) -> None:
-    """Check the kinds of a trainer's arguments, by their names.
-
-    Raises:
-        ConfigError: an argument is of another kind.
-    """
+    """Raise a ConfigError for an argument of a trainer, by its name, that is of another kind than the trainer takes."""
     check_kind(isinstance(config, TrainConfig), "config", "a TrainConfig, as load_config(FILE) returns it", config)
     is_ring = not isinstance(ring, type) and all(hasattr(ring, name) for name in vars(Ring) if name[0] != "_")
     check_kind(is_ring, "ring", "a Ring, as connect() returns it, or SoloRing()", ring)
@@ -55,11 +47,7 @@ def check_arguments(config: Any, ring: Any, arguments: Mapping[str, Any]) -> Non
 
 
 def check_backend(config: TrainConfig, ring: Ring) -> None:
-    """Refuse to train in a ring that is not that of the backend.
-
-    Raises:
-        ConfigError: the backend has no ring, or another one.
-    """
+    """Raise a ConfigError unless the ring is that of the backend."""
     if config.backend == PARAMETER_SERVER:
         raise ConfigError(
             "a Trainer is a rank of a ring, and backend=parameter_server has none: use ringfeed launch --ps 1 "

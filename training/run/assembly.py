@@ -75,14 +75,9 @@ def assemble(
     schedule: Schedule | None = None,
     synchronizer: MakeSynchronizer | None = None,
 ) -> Assembly:
-    """Build the parts of a run.
+    """Build the parts of a run, if given with this schedule and synchronizer in place of the configured ones.
 
-    Args:
-        schedule: learning rate; None: as configured.
-        synchronizer: makes of the ring what keeps the ranks in step; None: as configured.
-
-    Raises:
-        RingfeedError: the dataset or the model does not fit the configuration.
+    A RingfeedError says that the dataset or the model does not fit the configuration.
     """
     _prepare_process(config)
     replicas = replicas_of(ring)
@@ -131,11 +126,7 @@ def _assembled(
 
 
 def _shares(config: TrainConfig, ring: Ring, manifests: Mapping[str, Manifest]) -> RankShares:
-    """Open the training split for this rank.
-
-    Raises:
-        ConfigError: a rank's batch could have too few samples.
-    """
+    """Open the training split for this rank; a ConfigError if a rank's batch could have too few samples."""
     loader = open_loader(config, ring, manifests=manifests)
     follows_speed, batch_size = config.sync.shares == "speed", config.data.batch_size
     if (follows_speed or config.sync.batch_norm) and batch_size < ring.size:

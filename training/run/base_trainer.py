@@ -48,7 +48,6 @@ class BaseTrainer(ABC):
     Attributes:
         parts: what training changes.
         loader: the loader of the training split.
-        evaluator: how the run evaluates.
         history: the log and the evaluations so far.
         reports: passes events to what follows the run.
     """
@@ -74,8 +73,6 @@ class BaseTrainer(ABC):
         """Take the place where the run starts, and open what follows it.
 
         Args:
-            start: where it starts.
-            steps_per_epoch: number of steps of an epoch.
             memory: where to keep commits; None: nowhere.
             trackers: what follows the run on rank 0, beside what the configuration names.
             callbacks: what gets each event on every rank, after all others.
@@ -94,8 +91,7 @@ class BaseTrainer(ABC):
     def run(self) -> dict[str, Any]:
         """Train to the end and return the metrics, with the same keys on every rank (histories on rank 0 only).
 
-        Raises:
-            Stopped: a rank was asked to stop.
+        Raises `Stopped` if a rank was asked to stop.
         """
         with self._saver.hold(is_over=self._progress.is_over), self._explained():
             started = time.perf_counter()
@@ -175,11 +171,7 @@ class BaseTrainer(ABC):
         raise Stopped(self.position.step, self._progress.first_step, self.config.checkpoint.url, max_time)
 
     def _save(self, *, to_store: bool = True) -> None:
-        """Commit to memory and to the store, as far as there are any, after a check of the weights.
-
-        Args:
-            to_store: whether to write a checkpoint, too.
-        """
+        """Commit to memory and, if asked, to the store, as far as there are any, after a check of the weights."""
         if not self._saver.keeps(to_store=to_store):
             return
         with self.reports.timed(CHECKPOINT, self.position), self._agreed():

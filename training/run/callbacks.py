@@ -24,14 +24,7 @@ class Callbacks(Tracker):
     """The callbacks of one run on one rank; each rank has its own.
 
     A class of callbacks is called without arguments, another function with `(network, config)`. Its `params` also hold
-    `rank` and `ranks`.
-
-    Args:
-        network: the network, which becomes the callbacks' `model`.
-
-    Raises:
-        ConfigError: there is no such function, or it returns no callback.
-        TrainingError: from any method, a callback fails.
+    `rank` and `ranks`, and its `model` is the network. A TrainingError, from any method, says that a callback fails.
     """
 
     is_essential = True

@@ -27,8 +27,7 @@ __all__ = ["batches_of_steps", "client_part", "rank_epoch"]
 def client_part(config: TrainConfig, ring: Ring | World, manifest: Manifest) -> str | None:
     """Return the split or condition of this rank's own part, if it has one.
 
-    Raises:
-        ConfigError: there is not one part for each rank, or one is neither a split nor a condition.
+    A ConfigError says that there is not one part for each rank, or that one is neither a split nor a condition.
     """
     clients = config.sync.clients
     if clients is None:
@@ -86,10 +85,7 @@ def _real_samples(batch: Any) -> Any:
 def batches_of_steps(read: Callable[[int], Iterable[Any]], epoch_plan: EpochPlan, start_step: int) -> Iterator[Any]:
     """Yield `(inputs, target, weight)` for each step of an epoch; where this rank rests, any batch with weights of 0.
 
-    Args:
-        read: from a number of batches to the batches of the epoch from there on.
-        epoch_plan: when this rank rests.
-        start_step: first step.
+    `read` returns the batches of the epoch from a number of batches on.
     """
     rests = not epoch_plan.trains(start_step)  # then the batch that it had before stands in
     batches = iter(read(epoch_plan.batches_before(start_step) - rests))

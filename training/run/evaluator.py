@@ -56,8 +56,7 @@ def make_evaluator(
 ) -> Evaluator:
     """Return how a network is evaluated on the datasets that `open_evaluations` opened.
 
-    Raises:
-        ConfigError: the dataset has no such target, or cannot have the metrics, or there is no function that it names.
+    A ConfigError says that the dataset has no such target, or cannot have the metrics, or that a function is missing.
     """
     target = plan_target(manifest, config)
     make_scorer(target, config.metrics)

@@ -34,12 +34,8 @@ _BELOW, _ABOVE = 1e-4, 1e2  # multiples of the configured peak: most models dive
 def find_learning_rate(config: TrainConfig, ring: Ring, check: Callable[[], bool] = lambda: False) -> RangeTest:
     """Train for up to 100 steps with a rate that rises from 1e-4 to 100 times the configured one (a collective).
 
-    Args:
-        config: configuration of the run; neither its checkpoints nor its outputs are read or written.
-        check: called before each step; the test ends where it returns true.
-
-    Raises:
-        RingfeedError: the run cannot start, or its loss is never finite.
+    Neither checkpoints nor outputs are read or written. `check`, called before each step, returns true to end the test.
+    A RingfeedError says that the run cannot start, or that its loss is never finite.
     """
     config = replace(config, checkpoint=CheckpointConfig(), output=OutputConfig(), track=TrackConfig())
     peak = build_schedule(config, 2**20).peak_value
@@ -78,11 +74,7 @@ def _batches(assembly: Assembly) -> Iterator[Any]:
 
 
 def write_range_test(url: str, found: RangeTest) -> None:
-    """Write a range test: its figures if the name ends in .json, else a plot, in the format that its suffix names.
-
-    Raises:
-        ModuleNotFoundError: Matplotlib is missing.
-    """
+    """Write a range test: its figures if the name ends in .json, else a plot, in the format that its suffix names."""
     if url.endswith(".json"):
         write_file(url, (json.dumps(asdict(found)) + "\n").encode())
         return

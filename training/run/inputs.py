@@ -76,14 +76,11 @@ def open_loader(
     """Open this rank's loader of the training split, without the remainder.
 
     A rank that trains on a part of its own reads each of its samples once, in batches of its share of the global batch.
+    A ConfigError says that a training split cannot fill a batch, or that there is not one part for each rank.
 
     Args:
         quarantined: paths of shards that the run knows to be damaged; of a mixture, below the names of its datasets.
         manifests: the datasets, as `open_manifests` returns them; None: they are opened.
-
-    Raises:
-        ConfigError: a training split cannot fill a batch, or there is not one part for each rank.
-        DatasetError: there is no such split.
     """
     data, split = config.data, config.data.train_split
     batch_size = data.batch_size
@@ -136,14 +133,7 @@ def _check_batch_size(config: TrainConfig, ring: Ring | World, records: int | No
 
 
 def open_evaluations(config: TrainConfig, ring: Ring, manifests: Mapping[str, Manifest]) -> dict[str, EvaluationSource]:
-    """Open what evaluations read: the split of the dataset, or of each dataset of a mixture that has it, by name.
-
-    Args:
-        manifests: the datasets, as `open_manifests` returns them.
-
-    Raises:
-        DatasetError: there is no such split.
-    """
+    """Open what evaluations read: the split of the dataset, or of each dataset of a mixture that has it, by name."""
     data, split = config.data, config.data.eval_split
     if split is None:
         return {}
@@ -248,11 +238,7 @@ def traced(function: Preprocess) -> Any:
 
 
 def open_manifests(data: DataConfig) -> dict[str, Manifest]:
-    """Open the datasets of a run; return their manifests by name, as in `DataConfig.urls`.
-
-    Raises:
-        DatasetError: there is no such dataset; of a mixture, the message names it.
-    """
+    """Open the datasets of a run; return their manifests by name, as in `DataConfig.urls`."""
     manifests = {}
     for name, url in data.urls.items():
         try:
@@ -263,11 +249,7 @@ def open_manifests(data: DataConfig) -> dict[str, Manifest]:
 
 
 def one_manifest(data: DataConfig, manifests: Mapping[str, Manifest]) -> Manifest:
-    """Return the only manifest, or one for all datasets of a mixture.
-
-    Raises:
-        ConfigError: the datasets of a mixture differ in features or label.
-    """
+    """Return the only manifest, or one for all datasets of a mixture; a ConfigError if features or labels differ."""
     return next(iter(manifests.values())) if data.mixture is None else combined_manifest(manifests)
 
 

@@ -36,13 +36,9 @@ def _brief(error: Exception) -> str:
 
 
 def leave_after(error: Exception, program: str, *, as_json: bool, memory_remedy: str) -> int:
-    """EndReport the error that ends a command, and return the status, as `leave` does.
+    """Report the error that ends a command, and return the status, as `leave` does.
 
-    Args:
-        error: the error. A trace is printed if it is none of ringfeed's and has no known cause.
-        program: the command, which begins the line.
-        as_json: whether to print an event for machines instead.
-        memory_remedy: what to do if memory ran out.
+    A trace is printed if the error is none of ringfeed's and has no known cause. `memory_remedy` is for want of memory.
     """
     end = functools.partial(leave, program, status=1, as_json=as_json)
     if isinstance(error, RingfeedError):
@@ -58,15 +54,10 @@ def leave_after(error: Exception, program: str, *, as_json: bool, memory_remedy:
 def leave(
     program: str, message: str, status: int, *, as_json: bool, is_echo: bool = False, is_stall: bool = False
 ) -> int:
-    """Print one line and return the status; one of several ranks ends its process at once.
+    """Print one line, which begins with the command, and return the status; one of several ranks ends its process.
 
     A failed rank must not wait in Horovod's shutdown for ranks that wait for it in a collective. An error that all
-    ranks share is printed once: ranks above 0 wait for a moment, until the launcher ends them.
-
-    Args:
-        program: the command, which begins the line.
-        as_json: whether to print an event for machines instead.
-        is_echo, is_stall: as of `EndReport`.
+    ranks share is printed once: ranks above 0 wait for a moment, until the launcher ends them. See `EndReport`.
     """
     world = world_from_environment(os.environ) or worker_world(os.environ)
     is_stopped = status in (RESUMABLE, TERMINATED)  # on all ranks, after the same step

@@ -39,15 +39,9 @@ def is_at_floor(scale: LossScale) -> bool:
 
 
 def check_wire(skipped: Sequence[int], sent_finite: bool, method: str) -> None:
-    """Refuse to go on if gradients overflow only as they are compressed.
+    """Raise a TrainingError if gradients overflow only as they are compressed by a method.
 
-    Args:
-        skipped: numbers of the steps that were skipped since the last report.
-        sent_finite: whether the gradients of the first of them were finite before they were exchanged.
-        method: method of compression.
-
-    Raises:
-        TrainingError: they do.
+    `sent_finite` says whether the gradients of the first of the skipped steps were finite before they were exchanged.
     """
     if skipped and sent_finite and method == "fp16":
         raise TrainingError(
@@ -57,15 +51,7 @@ def check_wire(skipped: Sequence[int], sent_finite: bool, method: str) -> None:
 
 
 def check_overflows(skipped: Sequence[int], config: TrainConfig, scale: LossScale) -> None:
-    """Refuse to go on if no smaller loss scale can prevent overflows.
-
-    Args:
-        skipped: numbers of the steps that were skipped since the last report.
-        scale: the loss scale.
-
-    Raises:
-        TrainingError: the scale is at its floor, or there is none.
-    """
+    """Raise a TrainingError if steps were skipped and no smaller loss scale can prevent that."""
     if not skipped or not is_at_floor(scale):
         return
     step = skipped[0]
@@ -79,11 +65,7 @@ def check_overflows(skipped: Sequence[int], config: TrainConfig, scale: LossScal
 
 
 def check_weights(network: Any, step: int) -> None:
-    """Refuse to save weights that are not finite over those that are; `step` is the number of steps done.
-
-    Raises:
-        TrainingError: they are not finite.
-    """
+    """Raise a TrainingError for weights that are not finite after a step: they must not be saved over others."""
     if not bool(all_finite([v.value for v in network.weights if "float" in str(v.dtype)])):
         raise TrainingError(
             f"after step {step} weights are not finite, and are not saved: lower "
@@ -92,11 +74,7 @@ def check_weights(network: Any, step: int) -> None:
 
 
 def check_some_counted(skipped_steps: int, steps: int, precision: str) -> None:
-    """Refuse the end of a run whose steps were all skipped.
-
-    Raises:
-        TrainingError: they were.
-    """
+    """Raise a TrainingError at the end of a run whose steps were all skipped."""
     if skipped_steps == steps:
         raise TrainingError(
             f"the gradients of all {skipped_steps} steps overflowed in {precision}, so the weights are still the "
@@ -112,16 +90,9 @@ def check_records(
     preprocess: Callable[[Any], Any],
     url: str,
 ) -> None:
-    """Refuse records with values that are not finite, which no loss scale can help (a collective).
+    """Raise a TrainingError that names records with values that are not finite: no loss scale helps (a collective).
 
-    Args:
-        skipped: numbers of the steps that were skipped, the same on all ranks.
-        epoch_plan: knows the batches of a step.
-        preprocess: function from a loader's element to ``(inputs, target, weight)``.
-        url: the dataset, for the error.
-
-    Raises:
-        TrainingError: there are such records; the message names them.
+    The skipped steps are the same on all ranks; `url` is the dataset, for the error.
     """
     for step in skipped[:_CHECKED_STEPS]:
         found = ring.allgather_object(bad_records(loader, preprocess, *epoch_plan.batch_at(step)))
@@ -135,13 +106,9 @@ def check_records(
 
 
 def bad_records(loader: Loader | Mixture, preprocess: Callable[[Any], Any], epoch: int, step: int) -> list[str]:
-    """Return what a model must not see: a line for each sample of a step whose inputs, target or weight are not finite.
+    """Return a line for each sample of a step whose inputs, target or weight are not finite after `preprocess`.
 
     The batch is read again, sample by sample.
-
-    Args:
-        preprocess: function from a loader's element to `(inputs, target, weight)`.
-        epoch, step: the step.
     """
     batch, origins = loader.batch_with_origins(epoch, step)
     inputs, target, weight = preprocess({name: as_tensor(values) for name, values in batch.items()})

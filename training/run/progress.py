@@ -22,11 +22,6 @@ __all__ = ["RunProgress"]
 class RunProgress:
     """The position of one run between its start and its end.
 
-    Args:
-        start: where it starts.
-        steps_per_epoch: number of steps of an epoch.
-        history: the evaluations so far.
-
     Attributes:
         position: the present position.
         first_step: number of steps done before this process began.
@@ -96,13 +91,7 @@ class RunProgress:
         self.total_steps, self.is_early = self.position.step, True
 
     def metrics(self, seconds: float, step_samples: float, *, is_chief: bool) -> dict[str, Any]:
-        """Return what the metrics file says of any run.
-
-        Args:
-            seconds: time that this process has trained.
-            step_samples: mean number of samples of a step.
-            is_chief: whether this process reports the run.
-        """
+        """Return what the metrics file says of any run, after some seconds of this process with such steps."""
         return {
             "format": METRICS_FORMAT,
             "config": to_tree(self._config),

@@ -73,11 +73,7 @@ class StepWindow:
         return sum(float(done - ready) for ready, done in (metrics.stamps.numpy() for metrics in timed))
 
     def summary(self, batch_size: float) -> dict[str, Any]:
-        """Return loss, gradient norm, rate and waits of the window, in JSON's types.
-
-        Args:
-            batch_size: samples of a step, over all ranks; the mean if they differ.
-        """
+        """Return loss, gradient norm, rate and waits of the window, in JSON's types; the batch size may be a mean."""
         losses = [float(metrics.loss) for metrics in self.metrics]
         seconds = time.perf_counter() - self.started
         counted = [loss for loss, metrics in zip(losses, self.metrics, strict=True) if bool(metrics.is_finite)]
@@ -96,14 +92,10 @@ class StepWindow:
 
 
 class StepLog:
-    """The log of the steps of one rank.
-
-    Args:
-        reports: gets the entries.
-        skipped_steps: steps whose gradients were not finite, before this process.
+    """The log of the steps of one rank, whose entries go to the reports.
 
     Attributes:
-        skipped_steps: the same by now.
+        skipped_steps: steps so far whose gradients were not finite, also before this process.
     """
 
     def __init__(
@@ -132,15 +124,9 @@ class StepLog:
         return step % self._config.output.log_every == 0 or self._window.has_overflowed(_WATCH_STEPS)
 
     def report(self, step: int, epoch: int, loader: Loader | Mixture) -> None:
-        """Report the steps since the last entry, if there are any (a collective if steps were skipped).
+        """Report the steps since the last entry, if there are any, whose batches the loader has read.
 
-        Args:
-            step: number of steps done.
-            epoch: their epoch.
-            loader: has read their batches.
-
-        Raises:
-            TrainingError: steps were skipped for a reason that will not pass.
+        It is a collective if steps were skipped. A TrainingError says that the reason for that will not pass.
         """
         window, self._window = self._window, StepWindow()
         if not window.metrics:

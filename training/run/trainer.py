@@ -128,10 +128,7 @@ class Trainer(BaseTrainer):
     def train_steps(self, batches: Iterator[Batch]) -> None:
         """Train a step on each batch, until there is none, or the epoch or the run ends; then report the steps.
 
-        All ranks call it with equally many batches.
-
-        Raises:
-            Stopped: a rank was asked to stop.
+        All ranks call it with equally many batches. Raises `Stopped` if a rank was asked to stop.
         """
         epoch = self.position.epoch
         while self._is_within(epoch):

@@ -51,10 +51,6 @@ def user_schedule(config: ScheduleConfig, peak_value: float, steps: int) -> User
     """Return the schedule that `schedule.name` names: it is called with `(peak_value, steps)` and `schedule.options`.
 
     Schedules of Keras take the same arguments, such as `keras.optimizers.schedules:CosineDecay`.
-
-    Raises:
-        ConfigError: there is no such function, or what it returns is no schedule.
-        TrainingError: the function fails.
     """
     name = str(config.name)
     function = import_own(_KEY, name)
@@ -68,9 +64,8 @@ def user_schedule(config: ScheduleConfig, peak_value: float, steps: int) -> User
 def checked_schedule(key: str, name: str, function: Callable[[Any], Any], peak_value: float = 0.0) -> UserSchedule:
     """Return a function of the step as a schedule, after a trial, also as a part of a graph.
 
-    Raises:
-        ConfigError: its rate at step 0 is not finite, or below 0.
-        TrainingError: the function fails, or returns no number.
+    A ConfigError says that its rate at step 0 is not finite, or below 0; a TrainingError that it fails, or returns no
+    number.
     """
     schedule = UserSchedule(function, name, peak_value, key)
     with own_code(key, name):

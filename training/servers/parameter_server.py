@@ -131,11 +131,7 @@ class ServerTrainer(BaseTrainer):
         return DirectUpdates(optimizers)
 
     def _needed(self) -> int:
-        """Return the number of gradients of a synchronous step.
-
-        Raises:
-            ConfigError: all workers would be backups.
-        """
+        """Return the number of gradients of a synchronous step; a ConfigError if all workers would be backups."""
         backup = self.config.parameter_server.backup_workers
         if backup >= self._workers:
             raise ConfigError(
@@ -223,11 +219,7 @@ class ServerTrainer(BaseTrainer):
 
     @contextmanager
     def _evaluated_weights(self) -> Iterator[Any]:
-        """Yield the network with the servers' weights.
-
-        Raises:
-            TrainingError: they are not finite.
-        """
+        """Yield the network with the servers' weights, or raise a TrainingError if they are not finite."""
         with self.parts.exported() as network:
             check_weights(network, self.position.step)
             yield network

@@ -78,11 +78,7 @@ class ServerLog:
         self._count, self._dropped, self._staleness, self._stalest, self._most_ahead = 0, 0, 0, 0, 0
 
     def add(self, reports: Sequence[Done], step: int) -> None:
-        """Add what workers reported; `step` is the number of steps done by now.
-
-        Raises:
-            TrainingError: a loss or gradient was not finite.
-        """
+        """Add what workers reported; a TrainingError if a loss or gradient, after so many steps, was not finite."""
         for done in reports:
             self._add(done, step)
 

@@ -55,8 +55,7 @@ def on_servers(
 ) -> tuple[Any, list[WholeTable]]:
     """Build the network of a configuration once more, on servers; return it and its split tables.
 
-    Raises:
-        ConfigError: a table cannot be split.
+    A ConfigError says that a table cannot be split.
     """
     least_bytes = config.parameter_server.shard_bytes
     if least_bytes is None:

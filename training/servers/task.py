@@ -188,11 +188,7 @@ def _flat(entries: Sequence[tuple[Any, Any]]) -> list[Any]:
 
 
 def declare(config: TrainConfig, cluster: Cluster, *, ends_with_chief: bool = True) -> Task:
-    """Give this process's functions the tokens that the chief calls them by.
-
-    Raises:
-        TrainingError: something else has declared functions before.
-    """
+    """Give this process's functions the tokens that the chief calls them by."""
     task = Task(config, cluster, ends_with_chief=ends_with_chief)
     functions = (task.next, task.done, task.meet, task.vote, task.added, task.sift, task.flush)  # by token
     task.graph = declare_functions(functions)

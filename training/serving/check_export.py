@@ -74,11 +74,7 @@ _RELATIVE, _ABSOLUTE = 1e-3, 1e-4  # other kernels add up in another order
 
 
 def check_saved_model(model: TrainedModel, folder: str) -> None:
-    """Compare the signatures of a SavedModel, with the preprocessing in it.
-
-    Raises:
-        TrainingError: it does not load, or gives other scores.
-    """
+    """Compare the signatures of a SavedModel, with the preprocessing in it."""
     masked = trial_batch(model)
     masks = {mask_name(feature.name) for feature in model.masked}
     plain = {name: values for name, values in masked.items() if name not in masks}
@@ -91,11 +87,7 @@ def check_saved_model(model: TrainedModel, folder: str) -> None:
 
 
 def check_keras(model: TrainedModel, path: Path) -> None:
-    """Compare a `.keras` file, as ringfeed opens it, and as Keras does unless it needs a user's code.
-
-    Raises:
-        TrainingError: it does not load, or gives other outputs.
-    """
+    """Compare a `.keras` file, as ringfeed opens it, and as Keras does unless it needs a user's code."""
     inputs, name = model.inputs(trial_batch(model)), model.config.model.name
     with _explained(model, "a .keras file"):
         networks = [open_trained(str(path), trust_code=True).network]
@@ -106,11 +98,7 @@ def check_keras(model: TrainedModel, path: Path) -> None:
 
 
 def check_onnx(model: TrainedModel, content: bytes) -> None:
-    """Compare an ONNX model, as ONNX's reference runtime computes it.
-
-    Raises:
-        TrainingError: it is not ONNX, does not run, or gives other scores.
-    """
+    """Compare an ONNX model, as ONNX's reference runtime computes it."""
     import onnx
     import onnx.reference
 

@@ -28,9 +28,8 @@ _OPSET = 17
 def encode_onnx(model: TrainedModel) -> bytes:
     """Return the bytes of the ONNX model.
 
-    Raises:
-        ConfigError: tf2onnx is missing, or two inputs of the network share a name.
-        TrainingError: tf2onnx cannot convert the network.
+    A ConfigError says that tf2onnx is missing, or that two inputs of the network share a name; a TrainingError that
+    tf2onnx cannot convert the network.
     """
     try:
         import tf2onnx

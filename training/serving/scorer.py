@@ -61,12 +61,7 @@ def score_records(
     csv: Mapping[str, Any] | None = None,
     batch_size: int = 1024,
 ) -> Scorer:
-    """Open records to score, see `open_new_records`.
-
-    Raises:
-        ConfigError: a column is missing, or is called like a column of predictions.
-        SourceError: the records cannot be read.
-    """
+    """Open records to score, see `open_new_records`; a ConfigError if a column is called like one of predictions."""
     records = open_new_records(source, options, model.columns, keep=keep, kind=kind, csv=csv)
     for name in records.schema.names:
         if name in NAMES:
@@ -102,11 +97,7 @@ class Scorer:
         return PredictionColumns(model=self.model)
 
     def tables(self) -> Iterator[pa.Table]:
-        """Yield the predictions, in the order of the records.
-
-        Raises:
-            SourceError: a record cannot be read, or lacks a value that the model needs.
-        """
+        """Yield predictions in the order of the records; a SourceError if a record lacks what the model needs."""
         schema, first = self.schema, 0
         for batch, kept in self.records.batches():
             for start in range(0, batch.num_rows, self.batch_size):

@@ -107,8 +107,7 @@ class TrainedModel:
     def preparation(self) -> PrepareOptions:
         """How the records were prepared that the model was trained on.
 
-        Raises:
-            ConfigError: with a function, which `trust_code` does not let import.
+        A ConfigError says that it was with a function, which `trust_code` does not let import.
         """
         options = restore_options(self.manifest.options.get("prepare", {}), "")
         if not self.trust_code:
@@ -339,11 +338,7 @@ def _manifest(checkpoint: Checkpoint, config: TrainConfig, source: str, data_url
 
 
 def _build(file: ModelFile, load: Callable[[Any], None], source: str) -> TrainedModel:
-    """Build the network as for a run, but for what only training needs, and load its weights.
-
-    Raises:
-        TrainingError: a weight is not finite.
-    """
+    """Build the network as for a run, but for what only training needs, and load its weights, which must be finite."""
     built = build_model(file.manifest, _for_serving(file.config))
     load(built.network)
     if bad := [weight.path for weight in built.network.weights if not _is_finite(weight)]:
@@ -409,11 +404,7 @@ def _misfit(source: str, config: TrainConfig, problem: str) -> TrainingError:
 
 
 def count_weights(manifest: Manifest, config: TrainConfig) -> int:
-    """Return the number of weights of the network that `build_model` builds; a user's own network is not tried.
-
-    Raises:
-        Exception: any error of `build_model`.
-    """
+    """Return the number of weights of the network that `build_model` builds; a user's own network is not tried."""
 
     def build() -> int:
         with keras.StatelessScope(initialize_variables=False):

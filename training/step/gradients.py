@@ -37,11 +37,7 @@ def backward(
 
 
 def check_connected(gradients: Sequence[Tensor | None]) -> None:
-    """Refuse a network that cannot learn.
-
-    Raises:
-        TrainingError: the loss depends on no variable.
-    """
+    """Raise a TrainingError for a network that cannot learn: the loss depends on no variable."""
     if all(gradient is None for gradient in gradients):
         raise TrainingError(
             "the loss has no gradient for any variable of the network: leave out what stops gradients between its "

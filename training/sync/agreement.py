@@ -82,9 +82,7 @@ class Agreement:
     def applied(self, step: int, weight: float = 1.0) -> Iterator[None]:
         """Give all ranks the agreed values in the body (a collective); then each has its own again, bit for bit.
 
-        Args:
-            step: number of steps done.
-            weight: weight of this rank in the means, such as its number of samples.
+        `weight` is that of this rank in the means, such as its number of samples.
         """
         if self._own is not None:
             yield

@@ -30,9 +30,6 @@ def synchronise_batch_norm(network: Any, ring: Ring) -> None:
     """Let the layers of batch normalisation in a network normalise over all ranks, where they use a batch's statistics.
 
     They stay layers of Keras, so a saved network needs nothing of ringfeed. Frozen ones use their moving statistics.
-
-    Raises:
-        ConfigError: the network has no such layer.
     """
     layers = [layer for layer in inner_layers(network) if isinstance(layer, keras.layers.BatchNormalization)]
     if not layers:

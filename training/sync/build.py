@@ -47,8 +47,7 @@ def momentum_remarks(config: TrainConfig) -> list[str]:
 def build_synchronizer(run: SyncRun) -> Synchronizer:
     """Return the object that keeps the ranks of a run in step.
 
-    Raises:
-        ConfigError: the run would end before its compression or its rounds start, or a trimmed mean would trim nothing.
+    A ConfigError says that the run would end before its compression or its rounds start.
     """
     config = run.config
     total_steps = config.total_steps(run.steps_per_epoch)
@@ -69,12 +68,7 @@ def build_synchronizer(run: SyncRun) -> Synchronizer:
 
 
 def user_synchronizer(run: SyncRun, options: OwnSyncConfig) -> Synchronizer:
-    """Return what the user's class or function makes of the ring and `sync.options`.
-
-    Raises:
-        ConfigError: there is no such function, or it returns no synchronizer.
-        TrainingError: the function fails.
-    """
+    """Return what the user's class or function makes of the ring and `sync.options`."""
     synchronizer: Synchronizer = own_object(
         "sync.method",
         options.method,

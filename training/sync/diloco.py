@@ -40,11 +40,8 @@ def outer_step(change: Tensor, momentum: Tensor, rate: float, factor: float) -> 
 class DiLoCo(Periodic):
     """Rounds whose mean change an outer SGD with Nesterov's momentum applies.
 
-    With rate 1 and no momentum it is local SGD. The paper has 500 steps a round, and AdamW on each rank.
-
-    Args:
-        rate, momentum: options of the outer SGD; the paper: 0.7 and 0.9.
-        average_slots: whether the (inner) optimizer's state is averaged.
+    With rate 1 and no momentum it is local SGD. The paper has 500 steps a round, AdamW on each rank, and outside of it
+    the rate 0.7 and the momentum 0.9.
     """
 
     def __init__(

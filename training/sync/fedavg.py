@@ -24,11 +24,7 @@ __all__ = ["FedAvg", "build"]
 
 
 def build(run: SyncRun, options: FedAvgConfig) -> FedAvg:
-    """Return the synchronizer of a run.
-
-    Raises:
-        ConfigError: a trimmed mean would trim nothing.
-    """
+    """Return the synchronizer of a run; a ConfigError if a trimmed mean would trim nothing."""
     robust, is_averaged = _robust(options, run.ring.size), options.optimizer_state == "average"
     before = run.samples_before
     return FedAvg(run.ring, options.every, samples_before=before, robust=robust, average_slots=is_averaged)
@@ -53,7 +49,6 @@ class FedAvg(Periodic):
         samples_before: from a step to how many samples this rank has trained on before it, since the run began; those
             of a round are its weight in the mean.
         robust: from the ranks' changes [ranks, n] to one for all, [n]; None: the weighted mean.
-        average_slots: whether the optimizer's state is averaged.
     """
 
     def __init__(

@@ -46,13 +46,9 @@ def partners(turn: int, ranks: int, *, topology: str, seed: int) -> list[int]:
 
 
 class Gossip(Periodic):
-    """Rounds at whose end each rank takes the mean of its weights and its partner's.
+    """Rounds at whose end each rank takes the mean of its weights and its partner's: see `partners`.
 
     An evaluation, a checkpoint and the end of the run have the mean over all ranks.
-
-    Args:
-        topology, seed: see `partners`.
-        average_slots: whether pairs also average the optimizer's state.
     """
 
     def __init__(self, ring: Ring, every: int, *, topology: str, seed: int, average_slots: bool = False) -> None:

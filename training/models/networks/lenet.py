@@ -25,11 +25,7 @@ _LEAST_SIDE = 12  # the second convolution and pooling then leave one pixel
 
 
 def lenet(manifest: Manifest, config: TrainConfig) -> BuiltModel:
-    """Build the network; `model.norm` and `model.dropout` apply.
-
-    Raises:
-        ConfigError: images are too small, or the dataset has no image column.
-    """
+    """Build the network; `model.norm` and `model.dropout` apply."""
     feature = image_column(manifest, config.data, "lenet")
     shape = image_shape(feature, config.model.image_shape)
     if min(shape[:2]) < _LEAST_SIDE:

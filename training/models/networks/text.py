@@ -28,11 +28,7 @@ Tensor = Any
 
 
 def text(manifest: Manifest, config: TrainConfig) -> BuiltModel:
-    """Build the network; in training records are packed into rows of `model.max_length` tokens, if `model.packing`.
-
-    Raises:
-        ConfigError: there is not one column of token lists.
-    """
+    """Build the network; in training records are packed into rows of `model.max_length` tokens, if `model.packing`."""
     model, feature = config.model, _token_column(manifest, config.data)
     known = manifest.split(config.data.train_split).statistics[feature.name]
     is_text = feature.dtype == "string"

@@ -31,12 +31,7 @@ _MISSING = "\x1e"  # a text that begins with it gets another one, so that no tex
 
 
 def wide_deep(manifest: Manifest, config: TrainConfig) -> BuiltModel:
-    """Build the network: texts and `data.categorical` are ids, other numbers are standardised.
-
-    Raises:
-        ConfigError: no column holds ids, a cross or a shared table names a column that does not, or another column
-            cannot be an input.
-    """
+    """Build the network: texts and `data.categorical` are ids, other numbers are standardised."""
     data, model = config.data, config.model
     columns = feature_columns(manifest, data)
     codes = {f.name for f in columns if f.name in data.categorical and not f.dtype.startswith("float")}

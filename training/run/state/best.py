@@ -52,10 +52,9 @@ def is_patience_over(evaluations: Sequence[Evaluation], options: EarlyStoppingCo
 
 
 def check_defined(config: TrainConfig, classes: int) -> None:
-    """Check that evaluations of so many classes have the metrics that they are compared by.
+    """Raise a ConfigError if evaluations would be compared by the AUC of more than two classes.
 
-    Raises:
-        ConfigError: it is the AUC of more than two classes, which takes time and has to be asked for.
+    It takes time, so it has to be asked for.
     """
     if config.task != "multiclass" or config.metrics is not None or classes <= 2:
         return

@@ -22,23 +22,16 @@ METRICS_FORMAT = "ringfeed-metrics-1"
 def write_file(url: str, data: bytes) -> None:
     """Write a file at a path or URL, whole or not at all, and remove what killed processes have left of it.
 
-    Raises:
-        ConfigError: the URL names a bucket, but no file in it.
-        StorageError: the storage fails.
+    A ConfigError says that the URL names a bucket, but no file in it; a StorageError that the storage fails.
     """
     storage, name = locate_file(url)
     write_held_file(storage, name, data)
 
 
 def write_outputs(output: OutputConfig, encode: Callable[[], bytes], metrics: Mapping[str, Any]) -> None:
-    """Write the model and the metrics of a run, where it has such outputs.
+    """Write the model, as `encode` returns it, and the metrics of a run, where it has such outputs.
 
-    Args:
-        output: where to.
-        encode: returns the bytes of the model's file.
-
-    Raises:
-        StorageError: the storage of one of them fails; the other is written nonetheless.
+    If the storage of one of them fails, the other is written nonetheless, and then a StorageError is raised.
     """
     try:
         if output.model is not None:
@@ -49,17 +42,10 @@ def write_outputs(output: OutputConfig, encode: Callable[[], bytes], metrics: Ma
 
 
 def check_writable(url: str, *, in_stores: bool = True) -> None:
-    """Check before a run that a file can be written, and leave nothing behind.
+    """Raise a ConfigError or StorageError unless a file can be written, before a run, and leave nothing behind.
 
-    In a store that lets no file be removed, nothing is tried, since an empty file would be left.
-
-    Args:
-        url: path or URL of the file.
-        in_stores: whether to check remote stores, too, which takes time, or only local disks.
-
-    Raises:
-        ConfigError: the URL names a bucket, but no file in it.
-        StorageError: the file cannot be written.
+    Remote stores, which take time, are checked if `in_stores`. In one that lets no file be removed, nothing is tried,
+    since an empty file would be left.
     """
     storage, name = locate_file(url)
     if storage.local_path is None and not in_stores:

@@ -70,13 +70,7 @@ def resume(
 ) -> Start:
     """Restore rank 0's commit, or the newest checkpoint, or share the initial weights of rank 0 (a collective).
 
-    Args:
-        parts: what a checkpoint restores.
-        memory: the commits of this process.
-        steps_per_epoch: number of steps of an epoch.
-
-    Raises:
-        RingfeedError: the checkpoint is of another run, is damaged, or lies beyond the end of this run.
+    A RingfeedError says that the checkpoint is of another run, is damaged, or lies beyond the end of this run.
     """
     newest = _restore_newest(config, parts, memory, manifest) if ring.rank == 0 else None
     of_ranks = rank_state(newest.arrays) if newest else {}
@@ -125,8 +119,7 @@ def _restore_newest(config: TrainConfig, parts: Parts, memory: Memory, manifest:
 def newest_checkpoint(config: TrainConfig, manifest: Manifest) -> Checkpoint | None:
     """Read the checkpoint that a run would resume from; None if it begins anew.
 
-    Raises:
-        RingfeedError: the checkpoint is of another run or damaged, or the folder holds one and `resume` is false.
+    A RingfeedError says that it is of another run or damaged, or that the folder holds one and `resume` is false.
     """
     store = open_store(config)
     if store is None:

@@ -27,13 +27,9 @@ __all__ = ["Saver"]
 
 
 class Saver:
-    """What keeps the states of one run on one rank. Only rank 0 writes to the store.
+    """Keeps the states of one run on one rank: commits in a memory, if any, and checkpoints.
 
-    Args:
-        memory: where to keep commits; None: nowhere.
-
-    Attributes:
-        writer: writes the checkpoints.
+    Only rank 0 writes to the store, by the `writer`.
     """
 
     def __init__(self, config: TrainConfig, ring: Ring, parts: Parts, memory: Memory | None, run: str) -> None:
@@ -50,8 +46,7 @@ class Saver:
     def hold(self, *, is_over: bool) -> Iterator[None]:
         """Let no other run write to the store in the body, after a check that this one can.
 
-        Args:
-            is_over: whether all steps are done, so that there is nothing to write, but perhaps something to remove.
+        A run that `is_over` has nothing to write, but perhaps something to remove.
         """
         if self._store is None or (is_over and not self._store.has_leftovers()):
             yield
@@ -67,12 +62,9 @@ class Saver:
     def commit(
         self, position: Position, loader: Loader | Mixture, history: Mapping[str, Any], *, to_store: bool
     ) -> None:
-        """Commit to memory and to the store, as far as there are any (a collective).
+        """Commit to memory and, if asked, to the store, as far as there are any (a collective).
 
-        Args:
-            loader: of the training split.
-            history: reports so far, in JSON's types.
-            to_store: whether to write a checkpoint, too.
+        The history holds the reports so far, in JSON's types.
         """
         options, rank = self._config.checkpoint, self._ring.rank
         of_ranks = gather_rank_state(self._ring, self._parts)
@@ -99,8 +91,7 @@ class Saver:
     ) -> bytes:
         """Return the bytes of the model's file, at the end of the run: of the last weights, or the best ones.
 
-        Raises:
-            RingfeedError: the best checkpoint is gone or damaged.
+        A RingfeedError says that the best checkpoint is gone or damaged.
         """
         step = position.step
         best = best_evaluations(evaluations, self._config.checkpoint.metric)

@@ -48,11 +48,7 @@ class BoardClient:
         self._connection.send({"worker": worker})
 
     def ask(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Send a message and return the answer.
-
-        Raises:
-            OSError: the chief has ended.
-        """
+        """Send a message and return the answer; an OSError if the chief has ended."""
         self._connection.send(message)
         answer: dict[str, Any] | None = next(self._answers, None)
         if answer is None:

@@ -26,10 +26,7 @@ class Compressed(EveryStep, ABC):
     """Synchronises in each step, and compresses the matrices: the float32 variables of two dimensions and more.
 
     Vectors (biases, normalisation) are few bytes, and what compression does to them costs accuracy: they travel dense,
-    in one grouped all-reduce with the scalars.
-
-    Args:
-        start_step: steps before this one are dense.
+    in one grouped all-reduce with the scalars. Steps before `start_step` are dense.
     """
 
     least_dimensions = 2

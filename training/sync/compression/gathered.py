@@ -50,15 +50,11 @@ def gathered_means(
 
 
 class Gathered(Compressed):
-    """The mean of what a codec leaves of each rank's gradients.
+    """The mean of what a codec leaves of each rank's gradients, which it encodes one by one, or `together` as one.
 
-    With error feedback a rank adds to its next gradient what the codec left out: Karimireddy et al., arXiv 1901.09847,
-    Algorithm 2. So nothing is lost: all that was sent and the last residual add up to the sum of all gradients.
-
-    Args:
-        error_feedback: whether to keep residuals; a codec that is unbiased needs none.
-        together: whether all tensors are encoded as one.
-        start_step: steps before this one are dense.
+    With error feedback, which a codec that is unbiased does not need, a rank adds to its next gradient what the codec
+    left out: Karimireddy et al., arXiv 1901.09847, Algorithm 2. So nothing is lost: all that was sent and the last
+    residual add up to the sum of all gradients.
     """
 
     def __init__(

@@ -38,11 +38,7 @@ class OneBitAdam(TwoStage):
 
     It returns the gradient that takes the optimizer's momentum to that mean, ``(mean - beta_1 * m) / (1 - beta_1)``, as
     1-bit LAMB does (Li et al., arXiv 2104.06069, Algorithm 1). Entries whose `v` is 0, since they never had a gradient,
-    do not move.
-
-    Args:
-        beta_1, eps: of the optimizer, one by the rule of Adam or LAMB with `freeze_step=start_step`.
-        start_step: steps before this one are dense.
+    do not move. The optimizer is one by the rule of Adam or LAMB with `freeze_step=start_step`.
     """
 
     def __init__(self, ring: Ring, *, beta_1: float, eps: float, start_step: int) -> None:

@@ -55,13 +55,8 @@ class PowerSGD(Compressed):
     """One step of power iteration for each step of training, from the last right factor (warm start).
 
     Each rank's residual is its own matrix less its own share ``P (M^T P)^T`` of the product, as in the authors' code;
-    the mean of the shares is what all ranks apply.
-
-    Args:
-        rank: rank of the factors.
-        min_rate: matrices whose factors are not this many times smaller travel dense.
-        seed: seed of the first right factors.
-        start_step: steps before this one are dense.
+    the mean of the shares is what all ranks apply. Matrices whose factors are not `min_rate` times smaller travel
+    dense.
     """
 
     def __init__(self, ring: Ring, *, rank: int = 1, min_rate: float = 2.0, seed: int = 0, start_step: int = 0) -> None:

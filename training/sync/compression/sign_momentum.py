@@ -26,10 +26,6 @@ class SignMomentum(TwoStage):
     """The mean of the ranks' momenta, as signs and scales in both stages, with error feedback.
 
     The optimizer then has no momentum. Before `start_step`, and for vectors, it accumulates the mean gradient.
-
-    Args:
-        nesterov: whether that is Nesterov's.
-        start_step: steps before this one are dense.
     """
 
     def __init__(self, ring: Ring, *, momentum: float, nesterov: bool = False, start_step: int = 0) -> None:

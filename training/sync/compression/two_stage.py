@@ -51,10 +51,8 @@ def part_length(size: int, ranks: int, multiple: int) -> int:
 class TwoStage(Compressed):
     """The mean of gradients, encoded on the way to the rank that averages a part, and on the way back.
 
-    Args:
-        error_feedback: whether both stages keep what encoding left out, and add it the next time.
-        least_dimensions: tensors of fewer dimensions travel dense.
-        start_step: steps before this one are dense.
+    With error feedback both stages keep what encoding left out, and add it the next time. Tensors of fewer than
+    `least_dimensions` travel dense.
     """
 
     def __init__(
