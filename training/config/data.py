@@ -86,7 +86,6 @@ class DataConfig(Options):
     )
 
     def check(self) -> None:
-        """Write classes as texts, and check the datasets."""
         object.__setattr__(self, "balance", _by_name(self.balance))
         if self.positive is not None:
             object.__setattr__(self, "positive", class_name(self.positive))

@@ -41,7 +41,6 @@ class LossConfig(Options):
     )
 
     def check(self) -> None:
-        """Write classes as texts, and check their weights."""
         if self.class_weights is not None:
             by_name = {class_name(value): weight for value, weight in self.class_weights.items()}
             object.__setattr__(self, "class_weights", by_name)

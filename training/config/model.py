@@ -85,7 +85,6 @@ class ModelConfig(Options):
         return self.name in IMAGE_MODELS or self.name.startswith(APPLICATIONS)
 
     def check(self) -> None:
-        """Check lists and groups."""
         is_file = self.weights is None or self.weights.endswith((".keras", ".h5"))
         require(is_file, "model.weights", "a file that ends in .keras, .weights.h5 or .h5, or null", self.weights)
         require(are_sizes(self.hidden), "model.hidden", "a list of integers in [1, 2**31)", self.hidden)

@@ -128,7 +128,6 @@ class LARSConfig(Layerwise, Momentum):
 
     @property
     def epsilon(self) -> float:
-        """What is added to the denominator."""
         return (1e-8 if self.rule == "larc" else 0.0) if self.eps is None else self.eps
 
 

@@ -63,7 +63,6 @@ class OutputConfig(Options):
     )
 
     def check(self) -> None:
-        """Check the files."""
         apart = self.metrics is None or self.metrics != self.model
         require(apart, "output.metrics", "another file than output.model", self.metrics)
         named = self.model is None or self.model.endswith(".keras")

@@ -64,7 +64,6 @@ class ScheduleConfig(Options):
         return bool(self.boundaries or self.boundary_steps)
 
     def check(self) -> None:
-        """Check that boundaries rise."""
         for name, unit in (("boundaries", "epochs"), ("boundary_steps", "steps")):
             values = list(getattr(self, name))
             rising = values == sorted(set(values)) and all(0 < value < math.inf for value in values)

@@ -110,7 +110,6 @@ class FedAvgConfig(RoundsConfig):
     )
 
     def check(self) -> None:
-        """Check the parts."""
         require(all(self.clients or "all"), "sync.clients", "splits or conditions", list(self.clients or ()))
 
 

@@ -31,7 +31,6 @@ class TrackConfig(Options):
     timeline: str | None = key(None, "file of Horovod's timeline, on a disk of rank 0's host", kind="disk")
 
     def check(self) -> None:
-        """Check the trackers of one's own, and the steps of the trace."""
         for name in self.own or ():
             require(is_function(name), "track.own", "a list of module:function", name)
         steps = self.profile_steps

@@ -87,7 +87,6 @@ class TrainConfig(Options):
     deterministic: bool = key(True, "make the same run on the same machine give the same weights, bit for bit")
 
     def check(self) -> None:
-        """Check what goes together, and the metrics by which evaluations are compared."""
         check_pairs(self)
         check_metrics(self.task, self.metrics)
         check_comparisons(self.early_stopping, self.checkpoint, self.task, self.metrics)

@@ -30,7 +30,6 @@ class AdamRule(Rule):
     slots: ClassVar[Mapping[str, tuple[int, ...]]] = {"first_moment": (), "second_moment": ()}
 
     def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: RuleStep) -> tuple[Tensor, Slots]:
-        """One step of a stack of variables."""
         first, second = next_moments(self, gradient, (slots[0], slots[1]), step.number)
         if step.decays and self.options.weight_decay:
             weights -= step.rate * self.options.weight_decay * weights
@@ -74,7 +73,6 @@ class AdamRule(Rule):
         return step.once("corrected", corrected)
 
     def moments(self, slots: Slots) -> tuple[Tensor, Tensor]:
-        """Both moments of one variable."""
         return slots[0], slots[1]
 
 

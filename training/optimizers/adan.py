@@ -43,7 +43,6 @@ class AdanRule(Rule):
     }  # fmt: skip
 
     def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: RuleStep) -> tuple[Tensor, Slots]:
-        """One step of a stack of variables."""
         options, (first, average, second, last) = self.options, slots
         beta_1, beta_2, beta_3 = options.beta_1, options.beta_2, options.beta_3
         difference = tf.where(step.number > 0, gradient - last, tf.zeros_like(gradient))

@@ -63,12 +63,10 @@ class LAMBRule(Rule):
 
     @property
     def exclude_ratio(self) -> Sequence[str] | None:
-        """Patterns of the paths without trust ratio."""
         return () if super().exclude_ratio is None and self._variant.adapts_all else super().exclude_ratio
 
     @property
     def needs_all_gradients(self) -> bool:
-        """Whether the variant has a greatest global norm."""
         return self._variant.largest_gradient is not None
 
     @property
@@ -87,7 +85,6 @@ class LAMBRule(Rule):
         return [g / tf.cast(factor, g.dtype) for g in wide]
 
     def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: RuleStep) -> tuple[Tensor, Slots]:
-        """One step of a stack of variables."""
         options = self.options
         first, second = next_moments(self, gradient, _halves(slots[0]), step.number)
         root = tf.sqrt(self._corrected(second, options.beta_2, step, self.freeze_step)) + options.epsilon
@@ -126,7 +123,6 @@ class LAMBRule(Rule):
         return moment / tf.cast(correction(beta, step.number, last), moment.dtype)
 
     def moments(self, slots: Slots) -> tuple[Tensor, Tensor]:
-        """Both moments of one variable."""
         first, second = tf.unstack(slots[0])
         return first, second
 

@@ -53,7 +53,6 @@ class LARSRule(Rule):
     slots: ClassVar[Mapping[str, tuple[int, ...]]] = {"velocity": ()}
 
     def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: RuleStep) -> tuple[Tensor, Slots]:
-        """One step of a stack of variables."""
         (velocity,), rule, momentum = slots, VARIANTS[self.options.rule], self.options.momentum
         decay = self.options.weight_decay if step.decays else 0.0
         entering = gradient + decay * weights if step.decays else gradient

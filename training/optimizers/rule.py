@@ -244,7 +244,6 @@ class RuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras 
                 self.assign(target, value)
 
     def get_config(self) -> dict[str, Any]:
-        """What `from_config` makes the same optimizer of."""
         base, options = super().get_config(), self.rule.options
         given = {spec.name: getattr(options, spec.name) for spec in fields(options)}
         kept = {"learning_rate": base["learning_rate"], "name": base["name"], "freeze_step": self.rule.freeze_step}
@@ -252,7 +251,6 @@ class RuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras 
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Make the optimizer of what `get_config` returned."""
         rate, options = config["learning_rate"], OPTIMIZERS.made(config["options"])
         if isinstance(rate, dict):
             rate = keras.saving.deserialize_keras_object(rate, custom_objects=custom_objects)

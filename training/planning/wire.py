@@ -39,16 +39,13 @@ class PlannedRing(SoloRing):
         return tf.repeat(tensor[None], self.size if self._has_exchanged else 1, axis=0)
 
     def exchange(self, tensor: Tensor) -> Tensor:
-        """The tensor itself."""
         self._has_exchanged = True
         return tensor
 
     def allgather_object(self, value: Any) -> list[Any]:
-        """The value for each rank."""
         return [value] * self.size
 
     def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The tensors times the ranks."""
         return [tf.convert_to_tensor(t) * self.size for t in tensors]
 
 

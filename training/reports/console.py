@@ -146,7 +146,6 @@ class Console(Tracker):
         self._last_line = time.monotonic()
 
     def steps(self, event: events.StepsLogged) -> None:
-        """Show an entry of the log."""
         entry = event.entry
         self._seconds += entry.get("seconds", 0.0)
         self._waited += entry.get("input_wait_seconds", 0.0)
@@ -173,12 +172,10 @@ class Console(Tracker):
         self._bar.update(self._task, description="  ".join(parts))
 
     def begin_evaluation(self, event: events.EvaluationBegan) -> None:
-        """Say beside the bar that an evaluation begins."""
         if self._bar:
             self._describe(["evaluating"])
 
     def evaluation(self, event: events.EvaluationDone) -> None:
-        """Show an evaluation."""
         entry = event.entry
         self._say(f"epoch {entry['epoch']}  evaluated {entry['samples']:,} samples: {metrics_text(entry)}")
         for name, own in entry.get("datasets", {}).items():  # a mixture
@@ -191,7 +188,6 @@ class Console(Tracker):
             self._log(text)
 
     def stop_early(self, event: events.StoppedEarly) -> None:
-        """Say that the run ends at a step, before its end."""
         self._total, best = event.step, event.best
         of = "" if best is None else f"; the best is that of step {best['step']}: {metrics_text(best)}"
         self._say(f"stopped early after step {event.step}: {event.reason}{of}")

@@ -69,20 +69,16 @@ class JSONLines(EntryTracker):
         self._url = url
 
     def open(self, event: RunBegan) -> None:
-        """Open the file."""
         self._file = _TextFile(self._url)
 
     def write(self, kind: str, entry: Mapping[str, Any]) -> None:
-        """Write a line."""
         first = {"event": kind, "step": entry["step"], "epoch": entry["epoch"]}
         self._file.write(json.dumps(first | _in_order(finite(entry))) + "\n")
 
     def flush(self) -> None:
-        """Write the file to its store."""
         self._file.store()
 
     def close(self, event: RunEnded) -> None:
-        """Close the file."""
         self._file.close()
 
 
@@ -121,20 +117,16 @@ class CSVFiles(EntryTracker):
         self._url = url.rstrip("/")
 
     def open(self, event: RunBegan) -> None:
-        """Open both files."""
         names = {"steps": "steps.csv", "evaluation": "evaluations.csv"}
         self._tables = {kind: _Table(f"{self._url}/{name}") for kind, name in names.items()}
 
     def write(self, kind: str, entry: Mapping[str, Any]) -> None:
-        """Write a row."""
         self._tables[kind].add(entry)
 
     def flush(self) -> None:
-        """Write both files to their store."""
         for table in self._tables.values():
             table.store()
 
     def close(self, event: RunEnded) -> None:
-        """Close both files."""
         for table in self._tables.values():
             table.close()

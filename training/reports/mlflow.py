@@ -71,11 +71,9 @@ class MLflow(EntryTracker):
         return run
 
     def state(self) -> str | None:
-        """The number of MLflow's run."""
         return self._id
 
     def write(self, kind: str, entry: Mapping[str, Any]) -> None:
-        """Log the numbers."""
         now = int(time.time() * 1000)
         values = scalars(entry).items()
         make = self._entities.Metric
@@ -83,7 +81,6 @@ class MLflow(EntryTracker):
         self._client.log_batch(self._id, metrics=metrics)
 
     def close(self, event: RunEnded) -> None:
-        """End MLflow's run: FINISHED, or KILLED where steps are left."""
         self._client.set_terminated(self._id, "FINISHED" if event.is_finished else "KILLED")
 
 

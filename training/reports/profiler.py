@@ -47,7 +47,6 @@ class Profiler(Tracker):
         )
 
     def step(self, event: StepDone) -> None:
-        """Start before the first of the steps, and stop after the last."""
         self._at(event.step)
 
     def _at(self, step: int) -> None:
@@ -59,7 +58,6 @@ class Profiler(Tracker):
             self._is_tracing, self._is_due = True, False
 
     def close(self, event: RunEnded) -> None:
-        """Write the trace, where the run ends within the steps."""
         if self._is_tracing:
             self._end()
         elif self._is_due and event.is_finished:  # early, since evaluations no longer improved

@@ -83,7 +83,6 @@ class Prometheus(Tracker):
         self._thread.start()
 
     def rows(self, event: RowsRecorded) -> None:
-        """Count rows."""
         for row in event.rows:
             if row.activity == STEP:
                 self._count_step(row)
@@ -100,12 +99,10 @@ class Prometheus(Tracker):
             counter.inc(row.steps * max(value, 0.0))  # below 0 where the clock was set back
 
     def steps(self, event: StepsLogged) -> None:
-        """Show an entry of the log: loss, learning rate and norm of the gradients."""
         for name, gauge in self._gauges.items():
             gauge.set(event.entry[name])
 
     def close(self, event: RunEnded) -> None:
-        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

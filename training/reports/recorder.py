@@ -53,7 +53,6 @@ class RecordFile(Tracker):
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
 
     def close(self, event: RunEnded) -> None:
-        """End the stream."""
         self._writer.close()
 
 
@@ -89,7 +88,6 @@ class Recorder(Tracker):
         self._thread.start()
 
     def step(self, event: events.StepDone) -> None:
-        """Record a step."""
         assert event.times is not None
         steps = stride(event.step - 1, self._done)
         self._done += 1
@@ -98,13 +96,11 @@ class Recorder(Tracker):
         self._last_end = event.times.synchronised
 
     def activity(self, event: events.ActivityDone) -> None:
-        """Record what belongs to no step."""
         self._last_end = event.started + event.seconds
         started = self._unix + event.started
         self._activities.append(Row(event.name, event.step, event.epoch, 1, started, 0.0, 0.0, 0.0, 0.0, event.seconds))
 
     def steps(self, event: events.StepsLogged) -> None:
-        """Pass an entry of the log on."""
         self._reports.emit(event)
 
     def close(self, event: events.RunEnded) -> None:

@@ -38,11 +38,9 @@ class History(Tracker):
         self.states: dict[str, Any] = dict(restored.get("trackers", {}))
 
     def steps(self, event: StepsLogged) -> None:
-        """Keep an entry."""
         self.step_entries.append(event.entry)
 
     def evaluation(self, event: EvaluationDone) -> None:
-        """Keep an evaluation."""
         self.evaluations.append(event.entry)
 
     def tree(self) -> dict[str, Any]:

@@ -37,7 +37,6 @@ class TensorBoard(EntryTracker):
         self._writer = tf.summary.create_file_writer(self._folder, filename_suffix=_SUFFIX)
 
     def write(self, kind: str, entry: Mapping[str, Any]) -> None:
-        """Write the numbers."""
         numbers = scalars(entry).items()
         values = [{"tag": f"{GROUPS[kind]}/{name}", "simple_value": value} for name, value in numbers]
         summary = tf.compat.v1.Summary(value=[tf.compat.v1.Summary.Value(**value) for value in values])
@@ -45,14 +44,11 @@ class TensorBoard(EntryTracker):
             tf.summary.experimental.write_raw_pb(summary.SerializeToString(), step=entry["step"])
 
     def steps(self, event: StepsLogged) -> None:
-        """Write the numbers, to be seen at once."""
         super().steps(event)
         self.flush()
 
     def flush(self) -> None:
-        """Let TensorBoard see what was written."""
         self._writer.flush()
 
     def close(self, event: RunEnded) -> None:
-        """Close the file."""
         self._writer.close()

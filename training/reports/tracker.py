@@ -91,7 +91,6 @@ class EntryTracker(Tracker):
         """Let what was written be seen; called after the history and after each evaluation."""
 
     def begin(self, event: events.RunBegan) -> None:
-        """Write the history so far."""
         self.open(event)
         both = [("steps", entry) for entry in event.history.get("steps", ())]
         both += [("evaluation", entry) for entry in event.history.get("evaluations", ())]
@@ -100,11 +99,9 @@ class EntryTracker(Tracker):
         self.flush()
 
     def steps(self, event: events.StepsLogged) -> None:
-        """Write the entry."""
         self.write("steps", event.entry)
 
     def evaluation(self, event: events.EvaluationDone) -> None:
-        """Write the evaluation."""
         self.write("evaluation", event.entry)
         self.flush()
 

@@ -52,29 +52,24 @@ class MeteredRing:
         self.wire_bytes.assign_add(tf.cast(tf.add_n([total, *others]), tf.float64) * share)
 
     def allreduce_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The mean over ranks of each tensor."""
         means = self._ring.allreduce_mean(tensors)
         self._count(means, 2 * (self.size - 1) / self.size)
         return means
 
     def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The sum over ranks of each tensor."""
         sums = self._ring.allreduce_sum(tensors)
         self._count(sums, 2 * (self.size - 1) / self.size)
         return sums
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """The ranks' tensors as rows."""
         self._count([tensor], self.size - 1)
         return self._ring.gather(tensor)
 
     def exchange(self, tensor: Tensor) -> Tensor:
-        """The rows that the ranks sent to this one."""
         self._count([tensor], (self.size - 1) / self.size)
         return self._ring.exchange(tensor)
 
     def swap(self, tensor: Tensor, partner: int) -> Tensor:
-        """The partner's vector."""
         self._count([tensor], float(partner != self.rank))
         return self._ring.swap(tensor, partner)
 
@@ -83,13 +78,10 @@ class MeteredRing:
         self._ring.broadcast(variables)
 
     def allgather(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The ranks' arrays one after another."""
         return self._ring.allgather(array)
 
     def allgather_object(self, value: Any) -> list[Any]:
-        """Every rank's value."""
         return self._ring.allgather_object(value)
 
     def barrier(self) -> None:
-        """Wait for all ranks."""
         self._ring.barrier()

@@ -54,11 +54,9 @@ class WorkerRing:
         return list(self._strategy.run(reduce))
 
     def allreduce_sum(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The sum over ranks of each tensor, by one all-reduce per dtype."""
         return reduced_by_dtype(tensors, self._sums)
 
     def allreduce_mean(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The mean over ranks of each tensor."""
         return [total / tf.cast(self.size, total.dtype) for total in self.allreduce_sum(tensors)]
 
     def gather(self, tensor: Tensor) -> Tensor:
@@ -66,15 +64,12 @@ class WorkerRing:
         raise NotImplementedError("the workers of backend=multi_worker only reduce")
 
     def exchange(self, tensor: Tensor) -> Tensor:
-        """Not built: see `gather`."""
         return self.gather(tensor)
 
     def swap(self, tensor: Tensor, partner: int) -> Tensor:
-        """Not built: see `gather`."""
         return self.gather(tensor)
 
     def broadcast(self, variables: Sequence[Variable]) -> None:
-        """Give each variable, on every rank, the value it has on rank 0, bit for bit."""
         for variable in variables:
             value = np.asarray(tf.convert_to_tensor(variable))
             data = self._joined(value.tobytes() if self.rank == 0 else b"", value.nbytes, 0)
@@ -99,12 +94,10 @@ class WorkerRing:
         return [data[end - size : end] for end, size in zip(ends, total.numpy(), strict=True)]
 
     def allgather(self, array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        """The ranks' arrays one after another along the first dimension."""
         parts = self._each(np.ascontiguousarray(array).tobytes())
         return np.frombuffer(b"".join(parts), array.dtype).reshape([-1, *array.shape[1:]])
 
     def allgather_object(self, value: Any) -> list[Any]:
-        """Every rank's value, in rank order."""
         return [json.loads(part) for part in self._each(json.dumps(value).encode())]
 
     def barrier(self) -> None:

@@ -49,11 +49,9 @@ class Callbacks(Tracker):
                 getattr(callback, method)(*args)
 
     def begin(self, event: events.RunBegan) -> None:
-        """Call ``on_train_begin``."""
         self._call("on_train_begin", {})
 
     def begin_epoch(self, event: events.EpochBegan) -> None:
-        """Call ``on_epoch_begin``."""
         self._call("on_epoch_begin", event.epoch, {})
 
     def step(self, event: events.StepDone) -> None:
@@ -62,11 +60,9 @@ class Callbacks(Tracker):
             self._call("on_train_batch_end", event.epoch_step, {"loss": float(event.loss.numpy())})
 
     def begin_evaluation(self, event: events.EvaluationBegan) -> None:
-        """Call ``on_test_begin``."""
         self._call("on_test_begin", {})
 
     def evaluation(self, event: events.EvaluationDone) -> None:
-        """Call ``on_test_end`` with the metrics."""
         self._call("on_test_end", _numbers(event.entry))
 
     def end_epoch(self, event: events.EpochEnded) -> None:
@@ -76,7 +72,6 @@ class Callbacks(Tracker):
         self._call("on_epoch_end", event.epoch, logs | values)
 
     def close(self, event: events.RunEnded) -> None:
-        """Call ``on_train_end`` where the run has done its steps."""
         if event.is_finished:
             self._call("on_train_end", {})
 

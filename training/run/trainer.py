@@ -99,7 +99,6 @@ class Trainer(BaseTrainer):
 
     @property
     def skipped_steps(self) -> int:
-        """Steps so far whose gradients were not finite."""
         return self._log.skipped_steps
 
     # -- steps -----------------------------------------------------------------------------------------------------
@@ -193,7 +192,6 @@ class Trainer(BaseTrainer):
                 self._commit(to_store=False)  # what another rank gave this one
 
     def _train(self) -> None:
-        """Train to the end of the epoch, or of the run."""
         epoch = self.position.epoch
         if self._shares.agree(epoch):
             self.loader = self._shares.loader

@@ -33,12 +33,10 @@ class ExponentialRise(keras.optimizers.schedules.LearningRateSchedule):  # type:
         self.least, self.greatest, self.steps = float(least), float(greatest), int(steps)
 
     def __call__(self, step: Any) -> Any:
-        """Return the rate at a step, float32."""
         slope = math.log(self.greatest / self.least) / (self.steps - 1)
         return self.least * keras.ops.exp(keras.ops.cast(step, "float32") * slope)
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments."""
         return {"least": self.least, "greatest": self.greatest, "steps": self.steps}
 
 

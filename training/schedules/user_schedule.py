@@ -42,7 +42,6 @@ class UserSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ig
         self._function, self._name, self.peak_value, self._key = function, name, peak_value, key
 
     def __call__(self, step: Any) -> Any:
-        """The learning rate at a step."""
         with own_code(self._key, self._name):
             return self._function(keras.ops.cast(step, "float32"))
 

@@ -44,7 +44,6 @@ class UpdateRate(keras.optimizers.schedules.LearningRateSchedule):  # type: igno
         self._share = scaled_learning_rate(1.0, 1, updates, scaling)
 
     def __call__(self, step: Any) -> Any:
-        """The learning rate at an update."""
         return self._schedule(keras.ops.cast(step, "float32") / self._updates) * self._share
 
     def at_step(self, step: int) -> float:

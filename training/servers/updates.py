@@ -39,7 +39,6 @@ class DirectUpdates(Updates):
         self._optimizers = optimizers
 
     def send(self, number: Tensor, gradients: Gradients) -> Tensor:
-        """Apply the gradients."""
         self._optimizers.apply(number, gradients)
         return tf.constant(1.0)
 
@@ -109,7 +108,6 @@ class SignificantUpdates(Updates):
         self._connected: list[int] = []
 
     def send(self, number: Tensor, gradients: Gradients) -> Tensor:
-        """Send the significant entries."""
         self._connected = [place for place, gradient in enumerate(gradients) if gradient is not None]
         dense = [tf.convert_to_tensor(gradients[place]) for place in self._connected]
         weights = [self._variables[place].read_value() for place in self._connected]
@@ -122,7 +120,6 @@ class SignificantUpdates(Updates):
         )
 
     def end(self, number: Tensor) -> None:
-        """Send what this worker still holds back."""
         count = len(self._connected)
         entries = tf.raw_ops.PyFunc(
             input=[tf.constant(count), self._rate_of(number)], token=FLUSH_TOKEN, Tout=[tf.int64, tf.float32] * count

@@ -51,7 +51,6 @@ class DiLoCo(Periodic):
         self._rate, self._factor = rate, momentum
 
     def build(self, variables: Sequence[Variable], optimizer: Any = None) -> None:
-        """Create the outer momentum."""
         super().build(variables, optimizer)
         self.shared_variables = [tf.Variable(tf.zeros_like(v.value), name="outer_momentum") for v in variables]
 

@@ -60,7 +60,6 @@ class Gossip(Periodic):
         return list(zip(self._variables, self._outcome(step)[0], strict=True))
 
     def end_round(self, step: int) -> None:
-        """Average with the partner of this round."""
         partner = partners(step // self._every, self._ring.size, topology=self._topology, seed=self._seed)
         flat = tf.concat([tf.reshape(tf.cast(v, tf.float32), [-1]) for v in self.apart_variables], 0)
         mean = (flat + self._ring.swap(flat, partner[self._ring.rank])) / 2

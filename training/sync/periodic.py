@@ -52,7 +52,6 @@ class Periodic(EveryStep):
         return ()
 
     def build(self, variables: Sequence[Variable], optimizer: Any = None) -> None:
-        """Store the variables to average."""
         self._variables = [v.value for v in variables]
         slots = () if optimizer is None else optimizer.variables
         self._slots = [v.value for v in slots if "float" in str(v.dtype)]
@@ -61,7 +60,6 @@ class Periodic(EveryStep):
         self.base_variables = [tf.Variable(v, trainable=False, name="base") for v in self._variables]
 
     def begin(self) -> None:
-        """Take the current weights as the base."""
         for base, variable in zip(self.base_variables, self._variables, strict=True):
             base.assign(variable)
 
@@ -77,7 +75,6 @@ class Periodic(EveryStep):
         return sent.received(tf.cond(step < self._start_step, everything, scalars_alone))
 
     def after_step(self, step: int) -> None:
-        """End a round where one is due."""
         if step > self._start_step and not self.open_steps(step):
             self.end_round(step)
 

@@ -47,16 +47,13 @@ class RoundPlan:
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps are done."""
         return self._round >= self._stop
 
     @property
     def steps_done(self) -> int:
-        """Number of steps done."""
         return self._round - self._start
 
     def number(self, worker: int) -> int:
-        """Return the number of the step that a worker has begun, from 0."""
         return self._held[worker].step - self._start
 
     def take(self, worker: int) -> WorkerStep | Over | None:
@@ -75,7 +72,6 @@ class RoundPlan:
         return self._held[worker]
 
     def vote(self, worker: int) -> bool:
-        """Return whether a worker's gradient counts."""
         step = self._held.get(worker)
         if step is None or step.step != self._round or len(self._granted) == self._needed:
             return False

@@ -38,7 +38,6 @@ class Compressed(EveryStep, ABC):
         self._shapes: list[list[int]] = []
 
     def build(self, variables: Sequence[Variable], optimizer: Any = None) -> None:
-        """Create the state of the method."""
         self._places = [i for i, v in enumerate(variables) if self.compresses(list(v.shape), v.dtype)]
         self._shapes = [list(variables[i].shape) for i in self._places]
         self.create(variables)

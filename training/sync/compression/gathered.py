@@ -72,11 +72,9 @@ class Gathered(Compressed):
         self.rank_variables: list[Variable] = []
 
     def create(self, variables: Sequence[Variable]) -> None:
-        """Create a residual for each compressed tensor."""
         self.rank_variables = zeros_like(self._shapes, "residual") if self._error_feedback else []
 
     def compressed_means(self, tensors: list[Tensor], others: Exchange, step: Tensor) -> tuple[list[Tensor], Exchange]:
-        """The means, by an all-gather of payloads."""
         if not tensors:
             return [], self.dense_means(others)
         if self._error_feedback:

@@ -34,9 +34,7 @@ class Half:
     multiple: int = 1
 
     def encode(self, rows: Tensor, counts: Tensor) -> Tensor:
-        """The nearest numbers of 16 bits."""
         return to_bytes(tf.cast(rows, self.dtype))
 
     def decode(self, payloads: Tensor) -> Tensor:
-        """The same numbers in float32."""
         return tf.cast(from_bytes(payloads, self.dtype), tf.float32)

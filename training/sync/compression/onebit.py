@@ -44,7 +44,6 @@ class OneBit:
         return tf.concat([to_bytes(scales), pack(rows >= 0, 1)], 1)
 
     def decode(self, payloads: Tensor) -> Tensor:
-        """The scales with each sign."""
         number, width = payloads.shape
         count = width // (self.multiple // 8 + 4)
         scales = from_bytes(payloads[:, : 4 * count], tf.float32)

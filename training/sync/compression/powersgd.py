@@ -66,7 +66,6 @@ class PowerSGD(Compressed):
         self.shared_variables: list[Variable] = []
 
     def compresses(self, shape: list[int], dtype: Any) -> bool:
-        """Whether a variable's gradient is compressed."""
         return super().compresses(shape, dtype) and is_worth_it(*matrix_shape(shape), self._rank, self._min_rate)
 
     def create(self, variables: Sequence[Variable]) -> None:

@@ -42,7 +42,6 @@ class QSGD:
         return tf.concat([to_bytes(norm[None]), to_bytes(tf.cast(tf.sign(flat) * level, tf.int8))], 0)
 
     def decode(self, payload: Tensor, shape: Sequence[int]) -> Tensor:
-        """The levels times norm / levels."""
         norm = from_bytes(payload[:4], tf.float32)
         levels = tf.cast(from_bytes(payload[4:], tf.int8), tf.float32)
         return tf.reshape(levels * (norm / self.levels), shape)

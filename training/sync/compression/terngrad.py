@@ -47,7 +47,6 @@ class TernGrad:
         return tf.concat([to_bytes(scale[None]), pack(padded, 2)], 0)
 
     def decode(self, payload: Tensor, shape: Sequence[int]) -> Tensor:
-        """The codes -1, 0 and 1 times the scale."""
         scale = from_bytes(payload[:4], tf.float32)
         codes = unpack(payload[4:], 2)[: math.prod(shape)] - 1
         return tf.reshape(tf.cast(codes, tf.float32) * scale, shape)

@@ -66,7 +66,6 @@ class TopK:
         return sparse_payload(tensor, largest(tensor, self.ratio))
 
     def decode(self, payload: Tensor, shape: Sequence[int]) -> Tensor:
-        """Zeros but for the entries that were sent."""
         half = tf.size(payload) // 2
         values, indices = from_bytes(payload[:half], tf.float32), from_bytes(payload[half:], tf.int32)
         return tf.reshape(tf.scatter_nd(indices[:, None], values, [math.prod(shape)]), shape)

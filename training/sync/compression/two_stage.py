@@ -95,7 +95,6 @@ class TwoStage(Compressed):
         return result
 
     def compressed_means(self, tensors: list[Tensor], others: Exchange, step: Tensor) -> tuple[list[Tensor], Exchange]:
-        """The means, by an all-to-all and an all-gather of payloads."""
         if not tensors:
             return [], self.dense_means(others)
         own, part = self.rank_variables[: len(tensors)], self.rank_variables[len(tensors) : 2 * len(tensors)]
