@@ -116,8 +116,6 @@ class _SetKey(argparse.Action):
 
 
 class _PrintSchema(argparse.Action):
-    """Prints the schema and exits."""
-
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **{**options, "nargs": 0, "default": argparse.SUPPRESS})
 
@@ -174,7 +172,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Parse the command line and train; return the exit status."""
     parser = argparse.ArgumentParser(prog="ringfeed train")
     add_arguments(parser)
     return run(parser.parse_args(argv))

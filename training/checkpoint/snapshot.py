@@ -56,8 +56,6 @@ _RANK_STRIDE = 0x9E3779B1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """The position of a run."""
-
     step: int = 0  # number of steps done since the run began
     epoch: int = 0  # the current epoch, or the next one if an epoch has just ended
     epoch_step: int = 0  # number of steps done in `epoch`

@@ -40,8 +40,6 @@ class MirroredConfig(Options):
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterServerConfig(Options):
-    """Options of a run on parameter servers."""
-
     group: ClassVar[str] = "parameter_server"
 
     mode: str = key("async", f"how workers' updates are applied: {', '.join(MODES)}", choices=MODES)

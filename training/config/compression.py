@@ -76,8 +76,6 @@ class BF16Config(FP16Config):
 
 @dataclass(frozen=True, kw_only=True)
 class TopKConfig(Compressing):
-    """Options of top-k."""
-
     built_by: ClassVar[str] = "sync.compression.top_k:build"
     dense_share: ClassVar[float] = 0.1
     has_error_feedback: ClassVar[bool] = True
@@ -87,14 +85,11 @@ class TopKConfig(Compressing):
 
     @property
     def sent_share(self) -> float:
-        """Share of entries that are sent."""
         return 0.01 if self.ratio is None else self.ratio
 
 
 @dataclass(frozen=True, kw_only=True)
 class DGCConfig(CompressionConfig):
-    """Options of DGC."""
-
     built_by: ClassVar[str] = "sync.compression.dgc:build"
     applies_momentum: ClassVar[bool] = True
 
@@ -140,8 +135,6 @@ class PowerSGDConfig(Compressing):
 
 @dataclass(frozen=True, kw_only=True)
 class QSGDConfig(Compressing):
-    """Options of QSGD."""
-
     built_by: ClassVar[str] = "sync.compression.qsgd:build"
 
     method: str = "qsgd"
@@ -150,8 +143,6 @@ class QSGDConfig(Compressing):
 
 @dataclass(frozen=True, kw_only=True)
 class TernGradConfig(Compressing):
-    """Options of TernGrad."""
-
     built_by: ClassVar[str] = "sync.compression.terngrad:build"
 
     method: str = "terngrad"
@@ -160,8 +151,6 @@ class TernGradConfig(Compressing):
 
 @dataclass(frozen=True, kw_only=True)
 class NaturalConfig(Compressing):
-    """Options of natural compression."""
-
     built_by: ClassVar[str] = "sync.compression.natural:build"
 
     method: str = "natural"
@@ -169,8 +158,6 @@ class NaturalConfig(Compressing):
 
 @dataclass(frozen=True, kw_only=True)
 class OneBitConfig(Compressing):
-    """Options of 1-bit SGD, Adam and LAMB."""
-
     built_by: ClassVar[str] = "sync.compression.onebit_adam:build"
     dense_share: ClassVar[float] = 0.2
     has_error_feedback: ClassVar[bool] = True

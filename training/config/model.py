@@ -26,8 +26,6 @@ MODELS = ("tabular", "wide_deep", *IMAGE_MODELS, "text")
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig(Options):
-    """Options of the network."""
-
     group: ClassVar[str] = "model"
 
     name: str = key(

@@ -27,8 +27,6 @@ LAMB_VARIANTS = ("paper", "nvlamb", "v1")
 
 @dataclass(frozen=True, kw_only=True)
 class OptimizerConfig(Method):
-    """Options of every optimizer."""
-
     group: ClassVar[str] = "optimizer"
     default_eps: ClassVar[float] = 0.0
 
@@ -74,8 +72,6 @@ class OptimizerConfig(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class Momentum(OptimizerConfig):
-    """Options of the momentum."""
-
     momentum: float = key(0.9, "decay of the velocity", at_least=0, below=1)
     nesterov: bool = key(False, "whether to look ahead along the velocity")
 
@@ -110,8 +106,6 @@ class Layerwise(OptimizerConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LARSConfig(Layerwise, Momentum):
-    """Options of LARS."""
-
     built_by: ClassVar[str] = "optimizers.lars:LARSRule.from_options"
 
     name: str = "lars"
@@ -133,8 +127,6 @@ class LARSConfig(Layerwise, Momentum):
 
 @dataclass(frozen=True, kw_only=True)
 class LAMBConfig(Layerwise, Moments):
-    """Options of LAMB."""
-
     built_by: ClassVar[str] = "optimizers.lamb:LAMBRule.from_options"
     default_eps: ClassVar[float] = 1e-6
 
@@ -145,8 +137,6 @@ class LAMBConfig(Layerwise, Moments):
 
 @dataclass(frozen=True, kw_only=True)
 class SGDConfig(Decoupled, Momentum):
-    """Options of SGD with momentum."""
-
     built_by: ClassVar[str] = "optimizers.sgd:SGD.from_options"
 
     name: str = "sgd"
@@ -154,8 +144,6 @@ class SGDConfig(Decoupled, Momentum):
 
 @dataclass(frozen=True, kw_only=True)
 class AdamConfig(Moments):
-    """Options of Adam."""
-
     built_by: ClassVar[str] = "optimizers.adam:AdamRule.from_options"
     default_eps: ClassVar[float] = 1e-7
 
@@ -164,15 +152,11 @@ class AdamConfig(Moments):
 
 @dataclass(frozen=True, kw_only=True)
 class AdamWConfig(Decoupled, AdamConfig):
-    """Options of AdamW."""
-
     name: str = "adamw"
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdanConfig(Decoupled):
-    """Options of Adan."""
-
     built_by: ClassVar[str] = "optimizers.adan:AdanRule.from_options"
     default_eps: ClassVar[float] = 1e-8
 

@@ -55,7 +55,6 @@ class ScheduleConfig(Options):
 
     @property
     def has_warmup(self) -> bool:
-        """Whether there is a warm-up."""
         return bool(self.warmup_epochs or self.warmup_steps)
 
     @property

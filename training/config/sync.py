@@ -66,8 +66,6 @@ class RoundsConfig(SyncConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGDConfig(RoundsConfig):
-    """Options of local SGD."""
-
     built_by: ClassVar[str] = "sync.periodic:build"
 
     method: str = "local_sgd"
@@ -75,16 +73,12 @@ class LocalSGDConfig(RoundsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PostLocalSGDConfig(LocalSGDConfig):
-    """Options of post-local SGD."""
-
     method: str = "post_local_sgd"
     start_step: int = key(0, "number of synchronous steps at the start, which must be given", at_least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiLoCoConfig(RoundsConfig):
-    """Options of DiLoCo."""
-
     built_by: ClassVar[str] = "sync.diloco:build"
 
     method: str = "diloco"
@@ -94,8 +88,6 @@ class DiLoCoConfig(RoundsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvgConfig(RoundsConfig):
-    """Options of federated averaging."""
-
     built_by: ClassVar[str] = "sync.fedavg:build"
 
     method: str = "fedavg"
@@ -115,8 +107,6 @@ class FedAvgConfig(RoundsConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class GossipConfig(RoundsConfig):
-    """Options of gossip."""
-
     built_by: ClassVar[str] = "sync.gossip:build"
 
     method: str = "gossip"

@@ -87,7 +87,6 @@ class Synchronise(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ship
         self._statistics = None
 
     def _metrics(self) -> dict[str, Any]:
-        """The metrics of all ranks' samples."""
         states = [variable for metric in self.model.metrics for variable in metric.variables]
         for variable, total in zip(states, self._ring.allreduce_sum([v.value for v in states]), strict=True):
             variable.assign(total)

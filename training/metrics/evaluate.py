@@ -71,8 +71,6 @@ def evaluate(
 
 
 class _Tally:
-    """Loss and metrics of samples."""
-
     def __init__(self, target: Target, metrics: Sequence[str] | None, own: Own) -> None:
         self._scorer, self._loss_of = make_scorer(target, metrics), own.loss or plain_loss(target)
         self._own = UserMetrics(own.metrics)

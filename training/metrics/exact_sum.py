@@ -65,5 +65,4 @@ class ExactSum:
 
     @property
     def value(self) -> Fraction | float:
-        """The sum."""
         return float("nan") if self._total is None else self._total

@@ -247,7 +247,6 @@ def _by_label(metric: Callable[..., Any], scores: Array, truth: Array, weight: A
 
 
 def _mean_over(values: Sequence[float | None]) -> float | None:
-    """Return the mean of the values that are not None."""
     known = [value for value in values if value is not None]
     return float(np.mean(known)) if known else None
 

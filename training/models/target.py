@@ -24,8 +24,6 @@ __all__ = ["Target", "in_units", "plan_target"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """The target of a run."""
-
     task: str  # one of `TASKS`
     classes: tuple[str, ...] = ()  # names of the classes, or labels; binary: (negative, positive); regression: none
     column: str | None = None  # column that holds it; None: the label

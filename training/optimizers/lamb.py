@@ -29,8 +29,6 @@ Tensor = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Variant:
-    """What a variant of LAMB does."""
-
     corrects_bias: bool = True  # whether the moments are divided by what they lack in their first steps
     largest_norm: float | None = None  # the greatest norm of weights that counts; None: any
     # The greatest global norm of the gradients, which are scaled down to it; None: any

@@ -27,8 +27,6 @@ Tensor = Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Variant:
-    """What a variant of LARS does."""
-
     # Whether the trust ratio divides by `|g| + weight_decay |w|`, or by the norm of their sum
     norms_apart: bool = False
     rate_inside: bool = True  # whether the learning rate multiplies what enters the velocity, or the velocity

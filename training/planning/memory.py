@@ -46,7 +46,6 @@ def variable_bytes(variables: Iterable[Any]) -> int:
 
 
 def _outputs(network: Any) -> Iterator[Any]:
-    """The output of each layer, also of layers within layers."""
     for layer in network.layers:
         if isinstance(layer, keras.layers.InputLayer):
             continue
@@ -57,6 +56,5 @@ def _outputs(network: Any) -> Iterator[Any]:
 
 
 def _tensor_bytes(tensor: Any, batch: int) -> int:
-    """Bytes of one of Keras' symbolic tensors."""
     entries = math.prod(size or 1 for size in tensor.shape[1:])
     return int(batch * entries * max(tf.as_dtype(tensor.dtype).size, 1))

@@ -17,12 +17,10 @@ _LABEL_WIDTH = 19
 
 
 def plan_json(plan: RunPlan) -> str:
-    """Return a plan as one JSON object."""
     return json.dumps(asdict(plan) | {"memory_total_bytes": sum(plan.memory_bytes.values())}, indent=1) + "\n"
 
 
 def plan_text(plan: RunPlan) -> str:
-    """Return a plan as lines of text."""
     lines = [f"{label:<{_LABEL_WIDTH}}{text}" for label, text in _rows(plan)]
     return "\n".join([*lines, "", *_wire_table(plan)]) + "\n"
 

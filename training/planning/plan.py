@@ -25,8 +25,6 @@ _RANKS = (2, 8)  # the plan of one process says what so many ranks would exchang
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """What a run would do."""
-
     dataset: str  # URL of the dataset, or URLs of a mixture's datasets
     ranks: int
     records: dict[str, int]  # number of records by split

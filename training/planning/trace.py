@@ -35,8 +35,6 @@ _BEFORE = 10  # a loss is compared with the median of so many entries before it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedRecord:
-    """A record that a run reads."""
-
     step: int  # step of the run, from 0 on
     epoch: int
     rank: int  # rank that reads it

@@ -50,7 +50,6 @@ _SHOWN_CHARACTERS = 60
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments and the help of `ringfeed trace`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument("--config", required=True, metavar="FILE.yaml", help="configuration of the run")
@@ -71,7 +70,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @process_folder()
 def run(args: argparse.Namespace) -> int:
-    """Print the table and return the exit status."""
     config = load_config(args.config, args.overrides)
     if args.limit < 1:
         raise ConfigError(f"--limit must be at least 1, got {args.limit}")

@@ -60,7 +60,6 @@ class Launch:
     total_steps: int
 
     def metadata(self) -> dict[str, str]:
-        """The launch as metadata of the schema."""
         return {"format": FORMAT} | {name: str(getattr(self, name)) for name in self.__slots__}
 
     @classmethod

@@ -38,7 +38,6 @@ class _TextFile:
             self._file = None
 
     def write(self, text: str) -> int:
-        """Add text."""
         if self._file is None:
             return self._text.write(text)
         self._file.write(text)
@@ -46,7 +45,6 @@ class _TextFile:
         return len(text)
 
     def store(self) -> None:
-        """Write the file to its store."""
         if self._file is None:
             write_held_file(self._storage, self._name, self._text.getvalue().encode())
 

@@ -85,7 +85,6 @@ class MLflow(EntryTracker):
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Dotted keys and values as text."""
     found: list[tuple[str, str]] = []
     for key, value in tree.items():
         if isinstance(value, Mapping) and value and not prefix:

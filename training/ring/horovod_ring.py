@@ -50,7 +50,6 @@ class HorovodRing:
         return reduced_by_dtype(tensors, lambda sent: self._reduced(sent, op))
 
     def _reduced(self, tensors: Sequence[Tensor], op: Any) -> list[Tensor]:
-        """Reduce tensors of one dtype."""
         reduced: list[Tensor] = self._hvd.grouped_allreduce(tensors, op=op)
         return reduced
 

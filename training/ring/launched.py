@@ -23,8 +23,6 @@ CHANNEL = "RINGFEED_ELASTIC"  # that of a socket, for the messages of an elastic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndReport:
-    """How a rank ended."""
-
     message: str
     status: int
     is_echo: bool = False  # whether another rank's end is the cause

@@ -27,11 +27,9 @@ class TaskConfig:
 
     @property
     def host(self) -> str:
-        """The host of this process's task."""
         return self.hosts(self.kind)[self.index]
 
     def hosts(self, kind: str) -> list[str]:
-        """The hosts of the tasks of a kind."""
         return [address.rpartition(":")[0] for address in self.tasks[kind]]
 
     def environment(self, kind: str, index: int) -> dict[str, str]:

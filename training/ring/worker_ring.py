@@ -85,7 +85,6 @@ class WorkerRing:
         return bytes(total.numpy().tobytes()[:length])
 
     def _each(self, part: bytes) -> list[bytes]:
-        """Return the bytes of each rank."""
         lengths = np.zeros(self.size, np.int64)
         lengths[self.rank] = len(part)
         (total,) = self._sums([tf.constant(lengths)])

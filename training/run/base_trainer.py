@@ -85,7 +85,6 @@ class BaseTrainer(ABC):
 
     @property
     def position(self) -> Position:
-        """The position of the run."""
         return self._progress.position
 
     def run(self) -> dict[str, Any]:
@@ -162,7 +161,6 @@ class BaseTrainer(ABC):
         self.reports.emit(StoppedEarly(self.position.step, self._progress.best, reason))
 
     def _stop(self) -> NoReturn:
-        """Save and leave the run."""
         self._save()
         self._saver.writer.wait()
         self.ring.barrier()

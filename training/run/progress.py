@@ -41,7 +41,6 @@ class RunProgress:
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps are done."""
         return self.position.step >= self.total_steps
 
     @property
@@ -57,7 +56,6 @@ class RunProgress:
 
     @property
     def last_epoch(self) -> int:
-        """Epoch of the last step done."""
         return self.position.epoch - (self.position.epoch_step == 0)
 
     @property

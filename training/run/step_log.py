@@ -108,7 +108,6 @@ class StepLog:
         self._wire_bytes = 0.0  # received by the last entry
 
     def restart(self) -> None:
-        """Begin a new entry, whose clock starts now."""
         self._window = StepWindow()
 
     def add(self, metrics: StepMetrics, inputs: Any, wait_seconds: float) -> None:

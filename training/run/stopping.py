@@ -63,6 +63,5 @@ class StopRequest:
         self.is_signalled = False
 
     def __call__(self) -> bool:
-        """Return whether to stop."""
         self.is_signalled = self._check() or self.is_signalled
         return self.is_signalled or time.monotonic() >= self._deadline

@@ -267,5 +267,4 @@ class WarmUpDecay(keras.optimizers.schedules.LearningRateSchedule):  # type: ign
         return self._schedule(step)
 
     def get_config(self) -> dict[str, Any]:
-        """The constructor's arguments, for Keras to save and restore."""
         return {name: value for name, value in vars(self).items() if name != "_schedule"}

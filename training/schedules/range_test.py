@@ -42,8 +42,6 @@ class ExponentialRise(keras.optimizers.schedules.LearningRateSchedule):  # type:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RangeTest:
-    """The result of a range test."""
-
     rates: tuple[float, ...]  # `optimizer.learning_rate` of each step
     losses: tuple[float, ...]  # loss of each step, smoothed, up to where it diverged
     suggestion: float | None  # the rate at which the loss falls most steeply; None if it never falls

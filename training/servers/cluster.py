@@ -26,12 +26,10 @@ class Cluster(TaskConfig):
 
     @property
     def workers(self) -> int:
-        """Number of workers."""
         return len(self.tasks[WORKER])
 
     @property
     def servers(self) -> int:
-        """Number of parameter servers."""
         return len(self.tasks[PS])
 
     @property

@@ -31,7 +31,6 @@ Variable = Any
 
 
 def server_device(index: int) -> str:
-    """Return the device of a parameter server."""
     return f"/job:ps/replica:0/task:{index}"
 
 
@@ -52,7 +51,6 @@ class VariablePlacement:
 
     @property
     def servers(self) -> int:
-        """Number of servers."""
         return len(self._devices)
 
     def scope(self) -> AbstractContextManager[Any]:

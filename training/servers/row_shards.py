@@ -45,7 +45,6 @@ class RowShards(keras.layers.Embedding):  # type: ignore[misc]  # Keras ships no
     shards: list[Variable]
 
     def build(self, input_shape: Any = None) -> None:
-        """Create the shards, of zeros."""
         del input_shape
         shards = []
         for server, rows in enumerate(shard_rows(self.input_dim, self.placement.servers)):

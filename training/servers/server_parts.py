@@ -32,8 +32,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerParts(Parts):
-    """The parts of a run on parameter servers."""
-
     local: Any  # the same network with variables in this process, for evaluations and the model's file
     tables: Sequence[WholeTable] = ()  # those tables of `network` that are split
 

@@ -132,7 +132,6 @@ class Task:
             return [np.bool_(False), np.int64(0), *self._reader.nothing()]  # the chief ends the run
 
     def done(self, loss: Any, norm: Any, staleness: Any, sent_share: Any) -> Any:
-        """Report an update."""
         report = {
             "loss": float(loss),
             "gradient_norm": float(norm),
@@ -148,7 +147,6 @@ class Task:
         return self._board.ask(message)
 
     def vote(self, _: Any) -> Any:
-        """Return whether this worker's gradient counts."""
         return np.bool_(self._ask({"vote": True})["counts"])
 
     def added(self, _: Any) -> Any:
@@ -161,7 +159,6 @@ class Task:
         return _flat(self.significance.sift(int(step), float(rate), tensors[:half], tensors[half:]))
 
     def flush(self, count: Any, rate: Any) -> list[Any]:
-        """Return all entries that are held back."""
         return _flat(self.significance.flush(int(count), float(rate)))
 
     def meet(self, address: bytes) -> Any:

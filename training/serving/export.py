@@ -51,7 +51,6 @@ is written to PATH.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments and the help of `ringfeed export`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument(
@@ -72,7 +71,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 @process_folder()
 def run(args: argparse.Namespace) -> int:
-    """Export and return the exit status."""
     kind = _kind(args.out)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     configure_logging(0, quiet=args.quiet)

@@ -72,7 +72,6 @@ command says how many there are.
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the arguments and the help of `ringfeed predict`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description, parser.epilog = DESCRIPTION, EPILOG
     parser.add_argument(

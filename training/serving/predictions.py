@@ -74,7 +74,6 @@ def hold_predictions(url: str, digest: str) -> Iterator[Storage | None]:
 
 
 def read_summary(storage: Storage) -> dict[str, Any]:
-    """Return the summary of finished predictions."""
     summary: dict[str, Any] = json.loads(storage.read(SUMMARY))
     return summary
 

@@ -193,7 +193,6 @@ class TrainedModel:
 
 
 def column_spec(feature: Feature) -> Any:
-    """Return the type of a column in a loader's batch."""
     dtype = tf.string if feature.dtype in ("string", "binary") else tf.as_dtype(feature.dtype)
     if feature.fixed_shape is None:
         return tf.RaggedTensorSpec([None, None], dtype)

@@ -45,8 +45,6 @@ class StepMetrics(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOptions:
-    """Options of the training step."""
-
     clip_norm: float | None = None
     loss_of: Loss = cross_entropy
     # Parts of the local batch that pass through the network one after the other; reduction, clipping and update are of

@@ -20,7 +20,6 @@ __all__ = ["DiLoCo", "build", "outer_step"]
 
 
 def build(run: SyncRun, options: DiLoCoConfig) -> DiLoCo:
-    """Return the synchronizer of a run."""
     rate, momentum, is_averaged = options.outer_learning_rate, options.outer_momentum, options.optimizer_state
     return DiLoCo(run.ring, options.every, rate=rate, momentum=momentum, average_slots=is_averaged == "average")
 

@@ -21,7 +21,6 @@ __all__ = ["Gossip", "build", "partners"]
 
 
 def build(run: SyncRun, options: GossipConfig) -> Gossip:
-    """Return the synchronizer of a run."""
     is_averaged, seed = options.optimizer_state == "average", run.config.seed
     return Gossip(run.ring, options.every, topology=options.topology, seed=seed, average_slots=is_averaged)
 

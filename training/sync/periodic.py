@@ -24,7 +24,6 @@ Variable = Any
 
 
 def build(run: SyncRun, options: RoundsConfig) -> Periodic:
-    """Return the synchronizer of a run."""
     is_averaged = options.optimizer_state == "average"
     return Periodic(run.ring, options.every, start_step=options.start_step, average_slots=is_averaged)
 

@@ -37,8 +37,6 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """Where a run starts."""
-
     position: Position = field(default_factory=Position)  # the position of its first step
     resumed_from: int | None = None  # the step of the checkpoint; None if the run is new
     history: Mapping[str, Any] = field(default_factory=dict)  # what the run has reported so far

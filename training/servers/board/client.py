@@ -56,7 +56,6 @@ class BoardClient:
         return answer
 
     def close(self) -> None:
-        """Close the connection."""
         self._file.close()
         self._socket.close()
 

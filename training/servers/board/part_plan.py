@@ -75,7 +75,6 @@ class PartPlan:
 
     @property
     def is_over(self) -> bool:
-        """Whether all steps are done."""
         return self.done == self._total
 
     @property

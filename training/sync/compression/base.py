@@ -43,7 +43,6 @@ class Compressed(EveryStep, ABC):
         self.create(variables)
 
     def compresses(self, shape: list[int], dtype: Any) -> bool:
-        """Whether a variable's gradient is compressed."""
         return len(shape) >= self.least_dimensions and tf.as_dtype(dtype) == tf.float32
 
     def create(self, variables: Sequence[Variable]) -> None:
@@ -54,7 +53,6 @@ class Compressed(EveryStep, ABC):
         """Return the means over ranks of `tensors`, which are compressed, and of all else."""
 
     def dense_means(self, sent: Exchange) -> Exchange:
-        """Return the exact means."""
         return sent.received(self._ring.allreduce_mean(sent.tensors))
 
     def reduce(self, sent: Exchange, step: Tensor) -> Exchange:
@@ -75,7 +73,6 @@ class Compressed(EveryStep, ABC):
 
 
 def zeros_like(shapes: Sequence[Sequence[int]], name: str) -> list[Variable]:
-    """Create float32 variables of zeros."""
     return [tf.Variable(tf.zeros(shape), trainable=False, name=f"{name}_{i}") for i, shape in enumerate(shapes)]
 
 

@@ -26,7 +26,6 @@ __all__ = ["DGC", "DGCRule", "accumulate", "build", "warm_up_ratio"]
 
 
 def build(run: SyncRun, options: DGCConfig) -> DGC:
-    """Return the synchronizer of a run."""
     optimizer: Any = run.config.optimizer
     rule = DGCRule(
         ratio=options.sent_share,
@@ -40,8 +39,6 @@ def build(run: SyncRun, options: DGCConfig) -> DGC:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DGCRule:
-    """The rule of DGC."""
-
     ratio: float = 0.001  # share of entries that are sent after the warm-up
     warmup_steps: int = 0  # the ratio falls for so many, in `stages` stages
     stages: int = 4  # stages of the warm-up (the paper: one for each of 4 epochs)

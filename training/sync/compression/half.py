@@ -21,7 +21,6 @@ __all__ = ["Half", "build"]
 
 
 def build(run: SyncRun, options: FP16Config) -> TwoStage:
-    """Return the synchronizer of a run."""
     dtype = tf.float16 if options.method == "fp16" else tf.bfloat16
     return TwoStage(run.ring, Half(dtype=dtype), least_dimensions=1, start_step=run.start_step)
 

@@ -22,7 +22,6 @@ _MANTISSA_BITS, _LARGEST_EXPONENT = 23, 254
 
 
 def build(run: SyncRun, options: NaturalConfig) -> Gathered:
-    """Return the synchronizer of a run."""
     return Gathered(run.ring, Natural(), seed=run.config.seed, start_step=run.start_step)
 
 

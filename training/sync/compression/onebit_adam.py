@@ -25,7 +25,6 @@ __all__ = ["OneBitAdam", "build"]
 
 
 def build(run: SyncRun, options: OneBitConfig) -> TwoStage:
-    """Return the synchronizer of a run."""
     optimizer: Any = run.config.optimizer
     if optimizer.name == "sgd":
         start, nesterov = run.start_step, optimizer.nesterov

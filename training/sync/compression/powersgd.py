@@ -23,7 +23,6 @@ __all__ = ["PowerSGD", "build", "is_worth_it", "matrix_shape"]
 
 
 def build(run: SyncRun, options: PowerSGDConfig) -> PowerSGD:
-    """Return the synchronizer of a run."""
     start, seed = run.start_step, run.config.seed
     return PowerSGD(run.ring, rank=options.rank, min_rate=options.min_rate, seed=seed, start_step=start)
 

@@ -21,7 +21,6 @@ __all__ = ["QSGD", "build"]
 
 
 def build(run: SyncRun, options: QSGDConfig) -> Gathered:
-    """Return the synchronizer of a run."""
     return Gathered(run.ring, QSGD(levels=options.levels), seed=run.config.seed, start_step=run.start_step)
 
 

@@ -22,7 +22,6 @@ __all__ = ["TernGrad", "build"]
 
 
 def build(run: SyncRun, options: TernGradConfig) -> Gathered:
-    """Return the synchronizer of a run."""
     return Gathered(
         run.ring, TernGrad(clip_factor=options.clip_factor), seed=run.config.seed, start_step=run.start_step
     )

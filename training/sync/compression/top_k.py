@@ -23,7 +23,6 @@ __all__ = ["TopK", "build", "largest", "sparse_payload"]
 
 
 def build(run: SyncRun, options: TopKConfig) -> Gathered:
-    """Return the synchronizer of a run."""
     codec = TopK(ratio=options.sent_share)
     return Gathered(run.ring, codec, error_feedback=True, together=True, start_step=run.start_step)
 
