@@ -9,13 +9,13 @@ import tensorflow as tf
 
 from ringfeed.training.config.class_names import class_number
 from ringfeed.training.config.loss import LossConfig
+from ringfeed.training.optimizers.keras_doors import Tensor
 
 from .target import Target
 from .user_loss import user_loss
 
 __all__ = ["Loss", "batch_loss", "build_loss", "cross_entropy", "plain_loss", "wide_outputs"]
 
-Tensor = Any
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs [batch, outputs] and targets [batch, ...], as of `Target.of`, to a loss per sample, float32 [batch]."""
 

@@ -14,12 +14,11 @@ import tensorflow as tf
 from ringfeed.sharding.errors import TrainingError
 from ringfeed.training.config.loss import LossConfig
 from ringfeed.training.config.own_code import import_own, made_by_class, own_code
+from ringfeed.training.optimizers.keras_doors import Tensor
 
 from .target import Target
 
 __all__ = ["user_loss"]
-
-Tensor = Any
 
 
 def user_loss(config: LossConfig, target: Target) -> Callable[[Tensor, Tensor], Tensor]:

@@ -14,12 +14,10 @@ import tensorflow as tf
 
 from ringfeed.training.config.optimizers import AdamWConfig
 
+from .keras_doors import Tensor, Variable
 from .rule import Rule, RuleOptimizer, RuleStep, Slots, correction, make_options, next_moments
 
 __all__ = ["Adam", "AdamRule"]
-
-Tensor = Any
-Variable = Any
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import tensorflow as tf
 
+from .keras_doors import Tensor
 from .rule import Rule, RuleStep, Slots, correction
 
 __all__ = ["AdanRule"]
-
-Tensor = Any
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,12 @@ Tested in tests/training/sync/compression/test_onebit_adam.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
+
+from .keras_doors import Tensor
 
 __all__ = ["RATIO_DECAY", "next_average", "next_factor"]
 
-Tensor = Any
 
 RATIO_DECAY = 0.9  # the average of ratios decays by it; it and the bounds are the paper's (section 4)
 _FACTORS = 0.5, 4.0

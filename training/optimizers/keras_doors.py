@@ -15,8 +15,8 @@ import tensorflow as tf
 from ringfeed.sharding.errors import TrainingError
 
 __all__ = [
-    "DOORS", "copies", "declare_functions", "function_token", "inner_layers", "is_training", "producer",
-    "replace_method", "require_method", "subclassed", "update_own_replica", "variable_index",
+    "DOORS", "Tensor", "Variable", "copies", "declare_functions", "function_token", "inner_layers", "is_training",
+    "producer", "replace_method", "require_method", "subclassed", "update_own_replica", "variable_index",
 ]  # fmt: skip
 
 DOORS = {
@@ -32,6 +32,7 @@ DOORS = {
 
 Tensor = Any
 Variable = Any
+"""Keras and TensorFlow ship no types."""
 
 
 def require_method(owner: Any, name: str) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from ringfeed.training.config.optimizers import LAMBConfig
 
 from .frozen_ratio import RATIO_DECAY, next_average, next_factor
+from .keras_doors import Tensor
 from .norms import layer_norms, trust_ratio
 from .rule import Rule, RuleOptimizer, RuleStep, Slots, correction, make_options, next_moments
 
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["LAMB", "LAMBRule"]
-
-Tensor = Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

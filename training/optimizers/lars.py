@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from ringfeed.training.config.optimizers import LARSConfig
 
+from .keras_doors import Tensor
 from .norms import layer_norms, trust_ratio
 from .rule import Rule, RuleOptimizer, RuleStep, Slots, make_options
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["LARS", "LARSRule"]
-
-Tensor = Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,13 +6,12 @@ Tested in tests/training/optimizers/test_lars.py and tests/training/optimizers/t
 
 from __future__ import annotations
 
-from typing import Any
-
 import tensorflow as tf
+
+from .keras_doors import Tensor
 
 __all__ = ["layer_norms", "trust_ratio"]
 
-Tensor = Any
 
 _EXPONENTS = {tf.float32: (tf.int32, 0x7F800000), tf.float64: (tf.int64, 0x7FF0000000000000)}
 _SAFE_SQUARES = {tf.float32: 1e-25, tf.float64: 1e-280}  # smaller sums may have lost terms to underflow

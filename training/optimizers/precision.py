@@ -14,11 +14,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from .keras_doors import Tensor
+
 __all__ = ["LossScale", "ScaleRule", "all_finite", "compute_dtype"]
 
 POLICIES = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
-
-Tensor = Any
 
 
 @contextmanager

@@ -12,13 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from .keras_doors import variable_index
+from .keras_doors import Tensor, Variable, variable_index
 from .rule import RuleOptimizer, RuleStep
 
 __all__ = ["update_rows"]
-
-Tensor = Any
-Variable = Any
 
 
 def update_rows(optimizer: Any, variable: Variable, gradient: Any) -> None:

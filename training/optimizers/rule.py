@@ -18,15 +18,13 @@ import tensorflow as tf
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.optimizers import OPTIMIZERS
 
-from .keras_doors import require_method, variable_index
+from .keras_doors import Tensor, Variable, require_method, variable_index
 from .masks import is_adapted
 
 __all__ = [
     "Rule", "RuleOptimizer", "RuleStep", "Slots", "correction", "make_options", "next_moments", "tensorflow_variable",
 ]  # fmt: skip
 
-Tensor = Any
-Variable = Any
 Slots = Sequence[Tensor]
 Options = TypeVar("Options")
 

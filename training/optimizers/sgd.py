@@ -10,13 +10,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from .keras_doors import variable_index
+from .keras_doors import Tensor, Variable, variable_index
 from .rule import tensorflow_variable
 
 __all__ = ["SGD"]
-
-Tensor = Any
-Variable = Any
 
 
 @keras.saving.register_keras_serializable(package="ringfeed", name="SGD")

@@ -16,6 +16,7 @@ from ringfeed.training.checkpoint.snapshot import Parts
 from ringfeed.training.config.compression import COMPRESSIONS
 from ringfeed.training.config.sync import RoundsConfig
 from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.optimizers.keras_doors import Tensor
 from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.sync.build import build_synchronizer
@@ -23,8 +24,6 @@ from ringfeed.training.sync.epoch_plan import EpochPlan
 from ringfeed.training.sync.synchronizer import Exchange, SyncRun
 
 __all__ = ["PlannedRing", "bytes_by_method", "wire_bytes"]
-
-Tensor = Any
 
 
 class PlannedRing(SoloRing):

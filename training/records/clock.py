@@ -6,17 +6,16 @@ import functools
 import time
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import Any
 
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.optimizers.keras_doors import Tensor
 
 __all__ = ["Clock", "clock", "timed"]
 
 _MODULE = "._clock"
 
-Tensor = Any
 Clock = Callable[[], Tensor]
 
 

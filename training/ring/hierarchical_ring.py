@@ -14,6 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringfeed.training.optimizers.keras_doors import Tensor
+
 from .horovod_ring import HorovodRing
 from .host_groups import host_groups
 
@@ -21,8 +23,6 @@ __all__ = ["DYNAMIC", "HierarchicalRing"]
 
 DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"  # environment variable, "1" before `hvd.init()`
 _HOST = "HOROVOD_HOSTNAME"  # which launchers with Gloo set, as the user names it
-
-Tensor = Any
 
 
 class HierarchicalRing(HorovodRing):

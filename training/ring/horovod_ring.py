@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable
+
 from .connections import Connections, expect_answers, hang_up
 from .ring import reduced_by_dtype
 
 __all__ = ["HorovodRing"]
 
-Tensor = Any
-Variable = Any
 
 _CARRIERS = {
     tf.bfloat16: tf.uint16,

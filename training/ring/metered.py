@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable
+
 from .ring import Ring
 
 __all__ = ["MeteredRing"]
-
-Tensor = Any
-Variable = Any
 
 
 class MeteredRing:

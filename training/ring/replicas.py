@@ -15,13 +15,12 @@ from typing import Any
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 
 from .ring import SoloRing, dense
 
 __all__ = ["MirroredRing", "Replicas", "open_replicas", "replicas_of"]
 
-Tensor = Any
-Variable = Any
 
 _MEAN = tf.distribute.ReduceOp.MEAN
 _COPIED = {

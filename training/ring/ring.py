@@ -8,10 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["Ring", "SoloRing", "dense", "reduced_by_dtype"]
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 
-Tensor = Any
-Variable = Any
+__all__ = ["Ring", "SoloRing", "dense", "reduced_by_dtype"]
 
 
 class Ring(Protocol):

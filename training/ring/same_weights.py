@@ -6,20 +6,17 @@ Tested in tests/training/ring/test_ring.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import xxhash
 
 from ringfeed.sharding.errors import TrainingError
-from ringfeed.training.optimizers.keras_doors import copies
+from ringfeed.training.optimizers.keras_doors import Variable, copies
 
 from .ring import Ring
 
 __all__ = ["assert_same_weights", "weights_digest"]
-
-Variable = Any
 
 
 def weights_digest(variables: Sequence[Variable]) -> list[str]:

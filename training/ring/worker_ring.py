@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable
+
 from .ring import reduced_by_dtype
 from .world import World
 
 __all__ = ["WorkerRing"]
 
-Tensor = Any
-Variable = Any
 
 _SUM = tf.distribute.ReduceOp.SUM
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from ringfeed.training.config.optimizers import OptimizerConfig
 from ringfeed.training.optimizers.build import build_optimizer
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 from ringfeed.training.optimizers.rows import update_rows
 
 __all__ = ["ServerOptimizers", "VariablePlacement", "finished", "server_device"]
@@ -24,10 +25,6 @@ def finished(work: Callable[[], Any]) -> tuple[Any, Any]:
     before = len(graph.get_operations())
     result = work()
     return result, tf.control_dependencies(graph.get_operations()[before:])
-
-
-Tensor = Any
-Variable = Any
 
 
 def server_device(index: int) -> str:

@@ -13,13 +13,11 @@ import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import brief
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 
 from .placement import VariablePlacement
 
 __all__ = ["RowShards", "WholeTable", "shard_rows", "split_tables", "whole_weights"]
-
-Tensor = Any
-Variable = Any
 
 
 def shard_rows(rows: int, servers: int) -> list[int]:

@@ -11,12 +11,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringfeed.training.optimizers.keras_doors import Tensor
+
 from .placement import ServerOptimizers, finished
 from .task import ADDED_TOKEN, FLUSH_TOKEN, SIFT_TOKEN, VOTE_TOKEN
 
 __all__ = ["DirectUpdates", "SignificantUpdates", "SynchronousUpdates", "Updates"]
 
-Tensor = Any
 Gradients = Sequence[Any]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from ringfeed.training.models.losses import Loss, batch_loss
+from ringfeed.training.optimizers.keras_doors import Tensor
 from ringfeed.training.optimizers.precision import all_finite
 from ringfeed.training.step.gradients import check_connected, clip_by_global_norm
 
@@ -16,8 +17,6 @@ from .task import DONE_TOKEN, NEXT_TOKEN, batch_spec
 from .updates import Updates
 
 __all__ = ["make_worker_loop"]
-
-Tensor = Any
 
 
 def make_worker_loop(

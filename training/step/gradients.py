@@ -12,12 +12,11 @@ import tensorflow as tf
 
 from ringfeed.sharding.errors import TrainingError
 from ringfeed.training.models.losses import Loss, batch_loss, cross_entropy
+from ringfeed.training.optimizers.keras_doors import Tensor
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.ring import dense
 
 __all__ = ["accumulated", "backward", "check_connected", "clip_by_global_norm", "filled"]
-
-Tensor = Any
 
 
 def backward(

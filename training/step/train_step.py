@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.models.losses import Loss, cross_entropy, wide_outputs
+from ringfeed.training.optimizers.keras_doors import Tensor
 from ringfeed.training.optimizers.precision import LossScale, all_finite
 from ringfeed.training.records.clock import Clock, timed
 from ringfeed.training.ring.replicas import Replicas
@@ -26,7 +27,6 @@ from .gradients import accumulated, backward, check_connected, clip_by_global_no
 
 __all__ = ["StepMetrics", "StepOptions", "TrainStep", "make_predict_step", "make_train_step"]
 
-Tensor = Any
 TrainStep = Callable[..., "StepMetrics"]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from ringfeed.training.optimizers.keras_doors import copies
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable, copies
 from ringfeed.training.ring.replicas import replicas_of
 from ringfeed.training.ring.ring import Ring
 
@@ -24,9 +24,6 @@ from .moving import MovingAverage
 from .synchronizer import Array, EveryStep, Synchronizer
 
 __all__ = ["Agreement"]
-
-Tensor = Any
-Variable = Any
 
 
 class Agreement:

@@ -17,12 +17,11 @@ import keras
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.training.optimizers.keras_doors import inner_layers, replace_method, require_method
+from ringfeed.training.optimizers.keras_doors import Tensor, inner_layers, replace_method, require_method
 from ringfeed.training.ring.ring import Ring
 
 __all__ = ["global_moments", "synchronise_batch_norm"]
 
-Tensor = Any
 Moments = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 

@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
+from ringfeed.training.optimizers.keras_doors import Tensor
 from ringfeed.training.ring.ring import Ring
 
 __all__ = ["median", "trimmed_count", "trimmed_mean", "weighted_mean"]
-
-Tensor = Any
 
 
 def median(rows: Tensor) -> Tensor:

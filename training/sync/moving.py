@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["MovingAverage"]
+from ringfeed.training.optimizers.keras_doors import Tensor
 
-Tensor = Any
+__all__ = ["MovingAverage"]
 
 
 class MovingAverage:

@@ -13,14 +13,12 @@ from typing import Any
 import tensorflow as tf
 
 from ringfeed.training.config.sync import RoundsConfig
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 from ringfeed.training.ring.ring import Ring
 
 from .synchronizer import EveryStep, Exchange, SyncRun
 
 __all__ = ["Periodic", "Tensor", "Variable", "build"]
-
-Tensor = Any
-Variable = Any
 
 
 def build(run: SyncRun, options: RoundsConfig) -> Periodic:

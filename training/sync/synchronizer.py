@@ -15,12 +15,11 @@ import numpy.typing as npt
 
 from ringfeed.training.config.compression import CompressionConfig
 from ringfeed.training.config.train_config import TrainConfig
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 from ringfeed.training.ring.ring import Ring
 
 __all__ = ["Array", "EveryStep", "Exchange", "SyncRun", "Synchronizer", "build"]
 
-Tensor = Any
-Variable = Any
 Array = npt.NDArray[Any]
 
 

@@ -18,12 +18,12 @@ from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.models.images import image_column, image_model, image_shape
 from ringfeed.training.models.preprocess import BuiltModel
 from ringfeed.training.models.target import plan_target
+from ringfeed.training.optimizers.keras_doors import Tensor
 
 from .layers import BATCH_NORM_MOMENTUM
 
 __all__ = ["resnet18", "resnet50"]
 
-Tensor = Any
 
 _SMALL_SIDE = 64  # below it, a stem that divides the sides by 4 leaves less than 2 x 2 to the last stage
 _WIDTHS = (64, 128, 256, 512)

@@ -5,8 +5,6 @@ Tested in tests/training/models/test_models.py.
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 
 from ringfeed.pipeline.transforms.tabular_plan import TabularPlan
@@ -14,12 +12,11 @@ from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.models.preprocess import BuiltModel, plan_tabular, tabular_preprocess
 from ringfeed.training.models.target import plan_target
+from ringfeed.training.optimizers.keras_doors import Tensor
 
 from .layers import head
 
 __all__ = ["embedding_width", "tabular"]
-
-Tensor = Any
 
 
 def embedding_width(categories: int, wanted: int | None) -> int:

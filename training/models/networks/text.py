@@ -19,12 +19,11 @@ from ringfeed.training.config.model import ModelConfig
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.models.preprocess import BuiltModel, Element, Preprocess, feature_columns, label_and_weight
 from ringfeed.training.models.target import plan_target
+from ringfeed.training.optimizers.keras_doors import Tensor
 
 from .packing import rows_of
 
 __all__ = ["text"]
-
-Tensor = Any
 
 
 def text(manifest: Manifest, config: TrainConfig) -> BuiltModel:

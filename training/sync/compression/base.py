@@ -13,13 +13,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.sync.synchronizer import EveryStep, Exchange
 
 __all__ = ["Compressed", "Tensor", "Variable", "joined", "parted", "zeros_like"]
-
-Tensor = Any
-Variable = Any
 
 
 class Compressed(EveryStep, ABC):

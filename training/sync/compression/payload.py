@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-__all__ = ["from_bytes", "pack", "step_seed", "to_bytes", "unpack"]
+from ringfeed.training.optimizers.keras_doors import Tensor
 
-Tensor = Any
+__all__ = ["from_bytes", "pack", "step_seed", "to_bytes", "unpack"]
 
 
 def to_bytes(tensor: Tensor) -> Tensor:
