@@ -7,8 +7,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -156,13 +156,11 @@ def _score(args: argparse.Namespace, out: str, keep: list[str]) -> None:
     with quiet_tensorflow():
         from .prediction_columns import warn_undefined
         from .prediction_file import write_predictions
-        from .scorer import score_records
         from .trained import open_trained
     model = open_trained(args.model, args.data, trust_code=args.trust_code)
     csv = {name: value for name in ("delimiter", "encoding") if (value := getattr(args, name)) is not None}
     with records_at(args.url, args.split) as (source, is_dataset):
-        scorer = score_records(
-            model,
+        scorer = model.scorer(
             source,
             PrepareOptions() if is_dataset else model.preparation,
             keep=keep,
@@ -211,7 +209,7 @@ def _predict_dataset(args: argparse.Namespace, out: str, keep: list[str]) -> Non
     with held as storage:
         is_new: bool = ring.allgather_object(storage is not None)[0]
         if is_new:
-            with _Bar(is_shown=ring.rank == 0 and not args.quiet and sys.stderr.isatty()) as show:
+            with _bar(is_shown=ring.rank == 0 and not args.quiet and sys.stderr.isatty()) as show:
                 summary = predictor.run(ring, folder if storage is None else storage, show)
             ring.barrier()
         elif ring.rank == 0:
@@ -235,20 +233,12 @@ def _split(args: argparse.Namespace, manifest: Manifest) -> str:
     return str(args.split)
 
 
-class _Bar:
-    """A progress bar on a terminal; shows nothing elsewhere."""
-
-    def __init__(self, *, is_shown: bool) -> None:
-        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=Console(stderr=True)) if is_shown else None
-
-    def __enter__(self) -> Callable[[int, int], None]:
-        if self._progress is None:
-            return lambda *_: None
-        progress, task = self._progress, self._progress.add_task("")
-        progress.start()
-        return lambda done, total: progress.update(task, completed=done, total=total)
-
-    def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+@contextmanager
+def _bar(*, is_shown: bool) -> Iterator[Callable[[int, int], object]]:
+    """Yield what shows the records done and to do, as a progress bar on a terminal; elsewhere it shows nothing."""
+    if not is_shown:
+        yield lambda *_: None
+        return
+    with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+        task = progress.add_task("")
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +17,7 @@ from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.schema import class_array
 from ringfeed.training.models.target import Target
 
-__all__ = ["NAMES", "PREDICTED", "RECORD", "SCORES", "Classifier", "PredictionColumns", "warn_undefined"]
+__all__ = ["NAMES", "PREDICTED", "RECORD", "SCORES", "PredictionColumns", "warn_undefined"]
 
 log = logging.getLogger(__name__)
 
@@ -26,40 +26,24 @@ NAMES = (RECORD, PREDICTED, _SCORE, SCORES)
 _LIKELY = 0.5  # one of many labels is predicted from this probability on
 
 
-class Classifier(Protocol):
-    """What a trained model says of its target."""
-
-    @property
-    def manifest(self) -> Manifest:
-        """Manifest of the dataset that it was trained on."""
-
-    @property
-    def target(self) -> Target:
-        """What it predicts."""
-
-    @property
-    def classes(self) -> list[str]:
-        """Names of the classes or labels, in the order of the scores."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictionColumns:
-    """Columns that follow from scores."""
+    """Columns that follow from the scores of a model, which was trained on the dataset of a manifest."""
 
-    model: Classifier
+    manifest: Manifest
+    target: Target
 
     @property
     def classes(self) -> pa.Array:
         """The classes in the type of the label, or the names of labels; a regression has none."""
-        manifest = self.model.manifest
-        if self.model.target.task == "multiclass":
-            return class_array(manifest.schema, manifest.classes)
-        return pa.array(self.model.classes, pa.string())
+        if self.target.task == "multiclass":
+            return class_array(self.manifest.schema, self.manifest.classes)
+        return pa.array(self.target.classes, pa.string())
 
     @property
     def fields(self) -> list[pa.Field]:
         """The columns: the prediction, and scores where the task has them."""
-        task, classes = self.model.target.task, self.classes
+        task, classes = self.target.task, self.classes
         predicted = {"multilabel": pa.list_(pa.string()), "regression": pa.float64()}.get(task, classes.type)
         fields = [pa.field(PREDICTED, predicted)]
         if task in ("multiclass", "binary"):
@@ -75,7 +59,7 @@ class PredictionColumns:
         return [pc.if_else(undefined, pa.scalar(None, predicted.type), predicted), *others]
 
     def _arrays(self, scores: Any) -> list[pa.Array]:
-        task, classes = self.model.target.task, self.classes
+        task, classes = self.target.task, self.classes
         if task == "regression":
             return [pa.array(scores[:, 0])]
         flat = pa.array(np.ascontiguousarray(scores).reshape(-1))

@@ -34,7 +34,7 @@ from ringfeed.sharding.storage.lease import is_lease_file
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.training.ring.ring import Ring
 
-from .prediction_columns import NAMES, PREDICTED, RECORD, PredictionColumns, warn_undefined
+from .prediction_columns import NAMES, PREDICTED, RECORD, warn_undefined
 from .trained import TrainedModel
 
 __all__ = ["SUMMARY", "Predictor", "hold_predictions", "prepare_folder", "read_summary"]
@@ -164,14 +164,10 @@ class Predictor:
     def schema(self) -> pa.Schema:
         """The schema of the files: record, kept columns, prediction, and scores where the task has them."""
         kept = Schema(features=tuple(self.manifest.schema[name] for name in self.keep)).arrow if self.keep else ()
-        fields = [pa.field(RECORD, pa.int64()), *kept, *self._columns.fields]
-        return pa.schema(fields, metadata={"classes": json.dumps(self._columns.classes.to_pylist())})
+        fields = [pa.field(RECORD, pa.int64()), *kept, *self.model.predictions.fields]
+        return pa.schema(fields, metadata={"classes": json.dumps(self.model.predictions.classes.to_pylist())})
 
-    @property
-    def _columns(self) -> PredictionColumns:
-        return PredictionColumns(model=self.model)
-
-    def run(self, ring: Ring, storage: Storage, show: Callable[[int, int], None] = lambda *_: None) -> dict[str, Any]:
+    def run(self, ring: Ring, storage: Storage, show: Callable[[int, int], object] = lambda *_: None) -> dict[str, Any]:
         """Write this rank's file, and on rank 0 the summary at last (a collective); return the summary.
 
         Args:
@@ -197,7 +193,7 @@ class Predictor:
             "split": self.split,
             "records": sum(part["records"] for part in parts),
             "task": self.model.target.task,
-            "classes": self._columns.classes.to_pylist(),
+            "classes": self.model.predictions.classes.to_pylist(),
             "step": self.model.step,
             "files": parts,
             **({"undefined": without} if without else {}),
@@ -252,7 +248,7 @@ class Predictor:
             _arrow(self.manifest.schema[name], kept[name], is_real, kept.get(mask_name(name))) for name in self.keep
         ]
         return pa.Table.from_arrays(
-            [pa.array(numbers), *kept_columns, *self._columns.arrays(scores)], schema=self.schema
+            [pa.array(numbers), *kept_columns, *self.model.predictions.arrays(scores)], schema=self.schema
         )
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -19,82 +18,47 @@ from ringfeed.pipeline.decode.columns import filled_columns
 from ringfeed.pipeline.select.sample_columns import mask_name
 from ringfeed.pipeline.select.selected_columns import mask_fill
 from ringfeed.sharding.errors import ConfigError, SourceError
-from ringfeed.sharding.prepare import PrepareOptions
-from ringfeed.sharding.prepare.new_records import NewRecords, open_new_records
+from ringfeed.sharding.prepare.new_records import NewRecords
 from ringfeed.sharding.schema import Feature, Schema
-from ringfeed.training.config.train_config import TrainConfig
 
-from .prediction_columns import NAMES, RECORD, Classifier, PredictionColumns
+from .prediction_columns import NAMES, RECORD, PredictionColumns
 
-__all__ = ["Scorer", "ScoringModel", "score_records"]
-
-_ANY_MISSING = ("tabular", "wide_deep")  # networks that take a missing value of any column
-
-
-class ScoringModel(Classifier, Protocol):
-    """What a trained model offers to score records with."""
-
-    @property
-    def config(self) -> TrainConfig:
-        """Configuration of the run."""
-
-    @property
-    def columns(self) -> list[Feature]:
-        """The columns that it takes."""
-
-    @property
-    def masked(self) -> list[Feature]:
-        """The columns whose missing values a mask marks."""
-
-    @property
-    def compiled_scores(self) -> Callable[[Mapping[str, Any]], Any]:
-        """Returns scores for a batch of columns, and masks of missing values."""
-
-
-def score_records(
-    model: ScoringModel,
-    source: Any,
-    options: PrepareOptions,
-    *,
-    keep: Sequence[str] = (),
-    kind: str = "auto",
-    csv: Mapping[str, Any] | None = None,
-    batch_size: int = 1024,
-) -> Scorer:
-    """Open records to score, see `open_new_records`; a ConfigError if a column is called like one of predictions."""
-    records = open_new_records(source, options, model.columns, keep=keep, kind=kind, csv=csv)
-    for name in records.schema.names:
-        if name in NAMES:
-            raise ConfigError(
-                f"--keep: {name!r} is the name of an output; name the columns to copy without it, or rename it"
-            )
-    return Scorer(model=model, records=records, batch_size=batch_size)
+__all__ = ["Scorer"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
-    """Scores records with a model."""
+    """Scores records with a model.
 
-    model: ScoringModel
+    Raises:
+        ConfigError: a column to copy is called like one of predictions.
+    """
+
     records: NewRecords
+    score: Callable[[Mapping[str, Any]], Any]  # from a batch of columns, and masks of missing values, to its scores
+    predictions: PredictionColumns
+    marked: Sequence[str]  # the columns whose missing values are marked for the network
     batch_size: int
+
+    def __post_init__(self) -> None:
+        for name in self.records.schema.names:
+            if name in NAMES:
+                raise ConfigError(
+                    f"--keep: {name!r} is the name of an output; name the columns to copy without it, or rename it"
+                )
 
     @property
     def schema(self) -> pa.Schema:
         """The number of the record, the copied columns, the prediction, and scores where the task has them."""
         kept = self.records.schema.features
         own = [pa.field(feature.name, feature.time_type or feature.arrow_type) for feature in kept]
-        return pa.schema([pa.field(RECORD, pa.int64()), *own, *self._predictions.fields])
+        return pa.schema([pa.field(RECORD, pa.int64()), *own, *self.predictions.fields])
 
     @property
     def classes(self) -> list[Any]:
         """The classes, in the order of the scores; a regression has none."""
-        found: list[Any] = self._predictions.classes.to_pylist()
+        found: list[Any] = self.predictions.classes.to_pylist()
         return found
-
-    @property
-    def _predictions(self) -> PredictionColumns:
-        return PredictionColumns(model=self.model)
 
     def tables(self) -> Iterator[pa.Table]:
         """Yield predictions in the order of the records; a SourceError if a record lacks what the model needs."""
@@ -105,32 +69,26 @@ class Scorer:
                 copied = kept.slice(start, self.batch_size)
                 columns = [column.cast(schema.field(1 + i).type) for i, column in enumerate(copied.columns)]
                 numbers = pa.array(np.arange(first, first + rows.num_rows))
-                scores = self._predictions.arrays(self._score(rows, first))
+                scores = self.predictions.arrays(self._score(rows, first))
                 yield pa.Table.from_arrays([numbers, *columns, *scores], schema=schema)
                 first += rows.num_rows
 
     def _score(self, batch: pa.RecordBatch, first: int) -> Any:
         features = Schema(features=self.records.features)
-        marked = self._marked
         for feature in features.features:
             nulls = batch.column(feature.name).null_count
-            if nulls and feature.name not in marked and not feature.dtype.startswith("float"):
+            if nulls and feature.name not in self.marked and not feature.dtype.startswith("float"):
                 row = first + int(np.argmax(batch.column(feature.name).is_null().to_numpy(zero_copy_only=False)))
                 raise SourceError(
                     f"{self.records.source.url}: record {row} has no value of {feature.name!r}, and none was missing "
                     "in training; fill it, or leave such records out"
                 )
-        columns = filled_columns(pa.Table.from_batches([batch]), features, mask_fill(features, marked), marked)
+        columns = filled_columns(
+            pa.Table.from_batches([batch]), features, mask_fill(features, self.marked), self.marked
+        )
         tensors = {feature.name: _tensor(feature, columns[feature.name]) for feature in features.features}
-        masks = {mask_name(name): tf.constant(columns[mask_name(name)]) for name in marked}
-        return self.model.compiled_scores(tensors | masks).numpy()
-
-    @cached_property
-    def _marked(self) -> list[str]:
-        """The columns whose missing values are marked for the network."""
-        if self.model.config.model.name not in _ANY_MISSING:
-            return [feature.name for feature in self.model.masked]
-        return [feature.name for feature in self.model.columns if feature.elements and "float" not in feature.dtype]
+        masks = {mask_name(name): tf.constant(columns[mask_name(name)]) for name in self.marked}
+        return self.score(tensors | masks).numpy()
 
 
 def _tensor(feature: Feature, column: Any) -> Any:

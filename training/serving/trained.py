@@ -28,6 +28,7 @@ from ringfeed.sharding.destination.provenance import digest_of
 from ringfeed.sharding.errors import ConfigError, DatasetError, TrainingError
 from ringfeed.sharding.messages import brief
 from ringfeed.sharding.prepare import PrepareOptions, check_trusted, restore_options
+from ringfeed.sharding.prepare.new_records import open_new_records
 from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources.records.in_memory import write_records
 from ringfeed.sharding.storage.storage import Storage
@@ -47,7 +48,8 @@ from ringfeed.training.models.target import Target, plan_target
 from ringfeed.training.ring.same_weights import weights_digest
 from ringfeed.training.run.inputs import one_manifest, open_manifests
 
-from .scorer import score_records
+from .prediction_columns import PredictionColumns
+from .scorer import Scorer
 
 __all__ = ["TrainedModel", "column_spec", "count_weights", "mask_specs", "open_trained"]
 
@@ -100,8 +102,35 @@ class TrainedModel:
         """
         with temporary_folder() as folder:
             records = write_records([rows] if isinstance(rows, Mapping) else rows, Storage(str(folder)))
-            scorer = score_records(self, records, self.preparation, keep=keep)
-            return pa.concat_tables(scorer.tables())
+            return pa.concat_tables(self.scorer(records, self.preparation, keep=keep).tables())
+
+    def scorer(
+        self,
+        source: Any,
+        options: PrepareOptions,
+        *,
+        keep: Sequence[str] = (),
+        kind: str = "auto",
+        csv: Mapping[str, Any] | None = None,
+        batch_size: int = 1024,
+    ) -> Scorer:
+        """Open records to score: see `open_new_records`."""
+        records = open_new_records(source, options, self.columns, keep=keep, kind=kind, csv=csv)
+        marked = self.masked
+        if self.config.model.name in ("tabular", "wide_deep"):  # which take a missing value of any column
+            marked = [feature for feature in self.columns if feature.elements and "float" not in feature.dtype]
+        return Scorer(
+            records=records,
+            score=self.compiled_scores,
+            predictions=self.predictions,
+            marked=[feature.name for feature in marked],
+            batch_size=batch_size,
+        )
+
+    @property
+    def predictions(self) -> PredictionColumns:
+        """The columns that follow from scores."""
+        return PredictionColumns(manifest=self.manifest, target=self.target)
 
     @cached_property
     def preparation(self) -> PrepareOptions:
