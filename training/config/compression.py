@@ -158,7 +158,7 @@ class NaturalConfig(Compressing):
 
 @dataclass(frozen=True, kw_only=True)
 class OneBitConfig(Compressing):
-    built_by: ClassVar[str] = "sync.compression.onebit_adam:build"
+    built_by: ClassVar[str] = "sync.compression.onebit:build"
     dense_share: ClassVar[float] = 0.2
     has_error_feedback: ClassVar[bool] = True
     applies_momentum: ClassVar[bool] = True

@@ -2,7 +2,7 @@
 
 Once the second moment is frozen, the ratio of each layer is the average of its ratios so far, times a factor that
 follows the second moment as it would be now. The norms of compressed steps would give another ratio.
-Tested in tests/training/sync/compression/test_onebit_adam.py.
+Tested in tests/training/sync/compression/test_onebit.py.
 """
 
 from __future__ import annotations

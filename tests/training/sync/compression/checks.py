@@ -40,7 +40,7 @@ from ringfeed.training.step.train_step import make_train_step
 from ringfeed.training.sync.agreement import Agreement
 from ringfeed.training.sync.batch_norm import synchronise_batch_norm
 from ringfeed.training.sync.build import build_run_optimizer, build_synchronizer
-from ringfeed.training.sync.compression.sign_momentum import SignMomentum
+from ringfeed.training.sync.compression.onebit import SignMomentum
 from ringfeed.training.sync.epoch_plan import EpochPlan
 from ringfeed.training.sync.synchronizer import Exchange, SyncRun
 from tests.training.keras.ranks import fit_as_one_process, fit_with_statistics

@@ -24,7 +24,7 @@ from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.ring.hierarchical_ring import DYNAMIC
 from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.sync.build import build_synchronizer, momentum_remarks
-from ringfeed.training.sync.compression.sign_momentum import SignMomentum
+from ringfeed.training.sync.compression.onebit import SignMomentum
 from ringfeed.training.sync.synchronizer import Exchange, SyncRun
 from tests.helpers.thread_ring import on_ranks
 from tests.training.sync.compression.checks import CHECKS, HIERARCHICAL, METHODS, RANKS, Place, train_by

@@ -12,7 +12,7 @@ import tensorflow as tf
 from ringfeed.training.optimizers.adam import Adam
 from ringfeed.training.optimizers.lamb import LAMB
 from ringfeed.training.ring.ring import SoloRing
-from ringfeed.training.sync.compression.onebit_adam import OneBitAdam
+from ringfeed.training.sync.compression.onebit import OneBitAdam
 from ringfeed.training.sync.synchronizer import Exchange
 
 START, BETA_1, BETA_2, EPS, RATE = 3, 0.9, 0.99, 1e-7, 0.1
