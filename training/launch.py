@@ -30,9 +30,8 @@ from .launching.ray_ranks import run_on_ray
 from .launching.restarts import Restarts, WantedRanks
 from .launching.supervisor import Supervisor
 from .ring.horovod import local_ranks, ranks_on
-from .ring.host_groups import host_groups
-from .ring.workers import local_workers
-from .ring.world import refuse_settings
+from .ring.tf_config import local_workers
+from .ring.world import host_groups, refuse_settings
 from .train import add_arguments as add_train_arguments
 from .train import run as run_train
 

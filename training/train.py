@@ -26,7 +26,7 @@ from .config.rules import check_pairs
 from .elastic.members import Members, open_members
 from .reports.console import configure_logging
 from .ring.launched import end_with_launcher, is_launched
-from .ring.workers import multi_worker_world, worker_world
+from .ring.tf_config import multi_worker_world, worker_world
 from .ring.world import World, refuse_settings, world_from_environment
 from .run.leaving import leave as leave_ring
 from .run.leaving import leave_after

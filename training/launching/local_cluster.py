@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import psutil
 
-from ringfeed.training.ring.workers import free_ports
+from ringfeed.training.ring.tf_config import free_ports
 from ringfeed.training.run.stopping import TERMINATED
 from ringfeed.training.servers.cluster import CHIEF, PS, WORKER, Cluster
 

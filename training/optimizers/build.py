@@ -12,7 +12,7 @@ from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.schedules.learning_rate import WarmUpDecay, scaled_learning_rate
 from ringfeed.training.schedules.user_schedule import UserSchedule, user_schedule
 
-from .masks import is_adapted
+from .norms import is_adapted
 from .rule import RuleOptimizer
 
 __all__ = ["build_optimizer", "build_schedule", "schedule_warnings"]

@@ -15,7 +15,6 @@ import tensorflow as tf
 
 from ringfeed.training.config.optimizers import LAMBConfig
 
-from .frozen_ratio import RATIO_DECAY, next_average, next_factor
 from .keras_doors import Tensor
 from .norms import layer_norms, trust_ratio
 from .rule import Rule, RuleOptimizer, RuleStep, Slots, correction, make_options, next_moments
@@ -24,6 +23,39 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 __all__ = ["LAMB", "LAMBRule"]
+
+_RATIO_DECAY = 0.9  # the average of ratios decays by it; it and the bounds are the paper's (section 4)
+_FACTORS = 0.5, 4.0
+_FACTOR_STEP = 0.1  # a step changes the factor by this share of it at most
+
+
+def _next_average(average: Tensor, ratio: Tensor) -> Tensor:
+    """Return the moving average, from 0, of the trust ratios of the dense steps; of layers, [layers].
+
+    >>> float(_next_average(tf.constant(2.0), tf.constant(12.0)))
+    3.0
+    """
+    return _RATIO_DECAY * average + (1 - _RATIO_DECAY) * ratio
+
+
+def _next_factor(factor: Tensor, frozen_root: Tensor, root: Tensor, moves: Tensor, share: Tensor) -> Tensor:
+    """Return the factor of the average after a step: the greatest quotient of the roots, within bounds.
+
+    Args:
+        factor: the step before's, [layers]; at first 1.
+        frozen_root, root: what the optimizer divides by, and would divide by, [layers, ...].
+        moves: whether an entry is ever changed, bool [layers, ...]; others do not count.
+        share: norm of the step without weight decay over the whole step's, [layers]; the rest keeps the factor 1.
+
+    >>> roots = tf.constant([[2.0, 1.0, 9.0]]), tf.constant([[1.9, 1.0, 1.0]])
+    >>> round(float(_next_factor(tf.ones(1), *roots, tf.constant([[True, True, False]]), tf.ones(1))[0]), 3)
+    1.053
+    """
+    quotients = tf.where(moves, frozen_root / root, 0.0)
+    greatest = tf.reduce_max(quotients, axis=list(range(1, quotients.shape.rank)))
+    share = tf.minimum(share, 1.0)
+    wanted = tf.clip_by_value(greatest * share + 1 - share, *_FACTORS)
+    return tf.clip_by_value(wanted, factor * (1 - _FACTOR_STEP), factor * (1 + _FACTOR_STEP))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +132,12 @@ class LAMBRule(Rule):
     def _frozen(
         self, gradient: Tensor, second: Tensor, root: Tensor, ratio: Tensor, share: Tensor, step: RuleStep, slots: Slots
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The trust ratio to use, and the next values of the slots that it is made of, from `freeze_step` on."""
+        """The trust ratio of 1-bit LAMB, and the next values of the slots that it is made of, from `freeze_step` on.
+
+        Once the second moment is frozen, the ratio of each layer is the average of its ratios so far, times a factor
+        that follows the second moment as it would be now. The norms of compressed steps would give another ratio. Li et
+        al., arXiv 2104.06069, Algorithm 1.
+        """
         options = self.options
         is_frozen = step.number >= self.freeze_step
         average, factor = tf.unstack(slots[1], axis=1)
@@ -108,9 +145,9 @@ class LAMBRule(Rule):
         unfrozen = tf.where(is_frozen, unfrozen, second)
         other_root = tf.sqrt(self._corrected(unfrozen, options.beta_2, step)) + options.epsilon
         before, moves, share = tf.where(is_frozen, factor, 1.0), second > 0, tf.reshape(share, [-1])
-        factor = tf.where(is_frozen, next_factor(before, root, other_root, moves, share), 1.0)
-        average = tf.where(is_frozen, average, next_average(average, tf.reshape(ratio, [-1])))
-        lasting = average / tf.cast(correction(RATIO_DECAY, step.number, self.freeze_step), average.dtype) * factor
+        factor = tf.where(is_frozen, _next_factor(before, root, other_root, moves, share), 1.0)
+        average = tf.where(is_frozen, average, _next_average(average, tf.reshape(ratio, [-1])))
+        lasting = average / tf.cast(correction(_RATIO_DECAY, step.number, self.freeze_step), average.dtype) * factor
         ratio = tf.where(is_frozen, tf.reshape(lasting, tf.shape(ratio)), ratio)
         return ratio, unfrozen, tf.stack([average, factor], axis=1)
 
@@ -169,8 +206,8 @@ class LAMB(RuleOptimizer):
         name: the optimizer's name.
         variant: one of `VARIANTS`.
         exclude_ratio: regular expressions of the paths without trust ratio; `None`: `exclude`.
-        freeze_step: steps after which `v`, and its correction, change no more, and `r` is as in 1-bit LAMB
-            (`frozen_ratio`); `None`: they always do.
+        freeze_step: steps after which `v`, and its correction, change no more, and `r` is as in 1-bit LAMB;
+            `None`: they always do.
 
     Raises:
         ValueError: an argument out of its range.

@@ -1,4 +1,4 @@
-"""Norms of layers, and the trust ratio of LARS and LAMB.
+"""Norms of layers, the trust ratio of LARS and LAMB, and which variables have one.
 
 A tensor here is a stack of layers of one shape: the first dimension counts layers.
 Tested in tests/training/optimizers/test_lars.py and tests/training/optimizers/test_references.py.
@@ -6,12 +6,14 @@ Tested in tests/training/optimizers/test_lars.py and tests/training/optimizers/t
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from .keras_doors import Tensor
 
-__all__ = ["layer_norms", "trust_ratio"]
-
+__all__ = ["is_adapted", "layer_norms", "trust_ratio"]
 
 _EXPONENTS = {tf.float32: (tf.int32, 0x7F800000), tf.float64: (tf.int64, 0x7FF0000000000000)}
 _SAFE_SQUARES = {tf.float32: 1e-25, tf.float64: 1e-280}  # smaller sums may have lost terms to underflow
@@ -54,3 +56,22 @@ def trust_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
     """
     is_zero = tf.logical_or(tf.equal(numerator, 0), tf.equal(denominator, 0))
     return tf.where(is_zero, tf.ones_like(numerator), numerator / denominator)
+
+
+def is_adapted(path: str, shape: Sequence[int], exclude: Sequence[str] | None) -> bool:
+    """Whether a variable gets the trust ratio and weight decay.
+
+    Args:
+        path: the variable's path in the model, such as `dense/kernel`.
+        shape: its shape.
+        exclude: regular expressions searched in `path`; `None` is the default rule, which leaves out what has
+            fewer than two dimensions: biases, and the scale and offset of normalisation layers.
+
+    >>> is_adapted("dense/kernel", (3, 4), None), is_adapted("dense/bias", (4,), None)
+    (True, False)
+    >>> is_adapted("embedding/embeddings", (9, 4), ["embedding"]), is_adapted("dense/bias", (4,), [])
+    (False, True)
+    """
+    if exclude is None:
+        return len(shape) >= 2
+    return not any(re.search(pattern, path) for pattern in exclude)

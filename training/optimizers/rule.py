@@ -19,7 +19,7 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.optimizers import OPTIMIZERS
 
 from .keras_doors import Tensor, Variable, require_method, variable_index
-from .masks import is_adapted
+from .norms import is_adapted
 
 __all__ = [
     "Rule", "RuleOptimizer", "RuleStep", "Slots", "correction", "make_options", "next_moments", "tensorflow_variable",

@@ -15,13 +15,12 @@ from ringfeed.sharding.errors import ConfigError, TrainingError
 from ringfeed.training.config.backend import BACKENDS, HOROVOD, MIRRORED, MULTI_WORKER, PARAMETER_SERVER
 
 from .connections import open_sockets
-from .hierarchical_ring import DYNAMIC, HierarchicalRing
 from .horovod import require_horovod
-from .horovod_ring import HorovodRing
+from .horovod_ring import DYNAMIC, HierarchicalRing, HorovodRing
 from .replicas import MirroredRing, open_replicas
 from .ring import Ring, SoloRing
+from .tf_config import local_rank_of_worker, multi_worker_world
 from .worker_ring import WorkerRing
-from .workers import local_rank_of_worker, multi_worker_world
 from .world import World, world_from_environment
 
 __all__ = ["connect", "join", "pin_gpu", "prepare", "share_cores"]

@@ -6,12 +6,12 @@ Tested in tests/training/ring/test_ring.py and tests/training/ring/test_worker_r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ringfeed.sharding.errors import ConfigError
 
-__all__ = ["World", "refuse_settings", "world_from_environment"]
+__all__ = ["World", "host_groups", "refuse_settings", "world_from_environment"]
 
 # Settings of Horovod's that would change results or reach what was never tried.
 _REFUSED = {
@@ -70,3 +70,21 @@ def refuse_settings(environ: Mapping[str, str]) -> None:
     for name, reason in _REFUSED.items():
         if environ.get(name, "0") not in ("0", ""):
             raise ConfigError(f"{name} is set, which is not supported ({reason}); unset it")
+
+
+def host_groups(hosts: Sequence[str]) -> list[list[int]]:
+    """Return the ranks of each host, of which the first leads; a ConfigError if there are no two levels.
+
+    >>> host_groups(["a", "b", "a", "b", "c"])
+    [[0, 2], [1, 3], [4]]
+    """
+    groups: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        groups.setdefault(host, []).append(rank)
+    if len(groups) == 1 or len(groups) == len(hosts):
+        count = "one host" if len(groups) == 1 else "one rank on each host"
+        raise ConfigError(
+            f"sync.hierarchical=true needs several hosts, and several ranks on one of them, got {len(hosts)} ranks and "
+            f"{count}; use sync.hierarchical=false"
+        )
+    return list(groups.values())

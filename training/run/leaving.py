@@ -18,7 +18,7 @@ from ringfeed.sharding.messages import printable
 from ringfeed.sharding.storage.temporary_folder import end_process
 from ringfeed.sharding.url_secrets import without_secrets
 from ringfeed.training.ring.launched import EndReport, report
-from ringfeed.training.ring.workers import worker_world
+from ringfeed.training.ring.tf_config import worker_world
 from ringfeed.training.ring.world import world_from_environment
 
 from .stopping import INTERRUPTED, RESUMABLE, TERMINATED

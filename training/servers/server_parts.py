@@ -20,7 +20,7 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.checkpoint.snapshot import Parts
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.models.build import build_model
-from ringfeed.training.optimizers.masks import is_adapted
+from ringfeed.training.optimizers.norms import is_adapted
 
 from .placement import VariablePlacement
 from .row_shards import WholeTable, split_tables, whole_weights

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from ringfeed.training.optimizers.lars import LARS
-from ringfeed.training.optimizers.masks import is_adapted
+from ringfeed.training.optimizers.norms import is_adapted
 from ringfeed.training.schedules.learning_rate import WarmUpDecay
 
 jax = pytest.importorskip("jax")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.training.ring.host_groups import host_groups
+from ringfeed.training.ring.world import host_groups
 
 
 @pytest.mark.parametrize(("hosts", "count"), [(["a", "a"], "one host"), (["a", "b"], "one rank on each host")])

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from ringfeed.tools.cli import main
-from ringfeed.training.ring.workers import local_rank_of_worker, worker_world
+from ringfeed.training.ring.tf_config import local_rank_of_worker, worker_world
 from ringfeed.training.ring.world import World
 from tests.helpers.checkpoints import saved_steps, sigterm_after_a_checkpoint
 from tests.helpers.lean import lean_environment

@@ -30,8 +30,8 @@ from ringfeed.training.checkpoint.store import decode, encode
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.optimizers.build import build_schedule
 from ringfeed.training.optimizers.precision import LossScale
-from ringfeed.training.ring.hierarchical_ring import HierarchicalRing
 from ringfeed.training.ring.horovod import require_horovod
+from ringfeed.training.ring.horovod_ring import HierarchicalRing
 from ringfeed.training.ring.metered import MeteredRing
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.ring.same_weights import assert_same_weights

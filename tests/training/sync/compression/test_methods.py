@@ -21,7 +21,7 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.compression import DGCConfig
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.config.train_config import TrainConfig
-from ringfeed.training.ring.hierarchical_ring import DYNAMIC
+from ringfeed.training.ring.horovod_ring import DYNAMIC
 from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.sync.build import build_synchronizer, momentum_remarks
 from ringfeed.training.sync.compression.onebit import SignMomentum
