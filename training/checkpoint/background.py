@@ -59,11 +59,7 @@ class BackgroundWriter:
 
 
 class Memory:
-    """The newest commit of this process: the state of a run to resume from when another rank dies.
-
-    Attributes:
-        newest: the commit; None before the first.
-    """
+    """The newest commit of this process, if any: the state of a run to resume from when another rank dies."""
 
     def __init__(self) -> None:
         self.newest: Checkpoint | None = None

@@ -209,14 +209,9 @@ def capture(
     rank: int = 0,
     quarantined: Sequence[str] = (),
 ) -> Checkpoint:
-    """Return the checkpoint of a run.
+    """Return the checkpoint of a run, the same on all ranks, with the history and what `gather_rank_state` returned.
 
-    Args:
-        dataset: identity of the dataset, see `Manifest`.
-        history: reports so far, in JSON's types.
-        of_ranks: what `gather_rank_state` returned.
-        rank: this rank; the checkpoint is the same on all.
-        quarantined: paths of the shards that the run found to be damaged.
+    `dataset` is the identity of the dataset, see `Manifest`; `quarantined` are paths of its shards that were damaged.
     """
     arrays = {name: np.asarray(tf.convert_to_tensor(v)) for name, v in parts.variables().items()} | dict(of_ranks)
     if rank:

@@ -238,12 +238,9 @@ class CheckpointStore:
             time.sleep(_POLL_SECONDS)
 
     def save(self, checkpoint: Checkpoint, best_steps: Collection[int] = ()) -> str:
-        """Commit a checkpoint, then remove all but the newest `keep` of its run; return the URL of its file.
+        """Commit a checkpoint, remove all of its run but those of `best_steps` and the newest `keep`; return its URL.
 
         Other checkpoints of this step or later ones are removed, too: `newest` skipped them as damaged.
-
-        Args:
-            best_steps: steps whose checkpoints stay, too.
         """
         data = encode(checkpoint)
         step = f"step-{checkpoint.step:010d}"

@@ -37,7 +37,6 @@ def key(
 
     Args:
         default: default of the key; MISSING: it is required.
-        text: what it is.
         at_least, above, below, at_most: bounds of a number, which is then finite, too.
         choices: the words that are allowed; `FUNCTION` stands for any function.
         kind: "path" (or URL), which counts from the file's folder where it is relative; "disk": a path on a disk;

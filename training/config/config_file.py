@@ -126,14 +126,9 @@ def _copied(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_config(tree: Mapping[str, Any], source: str) -> TrainConfig:
-    """Make a configuration of nested mappings.
+    """Make a configuration of nested mappings, which errors call `source`.
 
-    Args:
-        tree: keys and values.
-        source: name of the tree for errors, such as its file's.
-
-    Raises:
-        ConfigError: a key or value is wrong, or a value has no form in JSON, as checkpoints and metrics need.
+    A ConfigError says that a key or value is wrong, or has no form in JSON, as checkpoints and metrics need.
 
     >>> parse_config({"data": {"url": "x"}, "optimiser": {}}, "a.yaml")
     Traceback (most recent call last):
@@ -212,11 +207,9 @@ def _plain(value: Any) -> Any:
 
 
 def stretched_schedule(now: TrainConfig, before: Mapping[str, Any]) -> str | None:
-    """Return what a change of a schedule's length does, and its remedy; None if it changes no learning rate.
+    """Return what a change of a schedule's length since an earlier run, by its tree, does, and its remedy.
 
-    Args:
-        now: configuration of the run.
-        before: the tree of an earlier one.
+    None: it changes no learning rate.
     """
     past = before.get("schedule", {})
     if now.schedule.name is None and now.schedule.decay not in STRETCHED:

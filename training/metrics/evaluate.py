@@ -50,9 +50,7 @@ def evaluate(
     Args:
         predict: function from the inputs of a batch to the network's outputs, float32 [batch, outputs].
         batches: `(inputs, target, weight)` of each batch; a weight of 0 marks padding. Of several datasets, by name.
-        target: what the network predicts.
         metrics: names of the metrics; None: the default ones of the task.
-        own: the user's loss and metrics.
 
     Returns:
         The number of `samples`, their mean `loss` (without options, or the user's own), and the metrics, in JSON's

@@ -33,12 +33,8 @@ def load_weights(network: Any, url: str) -> None:
     """Assign the weights of a file, but to a last layer for which it has others, or none.
 
     The last layers are the nearest to the outputs that have weights: usually the logits; in a network whose outputs are
-    a sum, such as `wide_deep`, one layer for each term. A ConfigError says that another layer does not fit.
-
-    Args:
-        network: the network, which is built.
-        url: path or URL of a `.keras`, `.weights.h5` or `.h5` file; the last is a file of
-            Keras 2, such as `keras.applications` has, whose layers are found by name.
+    a sum, such as `wide_deep`, one layer for each term. A ConfigError says that another layer does not fit. The file is
+    `.keras`, `.weights.h5`, or `.h5` of Keras 2, such as `keras.applications` has, whose layers are found by name.
     """
     heads = _last_layers(network)
     is_old = url.endswith(".h5") and not url.endswith(".weights.h5")

@@ -20,15 +20,10 @@ _SAFE_SQUARES = {tf.float32: 1e-25, tf.float64: 1e-280}  # smaller sums may have
 
 
 def layer_norms(layers: Tensor) -> Tensor:
-    """Return the Euclidean norm of each layer, also where squares overflow or underflow.
+    """Return the Euclidean norm of each layer, float32 or float64 [layers, ...], as [layers, 1, ...] of the same rank.
 
-    Such layers are first divided by a power of two, which rounds nothing: a norm has the same bits either way.
-
-    Args:
-        layers: float32 or float64 [layers, ...].
-
-    Returns:
-        [layers, 1, ...], of the same rank and dtype.
+    Where squares overflow or underflow, layers are first divided by a power of two, which rounds nothing: a norm has
+    the same bits either way.
 
     >>> print(*layer_norms(tf.constant([[3.0, 4.0], [3e30, 4e30], [3e-30, 4e-30], [0.0, 0.0]])).numpy().ravel())
     5.0 5e+30 5e-30 0.0
@@ -59,13 +54,10 @@ def trust_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
 
 
 def is_adapted(path: str, shape: Sequence[int], exclude: Sequence[str] | None) -> bool:
-    """Whether a variable gets the trust ratio and weight decay.
+    """Whether a variable of a path, such as `dense/kernel`, and a shape gets the trust ratio and weight decay.
 
-    Args:
-        path: the variable's path in the model, such as `dense/kernel`.
-        shape: its shape.
-        exclude: regular expressions searched in `path`; `None` is the default rule, which leaves out what has
-            fewer than two dimensions: biases, and the scale and offset of normalisation layers.
+    `exclude` are regular expressions searched in the path; `None` is the default rule, which leaves out what has fewer
+    than two dimensions: biases, and the scale and offset of normalisation layers.
 
     >>> is_adapted("dense/kernel", (3, 4), None), is_adapted("dense/bias", (4,), None)
     (True, False)

@@ -77,13 +77,8 @@ class ScaleRule:
 def next_scale(scale: Tensor, good_steps: Tensor, is_finite: Tensor, rule: ScaleRule) -> tuple[Tensor, Tensor]:
     """Return the loss scale after a step: doubled after `growth_interval` finite steps in a row, halved at an overflow.
 
-    Args:
-        scale: float32 scalar.
-        good_steps: int64 scalar, finite steps since the scale last changed.
-        is_finite: bool scalar, whether this step's gradients were finite on all ranks.
-
-    Returns:
-        The next `(scale, good_steps)`.
+    `good_steps`, int64, also returned, are the finite steps since the scale last changed; `is_finite` is whether this
+    step's gradients were finite on all ranks.
 
     >>> rule = ScaleRule(growth_interval=2)
     >>> [float(x) for x in next_scale(tf.constant(8.0), tf.constant(1, tf.int64), tf.constant(True), rule)]

@@ -19,12 +19,9 @@ __all__ = ["update_rows"]
 
 
 def update_rows(optimizer: Any, variable: Variable, gradient: Any) -> None:
-    """Update rows of a variable, without weight decay.
+    """Update rows of a variable, without weight decay, by Keras' SGD or an optimizer by the rule of Adam.
 
-    Args:
-        optimizer: Keras' SGD or an optimizer by the rule of Adam, built for the variable.
-        variable: [rows, ...].
-        gradient: `tf.IndexedSlices` that has each row once.
+    The gradient, `tf.IndexedSlices`, has each row once.
     """
     change = (_by_rule if isinstance(optimizer, RuleOptimizer) else _sgd)(optimizer, variable, gradient)
     variable.value.scatter_add(tf.IndexedSlices(change, gradient.indices))

@@ -160,15 +160,10 @@ class RunTrace:
 
 
 def find_spikes(entries: Sequence[Mapping[str, Any]], count: int) -> list[tuple[range, float, float]]:
-    """Return the largest spikes of the loss.
+    """Return the largest spikes of the loss, at most `count`: the steps of each, its loss, and the median before it.
 
-    Args:
-        entries: the history of a run's steps: ``step``, the steps done, and ``loss``, their mean since the last entry.
-        count: how many spikes to return at most.
-
-    Returns:
-        The steps of each entry whose loss is above the median of the ten entries before it, that loss, and the median;
-        the largest ratio first.
+    An entry is a spike if its loss is above the median of the ten entries before it; the largest ratio comes first. The
+    entries have ``step``, the steps done, and ``loss``, their mean since the last entry.
 
     >>> losses = [1.0, 0.9, 5.0, 0.8]
     >>> find_spikes([{"step": 10 * n + 10, "loss": loss} for n, loss in enumerate(losses)], 1)

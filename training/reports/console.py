@@ -76,11 +76,7 @@ def _shown(value: float) -> str:
 
 
 class Console(Tracker):
-    """Shows a run's progress.
-
-    Args:
-        mixture: URLs of the datasets of a mixture, which are profiled one by one.
-    """
+    """Shows a run's progress; the datasets of a mixture, by their URLs, are profiled one by one."""
 
     label = "the console"
 

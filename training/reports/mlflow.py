@@ -26,10 +26,7 @@ _LONGEST = 500  # characters of a parameter, in older servers
 class MLflow(EntryTracker):
     """One run of MLflow, which a resumed run continues: checkpoints hold its number.
 
-    Args:
-        uri: tracking server, `http://...`; or path of a folder.
-        experiment: name of the experiment, which is created if need be.
-        run: name of the run; None: MLflow invents one.
+    `uri` is that of a tracking server, `http://...`, or the path of a folder. The experiment is created if need be.
     """
 
     name = "mlflow"

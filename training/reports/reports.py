@@ -18,16 +18,7 @@ __all__ = ["History", "Reports"]
 
 
 class History(Tracker):
-    """The entries so far.
-
-    Args:
-        restored: the history of the run's earlier processes, as `tree` returned it.
-
-    Attributes:
-        step_entries: entries of the log.
-        evaluations: evaluations.
-        states: what trackers keep in checkpoints, by name.
-    """
+    """The entries of a run, also those of its earlier processes, as `tree` returned them, and trackers' states."""
 
     is_essential = True
 

@@ -47,18 +47,14 @@ def local_ranks(size: int) -> AbstractContextManager[list[dict[str, str]]]:
 def ranks_on(
     hosts: Sequence[str], address: str = _LOOPBACK, peers: Container[str] | None = None
 ) -> Iterator[list[dict[str, str]]]:
-    """Serve a rendezvous for some ranks during the body.
+    """Serve a rendezvous for some ranks during the body, and yield the environment of each.
+
+    On other hosts it lacks the interface by which a host reaches the others.
 
     Args:
         hosts: name of each rank's host; those of a host are side by side.
         address: that of this machine at which to serve.
         peers: addresses from which to take requests, also those that are added later; None: from all that reach it.
-
-    Yields:
-        The environment of each rank. On other hosts it lacks the interface by which a host reaches the others.
-
-    Raises:
-        TrainingError: Horovod is not installed.
     """
     try:
         gloo_run = import_module("horovod.runner.gloo_run")

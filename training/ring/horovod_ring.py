@@ -128,11 +128,8 @@ class HorovodRing:
 class HierarchicalRing(HorovodRing):
     """A Horovod ring whose reductions have two levels; its other collectives are flat.
 
-    A ConfigError says that there are no two levels.
-
-    Args:
-        hvd: the module `horovod.tensorflow`, after `hvd.init()` with `DYNAMIC` in the environment.
-        host: name of this rank's host; None: as the launcher, or the machine, calls it.
+    `DYNAMIC` has to be in the environment at `hvd.init()`. The host is called as the launcher, or the machine, calls
+    it. A ConfigError says that there are no two levels.
     """
 
     def __init__(self, hvd: Any, host: str | None = None) -> None:

@@ -19,16 +19,10 @@ __all__ = ["MeteredRing"]
 
 
 class MeteredRing:
-    """A ring whose reductions and exchanges of tensors are counted, by the sizes that they have when they run.
+    """A ring that counts in `wire_bytes`, float64, what its reductions and exchanges receive, when they run.
 
     A rank of `size` receives, and sends, of S bytes: 2 (size - 1) / size * S in a ring all-reduce, (size - 1) * S in an
     all-gather of S from each rank, and (size - 1) / size * S in an all-to-all.
-
-    Args:
-        ring: the ring that does the work.
-
-    Attributes:
-        wire_bytes: float64 scalar, the bytes that this rank has received so far.
     """
 
     def __init__(self, ring: Ring) -> None:

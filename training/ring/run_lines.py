@@ -69,9 +69,7 @@ class _Handler(socketserver.StreamRequestHandler):
 class LineServer(QuietServer, socketserver.TCPServer):
     """Serves the processes of a run at a free port, each on a thread.
 
-    Args:
-        host: address to listen at.
-        talk: called with each connection that knows the key; it may raise OSError when that breaks.
+    `talk` is called with each connection that knows the key; it may raise OSError when that breaks.
     """
 
     allow_reuse_address = True

@@ -40,16 +40,7 @@ __all__ = ["BaseTrainer"]
 class BaseTrainer(ABC):
     """One run in one process.
 
-    Args:
-        ring: the ranks that report, evaluate and save together.
-        ranks: number of processes that train.
-        stop_request: whether the run shall stop.
-
-    Attributes:
-        parts: what training changes.
-        loader: the loader of the training split.
-        history: the log and the evaluations so far.
-        reports: passes events to what follows the run.
+    The ranks of the ring report, evaluate and save together; `ranks` is the number of processes that train.
     """
 
     parts: Parts
@@ -72,10 +63,8 @@ class BaseTrainer(ABC):
     ) -> None:
         """Take the place where the run starts, and open what follows it.
 
-        Args:
-            memory: where to keep commits; None: nowhere.
-            trackers: what follows the run on rank 0, beside what the configuration names.
-            callbacks: what gets each event on every rank, after all others.
+        `trackers` follow the run on rank 0, beside those that the configuration names; `callbacks` get each event on
+        every rank, after all others.
         """
         self.history = History(start.history)
         self._progress = RunProgress(self.config, start, steps_per_epoch, self.history)

@@ -76,11 +76,8 @@ def open_loader(
     """Open this rank's loader of the training split, without the remainder.
 
     A rank that trains on a part of its own reads each of its samples once, in batches of its share of the global batch.
-    A ConfigError says that a training split cannot fill a batch, or that there is not one part for each rank.
-
-    Args:
-        quarantined: paths of shards that the run knows to be damaged; of a mixture, below the names of its datasets.
-        manifests: the datasets, as `open_manifests` returns them; None: they are opened.
+    A ConfigError says that a training split cannot fill a batch, or that there is not one part for each rank. The paths
+    of damaged shards, `quarantined`, are below the names of the datasets for a mixture.
     """
     data, split = config.data, config.data.train_split
     batch_size = data.batch_size

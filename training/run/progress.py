@@ -20,15 +20,7 @@ __all__ = ["RunProgress"]
 
 
 class RunProgress:
-    """The position of one run between its start and its end.
-
-    Attributes:
-        position: the present position.
-        first_step: number of steps done before this process began.
-        total_steps: number of steps at whose end the run ends.
-        evaluated_step: step of the last evaluation.
-        is_early: whether the run ends before its last step.
-    """
+    """The position of one run between its start and its end, `total_steps`."""
 
     def __init__(self, config: TrainConfig, start: Start, steps_per_epoch: int, history: History) -> None:
         self._config, self._history = config, history

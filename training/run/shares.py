@@ -67,17 +67,10 @@ def shares_by_speed(shares: Sequence[int], seconds: Sequence[float], bound: floa
 
 
 class RankShares:
-    """This rank's share of each global batch.
+    """This rank's share of each global batch, and the loader of that share.
 
-    Args:
-        loader: a loader of any share.
-        batch_size: size of the global batch.
-        bound: see `shares_by_speed`; None for equal shares.
-        has_part: whether the ranks have parts of their own (`sync.clients`), which the loader reads in their shares.
-
-    Attributes:
-        loader: the loader of this rank's share.
-        of_ranks: samples of each rank.
+    `bound` is that of `shares_by_speed`; None for equal shares. With `has_part` the ranks have parts of their own
+    (`sync.clients`), which the loader reads in their shares.
     """
 
     def __init__(

@@ -18,14 +18,8 @@ TERMINATED = 143  # exit status: 128 + SIGTERM
 class Stopped(Exception):
     """The run was asked to stop, on any rank, and every rank has stopped after the same step.
 
-    Args:
-        step: number of steps done.
-        first_step: number of steps that this process resumed from.
-        url: where the checkpoint of `step` is; None if the run keeps none.
-        max_time: the time that was over; None if a signal came.
-
-    Attributes:
-        status: the exit status, `RESUMABLE` or `TERMINATED`; 0 if the time was over.
+    This process has resumed from `first_step`. `url` is where the checkpoint is, None if the run keeps none, `max_time`
+    the time that was over, None if a signal came. `status` is the exit status.
     """
 
     def __init__(self, step: int, first_step: int, url: str | None, max_time: str | float | None = None) -> None:
@@ -45,15 +39,7 @@ class Stopped(Exception):
 
 
 class StopRequest:
-    """Whether this rank asks to stop: by a signal, or since the time of the run is over.
-
-    Args:
-        check: returns whether a signal has come; what it raises ends the run.
-        max_time: time from now on, as `TrainConfig.max_time`; None: without end.
-
-    Attributes:
-        is_signalled: whether a signal has come.
-    """
+    """Whether this rank asks to stop: by a signal, which `check` finds, or since the time of the run is over."""
 
     def __init__(self, check: Callable[[], bool], max_time: str | float | None) -> None:
         self._check = check

@@ -67,12 +67,7 @@ def has_diverged(losses: Sequence[float]) -> bool:
 
 
 def judge_rates(rates: Sequence[float], losses: Sequence[float]) -> RangeTest:
-    """Find the steepest fall of a loss over the logarithm of the rate, before it is lowest.
-
-    Args:
-        rates: rising learning rates.
-        losses: the loss with each of them, not smoothed.
-    """
+    """Find the steepest fall of a loss, not smoothed, over the logarithm of the rising rates, before it is lowest."""
     means: list[float] = []
     for mean in smoothed(losses):
         means.append(mean)

@@ -22,13 +22,9 @@ _KEY = "schedule.name"
 
 
 class UserSchedule(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras ships no types
-    """Any function of the step as a schedule of Keras.
+    """A function from the step, float32, to the learning rate, in TensorFlow operations, as a schedule of Keras.
 
-    Args:
-        function: from a step, float32 scalar, to its learning rate, in TensorFlow operations.
-        name: what errors call it.
-        peak_value: `optimizer.learning_rate`, scaled to the batch.
-        key: where it is from, for errors.
+    Errors name the function by `name`, and its place by `key`.
 
     >>> float(UserSchedule(lambda step: 0.5 / (step + 1))(1))
     0.25

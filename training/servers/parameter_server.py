@@ -53,16 +53,7 @@ _LOST_SERVER = ("UnavailableError", "PSUnavailableError", "AbortedError")
 
 
 class ServerTrainer(BaseTrainer):
-    """One run, on the chief.
-
-    Args:
-        cluster: the cluster, with the chief's task.
-        check: as for `Trainer`.
-        stalled: ends this process; called in another thread, with which task has stalled.
-
-    Raises:
-        RingfeedError: the dataset, the model or a checkpoint does not fit the configuration.
-    """
+    """One run, on the chief of a cluster; `stalled` is called in another thread, and ends this process."""
 
     def __init__(
         self, config: TrainConfig, cluster: Cluster, check: Callable[[], bool], stalled: Callable[[str], None]

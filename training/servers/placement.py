@@ -32,14 +32,7 @@ def server_device(index: int) -> str:
 
 
 class VariablePlacement:
-    """Places each variable that is created in its scope on the server with the fewest bytes so far.
-
-    Args:
-        devices: the servers'.
-
-    Attributes:
-        server_bytes: bytes of the variables of each server.
-    """
+    """Places each variable that is created in its scope on the server with the fewest bytes so far, `server_bytes`."""
 
     def __init__(self, devices: Sequence[str]) -> None:
         self._devices = devices
@@ -76,14 +69,8 @@ class VariablePlacement:
 class ServerOptimizers:
     """An optimizer for the variables of each server, so that an update is computed where they are.
 
-    Args:
-        config: options of the optimizer.
-        variables: a network's trainable variables.
-        shards: variables that are shards of tables; only some rows of them are updated.
-
-    Attributes:
-        variables: all optimizers' variables, for checkpoints.
-        version: number of updates applied so far, on one of the servers; int64.
+    Of `shards` of tables, only some rows are updated. `version`, int64 on one of the servers, counts the updates so
+    far.
     """
 
     def __init__(

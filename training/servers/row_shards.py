@@ -60,14 +60,7 @@ class RowShards(keras.layers.Embedding):  # type: ignore[misc]  # Keras ships no
 
 
 class WholeTable:
-    """The shards of a table as the one variable that checkpoints and the model's file hold.
-
-    Args:
-        shards: variables [rows of the shard, width].
-
-    Attributes:
-        shape, dtype, path, name: as of a variable.
-    """
+    """The shards of a table, [rows of the shard, width], as the one variable that checkpoints and files hold."""
 
     def __init__(self, shards: Sequence[Variable]) -> None:
         self.shards = list(shards)
@@ -89,20 +82,11 @@ class WholeTable:
 
 
 def split_tables(network: Any, placement: VariablePlacement, least_bytes: int) -> tuple[Any, list[WholeTable]]:
-    """Copy a network to the servers, with its weights, and each large table of embeddings in shards.
+    """Copy a network to the servers, with its weights, and each table of embeddings of `least_bytes` in shards.
 
-    Tables of layers with a regularizer or a constraint, which are of whole tables, are not split.
-
-    Args:
-        network: a functional or sequential network.
-        placement: places the variables.
-        least_bytes: size of a table from which on it is split.
-
-    Returns:
-        The copy, and its split tables.
-
-    Raises:
-        ConfigError: Keras cannot copy the network.
+    Tables of layers with a regularizer or a constraint, which are of whole tables, are not split. Returned are the copy
+    and its split tables. A ConfigError says that Keras cannot copy the network: it is neither functional nor
+    sequential.
     """
     split: list[RowShards] = []
 

@@ -30,10 +30,6 @@ class UpdateRate(keras.optimizers.schedules.LearningRateSchedule):  # type: igno
     So each has a share of its rate, too, by the scaling rule of the run: after a step's updates, SGD has moved as far
     as by one update of the whole batch.
 
-    Args:
-        updates: number of updates in a step.
-        scaling: "linear" or "sqrt".
-
     >>> rate = UpdateRate(lambda step: 0.8 - 0.1 * step, 4, "linear")
     >>> round(float(rate(8)), 4)  # a quarter of 0.6
     0.15
@@ -61,13 +57,7 @@ def step_samples(options: ParameterServerConfig, batch_size: int, workers: int) 
 
 
 class ServerLog:
-    """The updates since the last entry.
-
-    Args:
-        reports: gets the entries.
-        rate: the learning rate.
-        first_step: number of steps done before this process began.
-    """
+    """The updates since the last entry, which goes to the reports; `first_step` steps were done before this process."""
 
     def __init__(self, config: TrainConfig, reports: Reports, workers: int, rate: UpdateRate, first_step: int) -> None:
         self._config, self._reports, self._workers, self._rate = config, reports, workers, rate
@@ -103,12 +93,7 @@ class ServerLog:
         return step // every > self._reported_step // every
 
     def report(self, step: int, epoch: int, most_ahead: int) -> None:
-        """Report the updates since the last entry.
-
-        Args:
-            step: number of steps done.
-            most_ahead: largest lead of a worker so far.
-        """
+        """Report the updates since the last entry; `most_ahead` is the largest lead of a worker so far."""
         updates, seconds = self._updates, time.perf_counter() - self._started
         self._most_ahead = max(self._most_ahead, most_ahead)
         if not updates:

@@ -39,13 +39,7 @@ class Significance:
         self._kept: list[npt.NDArray[np.float32]] = []
 
     def sift(self, step: int, rate: float, gradients: Sequence[Array], weights: Sequence[Array]) -> list[Entries]:
-        """Add gradients to what is held back, and return of each variable the entries to send, flat.
-
-        Args:
-            step: number of the step, from 0.
-            rate: its learning rate.
-            gradients, weights: of each variable.
-        """
+        """Add gradients to what is held back, and return of each variable the entries to send, flat."""
         if not self._kept:
             self._kept = [np.zeros(g.size, np.float32) for g in gradients]
         threshold = self._threshold / math.sqrt(step + 1)

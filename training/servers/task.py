@@ -196,10 +196,8 @@ def serve_task(config: TrainConfig, cluster: Cluster, is_terminating: Callable[[
     """Serve as this process's task until the chief ends, which ends this process.
 
     A scheduler sends SIGTERM to all tasks of a job, and the chief needs the others to save: they serve on. A server
-    asks the chief to save; a worker, which the others can do without, does not.
-
-    Args:
-        is_terminating: returns whether SIGTERM has come, which from the second call on no longer ends this process.
+    asks the chief to save; a worker, which the others can do without, does not. From the second call of
+    `is_terminating` on, SIGTERM no longer ends this process.
     """
     logging.getLogger("tensorflow").setLevel(logging.CRITICAL)
     task = declare(config, cluster)

@@ -45,11 +45,7 @@ class DirectUpdates(Updates):
 
 
 class SynchronousUpdates(Updates):
-    """The mean of the first gradients of a step is an update; see `RoundPlan`.
-
-    Args:
-        needed: number of gradients of a step.
-    """
+    """The mean of the first gradients of a step, as many as are needed, is an update; see `RoundPlan`."""
 
     def __init__(self, optimizers: ServerOptimizers, variables: Sequence[Any], needed: int) -> None:
         self._optimizers, self._needed = optimizers, needed
@@ -95,12 +91,7 @@ def _asked(token: str) -> Tensor:
 
 
 class SignificantUpdates(Updates):
-    """Significant entries are an update, the others are held back; see `Significance`.
-
-    Args:
-        rate: learning rate by update.
-        updates: number of updates in a step.
-    """
+    """Significant entries are an update, the others are held back; see `Significance`. A step has so many updates."""
 
     def __init__(
         self, optimizers: ServerOptimizers, variables: Sequence[Any], rate: Callable[[Tensor], Tensor], updates: int

@@ -30,20 +30,14 @@ def make_worker_loop(
     loss_of: Loss,
     weight_scale: float,
 ) -> Any:
-    """Trace the loop.
+    """Trace the loop, which makes updates as long as the board at the address gives it steps.
 
     Args:
         network: with variables on servers.
-        updates: what becomes of gradients.
         batches: a dataset with elements as the workers have them.
-        address: of the chief's board.
         version: variable that counts the updates, of all workers.
         clip_norm: as in `make_train_step`, of each worker's gradient.
-        loss_of: loss of each sample.
         weight_scale: factor of the samples' weights.
-
-    Returns:
-        A concrete function, which makes updates as long as the board gives it steps.
     """
     spec = batch_spec(batches)
     update = _update(network, updates, version, clip_norm=clip_norm, loss_of=loss_of, weight_scale=weight_scale)

@@ -22,9 +22,7 @@ Integers = npt.NDArray[np.int64]
 def first_fit(lengths: Integers, width: int) -> tuple[Integers, Integers]:
     """Return row and first place of each record: the longest first, each in the first row that has room for it.
 
-    Args:
-        lengths: tokens of each record, at most `width`; int64 [n].
-        width: tokens of a row.
+    `lengths`, int64 [n], are the tokens of each record, at most `width`, those of a row.
 
     >>> [places.tolist() for places in first_fit(np.array([3, 5, 2, 4]), 8)]
     [[0, 0, 1, 1], [5, 0, 4, 0]]

@@ -33,12 +33,7 @@ def _connected(address: str) -> socket.socket:
 
 
 class BoardClient:
-    """One worker's connection.
-
-    Args:
-        address: the board's.
-        worker: number of the worker.
-    """
+    """The connection of one worker, by its number, to the board."""
 
     def __init__(self, address: str, worker: int) -> None:
         self._socket = _connected(address)
@@ -63,10 +58,7 @@ class BoardClient:
 class ChiefLine:
     """A task's line to the chief: this process ends with the chief, with status 0 if that says so, else with 1.
 
-    Args:
-        address: the board's.
-        name: the task's, such as "worker 1".
-        seconds: time after which a chief that does not answer counts as stalled; 0: never.
+    A chief that does not answer for so many seconds counts as stalled; 0: never.
     """
 
     def __init__(self, address: str, name: str, seconds: float) -> None:

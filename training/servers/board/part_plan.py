@@ -40,17 +40,10 @@ class _Range:
 class PartPlan:
     """The steps [start, stop) of an epoch, of as many parts as there are workers.
 
-    A worker that has done its own part helps another: it takes half of what that one has left, or all if it has died.
-    A step that a dead worker has begun is done again.
-
-    Args:
-        start, stop: steps of each part.
-        bound: no worker begins a step if it has done more than this many beyond the slowest; None: no bound. With a
-            bound, each worker does its own part. Ho et al., "Stale Synchronous Parallel Parameter Server", NIPS 2013.
-
-    Attributes:
-        done: number of steps done, over all workers.
-        most_ahead: the largest lead of a worker that began a step, in steps done beyond the slowest.
+    A worker that has done its own part helps another: it takes half of what that one has left, or all if it has died. A
+    step that a dead worker has begun is done again. With a bound, each worker does its own part, and begins no step if
+    it has done more than this many beyond the slowest, of which `most_ahead` is the largest lead. Ho et al., "Stale
+    Synchronous Parallel Parameter Server", NIPS 2013.
 
     >>> plan = PartPlan(2, 0, 2)
     >>> plan.take(0), plan.take(1)

@@ -17,14 +17,6 @@ class RoundPlan:
     The worker whose gradient is the last of a step applies their mean. A worker that is late goes on with the present
     step; what it would have read of those that it missed is not read in this epoch.
 
-    Args:
-        workers: number of workers, and of parts.
-        needed: number of gradients of a step.
-        start, stop: the steps.
-
-    Attributes:
-        most_ahead: 0.
-
     >>> plan = RoundPlan(2, 1, 0, 2)
     >>> plan.take(0), plan.take(1)
     (WorkerStep(part=0, step=0), WorkerStep(part=1, step=0))

@@ -70,12 +70,9 @@ class _Board(Protocol):
 
 
 def watch_tasks(board: _Board, seconds: float, end: Callable[[str], None]) -> None:
-    """Judge the tasks from a thread, as long as this process lives.
+    """Judge the tasks from a thread, as long as this process lives, and call `end` with which task has stalled.
 
-    Args:
-        board: knows the tasks.
-        seconds: time after which one counts as stalled; 0: never.
-        end: ends this process; called with which task has stalled, in that thread.
+    A task counts as stalled after so many seconds; 0: never.
     """
 
     def watch() -> None:
