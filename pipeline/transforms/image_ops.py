@@ -17,7 +17,7 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.formats.images.file_types import BMP_GREYS, BMP_MASKS
 
 from .apply import is_mapping, require_feature
-from .image_options import CentreCrop, ColourJitter, ImageOptions, Normalisation, RandomCrop
+from .image_options import CentreCrop, ColourJitter, ImageTransformOptions, Normalisation, RandomCrop
 from .numpy_images import BOXES
 
 __all__ = ["crop_window", "decode", "normalise", "resize", "transform_images"]
@@ -33,7 +33,7 @@ _JPEG_SCALES = (1, 2, 4, 8)  # divisors of the sides that libjpeg can decode to
 _PHILOX = "philox"  # named, so that every device draws by the same algorithm
 
 
-def transform_images(element: Mapping[str, Any], options: ImageOptions) -> dict[str, Any]:
+def transform_images(element: Mapping[str, Any], options: ImageTransformOptions) -> dict[str, Any]:
     """The element with the images of one feature decoded, cropped, resized, augmented and scaled.
 
     Raises:
@@ -65,12 +65,12 @@ def transform_images(element: Mapping[str, Any], options: ImageOptions) -> dict[
     return {**element, options.feature: _scaled(images, options)}
 
 
-def _batched_dtype(options: ImageOptions) -> tf.DType:
+def _batched_dtype(options: ImageTransformOptions) -> tf.DType:
     """The dtype of images until the batch is complete."""
     return tf.uint8 if options.dtype == "uint8" else tf.float32
 
 
-def _one_image(value: Any, key: Any, options: ImageOptions) -> Any:
+def _one_image(value: Any, key: Any, options: ImageTransformOptions) -> Any:
     """One image of the target size, with values in [0, 255]."""
     crop_key, draws = _draws(key)
     image = _resized(_crop(value, crop_key, options), options.size)
@@ -89,7 +89,7 @@ def _draws(key: Any) -> tuple[Any, Any]:
     return crop_key, tf.random.stateless_uniform([6], rest, alg=_PHILOX)
 
 
-def _crop(value: Any, key: Any, options: ImageOptions) -> Any:
+def _crop(value: Any, key: Any, options: ImageTransformOptions) -> Any:
     """The crop of one image, uint8 [height, width, channels]."""
     if options.shape is not None:
         return _crop_pixels(tf.reshape(value, [*options.shape[:2], options.channels]), key, options)
@@ -188,7 +188,7 @@ def _resized(image: Any, size: Sequence[int]) -> Any:
     return tf.ensure_shape(image, [*size, None])
 
 
-def _crop_jpeg(value: Any, key: Any, options: ImageOptions) -> Any:
+def _crop_jpeg(value: Any, key: Any, options: ImageTransformOptions) -> Any:
     """The crop of a JPEG file, decoding no more than the format makes necessary."""
     shape = tf.io.extract_jpeg_shape(value)
     window = None if options.crop is None else crop_window(shape, key, options)
@@ -224,14 +224,14 @@ def _decode_jpeg(value: Any, channels: int, window: Any = None, scale: int = 1) 
     return tf.cond(is_cmyk, lambda: tf.image.rgb_to_grayscale(decoded(3)), lambda: decoded(1))
 
 
-def _crop_pixels(image: Any, key: Any, options: ImageOptions) -> Any:
+def _crop_pixels(image: Any, key: Any, options: ImageTransformOptions) -> Any:
     if options.crop is None:
         return image
     window = crop_window(tf.shape(image), key, options)
     return tf.slice(image, [window[0], window[1], 0], [window[2], window[3], -1])
 
 
-def crop_window(shape: Any, key: Any, options: ImageOptions) -> Any:
+def crop_window(shape: Any, key: Any, options: ImageTransformOptions) -> Any:
     """The part of an image to take: int32 [top, left, height, width], inside the image and not empty.
 
     Args:
@@ -276,7 +276,7 @@ def jitter_colours(image: Any, draws: Any, jitter: ColourJitter) -> Any:
     return tf.clip_by_value(image, 0.0, 1.0)
 
 
-def _scaled(images: Any, options: ImageOptions) -> Any:
+def _scaled(images: Any, options: ImageTransformOptions) -> Any:
     if isinstance(options.scale, Normalisation):
         images = normalise(images, options.scale)
     elif options.scale == "unit":

@@ -14,7 +14,7 @@ from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.schema import Feature
 
-__all__ = ["CentreCrop", "ColourJitter", "ImageOptions", "Normalisation", "RandomCrop", "image_feature"]
+__all__ = ["CentreCrop", "ColourJitter", "ImageTransformOptions", "Normalisation", "RandomCrop", "image_feature"]
 
 _DTYPES = ("uint8", "float16", "bfloat16", "float32")
 
@@ -152,7 +152,7 @@ class Normalisation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageOptions:
+class ImageTransformOptions:
     """The fields of an `ImageTransform`, which says what they mean, and their checks."""
 
     feature: str

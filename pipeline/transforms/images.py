@@ -12,13 +12,13 @@ from typing import Any, Literal
 from ringfeed.sharding.dataset.manifest import Manifest
 
 from .apply import GraphTransform
-from .image_options import CentreCrop, ColourJitter, ImageOptions, Normalisation, RandomCrop, image_feature
+from .image_options import CentreCrop, ColourJitter, ImageTransformOptions, Normalisation, RandomCrop, image_feature
 
 __all__ = ["ImageTransform"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageTransform(ImageOptions, GraphTransform):  # type: ignore[misc]  # a slot for weak references is no conflict
+class ImageTransform(ImageTransformOptions, GraphTransform):  # type: ignore[misc]  # a slot for weak references is no conflict
     """Turns a feature of encoded images, or of uint8 tensors, into a batch of images of one size.
 
     A function for `Loader.epoch(transform=...)`. Crop, flips and jitter are drawn by ``sample_key``, so a loader

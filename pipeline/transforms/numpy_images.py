@@ -22,7 +22,7 @@ from ringfeed.pipeline.select.sample_columns import SAMPLE_KEY
 from ringfeed.sharding.errors import ConfigError, DatasetError
 
 from .compiled_images import can_decode_jpeg, can_resize, decode_jpeg, jpeg_sides, resize
-from .image_options import CentreCrop, ColourJitter, ImageOptions, Normalisation, RandomCrop
+from .image_options import CentreCrop, ColourJitter, ImageTransformOptions, Normalisation, RandomCrop
 from .philox_draws import split, uniform
 
 __all__ = ["BOXES", "transform_batch"]
@@ -37,7 +37,7 @@ Array = npt.NDArray[Any]
 Pixels = npt.NDArray[np.uint8]
 
 
-def transform_batch(batch: Mapping[str, Any], options: ImageOptions) -> dict[str, Any]:
+def transform_batch(batch: Mapping[str, Any], options: ImageTransformOptions) -> dict[str, Any]:
     """The batch with images of one feature decoded, cropped, resized, flipped and scaled, by a thread for each core.
 
     JPEGs, and other files of the wanted number of channels, have the pixels of `Loader.epoch`. If images.c was not
@@ -66,7 +66,7 @@ def transform_batch(batch: Mapping[str, Any], options: ImageOptions) -> dict[str
     return {**batch, options.feature: images}
 
 
-def _check(batch: Mapping[str, Any], options: ImageOptions) -> None:
+def _check(batch: Mapping[str, Any], options: ImageTransformOptions) -> None:
     if options.feature not in batch:
         raise ConfigError(f"the batch has no feature {options.feature!r}; it has: {', '.join(sorted(batch))}")
     if options.random and SAMPLE_KEY not in batch:
@@ -103,7 +103,7 @@ def _in_threads(work: Sequence[partial[None]]) -> Iterator[Exception | None]:
         threads.close()
 
 
-def _fill(images: Array, row: int, value: Any, draws: Array, flips: Array, options: ImageOptions) -> None:
+def _fill(images: Array, row: int, value: Any, draws: Array, flips: Array, options: ImageTransformOptions) -> None:
     """Put one image into its row."""
     image = _resized(_crop(value, draws, options), options.size)
     if options.flip_left_right and flips[0]:
@@ -113,7 +113,7 @@ def _fill(images: Array, row: int, value: Any, draws: Array, flips: Array, optio
     images[row] = _scaled(image, options)
 
 
-def _crop(value: Any, draws: Array, options: ImageOptions) -> Pixels:
+def _crop(value: Any, draws: Array, options: ImageTransformOptions) -> Pixels:
     """The crop of one image, uint8 [height, width, channels]."""
     if options.shape is None:
         return _decoded(value, draws, options)
@@ -122,7 +122,7 @@ def _crop(value: Any, draws: Array, options: ImageOptions) -> Pixels:
     return pixels[top : top + height, left : left + width]
 
 
-def _decoded(value: bytes, draws: Array, options: ImageOptions) -> Pixels:
+def _decoded(value: bytes, draws: Array, options: ImageTransformOptions) -> Pixels:
     """The crop of an image file, of a JPEG at a part of its sides where that is allowed."""
     value = bytes(value)
     if value.startswith(_JPEG) and can_decode_jpeg() and (sides := jpeg_sides(value)) is not None:
@@ -139,7 +139,7 @@ def _decoded(value: bytes, draws: Array, options: ImageOptions) -> Pixels:
         return pixels.reshape(height, width, options.channels)
 
 
-def _divided(window: Array, options: ImageOptions) -> tuple[Array, int]:
+def _divided(window: Array, options: ImageTransformOptions) -> tuple[Array, int]:
     """A JPEG's window, its edges rounded to pixels of the decoded image, and the divisor of that image's sides."""
     fitting = (scale for scale in _JPEG_SCALES if (window[2:] // scale >= options.size).all())
     divisor = next(fitting, 1) if options.jpeg_scaling else 1
@@ -158,7 +158,7 @@ def _resized(pixels: Pixels, size: Sequence[int]) -> Array:
     return resized.reshape(*size, pixels.shape[2]).astype(np.float32)
 
 
-def _window(sides: Sequence[int] | Array, draws: Array, options: ImageOptions) -> Array:
+def _window(sides: Sequence[int] | Array, draws: Array, options: ImageTransformOptions) -> Array:
     """The part of an image to take, as `image_ops.crop_window` chooses it: int64 [top, left, height, width]."""
     extent = np.array(sides, np.float64)
     if isinstance(options.crop, RandomCrop):
@@ -182,7 +182,7 @@ def _random_window(extent: Array, draws: Array, crop: RandomCrop) -> Array:
     return np.concatenate([begin, size]).astype(np.int64)
 
 
-def _scaled(image: Array, options: ImageOptions) -> Array:
+def _scaled(image: Array, options: ImageTransformOptions) -> Array:
     """A float32 image in [0, 255] in the scale of the options."""
     if options.dtype == "uint8":
         return np.round(image)

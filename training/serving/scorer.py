@@ -23,11 +23,11 @@ from ringfeed.sharding.schema import Feature, Schema
 
 from .prediction_columns import NAMES, RECORD, PredictionColumns
 
-__all__ = ["Scorer"]
+__all__ = ["RecordScorer"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scorer:
+class RecordScorer:
     """Scores records with a model.
 
     Raises:

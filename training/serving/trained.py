@@ -49,7 +49,7 @@ from ringfeed.training.ring.same_weights import weights_digest
 from ringfeed.training.run.inputs import one_manifest, open_manifests
 
 from .prediction_columns import PredictionColumns
-from .scorer import Scorer
+from .scorer import RecordScorer
 
 __all__ = ["TrainedModel", "column_spec", "count_weights", "mask_specs", "open_trained"]
 
@@ -113,13 +113,13 @@ class TrainedModel:
         kind: str = "auto",
         csv: Mapping[str, Any] | None = None,
         batch_size: int = 1024,
-    ) -> Scorer:
+    ) -> RecordScorer:
         """Open records to score: see `open_new_records`."""
         records = open_new_records(source, options, self.columns, keep=keep, kind=kind, csv=csv)
         marked = self.masked
         if self.config.model.name in ("tabular", "wide_deep"):  # which take a missing value of any column
             marked = [feature for feature in self.columns if feature.elements and "float" not in feature.dtype]
-        return Scorer(
+        return RecordScorer(
             records=records,
             score=self.compiled_scores,
             predictions=self.predictions,
