@@ -144,15 +144,15 @@ class ThreadRing:
         gathered.set_shape([self.size, *tensor.shape])
         return gathered
 
-    def exchange(self, tensor: Tensor) -> Tensor:
+    def alltoall(self, tensor: Tensor) -> Tensor:
         """The rows that the ranks sent to this one."""
-        received = self._collective("exchange", tensor, lambda rows: np.stack([row[self.rank] for row in rows]))
+        received = self._collective("alltoall", tensor, lambda rows: np.stack([row[self.rank] for row in rows]))
         received.set_shape(tensor.shape)
         return received
 
-    def swap(self, tensor: Tensor, partner: int) -> Tensor:
+    def sendrecv(self, tensor: Tensor, partner: int) -> Tensor:
         """The partner's vector."""
-        received = self._collective("swap", tensor, lambda rows: rows[partner])
+        received = self._collective("sendrecv", tensor, lambda rows: rows[partner])
         received.set_shape(tensor.shape)
         return received
 

@@ -15,8 +15,7 @@ from ringfeed.training.run.shares import even_shares
 from ringfeed.training.run.state.resume import newest_checkpoint
 from ringfeed.training.sync.epoch_plan import EpochPlan
 
-from .memory import memory_bytes
-from .wire import PlannedRing, bytes_by_method
+from .costs import PlannedRing, bytes_by_method, memory_bytes
 
 __all__ = ["RunPlan", "plan_run"]
 

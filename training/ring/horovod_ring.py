@@ -74,13 +74,13 @@ class HorovodRing:
         gathered.set_shape([self.size, *tensor.shape])
         return gathered
 
-    def exchange(self, tensor: Tensor) -> Tensor:
+    def alltoall(self, tensor: Tensor) -> Tensor:
         """The rows that the ranks sent to this one."""
         received = self._hvd.alltoall(tensor)
         received.set_shape(tensor.shape)
         return received
 
-    def swap(self, tensor: Tensor, partner: int) -> Tensor:
+    def sendrecv(self, tensor: Tensor, partner: int) -> Tensor:
         """The partner's vector, by an all-to-all where each rank sends to one other."""
         splits = [len(tensor) if rank == partner else 0 for rank in range(self.size)]
         received, _ = self._hvd.alltoall(tensor, splits=tf.constant(splits, tf.int32))

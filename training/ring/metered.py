@@ -58,13 +58,13 @@ class MeteredRing:
         self._count([tensor], self.size - 1)
         return self._ring.gather(tensor)
 
-    def exchange(self, tensor: Tensor) -> Tensor:
+    def alltoall(self, tensor: Tensor) -> Tensor:
         self._count([tensor], (self.size - 1) / self.size)
-        return self._ring.exchange(tensor)
+        return self._ring.alltoall(tensor)
 
-    def swap(self, tensor: Tensor, partner: int) -> Tensor:
+    def sendrecv(self, tensor: Tensor, partner: int) -> Tensor:
         self._count([tensor], float(partner != self.rank))
-        return self._ring.swap(tensor, partner)
+        return self._ring.sendrecv(tensor, partner)
 
     def broadcast(self, variables: Sequence[Variable]) -> None:
         """Not counted, as what follows: none is part of a step."""

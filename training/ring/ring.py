@@ -47,10 +47,10 @@ class Ring(Protocol):
     def gather(self, tensor: Tensor) -> Tensor:
         """Stack the ranks' tensors of one shape, [...] to [size, ...], in rank order; works inside `tf.function`."""
 
-    def exchange(self, tensor: Tensor) -> Tensor:
+    def alltoall(self, tensor: Tensor) -> Tensor:
         """Send row r of a tensor [size, ...] to rank r, and return the rows received, in rank order (all-to-all)."""
 
-    def swap(self, tensor: Tensor, partner: int) -> Tensor:
+    def sendrecv(self, tensor: Tensor, partner: int) -> Tensor:
         """Return the vector of a partner, which names this rank as its own; a rank may be its own partner."""
 
     def broadcast(self, variables: Sequence[Variable]) -> None:
@@ -91,11 +91,11 @@ class SoloRing:
         """The tensor as the only row."""
         return tensor[None]
 
-    def exchange(self, tensor: Tensor) -> Tensor:
+    def alltoall(self, tensor: Tensor) -> Tensor:
         """The tensor itself."""
         return tensor
 
-    def swap(self, tensor: Tensor, partner: int) -> Tensor:
+    def sendrecv(self, tensor: Tensor, partner: int) -> Tensor:
         """The tensor itself."""
         return tensor
 

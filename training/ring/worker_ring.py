@@ -63,10 +63,10 @@ class WorkerRing:
         """Not built, nor are the next two: `compression` and `sync.method` need them, which this backend refuses."""
         raise NotImplementedError("the workers of backend=multi_worker only reduce")
 
-    def exchange(self, tensor: Tensor) -> Tensor:
+    def alltoall(self, tensor: Tensor) -> Tensor:
         return self.gather(tensor)
 
-    def swap(self, tensor: Tensor, partner: int) -> Tensor:
+    def sendrecv(self, tensor: Tensor, partner: int) -> Tensor:
         return self.gather(tensor)
 
     def broadcast(self, variables: Sequence[Variable]) -> None:

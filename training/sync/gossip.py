@@ -61,7 +61,7 @@ class Gossip(Periodic):
     def end_round(self, step: int) -> None:
         partner = partners(step // self._every, self._ring.size, topology=self._topology, seed=self._seed)
         flat = tf.concat([tf.reshape(tf.cast(v, tf.float32), [-1]) for v in self.apart_variables], 0)
-        mean = (flat + self._ring.swap(flat, partner[self._ring.rank])) / 2
+        mean = (flat + self._ring.sendrecv(flat, partner[self._ring.rank])) / 2
         parts = tf.split(mean, [math.prod(v.shape) for v in self.apart_variables])
         for variable, part in zip(self.apart_variables, parts, strict=True):
             variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from ringfeed.sharding import build
-from ringfeed.training.schedules.range_test import judge_rates
+from ringfeed.training.run.find_rate import judge_rates
 from ringfeed.training.train import main
 
 

@@ -106,7 +106,7 @@ class TwoStage(Compressed):
             if own:
                 own[i].assign(corrected - self._tensor(self._codec.decode(sent[i]), i))
         widths = [payload.shape[1] for payload in sent]
-        received = tf.split(self._ring.exchange(tf.concat(sent, 1)), widths, 1)
+        received = tf.split(self._ring.alltoall(tf.concat(sent, 1)), widths, 1)
         replies = []
         for i, payloads in enumerate(received):
             count = self._counts[i][self._ring.rank]

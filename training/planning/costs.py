@@ -1,14 +1,17 @@
-"""Bytes that a rank receives for synchronisation in a step: counted in one synchronisation of zeros, not estimated.
+"""Bytes that a rank needs for its model and a batch, and that it receives for synchronisation in a step.
 
+The first follow from shapes and dtypes; the second are counted in one synchronisation of zeros, not estimated.
 Tested in tests/training/planning/test_plan.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
@@ -23,7 +26,50 @@ from ringfeed.training.sync.build import build_synchronizer
 from ringfeed.training.sync.epoch_plan import EpochPlan
 from ringfeed.training.sync.synchronizer import Exchange, SyncRun
 
-__all__ = ["PlannedRing", "bytes_by_method", "wire_bytes"]
+__all__ = ["PlannedRing", "bytes_by_method", "memory_bytes", "variable_bytes", "wire_bytes"]
+
+
+def memory_bytes(parts: Parts, local_batch: int, micro_batches: int = 1) -> dict[str, int]:
+    """Return the bytes of what a rank holds in a step, by kind.
+
+    Activations are the outputs of all layers, which the backward pass needs; libraries of kernels take workspace beside
+    them. A dimension that is not known, as of lists of tokens, counts as 1. The `local_batch` samples of a rank pass
+    through the network in `micro_batches` parts.
+    """
+    network, synchronizer = parts.network, parts.synchronizer
+    micro_batch = math.ceil(local_batch / micro_batches)
+    found = {
+        "weights": variable_bytes(network.weights),
+        "gradients": variable_bytes(network.trainable_variables),
+        "optimizer": variable_bytes(parts.optimizer.variables),
+        "synchronisation": variable_bytes(
+            [*synchronizer.rank_variables, *synchronizer.shared_variables, *synchronizer.base_variables]
+        ),
+        "average": variable_bytes(parts.average.variables) if parts.average else 0,
+        "batch": sum(_tensor_bytes(tensor, local_batch) for tensor in tf.nest.flatten(network.inputs)),
+        "activations": sum(_tensor_bytes(tensor, micro_batch) for tensor in _outputs(network)),
+    }
+    return {kind: size for kind, size in found.items() if size}
+
+
+def variable_bytes(variables: Iterable[Any]) -> int:
+    """Return the bytes of variables of Keras or TensorFlow."""
+    return sum(math.prod(v.shape) * tf.as_dtype(v.dtype).size for v in variables)
+
+
+def _outputs(network: Any) -> Iterator[Any]:
+    for layer in network.layers:
+        if isinstance(layer, keras.layers.InputLayer):
+            continue
+        if isinstance(layer, keras.Model) and layer.built and getattr(layer, "inputs", None):
+            yield from _outputs(layer)
+        else:
+            yield from tf.nest.flatten(layer.output)
+
+
+def _tensor_bytes(tensor: Any, batch: int) -> int:
+    entries = math.prod(size or 1 for size in tensor.shape[1:])
+    return int(batch * entries * max(tf.as_dtype(tensor.dtype).size, 1))
 
 
 class PlannedRing(SoloRing):
@@ -31,14 +77,14 @@ class PlannedRing(SoloRing):
 
     def __init__(self, size: int) -> None:
         self.size = self.local_size = size
-        self._has_exchanged = False
+        self._has_alltoall = False
 
     def gather(self, tensor: Tensor) -> Tensor:
-        """One row that stands for all, which are only added up; after an exchange all rows, which are put together."""
-        return tf.repeat(tensor[None], self.size if self._has_exchanged else 1, axis=0)
+        """One row that stands for all, which are only added up; after an all-to-all all of them, to be joined."""
+        return tf.repeat(tensor[None], self.size if self._has_alltoall else 1, axis=0)
 
-    def exchange(self, tensor: Tensor) -> Tensor:
-        self._has_exchanged = True
+    def alltoall(self, tensor: Tensor) -> Tensor:
+        self._has_alltoall = True
         return tensor
 
     def allgather_object(self, value: Any) -> list[Any]:
