@@ -2,7 +2,6 @@
 
 Ranges and words of a single key are declared with it; keys of another method than the chosen one are refused by
 `Methods.made`.
-Tested in tests/training/config/test_rules.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What ringfeed uses or replaces inside Keras and TensorFlow, where they have no public way.
 
 A version that lacks it is refused by name. No other module reaches for an attribute of theirs that begins with `_`.
-Tested in tests/training/optimizers/test_keras_doors.py.
 """
 
 from __future__ import annotations

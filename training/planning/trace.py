@@ -2,7 +2,6 @@
 
 The order of a run is a function of its seed, the epoch and the step. Resumes do not change it. The number of ranks
 decides only which rank reads which of a step's records; damaged shards that a run has left out are in its checkpoints.
-Tested in tests/training/planning/test_trace.py.
 """
 
 from __future__ import annotations

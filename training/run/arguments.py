@@ -1,7 +1,4 @@
-"""Checks what a program gives a `Trainer`, so that a mistake is named where it was made.
-
-Tested in tests/training/run/test_arguments.py.
-"""
+"""Checks what a program gives a `Trainer`, so that a mistake is named where it was made."""
 
 from __future__ import annotations
 

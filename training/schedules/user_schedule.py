@@ -1,7 +1,4 @@
-"""A learning rate of Keras, or of the user, by `module:function` or as an object.
-
-Tested in tests/training/schedules/test_user_schedule.py.
-"""
+"""A learning rate of Keras, or of the user, by `module:function` or as an object."""
 
 from __future__ import annotations
 
