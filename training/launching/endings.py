@@ -31,9 +31,8 @@ class Ending:
 class LauncherSignals:
     """The signals that the launcher has received.
 
-    Attributes:
-        number: SIGINT once Ctrl-C has come, or else that of the first signal; 0 for none. A second SIGTERM does not cut
-            short the checkpoint of the first: `timeout` sends two, and a machine that shuts down SIGTERM and SIGHUP.
+    `number` is SIGINT once Ctrl-C has come, or else that of the first signal; 0 for none. A second SIGTERM does not cut
+    short the checkpoint of the first: `timeout` sends two, and a machine that shuts down SIGTERM and SIGHUP.
     """
 
     def __init__(self) -> None:
@@ -63,9 +62,7 @@ class LauncherSignals:
     def ending(self, pass_on: Callable[[], None], who: str = "the ranks") -> Ending | None:
         """Return how the run ends if that is now: at once after Ctrl-C, else when the time to save is over.
 
-        Args:
-            pass_on: tells the processes to save and end; called once, after the first signal.
-            who: them, in words.
+        `pass_on` tells the processes, called `who`, to save and end; it is called once, after the first signal.
         """
         if self.number == signal.SIGINT:
             return Ending(status=INTERRUPTED, line="interrupted")

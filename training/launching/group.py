@@ -27,23 +27,14 @@ _IN_RING = (Phase.JOINING, Phase.TRAINING)
 
 @dataclass(slots=True, kw_only=True)
 class ElasticRank:
-    """A process of the run.
+    """A process of the run."""
 
-    Attributes:
-        host: name of its host; empty: this machine.
-        slot: its number on its host for life, such as that of its GPU.
-        phase: what it does.
-        step: that of its newest commit, or -1.
-        rank: its rank in the last ring; -1 before the first.
-        joined: clock in seconds at which it first joined a ring; None before.
-    """
-
-    host: str = ""
-    slot: int
-    phase: Phase = Phase.STARTING
-    step: int = -1
-    rank: int = -1
-    joined: float | None = None
+    host: str = ""  # name of its host; empty: this machine
+    slot: int  # its number on its host for life, such as that of its GPU
+    phase: Phase = Phase.STARTING  # what it does
+    step: int = -1  # that of its newest commit, or -1
+    rank: int = -1  # its rank in the last ring; -1 before the first
+    joined: float | None = None  # clock in seconds at which it first joined a ring; None before
 
     @property
     def name(self) -> int:
@@ -53,20 +44,14 @@ class ElasticRank:
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """The living processes of a run, by a number that is never used again.
+    """The living processes of a run, by a number that is never used again."""
 
-    Args:
-        wanted: number of ranks.
-        least: fewest ranks to train with.
-        hosts: number of ranks that each host takes, by its name; None: this machine takes all.
-        resting: hosts that are not tried now.
-    """
-
-    wanted: int
-    least: int
+    wanted: int  # number of ranks
+    least: int  # fewest ranks to train with
     members: dict[int, ElasticRank] = field(default_factory=dict)
+    # Number of ranks that each host takes, by its name; None: this machine takes all
     hosts: Mapping[str, int] | None = None
-    resting: Set[str] = frozenset()
+    resting: Set[str] = frozenset()  # hosts that are not tried now
 
     def of(self, *phases: Phase) -> list[int]:
         """Return the numbers of the processes in some phases."""

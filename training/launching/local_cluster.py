@@ -31,13 +31,7 @@ Task = tuple[str, int]
 
 
 class LocalCluster:
-    """The processes of one run: a chief, which writes to the terminal, parameter servers and workers.
-
-    Args:
-        servers, workers: their numbers.
-        command: program and arguments of each process.
-        signals: the launcher's signals.
-    """
+    """The processes of one run: a chief, which writes to the terminal, parameter servers and workers."""
 
     def __init__(self, servers: int, workers: int, command: Sequence[str], signals: LauncherSignals) -> None:
         ports = iter(free_ports(1 + servers + workers))

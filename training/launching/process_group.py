@@ -50,7 +50,6 @@ class Process:
     """A process of the group.
 
     Attributes:
-        popen: the process.
         report: how it said it would end; None: it has said nothing.
         sources: its pipes and sockets that are still open.
         channel: socket to it, for messages; None: it gets none.
@@ -74,11 +73,9 @@ class Process:
         return self.popen.poll()
 
     def kill(self) -> None:
-        """Send it SIGKILL."""
         self.popen.kill()
 
     def terminate(self) -> None:
-        """Send it SIGTERM."""
         self.popen.send_signal(signal.SIGTERM)
 
     def send(self, message: object) -> None:
@@ -100,14 +97,8 @@ def ringfeed_command(arguments: Sequence[str]) -> list[str]:
 class ProcessGroup(Generic[Key]):
     """Processes of one command on this machine, by a key of the caller's.
 
-    As a context manager, it kills at its end those that run.
-
-    Args:
-        command: program and arguments of each.
-
-    Attributes:
-        processes: those that were started and not dropped.
-        first_report: the report that came first, of any process.
+    As a context manager, it kills at its end those that run. `first_report` is the report that came first, of any
+    process.
     """
 
     POLL_SECONDS = 0.05
@@ -137,13 +128,10 @@ class ProcessGroup(Generic[Key]):
             sys.stderr.write("\x1b[?25h")  # the progress bar of a process hid the cursor
 
     def start(self, key: Key, environment: Mapping[str, str], hear: Callable[[Any], None] | None = None) -> Process:
-        """Start a process.
+        """Start a process, with variables beside those of this process; its key may be that of one that was dropped.
 
-        Args:
-            key: its key, which may be that of a process that was dropped.
-            environment: variables beside those of this process.
-            hear: takes the messages of the process, to which `Process.send` sends others; None: there are none. The
-                process has the number of its socket in `CHANNEL`.
+        `hear` takes the messages of the process, to which `Process.send` sends others; None: there are none. The
+        process has the number of its socket in `CHANNEL`.
         """
         reader, writer = os.pipe()
         mine, theirs = socket.socketpair() if hear else (None, None)
@@ -231,13 +219,7 @@ class ProcessGroup(Generic[Key]):
 def run_together(
     group: ProcessGroup[int], places: AbstractContextManager[Iterable[Mapping[str, str]]], signals: LauncherSignals
 ) -> Ending:
-    """Run ranks that all live or end together.
-
-    Args:
-        group: starts the ranks.
-        places: their environments, by rank.
-        signals: the launcher's signals.
-    """
+    """Run ranks that all live or end together, in places: their environments, by rank."""
     with group, places as environments:
         for rank, environment in enumerate(environments):
             group.start(rank, environment)

@@ -34,16 +34,13 @@ Ended = tuple[int, EndReport | None]  # exit status, report
 def run_on_ray(address: str, size: int, command: Sequence[str], signals: LauncherSignals) -> Ending:
     """Start the ranks, and wait for their end.
 
+    Each rank takes a processor of the cluster, and a GPU if it has as many. A ConfigError says that Ray is not
+    installed, or that the cluster is too small, a StorageError that none answers, a TrainingError that Horovod is not
+    installed, that a worker was lost, or that other work holds the processors.
+
     Args:
         address: of the cluster: ``ray://HOST:PORT`` of its client server, or ``auto``.
-        size: number of ranks; each takes a processor, and a GPU if the cluster has as many.
         command: the arguments of `ringfeed` for each.
-        signals: the launcher's signals.
-
-    Raises:
-        ConfigError: Ray is not installed, or the cluster is smaller than that.
-        StorageError: no cluster answers at the address.
-        TrainingError: Horovod is not installed, a worker was lost, or other work holds the processors.
     """
     try:
         import ray

@@ -18,17 +18,9 @@ _SHORT_SECONDS = 60.0  # a rank that lived this long in a ring was worth its sta
 
 
 class WantedRanks:
-    """The number of ranks that is wanted: that of a file, which may change, or a fixed one.
+    """The number of ranks that is wanted: that of a file, which may change, or a fixed one; all are on this machine.
 
-    Args:
-        path: path of the file; None for a fixed number.
-        number: the number without a file.
-
-    Attributes:
-        hosts: None, since all are on this machine.
-
-    Raises:
-        ConfigError: the file holds something else.
+    A ConfigError says that the file holds something else.
     """
 
     hosts = None
@@ -53,17 +45,11 @@ class WantedRanks:
 
 @dataclass(slots=True, kw_only=True)
 class Restarts:
-    """The failures of a run since its newest checkpoint, and those in each place soon after a rank took it.
+    """The failures of a run since its newest checkpoint, and those in each place soon after a rank took it."""
 
-    Args:
-        ranks: number of ranks, which failures lower.
-        least: fewest ranks to go on with.
-        url: where the checkpoints are.
-    """
-
-    ranks: int
-    least: int
-    url: str
+    ranks: int  # number of ranks, which failures lower
+    least: int  # fewest ranks to go on with
+    url: str  # where the checkpoints are
     _failures: int = 0
     _newest: str = ""
     _step: int = -1
@@ -80,8 +66,7 @@ class Restarts:
         Args:
             line: how the ranks ended.
             step: that of the newest commit among the ranks that live, or -1.
-            slot: that of the rank that died.
-            lived_seconds: time since that rank first joined a ring.
+            lived_seconds: time since the rank that died first joined a ring.
         """
         newest = max(CheckpointStore(self.url).names(), default="")
         self._failures = 1 if newest != self._newest or step > self._step else self._failures + 1

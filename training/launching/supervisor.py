@@ -33,23 +33,15 @@ _JOIN_SECONDS = 5.0  # ranks join within seconds, unless one of them has died
 
 @dataclass(slots=True, kw_only=True)
 class Supervisor:
-    """The ranks of an elastic run.
+    """The ranks of an elastic run."""
 
-    Args:
-        processes: starts them.
-        places: serves a ring of ranks, by the host of each; yields their environments.
-        wanted: the ranks that are wanted.
-        restarts: counts failures, and lowers the number of ranks.
-        signals: the launcher's signals.
-        patience_seconds: time that survivors have to rejoin; 0: no limit.
-    """
-
-    processes: ProcessGroup[int]
+    processes: ProcessGroup[int]  # starts them
+    # Serves a ring of ranks, by the host of each; yields their environments
     places: Callable[[Sequence[str]], AbstractContextManager[Sequence[Mapping[str, str]]]]
-    wanted: WantedRanks | WantedHosts
-    restarts: Restarts
-    signals: LauncherSignals
-    patience_seconds: float
+    wanted: WantedRanks | WantedHosts  # the ranks that are wanted
+    restarts: Restarts  # counts failures, and lowers the number of ranks
+    signals: LauncherSignals  # the launcher's signals
+    patience_seconds: float  # time that survivors have to rejoin; 0: no limit
     _group: Group = field(init=False)
     _started: int = 0  # processes so far
     _rendezvous: ExitStack = field(default_factory=ExitStack)
