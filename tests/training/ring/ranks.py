@@ -62,6 +62,6 @@ def _check_exchanges(ring: Ring) -> None:
     for compiled in (lambda function: function, tf.function):
         gathered = compiled(ring.gather)(tf.fill([2], float(rank)))
         assert gathered.numpy().tolist() == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]
-        assert compiled(ring.exchange)(rows).numpy().ravel().tolist() == [rank, 10.0 + rank, 20.0 + rank]
-        swapped = compiled(functools.partial(ring.swap, partner=partner))(tf.fill([4], float(rank)))
+        assert compiled(ring.alltoall)(rows).numpy().ravel().tolist() == [rank, 10.0 + rank, 20.0 + rank]
+        swapped = compiled(functools.partial(ring.sendrecv, partner=partner))(tf.fill([4], float(rank)))
         assert swapped.numpy().tolist() == [float(partner)] * 4
