@@ -8,9 +8,8 @@ from __future__ import annotations
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -274,10 +273,11 @@ def open_trained(source: str, data_url: str | None = None, *, trust_code: bool =
         with open_untrusted(source, "model") as data:
             file = decode_model(data, source)
         _check_trusted(file.config, source, trust_code)
-        with guarded(source, "the weights of its network", error=TrainingError), _weights_file(file) as path:
+        with guarded(source, "the weights of its network", error=TrainingError), TemporaryDirectory() as folder:
+            path = Path(folder) / "model.weights.h5"
+            path.write_bytes(file.weights)
             _check_size(file, check_hdf5(path), source)
-            model = _build(file, lambda network: _load_file(network, path, file.config, source), source)
-        return replace(model, trust_code=trust_code)
+            return _build(file, lambda network: _load_file(network, path, file.config, source), source, trust_code)
     store = CheckpointStore(source, check=check_state)
     newest = None if Path(source).is_file() else store.newest()
     if newest is None:
@@ -294,8 +294,7 @@ def open_trained(source: str, data_url: str | None = None, *, trust_code: bool =
     file = ModelFile(config=config, manifest=manifest, step=newest.step, weights=b"")
     with guarded(source, "the weights of its network", error=TrainingError):
         _check_size(file, sum(array.nbytes for array in newest.arrays.values()), source)
-        model = _build(file, lambda network: _load_checkpoint(network, newest, config, source), source)
-    return replace(model, trust_code=trust_code)
+        return _build(file, lambda network: _load_checkpoint(network, newest, config, source), source, trust_code)
 
 
 def _check_place(data: DataConfig, source: str, trust_code: bool) -> None:
@@ -323,14 +322,6 @@ def _check_size(file: ModelFile, weights_bytes: int, source: str) -> None:
     count = count_weights(file.manifest, _for_serving(file.config))
     if 2 * count > weights_bytes + _UNCHECKED_BYTES:  # the smallest weights have two bytes
         raise _misfit(source, file.config, f"{weights_bytes} bytes of weights there, {count} weights here")
-
-
-@contextmanager
-def _weights_file(file: ModelFile) -> Iterator[Path]:
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "model.weights.h5"
-        path.write_bytes(file.weights)
-        yield path
 
 
 def _check_trusted(config: TrainConfig, source: str, trust_code: bool) -> None:
@@ -365,7 +356,7 @@ def _manifest(checkpoint: Checkpoint, config: TrainConfig, source: str, data_url
     return manifest
 
 
-def _build(file: ModelFile, load: Callable[[Any], None], source: str) -> TrainedModel:
+def _build(file: ModelFile, load: Callable[[Any], None], source: str, trust_code: bool) -> TrainedModel:
     """Build the network as for a run, but for what only training needs, and load its weights, which must be finite."""
     built = build_model(file.manifest, _for_serving(file.config))
     load(built.network)
@@ -384,6 +375,7 @@ def _build(file: ModelFile, load: Callable[[Any], None], source: str) -> Trained
         manifest=file.manifest,
         step=file.step,
         source=source,
+        trust_code=trust_code,
     )
 
 
