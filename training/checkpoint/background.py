@@ -19,11 +19,7 @@ __all__ = ["BackgroundWriter", "Memory"]
 
 
 class BackgroundWriter:
-    """Runs one write at a time.
-
-    Raises:
-        Exception: from any method, what the last write raised; once.
-    """
+    """Runs one write at a time; any method raises what the last write raised, once."""
 
     def __init__(self) -> None:
         self._pool: ThreadPoolExecutor | None = None

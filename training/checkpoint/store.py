@@ -107,10 +107,7 @@ def _history_text(history: Any) -> str:
 
 
 def decode(data: bytes) -> Checkpoint:
-    """Decode the bytes of a file that `encode` made.
-
-    Raises:
-        Exception: of any kind, if another program made it.
+    """Decode the bytes of a file that `encode` made; any Exception says that another program made it.
 
     >>> decoded = decode(encode(Checkpoint(step=3, arrays={"w": np.arange(4.0)}, state={"epoch": 1})))
     >>> decoded.step, decoded.arrays["w"].tolist(), decoded.state
@@ -209,11 +206,8 @@ class CheckpointStore:
     def hold(self, run: str) -> Iterator[None]:
         """Let no other run write to the folder in the body; check first that files can be written and removed.
 
-        Also removes what a process that was killed while it wrote a checkpoint has left, which may be large.
-
-        Raises:
-            DestinationError: another run writes to it.
-            ConfigError: it holds checkpoints of another run.
+        Also removes what a process that was killed while it wrote a checkpoint has left, which may be large. A
+        DestinationError says that another run writes to it, a ConfigError that it holds checkpoints of another run.
         """
         self._await_own(run)
         plain = self._storage

@@ -92,8 +92,8 @@ def load_tree(path: str, overrides: Sequence[str] = ()) -> dict[str, Any]:
 def apply_overrides(tree: Mapping[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
     """Return the tree, overridden by `key.key=value` items, whose values are parsed as YAML.
 
-    Raises:
-        ConfigError: an item is not `key=value`, its value is not YAML, or a key treats a value as a group.
+    A ConfigError says that an item is not `key=value`, that its value is not YAML, or that a key treats a value as a
+    group.
 
     >>> apply_overrides({"data": {"url": "x", "batch_size": 8}}, ["data.batch_size=16", "model.hidden=[4, 2]"])
     {'data': {'url': 'x', 'batch_size': 16}, 'model': {'hidden': [4, 2]}}

@@ -40,11 +40,7 @@ class Synchronise(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ship
         self._logs: dict[str, Any] = {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Check that the model trains in the ring, and start from rank 0's weights.
-
-        Raises:
-            TrainingError: the model would train unsynchronised, or not at all.
-        """
+        """Start from rank 0's weights; a TrainingError if the model would train unsynchronised, or not at all."""
         model, optimizer = self.model, self.model.optimizer
         if ring_of(optimizer) is not self._ring:
             inner = getattr(optimizer, "inner_optimizer", None)

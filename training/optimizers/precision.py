@@ -23,10 +23,7 @@ POLICIES = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed
 
 @contextmanager
 def compute_dtype(precision: str) -> Iterator[None]:
-    """Make layers that are built in the body compute in `precision` and keep their variables in float32.
-
-    Raises:
-        ValueError: `precision` is not in `POLICIES`.
+    """Make layers that are built in the body compute in a precision of `POLICIES`, and keep their variables in float32.
 
     >>> with compute_dtype("bfloat16"):
     ...     layer = keras.layers.Dense(1)

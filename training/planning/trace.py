@@ -43,11 +43,7 @@ class TracedRecord:
 
 @dataclass(frozen=True)
 class RunTrace:
-    """The order of a run.
-
-    Raises:
-        ConfigError: ranks train on parts of their own (`sync.clients`).
-    """
+    """The order of a run, whose ranks must not train on parts of their own (`sync.clients`)."""
 
     config: TrainConfig
     ranks: int

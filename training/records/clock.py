@@ -47,13 +47,10 @@ def clock(*, deterministic: bool) -> Clock:
 def timed(
     collective: Callable[[Sequence[Tensor]], list[Tensor]], tensors: Sequence[Tensor], read_clock: Clock | None
 ) -> tuple[list[Tensor], Tensor]:
-    """Call a collective; return its result, and when its input was computed and when it had ended.
+    """Call a collective; return its result, and when its input was computed and when it had ended: float64 [2].
 
     To hold all tensors back until the clock is read would cost an operation each. So only the first is held back: it
-    has to be one that the collective, and what follows it, wait for.
-
-    Returns:
-        The result, and the times, float64 [2]; without a clock, float64 [0].
+    has to be one that the collective, and what follows it, wait for. Without a clock the times are float64 [0].
     """
     if read_clock is None:
         return collective(tensors), tf.zeros(0, tf.float64)

@@ -106,10 +106,9 @@ def _places(reports: Mapping[int, RankReport]) -> str:
 
 
 class Watchdog:
-    """Watches the ranks of a run from a thread of its own.
+    """Watches the ranks of a run, which all make one (a collective), from a thread of its own.
 
     Args:
-        ring: the ranks; all of them make a watchdog (a collective).
         seconds: time after which a rank counts as stalled.
         end: ends this process; called with which rank has stalled, in that thread.
         lost_seconds: time after which a rank that does not report counts as lost; None: `seconds`, and it has stalled.

@@ -94,8 +94,7 @@ class StepWindow:
 class StepLog:
     """The log of the steps of one rank, whose entries go to the reports.
 
-    Attributes:
-        skipped_steps: steps so far whose gradients were not finite, also before this process.
+    `skipped_steps` counts the steps so far whose gradients were not finite, also those before this process.
     """
 
     def __init__(

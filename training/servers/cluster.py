@@ -39,10 +39,7 @@ class Cluster(TaskConfig):
 
 
 def cluster_from_environment(environ: Mapping[str, str]) -> Cluster:
-    """Read ``TF_CONFIG``.
-
-    Raises:
-        ConfigError: it is missing, or does not name a chief, a parameter server, a worker, and a task.
+    """Read ``TF_CONFIG``; a ConfigError if it does not name a chief, a parameter server, a worker, and a task.
 
     >>> task = '{"cluster": {"chief": ["a:1"], "ps": ["a:2"], "worker": ["a:3"]}, "task": {"type": "ps", "index": 0}}'
     >>> cluster = cluster_from_environment({"TF_CONFIG": task})

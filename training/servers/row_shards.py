@@ -30,13 +30,9 @@ def shard_rows(rows: int, servers: int) -> list[int]:
 
 
 class RowShards(keras.layers.Embedding):  # type: ignore[misc]  # Keras ships no types
-    """An embedding whose table is split by rows, a shard on each server.
+    """An embedding whose table is split by rows, a shard on each server; the placement is set before it is built.
 
     A row that a batch has several times travels once, and so does its gradient, which is `tf.IndexedSlices` of a shard.
-
-    Attributes:
-        placement: places the shards; set before the layer is built.
-        shards: the variables, [rows of the shard, width].
     """
 
     placement: VariablePlacement

@@ -22,10 +22,7 @@ Entries = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 
 
 class Significance:
-    """One worker's accumulated updates.
-
-    Args:
-        threshold: share of a weight that a change of it must exceed to be sent, at the first step.
+    """One worker's accumulated updates; at the first step a change must exceed this share of a weight to be sent.
 
     >>> worker = Significance(0.1)
     >>> worker.sift(0, 1.0, [np.array([0.5, 0.05], np.float32)], [np.ones(2)])  # indices and values that are sent

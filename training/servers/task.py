@@ -94,10 +94,8 @@ class _Reader:
 class Task:
     """The functions that the chief's graph calls, and the state between their calls.
 
-    Attributes:
-        chief: connection to the chief; None until the chief connects.
-        significance: what this worker holds back.
-        graph: keeps the functions alive; see `declare_functions`.
+    `chief` is the connection to the chief, None until that connects; `graph` keeps the functions alive: see
+    `declare_functions`.
     """
 
     def __init__(self, config: TrainConfig, cluster: Cluster, *, ends_with_chief: bool) -> None:

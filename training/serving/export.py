@@ -100,10 +100,7 @@ def _open(args: argparse.Namespace) -> TrainedModel:
 
 
 def _kind(out: str) -> str:
-    """Return the format that a path asks for.
-
-    Raises:
-        ConfigError: it ends as the file of another format.
+    """Return the format that a path asks for; a ConfigError if it ends as the file of another format.
 
     >>> _kind("a/model.keras"), _kind("s3://b/served/1"), _kind("model.onnx")
     ('keras', 'saved_model', 'onnx')

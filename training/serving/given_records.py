@@ -25,15 +25,10 @@ STDIN = "-"
 
 @contextmanager
 def records_at(url: str, split: str | None) -> Iterator[tuple[Any, bool]]:
-    """Yield what `sources.open_source` opens, and whether it is a dataset.
+    """Yield what `sources.open_source` opens at a path, URL or `STDIN`, and whether it is a dataset's split.
 
-    Args:
-        url: a path or URL, or `STDIN` for JSON objects.
-        split: split of a dataset; None: its only one.
-
-    Raises:
-        ConfigError: a split is missing, or is given for what has none.
-        SourceError: standard input holds no JSON objects.
+    A ConfigError says that a split is missing, or is given for what has none; a SourceError that standard input holds
+    no JSON objects.
     """
     found = None if url == STDIN else find_dataset(url)
     if found is not None:

@@ -42,15 +42,7 @@ def is_file(out: str) -> bool:
 def write_predictions(out: str, schema: pa.Schema, tables: Iterable[pa.Table], classes: list[Any]) -> tuple[int, int]:
     """Write predictions, and return the number of records and of those without a prediction.
 
-    Args:
-        out: URL or path of a file, or `STDOUT`.
-        schema: schema of the tables.
-        tables: the predictions.
-        classes: the classes, in the order of the scores.
-
-    Raises:
-        ConfigError: the file's format cannot hold a column.
-        StorageError: the file cannot be written.
+    `out` is the path or URL of a file, or `STDOUT`. A ConfigError says that its format cannot hold a column.
     """
     records = undefined = 0
     with _output(out) as file, _writer(out)(file, schema, classes) as write:

@@ -47,18 +47,11 @@ _GROUP_ROWS = 1 << 16  # readers of Parquet skip and decode whole row groups
 
 @contextmanager
 def hold_predictions(url: str, digest: str) -> Iterator[Storage | None]:
-    """Yield a folder to write predictions to, without leftovers of a command that did not end.
+    """Yield a folder to write predictions to, without leftovers; nothing remains in it if the body fails.
 
-    If the body fails, nothing of it remains.
-
-    Args:
-        url: the folder.
-        digest: of what the predictions are made from (`Predictor.digest`). If the folder holds those of the same, they
-            stay, and None is yielded: there is nothing to write.
-
-    Raises:
-        ConfigError: it holds other predictions, or other files.
-        DestinationError: another process writes predictions there.
+    If the folder holds predictions of the same digest (`Predictor.digest`), they stay, and None is yielded. A
+    ConfigError says that it holds others, or other files, a DestinationError that another process writes predictions
+    there.
     """
     with hold_folder(Storage(url), {"task": "predict"}, _LEASE, "name another folder with --out") as storage:
         if Provenance(record=SUMMARY, digest=digest).made(storage) and not _missing_parts(storage):
@@ -83,14 +76,7 @@ def _missing_parts(storage: Storage) -> set[str]:
 
 
 def prepare_folder(storage: Storage, url: str) -> None:
-    """Check that predictions can be written to a folder, and remove leftovers of a command that did not end.
-
-    Args:
-        url: its URL as it was given, for errors.
-
-    Raises:
-        ConfigError: it holds predictions, or other files.
-    """
+    """Check that a folder, called `url` in errors, holds no predictions or other files, and remove leftovers."""
     files = [name for name in storage.list() if not is_lease_file(name, _LEASE)]
     if SUMMARY in files:
         raise ConfigError(
@@ -170,8 +156,7 @@ class Predictor:
     def run(self, ring: Ring, storage: Storage, show: Callable[[int, int], object] = lambda *_: None) -> dict[str, Any]:
         """Write this rank's file, and on rank 0 the summary at last (a collective); return the summary.
 
-        Args:
-            show: called with the records done and to do of this rank.
+        `show` is called with the records done and to do of this rank.
         """
         name = f"part-{ring.rank:05d}-of-{ring.size:05d}.parquet"
         loader = self._open(ring)

@@ -39,12 +39,9 @@ def provenance_of(model: TrainedModel) -> Provenance:
 
 
 def saved_model_files(model: TrainedModel, check: Callable[[TrainedModel, str], None]) -> dict[str, bytes]:
-    """Return the files of the SavedModel by their paths in its folder.
+    """Return the files of the SavedModel by their paths in its folder, after a check of the model and that folder.
 
     TensorFlow writes them to memory, because its errors about disks are of many lines and kinds.
-
-    Args:
-        check: called with the model and the folder of the SavedModel; raises an error if they differ.
     """
     features, masks, names = model.columns, _masks_of(model), _names_of(model)
     specs = {}

@@ -28,11 +28,7 @@ __all__ = ["RecordScorer"]
 
 @dataclass(frozen=True, kw_only=True)
 class RecordScorer:
-    """Scores records with a model.
-
-    Raises:
-        ConfigError: a column to copy is called like one of predictions.
-    """
+    """Scores records with a model; a ConfigError if a column to copy is called like one of predictions."""
 
     records: NewRecords
     score: Callable[[Mapping[str, Any]], Any]  # from a batch of columns, and masks of missing values, to its scores

@@ -49,13 +49,8 @@ def accumulated(
 ) -> tuple[Tensor, list[Tensor | None]]:
     """Return loss and gradients of a batch, one of `count` micro-batches after the other, whose memory is free in turn.
 
-    Micro-batch sizes differ by at most one; each is weighted by its size. Batch normalisation sees each alone.
-
-    Args:
-        one: `backward`, from the parts of a micro-batch.
-        count: number of micro-batches; a batch of fewer samples has as many as samples.
-        batch: `(inputs, target, weight)`.
-        variables: what the gradients are for.
+    Micro-batch sizes differ by at most one; each is weighted by its size. Batch normalisation sees each alone. A batch
+    of fewer samples has as many micro-batches as samples.
     """
     size = tf.shape(batch[1])[0]
     count = tf.minimum(count, size)

@@ -31,11 +31,7 @@ class Agreement:
 
     The weights of rounds are the synchronizer's. Of the others the ranks agree on ``base + mean(value - base)``: a
     variable that no step updates, such as one of a frozen layer, keeps its bits, which a mean of equal numbers need not
-    have.
-
-    Args:
-        synchronizer: keeps the ranks in step.
-        average: the moving average of the weights, if there is one. In rounds it takes in what they lead to.
+    have. In rounds, a moving average of the weights takes in what they lead to.
 
     Attributes:
         variables: what this rank holds; checkpoints keep it for every rank.

@@ -28,8 +28,7 @@ def build(run: SyncRun, options: GossipConfig) -> Gossip:
 def partners(turn: int, ranks: int, *, topology: str, seed: int) -> list[int]:
     """Return the partner of each rank in a round; of an odd number one is its own.
 
-    Args:
-        topology: "ring": one neighbour and the other in turn; "random": pairs drawn by (seed, turn).
+    The topology is "ring", one neighbour and the other in turn, or "random", pairs drawn by (seed, turn).
 
     >>> [partners(turn, 4, topology="ring", seed=0) for turn in (0, 1)]
     [[1, 0, 3, 2], [3, 2, 1, 0]]

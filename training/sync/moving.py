@@ -49,12 +49,7 @@ class MovingAverage:
         self.statistics = [average for weight, average in pairs if id(weight) not in trained]
 
     def update(self, steps: Tensor, since: int = 1) -> None:
-        """Take in the weights of now, also in `tf.function`.
-
-        Args:
-            steps: number of updates of the weights so far, integer scalar.
-            since: updates since the last call: the average keeps ``d ** since`` of itself.
-        """
+        """Take in the weights after some updates, also in `tf.function`; the average keeps ``d ** since`` of itself."""
         share = tf.constant(1 - self._decay, tf.float64)
         if self._warms_up:
             share = tf.maximum(share, 9 / (10 + tf.cast(steps, tf.float64)))

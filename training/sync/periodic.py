@@ -31,12 +31,8 @@ class Periodic(EveryStep):
 
     `base` are the weights at the last round, the same on all ranks. With the mean as `combine` this is local SGD; it
     averages changes, not weights, since a mean of equal numbers need not have their bits. Scalars are averaged in each
-    step: by them ranks agree on overflows and on whether to stop.
-
-    Args:
-        every: steps of a round: it ends after the steps that are multiples of it.
-        start_step: steps before this one are synchronous.
-        average_slots: whether the optimizer's state is averaged, too; else each rank keeps its own.
+    step: by them ranks agree on overflows and on whether to stop. Steps before `start_step` are synchronous. With
+    `average_slots` the optimizer's state is averaged, too; else each rank keeps its own.
     """
 
     def __init__(self, ring: Ring, every: int, *, start_step: int = 0, average_slots: bool = False) -> None:
@@ -104,10 +100,5 @@ class Periodic(EveryStep):
         return [base + change for base, change in zip(self.base_variables, combined, strict=True)], shared
 
     def combine(self, changes: list[Tensor], step: int) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the mean of the ranks' changes, which all ranks apply, and the new values of `shared_variables`.
-
-        Args:
-            changes: this rank's in the round.
-            step: number of steps done.
-        """
+        """Return the mean of the ranks' changes in a round, which all ranks apply, and values of `shared_variables`."""
         return self._ring.allreduce_mean(changes), []
