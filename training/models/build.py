@@ -17,7 +17,7 @@ from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.optimizers.precision import compute_dtype
 
 from .application import application
-from .freeze import freeze
+from .layer_patterns import freeze, rematerialise
 from .networks.convnet import convnet
 from .networks.lenet import lenet
 from .networks.resnet import resnet18, resnet50
@@ -25,7 +25,6 @@ from .networks.tabular import tabular
 from .networks.text import text
 from .networks.wide_deep import wide_deep
 from .preprocess import BuiltModel, Element, Inputs, Preprocess
-from .remat import rematerialise
 from .target import Target, in_units, plan_target
 from .user_model import user_model
 from .weight_file import load_weights

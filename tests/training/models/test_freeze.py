@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.training.models.freeze import freeze
+from ringfeed.training.models.layer_patterns import freeze
 from ringfeed.training.optimizers.lars import LARS
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.ring import SoloRing

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.training.models.remat import rematerialise
+from ringfeed.training.models.layer_patterns import rematerialise
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.step.train_step import StepOptions, make_train_step

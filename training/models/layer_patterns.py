@@ -1,21 +1,44 @@
-"""Layers whose inner activations are computed again in the backward pass, which saves the memory to keep them.
+"""Layers that patterns of the configuration name: those that training freezes, and those that it computes again.
 
-Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174. `keras.RematScope` does not do it here:
-on TensorFlow it fails in a compiled step, and the second pass would draw other masks of dropout.
+Inner activations of the latter are computed again in the backward pass, which saves the memory to keep them: Chen et
+al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174. `keras.RematScope` does not do it here: on
+TensorFlow it fails in a compiled step, and the second pass would draw other masks of dropout.
+Tested in tests/training/models/test_freeze.py and tests/training/models/test_remat.py.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import listed
 from ringfeed.training.optimizers.keras_doors import inner_layers, is_training
 
-from .freeze import matching_layers
+__all__ = ["freeze", "matching_layers", "rematerialise"]
 
-__all__ = ["rematerialise"]
+
+def freeze(network: Any, patterns: Sequence[str]) -> None:
+    """Freeze the layers whose path matches a pattern; a frozen batch normalisation uses its moving statistics."""
+    for pattern in patterns:
+        for layer in matching_layers(network, "model.freeze", pattern):
+            layer.trainable = False
+    if patterns and not network.trainable_weights:
+        raise ConfigError(
+            f"model.freeze: {list(patterns)} leave no weight to train; leave out a layer, as the last one"
+        )
+
+
+def matching_layers(network: Any, key: str, pattern: str) -> list[Any]:
+    """Return the layers with weights whose path matches a pattern, or raise a ConfigError that names the key."""
+    layers = {layer.path or layer.name: layer for layer in inner_layers(network) if layer.weights}
+    matching = [layer for path, layer in layers.items() if re.search(pattern, path)]
+    if not matching:
+        raise ConfigError(f"{key}: {pattern!r} matches no layer; the layers are: {listed(list(layers))}")
+    return matching
 
 
 def rematerialise(network: Any, patterns: Sequence[str]) -> None:
