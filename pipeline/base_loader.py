@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     import tensorflow as tf
     from typing_extensions import Self
 
-__all__ = ["BaseLoader"]
-
 _PREFETCH_BYTES = 16 << 20  # decoded batches that wait for a NumPy consumer
 _TRANSFORMED_BATCHES = 4  # kept ready behind a transform
 _NO_INDEX = (
@@ -377,7 +375,8 @@ class BaseLoader(ABC):
         )  # fmt: skip
 
     def _dataset_maker(self) -> Callable[[Callable[..., Any]], Callable[[int, int, int], tf.data.Dataset]]:
-        from .deliver.to_tensorflow import Delivery, dataset_maker
+        from .deliver.chunk_encoding import Delivery
+        from .deliver.to_tensorflow import dataset_maker
 
         local_batch = self.local_batch_size
         delivery = Delivery(

@@ -10,8 +10,6 @@ from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from typing import Any
 
-__all__ = ["EpochsAhead"]
-
 
 class EpochsAhead:
     """The batches of one epoch after another, as long as they are asked for in order.

@@ -51,8 +51,6 @@ from .streams.stream_reader import OpenStreams
 if TYPE_CHECKING:
     pass
 
-__all__ = ["Loader"]
-
 _COUNT_THREADS = 4
 _PLAN_THREADS = 1  # with two, balanced epochs reach 0.85 of the natural rate, with one 0.91 (2 cores, 2026-11-21)
 

@@ -21,8 +21,6 @@ from .order.epoch_order import Remainder
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 
-__all__ = ["LoaderOptions", "as_arguments", "flat_arguments", "take_integers"]
-
 P = ParamSpec("P")
 Self = TypeVar("Self")
 Options = TypeVar("Options")

@@ -42,8 +42,6 @@ from .resume_state import shares_digest
 from .select.sample_columns import CLASS_ID, ORIGIN, SOURCE_ID, WEIGHT, Origin
 from .streams.stream_reader import OpenStreams
 
-__all__ = ["Mixture", "MixturePlan", "SourceMix"]
-
 Int64 = npt.NDArray[np.int64]
 _CYCLE = 16
 _CYCLE_STEPS = 1 << 12  # in longer epochs, one seat more or less does not matter

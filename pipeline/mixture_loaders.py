@@ -19,8 +19,6 @@ from .mixture_options import MixtureOptions
 from .order.epoch_order import default_streams
 from .select.sample_columns import SOURCE_ID
 
-__all__ = ["common_fill", "common_schema", "name_dataset_in_errors", "open_loaders"]
-
 
 def open_loaders(options: MixtureOptions) -> list[Loader]:
     """A loader for each dataset, whose global batch is one sample of each stream.

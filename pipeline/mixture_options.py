@@ -15,8 +15,6 @@ from ringfeed.sharding.errors import ConfigError
 from .loader_options import LoaderOptions, take_integers
 from .order.class_shares import DATASET_TERMS, Balance, parse_balance
 
-__all__ = ["ALL_DATASETS", "MixtureOptions"]
-
 ALL_DATASETS = "mixture"
 """The name in `Mixture.stats` of the work done for all datasets together."""
 

@@ -16,8 +16,6 @@ from .order.epoch_order import StreamSlice
 from .order.passes import Draws
 from .streams.stream_reader import OpenStreams, StreamReader
 
-__all__ = ["DatasetReader"]
-
 Int64 = npt.NDArray[np.int64]
 
 

@@ -7,8 +7,6 @@ from typing import Any, TypeVar
 
 from ringfeed.sharding.errors import DatasetError
 
-__all__ = ["remake"]
-
 T = TypeVar("T")
 
 

@@ -28,8 +28,6 @@ from .decode.tfrecord_frames import open_features
 from .select.sample_columns import CLASS_ID, EXAMPLES, FRAMES, mask_name
 from .streams.shard_fetcher import ShardFetcher
 
-__all__ = ["RandomAccess"]
-
 _KEPT_SHARDS = 4
 
 

@@ -11,8 +11,6 @@ from typing import TypeVar
 from .base_loader import BaseLoader
 from .decode.columns import Columns, slice_columns
 
-__all__ = ["repeated_chunk"]
-
 AnyLoader = TypeVar("AnyLoader", bound=BaseLoader)
 
 

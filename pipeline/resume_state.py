@@ -13,8 +13,6 @@ import xxhash
 from ringfeed.sharding.common.validation import mapping, texts
 from ringfeed.sharding.errors import ConfigError
 
-__all__ = ["check_state", "shares_digest"]
-
 
 def shares_digest(*weights: npt.NDArray[np.float64] | None) -> str | None:
     """A digest of the class shares of one epoch or several; None for the natural mix."""

@@ -7,7 +7,7 @@ from .building.options import BuildOptions
 from .building.writer import Writer
 from .dataset.damage import Damage, Note
 from .dataset.dataset import Dataset, open_dataset, read_records
-from .dataset.manifest import FileInfo, Generation, LostRecords, Manifest, ShardInfo, SplitInfo
+from .dataset.manifest import Generation, LostRecords, Manifest, ShardInfo, SplitInfo
 from .dataset.statistics import FeatureStatistics
 from .destination.clean import clean
 from .errors import (
@@ -29,6 +29,7 @@ from .repairing.remedy import Remedy
 from .repairing.repair import RepairReport, apply_repair, repair
 from .repairing.repair_plan import RepairPlan, plan_repair
 from .schema import Feature, Schema
+from .storage.file_contents import FileInfo
 from .storage.storage import Storage
 from .verifying.verify import Verification, VerifyProgress, check_dataset, verify
 

@@ -8,11 +8,6 @@ from __future__ import annotations
 from .messages import printable
 from .url_secrets import without_secrets
 
-__all__ = [
-    "ConfigError", "CorruptionError", "DatasetError", "DestinationError", "PageError", "RangesError",
-    "RingfeedError", "SourceError", "StorageError", "TrainingError", "WorkerError",
-]  # fmt: skip
-
 
 class RingfeedError(Exception):
     """Base of every error that a user can meet. Its text is one printable line, and says what to do; no secrets.

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Sequence
 
 from .url_secrets import without_secrets
 
-__all__ = ["brief", "closest", "counted", "did_you_mean", "listed", "one_line", "printable", "some_of"]
-
 
 def counted(number: int, noun: str, verb: str = "") -> str:
     """A count with its noun and verb; a slash separates singular and plural.

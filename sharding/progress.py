@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-__all__ = ["Progress", "Report", "StageProgress", "ignore"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:

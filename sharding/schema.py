@@ -18,11 +18,6 @@ import pyarrow.compute as pc
 from .errors import SourceError
 from .messages import did_you_mean, listed
 
-__all__ = [
-    "DTYPES", "MAX_FEATURES", "RESERVED_NAMES", "ExampleKind", "Feature", "Schema", "check_distinct_names",
-    "class_array", "insert_nulls", "label_type", "to_lists",
-]  # fmt: skip
-
 # Columns that a loader adds to batches (`pipeline/select/sample_columns.py`), so features of these names are refused.
 RESERVED_NAMES = ("class_id", "soft_label", "sample_weight", "sample_key")
 MAX_FEATURES = 1 << 15  # per record: each costs about 0.1 ms per batch

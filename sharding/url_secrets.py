@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["public_url", "secret_problem", "without_secrets"]
-
 _SCHEME = r"(?:[A-Za-z][A-Za-z0-9+.-]*://|(?:https?|ftps?|s3a?|gs|gcs|hdfs|az|abfss?):/)"  # one / after pathlib.Path
 _URL = re.compile(rf"(?:^|(?<=::))({_SCHEME})((?:(?!::{_SCHEME}).)*)", re.DOTALL)  # groups: scheme, rest
 _IN_TEXT = re.compile(rf"(?<![A-Za-z0-9+.-])({_SCHEME})((?:(?!(?:::|[\"'<>(,;]){_SCHEME})\S)*)")

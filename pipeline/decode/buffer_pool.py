@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BufferPool", "empty_aligned"]
-
 _POOLED_BYTES = 1 << 20  # from this size on, the allocator gets memory from the system each time, and returns it
 _ALIGNMENT = 64
 _KEPT = 16  # buffers; more are dropped once they are free

@@ -13,8 +13,6 @@ from ringfeed.sharding.schema import Schema
 
 from .columns import Column, Columns
 
-__all__ = ["ClassLabels"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassLabels:

@@ -26,26 +26,6 @@ from ringfeed.sharding.schema import Feature, Schema
 
 from .row_views import RowViews, has_viewable_rows, view_rows
 
-__all__ = [
-    "Column",
-    "Columns",
-    "compact_columns",
-    "concat_columns",
-    "copy_columns",
-    "copy_views",
-    "fill_value",
-    "filled_columns",
-    "locate_views",
-    "make_views",
-    "open_parquet",
-    "slice_columns",
-    "take_columns",
-    "take_from_segments",
-    "view_array",
-    "view_bytes",
-    "views_of",
-]
-
 _VIEW_SPAN = 1 << 30
 _NUMPY_LIKE = (np.ndarray, FileVectors)  # have the `take` of NumPy
 

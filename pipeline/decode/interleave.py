@@ -21,8 +21,6 @@ from .columns import Columns, concat_columns, take_columns
 from .row_views import RowViews
 from .tfrecord_frames import decode_frames, decode_row_views
 
-__all__ = ["interleave"]
-
 
 def interleave(
     parts: Sequence[Columns],

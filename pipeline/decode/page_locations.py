@@ -13,8 +13,6 @@ from ringfeed.sharding.schema import Schema
 
 from .columns import Columns
 
-__all__ = ["PageLocationCache"]
-
 _MOST_RUNS = 1 << 14  # about 16 MiB, with one run per shard
 
 

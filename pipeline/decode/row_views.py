@@ -19,8 +19,6 @@ from ringfeed.sharding.formats.parquet_pages import FileVectors
 
 from .buffer_pool import BufferPool, empty_aligned
 
-__all__ = ["RowViews", "has_viewable_rows", "view_rows"]
-
 Int64 = npt.NDArray[np.int64]
 Viewable: TypeAlias = npt.NDArray[Any] | FileVectors
 

@@ -34,8 +34,6 @@ from .page_locations import PageLocationCache
 from .tfrecord_frames import open_features, open_tfrecord
 from .tfrecord_values import open_masked, open_values
 
-__all__ = ["OpenShard", "ReadContext", "ShardOpener"]
-
 _page_locations = PageLocationCache()  # shared by all loaders, which make an opener for each epoch
 
 

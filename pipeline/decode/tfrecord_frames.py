@@ -23,8 +23,6 @@ from .buffer_pool import BufferPool, empty_aligned
 from .columns import Columns, make_views, view_array
 from .row_views import RowViews
 
-__all__ = ["decode_frames", "decode_row_views", "join_frames", "open_features", "open_tfrecord"]
-
 Int64 = npt.NDArray[np.int64]
 Bytes3D = npt.NDArray[np.uint8]
 

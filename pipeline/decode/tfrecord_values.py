@@ -19,8 +19,6 @@ from ringfeed.sharding.schema import Feature, Schema
 
 from .columns import Columns, filled_columns, view_bytes
 
-__all__ = ["has_plain_values", "open_masked", "open_values"]
-
 _NUMBER_BYTES = 1024  # per record
 
 

@@ -10,8 +10,6 @@ from typing import Generic, TypeVar
 
 from ringfeed.pipeline.fetch.threads import in_loader_thread, start_thread
 
-__all__ = ["prefetch"]
-
 T = TypeVar("T")
 _IDLE_SECONDS = 0.05  # that the thread waits for room before it ends; starting another takes 0.2 ms
 _JOIN_SECONDS = 5.0  # that closing waits for the item in progress

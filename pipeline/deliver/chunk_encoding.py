@@ -24,8 +24,6 @@ from ringfeed.sharding.schema import Feature, Schema
 
 from .operations import copy_views_operation
 
-__all__ = ["ADDRESSES", "LENGTHS", "Batch", "ChunkEncoder", "Delivery"]
-
 ADDRESSES, LENGTHS = "\0addresses", "\0lengths"
 """Ends of the names of columns that hold the addresses and lengths of another column's values."""
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["ChunkSizes", "chunk_ranges"]
-
 _CHUNK_BYTES = 8 << 20  # per crossing into TensorFlow: 4 MiB takes 1.1 times as long, 2 MiB 1.35 (2026-11-21)
 _CHUNK_STEPS = 64
 _LARGE_RECORD = 4096  # bytes; from this size on, undecoded records cross one at a time, and chunks hold their addresses

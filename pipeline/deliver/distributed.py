@@ -8,8 +8,6 @@ import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
 
-__all__ = ["distribute"]
-
 
 def distribute(
     dataset: tf.data.Dataset, strategy: tf.distribute.Strategy, *, rank: int, world_size: int, local_batch: int

@@ -15,8 +15,6 @@ from ringfeed.sharding.schema import Feature, Schema
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["feature_spec", "parse_batch"]
-
 
 def feature_spec(schema: Schema, fill: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The specification with which `tf.io.parse_example` parses the dataset's TFRecord shards.

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.framework.config import is_op_determinism_enabled  # there is no public name for it
+from tensorflow.python.framework.config import (  # there is no public name for it
+    is_op_determinism_enabled as is_op_determinism_enabled,
+)
 
 from ringfeed.sharding.errors import RingfeedError
-
-__all__ = ["generator_dataset_maker", "is_op_determinism_enabled", "rewritable", "unbatch"]
 
 Element = dict[str, Any]
 Generate = Callable[..., Generator[Element, None, None]]

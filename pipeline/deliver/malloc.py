@@ -16,8 +16,6 @@ import ctypes
 import functools
 import os
 
-__all__ = ["keep_freed_memory"]
-
 _TRIM_THRESHOLD, _TOP_PAD, _MMAP_THRESHOLD = -1, -2, -3  # parameters of mallopt, as <malloc.h> numbers them
 _MMAP_BYTES = 32 << 20  # up to which glibc adapts by itself
 _SET_BY_USER = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")

@@ -9,8 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["copy_views_operation", "resize_operation"]
-
 _MODULE = "._operations"
 
 Operation = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]

@@ -14,8 +14,6 @@ from contextlib import contextmanager
 
 from ringfeed.sharding.common.stderr_filter import drop_stderr_lines
 
-__all__ = ["quiet_tensorflow", "uncollected_imports"]
-
 _NOISE = re.compile(rb"(I\d{4} |WARNING: All log messages before absl|To enable the following instructions)")
 
 

@@ -26,8 +26,6 @@ from ringfeed.sharding.schema import Feature, Schema
 from .background_iterator import prefetch
 from .malloc import keep_freed_memory
 
-__all__ = ["NumpyBatch", "Ragged", "iterate_numpy"]
-
 Array = npt.NDArray[Any]
 
 

@@ -22,8 +22,6 @@ from .example_parsing import parse_batch
 from .generator_dataset import generator_dataset_maker, is_op_determinism_enabled, rewritable, unbatch
 from .malloc import keep_freed_memory
 
-__all__ = ["Delivery", "dataset_maker", "supervised_pairs"]
-
 _NO_FEATURES = (CLASS_ID, SOFT_LABEL, WEIGHT, SAMPLE_KEY, SOURCE_ID)
 Chunks = Callable[[int, int], Iterator[tuple[int, Columns]]]
 Maker = Callable[[int, int, int], tf.data.Dataset]

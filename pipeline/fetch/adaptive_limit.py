@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["AdaptiveLimit"]
-
 _GAIN = 1.1  # growth of the rate that makes more fetches worthwhile; below it lies the noise of one round
 _MIN_ROUND = 4  # fetches over which a rate is measured, at least
 _HELD_ROUNDS = 16  # rounds before a higher limit is tried again: the load on the store may have changed

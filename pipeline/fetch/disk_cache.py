@@ -46,8 +46,6 @@ import xxhash
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.storage.private_folders import check_private, make_private_folder
 
-__all__ = ["DISK_FULL", "CacheEntry", "CacheFolder", "CacheKey", "MappedEntry", "dataset_folder", "is_cache"]
-
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 STATE_NAME = "ringfeed-cache.json"
 _STATE_BYTES = 256  # fixed size, so that one write replaces it

@@ -16,8 +16,6 @@ from ringfeed.sharding.errors import RingfeedError
 from .adaptive_limit import AdaptiveLimit
 from .threads import Threads
 
-__all__ = ["FetchPool"]
-
 T = TypeVar("T")
 
 

@@ -23,8 +23,6 @@ from ringfeed.sharding.storage.timeouts import request_limit_seconds
 
 from .threads import start_thread
 
-__all__ = ["Hedging", "Latencies"]
-
 T = TypeVar("T")
 _WINDOW = 100  # most recent reads whose latencies count
 _MIN_READS = 8  # reads before their latencies say what is late

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["read_into_page_cache"]
-
 _BLOCK_BYTES = 1 << 20
 _PROBES = 16  # pages that are looked for: a file half cached counts as not cached but once in 65,536
 _NO_WAIT = getattr(os, "RWF_NOWAIT", None)

@@ -9,8 +9,6 @@ import pyarrow as pa
 from ringfeed.sharding.formats.block_checksums import BLOCK_BYTES
 from ringfeed.sharding.formats.parquet import LENGTH_BYTES, column_spans, footer_bytes
 
-__all__ = ["PartTooLarge", "ReadBlocks", "read_blocks"]
-
 ReadBlocks = Callable[[int, int], pa.Buffer | None]
 _MAX_SHARE = 0.7  # share of a file above which columns are faster read with the whole file; rows are contiguous
 

@@ -24,8 +24,6 @@ from ringfeed.sharding.dataset.dataset import Dataset, repair_hint
 from ringfeed.sharding.dataset.manifest import ShardInfo
 from ringfeed.sharding.errors import ConfigError, CorruptionError
 
-__all__ = ["OnBadShard", "Quarantine", "replacement_rows"]
-
 OnBadShard = Literal["raise", "quarantine"]
 _CHOICES = ("raise", "quarantine")
 _logger = logging.getLogger("ringfeed.pipeline.quarantine")  # public: see docs/faults.md

@@ -29,8 +29,6 @@ from ringfeed.sharding.storage.location import Location
 
 from .disk_cache import DISK_FULL, CacheFolder, CacheKey
 
-__all__ = ["Cache", "MemoryCache", "ShardCache", "open_cache"]
-
 _logger = logging.getLogger(__name__)
 _MEMORY_BYTES = 1 << 30
 _BLOCK_BYTES = 4 << 20

@@ -36,8 +36,6 @@ from .hedged_reads import Hedging, Latencies
 from .page_cache import read_into_page_cache
 from .parquet_ranges import read_blocks
 
-__all__ = ["SourceReader"]
-
 _ATTEMPTS = 2  # each with the retries of the store
 _GAP_BYTES = 1 << 20  # reading so many bytes takes as long as a request to a remote store
 

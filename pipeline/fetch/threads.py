@@ -15,8 +15,6 @@ from typing import Generic, TypeVar
 
 from ringfeed.sharding.errors import RingfeedError
 
-__all__ = ["Threads", "in_loader_thread", "run_after", "start_thread"]
-
 _PREFIX = "ringfeed-"
 
 

@@ -9,8 +9,6 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-__all__ = ["annotate"]
-
 
 def annotate(name: str) -> AbstractContextManager[Any]:
     """Return a context that shows its block in the current trace, if TensorFlow is loaded and recording one.

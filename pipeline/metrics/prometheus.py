@@ -18,8 +18,6 @@ from ringfeed.sharding.errors import ConfigError
 
 from .stage_counters import StageStats
 
-__all__ = ["prometheus_text"]
-
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 _METRICS = (
     (

@@ -12,8 +12,6 @@ from ringfeed.sharding.common.fork_safe_locks import renew_lock_in_forks
 
 from .profiler_trace import annotate
 
-__all__ = ["CACHE_STAGES", "FAULT_STAGES", "STAGES", "Counters", "StageStats"]
-
 CACHE_STAGES = ("cache", "fill", "evict")
 FAULT_STAGES = ("hedge", "hedge_win", "quarantine")
 STAGES = ("fetch", *CACHE_STAGES, *FAULT_STAGES, "verify", "open", "plan", "gather", "deliver")

@@ -26,8 +26,6 @@ from ringfeed.sharding.compute.keyed_random import derive_key, shuffled_by_group
 
 from .epoch_order import coprime_stride
 
-__all__ = ["ClassNumbers", "ClassSchedule", "RecordSampler"]
-
 Int64 = npt.NDArray[np.int64]
 ClassNumbers = npt.NDArray[np.integer]
 _GOLDEN = 0.6180339887498949

@@ -12,20 +12,6 @@ import numpy.typing as npt
 from ringfeed.sharding.common.validation import integer, number
 from ringfeed.sharding.errors import ConfigError
 
-__all__ = [
-    "CLASS_TERMS",
-    "DATASET_TERMS",
-    "Balance",
-    "EpochLength",
-    "Ramp",
-    "ShareTerms",
-    "Shares",
-    "epoch_samples",
-    "parse_balance",
-    "settled_epoch",
-    "target_weights",
-]
-
 EpochLength: TypeAlias = int | Literal["oversample", "undersample"]
 Shares: TypeAlias = str | Mapping[Any, float]
 _POWER, _ARROW = "power:", "->"

@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from .epoch_order import EpochOrder
 
-__all__ = ["choose_donors", "first_shards_with"]
-
 Int64 = npt.NDArray[np.int64]
 _SHARDS_FIRST = 16
 _CELLS_AT_ONCE = 1 << 20

@@ -29,17 +29,6 @@ from ringfeed.sharding.errors import ConfigError
 
 from .windows import Segment, SegmentTable, StreamWindows, Window
 
-__all__ = [
-    "ORDER_VERSION",
-    "PASSES_VERSION",
-    "EpochOrder",
-    "Geometry",
-    "Remainder",
-    "StreamSlice",
-    "coprime_stride",
-    "default_streams",
-]
-
 ORDER_VERSION = 2  # a saved state of another version cannot be resumed
 PASSES_VERSION = 3  # short epochs and mixtures: they continue from epoch to epoch
 Remainder = Literal["drop", "pad", "wrap"]

@@ -20,8 +20,6 @@ from .missing_classes import MissingClass, SplitContents, find_missing_classes
 from .plan_table import MixRow, PlanTable, mix_rows, share_bars
 from .remainder import RecordRange, dropped_ranges, wrapped_ranges
 
-__all__ = ["ClassMix", "FilterPlan", "LoaderPlan", "plan_epoch"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassMix:

@@ -22,8 +22,6 @@ from .donor_shards import choose_donors
 from .epoch_order import EpochOrder
 from .windows import StreamWindows, Window
 
-__all__ = ["MissingClass", "SplitContents", "find_missing_classes"]
-
 Int64 = npt.NDArray[np.int64]
 _WINDOWS_AT_ONCE = 256
 

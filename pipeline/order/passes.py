@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from .seat_ledger import SeatLedger
 
-__all__ = ["Draws", "EpochDraws", "Passes"]
-
 Int64 = npt.NDArray[np.int64]
 Seats = npt.NDArray[np.bool_]
 

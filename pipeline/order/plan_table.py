@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from html import escape
 from typing import TypeAlias
 
-__all__ = ["MixRow", "PlanTable", "html_table", "mix_rows", "share_bars"]
-
 _ROWS = 20  # a plan of many classes shows the first ones
 _WIDTH, _BAR, _NAME = 560, 11, 150  # pixels: of the plot, of a bar, of the longest name beside it
 _GREY, _BLUE = "#999999", "#0072b2"  # of Okabe and Ito's palette, which colour-blind readers can tell apart

@@ -16,8 +16,6 @@ from ringfeed.sharding.dataset.manifest import ShardInfo
 from .epoch_order import EpochOrder
 from .windows import Segment
 
-__all__ = ["RecordRange", "dropped_ranges", "wrapped_ranges"]
-
 Rows = npt.NDArray[np.int64]  # [n, 2]: shard, and row in it
 
 

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from ringfeed.sharding.compute.keyed_random import derive_key, mix64
 
-__all__ = ["sample_keys"]
-
 
 def sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the keys of some positions of an epoch, as seeds for `tf.random.stateless_*`.

@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from .class_balance import ClassSchedule
 
-__all__ = ["SeatLedger"]
-
 Int64 = npt.NDArray[np.int64]
 
 

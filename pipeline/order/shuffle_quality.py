@@ -27,8 +27,6 @@ import numpy.typing as npt
 from .epoch_order import EpochOrder
 from .windows import Window
 
-__all__ = ["ShuffleQuality", "shuffle_quality"]
-
 Int64 = npt.NDArray[np.int64]
 _BLOCKS = 8  # evenly spread runs of steps to measure in an epoch that is too long to measure as a whole
 

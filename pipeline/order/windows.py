@@ -16,8 +16,6 @@ from typing import TypeAlias, overload
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Positions", "Segment", "SegmentTable", "StreamWindows", "Window"]
-
 Int64 = npt.NDArray[np.int64]
 Positions: TypeAlias = range | Int64  # ascending positions of a stream or a window; a range where they are adjacent
 

@@ -7,11 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = [
-    "CLASS_ID", "EXAMPLES", "FRAMES", "ORIGIN", "SAMPLE_KEY", "SOFT_LABEL", "SOURCE_ID", "WEIGHT", "Origin",
-    "mask_name",
-]  # fmt: skip
-
 # Delivered in batches.
 CLASS_ID = "class_id"  # index of the label in the classes of the manifest
 SAMPLE_KEY = "sample_key"  # random key for augmentation

@@ -19,8 +19,6 @@ from ringfeed.sharding.schema import RESERVED_NAMES, Feature, Schema
 
 from .sample_columns import EXAMPLES, FRAMES, mask_name
 
-__all__ = ["check_fill", "delivered_schema", "describe_missing", "features_without_fill", "mask_fill", "record_bytes"]
-
 
 def check_fill(schema: Schema, fill: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the replacements of missing values by feature, converted to the dtype of the feature.

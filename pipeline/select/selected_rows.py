@@ -34,8 +34,6 @@ from .where_expression import open_filter
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 
-__all__ = ["Selection"]
-
 ClassIds = npt.NDArray[np.int32]
 
 

@@ -19,8 +19,6 @@ from ringfeed.sharding.formats.parquet_tensors import plain_lists
 
 from .where_expression import RowFilter
 
-__all__ = ["FilteredRows", "filter_parquet", "filter_records"]
-
 Int64 = npt.NDArray[np.int64]
 
 

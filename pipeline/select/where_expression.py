@@ -19,8 +19,6 @@ from ringfeed.sharding.prepare.expression import columns_of, evaluate
 from ringfeed.sharding.prepare.pushdown import implied_filter
 from ringfeed.sharding.schema import Schema
 
-__all__ = ["RowFilter", "open_filter"]
-
 Int64 = npt.NDArray[np.int64]
 _ROW = "\0row"
 _NO_COLUMN = re.compile(r"No match for FieldRef\.(?:Name\()?(.+?)\)? in ", re.DOTALL)  # Arrow's message

@@ -24,8 +24,6 @@ from ringfeed.pipeline.select.sample_columns import CLASS_ID
 from ringfeed.sharding.compute.kernels import VIEW
 from ringfeed.sharding.formats.parquet_pages import FileVectors
 
-__all__ = ["BorrowedRecords"]
-
 Int64 = npt.NDArray[np.int64]
 _LIMIT_BYTES = 32 << 20
 _LARGEST_SHARE = 4  # records of one class in one shard may take this fraction (1/4) of the limit

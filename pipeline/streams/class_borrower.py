@@ -19,8 +19,6 @@ from ringfeed.sharding.compute.grouping import group, stable_order
 
 from .stream_context import StreamContext
 
-__all__ = ["ClassBorrower", "labelled_columns"]
-
 Int64 = npt.NDArray[np.int64]
 
 

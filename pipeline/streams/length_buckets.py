@@ -30,8 +30,6 @@ from ringfeed.sharding.schema import Schema
 
 from .row_picks import ClassNumbers, Int64, Picks
 
-__all__ = ["BucketedPicks", "LengthBuckets", "assign_by_length"]
-
 _MAX_SPAN = 1 << 16  # steps of a span in a shorter epoch
 
 

@@ -19,8 +19,6 @@ from ringfeed.pipeline.select.sample_columns import CLASS_ID
 
 from .row_picks import ArrayPicks, Picks
 
-__all__ = ["OpenWindow", "assemble_window"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class OpenWindow:

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["PrefetchBudget", "PrefetchingStream", "UpcomingWindow", "default_prefetch_bytes"]
-
 _WINDOWS_AT_ONCE = 32  # requests per `fill`: with small shards, a limit of bytes alone would delay the first batch
 _REMOTE_BYTES = 64 << 20  # least that is fetched ahead from a remote store: 50 ms of a 10 Gbit/s link
 _MAPPED_BYTES = 256 << 20  # least that is read ahead of mapped files: 0.1 s of a fast local disk

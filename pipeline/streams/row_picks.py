@@ -14,8 +14,6 @@ import numpy.typing as npt
 from ringfeed.pipeline.order.class_balance import RecordSampler
 from ringfeed.pipeline.order.windows import Positions
 
-__all__ = ["ArrayPicks", "ClassNumbers", "Int64", "Picks", "SampledPicks"]
-
 Int64 = npt.NDArray[np.int64]
 ClassNumbers = npt.NDArray[np.integer]
 

@@ -34,8 +34,6 @@ from ringfeed.sharding.errors import CorruptionError
 
 from .borrowed_records import BorrowedRecords
 
-__all__ = ["LEAST_THREADS", "MOST_THREADS", "ShardFetcher"]
-
 T = TypeVar("T")
 LEAST_THREADS = 4  # for a local disk, and at first for a remote store
 MOST_THREADS = 24  # for a remote store: its client keeps 32 connections, some of them for second requests

@@ -17,8 +17,6 @@ from ringfeed.pipeline.metrics.stage_counters import Counters
 from .length_buckets import LengthBuckets
 from .shard_fetcher import ShardFetcher
 
-__all__ = ["StreamContext"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamContext:

@@ -26,8 +26,6 @@ from .prefetch_budget import PrefetchBudget, UpcomingWindow
 from .stream_context import StreamContext
 from .window_opener import WindowOpener
 
-__all__ = ["OpenStreams", "StreamReader"]
-
 Int64 = npt.NDArray[np.int64]
 
 

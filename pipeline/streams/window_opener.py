@@ -27,8 +27,6 @@ from .open_window import OpenWindow, assemble_window
 from .row_picks import ArrayPicks, ClassNumbers, Int64, Picks, SampledPicks
 from .stream_context import StreamContext
 
-__all__ = ["WindowOpener"]
-
 _SAMPLE_BLOCK = 1 << 16  # samples drawn at a time, in a window of fewer records
 
 

@@ -18,8 +18,6 @@ from ringfeed.sharding.errors import ConfigError
 if TYPE_CHECKING:
     import tensorflow as tf
 
-__all__ = ["GraphTransform", "Transform", "add_features", "apply_transform", "is_mapping", "mapping", "require_feature"]
-
 Transform: TypeAlias = Callable[[Any], Any]
 
 is_mapping: ContextVar[bool] = ContextVar("is_mapping", default=False)

@@ -22,8 +22,6 @@ from .apply import Transform
 from .image_ops import decode
 from .images import ImageTransform
 
-__all__ = ["FailedBatch", "as_tensor", "explain_failures"]
-
 _ASSERTION = re.compile(r"^(?:Expected '.*' to be true\. Summarized data: |assertion failed: \[)b?'?(.*?)'?\]?$")
 _GRAPH_NODES = re.compile(r"^\{\{.*?\}\} | \[Op:.*$|\s*\[\[.*$", re.DOTALL)  # in TensorFlow's messages
 

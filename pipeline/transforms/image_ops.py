@@ -20,8 +20,6 @@ from .apply import is_mapping, require_feature
 from .image_options import CentreCrop, ColourJitter, ImageTransformOptions, Normalisation, RandomCrop
 from .numpy_images import BOXES
 
-__all__ = ["crop_window", "decode", "normalise", "resize", "transform_images"]
-
 _ONLY_COLOURS = (b"GIF8", b"RIFF", b"BM")  # first bytes of GIF, WebP and BMP, which TensorFlow cannot decode to grey
 _RECODE = "write the images in another format, with: shard-dataset reshard SRC DST --encode png"
 _NO_PALETTES = f"a BMP with a colour palette, which TensorFlow does not read; {_RECODE}"

@@ -14,8 +14,6 @@ from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.schema import Feature
 
-__all__ = ["CentreCrop", "ColourJitter", "ImageTransformOptions", "Normalisation", "RandomCrop", "image_feature"]
-
 _DTYPES = ("uint8", "float16", "bfloat16", "float32")
 
 

@@ -14,8 +14,6 @@ from ringfeed.sharding.dataset.manifest import Manifest
 from .apply import GraphTransform
 from .image_options import CentreCrop, ColourJitter, ImageTransformOptions, Normalisation, RandomCrop, image_feature
 
-__all__ = ["ImageTransform"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTransform(ImageTransformOptions, GraphTransform):  # type: ignore[misc]  # a slot for weak references is no conflict

@@ -16,8 +16,6 @@ from ringfeed.sharding.errors import ConfigError
 
 from .apply import GraphTransform
 
-__all__ = ["CutMix", "Mixup"]
-
 _GROUP = 8
 
 

@@ -15,8 +15,6 @@ from ringfeed.sharding.errors import ConfigError
 
 from .apply import require_feature
 
-__all__ = ["box_mask", "cut_mix", "mix_up"]
-
 _MIXUP, _CUTMIX = 1, 2  # folded into a sample's key; image transforms draw by the key itself
 _PHILOX = "philox"
 

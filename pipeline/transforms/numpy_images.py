@@ -25,8 +25,6 @@ from .compiled_images import can_decode_jpeg, can_resize, decode_jpeg, jpeg_side
 from .image_options import CentreCrop, ColourJitter, ImageTransformOptions, Normalisation, RandomCrop
 from .philox_draws import split, uniform
 
-__all__ = ["BOXES", "transform_batch"]
-
 BOXES = 100
 """Boxes drawn for a random crop; of default boxes in an image of 1:10, none fits in 9 % of cases."""
 _JPEG = b"\xff\xd8\xff"

@@ -16,8 +16,6 @@ from ringfeed.sharding.errors import ConfigError
 
 from .apply import GraphTransform, add_features
 
-__all__ = ["Pad"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pad(GraphTransform):

@@ -20,8 +20,6 @@ from ringfeed.sharding.schema import Feature
 from .apply import GraphTransform, add_features, require_feature
 from .tabular_plan import CategoryColumn, NumericColumn, TabularPlan
 
-__all__ = ["TabularTransform", "masked_columns", "plan_columns"]
-
 _MAX_CATEGORIES = 100_000  # of an integer code; with more, an embedding is hardly intended
 _LEAVE_OUT = "leave {!r} out of columns"
 

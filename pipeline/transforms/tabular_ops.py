@@ -16,8 +16,6 @@ from ringfeed.sharding.errors import ConfigError
 
 from .tabular_plan import CategoryColumn, NumericColumn, TabularPlan
 
-__all__ = ["tabular_inputs", "text_ids"]
-
 Element = Mapping[str, Any]
 
 

@@ -25,8 +25,6 @@ from ringfeed.sharding.compute.keyed_random import derive_key, permute, permute_
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import counted
 
-__all__ = ["NO_RECORDS", "Assignment", "SplitLayout", "shards_per_split", "split_class_counts"]
-
 Int64 = npt.NDArray[np.int64]
 NO_RECORDS: Mapping[str, Sequence[int]] = MappingProxyType({})
 _MANY = 512  # records per stratum from which permuting one stratum after the other is faster (2026-11-21)

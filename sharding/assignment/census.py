@@ -28,8 +28,6 @@ from ringfeed.sharding.storage.storage import Storage
 
 from .label_counts import ValueCounts
 
-__all__ = ["Census", "Notes", "check_column", "take_census"]
-
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 _CLASS, _VALUE, _COUNT, _BYTES = "class", "value", "count", "bytes"  # columns of a file of notes

@@ -23,8 +23,6 @@ from ringfeed.sharding.engines.executors import run_tasks
 from ringfeed.sharding.errors import CorruptionError, DatasetError
 from ringfeed.sharding.storage.storage import Storage
 
-__all__ = ["ExistingGroups", "groups_in_shard", "read_existing_groups"]
-
 _SHARDS_AT_ONCE = 64  # whose groups are merged together
 
 

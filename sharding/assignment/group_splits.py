@@ -19,8 +19,6 @@ import numpy.typing as npt
 
 from ringfeed.sharding.compute.keyed_random import shuffled
 
-__all__ = ["GroupCounts", "assign_groups"]
-
 Int64 = npt.NDArray[np.int64]
 _GROUPS_AT_ONCE = 1 << 16  # whose counts are Python numbers, of 30 bytes each, at a time
 

@@ -20,17 +20,6 @@ from ringfeed.sharding.prepare.screening.record_origins import describe_origin
 from ringfeed.sharding.schema import Schema, class_array, label_type
 from ringfeed.sharding.sources import Part, Source
 
-__all__ = [
-    "LabelCounts",
-    "StratumCounts",
-    "ValueCounts",
-    "count_classes",
-    "count_strata",
-    "count_values",
-    "first_ordinals",
-    "sum_by_key",
-]
-
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 _MERGED_VALUES = 1 << 18  # new values to merge at once, at least: each merge hashes all known values again

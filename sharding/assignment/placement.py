@@ -18,8 +18,6 @@ from ringfeed.sharding.errors import SourceError
 from .assignment import Assignment
 from .census import Census
 
-__all__ = ["Placement", "Placer", "take_ordinals"]
-
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 _CHANGED = "the source changed while it was read"

@@ -29,8 +29,6 @@ from .census import Census
 from .label_counts import StratumCounts, first_ordinals
 from .placement import take_ordinals
 
-__all__ = ["SizeBalance", "deal_by_size", "deal_records"]
-
 Int64 = npt.NDArray[np.int64]
 _UNMIXED = 8  # one block in this many holds the largest records of its class
 _TOLERANCE = 2000  # shards are alike if the largest exceeds the smallest by at most one byte in this many

@@ -25,8 +25,6 @@ from .existing_groups import ExistingGroups
 from .group_splits import GroupCounts, assign_groups
 from .label_counts import StratumCounts, count_strata, sum_by_key
 
-__all__ = ["RecordSplits", "open_census", "split_by_column"]
-
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 _NOTES_AT_ONCE = 1 << 20

@@ -37,8 +37,6 @@ from .options import ONE_SPLIT, BuildOptions, normalize_places
 from .planning import open_build_source, open_plan
 from .rare_classes import settle_rare_classes
 
-__all__ = ["AppendOptions", "append", "open_matching_source", "plan_append"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendOptions:

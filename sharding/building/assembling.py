@@ -24,8 +24,6 @@ from .bucketing import Bucketing
 from .partitioning import CLASS, PLACE
 from .shard_writer import ShardName, ShardTarget, SmallFiles, write_shard
 
-__all__ = ["BucketInput", "assemble_bucket", "shard_names"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketInput:

@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from ringfeed.sharding.assignment.assignment import Assignment
 
-__all__ = ["Bucketing"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucketing:

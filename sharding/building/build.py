@@ -32,7 +32,8 @@ from ringfeed.sharding.sources.files.find import check_unchanged
 from ringfeed.sharding.sources.files.snapshot import Listing, record_listings
 from ringfeed.sharding.sources.records.in_memory import is_in_memory
 from ringfeed.sharding.storage.fenced_storage import fence_for_workers
-from ringfeed.sharding.storage.storage import Storage, public_url
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.url_secrets import public_url
 
 from .build_context import BuildContext, build_engine
 from .build_plan import BuildPlan, program_version
@@ -45,8 +46,6 @@ from .shard_writer import ShardTarget
 from .stages import WriteStages, common_layout, plan_buckets
 from .survey import survey, warn_of_rotated_images
 from .totals import BuildTotals
-
-__all__ = ["PlannedDataset", "build", "describe_build", "plan_build", "planned_dataset"]
 
 
 def plan_build(

@@ -20,8 +20,6 @@ from ringfeed.sharding.progress import Report, ignore
 from .build_plan import BuildPlan
 from .options import BuildOptions
 
-__all__ = ["BuildContext", "build_engine"]
-
 
 def build_engine(options: BuildOptions, leased_destination: str | None = None) -> AbstractContextManager[Executor]:
     """The engine that the options name; `leased_destination` as for `open_engine`."""

@@ -29,8 +29,6 @@ from ringfeed.sharding.sources.base import BadRecord
 
 from .options import BuildOptions
 
-__all__ = ["BuildPlan", "program_version"]
-
 _BLOCK_ROWS = 1 << 16
 _SAMPLED_CLASSES = 1000
 

@@ -14,8 +14,6 @@ from ringfeed.sharding.messages import did_you_mean
 from ringfeed.sharding.sources.records.in_memory import is_in_memory, write_records
 from ringfeed.sharding.sources.tables.memory import MemoryRecords
 
-__all__ = ["options_of", "spilled_source"]
-
 
 class _Options(Protocol):
     @property

@@ -14,8 +14,6 @@ from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo, SplitInfo
 from ringfeed.sharding.dataset.statistics import merge_statistics
 from ringfeed.sharding.dataset.tfds_files import is_tfds_file
 
-__all__ = ["merge_generation"]
-
 
 def merge_generation(base: Dataset, added: Manifest, shards: Sequence[ShardInfo]) -> tuple[Manifest, list[ShardInfo]]:
     """The manifest and the shards of a dataset with one more generation; not yet sealed.

@@ -21,8 +21,6 @@ from ringfeed.sharding.sources import KINDS
 from ringfeed.sharding.sources.records.in_memory import is_in_memory
 from ringfeed.sharding.storage.urls import normalize_url_fields
 
-__all__ = ["ONE_SPLIT", "BuildOptions", "normalize_places"]
-
 _BALANCES = ("records", "bytes")
 ONE_SPLIT = {"train": Fraction(1)}  # the default
 _RECORDED = {

@@ -29,8 +29,6 @@ from ringfeed.sharding.sources import Part, Source
 
 from .bucketing import Bucketing
 
-__all__ = ["CLASS", "PLACE", "PartitionTarget", "partition_part", "widen_range", "widen_ranges"]
-
 PLACE, CLASS = "\0place", "\0class"  # extra columns of spill files; no column of a source has such a name
 _SLICE_BYTES = 64 << 10  # of a bucket in one write; with less, the overhead of Arrow IPC would dominate
 

@@ -41,15 +41,14 @@ from ringfeed.sharding.sources.base import NO_FEATURES, BadRecord
 from ringfeed.sharding.sources.dropping_source import DroppingSource
 from ringfeed.sharding.sources.records.in_memory import is_in_memory
 from ringfeed.sharding.sources.split_files import SplitPart
-from ringfeed.sharding.storage.storage import Storage, public_url
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.url_secrets import public_url
 
 from .build_context import BuildContext, build_engine
 from .build_plan import BuildPlan
 from .options import BuildOptions
 from .shard_plan import check_label, plan_assignment, plan_split_counts, sort_classes
 from .survey import warn_of_twins
-
-__all__ = ["count_labels", "make_plan", "open_build_source", "open_plan"]
 
 _SAMPLE_RECORDS = 256
 

@@ -33,8 +33,6 @@ from .build_context import BuildContext, build_engine
 from .options import BuildOptions
 from .planning import count_labels, open_build_source
 
-__all__ = ["settle_rare_classes"]
-
 _logger = logging.getLogger(__name__)
 
 

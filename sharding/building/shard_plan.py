@@ -26,8 +26,6 @@ from ringfeed.sharding.schema import Schema
 
 from .options import BuildOptions
 
-__all__ = ["check_label", "default_shards", "plan_assignment", "plan_split_counts", "sort_classes"]
-
 _FEWEST_SHARDS = (16, 8, 4)  # by default: 16 for as many streams of a loader, 4 for the ranks of a machine
 _LEAST_SHARD_BYTES = 1 << 20  # with more than 4 shards: a store takes longer to answer than to send less
 _DEFAULT_SHARD_BYTES = 256 << 20

@@ -29,8 +29,6 @@ from ringfeed.sharding.storage.atomic_files import Bytes
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.storage.streams import Sink
 
-__all__ = ["ShardName", "ShardTarget", "SmallFiles", "write_shard"]
-
 Block = tuple[pa.RecordBatch, npt.NDArray[np.int32]]  # records, and their class ids
 
 _FILES_AT_ONCE = 32  # connections to S3 that a process may have

@@ -26,8 +26,6 @@ from .options import BuildOptions
 from .partitioning import PartitionTarget, partition_part, widen_range
 from .shard_writer import ShardTarget
 
-__all__ = ["WriteStages", "common_layout", "plan_buckets"]
-
 _LEAST_BUCKETS = 64  # enough for the workers to share, and for a killed build to lose little
 
 

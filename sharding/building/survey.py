@@ -21,8 +21,6 @@ from ringfeed.sharding.sources.split_names import warn_of_splits
 
 from .options import BuildOptions
 
-__all__ = ["survey", "warn_of_rotated_images", "warn_of_twins"]
-
 _logger = logging.getLogger(__name__)
 _PANDAS_INDEX = re.compile(r"__index_level_\d+__")
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ringfeed.sharding.assignment.assignment import Assignment
-from ringfeed.sharding.dataset.manifest import FileInfo, ShardInfo, SplitInfo
+from ringfeed.sharding.dataset.manifest import ShardInfo, SplitInfo
 from ringfeed.sharding.dataset.statistics import FeatureStatistics, merge_statistics
 from ringfeed.sharding.destination.journal import ShardResult
-
-__all__ = ["BuildTotals"]
+from ringfeed.sharding.storage.file_contents import FileInfo
 
 
 class BuildTotals:

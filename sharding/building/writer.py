@@ -17,8 +17,6 @@ from .build import build
 from .memory_sources import options_of
 from .options import BuildOptions
 
-__all__ = ["Writer"]
-
 
 class Writer:
     """Writes records as a dataset, with all guarantees of `build`: balanced, shuffled, and committed as a whole.

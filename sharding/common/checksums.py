@@ -8,8 +8,6 @@ from __future__ import annotations
 import pyarrow as pa
 import xxhash
 
-__all__ = ["PREFIX", "Checksum", "checksum"]
-
 PREFIX = "xxh3-128:"  # 32 hexadecimal digits follow
 
 

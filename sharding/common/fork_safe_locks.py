@@ -10,8 +10,6 @@ import threading
 import weakref
 from typing import Protocol
 
-__all__ = ["renew_lock_in_forks"]
-
 
 class _Locked(Protocol):
     _lock: threading.RLock

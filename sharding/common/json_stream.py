@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-__all__ = ["json_pieces"]
-
 _RUN = 1 << 12  # elements at a time
 _LISTS = (list, tuple, Iterator)
 _Encode = Callable[[Any, str, str | None], str]  # a value, the separator of list elements, and the indent

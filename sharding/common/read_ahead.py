@@ -6,8 +6,6 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-__all__ = ["read_ahead"]
-
 T = TypeVar("T")
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from fractions import Fraction
 
-__all__ = ["exact_shares"]
-
 _ROUNDING = Fraction(1, 10**6)  # 0.2 of 32 bits differs by 3e-9; thirds may be typed with six digits
 _SIMPLE = 10_000  # largest denominator of the shares that people mean
 

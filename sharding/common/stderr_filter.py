@@ -10,8 +10,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["drop_stderr_lines", "silence_pillow"]
-
 
 @contextmanager
 def drop_stderr_lines(noise: re.Pattern[bytes]) -> Iterator[None]:

@@ -13,8 +13,6 @@ import yaml
 
 from .validation import SCALARS, Scalar
 
-__all__ = ["YAML_SCALARS", "load_yaml"]
-
 _MOST_LEVELS, _MOST_VALUES = 100, 100_000
 _TEXT, _NULL, _MERGE = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "null", "merge"))
 _EXPONENT_WITHOUT_DOT = re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+")

@@ -20,11 +20,6 @@ import numpy as np
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import did_you_mean, one_line
 
-__all__ = [
-    "SCALARS", "Scalar", "boolean", "choice", "fit", "fit_fields", "integer", "is_required", "mapping", "number",
-    "numbers", "text", "texts",
-]  # fmt: skip
-
 _SHOWN = 80  # characters of a value in an error
 
 

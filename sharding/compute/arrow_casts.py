@@ -9,8 +9,6 @@ from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.messages import brief
 from ringfeed.sharding.schema import Feature, insert_nulls
 
-__all__ = ["can_cast", "cast_column", "cast_to_feature", "is_list", "is_number"]
-
 _TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 _INFINITE = ("inf", "infinity")  # as Arrow reads them, without a sign and in lower case
 

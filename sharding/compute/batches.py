@@ -11,8 +11,6 @@ import pyarrow as pa
 
 from .decoded_bytes import decoded_bytes, shares_values
 
-__all__ = ["BATCH_BYTES", "BATCH_ROWS", "copy_batch", "slice_batch"]
-
 BATCH_ROWS = 1 << 16  # at most, in a source's batches
 BATCH_BYTES = 16 << 20  # at most, about; the memory of a build is planned in this unit
 _MOST_ROW_BYTES = 1 << 30  # more is no record, but a file made to fill memory

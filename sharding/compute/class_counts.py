@@ -12,8 +12,6 @@ import numpy.typing as npt
 
 from ringfeed.sharding.common.fork_safe_locks import renew_lock_in_forks
 
-__all__ = ["ClassCounts", "count_matrix", "deferred_counts", "narrow_counts", "pad_counts"]
-
 Rows = tuple[npt.NDArray[np.integer], npt.NDArray[np.integer]]
 
 

@@ -15,8 +15,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
-__all__ = ["decoded_bytes", "shares_values"]
-
 _SHARING = (
     types.is_dictionary, types.is_run_end_encoded, types.is_list_view, types.is_large_list_view,
     types.is_string_view, types.is_binary_view,

@@ -12,8 +12,6 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Groups", "group", "stable_order"]
-
 Int64 = npt.NDArray[np.int64]
 _SIXTEEN_BITS = 1 << 15
 

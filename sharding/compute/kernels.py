@@ -20,12 +20,6 @@ import google_crc32c
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "FILE_CHANGED", "INLINE_AT", "INLINE_BYTES", "VIEW", "are_compiled", "copy_values", "draw", "enter_lists",
-    "first_bad_frame", "frame_columns", "frame_rows", "gather", "gather_fields", "locate_rows", "noise",
-    "pack_varints", "read_files", "read_varints", "view_bytes", "walk_examples",
-]  # fmt: skip
-
 FILE_CHANGED = -1
 VIEW = np.dtype([("length", "<i4"), ("prefix", "<u4"), ("buffer", "<i4"), ("offset", "<i4")])  # Arrow's binary_view
 INLINE_BYTES, INLINE_AT = 12, 4  # values of up to 12 bytes are in the view itself, from byte 4 on

@@ -16,8 +16,6 @@ import xxhash
 
 from . import kernels
 
-__all__ = ["derive_key", "mix64", "permute", "permute_each", "shuffled", "shuffled_by_group"]
-
 _ROUNDS = 4
 _TABLE_SIZE = 4096  # up to this size a table is cheap, and a Feistel network has too few states to mix well
 _TABLES_SIZE = 1 << 20  # entries of the tables made at a time

@@ -17,8 +17,6 @@ from ringfeed.sharding.schema import Feature, Schema
 from .manifest import Manifest, SplitInfo
 from .statistics import merge_statistics
 
-__all__ = ["check_same_features", "combined_manifest"]
-
 
 def combined_manifest(manifests: Mapping[str, Manifest]) -> Manifest:
     """Return one manifest for several datasets with the same features.

@@ -18,8 +18,6 @@ from .dataset import read_checked
 from .manifest import Manifest, ShardInfo, file_info
 from .tfds_files import is_tfds_file, tfds_files
 
-__all__ = ["locate_in_companion", "rebuild_companion", "shard_of_index"]
-
 
 def shard_of_index(path: str, shards: Sequence[ShardInfo]) -> ShardInfo | None:
     """Return the shard whose DALI index is at `path`."""

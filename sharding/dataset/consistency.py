@@ -25,8 +25,6 @@ from ringfeed.sharding.schema import class_array
 from .file_names import MANIFEST_NAME, TABLE_NAMES
 from .manifest import Manifest, ShardInfo
 
-__all__ = ["check_manifest", "check_shards", "check_table", "contradiction_error", "corruption_errors"]
-
 _MOST = 1 << 62  # records: sums of a few such numbers fit in 64 bits
 
 _SHARE = re.compile(r"[0-9]+(/[1-9][0-9]*)?")

@@ -8,8 +8,6 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["index_text"]
-
 
 def index_text(index: pa.Buffer) -> bytes:
     """Return a DALI index, made from ringfeed's index of an uncompressed TFRecord shard.

@@ -12,8 +12,6 @@ import numpy as np
 
 from ringfeed.sharding.messages import listed
 
-__all__ = ["Damage", "Note", "content_problem", "first_difference", "kind_of_size", "runs", "runs_text"]
-
 _RUNS_SHOWN = 8
 
 

@@ -28,8 +28,6 @@ from .manifest import Manifest, ShardInfo
 from .own_folder import holds_dataset, is_own_folder, read_manifest
 from .shard_table import decode_shards
 
-__all__ = ["Dataset", "no_dataset_error", "open_dataset", "read_checked", "read_records", "repair_hint"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:

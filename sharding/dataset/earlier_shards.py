@@ -15,8 +15,6 @@ from ringfeed.sharding.storage.storage import Storage
 from .dataset import Dataset
 from .manifest import Manifest, ShardInfo
 
-__all__ = ["EarlierShards"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierShards:

@@ -12,12 +12,6 @@ from dataclasses import dataclass
 
 from ringfeed.sharding.errors import ConfigError
 
-__all__ = [
-    "ALL_NAMES", "MANIFEST_NAME", "NAMES", "OLD_NAMES", "OWN_FOLDER", "REJECTED_NAMES", "SHARD_NAMES", "TABLE_NAMES",
-    "FileNames", "check_split_name", "generation_of", "is_later_file", "names_of", "repairs_of", "salvaged_name",
-    "table_order",
-]  # fmt: skip
-
 OWN_FOLDER = "_ringfeed"
 MANIFEST_NAME = "dataset.json"
 _SALVAGED = r"\.salvaged(?:-(\d+))?"

@@ -26,11 +26,6 @@ from ringfeed.sharding.storage.untrusted_files import load_json
 from .file_names import MANIFEST_NAME, NAMES, OLD_NAMES, FileNames, names_of
 from .statistics import FeatureStatistics
 
-__all__ = [
-    "FORMAT_VERSION", "MANIFEST_NAME", "FileInfo", "Generation", "LostRecords", "Manifest",
-    "ShardInfo", "SplitInfo", "file_info",
-]  # fmt: skip
-
 FORMAT_VERSION = (1, 0)
 
 

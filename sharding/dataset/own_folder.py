@@ -11,8 +11,6 @@ from ringfeed.sharding.storage.storage import Storage
 
 from .file_names import ALL_NAMES, NAMES, OWN_FOLDER, FileNames
 
-__all__ = ["find_names", "holds_dataset", "is_own_folder", "listed_names", "read_manifest", "sync_names"]
-
 _MOST_BYTES = 256 << 20  # a manifest with a million classes has some 30 MB
 
 

@@ -39,8 +39,6 @@ from .own_folder import is_own_folder, read_manifest
 from .shard_index import read_index
 from .shard_table import decode_shards, recover_from_table, seal
 
-__all__ = ["RecoveredDataset", "confirm_table", "read_or_none", "recover_dataset"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredDataset:

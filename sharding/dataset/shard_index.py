@@ -24,10 +24,6 @@ from ringfeed.sharding.messages import brief
 from .consistency import corruption_errors
 from .manifest import Manifest, ShardInfo
 
-__all__ = [
-    "Index", "classes_of_messages", "classes_of_table", "frame_bounds", "index_rows", "read_index", "rebuild_index",
-]  # fmt: skip
-
 _TYPES = {"offset": pa.int64(), "length": pa.int32(), "class_id": pa.int32()}
 
 

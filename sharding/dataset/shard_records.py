@@ -22,8 +22,6 @@ from .dataset import read_checked
 from .manifest import Manifest, ShardInfo
 from .shard_index import index_rows
 
-__all__ = ["decode_tfrecord", "read_index_rows", "read_shard"]
-
 _DECODE_BYTES = BATCH_BYTES // 4  # TFRecord bytes decoded at a time: a one-byte integer may take eight bytes decoded
 
 

@@ -29,8 +29,6 @@ from ringfeed.sharding.messages import brief
 from .consistency import check_table, contradiction_error
 from .manifest import FORMAT_VERSION, Manifest, ShardInfo
 
-__all__ = ["decode_shards", "encode_shards", "recover_from_table", "seal"]
-
 _SHARDS_SCHEMA = pa.schema(
     [
         pa.field("split", pa.string(), nullable=False),

@@ -16,8 +16,6 @@ from ringfeed.sharding.formats.images.file_types import image_formats
 from ringfeed.sharding.formats.images.statistics import ImageStatistics, merge_image_statistics, summarise_images
 from ringfeed.sharding.schema import Feature
 
-__all__ = ["VOCABULARY_CHARACTERS", "VOCABULARY_LIMIT", "FeatureStatistics", "merge_statistics", "summarise"]
-
 VOCABULARY_LIMIT = 1000  # distinct strings; a feature with more is text or an identifier, and gets no vocabulary
 
 VOCABULARY_CHARACTERS = 1 << 16  # in all strings together: keeps `dataset.json` small

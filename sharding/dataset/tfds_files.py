@@ -23,8 +23,6 @@ from ringfeed.sharding.schema import Feature
 from .file_names import generation_of
 from .manifest import Manifest, ShardInfo
 
-__all__ = ["TFDS_NAMES", "TFDS_PATHS", "is_tfds_file", "tfds_files", "tfds_obstacle", "tfds_paths"]
-
 _INFO_NAME = "dataset_info.json"
 _FEATURES_NAME = "features.json"
 TFDS_NAMES = (_INFO_NAME, _FEATURES_NAME)

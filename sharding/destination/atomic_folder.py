@@ -28,8 +28,6 @@ from ringfeed.sharding.storage.storage import Storage
 from .leftovers import abort_uploads, remove_empty_folders, remove_files
 from .provenance import Provenance
 
-__all__ = ["open_atomic_folder", "remove_killed_export"]
-
 _ABOUT = {"task": "export"}
 _REMEDY = "export to a folder whose parent only you can write to"
 _FILES = "files"  # the folder that is renamed, in the one beside the target

@@ -39,8 +39,6 @@ from .leftovers import (
 )
 from .spill import remove_spill, scratch_root, spill_lease_entry, spill_root, spilled_files, spilled_uploads
 
-__all__ = ["clean"]
-
 
 def clean(destination: StorageLike, *, spill: str | os.PathLike[str] | None = None, dry_run: bool = False) -> list[str]:
     """Remove what killed builds and exports left at a destination, and their spill files; datasets stay whole.

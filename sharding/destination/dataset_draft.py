@@ -48,11 +48,6 @@ from .leftovers import (
     remove_files,
 )
 
-__all__ = [
-    "DatasetDraft", "Purpose", "check_destination", "check_disjoint", "check_spill_outside", "check_undamaged",
-    "draft_dataset",
-]  # fmt: skip
-
 Purpose = Literal["new", "replace", "append"]
 
 

@@ -15,8 +15,6 @@ from ringfeed.sharding.storage.storage import Storage
 from .held_folder import hold_folder
 from .leftovers import remove_empty_folders, remove_files
 
-__all__ = ["write_held_file"]
-
 _LEASE = "_writing.json"
 
 

@@ -15,8 +15,6 @@ from ringfeed.sharding.storage.fenced_storage import FencedStorage, fence_storag
 from ringfeed.sharding.storage.lease import check_not_held, hold_lease, read_holder
 from ringfeed.sharding.storage.storage import Storage
 
-__all__ = ["check_folder_free", "hold_folder"]
-
 
 @contextmanager
 def hold_folder(folder: Storage, about: Mapping[str, str], lease: str, remedy: str) -> Iterator[FencedStorage]:

@@ -16,12 +16,11 @@ from typing import Any
 
 from ringfeed.sharding.common.checksums import checksum
 from ringfeed.sharding.compute.class_counts import ClassCounts
-from ringfeed.sharding.dataset.manifest import FileInfo, ShardInfo
+from ringfeed.sharding.dataset.manifest import ShardInfo
 from ringfeed.sharding.dataset.statistics import FeatureStatistics
 from ringfeed.sharding.errors import RingfeedError
+from ringfeed.sharding.storage.file_contents import FileInfo
 from ringfeed.sharding.storage.storage import Storage
-
-__all__ = ["JOURNAL_FOLDER", "ShardResult", "count_recorded", "read_journal", "record_shards"]
 
 JOURNAL_FOLDER = "_building"
 _READERS = 16

@@ -21,11 +21,6 @@ from ringfeed.sharding.storage.storage import Storage
 
 from .journal import JOURNAL_FOLDER
 
-__all__ = [
-    "STAGING", "abort_uploads", "check_no_links", "dataset_files", "is_build_draft", "is_build_file", "parent_folders",
-    "remove_empty_folders", "remove_files",
-]  # fmt: skip
-
 STAGING = "_replacing"
 _OURS = re.compile(
     rf"{SHARD_NAMES.pattern}|{TABLE_NAMES.pattern}"

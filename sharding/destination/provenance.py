@@ -14,8 +14,6 @@ import xxhash
 
 from ringfeed.sharding.storage.storage import Storage
 
-__all__ = ["Provenance", "digest_of"]
-
 
 def digest_of(*inputs: Any) -> str:
     """Return the xxh3-128 of all that decides the content of a folder, as hexadecimal text.

@@ -29,15 +29,10 @@ from ringfeed.sharding.storage.atomic_files import draft_name, draft_target
 from ringfeed.sharding.storage.lease import Holder, boot_id, process_start_ticks
 from ringfeed.sharding.storage.private_folders import check_private, make_private_folder
 from ringfeed.sharding.storage.retry import RetryPolicy
-from ringfeed.sharding.storage.storage import Storage, public_url
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.url_secrets import public_url
 
 from .leftovers import abort_uploads, remove_empty_folders, remove_files
-
-__all__ = [
-    "PartSpill", "Spill", "make_spill_folder", "open_scratch", "open_spill", "planning_folder",
-    "remove_abandoned_spill", "remove_spill", "remove_spill_on_error", "scratch_root", "side_folder",
-    "spill_lease_entry", "spill_root", "spilled_files", "spilled_uploads",
-]  # fmt: skip
 
 _REMEDY = "choose a spill folder that only you can write to with --spill"
 _SCRATCH = "_repair"  # appended to the destination's URL for another key; there is no such folder

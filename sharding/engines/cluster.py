@@ -27,11 +27,6 @@ from ringfeed.sharding.storage.storage import Storage
 
 from .executors import ClusterExecutor, portable_error
 
-__all__ = [
-    "RemoteExecutor", "TaskOutcome", "WorkerRequirements", "WorkerTraceback", "missing_package_error", "probe_task",
-    "run_remotely", "stop_build", "stop_earlier_builds", "version_mismatch_error",
-]  # fmt: skip
-
 _COUNT_SECONDS = 2.0  # between queries of the number of workers
 _SHAPES_BYTES = ("ringfeed", "pyarrow", "numpy")  # packages whose versions may change the bytes that are written
 

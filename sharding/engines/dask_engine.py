@@ -33,8 +33,6 @@ from .cluster import (
 from .executors import ClusterExecutor
 from .memory import TASKS_PER_WORKER
 
-__all__ = ["dask_executor"]
-
 _LOST = (OSError, TimeoutError, asyncio.TimeoutError)  # raised by calls of a scheduler that is away
 _CONNECT_SECONDS = 5  # to connect to the machine
 _GREET_SECONDS = 20  # for the scheduler's greeting

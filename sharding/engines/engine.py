@@ -12,8 +12,6 @@ from .dask_engine import dask_executor
 from .executors import local_executor
 from .ray_engine import ray_executor
 
-__all__ = ["ENGINES", "check_engine", "open_engine"]
-
 ENGINES = ("local", "dask", "ray")
 
 

@@ -42,8 +42,6 @@ from ringfeed.sharding.storage.temporary_folder import mark_folder
 
 from .memory import MemoryShare
 
-__all__ = ["ClusterExecutor", "Job", "local_executor", "portable_error", "preload_workers", "run_tasks", "stream_tasks"]
-
 _SOCKET_PATH_BYTES = 107  # the longest path of a socket on Linux
 _OWN_FILES, _WORKER_FILES = 12, 3  # that a build opens besides those that are open when it starts, and per worker
 _TASK_BYTES = 1 << 30  # memory of a task on a cluster, unless the options set it

@@ -11,8 +11,6 @@ from types import TracebackType
 
 from ringfeed.sharding.storage.error_messages import limit_problem
 
-__all__: list[str] = []
-
 
 def _print_traceback(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     if not limit_problem(error):

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from ringfeed.sharding.compute.batches import BATCH_BYTES
 from ringfeed.sharding.errors import ConfigError
 
-__all__ = ["BLOCK_BYTES", "NO_CLASSES", "TASKS_PER_WORKER", "ClassBytes", "MemoryShare", "RecordBytes"]
-
 BLOCK_BYTES = 32 << 20  # read, encoded and written at a time
 _BLOCK_COPIES = 6  # of a block, at worst: drafts, records, messages, frames, compressed and sent data
 _PROCESS_BYTES = 110 << 20  # of a process with Arrow and its allocator's reserve; 75 to 95 MiB before any data

@@ -22,8 +22,6 @@ from ringfeed.sharding.errors import ConfigError, StorageError, WorkerError
 from .cluster import RemoteExecutor, TaskOutcome, WorkerRequirements, missing_package_error, probe_task, run_remotely
 from .executors import ClusterExecutor
 
-__all__ = ["connect", "disconnect", "ray_executor"]
-
 _RETRIES = 3  # of a task whose worker was lost; tasks may run twice, and write the same bytes
 _CONNECT_SECONDS = 5
 _ATTEMPTS = 3  # to connect

@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.messages import one_line
 
-__all__ = ["CARD_NAME", "dataset_card"]
-
 CARD_NAME = "README.md"
 _CLASSES_SHOWN = 1000
 

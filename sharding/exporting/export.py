@@ -24,8 +24,6 @@ from .dataset_card import CARD_NAME, dataset_card
 from .huggingface import hf_parquet
 from .webdataset import webdataset_tar
 
-__all__ = ["EXPORT_FORMATS", "Export", "ExportOptions", "export"]
-
 EXPORT_FORMATS = {"webdataset": "tar", "hf": "parquet"}  # format: suffix of its files
 
 

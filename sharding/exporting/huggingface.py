@@ -16,8 +16,6 @@ import pyarrow.parquet as pq
 from ringfeed.sharding.formats.example_encode import flat_arrow
 from ringfeed.sharding.schema import Feature, Schema
 
-__all__ = ["hf_parquet"]
-
 _IMAGE = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string())])
 
 

@@ -23,8 +23,6 @@ from ringfeed.sharding.formats.example_encode import flat_arrow
 from ringfeed.sharding.formats.images.file_types import image_formats
 from ringfeed.sharding.schema import Feature, Schema
 
-__all__ = ["webdataset_tar"]
-
 _EMPTY = tarfile.TarInfo().tobuf(tarfile.GNU_FORMAT)
 _EMPTY_SUM = int(_EMPTY[148:154], 8) - sum(_EMPTY[124:135])  # its checksum without the digits of the size
 _ENDINGS = {"bmp-palette": "bmp", "bmp-other": "bmp", "jpeg": "jpg", "": "img"}  # other formats: the name of the format

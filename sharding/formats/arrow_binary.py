@@ -13,8 +13,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["binary_array", "binary_rows", "data_of", "join_binary", "offsets_of"]
-
 
 def offsets_of(array: pa.LargeBinaryArray | pa.BinaryArray) -> npt.NDArray[np.int64]:
     """Boundaries of the values in the data, int64 [values + 1]; not copied from arrays of large binary."""

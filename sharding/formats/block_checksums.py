@@ -6,8 +6,6 @@ from typing import Any
 
 import xxhash
 
-__all__ = ["BLOCK_BYTES", "BlockSums", "block_sums", "blocks_match"]
-
 BLOCK_BYTES = 64 << 10
 _SUM_BYTES = 8
 

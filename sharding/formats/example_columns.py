@@ -17,8 +17,6 @@ import pyarrow as pa
 
 from .protobuf_wire import canonical_example, iterate_fields
 
-__all__ = ["MARGIN_BYTES", "FeatureValues", "ParsedExamples", "parse_examples", "unpack_varints"]
-
 Int64 = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 UInt8 = npt.NDArray[np.uint8]

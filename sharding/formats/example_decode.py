@@ -21,8 +21,6 @@ from .example_encode import DELIMITED_1, LIST_TAGS, delimited
 from .example_matrix import cast_integers
 from .protobuf_wire import read_fields, read_varint, read_varints
 
-__all__ = ["decode_example", "decode_examples", "locate_examples"]
-
 Bytes = npt.NDArray[np.uint8]
 Int64 = npt.NDArray[np.int64]
 

@@ -25,12 +25,6 @@ from ringfeed.sharding.schema import Feature, Schema
 from .arrow_binary import binary_array, binary_rows, data_of, join_binary, offsets_of
 from .protobuf_wire import write_varint
 
-__all__ = [
-    "DELIMITED_1", "LIST_TAGS", "ColumnLayout", "RecordLayout", "delimited", "encode_examples", "encode_matrix",
-    "encode_pieces", "flat_arrow", "flat_numpy", "is_layout_of", "list_offsets", "plan_layout",
-    "varint_width", "varint_widths",
-]  # fmt: skip
-
 Bytes2D = npt.NDArray[np.uint8]
 
 LIST_TAGS = {"bytes": 0x0A, "raw": 0x0A, "float": 0x12, "int64": 0x1A}  # the `kind` oneof of Feature

@@ -11,8 +11,6 @@ from ringfeed.sharding.schema import Feature, Schema
 
 from .example_encode import delimited, flat_arrow, flat_numpy, list_offsets, varint_widths
 
-__all__ = ["example_lengths"]
-
 Int64 = npt.NDArray[np.int64]
 
 

@@ -15,8 +15,6 @@ from ringfeed.sharding.schema import Feature, Schema
 
 from .example_encode import RecordLayout
 
-__all__ = ["cast_integers", "decode_cells", "decode_matrix"]
-
 Bytes = npt.NDArray[np.uint8]
 
 

@@ -14,8 +14,6 @@ from typing import Any
 
 import pyarrow as pa
 
-__all__ = ["BatchClaims", "Block", "block_places", "claimed_bytes"]
-
 _DICTIONARY, _RECORD_BATCH = 2, 3  # types of a message's header: MessageHeader in Message.fbs
 _DICTIONARY_DATA = 1  # a field of DictionaryBatch
 _HEADER_TYPE, _HEADER = 1, 2  # fields of Message

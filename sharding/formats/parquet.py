@@ -20,12 +20,6 @@ from ringfeed.sharding.messages import brief
 from .parquet_pages import FileVectors, read_vectors
 from .parquet_tensors import plain_lists, plain_types
 
-__all__ = [
-    "LENGTH_BYTES", "RowGroup", "batch_rows_within", "check_columns", "column_spans", "footer_bytes",
-    "groups_of_rows", "iterate_parquet", "open_writer", "read_columns", "read_parquet", "read_row_group",
-    "read_row_groups", "row_group_sizes", "scan_row_groups", "write_parquet",
-]  # fmt: skip
-
 LENGTH_BYTES = 8  # at the end of a file: the footer's length and PAR1
 _SAMPLE_VALUES = 1 << 13
 _SAMPLE_BYTES = 1 << 15

@@ -22,8 +22,6 @@ from ringfeed.sharding.compute import kernels
 
 from .protobuf_wire import read_varint
 
-__all__ = ["FileVectors", "Run", "read_vectors"]
-
 _PHYSICAL = {"INT32": "<i4", "INT64": "<i8", "FLOAT": "<f4", "DOUBLE": "<f8"}
 _DATA_PAGE, _PLAIN, _RLE = 0, 0, 3
 _SIZE, _STORED_SIZE, _DATA_HEADER = 2, 3, 5  # fields of a PageHeader

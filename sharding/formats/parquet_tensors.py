@@ -13,8 +13,6 @@ import pyarrow as pa
 
 from ringfeed.sharding.schema import Schema
 
-__all__ = ["declare_tensors", "plain_lists", "plain_types"]
-
 Rows = TypeVar("Rows", pa.Table, pa.RecordBatch)
 
 

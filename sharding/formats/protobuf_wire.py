@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 
-__all__ = ["canonical_example", "iterate_fields", "read_fields", "read_varint", "read_varints", "write_varint"]
-
 _VARINT, _FIXED64, _DELIMITED, _GROUP, _GROUP_END, _FIXED32 = range(6)
 _MAX_VARINT_BYTES = 10
 _MAX_GROUP_DEPTH = 100  # the limit of protobuf's own readers

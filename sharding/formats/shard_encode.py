@@ -27,11 +27,6 @@ from .parquet_tensors import declare_tensors
 from .tfrecord import FOOTER_BYTES, HEADER_BYTES, compressor, frame_matrix
 from .tfrecord_write import Frames, frame_pieces
 
-__all__ = [
-    "COMPRESSIONS", "ShardEncoder", "default_compression", "encode_index", "encode_shard", "open_encoder",
-    "sums_in_index",
-]  # fmt: skip
-
 COMPRESSIONS = {"tfrecord": ("none", "gzip", "zlib"), "parquet": ("none", "snappy", "zstd", "lz4", "gzip")}
 
 ClassIds = npt.NDArray[np.int32]

@@ -23,12 +23,6 @@ from ringfeed.sharding.errors import CorruptionError
 
 from .arrow_binary import binary_rows, data_of, join_binary, offsets_of
 
-__all__ = [
-    "FOOTER_BYTES", "HEADER_BYTES", "FrameBlock", "FrameDamage", "compress", "compressor", "decompress",
-    "frame_matrix", "frame_records", "frames_are_intact", "iterate_frames", "iterate_records", "mask_crcs",
-    "masked", "masked_crc", "record_headers", "starts_with_header",
-]  # fmt: skip
-
 HEADER_BYTES = 12
 FOOTER_BYTES = 4
 MAX_RECORD_BYTES = 1 << 30  # longer records are damage to a reader that holds whole records

@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from .tfrecord import FOOTER_BYTES, HEADER_BYTES, masked, masked_crc, starts_with_header
 
-__all__ = ["Frame", "scan_frames"]
-
 Bounds = Sequence[tuple[int, int]]  # [offset, stop) of each frame
 
 _SEARCH_BYTES = 1 << 20

@@ -20,8 +20,6 @@ from ringfeed.sharding.compute import kernels
 from .arrow_binary import binary_rows, data_of, join_binary, offsets_of
 from .tfrecord import FOOTER_BYTES, HEADER_BYTES, frame_records, mask_crcs, record_headers
 
-__all__ = ["Frames", "frame_pieces"]
-
 _RUN_BYTES = 1 << 20  # of frames that the kernels assemble at a time
 _LARGE_BYTES = 2048  # mean size of pieces from which a view (1 us) costs less than a join by Arrow (0.5 ns per byte)
 

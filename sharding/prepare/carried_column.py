@@ -31,8 +31,6 @@ from .open import NO_SPLITS, open_prepared, prepare
 from .options import PrepareOptions
 from .steps import Drop, Select, Step
 
-__all__ = ["CarryingSource", "open_with_carried_column"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CarryingSource(WrappedSource):

@@ -18,8 +18,6 @@ from .column_names import check_columns, check_distinct, is_hidden
 from .comma_lists import join_items
 from .steps import ColumnStep
 
-__all__ = ["Cast", "Float32", "SetTypes"]
-
 _TIME_CASTS = ("int64", "uint64", "float64", "int32")  # targets for times, which are stored as integers
 
 

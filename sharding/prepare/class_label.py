@@ -15,8 +15,6 @@ from ringfeed.sharding.schema import Feature, Schema, insert_nulls
 
 from .steps import ColumnStep, Step
 
-__all__ = ["class_steps"]
-
 _SHOWN = 8
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 

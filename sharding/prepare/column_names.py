@@ -12,17 +12,6 @@ import pyarrow as pa
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import did_you_mean, listed
 
-__all__ = [
-    "HIDDEN",
-    "check_columns",
-    "check_distinct",
-    "expand_groups",
-    "is_hidden",
-    "is_in_group",
-    "select_present",
-    "visible_names",
-]
-
 HIDDEN = "\0draft:"  # prefix of columns that travel with drafts past all steps; no column of a source has it
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable
 
-__all__ = ["ALL", "join_items", "split_columns", "split_names", "split_pairs", "split_texts"]
-
 ALL = "*"  # all columns, which options hold as an empty tuple
 
 

@@ -24,8 +24,6 @@ from ringfeed.sharding.messages import brief
 
 from .column_names import check_columns
 
-__all__ = ["NO_TIMES", "NULL", "column_name", "columns_of", "evaluate", "integer_fits", "literal_word", "parse"]
-
 Value = Any  # a pa.Array if computed from columns, else a literal: bool, int, float or str
 _GRAMMAR = "== != < <= > >=, and, or, not, in (...), is null, + - * /, numbers, 'text', true, false, column names"
 _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {

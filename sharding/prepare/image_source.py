@@ -17,8 +17,6 @@ from ringfeed.sharding.sources.base import Source, WrappedSource, narrow_source
 
 from .image_transform import ImageOptions, TransformedImage, transform_all
 
-__all__ = ["ImageSource"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSource(WrappedSource):

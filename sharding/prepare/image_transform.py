@@ -16,17 +16,6 @@ from ringfeed.sharding.formats.images.sizes import error_text
 from ringfeed.sharding.sources.base import SKIP_REMEDY
 from ringfeed.sharding.sources.images.image_files import image_fault
 
-__all__ = [
-    "Encoding",
-    "ImageOptions",
-    "Size",
-    "TransformedImage",
-    "fault_of_prepared",
-    "parse_encoding",
-    "parse_size",
-    "transform_all",
-]  # fmt: skip
-
 _QUALITIES = {"jpeg": 90, "webp": 80, "png": None}
 _THREADS = 4  # Pillow releases the GIL while it decodes, resizes and encodes
 _MAX_SIDE = 1 << 15  # longest side that can be asked for, in pixels

@@ -31,8 +31,6 @@ from .open import open_prepared
 from .options import PrepareOptions
 from .steps import Drop, Filter, Rename, Select, Step
 
-__all__ = ["NewRecords", "open_new_records"]
-
 _DIALECT_KINDS = ("csv", "image-list")
 
 

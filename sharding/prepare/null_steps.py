@@ -22,8 +22,6 @@ from .column_names import check_columns, check_distinct, visible_names
 from .comma_lists import ALL, join_items
 from .steps import ColumnStep
 
-__all__ = ["DropNulls", "FillNulls", "MaskNulls"]
-
 _MASK = ".missing"  # the ending of the column that `MaskNulls` adds
 
 

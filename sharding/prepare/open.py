@@ -34,8 +34,6 @@ from .prepared_source import PreparedSource
 from .steps import Drop, Rename, Select, Step
 from .user_map import MapBatches
 
-__all__ = ["NO_SPLITS", "open_prepared", "prepare"]
-
 NO_SPLITS: Mapping[str, str] = MappingProxyType({})  # no split has files of its own
 
 

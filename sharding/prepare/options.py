@@ -10,14 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ringfeed.sharding.schema import Feature
-from ringfeed.sharding.sources.text.csv_dialect import CsvDialect
+from ringfeed.sharding.sources.text.csv_dialect import CsvDialect as CsvDialect
 
 from .comma_lists import ALL
 from .image_transform import ImageOptions
 from .rare_classes import RareClasses
 from .steps import Step
-
-__all__ = ["CsvDialect", "PrepareOptions"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

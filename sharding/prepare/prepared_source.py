@@ -33,8 +33,6 @@ from .column_names import HIDDEN, expand_groups, is_hidden, select_present, visi
 from .steps import Drop, Filter, Select, Step
 from .user_map import MapBatches
 
-__all__ = ["PreparedSource"]
-
 _SAMPLE_RECORDS = 256
 
 

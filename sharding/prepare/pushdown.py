@@ -22,8 +22,6 @@ from ringfeed.sharding.schema import Feature, Schema
 
 from .expression import NULL, column_name, integer_fits, literal_word, parse
 
-__all__ = ["implied_filter"]
-
 _OPERATORS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
     ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge,

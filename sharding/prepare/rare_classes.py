@@ -16,8 +16,6 @@ from ringfeed.sharding.compute.arrow_casts import cast_column
 from ringfeed.sharding.errors import ConfigError, SourceError
 from ringfeed.sharding.schema import Schema
 
-__all__ = ["RareClasses", "parse_rare_classes"]
-
 
 @dataclass(frozen=True, slots=True)
 class RareClasses:

@@ -14,9 +14,6 @@ from ringfeed.sharding.schema import DTYPES, Feature
 from ringfeed.sharding.sources.files.open import MissingFileError, open_file
 from ringfeed.sharding.storage.urls import validate_url
 
-__all__ = ["parse_features", "read_features"]
-
-
 _MOST_BYTES = 16 << 20
 
 

@@ -20,8 +20,6 @@ from .column_names import check_columns, check_distinct, expand_groups, select_p
 from .comma_lists import join_items
 from .expression import columns_of, evaluate
 
-__all__ = ["ColumnStep", "Drop", "Filter", "Rename", "Select", "Step"]
-
 
 class Step(Protocol):
     """A step on record batches.

@@ -19,8 +19,6 @@ from .rare_classes import RareClasses
 from .steps import Drop, Filter, Rename, Select, Step
 from .user_map import MapBatches
 
-__all__ = ["parse_step", "restore_options"]
-
 _RECORDED = {"schema", "null_values", "csv", "steps", "float32", "dedup", "rare_classes", "images"}
 _STEPS: dict[str, Callable[[str], Step]] = {
     "--select": lambda text: Select(split_names(text)),

@@ -19,8 +19,6 @@ from ringfeed.sharding.messages import brief
 from ringfeed.sharding.schema import Feature, Schema
 from ringfeed.sharding.sources.user_code import code_hash, describe_error, import_function
 
-__all__ = ["MapBatches", "check_trusted"]
-
 
 @dataclass(frozen=True, slots=True)
 class MapBatches:

@@ -19,8 +19,6 @@ from ringfeed.sharding.storage.lease import is_lease_file
 from .rebuild_plan import source_flags
 from .remedy import MISPLACED, Loss, Remedy, remaining_shards, rewrite
 
-__all__ = ["plan_companions", "plan_leftovers", "rejected_paths"]
-
 
 def rejected_paths(manifest: Manifest) -> dict[str, int]:
     """Return the files that list skipped bad records, with their generations."""

@@ -33,10 +33,8 @@ from ringfeed.sharding.prepare import MapBatches, check_trusted
 from ringfeed.sharding.progress import Report
 from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.sources import Source
-from ringfeed.sharding.storage.storage import public_url
 from ringfeed.sharding.storage.urls import normalize_url_fields
-
-__all__ = ["Original", "Rebuild", "check_rebuilt", "depends_on_earlier", "plan_generation", "source_flags"]
+from ringfeed.sharding.url_secrets import public_url
 
 Int64 = npt.NDArray[np.int64]
 

@@ -37,8 +37,6 @@ from ringfeed.sharding.verifying.verify import default_workers
 from .rebuild_plan import Rebuild, check_rebuilt, depends_on_earlier, source_flags
 from .salvage import ShardFiles, salvage_shard
 
-__all__ = ["Rebuilder", "open_rebuilder"]
-
 
 class Rebuilder:
     """Rebuilds shards; see `open_rebuilder`.

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 from ringfeed.sharding.dataset.manifest import LostRecords, ShardInfo
 
-__all__ = ["MISPLACED", "Loss", "Remedy", "remaining_shards", "rewrite"]
-
 MISPLACED = ".misplaced"  # suffix of a file that is being moved to its own path
 
 

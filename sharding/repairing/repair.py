@@ -20,7 +20,7 @@ from ringfeed.sharding.common.checksums import checksum
 from ringfeed.sharding.dataset.companion_files import rebuild_companion
 from ringfeed.sharding.dataset.damage import Damage
 from ringfeed.sharding.dataset.file_names import generation_of
-from ringfeed.sharding.dataset.manifest import FileInfo, LostRecords, Manifest, ShardInfo, SplitInfo, file_info
+from ringfeed.sharding.dataset.manifest import LostRecords, Manifest, ShardInfo, SplitInfo, file_info
 from ringfeed.sharding.dataset.own_folder import sync_names
 from ringfeed.sharding.dataset.recovery import RecoveredDataset, read_or_none
 from ringfeed.sharding.dataset.shard_table import seal
@@ -29,7 +29,7 @@ from ringfeed.sharding.destination.spill import remove_spill, scratch_root, spil
 from ringfeed.sharding.errors import CorruptionError, DestinationError
 from ringfeed.sharding.progress import Report, ignore
 from ringfeed.sharding.storage.fenced_storage import fence_storage
-from ringfeed.sharding.storage.file_contents import open_decompressed
+from ringfeed.sharding.storage.file_contents import FileInfo, open_decompressed
 from ringfeed.sharding.storage.lease import LEASE_NAME, Lease, hold_lease, is_lease_file, read_holder
 from ringfeed.sharding.storage.storage import Storage, StorageLike
 from ringfeed.sharding.verifying.verify import VerifyReport
@@ -39,8 +39,6 @@ from .remedy import MISPLACED, Loss, Remedy, remaining_shards
 from .repair_plan import RepairPlan, plan_rebuilder, plan_repair
 from .salvage import salvage_shard
 from .shard_plan import locate_files, replacement_name
-
-__all__ = ["RepairReport", "apply_repair", "exclude_losses", "repair", "restore_file"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

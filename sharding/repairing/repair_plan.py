@@ -23,8 +23,9 @@ from ringfeed.sharding.engines.executors import run_tasks
 from ringfeed.sharding.errors import CorruptionError
 from ringfeed.sharding.prepare.screening.bad_records import encode_rejected
 from ringfeed.sharding.progress import Report, ignore
-from ringfeed.sharding.storage.storage import Storage, StorageLike, as_storage, public_url
+from ringfeed.sharding.storage.storage import Storage, StorageLike, as_storage
 from ringfeed.sharding.storage.urls import validate_url
+from ringfeed.sharding.url_secrets import public_url
 from ringfeed.sharding.verifying.verify import Verification, VerifyReport, default_workers, verify_files
 
 from .companion_plan import plan_companions, plan_leftovers, rejected_paths
@@ -34,8 +35,6 @@ from .remedy import Loss, Remedy, rewrite
 from .shard_plan import locate_files, plan_moves, plan_shard
 from .source_matching import any_depends_on_earlier, plan_in_order, plan_rebuilds
 from .table_rebuild import rebuild_table
-
-__all__ = ["RepairPlan", "plan_rebuilder", "plan_repair"]
 
 _AS_WRITTEN = {"rewrite", "move", "copy"}  # actions that restore a file from the dataset itself
 

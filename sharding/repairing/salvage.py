@@ -33,8 +33,6 @@ from ringfeed.sharding.formats.tfrecord_scan import Frame, scan_frames
 from ringfeed.sharding.storage.file_contents import open_decompressed
 from ringfeed.sharding.storage.storage import Storage
 
-__all__ = ["SalvagedShard", "ShardFiles", "salvage_shard"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFiles:

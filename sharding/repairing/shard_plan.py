@@ -24,8 +24,6 @@ from ringfeed.sharding.storage.storage import Storage
 from .remedy import MISPLACED, Loss, Remedy, rewrite
 from .salvage import SalvagedShard, ShardFiles, salvage_shard
 
-__all__ = ["locate_files", "plan_moves", "plan_shard", "replacement_name"]
-
 
 def plan_moves(dataset: RecoveredDataset, damaged: Mapping[str, Damage]) -> dict[str, Remedy]:
     """Find damaged files whose bytes are in a file of another name; return their remedies by path."""

@@ -19,12 +19,11 @@ from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.dataset.recovery import RecoveredDataset
 from ringfeed.sharding.errors import ConfigError, CorruptionError, SourceError
 from ringfeed.sharding.progress import Report
-from ringfeed.sharding.storage.storage import Storage, public_url
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.url_secrets import public_url
 
 from .rebuild_plan import Original, Rebuild, depends_on_earlier, plan_generation
 from .rebuilder import Rebuilder
-
-__all__ = ["any_depends_on_earlier", "plan_in_order", "plan_rebuilds"]
 
 
 def any_depends_on_earlier(manifest: Manifest) -> bool:

@@ -12,13 +12,11 @@ from ringfeed.sharding.dataset.recovery import RecoveredDataset, confirm_table
 from ringfeed.sharding.destination.spill import planning_folder
 from ringfeed.sharding.errors import CorruptionError
 from ringfeed.sharding.progress import Report
-from ringfeed.sharding.storage.storage import public_url
+from ringfeed.sharding.url_secrets import public_url
 
 from .rebuild_plan import Original, Rebuild, check_rebuilt, source_flags
 from .rebuilder import open_rebuilder
 from .source_matching import plan_in_order
-
-__all__ = ["rebuild_table"]
 
 
 def rebuild_table(

@@ -23,13 +23,6 @@ from ringfeed.sharding.compute.batches import BATCH_BYTES, BATCH_ROWS
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.schema import Feature, Schema
 
-__all__ = [
-    "NO_FEATURES", "SKIP_REMEDY", "BadRecord", "CheckableSource", "LateSource", "NamedClassesSource",
-    "NarrowableSource", "Part", "RecordSource", "RecutSource", "Reject", "SelectiveSource", "SizedSource", "Source",
-    "WrappedSource", "complete_slices", "draft_columns", "fail_on_bad", "ignore_bad", "late_bytes", "narrow_source",
-    "rewrap", "select_part", "unwrap",
-]  # fmt: skip
-
 _FIRST_SLICE = 16  # records completed together before their size is known
 NO_FEATURES: Mapping[str, Feature] = MappingProxyType({})  # no declared types: all are inferred
 

@@ -10,15 +10,17 @@ from typing import Any
 
 from ringfeed.sharding.errors import ConfigError, SourceError
 from ringfeed.sharding.schema import Feature
-from ringfeed.sharding.storage.urls import normalize_url, public_url
+from ringfeed.sharding.storage.urls import normalize_url
+from ringfeed.sharding.url_secrets import public_url
 
 from .arrays.hdf5 import Hdf5Source
 from .arrays.idx import IdxSource
 from .arrays.npy import NpySource
 from .arrays.url_selection import split_selection
 from .base import NO_FEATURES, Reject, Source, fail_on_bad
-from .files.find import SourceFile, list_files, plain_name
+from .files.find import list_files, plain_name
 from .files.http_listing import is_web
+from .files.snapshot import SourceFile
 from .images.class_folders import ImageFolderSource
 from .images.image_list import ImageListSource
 from .records.python_function import IterableSource
@@ -33,8 +35,6 @@ from .tables.table_files import TableSource
 from .text.csv import CsvSource
 from .text.csv_dialect import CsvDialect
 from .text.jsonl import JsonlSource
-
-__all__ = ["KINDS", "kind_of", "known_suffixes", "open_source"]
 
 _SOURCES: dict[str, Any] = {
     "ringfeed": RingfeedSource,

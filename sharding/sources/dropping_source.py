@@ -19,8 +19,6 @@ from ringfeed.sharding.compute.keyed_random import derive_key
 
 from .base import Part, Reject, Source, WrappedSource, narrow_source
 
-__all__ = ["DroppingSource"]
-
 Int64 = npt.NDArray[np.int64]
 Rows = TypeVar("Rows", pa.Array, pa.RecordBatch)
 

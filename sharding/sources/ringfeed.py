@@ -23,8 +23,6 @@ from ringfeed.sharding.storage.storage import Storage
 from .base import Part, RecordSource, Reject, fail_on_bad
 from .files.http_listing import is_served_below, without_query
 
-__all__ = ["SPLIT", "RingfeedSource", "find_dataset", "open_named_dataset", "resolve_split"]
-
 SPLIT = "split"
 
 

@@ -31,8 +31,6 @@ from .files.find import split_chain
 from .files.record_places import record_places
 from .images.image_files import ImageCheck, image_fault
 
-__all__ = ["SplitPart", "SplitSource", "open_splits"]
-
 _SPLIT = "\0split"  # column of drafts that are yet to be completed; the zero byte keeps its name apart
 Open = Callable[[str, Mapping[str, Feature]], Source]
 

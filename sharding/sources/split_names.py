@@ -17,8 +17,6 @@ from .files.find import list_entries, plain_name, root_of, split_chain
 from .images.class_folders import ImageFolderSource
 from .ringfeed import RingfeedSource
 
-__all__ = ["find_split_folders", "split_patterns", "warn_of_splits"]
-
 _logger = logging.getLogger(__name__)
 _WORDS = {
     "train": "train", "training": "train", "test": "test", "testing": "test", "t10k": "test", "val": "val",

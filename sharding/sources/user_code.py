@@ -22,8 +22,6 @@ import xxhash
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.url_secrets import without_secrets
 
-__all__ = ["code_hash", "describe_error", "import_function"]
-
 _OURS = str(Path(__file__).parents[1])
 _LAYERS = tuple(
     f"{Path(__file__).parents[2] / layer}{os.sep}" for layer in ("sharding", "pipeline", "training", "tools")

@@ -22,11 +22,6 @@ import fsspec
 from .client_errors import IncompleteError
 from .retry import RetryPolicy, retry
 
-__all__ = [
-    "Bytes", "Draft", "LocalDraft", "RemoteDraft", "SpooledDraft", "draft_name", "draft_target", "make_folder",
-    "remove_dead_drafts", "write_pieces",
-]  # fmt: skip
-
 Bytes: TypeAlias = Any  # bytes, a memoryview or array of single bytes, or an Arrow buffer
 _SEND_BYTES = 8 << 20  # enough to keep a disk busy
 _PIECES_A_CALL = 1024  # IOV_MAX of Linux and macOS

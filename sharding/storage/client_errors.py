@@ -14,11 +14,6 @@ from collections.abc import Iterator, Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 
-__all__ = [
-    "HTTPError", "IncompleteError", "RetriesExhaustedError", "cause_chain", "error_code", "error_number", "is_busy",
-    "is_redirect_loop", "is_tls_failure", "is_transient", "is_unknown_host", "retry_after_seconds", "s3_response",
-]  # fmt: skip
-
 _STATUSES = {408, 425, 429, 500, 502, 503, 504}
 _BUSY_STATUSES = {429, 503}
 _BUSY_CODES = {  # of S3 and of stores like it

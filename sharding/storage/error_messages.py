@@ -26,8 +26,6 @@ from .s3.timeouts import NotS3Error
 from .special_files import SpecialFileError
 from .urls import S3_PROTOCOLS, WEB_PROTOCOLS
 
-__all__ = ["PROCESS_LIMIT_REACHED", "explain", "is_process_limit", "limit_problem"]
-
 _DENIALS = ("AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "AccessControlException")
 _EXPIRED = ("ExpiredToken", "ExpiredTokenException", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
 _ELSEWHERE = ("301", "307", "PermanentRedirect", "TemporaryRedirect", "IllegalLocationConstraintException")

@@ -18,8 +18,6 @@ from .atomic_files import Bytes, Draft
 from .lease import Lease, describe_loss, read_holder
 from .storage import Storage
 
-__all__ = ["FencedStorage", "fence_for_workers", "fence_storage"]
-
 T = TypeVar("T")
 _READS = ("read", "list", "look for", "reach", "open")
 _SURE_SECONDS = 5.0  # between looks at the lease file; others wait for 30 s before they take over

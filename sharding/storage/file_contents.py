@@ -19,8 +19,6 @@ from ringfeed.sharding.common.checksums import Checksum
 
 from .storage import Storage
 
-__all__ = ["FileInfo", "digest_file", "iterate_blocks", "open_decompressed"]
-
 _BLOCK_BYTES = 8 << 20
 _INFLATE_BYTES = 1 << 12  # decompressed at a time, and byte by byte up to a fault
 

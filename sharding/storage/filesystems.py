@@ -22,9 +22,6 @@ from .hdfs import BoundedClient
 from .s3.timeouts import limit_requests
 from .urls import S3_PROTOCOLS, WEB_PROTOCOLS
 
-__all__ = ["filesystem"]
-
-
 _RPC_TIMEOUT = "ipc.client.rpc-timeout.ms"  # Hadoop's setting for the time a NameNode may take to answer
 _ENVIRONMENT = ("AWS_", "HADOOP_", "HDFS_")  # variables that the clients below read
 # The clients' own retries would multiply ours: s3fs makes 5 attempts of botocore's 5, and HDFS waits for 3 minutes.

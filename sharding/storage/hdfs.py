@@ -12,8 +12,6 @@ from typing import Any
 
 from .timeouts import call_within
 
-__all__ = ["BoundedClient", "ListingError"]
-
 _LISTED_ENTRIES = 1000  # fetched per call
 _WRITE_BYTES = 8 << 20  # per call, so that a slow network is not taken for a hung NameNode
 

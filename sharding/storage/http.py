@@ -22,14 +22,12 @@ from fsspec.implementations.http import HTTPFileSystem, HTTPStreamFile
 from fsspec.utils import glob_translate
 
 from ringfeed.sharding.errors import PageError, RangesError, StorageError
+from ringfeed.sharding.url_secrets import public_url
 
 from .client_errors import HTTPError, IncompleteError, is_busy
 from .retry import RetryPolicy, retry
 from .special_files import SpecialFileError
 from .timeouts import request_limit_seconds
-from .urls import public_url
-
-__all__ = ["WebFileSystem", "page_links"]
 
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)  # by default 300 s for a whole file
 _PAGES = 16  # read in parallel

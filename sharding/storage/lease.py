@@ -32,11 +32,6 @@ from .atomic_files import draft_target
 from .retry import RetryPolicy
 from .storage import Storage
 
-__all__ = [
-    "LEASE_NAME", "TAKEOVER_PREFIX", "Holder", "Lease", "boot_id", "check_not_held", "describe_loss", "hold_lease",
-    "is_held", "is_lease_draft", "is_lease_file", "process_start_ticks", "read_holder",
-]  # fmt: skip
-
 LEASE_NAME = "_building.json"  # a build's; other tasks name theirs otherwise
 TAKEOVER_PREFIX = "_building.takeover-"  # a token and .json follow
 _BEAT_SECONDS = 5.0

@@ -18,15 +18,14 @@ from urllib.parse import urlsplit
 import fsspec
 
 from ringfeed.sharding.errors import ConfigError, DestinationError, RingfeedError, StorageError
+from ringfeed.sharding.url_secrets import public_url
 
 from .client_errors import RetriesExhaustedError
 from .error_messages import explain
 from .filesystems import filesystem
 from .retry import RetryPolicy, retry
 from .s3.timeouts import NotS3Error
-from .urls import OBJECT_STORE_PROTOCOLS, S3_PROTOCOLS, normalize_url, public_url
-
-__all__ = ["Location"]
+from .urls import OBJECT_STORE_PROTOCOLS, S3_PROTOCOLS, normalize_url
 
 T = TypeVar("T")
 

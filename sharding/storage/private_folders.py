@@ -15,8 +15,6 @@ from ringfeed.sharding.errors import DestinationError
 
 from .atomic_files import make_folder
 
-__all__ = ["check_private", "make_private_folder"]
-
 
 def make_private_folder(folder: Path, remedy: str) -> None:
     """Create a folder that only this user can open, and its parents; one that exists must be such a folder.

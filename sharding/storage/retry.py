@@ -15,8 +15,6 @@ from ringfeed.sharding.url_secrets import without_secrets
 
 from .client_errors import RetriesExhaustedError, cause_chain, is_busy, is_transient, retry_after_seconds
 
-__all__ = ["RetryPolicy", "retry"]
-
 T = TypeVar("T")
 
 _logger = logging.getLogger(__name__)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import stat
 
-__all__ = ["SpecialFileError", "check_regular"]
-
 _KINDS = {stat.S_IFIFO: "a FIFO (pipe)", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
 
 

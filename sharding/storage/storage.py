@@ -27,9 +27,7 @@ from .s3.listing import list_objects
 from .s3.writes import SINGLE_BYTES, S3Draft, abort_upload, create_object, list_uploads, put_object
 from .special_files import check_regular
 from .streams import ForwardReader, RangeReader, Sink
-from .urls import S3_PROTOCOLS, WEB_PROTOCOLS, public_url, validate_url
-
-__all__ = ["Storage", "StorageLike", "as_storage", "public_url"]
+from .urls import S3_PROTOCOLS, WEB_PROTOCOLS, validate_url
 
 _READ_AHEAD_BYTES = 4 << 20
 

@@ -13,8 +13,6 @@ from typing import IO, Any
 from .client_errors import IncompleteError
 from .special_files import SpecialFileError
 
-__all__ = ["ForwardReader", "RangeReader", "Sink"]
-
 _SKIP_BYTES = 1 << 20  # the longest forward seek, which reads the bytes between
 _UNSIZED_BYTES = 64 << 30  # the longest file of unknown size: its server may send it without end
 

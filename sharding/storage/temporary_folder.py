@@ -21,8 +21,6 @@ import xxhash
 
 from .lease import boot_id, process_start_ticks
 
-__all__ = ["end_process", "mark_folder", "process_folder", "remove_killed_folders", "temporary_folder"]
-
 _NAMES = re.compile(r"ringfeed-tmp-([0-9a-f]{16})-(\d+)-(\d+)-[0-9a-f]{8}")  # groups: machine, process, its start
 _MARKED = "pymp-"  # `multiprocessing` names its folders so, and `mark_folder` marks them
 _mine: list[Path] = []

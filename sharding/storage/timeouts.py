@@ -13,8 +13,6 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-__all__ = ["NoAnswerError", "call_within", "request_limit_seconds"]
-
 T = TypeVar("T")
 _LEAST_SECONDS, _BYTES_PER_SECOND = 300.0, 1 << 17  # slow, because many requests at a time share a link
 

@@ -18,12 +18,10 @@ from typing import Any, BinaryIO
 
 from ringfeed.sharding.errors import ConfigError, RingfeedError
 from ringfeed.sharding.messages import brief, one_line
+from ringfeed.sharding.url_secrets import public_url
 
 from .special_files import check_regular
 from .storage import Storage
-from .urls import public_url
-
-__all__ = ["check_inflation", "file_bytes", "guarded", "load_json", "open_untrusted", "read_untrusted"]
 
 _FLAT_BYTES, _MOST_INFLATION = 16 << 20, 20  # trained weights hardly compress
 _MOST_CONTAINERS = 2_000_000  # lists and objects of a JSON text take up to 80 times its bytes in memory

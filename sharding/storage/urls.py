@@ -11,11 +11,6 @@ import re
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.url_secrets import public_url, secret_problem
 
-__all__ = [
-    "OBJECT_STORE_PROTOCOLS", "S3_PROTOCOLS", "WEB_PROTOCOLS", "SecretUrl", "normalize_url", "normalize_url_fields",
-    "public_url", "validate_url",
-]  # fmt: skip
-
 S3_PROTOCOLS = {"s3", "s3a"}
 WEB_PROTOCOLS = {"http", "https"}
 OBJECT_STORE_PROTOCOLS = {*S3_PROTOCOLS, "gs", "gcs", "az", "abfs", "abfss", "memory"}  # where a single PUT is atomic

@@ -23,8 +23,6 @@ from ringfeed.sharding.messages import counted, some_of
 from ringfeed.sharding.storage.file_contents import FileInfo, open_decompressed
 from ringfeed.sharding.storage.storage import Storage
 
-__all__ = ["locate_in_index", "locate_in_shard", "reencode_shard"]
-
 
 def locate_in_shard(
     storage: Storage, manifest: Manifest, shard: ShardInfo, found: FileInfo, index: Index | None

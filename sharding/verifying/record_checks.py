@@ -22,8 +22,6 @@ from ringfeed.sharding.messages import brief, counted
 from ringfeed.sharding.storage.file_contents import open_decompressed
 from ringfeed.sharding.storage.storage import Storage
 
-__all__ = ["check_counts", "check_meaning", "check_totals"]
-
 
 def check_counts(data: pa.Buffer, manifest: Manifest, shard: ShardInfo) -> list[Damage]:
     """Check the records of each class in an index against the table's counts."""

@@ -18,7 +18,7 @@ from ringfeed.sharding.common.checksums import checksum
 from ringfeed.sharding.dataset.companion_files import locate_in_companion
 from ringfeed.sharding.dataset.damage import Damage, Note
 from ringfeed.sharding.dataset.file_names import TABLE_NAMES, generation_of, repairs_of, table_order
-from ringfeed.sharding.dataset.manifest import FileInfo, Manifest, ShardInfo
+from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo
 from ringfeed.sharding.dataset.recovery import RecoveredDataset, recover_dataset
 from ringfeed.sharding.dataset.shard_index import Index, read_index
 from ringfeed.sharding.dataset.tfds_files import is_tfds_file
@@ -27,16 +27,12 @@ from ringfeed.sharding.engines.executors import run_tasks
 from ringfeed.sharding.errors import RingfeedError
 from ringfeed.sharding.progress import ignore
 from ringfeed.sharding.storage.atomic_files import draft_target
-from ringfeed.sharding.storage.file_contents import digest_file, open_decompressed
+from ringfeed.sharding.storage.file_contents import FileInfo, digest_file, open_decompressed
 from ringfeed.sharding.storage.lease import LEASE_NAME, read_holder
 from ringfeed.sharding.storage.storage import Storage, StorageLike, as_storage
 
 from .locate import locate_in_index, locate_in_shard
 from .record_checks import check_counts, check_meaning, check_totals
-
-__all__ = [
-    "Verification", "VerifyProgress", "VerifyReport", "check_dataset", "default_workers", "verify", "verify_files",
-]  # fmt: skip
 
 _EXTRA_BYTES = 8 << 20  # read beyond the end of a file whose size its store does not tell
 _REMOTE_WORKERS = 8  # requests wait for their server, so more threads than cores pay off

@@ -22,8 +22,6 @@ from ringfeed.sharding import BuildOptions, build
 from ringfeed.tools.profile import Profile, profile
 from tests.servers.web import Behaviour, served
 
-__all__ = ["CASES", "Case", "make_dataset"]
-
 BLOBS, BLOB_BYTES = 4000, 4000
 ROWS = 60_000
 VECTORS, VECTOR = 1000, 32_768

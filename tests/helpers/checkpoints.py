@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-__all__ = ["saved_steps", "sigterm_after_a_checkpoint"]
-
 
 def saved_steps(folder: Path) -> list[int]:
     """The steps of the checkpoints in a folder."""

@@ -16,8 +16,6 @@ import pytest
 
 from ringfeed.sharding import build
 
-__all__ = ["in_a_folder", "run_doctests", "write_flights"]
-
 LINKS = Path(sys.prefix) / "src"  # pytest names a module by its path: only below these links that is its own name
 
 

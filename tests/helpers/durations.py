@@ -8,8 +8,6 @@ import sys
 from collections import Counter
 from xml.etree import ElementTree
 
-__all__ = ["longest_files", "seconds_by_file"]
-
 
 def seconds_by_file(report: str) -> Counter[str]:
     """Sum the seconds of the tests of each file in a JUnit report of pytest."""

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-__all__ = ["all_files", "contents"]
-
 
 def all_files(folder: Path | str) -> list[Path]:
     """The files of a folder and below, in the order of their paths."""

@@ -13,8 +13,6 @@ import tempfile
 from importlib import import_module
 from typing import Any
 
-__all__ = ["CALLS"]
-
 CALLS = ("open", "os.rename", "os.link", "os.remove", "os.mkdir", "os.rmdir", "fcntl.flock")
 _MODULES = (
     "training.run.trainer", "training.serving.predictions", "training.serving.trained", "training.ring.connect",

@@ -5,8 +5,6 @@ from collections.abc import Iterator
 
 import pytest
 
-__all__ = ["before_other_programs"]
-
 _NICE = -10
 
 

@@ -23,8 +23,6 @@ from tests.helpers.lean import lean_environment
 from tests.helpers.noting_network import NETWORK
 from tests.servers.lab import Lab, lab
 
-__all__ = ["CLI", "LOST_SECONDS", "STEPS", "HostRun", "training_lab"]
-
 RECORDS, BATCH, EPOCHS = 240, 12, 3
 STEPS = EPOCHS * RECORDS // BATCH
 LOST_SECONDS = 6.0

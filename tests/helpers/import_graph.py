@@ -14,27 +14,6 @@ from importlib.util import resolve_name
 from pathlib import Path
 from typing import TypeGuard
 
-__all__ = [
-    "LAYERS",
-    "MODULES",
-    "PATHS",
-    "ROOT",
-    "all_tests",
-    "distances",
-    "docstring_of",
-    "files_testing",
-    "fixtures",
-    "imported_modules",
-    "imported_names",
-    "importers",
-    "imports",
-    "module_name",
-    "own_test",
-    "parsed",
-    "used_by_test",
-    "uses",
-]  # fmt: skip
-
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = ("sharding", "pipeline", "training", "tools")
 MODULES = sorted(path for layer in LAYERS for path in (ROOT / layer).rglob("*.py"))

@@ -3,8 +3,6 @@
 `python -m tests.helpers.durations build/junit.xml` prints those of the last `make test`.
 """
 
-__all__ = ["LONGEST"]
-
 LONGEST = (
     "tests/training/servers/test_worker_loop.py",
     "tests/training/sync/compression/test_methods.py",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ringfeed.sharding.dataset.manifest import FileInfo, Manifest, ShardInfo, SplitInfo
+from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo, SplitInfo
 from ringfeed.sharding.dataset.statistics import FeatureStatistics
 from ringfeed.sharding.formats.example_encode import ColumnLayout, RecordLayout
 from ringfeed.sharding.schema import Feature, Schema
+from ringfeed.sharding.storage.file_contents import FileInfo
 
 
 def manifest_of(

@@ -1,7 +1,5 @@
 """A network for runs whose samples are counted: in each step it calls ``note(step, ids)``, which the test defines."""
 
-__all__ = ["NETWORK"]
-
 NETWORK = """
 class Note(keras.layers.Layer):
     def build(self, shape):

@@ -32,8 +32,6 @@ from .import_graph import (
 )  # fmt: skip
 from .longest import LONGEST
 
-__all__ = ["Selection", "changed_files", "main", "select"]
-
 MOST_ELSEWHERE = 5
 """Test files outside of the folder that import a changed file: if there are more, it is a core one."""
 MOST = 12

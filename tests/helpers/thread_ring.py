@@ -19,8 +19,6 @@ import tensorflow as tf
 
 from ringfeed.training.ring.ring import reduced_by_dtype
 
-__all__ = ["MOST_RANKS", "RingBroken", "ThreadRing", "on_ranks"]
-
 MOST_RANKS = 8  # a waiting rank holds a thread of TensorFlow's pool: tests/conftest.py makes that large enough
 _WAIT_SECONDS = 240.0
 

@@ -24,8 +24,6 @@ from pathlib import Path
 
 from tests.helpers.lean import lean_environment
 
-__all__ = ["WarmProcess", "WarmServer", "warm_server"]
-
 _ROOT = Path(__file__).resolve().parents[2]
 _IMPORTED = ("ringfeed.training.train", "ringfeed.training.run.trainer", "ringfeed.training.serving.trained")
 

@@ -14,8 +14,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from .web import serving
 
-__all__ = ["hub"]
-
 _COMMIT = "0" * 40
 
 

@@ -18,8 +18,6 @@ from random import Random
 from typing import Any
 from urllib.parse import quote, urlsplit
 
-__all__ = ["Behaviour", "served", "serving"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Behaviour:

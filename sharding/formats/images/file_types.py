@@ -8,8 +8,6 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["BMP_GREYS", "BMP_MASKS", "image_formats", "unreadable_format"]
-
 BMP_GREYS = bytes(value for grey in range(256) for value in (grey, grey, grey, 0))  # the palette of a grey BMP
 BMP_MASKS = bytes.fromhex("0000ff00 00ff0000 ff000000")  # red, green and blue in the order of bytes B, G, R
 

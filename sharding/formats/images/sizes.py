@@ -10,8 +10,6 @@ from io import BytesIO
 
 from PIL import Image, UnidentifiedImageError
 
-__all__ = ["check_image", "error_text", "image_size"]
-
 _JPEG_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _JPEG_SCAN = 0xDA
 _JPEG_END = b"\xff\xd9"

@@ -20,8 +20,6 @@ from .jpeg_headers import plain_jpeg_sizes
 from .orientation import is_rotated
 from .sizes import image_size
 
-__all__ = ["ImageStatistics", "merge_image_statistics", "summarise_images"]
-
 _SAMPLE_IMAGES = 256  # decoded per shard, at most, and only up to the larger of the next two limits:
 _SAMPLE_PIXELS = 1 << 20  # in all, 5 ms to decode
 _PIXELS_PER_RECORD = 800  # times the shard's images: 4 us each, where writing one takes 60 us

@@ -37,12 +37,10 @@ from ringfeed.sharding.sources.base import (
 )
 from ringfeed.sharding.sources.dropping_source import DroppingSource
 from ringfeed.sharding.sources.images.image_files import ImageCheck, image_fault
-from ringfeed.sharding.storage.urls import public_url
+from ringfeed.sharding.url_secrets import public_url
 
 from .image_checks import faulty_records, image_columns
 from .record_origins import find_origins
-
-__all__ = ["Budget", "LenientSource", "encode_rejected", "open_policy", "parse_budget", "without_bad_records"]
 
 Budget = int | Fraction | None  # a number of records, a share of all records, or None: fail at the first
 Int64 = npt.NDArray[np.int64]

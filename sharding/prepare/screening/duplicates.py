@@ -33,10 +33,6 @@ from ringfeed.sharding.storage.storage import Storage
 
 from .record_hashes import Hashes, hash_records
 
-__all__ = [
-    "Duplicates", "drop_duplicates", "existing_records", "find_duplicates", "find_duplicates_in_bucket", "hash_part",
-]  # fmt: skip
-
 Int64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 

@@ -19,8 +19,6 @@ from ringfeed.sharding.sources.ringfeed import RingfeedSource
 
 from .record_origins import describe_origin
 
-__all__ = ["check_images", "faulty_records", "image_columns"]
-
 
 def image_columns(source: Source, *, stored: bool = False) -> tuple[str, ...]:
     """The columns of drafts that hold unchecked images; those of a ringfeed dataset only if `stored`."""

@@ -18,8 +18,6 @@ from ringfeed.sharding.compute.arrow_casts import is_list
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.formats.arrow_binary import binary_array, binary_rows, data_of, offsets_of
 
-__all__ = ["Hashes", "hash_records"]
-
 Hashes = npt.NDArray[np.uint64]  # [records, 2]: high half and low half of each record's hash
 
 

@@ -18,8 +18,6 @@ from ringfeed.sharding.sources import Part, Source
 from ringfeed.sharding.sources.base import BadRecord, Reject, narrow_source, rewrap, unwrap
 from ringfeed.sharding.sources.files.record_places import record_places
 
-__all__ = ["describe_origin", "find_origins"]
-
 Int64 = npt.NDArray[np.int64]
 _ORIGIN = f"{HIDDEN}origin"
 

@@ -19,11 +19,6 @@ from ringfeed.sharding.errors import ConfigError, SourceError
 from ringfeed.sharding.messages import did_you_mean, listed
 from ringfeed.sharding.schema import Feature, to_lists
 
-__all__ = [
-    "ArraySelection", "Leaf", "batch_rows", "differing_columns", "fixed_feature", "leaves_of", "part_bounds",
-    "select_arrays", "to_arrow", "unsupported_array",
-]  # fmt: skip
-
 _MOST_VALUES = (1 << 31) - 1
 _PART_ROWS = 1 << 18
 _PART_BYTES = 256 << 20

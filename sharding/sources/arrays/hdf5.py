@@ -27,8 +27,6 @@ from .array_columns import Leaf, batch_rows, differing_columns, part_bounds, sel
 from .hdf5_files import are_nested, feature_of, find_leaves, load_h5py, open_hdf5
 from .url_selection import split_selection
 
-__all__ = ["Hdf5Source"]
-
 _VARIABLE_BYTES = 1 << 16  # assumed size of a variable-length value, until some were read
 _CACHE_BYTES = 64 << 20  # cache of a column's chunks, so that a chunk across two batches is decompressed once
 _MAX_ALIGN_ROWS = 1 << 16

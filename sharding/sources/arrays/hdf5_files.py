@@ -22,8 +22,6 @@ from ringfeed.sharding.storage.storage import Storage
 
 from .array_columns import Leaf, fixed_feature, leaves_of, unsupported_array
 
-__all__ = ["are_nested", "feature_of", "find_leaves", "load_h5py", "open_hdf5"]
-
 _BUFFER_BYTES = 1 << 20  # read-ahead of remote files: HDF5 reads metadata in small pieces
 
 

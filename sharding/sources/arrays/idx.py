@@ -22,8 +22,6 @@ from ringfeed.sharding.sources.files.open import MissingFileError, open_file
 
 from .array_columns import batch_rows
 
-__all__ = ["IdxSource"]
-
 _DTYPES = {0x08: "uint8", 0x09: "int8", 0x0B: "int16", 0x0C: "int32", 0x0D: "float32", 0x0E: "float64"}
 
 

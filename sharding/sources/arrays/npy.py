@@ -26,16 +26,10 @@ import pyarrow as pa
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.schema import Feature, Schema
 from ringfeed.sharding.sources.base import Part, RecordSource, Reject, fail_on_bad
-from ringfeed.sharding.sources.files.find import (
-    SourceFile,
-    fingerprint_files,
-    plain_name,
-    require_files,
-    root_of,
-    split_chain,
-)
+from ringfeed.sharding.sources.files.find import fingerprint_files, plain_name, require_files, root_of, split_chain
 from ringfeed.sharding.sources.files.http_listing import decode_name
 from ringfeed.sharding.sources.files.open import open_file, source_error
+from ringfeed.sharding.sources.files.snapshot import SourceFile
 from ringfeed.sharding.storage.storage import Storage
 
 from .array_columns import (
@@ -49,8 +43,6 @@ from .array_columns import (
     to_arrow,
 )
 from .url_selection import split_selection
-
-__all__ = ["NpySource"]
 
 _PLAIN = "data"  # the column of a file with one plain array
 _MAX_HEADER_BYTES = 1 << 20

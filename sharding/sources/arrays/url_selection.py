@@ -9,8 +9,6 @@ import re
 
 import fsspec
 
-__all__ = ["split_selection"]
-
 _IN_ARCHIVE = re.compile(r"(^|::)(zip|tar|libarchive|rar)://[^:]*$")
 
 

@@ -22,16 +22,11 @@ from ringfeed.sharding.storage.client_errors import is_busy, is_transient
 from ringfeed.sharding.storage.retry import RetryPolicy, retry
 from ringfeed.sharding.storage.special_files import SpecialFileError, check_regular
 from ringfeed.sharding.storage.storage import Storage
-from ringfeed.sharding.storage.urls import WEB_PROTOCOLS, public_url
+from ringfeed.sharding.storage.urls import WEB_PROTOCOLS
+from ringfeed.sharding.url_secrets import public_url
 
 from .http_listing import fill_sizes, is_page, is_web, lacks_ranges, plain_url, without_query
 from .snapshot import Listing, SourceFile, record_listing
-
-__all__ = [
-    "SourceFile", "base_name", "check_unchanged", "compression_of", "fingerprint_files", "has_pattern", "list_entries",
-    "list_files",
-    "plain_name", "require_files", "resolve_relative", "root_of", "split_chain", "storage_error",
-]  # fmt: skip
 
 _OWN_CLIENTS = {"hdfs", *WEB_PROTOCOLS}  # protocols with file systems of ringfeed's own, not fsspec's
 _VERSIONS = ("ETag", "mtime", "modification_time", "LastModified", "CRC")  # keys of `info`; CRC: a zip member's

@@ -18,8 +18,6 @@ from ringfeed.sharding.errors import SourceError
 from .find import root_of, split_chain
 from .http_listing import decode_name
 
-__all__ = ["Partitions", "find_partitions"]
-
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _INTEGER = re.compile(r"-?[0-9]{1,19}")
 

@@ -13,11 +13,6 @@ import fsspec
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.storage.retry import RetryPolicy, retry
 
-__all__ = [
-    "decode_name", "encode_name", "fill_sizes", "is_page", "is_served_below", "is_web", "lacks_ranges", "plain_url",
-    "without_query",
-]  # fmt: skip
-
 _SCHEMES = ("http://", "https://")
 _REQUESTS = 16  # at the same time
 

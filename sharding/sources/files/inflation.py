@@ -10,8 +10,6 @@ from typing import IO, Any
 
 from ringfeed.sharding.errors import SourceError
 
-__all__ = ["BoundedFile", "CountedFile", "check_held"]
-
 _HELD_BYTES, _HELD_INFLATION = 512 << 20, 100  # where a part of a file is held in memory as a whole
 _STREAMED_BYTES, _STREAMED_INFLATION = 256 << 20, 1000  # gzip shrinks nothing to less than a 1032nd
 _LINE_BYTES = 24  # a line counts as so many bytes more: short ones take the time of long ones to parse

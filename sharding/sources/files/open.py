@@ -30,8 +30,6 @@ from .find import compression_of, split_chain, storage_error
 from .http_listing import lacks_ranges
 from .inflation import BoundedFile, CountedFile
 
-__all__ = ["MissingFileError", "open_file", "read_files", "size_if_seekable", "source_error", "stat_files"]
-
 _RANGED = {*OBJECT_STORE_PROTOCOLS, *WEB_PROTOCOLS, "hdfs"} - {"memory"}  # protocols that can send a byte range
 _REQUESTS = 16  # at the same time
 _HOST = re.compile(r".*?://[^/]*", re.DOTALL)

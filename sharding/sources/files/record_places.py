@@ -14,8 +14,6 @@ import numpy.typing as npt
 
 from ringfeed.sharding.sources.base import BadRecord, Part, Source
 
-__all__ = ["PlacingSource", "line_places", "record_places"]
-
 Int64 = npt.NDArray[np.int64]
 _NUMBER = re.compile(r"(?:record|line) (\d+)")
 

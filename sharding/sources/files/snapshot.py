@@ -12,8 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-__all__ = ["Listing", "SourceFile", "record_listing", "record_listings"]
-
 
 class SourceFile(NamedTuple):
     """A file of a source, with its size and version as the store's listing gives them."""

@@ -13,13 +13,12 @@ import pyarrow as pa
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.schema import Feature, Schema
 from ringfeed.sharding.sources.base import Part, Reject, fail_on_bad
-from ringfeed.sharding.sources.files.find import SourceFile, fingerprint_files, require_files, root_of, split_chain
+from ringfeed.sharding.sources.files.find import fingerprint_files, require_files, root_of, split_chain
 from ringfeed.sharding.sources.files.http_listing import decode_name, encode_name, is_web
 from ringfeed.sharding.sources.files.open import stat_files
+from ringfeed.sharding.sources.files.snapshot import SourceFile
 
 from .image_files import IMAGE_FEATURES, ImageCheck, find_bad_files, image_fault, read_images
-
-__all__ = ["ImageFolderSource"]
 
 _PART_FILES = 4096
 _SAMPLE_FILES = 16

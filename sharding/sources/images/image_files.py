@@ -32,11 +32,6 @@ from ringfeed.sharding.sources.files.open import MissingFileError, read_files, s
 from ringfeed.sharding.storage.client_errors import cause_chain
 from ringfeed.sharding.storage.storage import Storage
 
-__all__ = [
-    "IMAGE_FEATURES", "ImageCheck", "file_sizes", "find_bad_files", "find_faulty_images", "image_fault",
-    "read_images",
-]  # fmt: skip
-
 _THREADS = 4
 _RUN_FILES = 8
 _TIMED_RUNS = 16  # runs whose median time decides whether threads read the rest

@@ -20,8 +20,6 @@ from .image_files import IMAGE_FEATURES, ImageCheck, file_sizes, find_bad_files,
 from .image_locator import ImageLocator
 from .path_list import LineSource
 
-__all__ = ["URL", "ImageListSource", "missing_path_record"]
-
 _PATH_NAMES = ("image", "path", "file", "filename", "file_name")
 _OWN_SIZES = ("height", "width")  # measured from the images; columns of these names in the list are ignored
 _SAMPLE_FILES = 16

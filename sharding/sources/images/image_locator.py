@@ -13,9 +13,8 @@ from urllib.parse import unquote
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.sources.files.find import resolve_relative, split_chain
 from ringfeed.sharding.storage.storage import Storage
-from ringfeed.sharding.storage.urls import WEB_PROTOCOLS, normalize_url, public_url
-
-__all__ = ["ImageLocator"]
+from ringfeed.sharding.storage.urls import WEB_PROTOCOLS, normalize_url
+from ringfeed.sharding.url_secrets import public_url
 
 
 class ImageLocator:

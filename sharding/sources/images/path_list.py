@@ -18,8 +18,6 @@ from ringfeed.sharding.sources.base import Part, RecordSource, Reject, fail_on_b
 from ringfeed.sharding.sources.files.find import fingerprint_files, require_files
 from ringfeed.sharding.sources.files.open import open_file
 
-__all__ = ["LineSource"]
-
 _BLOCK_BYTES, _LINE_BYTES = 4 << 20, 1 << 20
 
 

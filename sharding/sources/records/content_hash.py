@@ -15,8 +15,6 @@ from ringfeed.sharding.compute.arrow_casts import is_list
 from ringfeed.sharding.compute.keyed_random import derive_key
 from ringfeed.sharding.formats.arrow_binary import data_of, offsets_of
 
-__all__ = ["ContentHash"]
-
 _BYTES = (
     pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view(),
 )  # fmt: skip

@@ -16,8 +16,6 @@ from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.formats.example_columns import FeatureValues, ParsedExamples
 from ringfeed.sharding.schema import Feature, insert_nulls, to_lists
 
-__all__ = ["FeatureTypes", "column_of", "is_image"]
-
 _MAX_FEATURES = 10_000
 _HEAD_BYTES = 12
 _DTYPES = {"int64": "int64", "float": "float32"}

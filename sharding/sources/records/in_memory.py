@@ -29,8 +29,6 @@ from .content_hash import ContentHash
 from .python_function import batched
 from .python_values import RecordTypes
 
-__all__ = ["RecordSpool", "is_in_memory", "write_records"]
-
 _NAME = "data in memory"  # in place of a URL
 _FILE = "records.arrow"
 _IMAGES = b"huggingface"  # the metadata that say which columns are images

@@ -26,8 +26,6 @@ from ringfeed.sharding.sources.user_code import code_hash, describe_error
 
 from .python_values import RecordTypes, column_of_values, copy_value, entries_of
 
-__all__ = ["IterableSource", "batched"]
-
 _BATCH_DICTS = 4096  # Python objects take many times their size in Arrow
 _SIZED = (str, bytes, bytearray, list, tuple, np.ndarray)  # types that take more memory than a number
 

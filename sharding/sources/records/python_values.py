@@ -18,8 +18,6 @@ from ringfeed.sharding.compute.arrow_casts import is_list, is_number
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.schema import insert_nulls, to_lists
 
-__all__ = ["ColumnType", "RecordTypes", "column_of_values", "copy_value", "entries_of", "flatten"]
-
 _PYTHON = {bool: pa.bool_(), float: pa.float64(), str: pa.string(), bytes: pa.binary(), bytearray: pa.binary()}
 _ARRAYS = (list, tuple, np.ndarray)
 _RAGGED = "has nested lists of different lengths"

@@ -17,8 +17,6 @@ from typing import IO
 from ringfeed.sharding.sources.files.find import plain_name
 from ringfeed.sharding.sources.files.open import open_file, size_if_seekable
 
-__all__ = ["SUFFIXES", "Member", "TarDamage", "TarReader", "open_tar"]
-
 _COMPRESSIONS = {
     ".tar": None, ".tar.gz": "gzip", ".tgz": "gzip", ".tar.bz2": "bz2", ".tar.xz": "xz", ".tar.zst": "zstd"
 }  # fmt: skip

@@ -18,12 +18,11 @@ from ringfeed.sharding.formats.example_columns import ParsedExamples, parse_exam
 from ringfeed.sharding.formats.tfrecord import HEADER_BYTES, FrameBlock, FrameDamage, iterate_frames, starts_with_header
 from ringfeed.sharding.schema import Feature, Schema
 from ringfeed.sharding.sources.base import NO_FEATURES, BadRecord, Part, RecordSource, Reject, fail_on_bad, ignore_bad
-from ringfeed.sharding.sources.files.find import SourceFile, fingerprint_files, has_pattern, list_files, plain_name
+from ringfeed.sharding.sources.files.find import fingerprint_files, has_pattern, list_files, plain_name
 from ringfeed.sharding.sources.files.open import open_file, size_if_seekable
+from ringfeed.sharding.sources.files.snapshot import SourceFile
 
 from .example_features import FeatureTypes, column_of
-
-__all__ = ["TFRecordSource"]
 
 _SUFFIXES = tuple(f".{name}{ending}" for name in ("tfrecord", "tfrecords", "tfrec") for ending in ("", ".gz", ".zlib"))
 _NUMBERED = re.compile(r"-\d{3,}-of-\d{3,}$")  # many writers name shards so, without an ending

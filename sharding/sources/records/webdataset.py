@@ -16,13 +16,12 @@ from ringfeed.sharding.compute.batches import BATCH_BYTES
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.sources.base import BadRecord, Part, RecordSource, Reject, fail_on_bad, ignore_bad
-from ringfeed.sharding.sources.files.find import SourceFile, fingerprint_files, list_files
+from ringfeed.sharding.sources.files.find import fingerprint_files, list_files
+from ringfeed.sharding.sources.files.snapshot import SourceFile
 from ringfeed.sharding.sources.text.doubtful_text import warn_of_spellings
 
 from .tar import SUFFIXES, Member, TarDamage, TarReader, open_tar
 from .webdataset_members import MemberType, MemberTypes, extension_of
-
-__all__ = ["WebDatasetSource", "expand_braces"]
 
 _KEY = "__key__"
 _BATCH_ROWS = 4096

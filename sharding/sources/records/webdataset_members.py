@@ -20,8 +20,6 @@ from ringfeed.sharding.sources.text.json_parse import decode_document, make_deco
 
 from .python_values import ColumnType, column_of_values, flatten
 
-__all__ = ["MemberType", "MemberTypes", "extension_of"]
-
 _IMAGES = ("jpg", "png", "webp", "gif", "bmp")
 _INTEGERS = ("cls", "id", "index")
 _TEXTS = ("txt", "text", "caption")

@@ -13,8 +13,6 @@ import pyarrow as pa
 
 from ringfeed.sharding.errors import SourceError
 
-__all__ = ["class_names", "mark_class_names"]
-
 _KEY = b"class_names"
 
 

@@ -12,8 +12,6 @@ import pyarrow as pa
 from ringfeed.sharding.compute.arrow_casts import is_list
 from ringfeed.sharding.schema import Feature
 
-__all__ = ["decimal_features"]
-
 _INTEGER_DIGITS = 18  # every number of so many digits fits int64
 _FLOAT_DIGITS = 15  # that a float64 gives back as they were
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import IO
 
-__all__ = ["HeldRanges"]
-
 _AHEAD_BYTES = 1 << 20  # the least that is asked for
 
 

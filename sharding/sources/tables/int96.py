@@ -18,8 +18,6 @@ import pyarrow.parquet as pq
 
 from ringfeed.sharding.errors import RingfeedError, SourceError
 
-__all__ = ["int96_columns", "int96_unit"]
-
 Open = Callable[[str, str], AbstractContextManager[pq.ParquetFile]]  # a URL, and the unit to read times in
 _MOST_NS, _MOST_US = ((1 << 63) // scale - 1 for scale in (10**9, 10**6))  # seconds from 1970 that 64 bits hold
 _REMEDY = (

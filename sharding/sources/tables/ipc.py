@@ -14,15 +14,13 @@ from ringfeed.sharding.errors import RingfeedError, SourceError
 from ringfeed.sharding.formats.ipc_claims import BatchClaims, Block, block_places, claimed_bytes
 from ringfeed.sharding.messages import brief
 from ringfeed.sharding.sources.base import Part
-from ringfeed.sharding.sources.files.find import SourceFile
 from ringfeed.sharding.sources.files.inflation import check_held
+from ringfeed.sharding.sources.files.snapshot import SourceFile
 from ringfeed.sharding.storage.storage import Storage
 
 from .plain_arrays import plain_batch, plain_types
 from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table
 from .table_schemas import plain_schema
-
-__all__ = ["IpcSource"]
 
 _FILE_MAGIC, _FEATHER_1_MAGIC = b"ARROW1", b"FEA1"
 _CONTINUED = b"\xff\xff\xff\xff"  # starts each message since Arrow 0.15

@@ -17,8 +17,6 @@ from ringfeed.sharding.sources.base import NO_FEATURES, Part
 
 from .ipc import IpcSource
 
-__all__ = ["MemoryRecords", "MemorySource"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRecords:

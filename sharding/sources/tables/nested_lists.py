@@ -19,8 +19,6 @@ import pyarrow.compute as pc
 from ringfeed.sharding.compute.arrow_casts import is_list
 from ringfeed.sharding.schema import to_lists
 
-__all__ = ["InnerField", "InnerLists", "inner_columns", "is_nested_list", "take_inner"]
-
 
 class InnerField(str):
     """A step of a column's path: into a field of each struct in a list, or ``key`` or ``value`` of a map."""

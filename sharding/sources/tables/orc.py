@@ -14,13 +14,11 @@ from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.formats.protobuf_wire import read_fields
 from ringfeed.sharding.messages import brief
 from ringfeed.sharding.sources.base import Part
-from ringfeed.sharding.sources.files.find import SourceFile
 from ringfeed.sharding.sources.files.inflation import check_held
+from ringfeed.sharding.sources.files.snapshot import SourceFile
 
 from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table
 from .table_schemas import plain_schema
-
-__all__ = ["OrcSource"]
 
 _PART_ROWS = 1 << 18
 # Field numbers of orc_proto.proto: FileTail.footer, Footer.stripes, and of StripeInformation.

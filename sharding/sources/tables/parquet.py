@@ -14,15 +14,13 @@ from ringfeed.sharding.compute.batches import BATCH_BYTES, BATCH_ROWS
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.formats.parquet import batch_rows_within
 from ringfeed.sharding.sources.base import Part
-from ringfeed.sharding.sources.files.find import SourceFile
+from ringfeed.sharding.sources.files.snapshot import SourceFile
 from ringfeed.sharding.storage.storage import Storage
 
 from .int96 import int96_columns, int96_unit
 from .parquet_batches import Open, read_row_groups
 from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table
 from .table_schemas import plain_schema
-
-__all__ = ["ParquetSource"]
 
 _PART_ROWS = 1 << 18
 _BUFFER_BYTES = 1 << 20

@@ -20,8 +20,6 @@ from ringfeed.sharding.compute.decoded_bytes import decoded_bytes, shares_values
 
 from .plain_arrays import plain_batch
 
-__all__ = ["Open", "read_row_groups"]
-
 Open = Callable[[Sequence[str]], pq.ParquetFile]  # takes the paths of the leaves to read as dictionaries
 
 _MOST_BYTES = 8 * BATCH_BYTES  # of a batch, if all its texts were the longest ones

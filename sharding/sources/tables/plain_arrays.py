@@ -17,8 +17,6 @@ from pyarrow.types import (
     is_union,
 )
 
-__all__ = ["holds_union", "plain_array", "plain_batch", "plain_types"]
-
 
 def plain_types(schema: pa.Schema, *, texts: bool = False) -> pa.Schema:
     """The schema of what `plain_batch` makes of batches.

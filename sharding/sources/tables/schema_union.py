@@ -20,12 +20,10 @@ from ringfeed.sharding.compute.arrow_casts import can_cast, is_list, is_number
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.messages import counted, listed
 from ringfeed.sharding.schema import Feature, check_distinct_names
-from ringfeed.sharding.storage.urls import public_url
+from ringfeed.sharding.url_secrets import public_url
 
 from .structs import Path
 from .table_schemas import feature_of, flatten_schema
-
-__all__ = ["SchemaUnion", "common_type", "unite_schemas"]
 
 _logger = logging.getLogger(__name__)
 _UNITS = ("s", "ms", "us", "ns")

@@ -15,8 +15,6 @@ import pyarrow.compute as pc
 
 from .nested_lists import InnerField, InnerLists, inner_columns, is_nested_list, take_inner
 
-__all__ = ["Path", "UnreadableColumnError", "fields_of", "flatten_structs", "mark_images", "path_to_read"]
-
 Path = tuple[str, ...]  # a column of the file, then the steps into structs and nested lists
 _IMAGE = {b"encoding": b"image"}
 

@@ -28,10 +28,11 @@ from ringfeed.sharding.sources.base import (
     fail_on_bad,
     ignore_bad,
 )
-from ringfeed.sharding.sources.files.find import SourceFile, fingerprint_files, require_files
+from ringfeed.sharding.sources.files.find import fingerprint_files, require_files
 from ringfeed.sharding.sources.files.hive_partitions import Partitions, find_partitions
 from ringfeed.sharding.sources.files.http_listing import lacks_ranges
 from ringfeed.sharding.sources.files.open import open_file, source_error
+from ringfeed.sharding.sources.files.snapshot import SourceFile
 from ringfeed.sharding.storage.storage import Storage
 
 from .class_names import class_names
@@ -40,8 +41,6 @@ from .held_ranges import HeldRanges
 from .schema_union import unite_schemas
 from .structs import Path, UnreadableColumnError, flatten_structs, path_to_read
 from .table_schemas import check_features, feature_of
-
-__all__ = ["PART_BYTES", "TableSource", "check_batch", "group_blocks", "open_table"]
 
 PART_BYTES = 64 << 20  # a part ends with the block that reaches this size, or the rows of a part
 Self = TypeVar("Self", bound="TableSource")

@@ -16,8 +16,6 @@ from ringfeed.sharding.schema import Feature
 from .class_names import mark_class_names
 from .structs import Path, fields_of, mark_images
 
-__all__ = ["check_features", "feature_of", "flatten_schema", "plain_schema"]
-
 _NAMES_SHOWN = 8
 
 

@@ -16,13 +16,9 @@ import numpy as np
 
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.sources.base import BadRecord, Part
-from ringfeed.sharding.sources.files.find import SourceFile, compression_of
+from ringfeed.sharding.sources.files.find import compression_of
 from ringfeed.sharding.sources.files.open import open_file, size_if_seekable
-
-__all__ = [
-    "LINE_BYTES", "PART_BYTES", "Block", "Cut", "Mark", "Reader", "Span", "count_lines", "cut_parts", "not_utf8_record",
-    "read_blocks", "read_marked", "span_of",
-]  # fmt: skip
+from ringfeed.sharding.sources.files.snapshot import SourceFile
 
 LINE_BYTES = 64 << 20  # a longer record is an error: a missing quote must not fill the memory
 PART_BYTES = 64 << 20  # size of a part of an uncompressed file

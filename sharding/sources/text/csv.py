@@ -15,7 +15,8 @@ from ringfeed.sharding.compute.batches import BATCH_ROWS
 from ringfeed.sharding.errors import ConfigError, SourceError
 from ringfeed.sharding.schema import Feature, Schema
 from ringfeed.sharding.sources.base import BadRecord, Part, Reject, fail_on_bad
-from ringfeed.sharding.sources.files.find import SourceFile, fingerprint_files
+from ringfeed.sharding.sources.files.find import fingerprint_files
+from ringfeed.sharding.sources.files.snapshot import SourceFile
 
 from .blocks import Block, Cut, Reader, read_marked
 from .csv_dialect import CsvDialect
@@ -25,8 +26,6 @@ from .csv_records import cut_records
 from .csv_types import infer_types
 from .declared_types import cast_text, check_names, declared_arrow_type
 from .text_source import InferenceOptions, TextSource, with_compression
-
-__all__ = ["CsvSource"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,6 @@ from ringfeed.sharding.sources.files.find import compression_of, plain_name
 
 from .blocks import Reader
 
-__all__ = ["DELIMITERS", "HEADERS", "CsvDialect", "encoding_name", "parse_delimiter"]
-
 HEADERS = ("auto", "first", "none")
 DELIMITERS = {"comma": ",", "tab": "\t", "semicolon": ";", "pipe": "|", "space": " ", "spaces": "spaces"}
 _RUNS = "spaces"  # the delimiter that is one or more spaces or tabs

@@ -23,8 +23,6 @@ from .csv_dialect import CsvDialect
 from .csv_parse import MISSING, NAME_ENCODING, Header, check_quotes, parse_block
 from .csv_records import cut_records, find_records
 
-__all__ = ["check_header", "read_header"]
-
 _MOST_COLUMNS = 1 << 15  # each takes about 25 KB of memory while a block is parsed
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _SHOWN = 5  # fields of a line, in a message

@@ -22,8 +22,6 @@ from .blocks import Block, count_lines, not_utf8_record
 from .csv_dialect import CsvDialect
 from .csv_records import find_records
 
-__all__ = ["MISSING", "NAME_ENCODING", "Header", "Rows", "check_quotes", "parse_block", "record_lines"]
-
 MISSING = tuple(pacsv.ConvertOptions().null_values)  # texts that mean null in columns that are not text
 NAME_ENCODING = "if the file has another encoding, name it, for example: --encoding {encoding}"
 _THREAD_COLUMNS = 1 << 10  # with more, the overhead of each column in each piece outweighs the threads

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Records", "cut_records", "find_records"]
-
 _QUOTE, _LF, _CR = 0x22, 0x0A, 0x0D
 _WITHIN = re.compile(rb'[^"]*(?:""[^"]*)*')  # a quoted field, without its outer quotes
 

@@ -20,7 +20,7 @@ from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.messages import counted
 from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources.base import BadRecord, Part, Reject, ignore_bad
-from ringfeed.sharding.sources.files.find import SourceFile
+from ringfeed.sharding.sources.files.snapshot import SourceFile
 
 from .blocks import Block, Mark, Span, cut_parts, read_blocks
 from .csv_parse import MISSING, Header, Rows, parse_block
@@ -29,7 +29,6 @@ from .declared_types import beyond_integers, cast_text, exceeds_more
 from .doubtful_text import count_missing, warn_of_missing, warn_of_spellings
 from .text_source import InferenceOptions
 
-__all__ = ["InferredTypes", "infer_types"]
 _HEXADECIMAL = re.compile(rb"0[xX][0-9A-Fa-f]{1,16}(?![0-9A-Fa-f])")  # longer ones are hashes, which stay text anyway
 # A pattern that begins with a character is found ten times as fast as one that begins by looking behind it.
 _PLUS = re.compile(rb"\+(?<![0-9eE.]\+)[0-9]")

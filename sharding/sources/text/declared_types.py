@@ -17,8 +17,6 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import did_you_mean, listed
 from ringfeed.sharding.schema import Feature
 
-__all__ = ["beyond_integers", "cast_text", "check_names", "declared_arrow_type", "exceeds_more"]
-
 _TRUE, _FALSE = ("true", "True", "TRUE", "1"), ("false", "False", "FALSE", "0")
 _INFINITE = ("inf", "infinity")
 _TEMPORAL = ("date32[day]", "timestamp[s]", "timestamp[ms]", "timestamp[us]", "timestamp[ns]")

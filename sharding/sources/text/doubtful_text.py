@@ -16,8 +16,6 @@ from ringfeed.sharding.messages import listed
 
 from .csv_parse import MISSING
 
-__all__ = ["count_missing", "warn_of_missing", "warn_of_spellings"]
-
 _logger = logging.getLogger(__name__)
 _MOST = 5  # counts to name
 

@@ -22,8 +22,6 @@ from ringfeed.sharding.sources.base import BadRecord, Reject
 from .declared_types import cast_text
 from .json_parse import Lines, Number, Tree, decode_lines, make_decoder, parse_fast
 
-__all__ = ["Column", "read_columns", "rows_at_once", "set_type"]
-
 _DECODER = make_decoder(Number, Number)
 
 

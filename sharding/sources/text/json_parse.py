@@ -23,8 +23,6 @@ from ringfeed.sharding.sources.base import BadRecord, Reject
 
 from .blocks import Block, not_utf8_record
 
-__all__ = ["Lines", "Number", "Tree", "decode_document", "decode_lines", "make_decoder", "parse_fast", "split_lines"]
-
 _INF = re.compile(rb"[:\[,]\s*-?Inf(?!inity)")  # only Arrow's parser takes Inf for a number
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 

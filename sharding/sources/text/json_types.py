@@ -23,8 +23,6 @@ from .json_columns import Column, set_type
 from .json_parse import Lines, Tree, decode_lines, make_decoder, parse_fast
 from .json_values import FLOAT, MOST_LEVELS, PathValues, UnfitError
 
-__all__ = ["InferredColumns"]
-
 _MOST_COLUMNS = 10_000
 _FIRST_LINES = 512  # read one by one, before Arrow's parser is tried on the rest
 _DECODER = make_decoder(lambda _: FLOAT, int)

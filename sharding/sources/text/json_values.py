@@ -13,8 +13,6 @@ from ringfeed.sharding.schema import Feature
 
 from .declared_types import exceeds_more
 
-__all__ = ["FLOAT", "MOST_LEVELS", "PathValues", "UnfitError"]
-
 MOST_LEVELS = 32  # of nested objects, and of nested lists
 FLOAT = object()  # stands for any number with a fraction
 _KINDS = {str: "string", bool: "bool", int: "int", object: "float"}

@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.sources.base import Part, Reject, fail_on_bad
-from ringfeed.sharding.sources.files.find import SourceFile, fingerprint_files
+from ringfeed.sharding.sources.files.find import fingerprint_files
+from ringfeed.sharding.sources.files.snapshot import SourceFile
 
 from .blocks import Block, Cut, Mark, Span, cut_parts, read_blocks, read_marked
 from .declared_types import check_names, declared_arrow_type
@@ -20,8 +21,6 @@ from .json_columns import Column, read_columns, rows_at_once
 from .json_parse import Lines, split_lines
 from .json_types import InferredColumns
 from .text_source import InferenceOptions, TextSource, with_compression
-
-__all__ = ["JsonlSource"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

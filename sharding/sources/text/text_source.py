@@ -16,13 +16,12 @@ import pyarrow as pa
 
 from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources.base import NO_FEATURES, BadRecord, Part, RecordSource, Reject, fail_on_bad, ignore_bad
-from ringfeed.sharding.sources.files.find import SourceFile, require_files
+from ringfeed.sharding.sources.files.find import require_files
 from ringfeed.sharding.sources.files.record_places import line_places
+from ringfeed.sharding.sources.files.snapshot import SourceFile
 
 from .blocks import Block, Cut, Reader, read_blocks, read_marked, span_of
 from .csv_dialect import CsvDialect
-
-__all__ = ["InferenceOptions", "TextSource", "with_compression"]
 
 _SAMPLE_BYTES = 1 << 20
 Self = TypeVar("Self", bound="TextSource")

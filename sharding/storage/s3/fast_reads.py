@@ -22,8 +22,6 @@ from fsspec.asyn import sync
 from ringfeed.sharding.messages import brief
 from ringfeed.sharding.storage.timeouts import call_within, request_limit_seconds
 
-__all__ = ["copy_object", "credentials", "is_supported", "read_object"]
-
 _logger = logging.getLogger(__name__)
 
 _OPTIONS = {

@@ -20,8 +20,6 @@ from ringfeed.sharding.storage.client_errors import HTTPError, IncompleteError, 
 
 from .fast_reads import is_supported
 
-__all__ = ["send_part"]
-
 _SENDERS = "_ringfeed_senders"  # by bucket; kept in the s3fs instance, to live as long as it does
 _FAILURES = 3  # in a row for a bucket, after which it is left to s3fs
 _CONNECTIONS = 32

@@ -10,8 +10,6 @@ from typing import Any
 
 import fsspec
 
-__all__ = ["list_objects"]
-
 _Page = dict[str, Any]
 
 _PAGE_KEYS = 1000  # the most that S3 gives

@@ -13,8 +13,6 @@ import fsspec
 
 from ringfeed.sharding.storage.timeouts import request_limit_seconds
 
-__all__ = ["NotS3Error", "limit_requests"]
-
 
 class NotS3Error(OSError):
     """The server is no S3 store, although it reports success."""

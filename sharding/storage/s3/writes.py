@@ -22,8 +22,6 @@ from ringfeed.sharding.storage.retry import RetryPolicy, retry
 
 from .fast_uploads import send_part
 
-__all__ = ["SINGLE_BYTES", "S3Draft", "abort_upload", "create_object", "list_uploads", "put_object"]
-
 T = TypeVar("T")
 
 SINGLE_BYTES = 64 << 20  # objects up to this size are written in one request

@@ -22,8 +22,6 @@ from safetensors.numpy import save
 from ringfeed.sharding.common.checksums import checksum
 from ringfeed.sharding.dataset.manifest import _dump, _with_checksum
 
-__all__ = ["FORGERS", "SPECIAL", "archive_of", "hashed_name", "members", "plant", "with_dataset"]
-
 ODD: list[Any] = [
     None, True, "", "x", "\x1b[31m\n", [], {}, [[]], [1] * 5, -1, 0, 1, 1.5, -1e308, 1e308, 2**31, 2**63, 10**30,
     float("nan"), float("inf"), "9" * 5000, [30000, 30000], {"a": {"b": [None]}}, "/dev/zero", "s3://nowhere/x",

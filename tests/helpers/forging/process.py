@@ -12,8 +12,6 @@ from pathlib import Path
 
 from tests.helpers.lean import lean_environment
 
-__all__ = ["CommandProcess", "Outcome"]
-
 _HANG_SECONDS = 180.0  # of a busy machine; the campaign reports the longest time
 _NOISE = ("absl::", "oneDNN", "cpu_feature_guard", "To enable the following")
 

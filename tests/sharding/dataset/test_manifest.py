@@ -14,8 +14,9 @@ from ringfeed.sharding import (
     RingfeedError,
 )
 from ringfeed.sharding.common.checksums import checksum
-from ringfeed.sharding.dataset.manifest import FileInfo, _dump, _with_checksum
+from ringfeed.sharding.dataset.manifest import _dump, _with_checksum
 from ringfeed.sharding.dataset.shard_table import decode_shards, encode_shards
+from ringfeed.sharding.storage.file_contents import FileInfo
 from tests.helpers.manifests import MANIFEST, SHARD
 
 GENERATION = {

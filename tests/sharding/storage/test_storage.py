@@ -18,7 +18,8 @@ import pytest
 
 from ringfeed.sharding import ConfigError, StorageError
 from ringfeed.sharding.storage.retry import RetryPolicy
-from ringfeed.sharding.storage.storage import Storage, public_url
+from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.url_secrets import public_url
 from tests.servers.hdfs import HdfsServer
 from tests.servers.seaweedfs import S3Server
 from tests.servers.store import Store

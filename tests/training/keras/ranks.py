@@ -16,8 +16,6 @@ from ringfeed.training.ring.same_weights import assert_same_weights
 from ringfeed.training.step.train_step import make_train_step
 from ringfeed.training.sync.synchronizer import EveryStep
 
-__all__ = ["fit_as_one_process", "fit_with_statistics"]
-
 BATCH, EPOCHS = 100, 2  # three ranks do not divide it
 
 

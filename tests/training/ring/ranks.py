@@ -12,8 +12,6 @@ from ringfeed.sharding.errors import TrainingError
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.ring.same_weights import assert_same_weights
 
-__all__ = ["check_collectives"]
-
 
 def check_collectives(ring: Ring) -> None:
     """Call each collective on values that differ between three ranks."""

@@ -27,8 +27,6 @@ from ringfeed.training.run.stopping import Stopped
 from ringfeed.training.run.trainer import Trainer
 from tests.helpers.thread_ring import ThreadRing, on_ranks
 
-__all__ = ["COMPRESSED", "STOPS", "SYNC", "Simulation", "batches_of", "make_dataset", "run"]
-
 Floats = npt.NDArray[np.float64]
 Batches = list[list[tuple[Floats, npt.NDArray[np.int64]] | None]]  # of each step, by rank; None: it rests
 COLUMNS = "abc"

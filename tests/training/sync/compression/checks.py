@@ -46,8 +46,6 @@ from ringfeed.training.sync.synchronizer import Exchange, SyncRun
 from tests.training.keras.ranks import fit_as_one_process, fit_with_statistics
 from tests.training.ring.ranks import check_collectives
 
-__all__ = ["CHECKS", "HIERARCHICAL", "METHODS", "RANKS", "Place", "train_by"]
-
 HIERARCHICAL = "hierarchical"  # the only check that needs Horovod
 STEPS, RANKS = 16, 3
 SGD = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.0}
