@@ -357,8 +357,7 @@ class BaseLoader(ABC):
         Args:
             epochs: as `fit` takes it: the epoch to stop before.
             initial_epoch: the epoch to begin with.
-            transform: as for `epoch`.
-            num_parallel_calls: as for `epoch`.
+            transform, num_parallel_calls: as for `epoch`.
 
         Returns:
             As `epoch` with ``as_supervised=True``.
@@ -546,11 +545,9 @@ class BaseLoader(ABC):
 
         Args:
             strategy: the strategy, with a worker for each rank.
-            epoch: as for `epoch`.
-            start_step: as for `epoch`.
+            epoch, start_step: as for `epoch`.
             transform: as for `epoch`; receives the worker's whole batch.
-            num_parallel_calls: as for `epoch`.
-            as_supervised: as for `epoch`.
+            num_parallel_calls, as_supervised: as for `epoch`.
 
         Raises:
             ConfigError: as for `epoch`, or the strategy's workers are not the ranks.
@@ -577,8 +574,7 @@ class BaseLoader(ABC):
         A background thread works ahead. It stops when the iterator ends, is closed or is garbage-collected.
 
         Args:
-            epoch: as for `epoch`.
-            start_step: as for `epoch`.
+            epoch, start_step: as for `epoch`.
             epochs: as for `batches`.
             prefetch_bytes: limit of the batches that wait to be taken; 0 for no thread.
             transform: function of each batch, called in the background thread, such as `ImageTransform.on_numpy`.

@@ -202,19 +202,16 @@ class Loader(BaseLoader):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """See `BaseLoader`."""
         storage = self._dataset.storage
         place = replace(storage, url=storage.address())  # absolute: another process may run in another folder
         return {**as_arguments(self._options), "url": place, "cache": self._cache, "quarantined": self.quarantined}
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """See `BaseLoader`."""
         return self.manifest.identity, self._geometry
 
     @property
     def former_identities(self) -> Mapping[str, str]:
-        """See `BaseLoader`."""
         return dict([self.manifest.identities])
 
     def _state(self, epoch: int) -> dict[str, Any]:
@@ -372,8 +369,7 @@ class Loader(BaseLoader):
         """Open the streams of any epoch for the body to read; `chunks` and mixtures do.
 
         Args:
-            locate_features: see `ShardFetcher`.
-            with_origins: see `ShardFetcher`.
+            locate_features, with_origins: see `ShardFetcher`.
             streams: the streams to read; default: this rank's.
         """
         streams = self._streams if streams is None else streams
@@ -408,12 +404,10 @@ class Loader(BaseLoader):
 
     @property
     def undecoded(self) -> bool:
-        """See `BaseLoader`."""
         return self.manifest.shard_format == "tfrecord" and self.manifest.layout is None and not self.masks
 
     @property
     def masks(self) -> tuple[str, ...]:
-        """See `BaseLoader`."""
         return tuple(self._options.masks)
 
     def _order(self, epoch: int) -> EpochOrder:
@@ -476,6 +470,5 @@ class Loader(BaseLoader):
 
     @property
     def locates_features(self) -> bool:
-        """See `BaseLoader`."""
         large = self._chunk_sizes[0].large
         return large and self._buckets is None and has_plain_values(self.manifest, self._options.split, self.schema)

@@ -181,7 +181,6 @@ class Mixture(BaseLoader):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """See `BaseLoader`."""
         sources = {
             name: {
                 **self._options.sources[name],
@@ -193,12 +192,10 @@ class Mixture(BaseLoader):
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """See `BaseLoader`."""
         return self._geometry, *(loader.identity for loader in self._loaders)
 
     @property
     def former_identities(self) -> Mapping[str, str]:
-        """See `BaseLoader`."""
         return {key: value for loader in self._loaders for key, value in loader.former_identities.items()}
 
     def _state(self, epoch: int) -> dict[str, Any]:

@@ -74,8 +74,7 @@ def filled_columns(table: pa.Table, schema: Schema, fill: Mapping[str, Any], mas
     Args:
         table: a table of the schema's Arrow types, or of `Feature.wide_type`s, perhaps with more columns.
         schema: the features to take.
-        fill: as for `open_parquet`.
-        masks: as for `open_parquet`.
+        fill, masks: as for `open_parquet`.
 
     Returns:
         NumPy arrays, and Arrow arrays of `Feature.wide_type`, so that no column has a limit of 2 GiB.

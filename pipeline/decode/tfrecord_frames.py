@@ -102,9 +102,7 @@ def decode_row_views(frames: RowViews, schema: Schema, layout: RecordLayout, poo
 
     Args:
         frames: views of frames, each uint8 [frame bytes].
-        schema: as for `decode_frames`.
-        layout: as for `decode_frames`.
-        pool: as for `decode_frames`.
+        schema, layout, pool: as for `decode_frames`.
 
     Returns:
         By feature, [frames, *shape].

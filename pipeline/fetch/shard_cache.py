@@ -94,7 +94,6 @@ class Cache:
         return self._path
 
     def get(self, key: CacheKey, fetch: Fetch, counters: Counters, stream: Stream | None = None) -> pa.Buffer:
-        """See `ShardCache`."""
         folder = self._folder
         if folder is None or key.size == 0:  # an empty file cannot be mapped
             return fetch()
@@ -277,7 +276,6 @@ class MemoryCache:
         return type(self), (self._limit_bytes,)
 
     def get(self, key: CacheKey, fetch: Fetch, counters: Counters, stream: Stream | None = None) -> pa.Buffer:
-        """See `ShardCache`."""
         with self._lock:
             data = self._held.get(key)
             if data is not None:

@@ -135,7 +135,6 @@ class Passes:
                 epoch, step = epoch + 1, 0
 
     def draw(self, seats: Seats, columns: Int64) -> Draws:
-        """See `EpochDraws.draw`."""
         streams = len(self._sizes)
         own, positions, taken = _counted(seats, streams, columns, self._taken)
         if (taken <= self._sizes).all():

@@ -108,7 +108,6 @@ class BucketedPicks:
         self._start, self._rows = 0, np.empty(0, np.int64)  # of the current span
 
     def at(self, positions: Positions) -> Int64:
-        """See `Picks`."""
         positions = np.asarray(positions)
         parts = []
         start = 0

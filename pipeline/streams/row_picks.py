@@ -38,7 +38,6 @@ class ArrayPicks:
         self.first = first
 
     def at(self, positions: Positions) -> Int64:
-        """See `Picks`."""
         if isinstance(positions, range):
             return self.rows[positions.start - self.first : positions.stop - self.first]
         return self.rows[positions - self.first]
@@ -70,7 +69,6 @@ class SampledPicks:
         self._block = block
 
     def at(self, positions: Positions) -> Int64:
-        """See `Picks`."""
         begin, end = int(positions[0]), int(positions[-1]) + 1
         drawn = self._first + len(self._rows)
         if drawn < end:

@@ -157,11 +157,9 @@ class StreamReader:
 
     @property
     def upcoming(self) -> UpcomingWindow | None:
-        """See `PrefetchingStream`."""
         return None if self._upcoming is None else self._upcoming[1]
 
     def prefetch(self) -> None:
-        """See `PrefetchingStream`."""
         if self._upcoming is not None:
             number, upcoming = self._upcoming
             self._requests[number] = self._request(number, upcoming.size)

@@ -23,8 +23,7 @@ def json_pieces(value: Any, indent: int, *, ensure_ascii: bool = True, allow_nan
         value: mappings with strings as keys, lists, tuples, strings, numbers, bools and None. An iterator in a mapping
             counts as a list and is consumed lazily.
         indent: spaces per level.
-        ensure_ascii: see `json.dumps`.
-        allow_nan: see `json.dumps`.
+        ensure_ascii, allow_nan: see `json.dumps`.
 
     >>> "".join(json_pieces({"a": [1, 2], "b": iter([{}])}, 1)) == json.dumps({"a": [1, 2], "b": [{}]}, indent=1)
     True

@@ -78,14 +78,10 @@ def open_with_carried_column(
     """Open and prepare a source like `open_prepared`, with a column in its drafts even if a step drops it.
 
     Args:
-        url: see `open_prepared`.
-        label: see `open_prepared`.
-        kind: see `open_prepared`.
+        url, label, kind: see `open_prepared`.
         options: preparation.
         column: name of the column after all steps, or None. For a ringfeed dataset, it may be `SPLIT`.
-        reject: see `open_prepared`.
-        types: see `open_prepared`.
-        split_files: see `open_prepared`.
+        reject, types, split_files: see `open_prepared`.
 
     >>> from ringfeed.sharding.prepare import PrepareOptions, Select
     >>> options = PrepareOptions(steps=(Select(("hours", "arrival")),))

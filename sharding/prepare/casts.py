@@ -34,18 +34,15 @@ class Cast(ColumnStep):
 
     @property
     def spec(self) -> str:
-        """The step as on the command line."""
         return f"--cast {join_items(f'{name}={dtype}' for name, dtype in self.dtypes)}"
 
     def schema(self, schema: Schema) -> Schema:
-        """The features with their new types."""
         check_distinct("--cast", [name for name, _ in self.dtypes])
         check_columns("--cast", [name for name, _ in self.dtypes], schema.names)
         dtypes = dict(self.dtypes)
         return _changed(schema, {f.name: _retyped(f, dtypes[f.name]) for f in schema.features if f.name in dtypes})
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Cast the columns that the batch has."""
         for name, dtype in self.dtypes:
             i = batch.schema.get_field_index(name)
             if i >= 0:
@@ -80,7 +77,6 @@ class SetTypes(ColumnStep):
         return _changed(schema, {feature.name: _merged(schema[feature.name], feature) for feature in self.features})
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Cast the columns that the batch has."""
         for feature in self.features:
             i = batch.schema.get_field_index(feature.name)
             if i >= 0:
@@ -100,7 +96,6 @@ class Float32(ColumnStep):
 
     @property
     def spec(self) -> str:
-        """The step as on the command line."""
         return "--float32"
 
     def schema(self, schema: Schema) -> Schema:
@@ -111,7 +106,6 @@ class Float32(ColumnStep):
         return feature.dtype == "float64" and feature.name != self.label
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Cast the columns that the batch has."""
         for i, (name, column) in enumerate(zip(batch.schema.names, batch.columns, strict=True)):
             if name != self.label and not is_hidden(name) and _element(column.type) == pa.float64():
                 kind = _with_element(column.type, pa.float32())

@@ -57,7 +57,6 @@ class MakeClasses(ColumnStep):
 
     @property
     def spec(self) -> str:
-        """The option that names the label."""
         return f"--label {self.label}"
 
     def schema(self, schema: Schema) -> Schema:
@@ -123,7 +122,6 @@ class NameClasses(ColumnStep):
         return f"--label {self.label} {self.names}"
 
     def schema(self, schema: Schema) -> Schema:
-        """The features with the label as text."""
         named = Feature(name=self.label, dtype="string")
         return Schema(features=tuple(named if feature.name == self.label else feature for feature in schema.features))
 

@@ -39,11 +39,9 @@ class DropNulls:
 
     @property
     def spec(self) -> str:
-        """The step as on the command line."""
         return f"--drop-nulls {join_items(self.columns) or ALL}"
 
     def schema(self, schema: Schema) -> Schema:
-        """The same schema."""
         check_columns("--drop-nulls", self.columns, schema.names)
         return schema
 
@@ -52,7 +50,6 @@ class DropNulls:
         return frozenset(names).union(self.columns or schema.names)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Drop the records with nulls."""
         columns = [batch.column(name) for name in self.columns or visible_names(batch)]
         incomplete = [column for column in columns if _count_nulls(column)]
         return batch.filter(reduce(pc.and_, map(_is_complete, incomplete))) if incomplete else batch
@@ -73,7 +70,6 @@ class FillNulls(ColumnStep):
 
     @property
     def spec(self) -> str:
-        """The step as on the command line."""
         return f"--fill-nulls {join_items(f'{name}={text}' for name, text in self.values)}"
 
     def schema(self, schema: Schema) -> Schema:
@@ -91,7 +87,6 @@ class FillNulls(ColumnStep):
             raise ConfigError(f"--fill-nulls: column {feature.name!r} holds {feature.dtype}, got {text!r}") from error
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Fill the columns that the batch has."""
         for name, text in self.values:
             i = batch.schema.get_field_index(name)
             if i >= 0:
@@ -117,7 +112,6 @@ class MaskNulls:
 
     @property
     def spec(self) -> str:
-        """The step as on the command line."""
         return f"--mask-nulls {join_items(self.columns)}"
 
     def schema(self, schema: Schema) -> Schema:

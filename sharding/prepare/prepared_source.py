@@ -134,7 +134,6 @@ class PreparedSource:
 
     @property
     def parts(self) -> Sequence[Part]:
-        """The parts of the inner source."""
         return self.inner.parts
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:

@@ -48,7 +48,6 @@ class RareClasses:
         return cls(value["label"], tuple(value["values"]), value["into"])
 
     def schema(self, schema: Schema) -> Schema:
-        """The same schema."""
         return schema
 
     def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
@@ -56,7 +55,6 @@ class RareClasses:
         return frozenset(names) | {self.label}
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Drop or merge the classes."""
         i = batch.schema.get_field_index(self.label)
         column = batch.column(i)
         rare = pc.is_in(column, pa.array(self.values, column.type))

@@ -52,7 +52,6 @@ class ColumnStep:
     changes_rows: ClassVar[bool] = False
 
     def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
-        """The same columns."""
         return frozenset(names)
 
 
@@ -69,18 +68,15 @@ class Select(ColumnStep):
 
     @property
     def spec(self) -> str:
-        """The step as on the command line."""
         return f"--select {join_items(self.columns)}"
 
     def schema(self, schema: Schema) -> Schema:
-        """The selected features."""
         check_distinct("--select", self.columns)
         names = expand_groups(self.columns, schema.names)
         check_columns("--select", names, schema.names)
         return Schema(features=tuple(schema[name] for name in names))
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Select the columns that the batch has."""
         return select_present(batch, self.columns)
 
 
@@ -97,11 +93,9 @@ class Drop(ColumnStep):
 
     @property
     def spec(self) -> str:
-        """The step as on the command line."""
         return f"--drop-columns {join_items(self.columns)}"
 
     def schema(self, schema: Schema) -> Schema:
-        """The remaining features."""
         names = expand_groups(self.columns, schema.names)
         check_columns("--drop-columns", names, schema.names)
         left = tuple(feature for feature in schema.features if feature.name not in names)
@@ -110,7 +104,6 @@ class Drop(ColumnStep):
         return Schema(features=left)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Drop the columns that the batch has."""
         return batch.select([name for name in batch.schema.names if name not in self.columns])
 
 
@@ -128,11 +121,9 @@ class Rename:
 
     @property
     def spec(self) -> str:
-        """The step as on the command line."""
         return f"--rename {join_items(f'{old}={new}' for old, new in self.names)}"
 
     def schema(self, schema: Schema) -> Schema:
-        """The features under their new names."""
         new = dict(self.names)
         check_distinct("--rename", [old for old, _ in self.names])
         check_columns("--rename", new, schema.names)
@@ -141,12 +132,10 @@ class Rename:
         return Schema(features=tuple(replace(f, name=n) for f, n in zip(schema.features, names, strict=True)))
 
     def needs(self, names: Collection[str], schema: Schema) -> frozenset[str]:
-        """The columns under their old names."""
         new = dict(self.names)
         return frozenset(name for name in schema.names if new.get(name, name) in names)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Rename the columns that the batch has."""
         new = dict(self.names)
         return pa.RecordBatch.from_arrays(batch.columns, names=[new.get(name, name) for name in batch.schema.names])
 
@@ -166,7 +155,6 @@ class Filter:
 
     @property
     def spec(self) -> str:
-        """The step as on the command line."""
         return f"--filter {self.expression!r}"
 
     def schema(self, schema: Schema) -> Schema:
@@ -184,7 +172,6 @@ class Filter:
         return frozenset(names) | columns_of(self.expression, schema.names)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Filter the records."""
         names = visible_names(batch)
         used = columns_of(self.expression, names)
         try:

@@ -44,7 +44,6 @@ class MapBatches:
 
     @property
     def spec(self) -> str:
-        """The step as on the command line."""
         return f"--map {self.function}"
 
     @property

@@ -305,35 +305,27 @@ class WrappedSource:
 
     @property
     def schema(self) -> Schema:
-        """The schema of the inner source."""
         return self.inner.schema
 
     @property
     def parts(self) -> Sequence[Part]:
-        """The parts of the inner source."""
         return self.inner.parts
 
     @property
     def fingerprint(self) -> str:
-        """The fingerprint of the inner source."""
         return self.inner.fingerprint
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """Read the labels of the inner source."""
         return self.inner.labels(part, reject)
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """Read the drafts of the inner source."""
         return self.inner.drafts(part, reject)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """Read a sample of the inner source."""
         return self.inner.sample(part, records)
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
-        """Complete drafts of the inner source."""
         return self.inner.complete(drafts)
 
     def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """Return the bytes that the inner source will add to each draft; int64 [rows]."""
         return late_bytes(self.inner, part, drafts)

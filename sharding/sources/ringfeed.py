@@ -148,7 +148,6 @@ class RingfeedSource(RecordSource):
                 yield batch.column(label)
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """Read the records of a shard."""
         shard: ShardInfo = part.pieces[0]
         names = [name for name in self.schema.names if name in self.manifest.schema.names]
         if not names:  # no column of the shard is needed

@@ -69,15 +69,12 @@ class SplitSource:
     class_names: tuple[str, ...] = ()
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """Read the labels of a part."""
         return self._split(part).labels(part, reject)
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """Read the drafts of a part."""
         return (self._draft(batch, part) for batch in self._split(part).drafts(part, reject))
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """Read the first drafts of a part."""
         return self._draft(self._split(part).sample(part, records), part)
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
@@ -98,7 +95,6 @@ class SplitSource:
         return pa.Table.from_batches(batches).combine_chunks().take(pa.array(np.argsort(order))).to_batches()[0]
 
     def late_bytes(self, part: Part, drafts: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """Return the bytes that `complete` will add to each draft; int64 [rows]."""
         return late_bytes(self._split(part), part, drafts)
 
     def narrow(self, columns: Collection[str]) -> SplitSource:
@@ -107,7 +103,6 @@ class SplitSource:
         return replace(self, splits=splits, schema=splits[0].schema)
 
     def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
-        """Return the places of records; see `record_places`."""
         return record_places(self._split(part), part, positions, rejected)
 
     def _split(self, part: Part) -> Source:

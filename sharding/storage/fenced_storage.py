@@ -38,7 +38,6 @@ class FencedStorage(Storage):
     fence: Fence = field(kw_only=True, compare=False)
 
     def run(self, verb: str, path: str, operation: Callable[[], T]) -> T:
-        """See `Location`."""
         if verb in _READS:
             return Storage.run(self, verb, path, operation)
 
@@ -49,12 +48,10 @@ class FencedStorage(Storage):
         return Storage.run(self, verb, path, attempt)
 
     def create(self, path: str, data: bytes) -> None:
-        """See `Storage`."""
         self.fence.guard()
         Storage.create(self, path, data)
 
     def write_all(self, files: Mapping[str, bytes | pa.Buffer]) -> None:
-        """See `Storage`."""
         self.fence.guard()  # once, and not in each thread
         Storage.write_all(self, files)
 

@@ -199,13 +199,11 @@ class _CountingSource(WrappedSource):
     counts: list[int]
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
-        """The labels of the inner source."""
         for labels in self.inner.labels(part, reject):
             self.counts.append(len(labels))
             yield labels
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """The drafts of the inner source."""
         for batch in self.inner.drafts(part, reject):
             self.counts.append(batch.num_rows)
             yield batch

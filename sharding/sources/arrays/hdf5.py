@@ -119,7 +119,6 @@ class Hdf5Source(RecordSource):
                 yield pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """Read the first rows."""
         start, stop = part.pieces
         head = Part(path=part.path, pieces=(start, min(stop, start + records)), first_record=start)
         found = pa.Table.from_batches(self.drafts(head), self.schema.arrow).combine_chunks().to_batches()

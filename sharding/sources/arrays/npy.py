@@ -134,12 +134,10 @@ class NpySource(RecordSource):
             yield batch[0]
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """Read the records of a part."""
         for columns in self._read(part, None):
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """Read the first rows."""
         start, stop, arrays = part.pieces
         head = Part(path=part.path, pieces=(start, min(stop, start + records), arrays), first_record=start)
         return next(self.drafts(head))

@@ -51,8 +51,7 @@ def line_places(lines: Int64, positions: Int64, rejected: Sequence[BadRecord]) -
 
     Args:
         lines: first lines of all records of the part, bad ones included; int64, ascending.
-        positions: see `record_places`.
-        rejected: see `record_places`.
+        positions, rejected: see `record_places`.
     """
     good = np.delete(lines, np.searchsorted(lines, _numbers(rejected), side="right") - 1)
     return [f"line {number}" for number in good[positions].tolist()]

@@ -104,7 +104,6 @@ class ImageFolderSource:
         return sizes
 
     def check(self, part: Part, reject: Reject, fault: ImageCheck = image_fault) -> Iterator[pa.Array]:
-        """Read the files, and check each with `fault`."""
         names, sizes = part.pieces
         yield from find_bad_files(self._urls(names), sizes, reject, fault)
 

@@ -79,7 +79,6 @@ class ImageListSource:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """The parts of the table."""
         return tuple(self.table.parts)
 
     @property
@@ -131,7 +130,6 @@ class ImageListSource:
         return record_places(self.table, part, positions, rejected)
 
     def check(self, part: Part, reject: Reject, fault: ImageCheck = image_fault) -> Iterator[pa.Array]:
-        """Read the images, and check each with `fault`."""
         first = 0
         skipped: list[BadRecord] = []  # bad records of the table itself: its labels report them
         for batch in self.drafts(part, skipped.append):

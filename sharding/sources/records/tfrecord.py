@@ -94,7 +94,6 @@ class TFRecordSource(RecordSource):
             yield pa.nulls(rows) if label is None else columns[[f.name for f in features].index(label)]
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """Read the records of a part."""
         for columns, _ in self._columns(part, reject, self.schema.features, _BLOCK_BYTES):
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow)
 

@@ -93,7 +93,6 @@ class WebDatasetSource(RecordSource):
                 yield self._columns(part, records, [label])[0]
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """Read the records of an archive."""
         for records in _batched(_good(part, reject, self.types)):
             yield self._batch(part, records)
 

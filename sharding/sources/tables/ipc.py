@@ -206,7 +206,6 @@ class _CheckedStream:
         self._rest = memoryview(b"")
 
     def read(self, size: int) -> bytes:
-        """Read bytes, fewer at the end."""
         found = []
         while size and (self._rest or self._next()):
             piece, self._rest = self._rest[:size], self._rest[size:]

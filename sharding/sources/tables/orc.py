@@ -35,7 +35,6 @@ class OrcSource(TableSource):
 
     @classmethod
     def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:
-        """Read the footer."""
         with _open(file.url) as reader:
             rows, sizes = _stripes(reader.reader.serialized_file_tail())
             if len(rows) != reader.nstripes or sum(rows) != reader.nrows:
@@ -53,7 +52,6 @@ class OrcSource(TableSource):
             ]
 
     def count(self, part: Part) -> int:
-        """Return the number of records."""
         return int(part.pieces[2])
 
     def blocks(self, part: Part) -> Iterator[tuple[Part, int]]:

@@ -37,7 +37,6 @@ class ParquetSource(TableSource):
 
     @classmethod
     def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:
-        """Read the footer."""
         with _open(file.url) as parquet:
             groups = [parquet.metadata.row_group(i) for i in range(parquet.metadata.num_row_groups)]
             rows, sizes = [group.num_rows for group in groups], [group.total_byte_size for group in groups]

@@ -109,7 +109,6 @@ class CsvSource(TextSource):
         return partial(cut_records, delimiter=self.dialect.delimiter_of(path))
 
     def read(self, part: Part, blocks: Iterable[Block], reject: Reject) -> Iterator[pa.RecordBatch]:
-        """Read the records of some blocks of a part."""
         return map(self.schema.conform, self._batches(part, blocks, None, reject))
 
     def record_lines(self, path: str, block: Block) -> npt.NDArray[np.int64]:

@@ -89,7 +89,6 @@ class JsonlSource(TextSource):
         return _cut
 
     def read(self, part: Part, blocks: Iterable[Block], reject: Reject) -> Iterator[pa.RecordBatch]:
-        """Read the records of some blocks of a part."""
         for arrays in self._arrays(part, blocks, self.columns, reject):
             conformed = [feature.conform(array) for feature, array in zip(self.schema.features, arrays, strict=True)]
             yield pa.RecordBatch.from_arrays(conformed, schema=self.schema.arrow)

@@ -117,11 +117,9 @@ class TextSource(RecordSource):
         """Return the numbers of the lines in which the records of a block start; int64 [records]."""
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        """Read the records of a part."""
         return self.read(part, read_marked(part.path, part.pieces, self.reader), reject)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        """Read the head of a part."""
         blocks = read_blocks(part.path, span_of(part), self.cut(part.path), _SAMPLE_BYTES, self.reader)
         heads = (batch for batch in self.read(part, blocks, ignore_bad) if batch.num_rows)
         return next(heads, self.schema.empty).slice(0, records)
