@@ -391,12 +391,7 @@ class BaseLoader(ABC):
         return dataset_maker(delivery)
 
     def _watched(
-        self,
-        reading: _Reading,
-        dataset: tf.data.Dataset,
-        functions: Sequence[Transform],
-        epoch: int,
-        start_step: int,
+        self, reading: _Reading, dataset: tf.data.Dataset, functions: Sequence[Transform], epoch: int, start_step: int
     ) -> tf.data.Dataset:
         """A transformed dataset whose errors name the record that a transform fails on.
 

@@ -56,11 +56,7 @@ class _Ahead(Generic[T]):
     """The ready items. One thread fills them, one takes them."""
 
     def __init__(
-        self,
-        items: Generator[T, None, None],
-        size: Callable[[T], int],
-        limit_bytes: int,
-        queued: Callable[[int], None],
+        self, items: Generator[T, None, None], size: Callable[[T], int], limit_bytes: int, queued: Callable[[int], None]
     ) -> None:
         self._items = items
         self._size = size

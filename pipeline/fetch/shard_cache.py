@@ -144,13 +144,7 @@ class Cache:
         return None
 
     def _fill(
-        self,
-        folder: CacheFolder,
-        key: CacheKey,
-        claimed: int,
-        fetch: Fetch,
-        counters: Counters,
-        stream: Stream | None,
+        self, folder: CacheFolder, key: CacheKey, claimed: int, fetch: Fetch, counters: Counters, stream: Stream | None
     ) -> pa.Buffer:
         """Fetch a file, and store it if there is room."""
         published = False

@@ -129,11 +129,7 @@ def run_after(parts: Sequence[Future[S]], work: Callable[[Sequence[Future[S]]], 
 
 class _PendingWork(Generic[S, T]):
     def __init__(
-        self,
-        parts: list[Future[S]],
-        work: Callable[[Sequence[Future[S]]], T],
-        threads: Threads,
-        result: Future[T],
+        self, parts: list[Future[S]], work: Callable[[Sequence[Future[S]]], T], threads: Threads, result: Future[T]
     ) -> None:
         self._result: Future[T] | None = result
         self._parts = parts

@@ -209,12 +209,7 @@ def _class_mix(order: EpochOrder, schedule: ClassSchedule | None, split: SplitCo
 
 
 def _bytes_per_rank(
-    order: EpochOrder,
-    shards: Sequence[ShardInfo],
-    world_size: int,
-    lent: Sequence[tuple[int, int]],
-    *,
-    in_parts: bool,
+    order: EpochOrder, shards: Sequence[ShardInfo], world_size: int, lent: Sequence[tuple[int, int]], *, in_parts: bool
 ) -> tuple[int, ...]:
     """Return the bytes that each rank reads; `lent` has the (stream, shard) pairs that are read whole in addition."""
     geometry = order.geometry

@@ -55,12 +55,7 @@ class SampledPicks:
     """
 
     def __init__(
-        self,
-        sampler: RecordSampler,
-        classes_of: Callable[[int, int], ClassNumbers],
-        first: int,
-        stop: int,
-        block: int,
+        self, sampler: RecordSampler, classes_of: Callable[[int, int], ClassNumbers], first: int, stop: int, block: int
     ) -> None:
         self._sampler = sampler
         self._classes_of = classes_of

@@ -105,12 +105,7 @@ class Census:
         sizes = table.column(_BYTES).to_numpy() if self.with_sizes else np.empty(0, np.int64)
         counts = np.ones(rows, np.int64) if self.with_sizes else table.column(_COUNT).to_numpy()
         return Notes(
-            classes=classes,
-            class_codes=class_codes,
-            values=values,
-            value_codes=value_codes,
-            counts=counts,
-            sizes=sizes,
+            classes=classes, class_codes=class_codes, values=values, value_codes=value_codes, counts=counts, sizes=sizes
         )
 
 

@@ -116,9 +116,7 @@ def _runs(batches: Batches, run_bytes: int) -> Batches:
         yield _join(run)
 
 
-def _join(
-    run: Sequence[tuple[pa.RecordBatch, npt.NDArray[np.int64]]],
-) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
+def _join(run: Sequence[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]) -> tuple[pa.RecordBatch, npt.NDArray[np.int64]]:
     if len(run) == 1:
         return run[0]
     batch = pa.concat_batches([batch for batch, _ in run])

@@ -136,10 +136,7 @@ def make_plan(source: Source, context: BuildContext, root: Storage, scratch: Sto
     classes = (None,) if source.schema.label is None else tuple(values.to_pylist())
     record = _estimate_record_bytes(source, census, options)
     if names := list(options.split_files):
-        presplit, splits = (
-            True,
-            _split_by_part(counted.by_part(values), source, len(classes), names),
-        )
+        presplit, splits = True, _split_by_part(counted.by_part(values), source, len(classes), names)
     elif census is None or census.column is None:
         presplit, splits = False, _split_by_class(counted.by_part(values), classes, context)
     else:

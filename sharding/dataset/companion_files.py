@@ -52,11 +52,7 @@ def locate_in_companion(
         original = rebuild_companion(storage, manifest, shards, path)
     except RingfeedError:
         original = None  # its origin is damaged, too
-    damage = Damage(
-        path=path,
-        kind=kind_of_size(found.bytes, expected.bytes),
-        problem="its checksum does not match",
-    )
+    damage = Damage(path=path, kind=kind_of_size(found.bytes, expected.bytes), problem="its checksum does not match")
     if original is None or file_info(original) != expected:
         return damage
     with open_decompressed(storage, path) as data:

@@ -82,13 +82,7 @@ class _UnusualError(Exception):
 
 
 def decode_examples(
-    data: Bytes,
-    starts: Int64,
-    ends: Int64,
-    schema: Schema,
-    names: Sequence[str] | None = None,
-    *,
-    wide: bool = False,
+    data: Bytes, starts: Int64, ends: Int64, schema: Schema, names: Sequence[str] | None = None, *, wide: bool = False
 ) -> pa.RecordBatch:
     """Decode many records: the inverse of `encode_examples` without a layout.
 

@@ -144,10 +144,7 @@ def _without(steps: Sequence[Step], left_out: Collection[str]) -> tuple[Step, ..
 
 
 def _open_expected(
-    opened: Callable[..., Source],
-    label: str | None,
-    features: Mapping[str, Feature],
-    expected: Mapping[str, Feature],
+    opened: Callable[..., Source], label: str | None, features: Mapping[str, Feature], expected: Mapping[str, Feature]
 ) -> Source:
     """Open a source with expected types; without them if they do not fit."""
     if expected:

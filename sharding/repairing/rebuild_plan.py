@@ -104,11 +104,7 @@ def depends_on_earlier(manifest: Manifest, number: int, *, proven: bool = True) 
 
 
 def plan_generation(
-    dataset: RecoveredDataset,
-    number: int,
-    original: Original,
-    report: Report,
-    earlier: EarlierShards | None = None,
+    dataset: RecoveredDataset, number: int, original: Original, report: Report, earlier: EarlierShards | None = None
 ) -> Rebuild:
     """Plan the build that would write a generation again.
 

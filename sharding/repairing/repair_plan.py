@@ -108,11 +108,7 @@ def plan_repair(
     remedies = [remedy for of_shard, _ in outcomes for remedy in of_shard]
     losses = tuple(loss for _, loss in outcomes if loss is not None)
     plan = RepairPlan(
-        dataset=dataset,
-        verification=found,
-        remedies=(*meta, *moves.values(), *remedies),
-        losses=losses,
-        spill=spill,
+        dataset=dataset, verification=found, remedies=(*meta, *moves.values(), *remedies), losses=losses, spill=spill
     )
     rejected = {number: path for path, number in rejected_paths(dataset.manifest).items() if path in damaged}
     if (losses or rejected) and originals:

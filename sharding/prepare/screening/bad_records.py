@@ -110,11 +110,7 @@ def _too_many(found: Sequence[BadRecord], allowed: str) -> str:
 
 
 def without_bad_records(
-    source: Source,
-    budget: Budget,
-    images: ImageOptions | None,
-    pool: Executor,
-    task_limit: int | Callable[[], int],
+    source: Source, budget: Budget, images: ImageOptions | None, pool: Executor, task_limit: int | Callable[[], int]
 ) -> tuple[Source, list[BadRecord]]:
     """A source without bad records, and the bad records: unreadable ones, damaged images, missing labels.
 

@@ -56,10 +56,7 @@ class IdxSource(RecordSource):
         if len(kinds) > 1:
             raise SourceError(f"the IDX files at {url} hold images of different types or shapes: {sorted(kinds)}")
         (dtype, shape, label_dtype) = kinds.pop()
-        features = (
-            Feature(name="image", dtype=dtype, shape=shape),
-            Feature(name=label or "label", dtype=label_dtype),
-        )
+        features = (Feature(name="image", dtype=dtype, shape=shape), Feature(name=label or "label", dtype=label_dtype))
         return cls(
             url=url,
             schema=Schema(features=features, label=label or "label"),

@@ -52,11 +52,7 @@ class TFRecordSource(RecordSource):
 
     @classmethod
     def open(
-        cls,
-        url: str,
-        label: str | None,
-        features: Mapping[str, Feature] = NO_FEATURES,
-        reject: Reject = fail_on_bad,
+        cls, url: str, label: str | None, features: Mapping[str, Feature] = NO_FEATURES, reject: Reject = fail_on_bad
     ) -> TFRecordSource:
         """Read all files once to infer the features, and to find where parts begin; see `open_source`.
 

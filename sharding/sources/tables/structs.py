@@ -37,10 +37,7 @@ def _is_image(field: pa.Field, names: set[str]) -> bool:
 
 
 def fields_of(
-    field: pa.Field,
-    wanted: Callable[[str], bool],
-    is_held: Callable[[pa.Field], bool],
-    path: Path = (),
+    field: pa.Field, wanted: Callable[[str], bool], is_held: Callable[[pa.Field], bool], path: Path = ()
 ) -> Iterator[tuple[pa.Field, Path | None]]:
     """Yield the columns that a file's column becomes, with their paths in it; an image becomes its bytes.
 

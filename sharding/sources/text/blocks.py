@@ -227,8 +227,5 @@ def not_utf8_record(
     encoding = "utf-16" if line == 1 and error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)) else "windows-1252"
     column = error.start - max(before.rfind(b"\n"), before.rfind(b"\r"))
     return BadRecord(
-        path=path,
-        place=f"line {line}",
-        reason=f"byte {column} is not UTF-8",
-        remedy=remedy.format(encoding=encoding),
+        path=path, place=f"line {line}", reason=f"byte {column} is not UTF-8", remedy=remedy.format(encoding=encoding)
     )

@@ -38,10 +38,7 @@ _INTEGERS = (pa.int64(), pa.uint64())
 _NUMBERS = (pa.int64(), pa.uint64(), pa.float64())
 _DATES = (pa.date32(), pa.timestamp("s"), pa.timestamp("ns"))
 _ZONED = (pa.timestamp("s", "UTC"), pa.timestamp("ns", "UTC"))
-_WIDEST = (
-    pa.float64(),
-    pa.string(),
-)  # hold all values of narrower types
+_WIDEST = (pa.float64(), pa.string())  # hold all values of narrower types
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -84,11 +84,7 @@ class TextSource(RecordSource):
         """
         files = require_files(url, cls.suffixes, cls.kind)
         options = InferenceOptions(
-            declared=dict(features),
-            reject=reject,
-            wanted=wanted,
-            null_values=null_values,
-            dialect=csv or CsvDialect(),
+            declared=dict(features), reject=reject, wanted=wanted, null_values=null_values, dialect=csv or CsvDialect()
         )
         return cls.infer(url, label, files, options)
 

@@ -111,11 +111,7 @@ def test_ranks_together_read_each_byte_once(make: Make, kind: str, options: dict
     streams=st.integers(1, 16),
     ranks=st.integers(1, 16),
     options=st.fixed_dictionaries(
-        {
-            "seed": st.integers(0, 99),
-            "window_shards": st.integers(1, 3),
-            "remainder": st.sampled_from(["drop", "pad"]),
-        }
+        {"seed": st.integers(0, 99), "window_shards": st.integers(1, 3), "remainder": st.sampled_from(["drop", "pad"])}
     ),
     epoch=st.integers(0, 9),
 )

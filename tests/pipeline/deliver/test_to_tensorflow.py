@@ -150,9 +150,7 @@ def test_a_compressed_tfrecord_loads_like_a_plain_one(tmp_path: Path) -> None:
     assert batches["none"] == batches["gzip"]
 
 
-def test_a_dataset_outlives_its_loader_and_has_several_iterators(
-    make_dataset: Callable[..., str],
-) -> None:
+def test_a_dataset_outlives_its_loader_and_has_several_iterators(make_dataset: Callable[..., str]) -> None:
     dataset = Loader(make_dataset(), batch_size=10, seed=4).epoch(3, 90)
     steps = [batch["id"].numpy().tolist() for batch in dataset]
     assert len(steps) == dataset.cardinality() == 10

@@ -317,10 +317,7 @@ eighths = st.integers(0, 2040).map(lambda number: number / 8)
 
 
 @settings(max_examples=30, deadline=None)
-@given(
-    st.lists(st.tuples(eighths, eighths), min_size=3, max_size=3),
-    st.integers(0, 1000),
-)
+@given(st.lists(st.tuples(eighths, eighths), min_size=3, max_size=3), st.integers(0, 1000))
 def test_normalisation_equals_that_of_numpy(statistics: list[tuple[float, float]], seed: int) -> None:
     images = np.random.default_rng(seed).integers(0, 256, (2, 4, 5, 3)).astype(np.float32)
     mean, std = (np.array(values, np.float32) for values in zip(*statistics, strict=True))

@@ -338,10 +338,7 @@ def write_images(folder: Path, images: int) -> None:
 class TestBytes:
     @pytest.mark.parametrize(
         "prepare",
-        [
-            PrepareOptions(),
-            PrepareOptions(steps=(Rename((("image", "photo"),)), Drop(("height",)))),
-        ],
+        [PrepareOptions(), PrepareOptions(steps=(Rename((("image", "photo"),)), Drop(("height",))))],
         ids=["plain", "steps"],
     )
     def test_images_are_dealt_by_the_sizes_of_their_files(

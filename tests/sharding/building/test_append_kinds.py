@@ -430,10 +430,7 @@ def test_a_table_lost_with_shards_of_a_generation_is_rebuilt_from_its_source(
     (out / damaged[1].index_path).write_bytes(b"nothing")
     with pytest.raises(CorruptionError, match="and the source of each other generation whose shards are damaged"):
         repair(str(out))
-    told = [
-        "shards of generation 0 are damaged as well; .* repair with",
-        "cannot be rebuilt from|is not what",
-    ]
+    told = ["shards of generation 0 are damaged as well; .* repair with", "cannot be rebuilt from|is not what"]
     with pytest.raises(CorruptionError, match=told[generation]):
         repair(str(out), originals=[Original(url=[newer, parquet][generation])])
     repair(str(out), originals=[Original(url=[parquet, newer][generation])])

@@ -463,11 +463,7 @@ def test_neighbouring_folders_do_not_overlap(
         (pa.array([b"a", b"a"]), "x", "'x' holds bytes, .* --cast x=string"),
         (pa.array([1.0, float("nan"), 1.0]), "x", r"record 1 \(from 0\) has no value for the label 'x'"),
         (pa.array([1e300, 1e300]), "x", r"'x' holds 1e\+300, and only whole numbers make classes"),
-        (
-            pa.array([[1, None], [1, 2], [1, 2]]),
-            None,
-            "column 'x' hold nulls; .* --mask-nulls x, .* --drop-nulls",
-        ),
+        (pa.array([[1, None], [1, 2], [1, 2]]), None, "column 'x' hold nulls; .* --mask-nulls x, .* --drop-nulls"),
         (pa.array([[1, None], [1, 2], [1, 2]], pa.list_(pa.int64(), 2)), None, "lists in column 'x' hold nulls"),
         (pa.array(["a", "b", "a"]), "x", "class 'b' has 1 record, fewer than 2"),
         (pa.array([], pa.string()), "x", "holds no records"),

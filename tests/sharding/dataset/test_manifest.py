@@ -7,12 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.sharding import (
-    CorruptionError,
-    DatasetError,
-    Manifest,
-    RingfeedError,
-)
+from ringfeed.sharding import CorruptionError, DatasetError, Manifest, RingfeedError
 from ringfeed.sharding.common.checksums import checksum
 from ringfeed.sharding.dataset.manifest import _dump, _with_checksum
 from ringfeed.sharding.dataset.shard_table import decode_shards, encode_shards

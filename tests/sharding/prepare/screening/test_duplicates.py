@@ -269,12 +269,7 @@ def test_whole_records_with_their_own_paths_are_not_compared(photos: str, tmp_pa
 # --- dropping ----------------------------------------------------------------------------------------------------
 
 
-@given(
-    rows=st.integers(1, 50),
-    cuts=st.lists(st.integers(0, 50), max_size=5),
-    parts=st.integers(1, 3),
-    data=st.data(),
-)
+@given(rows=st.integers(1, 50), cuts=st.lists(st.integers(0, 50), max_size=5), parts=st.integers(1, 3), data=st.data())
 def test_dropping_is_by_position_in_the_part(rows: int, cuts: list[int], parts: int, data: st.DataObject) -> None:
     table = pa.table({"n": range(rows), "label": ["x"] * rows})
     source = batches_of(table, cuts, parts)

@@ -278,9 +278,7 @@ def test_large_text_from_a_server_without_ranges_is_one_part(folder: Path, monke
 def test_a_server_that_fails_now_and_then(folder: Path, tmp_path: Path, name: str, ranges: bool) -> None:
     ends = ("rows.csv", "rows.tar", "images/", "50%25/", "0.png", "_ringfeed/dataset.json")
     behaviour = Behaviour(
-        ranges=ranges,
-        refusals={end: [503, 429] * 3 for end in ends},
-        cut={"rows.csv": 2, "rows.tar": 2, "1.png": 2},
+        ranges=ranges, refusals={end: [503, 429] * 3 for end in ends}, cut={"rows.csv": 2, "rows.tar": 2, "1.png": 2}
     )
     with served(folder, behaviour=behaviour) as url:
         assert built(f"{url}/{name}", tmp_path / "there") == built(str(folder / name), tmp_path / "here")

@@ -130,10 +130,7 @@ def test_a_web_page_is_not_taken_for_a_reply(ask: Callable[[Storage], object]) -
             b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Length: %d\r\n\r\n" % len(page) + page
         )
 
-    with (
-        answered(answer) as storage,
-        pytest.raises(StorageError, match=r"no S3 store: it sends a web page; check the"),
-    ):
+    with answered(answer) as storage, pytest.raises(StorageError, match=r"no S3 store: it sends a web page; check the"):
         ask(storage)
 
 
