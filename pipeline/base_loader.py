@@ -68,12 +68,12 @@ class _Reading:
 
 
 @contextmanager
-def _own_errors(found: Callable[[], Exception | None]) -> Iterator[None]:
+def _own_errors(error_of_reading: Callable[[], Exception | None]) -> Iterator[None]:
     """Raise the error that was found in place of the body's."""
     try:
         yield
     except Exception:
-        if (error := found()) is None:
+        if (error := error_of_reading()) is None:
             raise
         raise error from None
 
@@ -463,9 +463,9 @@ class BaseLoader(ABC):
         """
         step, width = start_step, self.local_batch_size
         for steps, columns in self._chunks(epoch, start_step, locate_features=False, with_origins=True):
-            found = self._origins(columns)
+            samples = self._origins(columns)
             for place in range(steps):
-                yield step, found[place * width : (place + 1) * width]
+                yield step, samples[place * width : (place + 1) * width]
                 step += 1
 
     def state(self, epoch: int, step: int) -> dict[str, Any]:

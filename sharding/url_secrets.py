@@ -32,7 +32,7 @@ def public_url(url: str) -> str:
     >>> public_url("zip://a.csv::ftp://me:se/cr@et@example.org/x.zip"), public_url("az://c/x.csv?sig=secret")
     ('zip://a.csv::ftp://me@example.org/x.zip', 'az://c/x.csv')
     """
-    return _URL.sub(lambda found: _clean(found[1], found[2]), url)
+    return _URL.sub(lambda match: _clean(match[1], match[2]), url)
 
 
 def without_secrets(text: str) -> str:
@@ -42,10 +42,10 @@ def without_secrets(text: str) -> str:
     'nothing at https://example.org/x.csv; check the path'
     """
 
-    def clean(found: re.Match[str]) -> str:
-        end = _TRAILING.search(found[2])
+    def clean(match: re.Match[str]) -> str:
+        end = _TRAILING.search(match[2])
         assert end is not None
-        return public_url(_clean(found[1], found[2][: end.start()])) + end[0]
+        return public_url(_clean(match[1], match[2][: end.start()])) + end[0]
 
     return _IN_TEXT.sub(clean, text)
 
@@ -56,9 +56,9 @@ def secret_problem(url: str) -> str:
     >>> secret_problem("http://me:se/cret@example.org"), secret_problem("http://me:se%2Fcret@example.org")
     ('write a /, ?, # or @ in its password as %2F, %3F, %23 or %40', '')
     """
-    for found in _URL.finditer(url):
-        kind = found[1].rstrip(":/").lower()
-        if not _find_userinfo(kind, found[2])[1]:
+    for match in _URL.finditer(url):
+        kind = match[1].rstrip(":/").lower()
+        if not _find_userinfo(kind, match[2])[1]:
             if kind in _BUCKETS:
                 where = _CREDENTIALS["s3" if kind.startswith("s3") else "gs"]
                 return f"the URL of a bucket holds no credentials; set {where} instead"

@@ -52,10 +52,10 @@ def open_parquet(
     lengths = {feature.name: feature.elements or 0 for feature in schema.features if feature.numeric}
     vectors = {name: (schema[name].dtype, length) for name, length in lengths.items() if length > 1}
     others = [name for name in schema.names if name not in vectors]
-    found, table = read_columns(data, vectors, others, groups, schema.arrow)
-    rest = Schema(features=tuple(feature for feature in schema.features if feature.name not in found))
+    arrays, table = read_columns(data, vectors, others, groups, schema.arrow)
+    rest = Schema(features=tuple(feature for feature in schema.features if feature.name not in arrays))
     columns: dict[str, Column] = {}
-    for name, values in found.items():
+    for name, values in arrays.items():
         shape = schema[name].fixed_shape or ()
         columns[name] = replace(values, shape=shape) if isinstance(values, FileVectors) else values.reshape(-1, *shape)
     columns |= filled_columns(table, rest, fill, masks)

@@ -38,10 +38,10 @@ def resize_operation() -> Operation | None:
 
 @functools.cache
 def _library() -> Any:
-    found = find_spec(_MODULE, __package__)
-    if found is None or found.origin is None:
+    spec = find_spec(_MODULE, __package__)
+    if spec is None or spec.origin is None:
         return None
     try:
-        return tf.load_op_library(found.origin)
+        return tf.load_op_library(spec.origin)
     except (OSError, tf.errors.OpError):  # built for another machine's C library
         return None

@@ -281,7 +281,7 @@ class CacheFolder:
 
     def entries(self) -> list[CacheEntry]:
         """Return all files except the state, the least recently used first."""
-        found = []
+        files = []
         for folder in _listed(self.path):
             dataset = unquote(folder.name.partition("+")[0])
             for file in _listed(Path(folder.path)) if folder.is_dir(follow_symlinks=False) else ():
@@ -290,7 +290,7 @@ class CacheFolder:
                     continue
                 with suppress(FileNotFoundError):
                     status = file.stat(follow_symlinks=False)
-                    found.append(
+                    files.append(
                         CacheEntry(
                             file=Path(file.path),
                             dataset=dataset,
@@ -300,7 +300,7 @@ class CacheFolder:
                             filling=named["filling"] is not None,
                         )
                     )
-        return sorted(found, key=lambda entry: (entry.used, entry.file))
+        return sorted(files, key=lambda entry: (entry.used, entry.file))
 
     def remove(self, entries: list[CacheEntry]) -> list[CacheEntry]:
         """Remove entries that are not in use, and folders left empty; return the removed entries."""
@@ -319,15 +319,15 @@ class CacheFolder:
         state.held_bytes = _sum(entries)
         excess = state.held_bytes + needed - state.limit_bytes
         victims: list[CacheEntry] = []
-        found = 0
+        freed = 0
         for entry in entries:
-            extra = max(found - excess, 0) + entry.bytes
-            if excess <= 0 or (found >= excess and extra > state.limit_bytes // _EXTRA_SHARE):
+            extra = max(freed - excess, 0) + entry.bytes
+            if excess <= 0 or (freed >= excess and extra > state.limit_bytes // _EXTRA_SHARE):
                 break
             if not entry.filling and not entry.in_use():
                 victims.append(entry)
-                found += entry.bytes
-        if found < excess and needed:
+                freed += entry.bytes
+        if freed < excess and needed:
             return []  # there would still be no room
         removed = [entry.bytes for entry in victims if _remove_unused(entry.file)]
         state.held_bytes -= sum(removed)

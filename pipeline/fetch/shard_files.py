@@ -80,10 +80,10 @@ class SourceReader:
             DatasetError: the dataset has been replaced since it was opened.
             StorageError: the store refuses access or does not answer.
         """
-        found = self._read(shard.path, shard.bytes, shard.checksum, self._of_data)
-        if isinstance(found, pa.Buffer):
-            return found
-        raise self._error(shard, found, in_index=False)
+        buffer = self._read(shard.path, shard.bytes, shard.checksum, self._of_data)
+        if isinstance(buffer, pa.Buffer):
+            return buffer
+        raise self._error(shard, buffer, in_index=False)
 
     def frames(self, shard: ShardInfo, start: int, lengths: npt.NDArray[np.integer]) -> pa.Buffer | None:
         """Return the verified frames of some adjacent records of an uncompressed TFRecord shard.
@@ -157,20 +157,20 @@ class SourceReader:
                             return part
                 return None
 
-            found = read_blocks(read, shard.bytes, columns, 0 if memory is None else _GAP_BYTES, rows)
+            blocks = read_blocks(read, shard.bytes, columns, 0 if memory is None else _GAP_BYTES, rows)
         except (FileNotFoundError, StorageError) as error:
             self._refuse_part(error)
             return None
         self._counters.add("fetch", items=1)
         self._counters.add("verify", items=1)
-        return None if found is None else (data, found)
+        return None if blocks is None else (data, blocks)
 
     def index(self, shard: ShardInfo) -> pa.Buffer:
         """Return the verified bytes of a shard's index; raises as `data` does."""
-        found = self._read(shard.index_path, shard.index_bytes, shard.index_checksum, self._of_indexes)
-        if isinstance(found, pa.Buffer):
-            return found
-        raise self._error(shard, found, in_index=True)
+        buffer = self._read(shard.index_path, shard.index_bytes, shard.index_checksum, self._of_indexes)
+        if isinstance(buffer, pa.Buffer):
+            return buffer
+        raise self._error(shard, buffer, in_index=True)
 
     def _read(self, path: str, size: int, expected: str, kind: Latencies) -> pa.Buffer | _BadFile:
         bad = _BadFile()
@@ -244,16 +244,16 @@ class SourceReader:
 
     def _damage(self, shard: ShardInfo, data: pa.Buffer, *, in_index: bool) -> str:
         """Describe the damage and its place: record and offset, or row group and column."""
-        found = FileInfo(bytes=data.size, checksum=checksum(data))
+        measured = FileInfo(bytes=data.size, checksum=checksum(data))
         try:
             if self._storage.local_path is not None:
-                return _locate(self._storage, self._dataset, shard, found, in_index=in_index).problem
+                return _locate(self._storage, self._dataset, shard, measured, in_index=in_index).problem
             with temporary_folder() as folder:
                 here = Storage(str(folder))
                 here.write(shard.index_path if in_index else shard.path, data, durable=False)
                 other = shard.path if in_index else shard.index_path
                 here.write(other, self._storage.read(other), durable=False)
-                return _locate(here, self._dataset, shard, found, in_index=in_index).problem
+                return _locate(here, self._dataset, shard, measured, in_index=in_index).problem
         except (RingfeedError, OSError):  # no room for a copy, or the store fails now
             size = shard.index_bytes if in_index else shard.bytes
             if data.size != size:
@@ -271,12 +271,12 @@ def _read_whole(storage: Storage, path: str) -> pa.Buffer:
         return pa.py_buffer(b"".join(iterate_blocks(storage, path)))  # ranges have no checksum
 
 
-def _locate(storage: Storage, dataset: Dataset, shard: ShardInfo, found: FileInfo, *, in_index: bool) -> Damage:
+def _locate(storage: Storage, dataset: Dataset, shard: ShardInfo, measured: FileInfo, *, in_index: bool) -> Damage:
     if in_index:
         data = storage.map(shard.path)
         intact = data.size == shard.bytes and checksum(data) == shard.checksum
-        return locate_in_index(storage, dataset.manifest, shard, found, shard_intact=intact)
-    return locate_in_shard(storage, dataset.manifest, shard, found, _intact_index(storage, dataset, shard))
+        return locate_in_index(storage, dataset.manifest, shard, measured, shard_intact=intact)
+    return locate_in_shard(storage, dataset.manifest, shard, measured, _intact_index(storage, dataset, shard))
 
 
 def _intact_index(storage: Storage, dataset: Dataset, shard: ShardInfo) -> Index | None:

@@ -61,9 +61,9 @@ def first_shards_with(counts: npt.NDArray[np.integer], shards: Int64, class_ids:
         block = shards[start : start + size]
         present = counts[np.ix_(block, class_ids[left])] > 0
         first = present.argmax(axis=0)
-        found = present[first, np.arange(len(left))]
-        result[left[found]] = block[first[found]]
-        left = left[~found]
+        is_present = present[first, np.arange(len(left))]
+        result[left[is_present]] = block[first[is_present]]
+        left = left[~is_present]
         start += len(block)
         size = max(min(2 * size, _CELLS_AT_ONCE // max(len(left), 1)), 1)
     return result

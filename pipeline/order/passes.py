@@ -91,14 +91,14 @@ class Passes:
     @classmethod
     def at(cls, sizes: Int64, ledger: SeatLedger, dataset: int, epoch: int, step: int) -> Passes:
         """Return the passes as they stand before a step of an epoch."""
-        found = cls(sizes)
+        passes = cls(sizes)
         streams, records = len(sizes), int(sizes.sum())
         own = ledger.before(epoch, step)[:, dataset]
         number = int(own.sum()) // records
         begin = number * records
         if own.sum() == begin:
-            found._number = number
-            return found
+            passes._number = number
+            return passes
         started = np.zeros(streams, np.int64)
         if number:  # the pass began within this step; skip the samples of the pass before
             first = ledger.epoch_where(lambda seats: seats[:, dataset].sum() > begin, epoch)
@@ -107,8 +107,8 @@ class Passes:
             before = ledger.before(first, first_step)[:, dataset]
             drawn = _streams_of(ledger, dataset, first, first_step, streams)[: begin - int(before.sum())]
             started = before + np.bincount(drawn, minlength=streams)
-        found._number, found._taken = number, own - started
-        if (found._taken > sizes).any():  # some streams draw from others' parts: since when?
+        passes._number, passes._taken = number, own - started
+        if (passes._taken > sizes).any():  # some streams draw from others' parts: since when?
 
             def is_late(seats: Int64) -> bool:
                 return bool((seats[:, dataset] - started > sizes).any())
@@ -116,11 +116,11 @@ class Passes:
             late = ledger.epoch_where(is_late, epoch)
             stop = step if late == epoch else ledger.schedule(late).steps
             late_step = ledger.step_where(is_late, late, max(stop, 1))
-            found._taken = ledger.before(late, late_step)[:, dataset] - started
-            skipped = np.minimum(found._taken, 0)  # a pass that began within that step
-            found._taken -= skipped
-            found._replay(ledger, dataset, (late, late_step), (epoch, step), -int(skipped.sum()))
-        return found
+            passes._taken = ledger.before(late, late_step)[:, dataset] - started
+            skipped = np.minimum(passes._taken, 0)  # a pass that began within that step
+            passes._taken -= skipped
+            passes._replay(ledger, dataset, (late, late_step), (epoch, step), -int(skipped.sum()))
+        return passes
 
     def _replay(
         self, ledger: SeatLedger, dataset: int, start: tuple[int, int], stop: tuple[int, int], skipped: int
@@ -147,18 +147,18 @@ class Passes:
 
     def _assign(self, streams: Int64) -> Draws:
         """Assign draws of some streams, in order."""
-        found = []
+        drawn = []
         while len(streams):
             left = self._records - int(self._taken.sum())
             if not left:
                 self._number, self._taken = self._number + 1, np.zeros_like(self._taken)
                 continue
-            found.append(self._within(streams[:left]))
+            drawn.append(self._within(streams[:left]))
             streams = streams[left:]
         return Draws(
-            passes=np.concatenate([draws.passes for draws in found] or [np.empty(0, np.int64)]),
-            parts=np.concatenate([draws.parts for draws in found] or [np.empty(0, np.int64)]),
-            positions=np.concatenate([draws.positions for draws in found] or [np.empty(0, np.int64)]),
+            passes=np.concatenate([draws.passes for draws in drawn] or [np.empty(0, np.int64)]),
+            parts=np.concatenate([draws.parts for draws in drawn] or [np.empty(0, np.int64)]),
+            positions=np.concatenate([draws.positions for draws in drawn] or [np.empty(0, np.int64)]),
         )
 
     def _within(self, streams: Int64) -> Draws:
@@ -188,5 +188,5 @@ def _streams_of(ledger: SeatLedger, dataset: int, epoch: int, step: int, streams
     """The stream of each of a dataset's seats in one batch, in order."""
     schedule = ledger.schedule(epoch)
     classes = schedule.classes_at(np.array([step]), range(schedule.batch_size))[0]
-    found: Int64 = np.flatnonzero(classes == dataset) // (schedule.batch_size // streams)
-    return found
+    streams_of: Int64 = np.flatnonzero(classes == dataset) // (schedule.batch_size // streams)
+    return streams_of

@@ -38,12 +38,12 @@ def dropped_ranges(order: EpochOrder, shards: Sequence[ShardInfo]) -> tuple[Reco
     if not geometry.dropped:
         return ()
     (start, _), (_, end) = order.stream_range(0), order.stream_range(geometry.streams - 1)
-    found = [_rows(order.segments(end, start + geometry.records).to_segments())]
+    rows = [_rows(order.segments(end, start + geometry.records).to_segments())]
     for stream in range(geometry.streams):
         windows = order.windows(stream)
         ending = windows[windows.number_at(windows.samples - 1) :]
-        found += [_rows(window.segments)[order.full_permutation(window)[window.samples :]] for window in ending]
-    return _ranges(np.unique(np.concatenate(found), axis=0), shards)
+        rows += [_rows(window.segments)[order.full_permutation(window)[window.samples :]] for window in ending]
+    return _ranges(np.unique(np.concatenate(rows), axis=0), shards)
 
 
 def wrapped_ranges(order: EpochOrder, shards: Sequence[ShardInfo]) -> tuple[RecordRange, ...]:
@@ -55,18 +55,18 @@ def wrapped_ranges(order: EpochOrder, shards: Sequence[ShardInfo]) -> tuple[Reco
         return ()
     rows = np.concatenate([_wrapped_rows(order, stream) for stream in range(order.geometry.streams)])
     rows, times = np.unique(rows, axis=0, return_counts=True)
-    return tuple(found for repeat in range(int(times.max())) for found in _ranges(rows[times > repeat], shards))
+    return tuple(span for repeat in range(int(times.max())) for span in _ranges(rows[times > repeat], shards))
 
 
 def _wrapped_rows(order: EpochOrder, stream: int) -> Rows:
     windows = order.windows(stream)
     positions = np.arange(windows.samples, order.geometry.steps * order.geometry.piece) % windows.samples
-    found = [np.empty((0, 2), np.int64)]
+    rows = [np.empty((0, 2), np.int64)]
     for number in np.unique(np.searchsorted(windows.stops, positions, side="right")).tolist():
         window = windows[number]
         own = positions[(positions >= window.start) & (positions < window.stop)] - window.start
-        found.append(_rows(window.segments)[order.permutation(window)[own]])
-    return np.concatenate(found)
+        rows.append(_rows(window.segments)[order.permutation(window)[own]])
+    return np.concatenate(rows)
 
 
 def _rows(segments: Sequence[Segment]) -> Rows:

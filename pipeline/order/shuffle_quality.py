@@ -69,17 +69,17 @@ def shuffle_quality(order: EpochOrder, most_samples: int = 1 << 20) -> ShuffleQu
     runs = _runs(geometry.steps, max(most_samples // geometry.batch_size, _BLOCKS))
     shard_records = np.asarray(order.shard_records, np.int64)
     ends: Int64 = np.cumsum(shard_records)
-    found, distance, neighbours = [], 0, 0
+    samples, distance, neighbours = [], 0, 0
     for window in _windows(order, runs):
         records, places = _samples_of(order, window, ends - shard_records)
         inside = np.zeros(len(places), np.bool_)
         for first, stop in runs:
             inside |= (places >= first * geometry.batch_size) & (places < stop * geometry.batch_size)
-        found.append((places[inside], records[inside]))
+        samples.append((places[inside], records[inside]))
         by_record = places[np.argsort(records)]
         apart = np.abs(np.diff(by_record))[np.diff(np.sort(records)) == 1]
         distance, neighbours = distance + int(apart.sum()), neighbours + len(apart)
-    places, records = (np.concatenate(part) for part in zip(*found, strict=True))
+    places, records = (np.concatenate(part) for part in zip(*samples, strict=True))
     in_time = np.argsort(places)
     places, records = places[in_time], records[in_time]
     return ShuffleQuality(

@@ -45,11 +45,11 @@ class FilteredRows:
 
 def filter_records(batches: Iterable[pa.RecordBatch], row_filter: RowFilter, bytes_read: int) -> FilteredRows:
     """Filter all records of a shard. The batches must have the filter's columns."""
-    found, first = [np.empty(0, np.int64)], 0
+    kept, first = [np.empty(0, np.int64)], 0
     for batch in batches:
-        found.append(first + row_filter.rows({name: batch.column(name) for name in row_filter.columns}))
+        kept.append(first + row_filter.rows({name: batch.column(name) for name in row_filter.columns}))
         first += batch.num_rows
-    rows = np.concatenate(found)
+    rows = np.concatenate(kept)
     return FilteredRows(rows=rows, rows_in_groups=rows, bytes_read=bytes_read)
 
 
@@ -78,9 +78,9 @@ def filter_parquet(file: IO[bytes] | pa.NativeFile, row_filter: RowFilter, *, ch
     rows, rows_in_groups, passed = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
     for number in chosen:
         table = plain_lists(reader.read_row_group(number, columns=sorted(row_filter.columns), use_threads=False))
-        found = row_filter.rows({name: _one(table.column(name)) for name in row_filter.columns})
-        rows.append(first[number] + found)
-        rows_in_groups.append(passed + found)
+        kept = row_filter.rows({name: _one(table.column(name)) for name in row_filter.columns})
+        rows.append(first[number] + kept)
+        rows_in_groups.append(passed + kept)
         passed += table.num_rows
     read = sum(sizes[number] for number in chosen)
     return FilteredRows(

@@ -50,8 +50,8 @@ class _Block:
         """Return the positions of the keys that have a run here, and the numbers of these runs."""
         runs = np.searchsorted(self.runs[_KEY], keys)
         runs[runs == self.runs.shape[1]] = 0
-        found = np.flatnonzero(self.runs[_KEY, runs] == keys)
-        return found, runs[found]
+        matches = np.flatnonzero(self.runs[_KEY, runs] == keys)
+        return matches, runs[matches]
 
 
 class BorrowedRecords:
@@ -79,9 +79,9 @@ class BorrowedRecords:
         keys, times = keys[order], times[order]
         parts = []
         for block in self._blocks:
-            found, runs = block.find(keys)
-            if len(found):
-                block.runs[_USED, runs] = times[found]
+            matches, runs = block.find(keys)
+            if len(matches):
+                block.runs[_USED, runs] = times[matches]
                 parts.append(take_columns(block.columns, _rows_of(block.runs[:, runs])))
         return compact_columns(concat_columns(parts)) if parts else None
 

@@ -75,9 +75,9 @@ class ImageTransform(ImageTransformOptions, GraphTransform):  # type: ignore[mis
         Raises:
             ConfigError: the feature holds no images, or has no statistics.
         """
-        found = image_feature(manifest, feature)
-        if found.fixed_shape:
-            channels = found.fixed_shape[2] if len(found.fixed_shape) == 3 else 1
+        image = image_feature(manifest, feature)
+        if image.fixed_shape:
+            channels = image.fixed_shape[2] if len(image.fixed_shape) == 3 else 1
         if scale == "statistics":
             scale = Normalisation.of(manifest, feature, split=statistics_split, channels=channels)
         known = [split.statistics[feature] for split in manifest.splits.values() if split.records]
@@ -91,9 +91,9 @@ class ImageTransform(ImageTransformOptions, GraphTransform):  # type: ignore[mis
             jitter=jitter,
             scale=scale,
             dtype=dtype,
-            jpeg=not found.fixed_shape and all(of.vocabulary == ("jpeg",) and not of.nulls for of in known),
+            jpeg=not image.fixed_shape and all(of.vocabulary == ("jpeg",) and not of.nulls for of in known),
             jpeg_scaling=jpeg_scaling,
-            shape=found.fixed_shape or None,
+            shape=image.fixed_shape or None,
         )
 
     def __call__(self, element: Mapping[str, Any]) -> dict[str, Any]:

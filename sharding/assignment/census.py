@@ -161,7 +161,7 @@ def _noted(source: Source, part: Part, columns: dict[str, str], census: Census) 
     reader = source if census.with_sizes else narrow_source(source, list(columns.values()))
     position = 0
     for batch in reader.drafts(part):
-        found: dict[str, Any] = {}
+        notes: dict[str, Any] = {}
         for role, name in columns.items():
             column = batch.column(name)
             if column.null_count:
@@ -169,11 +169,11 @@ def _noted(source: Source, part: Part, columns: dict[str, str], census: Census) 
                 what = f"the label {name!r}" if role == _CLASS else f"{census.flag} {name}"
                 place = describe_origin(source, part, position, name)
                 raise SourceError(f"{part.path}: {place} has no value for {what}; drop or fill it first")
-            found[role] = column.dictionary_encode()
+            notes[role] = column.dictionary_encode()
         if census.with_sizes:
-            found[_BYTES] = pa.array(_sizes(source, part, batch))
+            notes[_BYTES] = pa.array(_sizes(source, part, batch))
         position += batch.num_rows
-        yield pa.record_batch(found)
+        yield pa.record_batch(notes)
 
 
 def _sizes(source: Source, part: Part, drafts: pa.RecordBatch) -> Int64:
@@ -201,8 +201,8 @@ def _counted_pairs(table: pa.Table, columns: dict[str, str]) -> pa.Table:
     class_codes = decoded[_CLASS][1] if _CLASS in decoded else np.zeros(len(table), np.int32)
     keys, counts = np.unique(decoded[_VALUE][1].astype(np.int64) * classes + class_codes, return_counts=True)
     codes = {_CLASS: keys % classes, _VALUE: keys // classes}
-    found: dict[str, Any] = {
+    pairs: dict[str, Any] = {
         role: pa.DictionaryArray.from_arrays(pa.array(codes[role], pa.int32()), values)
         for role, (values, _) in decoded.items()
     }
-    return pa.table(found | {_COUNT: counts.astype(np.int64)})
+    return pa.table(pairs | {_COUNT: counts.astype(np.int64)})

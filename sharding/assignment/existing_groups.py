@@ -42,8 +42,8 @@ class ExistingGroups:
 
     def splits_of(self, values: pa.Array) -> npt.NDArray[np.int32]:
         """The split of each group, or -1 if the dataset does not hold it; int32 [values]."""
-        found = pc.fill_null(pc.index_in(values, value_set=self.values), -1).to_numpy()
-        splits: npt.NDArray[np.int32] = np.append(self.splits, np.int32(-1))[found]
+        places = pc.fill_null(pc.index_in(values, value_set=self.values), -1).to_numpy()
+        splits: npt.NDArray[np.int32] = np.append(self.splits, np.int32(-1))[places]
         return splits
 
 
@@ -67,9 +67,9 @@ def read_existing_groups(
     splits = np.empty(0, np.int32)
     for start in range(0, len(shards), _SHARDS_AT_ONCE):
         some = shards[start : start + _SHARDS_AT_ONCE]
-        found = _read(earlier, some, column, pool)
-        mine = [np.full(len(f), names.index(s.split), np.int32) for f, s in zip(found, some, strict=True)]
-        encoded = pa.chunked_array([values, *found]).dictionary_encode().combine_chunks()
+        groups = _read(earlier, some, column, pool)
+        mine = [np.full(len(f), names.index(s.split), np.int32) for f, s in zip(groups, some, strict=True)]
+        encoded = pa.chunked_array([values, *groups]).dictionary_encode().combine_chunks()
         codes, all_splits = encoded.indices.to_numpy(), np.concatenate([splits, *mine])
         values, splits = encoded.dictionary, np.empty(len(encoded.dictionary), np.int32)
         splits[codes] = all_splits
@@ -97,5 +97,5 @@ def _read(earlier: EarlierShards, shards: Sequence[ShardInfo], column: str, pool
 
 def groups_in_shard(storage: Storage, manifest: Manifest, shard: ShardInfo, column: str) -> pa.Array:
     """The distinct values of a column in a shard."""
-    found = [batch.column(column).unique() for batch in read_shard(storage, manifest, shard, [column])]
-    return pa.chunked_array(found, manifest.schema[column].primitive).unique()
+    values = [batch.column(column).unique() for batch in read_shard(storage, manifest, shard, [column])]
+    return pa.chunked_array(values, manifest.schema[column].primitive).unique()

@@ -76,8 +76,8 @@ class Placer:
         self.records = rows.stop
         class_ids = np.zeros(batch.num_rows, np.int32)
         if label is not None:
-            found = _index(batch.column(label), self._placement.classes, "a label")
-            class_ids = self._placement.class_ids[found]
+            class_places = _index(batch.column(label), self._placement.classes, "a label")
+            class_ids = self._placement.class_ids[class_places]
         if self._places is not None:
             if rows.stop > len(self._places):
                 raise SourceError(f"{_CHANGED}: there are records that the first pass did not see; build again")
@@ -87,8 +87,8 @@ class Placer:
             strata += self._placement.strata[0] // assignment.classes * assignment.classes
         if self._splits is not None and self._placement.census is not None:
             column = str(self._placement.census.column)
-            found = _index(batch.column(column), self._splits.column("value"), f"a value of {column!r}")
-            splits = self._splits.column("split").to_numpy()[found]
+            value_places = _index(batch.column(column), self._splits.column("value"), f"a value of {column!r}")
+            splits = self._splits.column("split").to_numpy()[value_places]
             strata += splits * np.int64(assignment.classes)
         ordinals = take_ordinals(self._known(strata), self._ordinals)
         try:
@@ -99,17 +99,17 @@ class Placer:
     def _known(self, strata: Int64) -> Int64:
         """The position of each record's stratum among the strata of the part."""
         known = self._placement.strata
-        found = np.searchsorted(known, strata)
-        if len(strata) and (not len(known) or np.any(known[np.minimum(found, len(known) - 1)] != strata)):
+        places = np.searchsorted(known, strata)
+        if len(strata) and (not len(known) or np.any(known[np.minimum(places, len(known) - 1)] != strata)):
             raise SourceError(f"{_CHANGED}: a record appeared that the first pass did not see; build again")
-        return found
+        return places
 
 
 def _index(column: pa.Array, values: pa.Array, what: str) -> Int64:
-    found = pc.index_in(column, value_set=values)
-    if found.null_count:
+    places = pc.index_in(column, value_set=values)
+    if places.null_count:
         raise SourceError(f"{_CHANGED}: {what} appeared that the first pass did not see; build again")
-    result: Int64 = found.to_numpy()
+    result: Int64 = places.to_numpy()
     return result
 
 

@@ -275,7 +275,7 @@ def _best_pair(keys: Int64, heavy: Int64, light: Int64, gap: int, most: int) -> 
     Returns:
         The records as indices into `keys`; None if no exchange brings the shards closer.
     """
-    found, least = None, gap
+    best, least = None, gap
     if not len(light):
         return None
     wanted = np.searchsorted(keys[light], keys[heavy] + min(gap // 2, most))
@@ -284,8 +284,8 @@ def _best_pair(keys: Int64, heavy: Int64, light: Int64, gap: int, most: int) -> 
         left = np.where((moved > 0) & (moved < min(gap, most)), np.abs(gap - 2 * moved), gap)
         i = int(left.argmin())
         if left[i] < least:
-            found, least = (int(heavy[i]), int(light[at[i]])), int(left[i])
-    return found
+            best, least = (int(heavy[i]), int(light[at[i]])), int(left[i])
+    return best
 
 
 def _with_other(members: Int64, old: int, new: int) -> Int64:

@@ -302,18 +302,18 @@ def open_matching_source(wanted: Schema, options: BuildOptions) -> Source:
     return open_build_source(replace(options, prepare=ordered), types)
 
 
-def _check_schema(wanted: Schema, found: Schema, options: BuildOptions) -> None:
+def _check_schema(wanted: Schema, given: Schema, options: BuildOptions) -> None:
     source, dataset = options.prepare.described(options.source), options.destination
-    missing = [name for name in wanted.names if name not in found.names]
+    missing = [name for name in wanted.names if name not in given.names]
     if missing:
         raise SourceError(
             f"{source} has no column {missing[0]!r}, which {dataset} has{_and_more(missing)}; its columns are: "
-            f"{listed(found.names)}"
+            f"{listed(given.names)}"
         )
-    if wanted.label != found.label:
-        raise SourceError(f"the label of {source} is {found.label!r}, that of {dataset} is {wanted.label!r}")
+    if wanted.label != given.label:
+        raise SourceError(f"the label of {source} is {given.label!r}, that of {dataset} is {wanted.label!r}")
     for feature in wanted.features:
-        if (other := found[feature.name]) != feature:
+        if (other := given[feature.name]) != feature:
             remedy = f"cast it with --cast {feature.name}={feature.dtype}"
             if other.logical != feature.logical:
                 remedy = f"give it the Arrow type {feature.logical or feature.dtype} in the source or with --map"
@@ -324,7 +324,7 @@ def _check_schema(wanted: Schema, found: Schema, options: BuildOptions) -> None:
                 f"the {what} {feature.name!r} of {source} is {_described(other)}, in {dataset} "
                 f"it is {_described(feature)}; {remedy}"
             )
-    extra = [name for name in found.names if name not in wanted.names]
+    extra = [name for name in given.names if name not in wanted.names]
     if extra:
         raise SourceError(
             f"{source} has a column {extra[0]!r}, which {dataset} lacks{_and_more(extra)}; leave it out with --select "

@@ -231,14 +231,14 @@ def _count_parts(source: Source, census: Census | None, context: BuildContext) -
     return counted
 
 
-def _classes(found: ValueCounts, source: Source, context: BuildContext) -> pa.Array:
+def _classes(tally: ValueCounts, source: Source, context: BuildContext) -> pa.Array:
     """All classes: those of the dataset that is appended to, then the new ones, sorted."""
     options, schema = context.options, source.schema
     known = class_array(schema, () if context.base is None else context.base.classes)
-    is_new = pc.is_null(pc.index_in(found.values, value_set=known)).to_numpy(zero_copy_only=False)
-    if found.records and not is_new.any():
+    is_new = pc.is_null(pc.index_in(tally.values, value_set=known)).to_numpy(zero_copy_only=False)
+    if tally.records and not is_new.any():
         return known
-    new = ValueCounts(values=found.values.filter(pa.array(is_new)), counts=found.counts[is_new])
+    new = ValueCounts(values=tally.values.filter(pa.array(is_new)), counts=tally.counts[is_new])
     name, labelled = options.prepare.described(options.source), schema.label is not None
     classes = sort_classes(new, name, options.min_class_records, labelled=labelled)
     if pa.types.is_string(classes.type):

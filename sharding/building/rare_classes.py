@@ -36,17 +36,17 @@ from .planning import count_labels, open_build_source
 _logger = logging.getLogger(__name__)
 
 
-def _check_merged(found: ValueCounts, few: npt.NDArray[np.bool_], into: Any, least: int, base: Manifest | None) -> None:
+def _check_merged(tally: ValueCounts, few: npt.NDArray[np.bool_], into: Any, least: int, base: Manifest | None) -> None:
     """Refuse to merge into a class that stays rare.
 
     Raises:
         SourceError: the merged class has too few records.
     """
-    is_into = pc.equal(found.values, pa.scalar(into, found.values.type)).fill_null(False).to_numpy(zero_copy_only=False)
-    records = int(found.counts[few | is_into].sum())
+    is_into = pc.equal(tally.values, pa.scalar(into, tally.values.type)).fill_null(False).to_numpy(zero_copy_only=False)
+    records = int(tally.counts[few | is_into].sum())
     if records >= least or (base is not None and into in base.classes):
         return
-    largest = found.values[int(np.argmax(found.counts))].as_py()
+    largest = tally.values[int(np.argmax(tally.counts))].as_py()
     raise SourceError(
         f"--rare-classes merge:{into}: the merged class has {counted(records, 'record')}, fewer than {least}; merge "
         f"into a class that has more, such as merge:{largest}, or leave such classes out with --rare-classes drop"
@@ -88,20 +88,20 @@ def settle_rare_classes(
     _, into = parse_rare_classes(options.rare_classes, kind)
     with build_engine(options) if executor is None else nullcontext(executor) as pool:
         context = BuildContext(options=options, pool=pool, report=report, base=base, earlier=earlier)
-        found = count_labels(source, context, spill_root(options.spill, options.destination))
+        tally = count_labels(source, context, spill_root(options.spill, options.destination))
     known = class_array(source.schema, () if base is None else base.classes)
     shares = 1 if options.deciding_column is not None or options.split_files else len(options.splits)
-    few = found.counts < max(options.min_class_records, shares)
-    few &= pc.is_null(pc.index_in(found.values, value_set=known)).to_numpy(zero_copy_only=False)
+    few = tally.counts < max(options.min_class_records, shares)
+    few &= pc.is_null(pc.index_in(tally.values, value_set=known)).to_numpy(zero_copy_only=False)
     if not few.any():
         return options
     if into is not None:
-        _check_merged(found, few, into, max(options.min_class_records, shares), base)
-    values = found.values.filter(pa.array(few)).sort().to_pylist()
+        _check_merged(tally, few, into, max(options.min_class_records, shares), base)
+    values = tally.values.filter(pa.array(few)).sort().to_pylist()
     _logger.warning(
         "%s with fewer than %d records, %s in all, %s: %s",
         counted(len(values), "class/classes"), max(options.min_class_records, shares),
-        counted(int(np.sum(found.counts[few])), "record"),
+        counted(int(np.sum(tally.counts[few])), "record"),
         "dropped" if into is None else f"merged into {into!r}", listed([repr(value) for value in values]),
     )  # fmt: skip
     step = RareClasses(label, tuple(values), into)

@@ -58,11 +58,11 @@ def check_label(schema: Schema) -> None:
         )
 
 
-def sort_classes(found: ValueCounts, source: str, min_records: int, *, labelled: bool = True) -> pa.Array:
+def sort_classes(tally: ValueCounts, source: str, min_records: int, *, labelled: bool = True) -> pa.Array:
     """The classes in order of their values; their positions are the class ids.
 
     Args:
-        found: records of each class.
+        tally: records of each class.
         source: name of the source, for errors.
         min_records: least records of a class.
         labelled: whether there is a label; if not, the one class has no name.
@@ -70,10 +70,10 @@ def sort_classes(found: ValueCounts, source: str, min_records: int, *, labelled:
     Raises:
         SourceError: there are no records, or a class has too few.
     """
-    if not found.records:
+    if not tally.records:
         raise SourceError(f"{source} holds no records")
-    order = pc.sort_indices(found.values)
-    values, counts = found.values.take(order), found.counts[order.to_numpy()]
+    order = pc.sort_indices(tally.values)
+    values, counts = tally.values.take(order), tally.counts[order.to_numpy()]
     rare = np.flatnonzero(counts < min_records)
     if rare.size:
         count = int(counts[rare[0]])

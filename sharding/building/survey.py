@@ -80,10 +80,10 @@ def _unicode_twins(names: Iterable[str]) -> list[tuple[str, str]]:
 def warn_of_rotated_images(manifest: Manifest) -> None:
     """Warn of images that EXIF says to turn or mirror."""
     for name in [feature.name for feature in manifest.schema.features if feature.is_image]:
-        found = [split.statistics[name].image for split in manifest.splits.values() if name in split.statistics]
-        rotated = sum(image.rotated for image in found if image)
+        statistics = [split.statistics[name].image for split in manifest.splits.values() if name in split.statistics]
+        rotated = sum(image.rotated for image in statistics if image)
         if rotated:
-            images = sum(image.images for image in found if image)
+            images = sum(image.images for image in statistics if image)
             _logger.warning(
                 "%s turned or mirrored by EXIF (column %r), which loaders ignore; --encode jpeg:90 stores them upright",
                 some_of(rotated, images, "image", "is/are"), name,

@@ -233,9 +233,9 @@ def number(name: str, value: Any) -> float:
 def numbers(name: str, value: Any, count: int | None = None) -> tuple[float, ...]:
     """Return an argument that must hold `count` numbers, or any count of them."""
     try:
-        found = tuple(number(name, each) for each in value)
-        if count in (None, len(found)):
-            return found
+        items = tuple(number(name, each) for each in value)
+        if count in (None, len(items)):
+            return items
     except (TypeError, ConfigError):
         pass
     raise ConfigError(f"{name} must be {'several' if count is None else count} numbers, got {value!r}")
@@ -254,10 +254,10 @@ def texts(name: str, value: Any, what: str) -> tuple[str, ...]:
     ringfeed.sharding.errors.ConfigError: columns must be a list of names, got 'word'
     """
     scalar = isinstance(value, str | bytes) or (isinstance(value, np.ndarray) and not value.ndim)
-    found = None if scalar or not isinstance(value, Iterable) else tuple(value)
-    if found is None or not all(isinstance(each, str) for each in found):
+    items = None if scalar or not isinstance(value, Iterable) else tuple(value)
+    if items is None or not all(isinstance(each, str) for each in items):
         raise ConfigError(f"{name} must be a list of {what}, got {value!r}")
-    return found
+    return items
 
 
 def mapping(name: str, value: Any, what: str) -> Mapping[Any, Any]:

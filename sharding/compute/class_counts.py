@@ -106,11 +106,11 @@ class _DeferredRows:
         """All rows, read anew unless `row` has kept them."""
         if self._rows is not None:
             return self._rows
-        found = []
+        all_rows = []
         for values, offsets in self._read():
             narrow = narrow_counts(values)
-            found += [narrow[start:stop] for start, stop in pairwise(offsets.tolist())]
-        return found
+            all_rows += [narrow[start:stop] for start, stop in pairwise(offsets.tolist())]
+        return all_rows
 
 
 def deferred_counts(read: Callable[[], Iterable[Rows]], rows: int) -> list[ClassCounts]:

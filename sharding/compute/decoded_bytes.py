@@ -76,8 +76,8 @@ def _list_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
         stops = starts + _integers(column.sizes)
     else:
         starts, stops = starts[:-1], starts[1:]
-    found: npt.NDArray[np.int64] = sums[stops] - sums[starts] + (stops - starts) * _OFFSET_BYTES
-    return found
+    sizes: npt.NDArray[np.int64] = sums[stops] - sums[starts] + (stops - starts) * _OFFSET_BYTES
+    return sizes
 
 
 def _integers(values: pa.Array) -> npt.NDArray[np.int64]:

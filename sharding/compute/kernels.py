@@ -257,9 +257,9 @@ def locate_rows(rows: Int64, values: npt.NDArray[Any]) -> Int64:
     _check(values, values.dtype, values.size)
     addresses = np.empty(len(rows), np.int64)
     places = _address(values), values.nbytes // max(len(values), 1), _address(addresses)
-    found = _kernels().ringfeed_locate_rows(_address(rows), len(rows), len(values), *places)
-    if found < len(rows):
-        raise IndexError(f"expected rows in [0, {len(values)}), got {rows[found]}")
+    located = _kernels().ringfeed_locate_rows(_address(rows), len(rows), len(values), *places)
+    if located < len(rows):
+        raise IndexError(f"expected rows in [0, {len(values)}), got {rows[located]}")
     return addresses
 
 
@@ -377,11 +377,11 @@ def _load() -> tuple[ctypes.CDLL | None, ctypes.c_void_p | None]:
 
     Kernels that take only nanoseconds per value keep the interpreter's lock, as regaining it may take 5 ms.
     """
-    found = find_spec(_MODULE, __package__)
-    if found is None or found.origin is None or sys.byteorder != "little" or os.environ.get(_SWITCH) == "0":
+    spec = find_spec(_MODULE, __package__)
+    if spec is None or spec.origin is None or sys.byteorder != "little" or os.environ.get(_SWITCH) == "0":
         return None, None
     try:
-        library, holding_lock = ctypes.CDLL(found.origin), ctypes.PyDLL(found.origin)
+        library, holding_lock = ctypes.CDLL(spec.origin), ctypes.PyDLL(spec.origin)
         checksums = ctypes.CDLL(google_crc32c._crc32c.__file__)
         extend = ctypes.cast(checksums.crc32c_extend, c_void_p)
     except (OSError, AttributeError):  # google_crc32c in pure Python, or without an exported C function

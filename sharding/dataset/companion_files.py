@@ -40,19 +40,19 @@ def rebuild_companion(storage: Storage, manifest: Manifest, shards: Sequence[Sha
 
 
 def locate_in_companion(
-    storage: Storage, manifest: Manifest, shards: Sequence[ShardInfo], path: str, found: FileInfo
+    storage: Storage, manifest: Manifest, shards: Sequence[ShardInfo], path: str, measured: FileInfo
 ) -> Damage:
     """Describe how a companion file differs from what was written.
 
     Args:
-        found: size and checksum that it has now.
+        measured: size and checksum that it has now.
     """
     expected = manifest.files[path]
     try:
         original = rebuild_companion(storage, manifest, shards, path)
     except RingfeedError:
         original = None  # its origin is damaged, too
-    damage = Damage(path=path, kind=kind_of_size(found.bytes, expected.bytes), problem="its checksum does not match")
+    damage = Damage(path=path, kind=kind_of_size(measured.bytes, expected.bytes), problem="its checksum does not match")
     if original is None or file_info(original) != expected:
         return damage
     with open_decompressed(storage, path) as data:

@@ -117,11 +117,11 @@ def runs(numbers: Iterable[int]) -> tuple[tuple[int, int], ...]:
     return tuple(result)
 
 
-def runs_text(found: Iterable[tuple[int, int]]) -> str:
+def runs_text(runs: Iterable[tuple[int, int]]) -> str:
     """Return the first few half-open ranges as text.
 
     >>> runs_text([(1, 4), (7, 8)])
     '1-3, 7'
     """
-    words = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in found]
+    words = [str(start) if stop == start + 1 else f"{start}-{stop - 1}" for start, stop in runs]
     return listed(words, _RUNS_SHOWN)

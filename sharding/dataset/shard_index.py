@@ -175,13 +175,13 @@ def classes_of_messages(messages: Iterator[bytes], manifest: Manifest) -> npt.ND
         return np.zeros(sum(1 for _ in messages), np.int32)
     ids = {value: number for number, value in enumerate(manifest.classes)}
     only_label = manifest.schema.only([label])
-    found = []
+    classes = []
     for number, message in enumerate(messages):
         try:
-            found.append(ids[decode_example(message, only_label)[label]])
+            classes.append(ids[decode_example(message, only_label)[label]])
         except Exception as error:  # on bytes that are no Example, the decoder raises anything
             raise ValueError(f"record {number} has a label unknown to the dataset, or none") from error
-    return np.array(found, np.int32)
+    return np.array(classes, np.int32)
 
 
 def classes_of_table(table: pa.Table, manifest: Manifest) -> npt.NDArray[np.int32]:

@@ -162,11 +162,11 @@ def decode_shards(
     try:
         table = read_parquet(data, names)
         sizes = row_group_sizes(data)
-        found = pq.read_schema(pa.BufferReader(data))
+        schema = pq.read_schema(pa.BufferReader(data))
     except (pa.ArrowException, OSError, KeyError) as error:
         raise contradiction_error(where, f"it is not a shard table ({brief(error)})") from error
     for column in _SHARDS_SCHEMA:
-        if found.get_field_index(column.name) < 0 or not _alike(found.field(column.name).type, column.type):
+        if schema.get_field_index(column.name) < 0 or not _alike(schema.field(column.name).type, column.type):
             raise contradiction_error(where, f"it is not a shard table: no {column.name!r} of type {column.type}")
         if column.name in names and table.column(column.name).null_count:
             raise contradiction_error(where, f"a shard has no {column.name!r}")
@@ -188,11 +188,11 @@ def decode_shards(
     return shards
 
 
-def _alike(found: pa.DataType, kind: pa.DataType) -> bool:
+def _alike(stored: pa.DataType, kind: pa.DataType) -> bool:
     """Whether types are equal apart from the names of list elements."""
-    if pa.types.is_list(kind) and pa.types.is_list(found):
-        found, kind = found.value_type, kind.value_type
-    return bool(found == kind)
+    if pa.types.is_list(kind) and pa.types.is_list(stored):
+        stored, kind = stored.value_type, kind.value_type
+    return bool(stored == kind)
 
 
 def _read_counts(

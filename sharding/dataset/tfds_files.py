@@ -169,8 +169,8 @@ def _nullable(manifest: Manifest, feature: Feature) -> bool:
 
 
 def _image_formats(manifest: Manifest, feature: Feature) -> set[str]:
-    found = (split.statistics[feature.name].vocabulary for split in manifest.splits.values())
-    return {name for names in found for name in (names or ("",))}
+    vocabularies = (split.statistics[feature.name].vocabulary for split in manifest.splits.values())
+    return {name for names in vocabularies for name in (names or ("",))}
 
 
 def _tensor(feature: Feature, shape: Sequence[int | None], encoding: str) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def read_journal(storage: Storage, fingerprint: str, sizes: Mapping[str, int]) -
     """
     names = [name for name in sizes if name.startswith(f"{JOURNAL_FOLDER}/{fingerprint}/")]
     with ThreadPoolExecutor(_READERS) as pool:
-        entries = [entry for found in pool.map(lambda name: _read(storage, name), names) for entry in found]
+        entries = [entry for results in pool.map(lambda name: _read(storage, name), names) for entry in results]
         whole = pool.map(lambda entry: _is_whole(storage, entry, sizes), entries)
         return {entry.number: entry for entry, good in zip(entries, whole, strict=True) if good}
 
@@ -85,7 +85,7 @@ def read_journal(storage: Storage, fingerprint: str, sizes: Mapping[str, int]) -
 def count_recorded(storage: Storage, fingerprint: str) -> int:
     """Count the recorded shards of a plan, by the names of the entries alone."""
     entry = re.compile(rf"{JOURNAL_FOLDER}/{fingerprint}/(\d+)-(\d+)\.json")
-    runs = [map(int, found.groups()) for name in storage.list() if (found := entry.fullmatch(name))]
+    runs = [map(int, match.groups()) for name in storage.list() if (match := entry.fullmatch(name))]
     return len({number for first, last in runs for number in range(first, last + 1)})  # entries may overlap
 
 

@@ -96,7 +96,7 @@ def abort_uploads(storage: Storage, mine: Callable[[str], bool] = is_build_file,
     Returns:
         The URLs of the uploads; files of these names may exist, written by others.
     """
-    found = [(path, upload) for path, upload in storage.uploads() if mine(path)]
-    for path, upload in () if dry_run else found:
+    uploads = [(path, upload) for path, upload in storage.uploads() if mine(path)]
+    for path, upload in () if dry_run else uploads:
         storage.abort_upload(path, upload)
-    return [storage.locate(f"{path}?uploadId={upload}") for path, upload in found]
+    return [storage.locate(f"{path}?uploadId={upload}") for path, upload in uploads]

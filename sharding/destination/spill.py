@@ -252,8 +252,8 @@ def _remove_dead_side_folders(root: Storage) -> tuple[str, ...]:
     """Remove them, and return the path of the root if there were any."""
 
     def is_dead(path: str) -> bool:
-        found = _SIDE.fullmatch(path.partition("/")[0])
-        return found is not None and found[1] == _machine() and found[3] != process_start_ticks(int(found[2]))
+        match = _SIDE.fullmatch(path.partition("/")[0])
+        return match is not None and match[1] == _machine() and match[3] != process_start_ticks(int(match[2]))
 
     files, folders = list(filter(is_dead, root.list())), list(filter(is_dead, root.folders()))
     remove_files(root, files)
@@ -277,8 +277,8 @@ def _is_removable(path: str) -> bool:
 
 
 def _is_in_use(name: str) -> bool:
-    found = _SIDE.fullmatch(name)
-    return found is not None and found[1] == _machine() and found[3] == process_start_ticks(int(found[2]))
+    match = _SIDE.fullmatch(name)
+    return match is not None and match[1] == _machine() and match[3] == process_start_ticks(int(match[2]))
 
 
 def _listed(folder: Path) -> list[Path]:

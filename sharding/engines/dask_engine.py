@@ -185,13 +185,13 @@ class _DaskExecutor(RemoteExecutor):
             ConfigError: a worker lacks something.
         """
         # A task that a worker cannot load ends it, so check first that it has ringfeed, and the same tasks.
-        for worker, found in self._client.run(version, "ringfeed", on_error="return").items():
-            if isinstance(found, ImportError):
+        for worker, installed in self._client.run(version, "ringfeed", on_error="return").items():
+            if isinstance(installed, ImportError):
                 raise missing_package_error(f"Dask worker {worker}")
-            if isinstance(found, str) and found != (here := version("ringfeed")):
-                raise version_mismatch_error(f"Dask worker {worker}", "ringfeed", found, here)
-        for worker, found in self._client.run(resolve_name, _TASK, on_error="return").items():
-            if isinstance(found, (ImportError, AttributeError)):
+            if isinstance(installed, str) and installed != (here := version("ringfeed")):
+                raise version_mismatch_error(f"Dask worker {worker}", "ringfeed", installed, here)
+        for worker, task in self._client.run(resolve_name, _TASK, on_error="return").items():
+            if isinstance(task, (ImportError, AttributeError)):
                 raise missing_package_error(f"Dask worker {worker}")
         probe, again = self.submit(probe_task), True
         while True:
@@ -234,4 +234,4 @@ class _DaskExecutor(RemoteExecutor):
     def _on_each(self, count: Callable[[str], int]) -> list[int]:
         """Call a function with the build's name on each worker; return the counts."""
         counts = self._client.run(count, self._requirements.build, on_error="return")
-        return [found for found in counts.values() if isinstance(found, int)]  # other results are of workers just lost
+        return [n for n in counts.values() if isinstance(n, int)]  # other results are of workers just lost

@@ -64,5 +64,5 @@ def blocks_match(data: Any, first: int, sums: bytes) -> bool:
     >>> blocks_match(file[BLOCK_BYTES:], 1, sums), blocks_match(file[BLOCK_BYTES:-1], 1, sums)
     (True, False)
     """
-    found = block_sums(data)
-    return found == sums[first * _SUM_BYTES : first * _SUM_BYTES + len(found)]
+    actual = block_sums(data)
+    return actual == sums[first * _SUM_BYTES : first * _SUM_BYTES + len(actual)]

@@ -124,7 +124,7 @@ def _locate(data: bytes, starts: Int64, lengths: Int64) -> tuple[dict[str, tuple
     ends = starts + lengths
     at, stop, usual = _delimited(content, starts[rows], ends[rows], 0x0A)
     usual &= stop == ends[rows]
-    found: dict[bytes, list[tuple[Int64, Int64, Int64]]] = {}  # rows and range of each Feature, by key
+    places: dict[bytes, list[tuple[Int64, Int64, Int64]]] = {}  # rows and range of each Feature, by key
     while True:
         odd[rows[~usual]] = True
         more = usual & (at < ends[rows])
@@ -138,10 +138,10 @@ def _locate(data: bytes, starts: Int64, lengths: Int64) -> tuple[dict[str, tuple
         good = np.flatnonzero(usual)
         for name, members in _by_key(data, key[good], key_end[good]):
             chosen = good[members]
-            found.setdefault(name, []).append((rows[chosen], value[chosen], value_end[chosen]))
+            places.setdefault(name, []).append((rows[chosen], value[chosen], value_end[chosen]))
         at = stop
     columns: dict[str, tuple[FeatureValues, ...]] = {}
-    for name, pieces in found.items():
+    for name, pieces in places.items():
         rows, at, stop = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
         if len(pieces) > 1:
             order = np.argsort(rows, kind="stable")

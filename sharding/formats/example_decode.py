@@ -36,12 +36,12 @@ def decode_example(message: bytes, schema: Schema) -> dict[str, Any]:
     Raises:
         ValueError: the message is no Example.
     """
-    found: dict[str, bytes] = {}
+    bodies: dict[str, bytes] = {}
     for _, features in _fields(message):
         for _, entry in _fields(features):
             parts = dict(_fields(entry))
-            found[parts[1].decode()] = parts.get(2, b"")
-    return {f.name: _value(found[f.name], f) if f.name in found else None for f in schema.features}
+            bodies[parts[1].decode()] = parts.get(2, b"")
+    return {f.name: _value(bodies[f.name], f) if f.name in bodies else None for f in schema.features}
 
 
 def _value(feature_message: bytes, feature: Feature) -> Any:
@@ -165,8 +165,8 @@ def _walk(data: Bytes, starts: Int64, ends: Int64, schema: Schema) -> Iterator[t
     _require(at + lengths == ends)
     for feature in schema.features:
         rows = np.flatnonzero(at < ends)
-        found, bodies, stops = _entries(data, at[rows], feature)
-        rows = rows[found]
+        entries, bodies, stops = _entries(data, at[rows], feature)
+        rows = rows[entries]
         at[rows] = stops
         yield feature, rows, bodies, stops
     _require(at == ends)
@@ -214,13 +214,13 @@ def _entries(data: Bytes, at: Int64, feature: Feature) -> tuple[Int64, Int64, In
         return none, none, none
     lengths, keys = _varints_at(data, at + 1)
     windows = np.lib.stride_tricks.sliding_window_view(data, len(key))
-    found = np.flatnonzero((windows[np.minimum(keys, len(windows) - 1)] == key).all(axis=1) & (data[at] == DELIMITED_1))
-    stops = keys[found] + lengths[found]
-    lengths, at = _varints_at(data, keys[found] + len(key))
+    hits = np.flatnonzero((windows[np.minimum(keys, len(windows) - 1)] == key).all(axis=1) & (data[at] == DELIMITED_1))
+    stops = keys[hits] + lengths[hits]
+    lengths, at = _varints_at(data, keys[hits] + len(key))
     _require((at + lengths == stops) & (data[at] == LIST_TAGS[feature.example_kind]))
     lengths, bodies = _varints_at(data, at + 1)
     _require(bodies + lengths == stops)
-    return found, bodies, stops
+    return hits, bodies, stops
 
 
 def _values(data: Bytes, bodies: Int64, stops: Int64, feature: Feature) -> tuple[pa.Array, Int64]:
@@ -267,19 +267,19 @@ def _chunks(data: Bytes, bodies: Int64, stops: Int64) -> tuple[Int64, Int64]:
 def _split(data: Bytes, bodies: Int64, stops: Int64) -> tuple[Int64, Int64, Int64]:
     """Start and end of every value, list after list, and the number in each list."""
     at, rows = bodies.copy(), np.flatnonzero(bodies < stops)
-    found: list[tuple[Int64, ...]] = [(np.empty(0, np.int64),) * 3]
+    segments: list[tuple[Int64, ...]] = [(np.empty(0, np.int64),) * 3]
     while len(rows) > _FEW:
         _require(data[at[rows]] == DELIMITED_1)
         lengths, starts = _varints_at(data, at[rows] + 1)
         at[rows] = starts + lengths
-        found.append((rows, starts, at[rows]))
+        segments.append((rows, starts, at[rows]))
         rows = rows[at[rows] < stops[rows]]
     for row in rows.tolist():
         values = list(_split_one(data[at[row] : stops[row]].tobytes(), int(at[row])))
         at[row] = values[-1][1]
-        found.append((np.full(len(values), row), *np.array(values, np.int64).T))
+        segments.append((np.full(len(values), row), *np.array(values, np.int64).T))
     _require(at == stops)
-    of, starts, ends = (np.concatenate(pieces) for pieces in zip(*found, strict=True))
+    of, starts, ends = (np.concatenate(pieces) for pieces in zip(*segments, strict=True))
     order = np.argsort(of, kind="stable")
     return starts[order], ends[order], np.bincount(of, minlength=len(bodies))
 

@@ -139,17 +139,17 @@ def read_columns(
     if expected is not None:
         check_columns(schema, expected)
     chosen = range(metadata.num_row_groups) if groups is None else groups
-    found: dict[str, FileVectors | npt.NDArray[Any]] = {}
+    vectors_by_name: dict[str, FileVectors | npt.NDArray[Any]] = {}
     for leaf, name in enumerate(schema.names):  # a feature is one leaf: none is nested deeper
         dtype, elements = vectors.get(name, ("V1", 0))
         if elements and _list_size(schema.field(leaf).type) == elements:
             values = read_vectors(data, metadata, chosen, leaf, dtype, elements)
             if values is not None:
-                found[name] = values
-    rest = [name for name in (*vectors, *others) if name not in found]
+                vectors_by_name[name] = values
+    rest = [name for name in (*vectors, *others) if name not in vectors_by_name]
     if not rest:
-        return found, pa.table({})
-    return found, plain_lists(_read_groups(file, list(chosen), rest))
+        return vectors_by_name, pa.table({})
+    return vectors_by_name, plain_lists(_read_groups(file, list(chosen), rest))
 
 
 def _read_groups(file: pq.ParquetFile, groups: list[int], columns: list[str]) -> pa.Table:
@@ -162,15 +162,15 @@ def _read_groups(file: pq.ParquetFile, groups: list[int], columns: list[str]) ->
         return pa.Table.from_batches(batches)
 
 
-def check_columns(found: pa.Schema, expected: pa.Schema) -> None:
+def check_columns(stored: pa.Schema, expected: pa.Schema) -> None:
     """Check that all expected columns exist and have the expected types.
 
     Raises:
         ValueError: a column is missing or has another type.
     """
     for field in expected:
-        place = found.get_field_index(field.name)
-        if place < 0 or found.field(place).type != field.type:
+        place = stored.get_field_index(field.name)
+        if place < 0 or stored.field(place).type != field.type:
             raise ValueError(f"it has no column {field.name!r} of type {field.type}")
 
 

@@ -117,8 +117,8 @@ def read_vectors(
 def _in_place(
     data: pa.Buffer, pages: Iterable[Page], rows: int, dtype: np.dtype[Any], elements: int
 ) -> FileVectors | None:
-    found = FileVectors.of_runs(data, ((start, count // elements) for _, start, count in pages), dtype, (elements,))
-    return found if len(found) == rows else None
+    vectors = FileVectors.of_runs(data, ((start, count // elements) for _, start, count in pages), dtype, (elements,))
+    return vectors if len(vectors) == rows else None
 
 
 def _copied(pages: Iterable[Page], rows: int, dtype: np.dtype[Any], elements: int) -> npt.NDArray[Any] | None:

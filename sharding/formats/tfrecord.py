@@ -83,15 +83,15 @@ def frames_are_intact(data: pa.Buffer, lengths: npt.NDArray[np.integer]) -> bool
         return kernels.first_bad_frame(content, ends) == len(ends)
     if lengths.min() == lengths.max():
         matrix = content.reshape(len(lengths), -1)
-        headers, footers, found = matrix[:, :HEADER_BYTES], matrix[:, -FOOTER_BYTES:], _matrix_footers(matrix)
+        headers, footers, crcs = matrix[:, :HEADER_BYTES], matrix[:, -FOOTER_BYTES:], _matrix_footers(matrix)
     else:
         starts = ends - lengths
         headers = content[starts[:, None] + np.arange(HEADER_BYTES)]
         footers = content[ends[:, None] - np.arange(FOOTER_BYTES, 0, -1)]
         bounds = zip((starts + HEADER_BYTES).tolist(), (ends - FOOTER_BYTES).tolist(), strict=True)
-        found = _masked_crcs((data[start:end] for start, end in bounds), len(lengths))
+        crcs = _masked_crcs((data[start:end] for start, end in bounds), len(lengths))
     payloads = lengths.astype(np.int64) - (HEADER_BYTES + FOOTER_BYTES)
-    return np.array_equal(headers, record_headers(payloads)) and np.array_equal(footers, found)
+    return np.array_equal(headers, record_headers(payloads)) and np.array_equal(footers, crcs)
 
 
 def _matrix_footers(matrix: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:

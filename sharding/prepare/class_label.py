@@ -89,9 +89,9 @@ class MakeClasses(ColumnStep):
         vectors = vectors.reshape(-1, width)
         odd = np.flatnonzero(((vectors == 1).sum(axis=1) != 1) | ((vectors == 0).sum(axis=1) != width - 1))
         if odd.size:
-            found = ", ".join(f"{value:g}" for value in vectors[odd[0]][:_SHOWN]) + ", ..." * (width > _SHOWN)
+            shown = ", ".join(f"{value:g}" for value in vectors[odd[0]][:_SHOWN]) + ", ..." * (width > _SHOWN)
             raise SourceError(
-                f"the label column {self.label!r} holds the vector [{found}], and only vectors of one 1 and zeros make "
+                f"the label column {self.label!r} holds the vector [{shown}], and only vectors of one 1 and zeros make "
                 "classes; choose one class each with --map (such as the largest) or, to keep the vectors, omit --label"
             )
         return insert_nulls(pa.array(vectors.argmax(axis=1), pa.int64()), present)

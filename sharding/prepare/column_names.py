@@ -55,11 +55,11 @@ def expand_groups(wanted: Iterable[str], names: Collection[str]) -> list[str]:
     >>> expand_groups(["y", "s", "t", "s.b"], ["s.a", "s.b", "t", "t.c", "y"])
     ['y', 's.a', 's.b', 't']
     """
-    found: list[str] = []
+    expanded: list[str] = []
     for name in wanted:
         within = [] if name in names else [inner for inner in names if is_in_group(inner, name)]
-        found += within or [name]
-    return list(dict.fromkeys(found))
+        expanded += within or [name]
+    return list(dict.fromkeys(expanded))
 
 
 def is_hidden(name: str) -> bool:

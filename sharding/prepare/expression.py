@@ -225,8 +225,8 @@ class _Evaluation:
                 raise self._fault("is compares a column with null, such as: price is not null")
             return pc.is_null(value) if isinstance(op, ast.Is) else pc.is_valid(value)
         if isinstance(op, (ast.In, ast.NotIn)):
-            found = self._member(left, right)
-            return found if isinstance(op, ast.In) else pc.invert(found)
+            is_member = self._member(left, right)
+            return is_member if isinstance(op, ast.In) else pc.invert(is_member)
         for side in (left, right):
             if isinstance(side, ast.Constant) and side.value is None:
                 raise self._fault("null equals nothing; write: is null, or is not null")
@@ -248,11 +248,11 @@ class _Evaluation:
 
     def _stored(self, text: str, kind: pa.DataType) -> int:
         try:
-            found = _instant(text, kind)
+            moment = _instant(text, kind)
         except (ValueError, pa.ArrowNotImplementedError) as error:
             form = next((form for is_kind, form in _TIME_FORMS.items() if is_kind(kind)), "a number")
             raise self._fault(f"{text!r} does not fit the column's type {kind}; compare it with {form}") from error
-        return int(found.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).as_py())
+        return int(moment.cast(pa.int32() if kind.bit_width == 32 else pa.int64()).as_py())
 
     def _is_null(self, node: ast.expr) -> bool:
         word = literal_word(node.id, self._columns) if isinstance(node, ast.Name) else None
@@ -263,7 +263,7 @@ class _Evaluation:
         column = self.value(left)
         if not isinstance(column, pa.Array) or not isinstance(right, (ast.Tuple, ast.List, ast.Set)):
             raise self._fault("in takes a column and a list, such as: carrier in ('AA', 'UA'); of one value: ('AA',)")
-        found = pc.and_kleene(pc.is_null(column), pa.scalar(None, pa.bool_()))
+        is_member = pc.and_kleene(pc.is_null(column), pa.scalar(None, pa.bool_()))
         alike: dict[pa.DataType, tuple[pa.Array, list[pa.Scalar]]] = {}
         for node in right.elts:
             values, literal = self._alike(column, self._listed(node, self._time_of(left)))
@@ -271,8 +271,8 @@ class _Evaluation:
                 alike[literal.type] = values, []
             alike[literal.type][1].append(literal)
         for values, literals in alike.values():
-            found = pc.or_kleene(found, _is_one_of(values, literals))
-        return found
+            is_member = pc.or_kleene(is_member, _is_one_of(values, literals))
+        return is_member
 
     def _listed(self, node: ast.expr, kind: pa.DataType | None) -> Value:
         if self._is_null(node):
@@ -298,10 +298,10 @@ def _instant(text: str, kind: pa.DataType) -> pa.Scalar:
     """The date or time that a text in ISO 8601 names; one without a zone is in that of the column."""
     if pa.types.is_time(kind):
         moment = time.fromisoformat(text)
-        found = pa.scalar(moment, kind)
-        if found.as_py() != moment:  # of a finer unit
+        stored = pa.scalar(moment, kind)
+        if stored.as_py() != moment:  # of a finer unit
             raise ValueError(text)
-        return found
+        return stored
     if not pa.types.is_timestamp(kind) or kind.tz is None:
         return pc.cast(pa.scalar(text), kind)
     try:
@@ -314,8 +314,8 @@ def _is_one_of(values: pa.Array, literals: Sequence[pa.Scalar]) -> pa.Array:
     """Whether each value equals one of some literals of its type; unknown for a null."""
     if pa.types.is_floating(values.type):  # `is_in` distinguishes -0.0 from 0.0
         return reduce(pc.or_kleene, (pc.equal(values, literal) for literal in literals))
-    found = pc.is_in(values, pa.array([literal.as_py() for literal in literals], values.type))
-    return pc.if_else(pc.is_valid(values), found, pa.scalar(None, pa.bool_()))
+    is_listed = pc.is_in(values, pa.array([literal.as_py() for literal in literals], values.type))
+    return pc.if_else(pc.is_valid(values), is_listed, pa.scalar(None, pa.bool_()))
 
 
 def _common(kind: pa.DataType, other: Value) -> pa.DataType | None:

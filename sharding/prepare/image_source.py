@@ -78,11 +78,11 @@ class ImageSource(WrappedSource):
         added = []
         for column in columns:
             own = ((f"{column}_height", "height"), (f"{column}_width", "width"))
-            found: list[tuple[tuple[str, str], ...]] = [own] if scalars.issuperset(name for name, _ in own) else []
+            pairs: list[tuple[tuple[str, str], ...]] = [own] if scalars.issuperset(name for name, _ in own) else []
             if plain and len(columns) == 1:
-                found.append(plain)
-            sizes += [(column, pair) for pair in found]
-            if not found and not left_out:
+                pairs.append(plain)
+            sizes += [(column, pair) for pair in pairs]
+            if not pairs and not left_out:
                 added.append(_sizes_of(column, columns, schema.names, options))
         return cls(inner=inner, options=options, columns=columns, sizes=tuple(sizes), added=tuple(added))
 

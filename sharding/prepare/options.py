@@ -51,7 +51,7 @@ class PrepareOptions:
 
     def recorded(self) -> dict[str, Any]:
         """The options as in `dataset.json`, without keys for defaults; `text_form.restore_options` is the inverse."""
-        found = {
+        values = {
             "schema": [feature.to_json() for feature in self.features.values()],
             "null_values": list(self.null_values),
             "csv": self.csv.recorded(),
@@ -61,7 +61,7 @@ class PrepareOptions:
             "rare_classes": [rare.to_json() for rare in self.rare_classes],
             "images": "" if self.images is None else self.images.spec,
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, value in values.items() if value}
 
     def described(self, source: str) -> str:
         """The name of a source and of the steps applied to it, for errors.

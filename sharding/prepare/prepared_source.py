@@ -159,10 +159,10 @@ class PreparedSource:
         """Prepared records of the inner source's sample; if steps drop them all, of the first batch with any left."""
         heads = self._prepared(self._inputs(iter([self.inner.sample(part, records)])), part)
         batches = [select_present(batch, self.schema.names) for batch in heads]
-        found = pa.Table.from_batches(batches).combine_chunks().to_batches() if batches else []
-        if not found and any(step.changes_rows for step in self.steps):
-            found = list(islice(self.drafts(part), 1))
-        return found[0].slice(0, records) if found else self._nothing()
+        joined = pa.Table.from_batches(batches).combine_chunks().to_batches() if batches else []
+        if not joined and any(step.changes_rows for step in self.steps):
+            joined = list(islice(self.drafts(part), 1))
+        return joined[0].slice(0, records) if joined else self._nothing()
 
     def complete(self, drafts: pa.RecordBatch) -> pa.RecordBatch:
         """Read the late columns, prepare and add them."""

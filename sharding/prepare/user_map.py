@@ -93,8 +93,8 @@ class MapBatches:
         column = result.column(feature.name)
         if _is_untyped(column.type) and feature.shape in ((), (None,)):
             return column.cast(feature.arrow_type)
-        found = _feature(result.schema.field(feature.name), self.input_schema)
-        if (found.arrow_type, found.logical) != (feature.arrow_type, feature.logical):
+        own = _feature(result.schema.field(feature.name), self.input_schema)
+        if (own.arrow_type, own.logical) != (feature.arrow_type, feature.logical):
             raise SourceError(
                 f"{self.spec}: the function returned column {feature.name!r} as {column.type}, but as "
                 f"{feature.logical or feature.arrow_type} for the first records; give the type: "

@@ -254,8 +254,8 @@ def _generation_difference(plan: BuildPlan, manifest: Manifest, number: int) -> 
     here = {split.name: split.records for split in plan.assignment.splits}
     for name in (*written.records, *here):
         if here.get(name, 0) != written.records.get(name, 0):
-            found = counted(here.get(name, 0), "record")
-            return f"it has {found} for split {name!r}, not {written.records.get(name, 0):,}"
+            records = counted(here.get(name, 0), "record")
+            return f"it has {records} for split {name!r}, not {written.records.get(name, 0):,}"
     classes = manifest.classes[: written.classes]
     return "" if plan.classes == classes else f"it has other classes: {len(plan.classes):,}, not {len(classes):,}"
 

@@ -106,8 +106,8 @@ class Rebuilder:
         shards = [shard for shard in self.rows if generation_of(shard.path) in earlier]
         jobs = [(check_meaning, (storage, manifest, shard)) for shard in shards]
         with ThreadPoolExecutor(default_workers(storage), thread_name_prefix="ringfeed-repair") as pool:
-            found = run_tasks(pool, jobs)
-        self._lost |= {generation_of(shard.path) for shard, damages in zip(shards, found, strict=True) if damages}
+            problems = run_tasks(pool, jobs)
+        self._lost |= {generation_of(shard.path) for shard, damages in zip(shards, problems, strict=True) if damages}
         self._checked |= earlier
 
     def is_lost(self, number: int) -> bool:

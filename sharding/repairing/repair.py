@@ -218,9 +218,9 @@ def _checked(plan: RepairPlan, made: Sequence[ShardInfo]) -> dict[str, str]:
     }
     rebuilds = {rebuild.generation: rebuild for rebuild in plan.rebuilds}
     for shard in made:
-        for path, found in shard.files.items():
+        for path, entry in shard.files.items():
             if path in wanted:
-                check_rebuilt(rebuilds[generation_of(path)], path, found.checksum, written[path])
+                check_rebuilt(rebuilds[generation_of(path)], path, entry.checksum, written[path])
     return written
 
 

@@ -98,8 +98,8 @@ def plan_repair(
         dataset, rebuilds = rebuild_table(dataset, originals, spill, rebuilding)
     if dataset.proven:
         check_shards(dataset.manifest, dataset.shards, storage.locate(dataset.manifest.shards_path))
-    found = verify_files(dataset, report, workers=threads, counts=False)
-    damaged = {damage.path: damage for damage in found.damages}
+    verification = verify_files(dataset, report, workers=threads, counts=False)
+    damaged = {damage.path: damage for damage in verification.damages}
     meta = [rewrite(path, "rebuilt from the other files of the dataset") for path in dataset.restored]
     moves = plan_moves(dataset, damaged)
     with ThreadPoolExecutor(threads, thread_name_prefix="ringfeed-repair") as pool:
@@ -108,7 +108,11 @@ def plan_repair(
     remedies = [remedy for of_shard, _ in outcomes for remedy in of_shard]
     losses = tuple(loss for _, loss in outcomes if loss is not None)
     plan = RepairPlan(
-        dataset=dataset, verification=found, remedies=(*meta, *moves.values(), *remedies), losses=losses, spill=spill
+        dataset=dataset,
+        verification=verification,
+        remedies=(*meta, *moves.values(), *remedies),
+        losses=losses,
+        spill=spill,
     )
     rejected = {number: path for path, number in rejected_paths(dataset.manifest).items() if path in damaged}
     if (losses or rejected) and originals:

@@ -32,8 +32,8 @@ def plan_moves(dataset: RecoveredDataset, damaged: Mapping[str, Damage]) -> dict
     unknown_files = (dataset.names or frozenset()) - set(wanted) - {dataset.manifest_path, dataset.manifest.shards_path}
     holders: dict[str, str] = {}
     for path in [*sorted(unknown_files), *(path for path in damaged if path in wanted)]:
-        if sizes and (found := _measure_if_sized(dataset.storage, path, sizes)):
-            holders[found.checksum] = path
+        if sizes and (measured := _measure_if_sized(dataset.storage, path, sizes)):
+            holders[measured.checksum] = path
     moves = {}
     for path in damaged:
         origin = holders.get(wanted[path].checksum) if path in wanted else None
@@ -134,8 +134,8 @@ def replacement_name(storage: Storage, path: str, names: frozenset[str], data: p
     except ValueError as error:
         raise DatasetError(f"{storage.locate(path)} has no valid name, so its replacement cannot be named") from error
     while name in names:
-        found = digest_file(storage, name)
-        if found is not None and found.checksum == checksum(data):
+        measured = digest_file(storage, name)
+        if measured is not None and measured.checksum == checksum(data):
             break
         name = salvaged_name(name)
     return name

@@ -170,11 +170,11 @@ def _detect(url: str) -> tuple[str, Sequence[SourceFile] | None]:
         return "ringfeed", None
     first = expand_braces(split_selection(url)[0])[0]
     files = list_files(first, known_suffixes())
-    found = _kinds_of(plain_name(file.url) for file in files)
-    if len(found) == 1:
-        return found[0], files if first == url else None
-    if found:
-        raise SourceError(f"{url} holds files of several kinds ({', '.join(found)}); say which with --source-kind")
+    kinds = _kinds_of(plain_name(file.url) for file in files)
+    if len(kinds) == 1:
+        return kinds[0], files if first == url else None
+    if kinds:
+        raise SourceError(f"{url} holds files of several kinds ({', '.join(kinds)}); say which with --source-kind")
     if "::" not in url and url.endswith(".zip"):
         raise SourceError(f"{url} is an archive; name the files to read in it, or read all with zip://::{url}")
     known = ", ".join(source.suffixes[0] for source in _SOURCES.values() if source.suffixes)
@@ -186,10 +186,10 @@ def _detect(url: str) -> tuple[str, Sequence[SourceFile] | None]:
 
 def _kinds_of(names: Iterable[str]) -> list[str]:
     """Return the kinds of the files, in the order of `KINDS`; no suffix of one kind ends in a suffix of another."""
-    found: set[str] = set()
+    kinds: set[str] = set()
     suffixes: tuple[str, ...] = ()
     for name in names:
         if not name.endswith(suffixes):
-            found |= {kind for kind, source in _SOURCES.items() if name.endswith(source.suffixes)}
-            suffixes = tuple(suffix for kind in found for suffix in _SOURCES[kind].suffixes)
-    return [kind for kind in _SOURCES if kind in found]
+            kinds |= {kind for kind, source in _SOURCES.items() if name.endswith(source.suffixes)}
+            suffixes = tuple(suffix for kind in kinds for suffix in _SOURCES[kind].suffixes)
+    return [kind for kind in _SOURCES if kind in kinds]

@@ -35,11 +35,11 @@ def find_dataset(url: str) -> tuple[str, str | None] | None:
 
 
 def _locate(url: str) -> tuple[str, str | None]:
-    found = find_dataset(url)
-    if found is None:
+    place = find_dataset(url)
+    if place is None:
         holds_dataset(Storage(url))  # raises if the store is the problem
         raise DatasetError(f"there is no dataset at {url}: it has no {MANIFEST_NAME}; name the folder of a dataset")
-    return found
+    return place
 
 
 def _holds_dataset(url: str) -> bool:

@@ -161,15 +161,15 @@ def open_splits(url: str, patterns: Mapping[str, str], opened: Open) -> SplitSou
 
 def _common_class_names(url: str, names: Sequence[str], sources: Sequence[Source]) -> tuple[str, ...]:
     """Return the names of the label's classes, which must be the same in all splits."""
-    found = [each.class_names if isinstance(each, NamedClassesSource) else () for each in sources]
-    odd = next((name for name, other in zip(names, found, strict=True) if other != found[0]), None)
+    class_names = [each.class_names if isinstance(each, NamedClassesSource) else () for each in sources]
+    odd = next((name for name, other in zip(names, class_names, strict=True) if other != class_names[0]), None)
     if odd is not None:
         label = sources[0].schema.label
         raise SourceError(
             f"{url}: Hugging Face's metadata name the classes of {label!r} otherwise in the split {odd!r} than in "
             f"{names[0]!r}, so their numbers may differ; keep the numbers with --cast {label}=int64"
         )
-    return found[0]
+    return class_names[0]
 
 
 def _in_split(part: Part, split: int) -> SplitPart:
@@ -185,17 +185,17 @@ def _common_types(schemas: Sequence[Schema]) -> dict[str, Feature]:
     """Return a type for each scalar column of numbers or text whose type differs between schemas."""
     result: dict[str, Feature] = {}
     for feature in schemas[0].features:
-        found = [schema[feature.name] for schema in schemas if feature.name in schema.names]
-        dtypes = {other.dtype for other in found}
-        if len(dtypes) > 1 and all(other.shape == () and not other.encoding for other in found):
-            numbers = not any(other.logical for other in found) and dtypes <= {"int64", "uint64", "float64"}
+        features = [schema[feature.name] for schema in schemas if feature.name in schema.names]
+        dtypes = {other.dtype for other in features}
+        if len(dtypes) > 1 and all(other.shape == () and not other.encoding for other in features):
+            numbers = not any(other.logical for other in features) and dtypes <= {"int64", "uint64", "float64"}
             dtype = "string" if not numbers else "float64" if "float64" in dtypes else "uint64"
             result[feature.name] = Feature(name=feature.name, dtype=dtype)
     return result
 
 
-def _check_schema(url: str, first: str, wanted: Schema, name: str, found: Schema) -> None:
-    missing = sorted(set(wanted.names) ^ set(found.names))
+def _check_schema(url: str, first: str, wanted: Schema, name: str, given: Schema) -> None:
+    missing = sorted(set(wanted.names) ^ set(given.names))
     if missing:
         has = first if missing[0] in wanted.names else name
         raise SourceError(
@@ -203,7 +203,7 @@ def _check_schema(url: str, first: str, wanted: Schema, name: str, found: Schema
             "the splits must have the same columns, so build them apart, or leave that column out of the files"
         )
     for feature in wanted.features:
-        if (other := found[feature.name]) != feature:
+        if (other := given[feature.name]) != feature:
             kinds = (f"{each.logical or each.dtype}{list(each.shape) or ''}" for each in (feature, other))
             raise SourceError(
                 f"{url}: the column {feature.name!r} is {next(kinds)} in the split {first!r}, and {next(kinds)} in "

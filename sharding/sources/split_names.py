@@ -59,21 +59,21 @@ def split_patterns(paths: Iterable[str]) -> dict[str, str]:
     >>> split_patterns(["train/cat/1.png", "val/cat/2.png"]), split_patterns(["trainers.csv", "tests/a.csv"])
     ({'train': 'train', 'val': 'val'}, {})
     """
-    found: dict[str, dict[str, None]] = {}
+    patterns: dict[str, dict[str, None]] = {}
     for path in paths:
         *folders, file = path.split("/")
         for number, folder in enumerate(folders):
             if folder.lower() in _WORDS:
-                found.setdefault(_WORDS[folder.lower()], {})["/".join(folders[: number + 1])] = None
+                patterns.setdefault(_WORDS[folder.lower()], {})["/".join(folders[: number + 1])] = None
                 break
         else:
             if match := _NAME.search(file):
                 pattern = "/".join([*folders, f"{file[: match.end()]}*"])
-                found.setdefault(_WORDS[match[1].lower()], {})[pattern] = None
-    if len(found) < 2:
+                patterns.setdefault(_WORDS[match[1].lower()], {})[pattern] = None
+    if len(patterns) < 2:
         return {}
-    names = sorted(found, key=lambda name: (name != "train", name))
-    return {name: next(iter(found[name])) if len(found[name]) == 1 else f"**/*{name}*" for name in names}
+    names = sorted(patterns, key=lambda name: (name != "train", name))
+    return {name: next(iter(patterns[name])) if len(patterns[name]) == 1 else f"**/*{name}*" for name in names}
 
 
 def warn_of_splits(source: Source, url: str) -> None:

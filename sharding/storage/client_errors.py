@@ -165,10 +165,10 @@ def _headers(error: BaseException) -> Mapping[str, Any]:
     """The headers of the reply in an error of botocore, aiohttp, or a client with a response; empty if it has none."""
     response = getattr(error, "response", None)
     if isinstance(response, dict):
-        found = response.get("ResponseMetadata", {}).get("HTTPHeaders")
+        headers = response.get("ResponseMetadata", {}).get("HTTPHeaders")
     else:
-        found = getattr(error, "headers", None) or getattr(response, "headers", None)
-    return found if isinstance(found, Mapping) else {}
+        headers = getattr(error, "headers", None) or getattr(response, "headers", None)
+    return headers if isinstance(headers, Mapping) else {}
 
 
 def _timestamp(date: str) -> float | None:

@@ -157,10 +157,10 @@ def _of_the_access(error: BaseException, protocol: str, text: str, code: str, *,
 def _lacks_inodes(place: Path) -> bool:
     """Whether a file system has free space, but room for no more files."""
     try:
-        found = os.statvfs(next(folder for folder in (place, *place.parents) if folder.exists()))
+        status = os.statvfs(next(folder for folder in (place, *place.parents) if folder.exists()))
     except OSError:
         return False
-    return found.f_files > 0 and not found.f_favail and found.f_bavail > 0
+    return status.f_files > 0 and not status.f_favail and status.f_bavail > 0
 
 
 def _process_problem(error: BaseException) -> str:

@@ -73,7 +73,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **_: Any
     ) -> Any:
         """List the files on a page and on the pages below it, with retries."""
-        found: dict[str, dict[str, Any]] = {}
+        infos_by_name: dict[str, dict[str, Any]] = {}
         folders = [path]
         with ThreadPoolExecutor(_PAGES) as threads:
             while folders and (maxdepth is None or maxdepth > 0):
@@ -81,8 +81,8 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
                 pages = threads.map(lambda folder: retry(partial(self.ls, folder), RetryPolicy()), folders)
                 infos = [info for page in pages for info in page]
                 folders = [info["name"] for info in infos if info["type"] == "directory"]
-                found |= {info["name"]: info for info in infos if withdirs or info["type"] == "file"}
-        return dict(sorted(found.items())) if detail else sorted(found)
+                infos_by_name |= {info["name"]: info for info in infos if withdirs or info["type"] == "file"}
+        return dict(sorted(infos_by_name.items())) if detail else sorted(infos_by_name)
 
     def glob(self, path: str, maxdepth: int | None = None, detail: bool = False, **_: Any) -> Any:
         """Find the files and folders whose unescaped names match; a question mark starts a query."""
@@ -93,24 +93,24 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         plain = escape(unquote(root)) + re.sub(r"(%[0-9A-Fa-f]{2})+", lambda codes: escape(unquote(codes[0])), rest)
         pattern = re.compile(glob_translate(plain))
         depth = None if "**" in rest else rest.count("/") + 1
-        found = self.find(root, maxdepth=depth or maxdepth, withdirs=True, detail=True)
-        matching = {name: info for name, info in found.items() if pattern.match(unquote(name.rstrip("/")))}
+        infos = self.find(root, maxdepth=depth or maxdepth, withdirs=True, detail=True)
+        matching = {name: info for name, info in infos.items() if pattern.match(unquote(name.rstrip("/")))}
         return matching if detail else list(matching)
 
     async def _info(self, url: str, **_: Any) -> dict[str, Any]:
         try:
-            found = await self._look("HEAD", url)
+            info = await self._look("HEAD", url)
         except (*_REFUSALS, aiohttp.ClientResponseError, aiohttp.ServerDisconnectedError) as error:
             if is_busy(error):
                 raise
-            found = {}  # some servers, and signed links, allow only GET
-        if not found.get("size"):
+            info = {}  # some servers, and signed links, allow only GET
+        if not info.get("size"):
             try:
-                found = await self._look("GET", url)
+                info = await self._look("GET", url)
             except HTTPError as error:
-                if error.status != 416 or not found:  # an empty file has no first byte
+                if error.status != 416 or not info:  # an empty file has no first byte
                     raise
-        return {"name": url, "type": "file", **found}
+        return {"name": url, "type": "file", **info}
 
     async def _look(self, method: str, url: str) -> dict[str, Any]:
         return await asyncio.wait_for(self._head(method, url), request_limit_seconds(0))
@@ -125,14 +125,14 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
             if reply.status != 416 or total is None:
                 self._raise_not_found_for_status(reply, url)
                 total = _content_range(headers)[1] if reply.status == 206 else _number(headers.get("Content-Length"))
-            found = {
+            info = {
                 "size": total,
                 "partial": reply.status in (206, 416) or (method == "HEAD" and headers.get("Accept-Ranges") == "bytes"),
                 "mimetype": _mimetype(headers),
                 "ETag": headers.get("ETag"),
                 "mtime": headers.get("Last-Modified"),
             }
-        return {key: value for key, value in found.items() if value not in (None, "") or key == "size"}
+        return {key: value for key, value in info.items() if value not in (None, "") or key == "size"}
 
     async def _exists(self, path: str, **_: Any) -> bool:
         try:
@@ -254,8 +254,8 @@ async def _read_up_to(reply: aiohttp.ClientResponse, most: int) -> bytes:
 
 def _content_range(headers: Mapping[str, str]) -> tuple[int | None, int | None]:
     """The first byte and the file size from the Content-Range header; None if absent."""
-    found = re.match(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", headers.get("Content-Range", ""))
-    return (_number(found[1]), _number(found[2])) if found else (None, None)
+    match = re.match(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)", headers.get("Content-Range", ""))
+    return (_number(match[1]), _number(match[2])) if match else (None, None)
 
 
 def _mimetype(headers: Mapping[str, str]) -> str:
@@ -281,7 +281,7 @@ def page_links(page: str, url: str) -> list[str]:
     above = _plain_parts(root)[:-1]
     parser = _Links()
     parser.feed(page)
-    found = set()
+    names = set()
     for link in parser.links:
         try:
             target = urlsplit(urljoin(f"{base.scheme}://{base.netloc}{root}", link))
@@ -296,8 +296,8 @@ def page_links(page: str, url: str) -> list[str]:
             and any(below)
             and not {b".", b".."} & set(below)
         ):
-            found.add("/".join(quote(part, safe="") for part in below))
-    return sorted(found)
+            names.add("/".join(quote(part, safe="") for part in below))
+    return sorted(names)
 
 
 def _plain_parts(path: str) -> list[bytes]:

@@ -39,20 +39,20 @@ def check_private(folder: Path, remedy: str) -> None:
         DestinationError: another user may have planted it.
     """
     try:
-        found = os.lstat(folder)
+        status = os.lstat(folder)
     except (FileNotFoundError, NotADirectoryError):
         return
-    if stat.S_ISLNK(found.st_mode):
+    if stat.S_ISLNK(status.st_mode):
         raise DestinationError(f"{folder} is a link, which another user may have planted; remove it, or {remedy}")
-    if not stat.S_ISDIR(found.st_mode):
+    if not stat.S_ISDIR(status.st_mode):
         raise DestinationError(f"{folder} is not a folder; remove it, or {remedy}")
-    if found.st_uid == os.getuid() and not found.st_mode & 0o077:
+    if status.st_uid == os.getuid() and not status.st_mode & 0o077:
         return
     owner, mode = _of_new_folders(folder.parent, default=(os.getuid(), 0))
-    if found.st_uid != owner:
+    if status.st_uid != owner:
         raise DestinationError(f"{folder} belongs to another user; {remedy}")
-    if found.st_mode & 0o077 & ~mode:
-        shown = f"{stat.S_IMODE(found.st_mode):o}"
+    if status.st_mode & 0o077 & ~mode:
+        shown = f"{stat.S_IMODE(status.st_mode):o}"
         raise DestinationError(f"{folder} is open to other users (mode {shown}); remove it, or {remedy}")
 
 

@@ -19,8 +19,8 @@ def check_regular(path: str | os.PathLike[str], most_bytes: int | None = None) -
         SpecialFileError: it is a FIFO, a socket or a device, or has more than `most_bytes`.
         OSError: it cannot be examined.
     """
-    found = os.stat(path)
-    if kind := _KINDS.get(stat.S_IFMT(found.st_mode)):
+    status = os.stat(path)
+    if kind := _KINDS.get(stat.S_IFMT(status.st_mode)):
         raise SpecialFileError(f"it is {kind}, where a file must be; check the path, or write its content to a file")
-    if most_bytes is not None and found.st_size > most_bytes:
-        raise SpecialFileError(f"it has {found.st_size:,} bytes, and such a file at most {most_bytes:,}")
+    if most_bytes is not None and status.st_size > most_bytes:
+        raise SpecialFileError(f"it has {status.st_size:,} bytes, and such a file at most {most_bytes:,}")

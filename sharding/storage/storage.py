@@ -280,10 +280,10 @@ class Storage(Location):
         def find() -> dict[str, int]:
             fs.invalidate_cache()
             try:
-                found: dict[str, dict[str, Any]] = fs.find(root, detail=True)
+                infos: dict[str, dict[str, Any]] = fs.find(root, detail=True)
             except FileNotFoundError:
                 return {}
-            return {name: info["size"] for name, info in found.items() if info["type"] == "file"}
+            return {name: info["size"] for name, info in infos.items() if info["type"] == "file"}
 
         if self.protocol in S3_PROTOCOLS:
             files = sorted(list_objects(fs, root, partial(self.run, "list", "")))
@@ -401,8 +401,8 @@ class Storage(Location):
         def find() -> Sequence[str]:
             fs.invalidate_cache()
             with suppress(FileNotFoundError):
-                found = fs.ls(root, detail=True)
-                return [each["name"].rpartition("/")[2] for each in found if each["type"] == "directory"]
+                infos = fs.ls(root, detail=True)
+                return [each["name"].rpartition("/")[2] for each in infos if each["type"] == "directory"]
             return []
 
         return self.run("list", "", find)

@@ -25,18 +25,18 @@ from ringfeed.sharding.storage.storage import Storage
 
 
 def locate_in_shard(
-    storage: Storage, manifest: Manifest, shard: ShardInfo, found: FileInfo, index: Index | None
+    storage: Storage, manifest: Manifest, shard: ShardInfo, measured: FileInfo, index: Index | None
 ) -> Damage:
     """Describe the damage of a shard whose checksum is wrong.
 
     Args:
-        found: size and checksum that the file has now.
+        measured: size and checksum that the file has now.
         index: index of the shard, if it is intact.
     """
-    damage = _damage(shard, shard.path, found)
+    damage = _damage(shard, shard.path, measured)
     with open_decompressed(storage, shard.path) as stored:
-        if found.bytes > shard.bytes and checksum(stored.slice(0, shard.bytes)) == shard.checksum:
-            added = found.bytes - shard.bytes
+        if measured.bytes > shard.bytes and checksum(stored.slice(0, shard.bytes)) == shard.checksum:
+            added = measured.bytes - shard.bytes
             return replace(
                 damage,
                 offset=shard.bytes,
@@ -48,9 +48,9 @@ def locate_in_shard(
             return _in_tfrecord(damage, stored, memoryview(data), manifest, shard, index)
 
 
-def _damage(shard: ShardInfo, path: str, found: FileInfo) -> Damage:
+def _damage(shard: ShardInfo, path: str, measured: FileInfo) -> Damage:
     """Describe the damage by the sizes alone."""
-    sizes = found.bytes, shard.files[path].bytes
+    sizes = measured.bytes, shard.files[path].bytes
     return Damage(path=path, split=shard.split, kind=kind_of_size(*sizes), problem=content_problem(*sizes))
 
 
@@ -166,15 +166,15 @@ def reencode_shard(data: pa.Buffer | memoryview, manifest: Manifest, shard: Shar
 
 
 def locate_in_index(
-    storage: Storage, manifest: Manifest, shard: ShardInfo, found: FileInfo, *, shard_intact: bool
+    storage: Storage, manifest: Manifest, shard: ShardInfo, measured: FileInfo, *, shard_intact: bool
 ) -> Damage:
     """Describe the damage of an index whose checksum is wrong.
 
     Args:
-        found: size and checksum that the file has now.
+        measured: size and checksum that the file has now.
         shard_intact: whether the shard's data file is intact, so that the index can be compared with it.
     """
-    damage = _damage(shard, shard.index_path, found)
+    damage = _damage(shard, shard.index_path, measured)
     with open_decompressed(storage, shard.index_path) as stored:
         try:
             index = read_index(stored, manifest)

@@ -45,12 +45,12 @@ def check_meaning(storage: Storage, manifest: Manifest, shard: ShardInfo) -> lis
         except ValueError as error:
             return [Damage(path=shard.index_path, split=shard.split, kind="unparsable", problem=str(error))]
     with open_decompressed(storage, shard.path, manifest.file_compression, size=shard.bytes) as data:
-        found = _read_parquet(data, manifest) if manifest.shard_format == "parquet" else _read_tfrecord(data, manifest)
-        if isinstance(found, Damage):
-            return [replace(found, path=shard.path, split=shard.split)]
+        actual = _read_parquet(data, manifest) if manifest.shard_format == "parquet" else _read_tfrecord(data, manifest)
+        if isinstance(actual, Damage):
+            return [replace(actual, path=shard.path, split=shard.split)]
     base = Damage(path=shard.path, split=shard.split, kind="miscounted", problem="")
-    miscounted = (replace(base, problem=problem) for problem in _miscounts(found.class_ids, shard, manifest))
-    return [*_compare_index(shard, index, found), *miscounted]
+    miscounted = (replace(base, problem=problem) for problem in _miscounts(actual.class_ids, shard, manifest))
+    return [*_compare_index(shard, index, actual), *miscounted]
 
 
 def _read_tfrecord(data: pa.Buffer, manifest: Manifest) -> Index | Damage:
@@ -99,22 +99,25 @@ def _read_parquet(data: pa.Buffer, manifest: Manifest) -> Index | Damage:
         return Damage(path="", kind="unparsable", problem=f"it cannot be read: {brief(error)}")
 
 
-def _compare_index(shard: ShardInfo, index: Index, found: Index) -> Iterator[Damage]:
+def _compare_index(shard: ShardInfo, index: Index, actual: Index) -> Iterator[Damage]:
     base = Damage(path=shard.index_path, split=shard.split, kind="stale", problem="")
-    if len(index.class_ids) != len(found.class_ids):
-        numbers = f"{counted(len(index.class_ids), 'record')}, the shard holds {len(found.class_ids)}"
+    if len(index.class_ids) != len(actual.class_ids):
+        numbers = f"{counted(len(index.class_ids), 'record')}, the shard holds {len(actual.class_ids)}"
         yield replace(base, problem=f"it has {numbers}")
         return
-    differing = index.differing_records(found).tolist()
+    differing = index.differing_records(actual).tolist()
     if not differing:
         return
     record = differing[0]
     same_offsets = (
         index.offsets is None
-        or first_difference(index.offsets.tobytes(), b"" if found.offsets is None else found.offsets.tobytes()) is None
+        or first_difference(index.offsets.tobytes(), b"" if actual.offsets is None else actual.offsets.tobytes())
+        is None
     )
     kind = "mislabelled" if same_offsets else "stale"
-    what = f"class {index.class_ids[record]}, its label {found.class_ids[record]}" if same_offsets else "another offset"
+    what = (
+        f"class {index.class_ids[record]}, its label {actual.class_ids[record]}" if same_offsets else "another offset"
+    )
     problem = f"record {record} has {what} ({counted(len(differing), 'such record')})"
     yield replace(base, kind=kind, problem=problem, record=record, records=runs(differing))
 

@@ -138,21 +138,21 @@ def check_dataset(
     threads = default_workers(storage) if workers is None else workers
     while True:
         dataset = recover_dataset(storage, threads)
-        found = verify_files(dataset, report, workers=threads, deep=deep)
-        if not found.damages or not _is_rewritten(dataset):
-            return _excuse_outdated(dataset, found)
+        verification = verify_files(dataset, report, workers=threads, deep=deep)
+        if not verification.damages or not _is_rewritten(dataset):
+            return _excuse_outdated(dataset, verification)
 
 
-def _excuse_outdated(dataset: RecoveredDataset, found: Verification) -> Verification:
+def _excuse_outdated(dataset: RecoveredDataset, verification: Verification) -> Verification:
     """Turn damages into notes where an append, running or killed, has yet to replace files of TensorFlow Datasets."""
-    outdated = [damage for damage in found.damages if damage.kind != "missing" and is_tfds_file(damage.path)]
+    outdated = [damage for damage in verification.damages if damage.kind != "missing" and is_tfds_file(damage.path)]
     holder = read_holder(dataset.storage) if outdated else None
     if holder is None or holder.task != "append":
-        return found
+        return verification
     remark = "for TensorFlow Datasets, from before an append, which replaces it after its commit"
     notes = [Note(path=damage.path, remark=remark) for damage in outdated]
-    damages = tuple(damage for damage in found.damages if damage not in outdated)
-    return replace(found, damages=damages, notes=(*found.notes, *notes))
+    damages = tuple(damage for damage in verification.damages if damage not in outdated)
+    return replace(verification, damages=damages, notes=(*verification.notes, *notes))
 
 
 def _is_rewritten(dataset: RecoveredDataset) -> bool:
@@ -185,7 +185,7 @@ def verify_files(
     with ThreadPoolExecutor(workers, thread_name_prefix="ringfeed-verify") as pool:
         jobs = [(_measure, (dataset, file, counts and not deep)) for file in files]
         measured = run_tasks(pool, jobs, _reporter(report, {f.path: f.info.bytes for f in files}, total))
-        measures = {path: found for path, found, _ in measured}
+        measures = {path: file_info for path, file_info, _ in measured}
         bad = [file for file in files if measures[file.path] != file.info]
         holders = _holders(files)
         places = [(_locate, (dataset, file, measures, holders)) for file in bad]
@@ -194,9 +194,9 @@ def verify_files(
             broken = {file.shard.path for file in bad if file.shard is not None}
             whole = [shard for shard in dataset.shards if shard.path not in broken]
             meanings = run_tasks(pool, [(check_meaning, (storage, manifest, shard)) for shard in whole])
-            damages += (damage for found in meanings for damage in found)
+            damages += (damage for problems in meanings for damage in problems)
         if counts:
-            damages += (damage for _, _, found in measured for damage in found)
+            damages += (damage for _, _, problems in measured for damage in problems)
             damages += check_totals(manifest, dataset.shards)
     notes = tuple(_notes(dataset, {file.path for file in files}))
     return Verification(damages=tuple(damages), notes=notes, files=len(files), bytes=total)
@@ -225,10 +225,10 @@ def _measure(dataset: RecoveredDataset, file: _File, counts: bool) -> tuple[str,
             if FileInfo(bytes=data.size, checksum=checksum(data)) == file.info:
                 return file.path, file.info, check_counts(data, dataset.manifest, shard)
     size, most = dataset.sizes.get(file.path), _most_bytes(dataset, file)
-    found = digest_file(storage, file.path, size, most=most)
-    if storage.local_path is None and found is not None and found != file.info:
-        found = digest_file(storage, file.path, most=most)  # the transfer may have damaged it
-    return file.path, found, ()
+    info = digest_file(storage, file.path, size, most=most)
+    if storage.local_path is None and info is not None and info != file.info:
+        info = digest_file(storage, file.path, most=most)  # the transfer may have damaged it
+    return file.path, info, ()
 
 
 def _most_bytes(dataset: RecoveredDataset, file: _File) -> int | None:
@@ -252,35 +252,35 @@ def _locate(
     holders: Mapping[str, Sequence[_File]],
 ) -> Damage:
     storage, manifest = dataset.storage, dataset.manifest
-    found, shard = measures[file.path], file.shard
+    info, shard = measures[file.path], file.shard
     split = None if shard is None else shard.split
-    if found is None:
+    if info is None:
         return Damage(path=file.path, split=split, kind="missing", problem="the file is missing")
-    if (most := _most_bytes(dataset, file)) is not None and found.bytes > most:
+    if (most := _most_bytes(dataset, file)) is not None and info.bytes > most:
         problem = f"it has more than {most} bytes, {file.info.bytes} were written; the rest was not read"
         return Damage(path=file.path, split=split, kind="extended", problem=problem, offset=file.info.bytes)
-    if others := holders.get(found.checksum):
+    if others := holders.get(info.checksum):
         other = next((o for o in others if _holds(measures[o.path], file)), others[0])
         mutual = _holds(measures[other.path], file)
         problem = f"it holds the content of {other.path}{', and vice versa' if mutual else ''}"
         return Damage(path=file.path, split=split, kind="swapped", problem=problem, offset=0)
     if shard is None:
-        return locate_in_companion(storage, manifest, dataset.shards, file.path, found)
+        return locate_in_companion(storage, manifest, dataset.shards, file.path, info)
     if file.path == shard.index_path:
         intact = measures[shard.path] == shard.files[shard.path]
-        return locate_in_index(storage, manifest, shard, found, shard_intact=intact)
-    return locate_in_shard(storage, manifest, shard, found, _intact_index(storage, manifest, shard, measures))
+        return locate_in_index(storage, manifest, shard, info, shard_intact=intact)
+    return locate_in_shard(storage, manifest, shard, info, _intact_index(storage, manifest, shard, measures))
 
 
-def _holds(found: FileInfo | None, file: _File) -> bool:
-    return found is not None and found.checksum == file.info.checksum
+def _holds(info: FileInfo | None, file: _File) -> bool:
+    return info is not None and info.checksum == file.info.checksum
 
 
 def _intact_index(
     storage: Storage, manifest: Manifest, shard: ShardInfo, measures: Mapping[str, FileInfo | None]
 ) -> Index | None:
-    found = measures[shard.index_path]
-    if found is None or found.checksum != shard.index_checksum:
+    info = measures[shard.index_path]
+    if info is None or info.checksum != shard.index_checksum:
         return None
     with open_decompressed(storage, shard.index_path) as stored:
         return read_index(stored, manifest)

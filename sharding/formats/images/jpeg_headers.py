@@ -58,11 +58,11 @@ def _read_frames(
 ) -> npt.NDArray[np.bool_]:
     """Store the sizes in frame headers; returns which headers are usual and the first of their file."""
     first = sizes[files, 0] == 0
-    found = np.stack([_big_endian(data, positions + 5), _big_endian(data, positions + 7)], axis=1)
-    sizes[files] = found
+    sides = np.stack([_big_endian(data, positions + 5), _big_endian(data, positions + 7)], axis=1)
+    sizes[files] = sides
     components = data[positions + 9]
     colours = (components == 1) | (components == 3) | (components == 4)
-    plain: npt.NDArray[np.bool_] = first & (data[positions + 4] == 8) & colours & found.all(axis=1)
+    plain: npt.NDArray[np.bool_] = first & (data[positions + 4] == 8) & colours & sides.all(axis=1)
     return plain
 
 

@@ -111,9 +111,9 @@ def _sample(column: pa.Array) -> ImageStatistics:
         left -= height * width
         if sampled == _SAMPLE_IMAGES or (left < 0 and sampled):
             break
-        found = _histogram(data) if height * width <= _LARGEST_PIXELS else None
-        if found is not None:
-            counts += found
+        histogram = _histogram(data) if height * width <= _LARGEST_PIXELS else None
+        if histogram is not None:
+            counts += histogram
             sampled += 1
     pixels = int(counts[0].sum())
     if not pixels:

@@ -102,10 +102,9 @@ class _Collector:
             raise SourceError(_too_many(self.found, f"skip:{self._most}"))
 
 
-def _too_many(found: Sequence[BadRecord], allowed: str) -> str:
+def _too_many(bad: Sequence[BadRecord], allowed: str) -> str:
     return (
-        f"at least {counted(len(found), 'bad record')}, more than --on-bad-record {allowed} allows; the first is "
-        f"{found[0]}"
+        f"at least {counted(len(bad), 'bad record')}, more than --on-bad-record {allowed} allows; the first is {bad[0]}"
     )
 
 
@@ -129,11 +128,11 @@ def without_bad_records(
     rejected: list[BadRecord] = []
     if isinstance(base, CheckableSource):  # finds what `complete` would fail on; `drafts` may not read it
         files: Any = base
-        dropped, found, _ = _check_parts(partial(_check_files, fault), files, budget, pool, task_limit)
-        source, rejected = rewrap(source, DroppingSource.over(files, dropped)), found
+        dropped, bad, _ = _check_parts(partial(_check_files, fault), files, budget, pool, task_limit)
+        source, rejected = rewrap(source, DroppingSource.over(files, dropped)), bad
     source = LenientSource(inner=source)
-    dropped, found, records = _check_parts(partial(_check_records, fault), source, budget, pool, task_limit)
-    rejected += found
+    dropped, bad, records = _check_parts(partial(_check_records, fault), source, budget, pool, task_limit)
+    rejected += bad
     _check_budget(rejected, records, budget)
     return (DroppingSource.over(source, dropped) if any(map(len, dropped)) else source), rejected
 
@@ -150,15 +149,15 @@ def _check_parts(
     total = 0
     jobs = ((check, (select_part(source, number), part, budget)) for number, part in enumerate(source.parts))
     with stream_tasks(pool, jobs, task_limit) as ended:
-        for number, (positions, found, records) in ended:
-            dropped[number], rejected[number] = positions, found
+        for number, (positions, bad, records) in ended:
+            dropped[number], rejected[number] = positions, bad
             total += records
-    return dropped, [record for found in rejected for record in found], total
+    return dropped, [record for bad in rejected for record in bad], total
 
 
 def _check_files(fault: ImageCheck, source: Any, part: Part, budget: Budget) -> tuple[Int64, list[BadRecord], int]:
     collector = _Collector(budget)
-    positions = [np.asarray(found.to_numpy()) for found in source.check(part, collector, fault)]
+    positions = [np.asarray(bad_rows.to_numpy()) for bad_rows in source.check(part, collector, fault)]
     return np.concatenate([np.empty(0, np.int64), *positions]), collector.found, 0
 
 

@@ -94,11 +94,11 @@ def drop_duplicates(
     before, images = _before_images(source)
     transformed = not images.isdisjoint(columns or source.schema.names)
     with side_folder(root) as folder:
-        found = find_duplicates(before, columns, pool, folder, report, existing=None if transformed else existing)
-    alone = DroppingSource.over(source, found.within_source)
+        duplicates = find_duplicates(before, columns, pool, folder, report, existing=None if transformed else existing)
+    alone = DroppingSource.over(source, duplicates.within_source)
     if existing is None or alone.fingerprint in earlier_fingerprints:
         return alone
-    in_dataset = found.in_dataset
+    in_dataset = duplicates.in_dataset
     if transformed:
         with side_folder(root) as folder:
             in_dataset = find_duplicates(
@@ -106,7 +106,7 @@ def drop_duplicates(
             ).in_dataset
     if not any(map(len, in_dataset)):
         return alone
-    dropped = [np.union1d(*both) for both in zip(found.within_source, in_dataset, strict=True)]
+    dropped = [np.union1d(*both) for both in zip(duplicates.within_source, in_dataset, strict=True)]
     return DroppingSource.over(source, dropped, fingerprint_override=alone.fingerprint)
 
 
@@ -169,9 +169,9 @@ def find_duplicates(
         (find_duplicates_in_bucket, (folder, len(jobs), first, stop, existing_parts))
         for first, stop in pairwise(bounds)
     ]
-    found = run_tasks(pool, buckets, lambda done, _: progress(len(jobs) + (done == count), records))
+    results = run_tasks(pool, buckets, lambda done, _: progress(len(jobs) + (done == count), records))
     none = (np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.bool_), np.empty(0, np.bool_))
-    part, position, within, in_dataset = (np.concatenate(arrays) for arrays in zip(none, *found, strict=True))
+    part, position, within, in_dataset = (np.concatenate(arrays) for arrays in zip(none, *results, strict=True))
     return Duplicates(
         within_source=_by_part(part[within], position[within], len(source.parts)),
         in_dataset=_by_part(part[in_dataset], position[in_dataset], len(source.parts)),
@@ -278,9 +278,9 @@ def find_duplicates_in_bucket(
         if not runs.size:
             continue
         with folder.open_input(_hashes_name(number)) as file:
-            found = [_read_rows(file, int(run[first]), int(run[stop])) for run in runs]
-        rows += found
-        numbers.append(np.full(sum(map(len, found)), number, np.int64))
+            tables = [_read_rows(file, int(run[first]), int(run[stop])) for run in runs]
+        rows += tables
+        numbers.append(np.full(sum(map(len, tables)), number, np.int64))
     bucket, part = np.concatenate(rows), np.concatenate(numbers)
     order = np.lexsort((bucket[:, 1], bucket[:, 0]))  # stable: equal hashes stay in the order of the source
     hashes, part = bucket[order, :2], part[order]

@@ -39,18 +39,18 @@ def find_origins(source: Source, part: Part, positions: Int64, column: str) -> l
     """
     base = unwrap(source)
     rejected: list[BadRecord] = []
-    found = [np.empty(0, np.int64)]
+    origins = [np.empty(0, np.int64)]
     start = 0
     for batch in narrow_source(rewrap(source, _Numbered(inner=base)), [column]).drafts(part, rejected.append):
         if _ORIGIN not in batch.schema.names:
             # stored in `rejected.jsonl`, so the wording is part of the dataset's bytes
             return [f"record {p} of what --map makes of the records from {part.first_record} on" for p in positions]
         first, last = np.searchsorted(positions, (start, start + batch.num_rows))
-        found.append(batch.column(_ORIGIN).to_numpy()[positions[first:last] - start])
+        origins.append(batch.column(_ORIGIN).to_numpy()[positions[first:last] - start])
         start += batch.num_rows
         if last == len(positions):
             break
-    return record_places(base, part, np.concatenate(found), rejected)
+    return record_places(base, part, np.concatenate(origins), rejected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -116,7 +116,7 @@ def select_arrays(
         ConfigError: no array is wanted.
     """
     left_out: dict[str, None] = {}
-    found: list[tuple[Leaf, Feature]] = []
+    selected: list[tuple[Leaf, Feature]] = []
     picked = {leaf: _unwanted(leaf.name, wanted) for leaf in _picked(leaves, picks, path)}
     if all(picked.values()):
         raise ConfigError(f"{path}: no column is left; leave fewer out")
@@ -129,13 +129,13 @@ def select_arrays(
         try:
             if leaf.problem:
                 raise SourceError(f"{path}: {leaf.problem}{_leave_out_hint(leaf.name)}")
-            found.append((leaf, feature_of(leaf, path)))
+            selected.append((leaf, feature_of(leaf, path)))
         except SourceError:
             if not outer:
                 raise
             left_out[outer] = None
-    left_out |= dict.fromkeys(leaf.name for leaf, _ in found if leaf.rows != needed[0].rows)
-    kept = [(leaf, feature) for leaf, feature in found if leaf.name not in left_out]
+    left_out |= dict.fromkeys(leaf.name for leaf, _ in selected if leaf.rows != needed[0].rows)
+    kept = [(leaf, feature) for leaf, feature in selected if leaf.name not in left_out]
     return ArraySelection(
         leaves=tuple(leaf for leaf, _ in kept), features=tuple(f for _, f in kept), left_out=tuple(left_out)
     )
@@ -310,9 +310,9 @@ def part_bounds(rows: int, row_bytes: float, align: int = 1) -> list[tuple[int, 
     return [(start, min(rows, start + size)) for start in range(0, rows, size)]
 
 
-def differing_columns(url: str, found: Sequence[Feature], first: str, wanted: Sequence[Feature]) -> SourceError:
+def differing_columns(url: str, given: Sequence[Feature], first: str, wanted: Sequence[Feature]) -> SourceError:
     """Return the error for a file whose columns differ from those of the first file."""
-    ours, theirs = ({feature.name: feature for feature in features} for features in (found, wanted))
+    ours, theirs = ({feature.name: feature for feature in features} for features in (given, wanted))
     lacking = next((name for name in theirs if name not in ours), None)
     extra = next((name for name in ours if name not in theirs), None)
     odd = next((name for name in theirs if name in ours and ours[name] != theirs[name]), None)

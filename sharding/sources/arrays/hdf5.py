@@ -82,14 +82,14 @@ class Hdf5Source(RecordSource):
                 selection = select_arrays(all_leaves, picks, file.url, wanted, feature_of)
                 leaves = selection.leaves
                 left_out |= dict.fromkeys(selection.left_out)
-                found = tuple(map(_column, leaves, selection.features))
-                columns = columns or found
-                if found != columns:
+                selected = tuple(map(_column, leaves, selection.features))
+                columns = columns or selected
+                if selected != columns:
                     features = [column.feature for column in columns]
                     raise differing_columns(file.url, selection.features, files[0].url, features)
-                for column in found:
+                for column in selected:
                     _check_chunks(file.url, root[column.dataset])
-                bounds = part_bounds(leaves[0].rows, sum(map(_row_bytes, leaves)), _align(root, found))
+                bounds = part_bounds(leaves[0].rows, sum(map(_row_bytes, leaves)), _align(root, selected))
                 parts += [Part(path=file.url, pieces=rows, first_record=rows[0]) for rows in bounds]
         return cls(
             url=url,
@@ -121,8 +121,8 @@ class Hdf5Source(RecordSource):
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
         start, stop = part.pieces
         head = Part(path=part.path, pieces=(start, min(stop, start + records)), first_record=start)
-        found = pa.Table.from_batches(self.drafts(head), self.schema.arrow).combine_chunks().to_batches()
-        return found[0] if found else self.schema.empty
+        batches = pa.Table.from_batches(self.drafts(head), self.schema.arrow).combine_chunks().to_batches()
+        return batches[0] if batches else self.schema.empty
 
     def narrow(self, columns: Collection[str]) -> Hdf5Source:
         """Return the same records with these columns alone, or with one if none exists; no others are read."""

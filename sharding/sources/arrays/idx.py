@@ -41,8 +41,8 @@ class IdxSource(RecordSource):
         Raises:
             SourceError: a file of images has no labels, is not an IDX file, or the two differ in length.
         """
-        found = [file.url for file in list_files(url, cls.suffixes)]
-        images = [path for path in found if "images" in base_name(path)]
+        urls = [file.url for file in list_files(url, cls.suffixes)]
+        images = [path for path in urls if "images" in base_name(path)]
         if not images:
             raise SourceError(f"there is no IDX file of images (such as train-images-idx3-ubyte.gz) at {url}")
         twice = [path for path in images if path.endswith(".gz") and path.removesuffix(".gz") in images]

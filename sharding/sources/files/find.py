@@ -117,18 +117,18 @@ def _listed(fs: fsspec.AbstractFileSystem, path: str, url: str, suffixes: tuple[
     if isinstance(fs, LocalFileSystem) and os.path.exists(path):
         check_regular(path)
     if has_pattern(path) and not fs.exists(path):
-        found = _matching(fs, path)
-        if not found:
+        infos = _matching(fs, path)
+        if not infos:
             raise SourceError(f"no file matches {url}; check the pattern, or name a folder")
     elif fs.isfile(path) and (plain_name(path).endswith(tuple(filter(None, suffixes))) or not is_page(fs, path)):
         return [_file(fs, fs.info(path), chain)]
     elif isinstance(fs, LocalFileSystem) and fs.isdir(path):
         return sorted(_find_local(root or "/", suffixes))
     else:
-        found = _below(fs, root)
-        if not found and not fs.exists(path):
+        infos = _below(fs, root)
+        if not infos and not fs.exists(path):
             raise FileNotFoundError(path)
-    matching = [info for info in found if plain_name(info["name"]).endswith(suffixes)]
+    matching = [info for info in infos if plain_name(info["name"]).endswith(suffixes)]
     return sorted((_file(fs, info, chain) for info in fill_sizes(fs, matching)), key=lambda file: plain_url(file.url))
 
 
@@ -144,22 +144,22 @@ def _matching(fs: fsspec.AbstractFileSystem, pattern: str) -> list[dict[str, Any
     """Return fsspec's `info` of the files that a glob stands for; of hidden folders, only those that it names."""
     root = re.split(r"[*?[]", pattern)[0].rpartition("/")[0]
     names_hidden = _is_hidden(pattern[len(root) :])
-    found = [
+    infos = [
         info
         for info in fs.glob(pattern, detail=True).values()
         if not _is_hidden(base_name(info["name"].rstrip("/")))
         and (names_hidden or not info["name"].startswith(root) or not _is_hidden(info["name"][len(root) :]))
     ]
-    _check_local(fs, found)
-    files = [info for info in found if info["type"] == "file"]
-    return files or [info for folder in found for info in _below(fs, folder["name"].rstrip("/"))]
+    _check_local(fs, infos)
+    files = [info for info in infos if info["type"] == "file"]
+    return files or [info for folder in infos for info in _below(fs, folder["name"].rstrip("/"))]
 
 
 def _below(fs: fsspec.AbstractFileSystem, root: str) -> list[dict[str, Any]]:
     """Return fsspec's `info` of the files below a folder."""
-    found = [info for info in fs.find(root, detail=True).values() if not _is_hidden(info["name"][len(root) :])]
-    _check_local(fs, found)
-    return [info for info in found if info["type"] == "file"]
+    infos = [info for info in fs.find(root, detail=True).values() if not _is_hidden(info["name"][len(root) :])]
+    _check_local(fs, infos)
+    return [info for info in infos if info["type"] == "file"]
 
 
 def _is_hidden(path: str) -> bool:
@@ -173,8 +173,8 @@ def split_chain(url: str) -> tuple[str, str]:
     >>> split_chain("zip://a/b.csv::s3://bucket/c.zip"), split_chain("s3://bucket/c.zip")
     (('zip://a/b.csv', '::s3://bucket/c.zip'), ('s3://bucket/c.zip', ''))
     """
-    found = _IN_ARCHIVE.fullmatch(url) if "::" in url else None
-    return (found[1], found[2]) if found else (url, "")
+    match = _IN_ARCHIVE.fullmatch(url) if "::" in url else None
+    return (match[1], match[2]) if match else (url, "")
 
 
 def plain_name(name: str) -> str:

@@ -71,8 +71,8 @@ class Partitions:
 
     def values(self, path: str) -> dict[str, str | None]:
         """Return a file's value of each key, as text; None: null."""
-        found = _values(self.root, path) if self.fields else {}
-        return {name: found[name] for name in self.names}
+        texts = _values(self.root, path) if self.fields else {}
+        return {name: texts[name] for name in self.names}
 
     def column(self, name: str, path: str, rows: int) -> pa.Array:
         """Return a file's value of a key as a column."""
@@ -101,14 +101,14 @@ def find_partitions(url: str, paths: Sequence[str], texts: Collection[str] = ())
         SourceError: the files have different keys.
     """
     root = root_of(url, paths)
-    found = [_values(root, path) for path in paths]
-    for path, values in zip(paths, found, strict=True):
-        if values.keys() != found[0].keys():
+    parsed = [_values(root, path) for path in paths]
+    for path, values in zip(paths, parsed, strict=True):
+        if values.keys() != parsed[0].keys():
             raise SourceError(
                 f"{path}: its folders name the partition keys ({', '.join(values)}), but those of {paths[0]} name "
-                f"({', '.join(found[0])}); give all files of a source the same keys"
+                f"({', '.join(parsed[0])}); give all files of a source the same keys"
             )
-    kinds = {name: pa.string() if name in texts else _kind([values[name] for values in found]) for name in found[0]}
+    kinds = {name: pa.string() if name in texts else _kind([values[name] for values in parsed]) for name in parsed[0]}
     fields = [pa.field(name, kind) for name, kind in kinds.items()]
     return Partitions(root=root, fields=tuple(fields))
 

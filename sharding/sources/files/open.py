@@ -154,32 +154,32 @@ def read_files(paths: Sequence[str]) -> list[bytes]:
             for place in local:
                 check_regular(place)
             return [place.read_bytes() for place in local]
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     for some in _by_store(paths):
         with _file_errors(some):
-            found |= _read_from_store(some)
-    return [found[path] for path in paths]
+            contents |= _read_from_store(some)
+    return [contents[path] for path in paths]
 
 
 def _read_from_store(paths: Sequence[str]) -> dict[str, bytes]:
     fs, names = _names_of(paths)
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
 
     def fetch() -> None:
-        missing = [name for name in names if name not in found]
+        missing = [name for name in names if name not in contents]
         replies = fs.cat_ranges(missing, None, None, on_error="return")  # `cat` takes names for patterns
-        found.update((name, data) for name, data in zip(missing, replies, strict=True) if isinstance(data, bytes))
+        contents.update((name, data) for name, data in zip(missing, replies, strict=True) if isinstance(data, bytes))
         for reply in replies:
             if isinstance(reply, Exception):
                 raise reply
 
     retry(fetch, RetryPolicy())
-    return {path: found[name] for path, name in zip(paths, names, strict=True)}
+    return {path: contents[name] for path, name in zip(paths, names, strict=True)}
 
 
 def stat_files(paths: Sequence[str]) -> list[int]:
     """Return the sizes of many files in bytes, asked for concurrently; raises as `read_files` does."""
-    found: dict[str, int] = {}
+    sizes_by_path: dict[str, int] = {}
     for some in _by_store(paths):
         with _file_errors(some):
             fs, names = _names_of(some)
@@ -188,8 +188,8 @@ def stat_files(paths: Sequence[str]) -> list[int]:
                 for path, size in zip(some, sizes, strict=True):
                     if size is None:
                         raise RangesError.of(path)
-                    found[path] = size
-    return [found[path] for path in paths]
+                    sizes_by_path[path] = size
+    return [sizes_by_path[path] for path in paths]
 
 
 def _size(fs: fsspec.AbstractFileSystem, name: str) -> int | None:

@@ -58,5 +58,5 @@ def line_places(lines: Int64, positions: Int64, rejected: Sequence[BadRecord]) -
 
 
 def _numbers(rejected: Sequence[BadRecord]) -> Int64:
-    found = (_NUMBER.search(record.place or record.reason) for record in rejected)
-    return np.array([int(match.group(1)) for match in found if match is not None], np.int64)
+    matches = (_NUMBER.search(record.place or record.reason) for record in rejected)
+    return np.array([int(match.group(1)) for match in matches if match is not None], np.int64)

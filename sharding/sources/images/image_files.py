@@ -133,11 +133,11 @@ def find_bad_files(
     """
     for start, end in _blocks(len(files), sizes):
         checked = enumerate(_check_files(files[start:end], fault), start)
-        found = [(position, record) for position, record in checked if record is not None]
-        for _, record in found:
+        bad = [(position, record) for position, record in checked if record is not None]
+        for _, record in bad:
             reject(record)
-        if found:
-            yield pa.array([position for position, _ in found], pa.int64())
+        if bad:
+            yield pa.array([position for position, _ in bad], pa.int64())
 
 
 def find_faulty_images(column: pa.BinaryArray, fault: ImageCheck = image_fault) -> Iterator[tuple[int, str]]:

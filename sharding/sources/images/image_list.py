@@ -147,14 +147,14 @@ class ImageListSource:
 
 def _path_column(schema: Schema, url: str) -> str:
     """Return the column of paths: one of a known name, or the only column."""
-    found = [name for name in schema.names if name in _PATH_NAMES]
-    if not found and len(schema.names) == 1:
-        found = list(schema.names)
-    if not found:
+    candidates = [name for name in schema.names if name in _PATH_NAMES]
+    if not candidates and len(schema.names) == 1:
+        candidates = list(schema.names)
+    if not candidates:
         raise SourceError(f"{url} has no column of paths; name it one of {', '.join(_PATH_NAMES)}")
-    if len(found) > 1:
-        raise SourceError(f"{url} has several columns of paths ({', '.join(found)}); keep one")
-    feature = schema[found[0]]
+    if len(candidates) > 1:
+        raise SourceError(f"{url} has several columns of paths ({', '.join(candidates)}); keep one")
+    feature = schema[candidates[0]]
     if (feature.dtype, feature.shape) != ("string", ()):
         raise SourceError(f"{url}: the column {feature.name!r} holds {feature.dtype} values, not paths of images")
     return feature.name

@@ -59,21 +59,21 @@ class IterableSource(RecordSource):
             ConfigError: no wanted column is left.
         """
         module, _ = _load(url)
-        found = RecordTypes(url)
+        inferred = RecordTypes(url)
         types: pa.Schema | None = None
         count = 0
         for item in _items(url):
             if isinstance(item, Mapping):
-                found.add(item)
+                inferred.add(item)
                 continue
             types = types or item.schema.remove_metadata()
             _check_schema(url, item.schema, types, count)
             count += item.num_rows
-        if not count + found.records:
+        if not count + inferred.records:
             raise SourceError(f"{url} returned no records")
         if types is None:
-            types, count = found.schema(), found.records
-        elif found.records:
+            types, count = inferred.schema(), inferred.records
+        elif inferred.records:
             raise SourceError(f"{url} returned both dicts and Arrow batches; return records of one kind")
         left_out = tuple(field.name for field in types if not (wanted(field.name) or _has_feature(field)))
         if left_out and len(left_out) == len(types):

@@ -215,14 +215,14 @@ class RecordTypes:
         where = f"{self._source}: record {self.records}"
         if not isinstance(record, Mapping):
             raise SourceError(f"{where} is of type {type(record).__name__}; give dicts, or Arrow batches or tables")
-        found = entries_of(where, record, self._dicts)
-        for name, value in found.items():
+        entries = entries_of(where, record, self._dicts)
+        for name, value in entries.items():
             try:
                 self._columns.setdefault(name, ColumnType()).add_one(value, self.records)
             except TypeError as error:
                 raise SourceError(f"{where}: the column {name!r} {error}") from error
         self.records += 1
-        return found
+        return entries
 
     def schema(self) -> pa.Schema:
         """The columns as fields that `Schema.from_arrow` understands.
@@ -250,10 +250,10 @@ def entries_of(where: str, record: Mapping[str, Any], dicts: set[str] | None = N
         entries = list(flatten(record, dicts=dicts))
     except TypeError as error:
         raise SourceError(f"{where}: {error}") from error
-    found = dict(entries)
-    if len(found) < len(entries):
+    known = dict(entries)
+    if len(known) < len(entries):
         raise SourceError(f"{where}: two of its values would be columns of the same name")
-    return found
+    return known
 
 
 def column_of_values(values: Sequence[Any], field: pa.Field) -> pa.Array:
@@ -353,16 +353,16 @@ def _from_python(kind: type, values: Sequence[Any]) -> pa.DataType:
     if kind.__name__ == "NaTType":  # of pandas; Arrow infers a timestamp, then cannot convert it
         raise TypeError("has NaT; use None for missing values")
     try:
-        found = pa.infer_type(values)
+        inferred = pa.infer_type(values)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise TypeError(f"has a value of type {kind.__name__}, which no column can hold; {_SUPPORTED}") from error
-    if not pa.types.is_temporal(found):
+    if not pa.types.is_temporal(inferred):
         raise TypeError(f"has a value of type {kind.__name__}, which no column can hold; {_SUPPORTED}")
     if any(getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0) for value in values):  # of pandas
         raise TypeError(f"has a {kind.__name__} with nanoseconds, which Arrow truncates; use its to_numpy()")
-    if pa.types.is_time(found) and any(value.tzinfo is not None for value in values):
+    if pa.types.is_time(inferred) and any(value.tzinfo is not None for value in values):
         raise TypeError("has a time with a zone, which Arrow drops; add its date, or remove the zone")
-    return found
+    return inferred
 
 
 def _describe(shape: tuple[int, ...]) -> str:

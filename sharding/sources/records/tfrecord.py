@@ -133,24 +133,24 @@ def _find(url: str) -> list[SourceFile]:
 def _survey(file: SourceFile, types: FeatureTypes, reject: Reject) -> Iterator[Part]:
     """Read all records of a file to widen the types, and yield its parts."""
     whole = Part(path=file.url, pieces=(0, None))
-    found = False
+    has_records = False
 
     def note(record: BadRecord) -> None:
-        nonlocal found
-        found = True
+        nonlocal has_records
+        has_records = True
         reject(record)
 
     starts = [(0, 0)]
     with _open(whole) as stream:
         for block, parsed in _parse(stream, whole, note, _BLOCK_BYTES):
-            found = True
+            has_records = True
             types.add(parsed, file.url, block.numbers[parsed.kept])
             while stream.splittable:
                 first = int(np.searchsorted(block.offsets, starts[-1][0] + _PART_BYTES))
                 if first == len(block.offsets):
                     break
                 starts.append((int(block.offsets[first]), int(block.numbers[first])))
-    if found:
+    if has_records:
         ends = [offset for offset, _ in starts[1:]]
         for (offset, number), end in zip(starts, [*ends, None], strict=True):
             yield Part(path=file.url, pieces=(offset, end), first_record=number)

@@ -66,14 +66,14 @@ class WebDatasetSource(RecordSource):
         files = [file for name in expand_braces(url) for file in list_files(name, cls.suffixes)]
         if not files:
             raise SourceError(f"there is no tar archive ({', '.join(cls.suffixes)}) at {url}")
-        found = MemberTypes(wanted, label)
-        parts = tuple(_survey(file, found) for file in files)
-        types = found.types()
+        inferred = MemberTypes(wanted, label)
+        parts = tuple(_survey(file, inferred) for file in files)
+        types = inferred.types()
         if not types:
             fault = next((str(bad) for part in parts for _, bad in part.pieces), "")
             raise SourceError(fault or f"{url} holds no records: no archive has a member with an extension")
-        if label is not None and found.label_spellings:
-            warn_of_spellings(url, label, found.label_spellings)
+        if label is not None and inferred.label_spellings:
+            warn_of_spellings(url, label, inferred.label_spellings)
         fields = [pa.field(_KEY, pa.string()), *(column for kind in types for column in kind.columns)]
         return cls(
             url=url,

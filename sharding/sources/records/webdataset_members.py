@@ -247,8 +247,8 @@ class _ExtensionValues:
         """Return the type of all values."""
         codec = self._codec
         if codec == "json":
-            found = {n: column for n, column in self._columns.items() if column.seen or n not in self._objects}
-            fields = [column.field(name) for name, column in sorted(found.items())]
+            columns = {n: column for n, column in self._columns.items() if column.seen or n not in self._objects}
+            fields = [column.field(name) for name, column in sorted(columns.items())]
         elif codec == "npy" and self._columns[""].alike:
             fields = [self._columns[""].field(self._extension)]
         else:

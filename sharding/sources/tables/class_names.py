@@ -40,18 +40,18 @@ def class_names(schemas: Sequence[tuple[str, pa.Schema]], label: str | None) -> 
     Raises:
         SourceError: files name the same numbers differently.
     """
-    found: dict[bytes, str] = {}
+    names: dict[bytes, str] = {}
     for url, schema in schemas:
         i = -1 if label is None else schema.get_field_index(label)
         if i >= 0:
-            found.setdefault((schema.field(i).metadata or {}).get(_KEY, b"[]"), url)
-    if len(found) > 1:
-        first, second, *_ = found.items()
+            names.setdefault((schema.field(i).metadata or {}).get(_KEY, b"[]"), url)
+    if len(names) > 1:
+        first, second, *_ = names.items()
         raise SourceError(
             f"{second[1]} names the classes of {label!r} {_shown(second[0])}, and {first[1]} {_shown(first[0])}, in "
             f"Hugging Face's metadata, so their numbers may differ; keep the numbers with --cast {label}=int64"
         )
-    return tuple(json.loads(next(iter(found), b"[]")))
+    return tuple(json.loads(next(iter(names), b"[]")))
 
 
 def _is_class_label(feature: object) -> bool:

@@ -51,6 +51,6 @@ class HeldRanges:
             self._file.seek(start)
             first, data = start, memoryview(self._file.read(min(max(stop - start, _AHEAD_BYTES), self._size - start)))
             self._held[first] = data
-        found = data[start - first : stop - first]
-        self._position += len(found)  # a store may send less than it was asked for
-        return found
+        piece = data[start - first : stop - first]
+        self._position += len(piece)  # a store may send less than it was asked for
+        return piece

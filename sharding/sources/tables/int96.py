@@ -31,8 +31,8 @@ def int96_columns(parquet: pq.ParquetFile) -> dict[str, list[str]]:
     timed = [field.name for field in parquet.schema_arrow if "timestamp[" in str(field.type)]
     leaves = (parquet.schema.column(i) for i in range(len(parquet.schema) if timed else 0))
     paths = [leaf.path for leaf in leaves if leaf.physical_type == "INT96"]
-    found = {name: [path for path in paths if path == name or path.startswith(f"{name}.")] for name in timed}
-    return {name: within for name, within in found.items() if within}
+    paths_by_name = {name: [path for path in paths if path == name or path.startswith(f"{name}.")] for name in timed}
+    return {name: within for name, within in paths_by_name.items() if within}
 
 
 def int96_unit(urls: Sequence[str], wanted: Callable[[str], bool], opened: Open) -> str:

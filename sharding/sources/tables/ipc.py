@@ -206,12 +206,12 @@ class _CheckedStream:
         self._rest = memoryview(b"")
 
     def read(self, size: int) -> bytes:
-        found = []
+        pieces = []
         while size and (self._rest or self._next()):
             piece, self._rest = self._rest[:size], self._rest[size:]
-            found.append(piece)
+            pieces.append(piece)
             size -= len(piece)
-        return b"".join(found)
+        return b"".join(pieces)
 
     def _next(self) -> bool:
         message = next(self._messages, None)

@@ -109,13 +109,13 @@ def _text_bytes(tail: bytes) -> int:
     """The bytes of all texts and binaries of a file, from the statistics of a serialised FileTail."""
     (footer,) = _messages(tail, _FOOTER)
     sums = (
-        dict(read_fields(found)).get(total, 0)
+        dict(read_fields(entry)).get(total, 0)
         for column in _messages(footer, _STATISTICS)
         for kind, total in _SUMS
-        for found in _messages(column, kind)
+        for entry in _messages(column, kind)
     )
     return sum(int(value) >> 1 for value in sums if isinstance(value, int))  # zigzag: no sum is negative
 
 
 def _messages(message: bytes, number: int) -> list[bytes]:
-    return [value for found, value in read_fields(message) if found == number and isinstance(value, bytes)]
+    return [value for field, value in read_fields(message) if field == number and isinstance(value, bytes)]

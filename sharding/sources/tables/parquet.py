@@ -131,7 +131,7 @@ def _opener(path: str, *, ahead: bool = True, unit: str = "ns") -> Iterator[Open
         metadata: list[pq.FileMetaData] = []
 
         def opened(dictionaries: Sequence[str]) -> pq.ParquetFile:
-            found = pq.ParquetFile(
+            parquet_file = pq.ParquetFile(
                 file,
                 metadata=metadata[0] if metadata else None,
                 read_dictionary=list(dictionaries),
@@ -140,8 +140,8 @@ def _opener(path: str, *, ahead: bool = True, unit: str = "ns") -> Iterator[Open
                 page_checksum_verification=True,
                 coerce_int96_timestamp_unit=unit,
             )
-            metadata.append(found.metadata)
-            return found
+            metadata.append(parquet_file.metadata)
+            return parquet_file
 
         try:
             yield opened

@@ -74,8 +74,8 @@ def _is_in(path: str, columns: Sequence[str]) -> bool:
 def _longest_row(texts: pq.ParquetFile, group: int, paths: Sequence[str]) -> int:
     """The sum of the longest values in the dictionaries of a row group, in bytes."""
     row = next(texts.iter_batches(1, row_groups=[group], columns=list(paths)), None)
-    found = [] if row is None else [values for column in row.columns for values in _dictionaries(column)]
-    return sum(int(decoded_bytes(values).max(initial=0)) for values in found)
+    dictionaries = [] if row is None else [values for column in row.columns for values in _dictionaries(column)]
+    return sum(int(decoded_bytes(values).max(initial=0)) for values in dictionaries)
 
 
 def _dictionaries(column: pa.Array) -> Iterator[pa.Array]:

@@ -60,12 +60,12 @@ def unite_schemas(
     Raises:
         SourceError: a wanted column has no common type, or a file has two columns of one name.
     """
-    found = _collect_columns(schemas, wanted, features)
-    left_out = dict.fromkeys(found.structs)
+    columns = _collect_columns(schemas, wanted, features)
+    left_out = dict.fromkeys(columns.structs)
     result: dict[str, pa.Field] = {}
     declared: dict[str, Feature] = {}
     promoted: dict[str, pa.DataType] = {}
-    for name, fields in found.fields.items():
+    for name, fields in columns.fields.items():
         if name in left_out:  # a plain column in another file
             continue
         types = [column.type for column in fields]
@@ -88,7 +88,7 @@ def unite_schemas(
                 left_out[name] = None
     missing = {
         url: frozenset(lacking)
-        for names, urls in found.files.items()
+        for names, urls in columns.files.items()
         if (lacking := result.keys() - names)
         for url in urls
     }
@@ -99,7 +99,7 @@ def unite_schemas(
         promoted=promoted,
         missing=missing,
         left_out=tuple(left_out),
-        paths={name: path for name, path in found.paths.items() if path[1:]},
+        paths={name: path for name, path in columns.paths.items() if path[1:]},
     )
 
 
@@ -119,7 +119,7 @@ class _Columns:
 def _collect_columns(
     schemas: Sequence[tuple[str, pa.Schema]], wanted: Callable[[str], bool], features: Mapping[str, Feature]
 ) -> _Columns:
-    found = _Columns()
+    columns = _Columns()
     names: frozenset[str] = frozenset()
     before: pa.Schema | None = None
     for url, whole in schemas:
@@ -129,14 +129,14 @@ def _collect_columns(
             check_distinct_names(schema.names, f"{url}: ", "rename all but one and write the file again")
             for column in schema:
                 path = paths.get(column.name, (column.name,))
-                if found.paths.setdefault(column.name, path) != path:
-                    first = next(iter(found.fields[column.name].values()))
+                if columns.paths.setdefault(column.name, path) != path:
+                    first = next(iter(columns.fields[column.name].values()))
                     raise SourceError(f"{url}: its structs differ from those of {first}; write both alike")
-                found.fields.setdefault(column.name, {}).setdefault(column.with_nullable(True), url)
-            found.structs.update(dict.fromkeys(structs))
+                columns.fields.setdefault(column.name, {}).setdefault(column.with_nullable(True), url)
+            columns.structs.update(dict.fromkeys(structs))
             names = frozenset(schema.names)
-        found.files.setdefault(names, []).append(url)
-    return found
+        columns.files.setdefault(names, []).append(url)
+    return columns
 
 
 def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:

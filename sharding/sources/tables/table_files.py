@@ -138,9 +138,9 @@ class TableSource(RecordSource):
         schemas: list[tuple[str, pa.Schema]] = []
         parts: list[Part] = []
         for file in files:
-            schema, found = cls.inspect(file)
+            schema, file_parts = cls.inspect(file)
             schemas.append((file.url, schema))
-            parts += found
+            parts += file_parts
         schemas, unit = cls.settle(schemas, wanted)
         declared = None if label is None else features.get(label)
         names_of_numbers = class_names(schemas, label) if declared is None or not declared.numeric else ()
@@ -288,13 +288,13 @@ class TableSource(RecordSource):
     def _with_missing(self, columns: Sequence[str], batch: pa.RecordBatch | None, rows: int) -> pa.RecordBatch:
         """Return the columns of a batch, and nulls for those that it lacks."""
         kinds = {feature.name: feature.arrow_type for feature in self.schema.features}
-        found = [
+        filled = [
             batch.column(name)
             if batch is not None and name in batch.schema.names
             else pa.nulls(rows, kinds.get(name, pa.null()))
             for name in columns
         ]
-        return pa.RecordBatch.from_arrays(found, names=list(columns))
+        return pa.RecordBatch.from_arrays(filled, names=list(columns))
 
     def _flatten(
         self, part: Part, batches: Iterator[pa.RecordBatch], columns: Sequence[str]

@@ -31,10 +31,10 @@ def flatten_schema(
         declared = features.get(field.name)
         return feature_of(field) is not None or (declared is not None and can_cast(field.type, declared))
 
-    found = [entry for field in schema for entry in fields_of(field, wanted, is_held)]
-    left_out = tuple(field.name for field, path in found if path is None)
-    paths = {field.name: path for field, path in found if path and path[1:]}
-    return pa.schema([field for field, path in found if path]), left_out, paths
+    fields = [entry for field in schema for entry in fields_of(field, wanted, is_held)]
+    left_out = tuple(field.name for field, path in fields if path is None)
+    paths = {field.name: path for field, path in fields if path and path[1:]}
+    return pa.schema([field for field, path in fields if path]), left_out, paths
 
 
 def check_features(fields: Sequence[pa.Field]) -> None:

@@ -70,17 +70,17 @@ class CsvSource(TextSource):
             if feature.shape:
                 raise ConfigError(f"column {feature.name!r} is of CSV, which has no lists; give it a scalar type")
             declared_arrow_type(feature)
-        found = infer_types(files, headers, label, options)
+        inferred = infer_types(files, headers, label, options)
         if options.dialect.header == "auto":
-            check_header(files[0].url, headers[0], found.types)
-        declared = found.signed | dict(options.declared)
-        features = Schema.from_arrow(found.types, label).features
+            check_header(files[0].url, headers[0], inferred.types)
+        declared = inferred.signed | dict(options.declared)
+        features = Schema.from_arrow(inferred.types, label).features
         return cls(
             url=url,
             schema=Schema(features=tuple(declared.get(f.name, f) for f in features), label=label),
-            types=found.types,
+            types=inferred.types,
             declared=declared,
-            parts=tuple(found.parts),
+            parts=tuple(inferred.parts),
             null_values=options.null_values,
             dialect=options.dialect,
             orders={

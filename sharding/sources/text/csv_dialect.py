@@ -81,13 +81,13 @@ class CsvDialect:
 
     def recorded(self) -> dict[str, Any]:
         """The dialect as in `dataset.json`, without keys for defaults; `from_json` is the inverse."""
-        found = {
+        values = {
             "header": self.header if self.header == "none" else "",
             "columns": list(self.columns),
             "delimiter": self.delimiter,
             "encoding": self.encoding if self.encoding != "utf-8" else "",
         }
-        return {name: value for name, value in found.items() if value}
+        return {name: value for name, value in values.items() if value}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> CsvDialect:
@@ -104,13 +104,15 @@ def parse_delimiter(text: str) -> str:
     >>> parse_delimiter("tab"), parse_delimiter(";"), parse_delimiter("spaces")
     ('\\t', ';', 'spaces')
     """
-    found = DELIMITERS.get(text, "\t" if text == "\\t" else text)
-    if found != _RUNS and (len(found) != 1 or not found.isascii() or found.isalnum() or found in '"\r\n\0'):
+    delimiter = DELIMITERS.get(text, "\t" if text == "\\t" else text)
+    if delimiter != _RUNS and (
+        len(delimiter) != 1 or not delimiter.isascii() or delimiter.isalnum() or delimiter in '"\r\n\0'
+    ):
         raise ValueError(
             f"a delimiter is one ASCII character that is no letter, digit, quote or line end, or one of "
             f"{', '.join(DELIMITERS)}; got {text!r}"
         )
-    return found
+    return delimiter
 
 
 def encoding_name(text: str) -> str:
@@ -123,11 +125,11 @@ def encoding_name(text: str) -> str:
     ('utf-8', 'cp1252')
     """
     try:
-        found = codecs.lookup(text)
-        "a".encode(found.name)  # refuses codecs of bytes, such as base64
+        codec = codecs.lookup(text)
+        "a".encode(codec.name)  # refuses codecs of bytes, such as base64
     except (LookupError, ValueError) as error:
         raise ValueError(f"there is no encoding {text!r}; name one such as utf-16, windows-1252 or latin-1") from error
-    return found.name
+    return codec.name
 
 
 class _Recoded:
@@ -165,10 +167,10 @@ class _Recoded:
         whole, self._line = (self._line + data, b"") if self._ended else (lines + end, rest)
         return _MARGINS.sub(b"", _GAPS.sub(self._gap, whole))
 
-    def _gap(self, found: re.Match[bytes]) -> bytes:
-        if found[1] is not None:
+    def _gap(self, match: re.Match[bytes]) -> bytes:
+        if match[1] is not None:
             raise SourceError(
-                f"{self._path}: the quoted field {found[1][:40].decode(errors='replace')!r} does not end in its line, "
+                f"{self._path}: the quoted field {match[1][:40].decode(errors='replace')!r} does not end in its line, "
                 "which --delimiter spaces needs; close it, or write the file with another delimiter"
             )
-        return b" " if found[0][:1] in b" \t" else found[0]
+        return b" " if match[0][:1] in b" \t" else match[0]

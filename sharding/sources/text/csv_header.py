@@ -46,11 +46,11 @@ def read_header(path: str, dialect: CsvDialect, null_values: tuple[str, ...] = (
     block = next(read_blocks(path, Span(), cut, reader=dialect.reader), None)
     if block is None:
         raise empty
-    found = find_records(block.data, delimiter)
-    check_quotes(path, block, found.open_quote)
-    if not len(found.starts):
+    records = find_records(block.data, delimiter)
+    check_quotes(path, block, records.open_quote)
+    if not len(records.starts):
         raise empty
-    data = block.data[found.starts[0] : found.stops[0]]
+    data = block.data[records.starts[0] : records.stops[0]]
     try:
         data.decode()
     except UnicodeDecodeError as error:
@@ -67,10 +67,10 @@ def read_header(path: str, dialect: CsvDialect, null_values: tuple[str, ...] = (
     if len(names) == 1 and not dialect.delimiter:
         _check_delimiter(path, names[0], delimiter)
     if dialect.header == "none":
-        stop = int(found.starts[0])
+        stop = int(records.starts[0])
         own = [f"f{number}" for number in range(len(names))]
     else:
-        stop = int(found.starts[1]) if len(found.starts) > 1 else len(block.data)
+        stop = int(records.starts[1]) if len(records.starts) > 1 else len(block.data)
         own = names
     if dialect.columns and len(dialect.columns) != len(own):
         raise SourceError(

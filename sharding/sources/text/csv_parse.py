@@ -172,16 +172,16 @@ def _utf8(path: str, block: Block, delimiter: str, reject: Reject) -> tuple[byte
         return block.data, None
     except UnicodeDecodeError:
         pass
-    found = find_records(block.data, delimiter)
+    records = find_records(block.data, delimiter)
     lines = record_lines(block, delimiter)
     kept: list[int] = []
-    for number, (start, stop) in enumerate(zip(found.starts.tolist(), found.stops.tolist(), strict=True)):
+    for number, (start, stop) in enumerate(zip(records.starts.tolist(), records.stops.tolist(), strict=True)):
         try:
             block.data[start:stop].decode()
             kept.append(number)
         except UnicodeDecodeError as error:
             reject(not_utf8_record(path, int(lines[number]), error, NAME_ENCODING))
-    return b"".join(block.data[found.starts[k] : found.stops[k]] + b"\n" for k in kept), lines[kept]
+    return b"".join(block.data[records.starts[k] : records.stops[k]] + b"\n" for k in kept), lines[kept]
 
 
 def record_lines(block: Block, delimiter: str) -> npt.NDArray[np.int64]:

@@ -92,13 +92,13 @@ def _quotes(data: bytes, letters: npt.NDArray[np.uint8], delimiter: str) -> npt.
     if np.all(first | doubled):
         return quotes
     beginning = re.compile(rb'(?:\A|[\r\n%b])"' % re.escape(delimiter.encode()))
-    found: list[int] = []
+    places: list[int] = []
     place = 0
     while (match := beginning.search(data, place)) is not None:
-        found.append(match.end() - 1)
+        places.append(match.end() - 1)
         within = _WITHIN.match(data, match.end())
         place = len(data) if within is None else within.end() + 1
         if place > len(data):
             break
-        found.append(place - 1)
-    return np.array(found, np.int64)
+        places.append(place - 1)
+    return np.array(places, np.int64)

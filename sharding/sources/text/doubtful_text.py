@@ -41,8 +41,8 @@ def count_missing(column: pa.ChunkedArray) -> Counter[str]:
     >>> count_missing(pa.chunked_array([["NA", "a", "NA", ""]]))
     Counter({'NA': 2, '': 1})
     """
-    found = column.filter(pc.is_in(column, pa.array(MISSING)))
-    return Counter(dict(pair.values() for pair in found.value_counts().to_pylist()))
+    texts = column.filter(pc.is_in(column, pa.array(MISSING)))
+    return Counter(dict(pair.values() for pair in texts.value_counts().to_pylist()))
 
 
 def warn_of_missing(
@@ -56,15 +56,15 @@ def warn_of_missing(
         label: name of the label column, or None.
         null_values: texts that are read as missing already.
     """
-    found = [
+    doubtful = [
         (text, f"{number:,} {text or 'empty'} in {name!r}")
         for name, texts in counts.items()
         for text, number in texts.items()
         if text or name == label
     ]
-    if found:
+    if doubtful:
         _logger.warning(
             "%s: text that may mean a missing value stays text: %s; to read it as missing, add --null-values %s",
-            path, listed([count for _, count in found], _MOST),
-            ",".join(dict.fromkeys(text or "'\"\"'" for text in (*null_values, *(text for text, _ in found)))),
+            path, listed([count for _, count in doubtful], _MOST),
+            ",".join(dict.fromkeys(text or "'\"\"'" for text in (*null_values, *(text for text, _ in doubtful)))),
         )  # fmt: skip

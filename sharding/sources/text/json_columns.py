@@ -137,17 +137,17 @@ def _read_slow(path: str, lines: Lines, columns: Sequence[Column], reject: Rejec
     values: list[list[Any]] = [[] for _ in columns]
     for number, record in decode_lines(path, lines, _DECODER, reject):
         numbers.append(number)
-        for column, found in zip(columns, values, strict=True):
-            found.append(_look_up(record, column.path))
+        for column, values_of_column in zip(columns, values, strict=True):
+            values_of_column.append(_look_up(record, column.path))
     arrays: list[pa.Array] = []
     unfit: dict[int, str] = {}
-    for column, found in zip(columns, values, strict=True):
-        array, bad = _convert(found, column.feature)
+    for column, values_of_column in zip(columns, values, strict=True):
+        array, bad = _convert(values_of_column, column.feature)
         arrays.append(array)
         for row in np.flatnonzero(bad).tolist():
             kind = column.feature.logical or column.feature.dtype
             shape = f" of shape {column.feature.shape}" if column.feature.shape else ""
-            reason = f"{column.feature.name!r}: {_show(found[row])} is no {kind}{shape}"
+            reason = f"{column.feature.name!r}: {_show(values_of_column[row])} is no {kind}{shape}"
             if not column.declared:
                 raise SourceError(
                     f"{path}: line {numbers[row]}: {reason}; the file changed while it was read; build again"
@@ -186,14 +186,14 @@ def _convert(values: list[Any], feature: Feature) -> tuple[pa.Array, npt.NDArray
         if value is None and feature.shape:
             continue
         try:
-            found = _flatten(value, feature.shape)
+            elements = _flatten(value, feature.shape)
         except _Unfit:
             bad[row] = True
-            found = [] if feature.shape else [None]
+            elements = [] if feature.shape else [None]
         else:
             valid[row] = True
-        lengths[row] = len(found)
-        texts += found
+        lengths[row] = len(elements)
+        texts += elements
     flat, failed = cast_text(pa.array(texts, pa.string()), feature)
     owners = np.repeat(np.arange(rows), lengths)
     bad[owners[failed]] = True

@@ -197,7 +197,7 @@ class InferredColumns:
         for keys in [keys for keys in self._objects if not self._needs(".".join(keys))]:
             self._leave_out(keys)
         order: dict[str, tuple[str, ...]] = {}
-        found: dict[str, Column] = {}
+        columns: dict[str, Column] = {}
         for keys in _in_order(self._tree(), ()):
             name = ".".join(keys)
             try:
@@ -207,17 +207,17 @@ class InferredColumns:
                         f"rename one{_leave_out_hint(keys)}"
                     )
                 order[name] = keys
-                found[name] = self._column(url, name, keys)
+                columns[name] = self._column(url, name, keys)
             except UnfitError as error:
                 if not (path := self._unwanted(keys)):
                     raise SourceError(str(error)) from error
                 self._leave_out(path)
-                found.pop(name, None)
-        if not found:
+                columns.pop(name, None)
+        if not columns:
             if self._left_out:
                 raise ConfigError(f"{url}: no column is left; leave fewer out")
             raise SourceError(f"{url}: no record has a key; JSON Lines need one object a line")
-        return tuple(found.values())
+        return tuple(columns.values())
 
     def _needs(self, name: str) -> bool:
         """Whether a column or an object is wanted, or a type is declared for it or for a key in it."""

@@ -109,11 +109,11 @@ def credentials(fs: fsspec.AbstractFileSystem) -> dict[str, Any]:
     """The credentials that s3fs found, by obstore's names."""
     if fs.key:
         return {"access_key_id": fs.key, "secret_access_key": fs.secret, "token": fs.token, "expires_at": None}
-    found = sync(fs.loop, _frozen_credentials, fs.session)
+    frozen = sync(fs.loop, _frozen_credentials, fs.session)
     return {
-        "access_key_id": found.access_key,
-        "secret_access_key": found.secret_key,
-        "token": found.token,
+        "access_key_id": frozen.access_key,
+        "secret_access_key": frozen.secret_key,
+        "token": frozen.token,
         "expires_at": datetime.now(timezone.utc) + _REFRESH,
     }
 

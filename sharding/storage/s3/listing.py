@@ -40,7 +40,7 @@ def list_objects(
 
     while True:
         page = run(ask)
-        yield from ((f"{bucket}/{found['Key']}", found["Size"]) for found in page.get("Contents", ()))
+        yield from ((f"{bucket}/{entry['Key']}", entry["Size"]) for entry in page.get("Contents", ()))
         if not page.get("IsTruncated"):
             return
         options["ContinuationToken"] = page["NextContinuationToken"]

@@ -78,8 +78,8 @@ def list_uploads(fs: fsspec.AbstractFileSystem, root: str, start: str = "") -> l
     bucket, _, prefix = root.partition("/")
     folder = f"{prefix}/" if prefix else ""
     reply = fs.call_s3("list_multipart_uploads", Bucket=bucket, Prefix=folder + start)
-    found = ((upload["Key"], upload["UploadId"]) for upload in reply.get("Uploads", ()))
-    return [(key.removeprefix(folder), upload) for key, upload in found if key.startswith(folder + start)]
+    uploads = ((upload["Key"], upload["UploadId"]) for upload in reply.get("Uploads", ()))
+    return [(key.removeprefix(folder), upload) for key, upload in uploads if key.startswith(folder + start)]
 
 
 def abort_upload(fs: fsspec.AbstractFileSystem, target: str, upload: str) -> None:
