@@ -33,7 +33,7 @@ class AdaptiveLimit:
         self.value = least
         self._most = most
         self._before: tuple[int, float] | None = None  # previous limit and its rate, while a higher limit is tried
-        self._held = _HELD_ROUNDS
+        self._rounds = _HELD_ROUNDS
         self._growth = 1.0
         self._to_ignore = 0  # fetches that began under the previous limit
         self._begun: float | None = None
@@ -66,8 +66,8 @@ class AdaptiveLimit:
 
     def _judge(self, rate: float) -> None:
         if self._before is None:
-            self._held += 1
-            if self._held >= _HELD_ROUNDS:
+            self._rounds += 1
+            if self._rounds >= _HELD_ROUNDS:
                 self._try_more(rate)
         elif rate >= _GAIN * self._before[1]:
             self._growth = 1.0
@@ -85,7 +85,7 @@ class AdaptiveLimit:
         self._change(more)
 
     def _hold(self) -> None:
-        self._before, self._held, self._growth = None, 0, 0.25
+        self._before, self._rounds, self._growth = None, 0, 0.25
 
     def _change(self, limit: int) -> None:
         self._to_ignore, self._begun = self.value, None

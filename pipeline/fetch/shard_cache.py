@@ -229,21 +229,21 @@ class _PieceWriter:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._held: list[memoryview] = []
+        self._pieces: list[memoryview] = []
         self._room = _BLOCK_BYTES
 
     def write(self, piece: memoryview) -> None:
         while piece.nbytes >= self._room:
             rest = piece[self._room :]
-            self._held.append(piece[: self._room])
+            self._pieces.append(piece[: self._room])
             self.flush()
             piece = rest
-        self._held.append(piece)
+        self._pieces.append(piece)
         self._room -= piece.nbytes
 
     def flush(self) -> None:
-        write_pieces(self._descriptor, self._held)
-        self._held, self._room = [], _BLOCK_BYTES
+        write_pieces(self._descriptor, self._pieces)
+        self._pieces, self._room = [], _BLOCK_BYTES
 
 
 class MemoryCache:
@@ -261,8 +261,8 @@ class MemoryCache:
 
     def __init__(self, limit_bytes: int = _MEMORY_BYTES) -> None:
         self._limit_bytes = _checked_limit(limit_bytes)
-        self._held: OrderedDict[CacheKey, pa.Buffer] = OrderedDict()
-        self._held_bytes = 0
+        self._buffers: OrderedDict[CacheKey, pa.Buffer] = OrderedDict()
+        self._bytes = 0
         self._lock = threading.RLock()
         renew_lock_in_forks(self)
 
@@ -271,9 +271,9 @@ class MemoryCache:
 
     def get(self, key: CacheKey, fetch: Fetch, counters: Counters, stream: Stream | None = None) -> pa.Buffer:
         with self._lock:
-            data = self._held.get(key)
+            data = self._buffers.get(key)
             if data is not None:
-                self._held.move_to_end(key)
+                self._buffers.move_to_end(key)
         if data is not None:
             counters.add("cache", items=1, size=key.size)
             return data
@@ -282,13 +282,13 @@ class MemoryCache:
             return data
         counters.add("fill", items=1, size=key.size)
         with self._lock:
-            if key not in self._held:
-                self._held[key] = data
-                self._held_bytes += key.size
+            if key not in self._buffers:
+                self._buffers[key] = data
+                self._bytes += key.size
             removed = []
-            while self._held_bytes > self._limit_bytes:
-                oldest, _ = self._held.popitem(last=False)
-                self._held_bytes -= oldest.size
+            while self._bytes > self._limit_bytes:
+                oldest, _ = self._buffers.popitem(last=False)
+                self._bytes -= oldest.size
                 removed.append(oldest.size)
         counters.add("evict", items=len(removed), size=sum(removed))
         return data

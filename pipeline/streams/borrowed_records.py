@@ -85,20 +85,20 @@ class BorrowedRecords:
                 parts.append(take_columns(block.columns, _rows_of(block.runs[:, runs])))
         return compact_columns(concat_columns(parts)) if parts else None
 
-    def keep(self, shard: int, columns: Columns, asked: Int64, spare: Int64) -> Columns:
+    def keep(self, shard: int, columns: Columns, wanted: Int64, spare: Int64) -> Columns:
         """Keep and return copies of the records that a shard lends, without references to the shard.
 
         Args:
             shard: lending shard.
             columns: columns of all its records.
-            asked: rows to lend, class after class.
+            wanted: rows to lend, class after class.
             spare: rows to keep for later, class after class: only while there is room, and the first to be evicted.
         """
-        runs, small = self._runs(shard, columns, asked)
+        runs, small = self._runs(shard, columns, wanted)
         runs[_USED] = self._times(len(small))
-        lent = self._add(columns, asked, runs[:, small])
+        lent = self._add(columns, wanted, runs[:, small])
         if not small.all():
-            lent = concat_columns([lent, take_columns(columns, asked[_rows_of(runs[:, ~small])])])
+            lent = concat_columns([lent, take_columns(columns, wanted[_rows_of(runs[:, ~small])])])
         if len(spare) and self._held_bytes < self._limit_bytes:
             runs, small = self._runs(shard, columns, spare)
             for block in self._blocks:

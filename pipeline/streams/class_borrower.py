@@ -98,16 +98,16 @@ def labelled_columns(shard: OpenShard) -> Columns:
     return {**shard.columns, CLASS_ID: shard.class_ids}
 
 
-def _rows_to_lend(class_ids: npt.NDArray[np.int32], asked: Int64, later: npt.NDArray[np.bool_]) -> tuple[Int64, Int64]:
+def _rows_to_lend(class_ids: npt.NDArray[np.int32], wanted: Int64, later: npt.NDArray[np.bool_]) -> tuple[Int64, Int64]:
     """Return the rows of a shard to lend now, and those that may be lent later; each class after class.
 
     Args:
         class_ids: class of each record.
-        asked: classes to lend now.
+        wanted: classes to lend now.
         later: whether each class may be lent later, [classes].
     """
     now = np.zeros(len(later), np.bool_)
-    now[asked] = True
+    now[wanted] = True
     chosen = (np.flatnonzero(classes[class_ids]) for classes in (now, later & ~now))
     first, second = (rows[stable_order(class_ids[rows])] for rows in chosen)
     return first, second

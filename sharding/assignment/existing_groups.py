@@ -68,9 +68,9 @@ def read_existing_groups(
     for start in range(0, len(shards), _SHARDS_AT_ONCE):
         some = shards[start : start + _SHARDS_AT_ONCE]
         groups = _read(earlier, some, column, pool)
-        mine = [np.full(len(f), names.index(s.split), np.int32) for f, s in zip(groups, some, strict=True)]
+        split_numbers = [np.full(len(f), names.index(s.split), np.int32) for f, s in zip(groups, some, strict=True)]
         encoded = pa.chunked_array([values, *groups]).dictionary_encode().combine_chunks()
-        codes, all_splits = encoded.indices.to_numpy(), np.concatenate([splits, *mine])
+        codes, all_splits = encoded.indices.to_numpy(), np.concatenate([splits, *split_numbers])
         values, splits = encoded.dictionary, np.empty(len(encoded.dictionary), np.int32)
         splits[codes] = all_splits
         if (conflicts := np.flatnonzero(splits[codes] != all_splits)).size:

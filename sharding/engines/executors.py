@@ -234,7 +234,7 @@ def _interrupts_held() -> Iterator[None]:
     the parent they, and SIGTERM, may reach any thread. Their handlers have to wait, because an exception while a
     process is started would leave it without its start-up data.
     """
-    came: list[int] = []
+    signals: list[int] = []
     handlers: dict[signal.Signals, Any] = {}
     previous = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     if threading.current_thread() is threading.main_thread():  # no other thread may set handlers
@@ -249,15 +249,15 @@ def _interrupts_held() -> Iterator[None]:
     try:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         for number in handlers:
-            signal.signal(number, lambda number, _: came.append(number))
+            signal.signal(number, lambda number, _: signals.append(number))
         yield
     finally:
         try:
             restore()
         finally:
             restore()  # again: a handler may have raised before all were restored
-        if came:
-            signal.raise_signal(came[0])
+        if signals:
+            signal.raise_signal(signals[0])
 
 
 def portable_error(error: Exception) -> Exception:

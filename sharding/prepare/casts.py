@@ -137,35 +137,35 @@ def _retyped(feature: Feature, dtype: str) -> Feature:
     return result
 
 
-def _merged(feature: Feature, asked: Feature) -> Feature:
-    if (feature.shape == ()) != (asked.shape == ()) and not (asked.shape == () and feature.elements == 1):
-        raise ConfigError(f"--schema: column {feature.name!r} holds {_shown(feature)}, not {_shown(asked)}")
-    if None not in (feature.elements, asked.elements) and feature.elements != asked.elements:
+def _merged(feature: Feature, declared: Feature) -> Feature:
+    if (feature.shape == ()) != (declared.shape == ()) and not (declared.shape == () and feature.elements == 1):
+        raise ConfigError(f"--schema: column {feature.name!r} holds {_shown(feature)}, not {_shown(declared)}")
+    if None not in (feature.elements, declared.elements) and feature.elements != declared.elements:
         raise ConfigError(
             f"--schema: column {feature.name!r} holds {feature.elements} elements per record, and shape "
-            f"{list(asked.shape)} has {asked.elements}"
+            f"{list(declared.shape)} has {declared.elements}"
         )
-    if asked.dtype == feature.dtype:
-        return replace(asked, encoding=asked.encoding or feature.encoding, logical=feature.logical)
-    _check_cast("--schema", feature, asked)
-    return asked
+    if declared.dtype == feature.dtype:
+        return replace(declared, encoding=declared.encoding or feature.encoding, logical=feature.logical)
+    _check_cast("--schema", feature, declared)
+    return declared
 
 
 def _shown(feature: Feature) -> str:
     return f"list of {feature.dtype}" if feature.shape else f"scalar {feature.dtype}"
 
 
-def _check_cast(flag: str, feature: Feature, asked: Feature) -> None:
-    if feature.logical and asked.dtype not in _TIME_CASTS:
+def _check_cast(flag: str, feature: Feature, target: Feature) -> None:
+    if feature.logical and target.dtype not in _TIME_CASTS:
         raise ConfigError(
             f"{flag}: column {feature.name!r} holds {feature.logical} as {feature.dtype}, which cannot become "
-            f"{asked.dtype}; convert it with --map"
+            f"{target.dtype}; convert it with --map"
         )
     try:
-        pc.cast(pa.array([], feature.primitive), asked.primitive)
+        pc.cast(pa.array([], feature.primitive), target.primitive)
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
         raise ConfigError(
-            f"{flag}: column {feature.name!r} holds {feature.dtype}, which cannot become {asked.dtype}; "
+            f"{flag}: column {feature.name!r} holds {feature.dtype}, which cannot become {target.dtype}; "
             "convert it with --map"
         ) from error
 

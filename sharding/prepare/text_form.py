@@ -90,8 +90,8 @@ def _restored_step(spec: str, folder: str) -> Step:
 
 def _images(spec: str) -> ImageOptions:
     words = spec.split()
-    asked = dict(zip(words[::2], words[1::2], strict=True))
+    flags = dict(zip(words[::2], words[1::2], strict=True))
     return ImageOptions(
-        size=parse_size(asked["--resize"]) if "--resize" in asked else None,
-        encoding=parse_encoding(asked["--encode"]) if "--encode" in asked else None,
+        size=parse_size(flags["--resize"]) if "--resize" in flags else None,
+        encoding=parse_encoding(flags["--encode"]) if "--encode" in flags else None,
     )

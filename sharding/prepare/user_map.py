@@ -85,10 +85,10 @@ class MapBatches:
                 f"{self.spec}: the function returned the columns {', '.join(result.schema.names)}, but "
                 f"{', '.join(self.output_schema.names)} for the first records; return the same columns for every batch"
             )
-        columns = [self._held(result, feature) for feature in self.output_schema.features]
+        columns = [self._conformed(result, feature) for feature in self.output_schema.features]
         return pa.RecordBatch.from_arrays(columns, schema=self.output_schema.arrow)
 
-    def _held(self, result: pa.RecordBatch, feature: Feature) -> pa.Array:
+    def _conformed(self, result: pa.RecordBatch, feature: Feature) -> pa.Array:
         assert self.input_schema is not None
         column = result.column(feature.name)
         if _is_untyped(column.type) and feature.shape in ((), (None,)):

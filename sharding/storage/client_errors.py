@@ -101,8 +101,8 @@ class RetriesExhaustedError(Exception):
     """
 
     def __init__(self, attempts: int, seconds: float, asked_seconds: float = 0) -> None:
-        asked = f", and the store asks to wait for {asked_seconds:,.0f} s" if asked_seconds else ""
-        super().__init__(f"{attempts} attempt{'s' * (attempts != 1)} in {seconds:.0f} s failed{asked}")
+        request = f", and the store asks to wait for {asked_seconds:,.0f} s" if asked_seconds else ""
+        super().__init__(f"{attempts} attempt{'s' * (attempts != 1)} in {seconds:.0f} s failed{request}")
         self.attempts = attempts
         self.seconds = seconds
         self.asked_seconds = asked_seconds

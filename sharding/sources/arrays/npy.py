@@ -156,9 +156,9 @@ class NpySource(RecordSource):
         with ExitStack() as stack:
             blocks = [stack.enter_context(_open_rows(array, start, stop, rows)) for array in arrays]
             for values in zip(*blocks, strict=True):
-                held = {array.name: block for array, block in zip(arrays, values, strict=True)}
+                blocks_by_array = {array.name: block for array, block in zip(arrays, values, strict=True)}
                 yield [
-                    to_arrow(leaf.values(held[leaf.holder]), self.schema.features[i], part.path, first)
+                    to_arrow(leaf.values(blocks_by_array[leaf.holder]), self.schema.features[i], part.path, first)
                     for i, leaf in columns
                 ]
                 first += len(values[0])

@@ -14,7 +14,7 @@ class HeldRanges:
     """A file in a store whose ranges are held once they were read."""
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file, self._held, self._position = file, dict[int, memoryview](), 0
+        self._file, self._ranges, self._position = file, dict[int, memoryview](), 0
         self._size = file.seek(0, 2)
         self.closed = False
 
@@ -37,20 +37,20 @@ class HeldRanges:
 
     def close(self) -> None:
         """Drop what is held; the file stays open."""
-        self._held.clear()
+        self._ranges.clear()
         self.closed = True
 
     def read(self, size: int = -1) -> memoryview:
         """Read bytes, fewer at the end of the file."""
         start = self._position
         stop = self._size if size < 0 else min(start + size, self._size)
-        for first, data in self._held.items():
+        for first, data in self._ranges.items():
             if first <= start and stop <= first + len(data):
                 break
         else:
             self._file.seek(start)
             first, data = start, memoryview(self._file.read(min(max(stop - start, _AHEAD_BYTES), self._size - start)))
-            self._held[first] = data
+            self._ranges[first] = data
         piece = data[start - first : stop - first]
         self._position += len(piece)  # a store may send less than it was asked for
         return piece
