@@ -1,5 +1,8 @@
 """Types of CSV columns: the narrowest that hold every value of every block.
 
+A column has the type that Arrow reads from all its values, and is text if there is none. Integers keep every digit: one
+may have a plus sign, and none is rounded. A spelling that a number would lose makes text: 0x1F, and labels such as 1
+and 01.
 Tested in tests/sharding/sources/text/test_csv.py.
 """
 
@@ -124,20 +127,45 @@ def _survey(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, r
 
 
 def _block_schema(file: SourceFile, header: Header, rows: Rows, types: _ColumnTypes) -> pa.Schema:
-    """The types of a block's columns: Arrow's, except for large, signed and hexadecimal integers."""
-    schema = rows.table.schema
-    for name, kind in _signed(file, header, rows.block, schema):
-        types.signed[name] = None
-        schema = _with_type(schema, name, kind)
-    for name, least in _beyond_int64(rows.table):
-        types.beyond_int64[name] = None
-        if name not in types.signed and least >= 0 and _holds(file, header, rows.block, name, pa.uint64()):
-            schema = _with_type(schema, name, pa.uint64())
-    for name in _hexadecimal(file, header, rows.block, schema):
-        schema = _with_type(schema, name, pa.string())
-    if types.signed or _LEADING_ZERO.search(rows.block.data):
+    """The types of a block's columns: Arrow's, except for hexadecimal, signed and large integers."""
+    data, schema = rows.block.data, rows.table.schema
+    is_signed, is_hexadecimal = bool(_PLUS.search(data)), bool(_HEXADECIMAL.search(data))
+    integers = [field.name for field in schema if field.type in _INTEGERS and is_hexadecimal]
+    floats = [field.name for field in schema if field.type == pa.float64()]
+    large = dict.fromkeys(name for name in floats if _is_beyond_int64(rows.table.column(name)))
+    types.beyond_int64 |= large
+    doubtful = integers + (floats if is_signed else list(large))
+    texts = _texts(file, header, rows.block, doubtful).table if doubtful else pa.table({})
+    for name, text in zip(texts.column_names, texts.columns, strict=True):
+        if name in integers:
+            kind = pa.string() if _has_hexadecimal(text) else None
+        else:
+            kind = _integer_type(text)
+            types.signed |= {name: None} if kind is not None and is_signed else {}
+        if kind is not None:
+            schema = _with_type(schema, name, kind)
+    if types.signed or _LEADING_ZERO.search(data):
         types.respelled |= dict.fromkeys(field.name for field in schema if field.type in _INTEGERS)
     return schema
+
+
+def _has_hexadecimal(text: pa.ChunkedArray) -> bool:
+    """Whether a value is one such as 0x1F, which Arrow reads as 31."""
+    return bool(pc.any(pc.match_substring_regex(text, "^\\s*0[xX]"), min_count=0).as_py())
+
+
+def _is_beyond_int64(column: pa.ChunkedArray) -> bool:
+    """Whether floats may be integers beyond int64."""
+    bounds = pc.min_max(column).as_py()
+    return bounds["max"] is not None and (bounds["max"] >= 2.0**63 or bounds["min"] <= -(2.0**63))
+
+
+def _integer_type(text: pa.ChunkedArray) -> pa.DataType | None:
+    """The narrowest type of integers; None if other values are among them, or no type holds them."""
+    present = text.filter(pc.invert(pc.is_in(text, pa.array(MISSING))))
+    if not pc.all(pc.match_substring_regex(present, _INTEGER), min_count=0).as_py():
+        return None
+    return next((kind for kind in _INTEGERS if not _cast(text, kind)[1].any()), None)
 
 
 def _settle(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, name: str) -> None:
@@ -159,7 +187,7 @@ def _blocks(file: SourceFile, header: Header) -> Iterator[Block]:
 def _holds(file: SourceFile, header: Header, block: Block, name: str, kind: pa.DataType) -> bool:
     """Whether a type holds all values of a column in a block; integers may have a plus sign."""
     if kind in _INTEGERS and _PLUS.search(block.data):
-        return not _cast(_text(file, header, block, name).table, kind)[1].any()
+        return not _cast(_text(file, header, block, name), kind)[1].any()
     try:
         parse_block(file.url, header, block, {name: kind}, [name], ignore_bad)
         return True
@@ -167,39 +195,19 @@ def _holds(file: SourceFile, header: Header, block: Block, name: str, kind: pa.D
         return False
 
 
-def _hexadecimal(file: SourceFile, header: Header, block: Block, schema: pa.Schema) -> list[str]:
-    """Return the integer columns of a block that hold values such as 0x1F, which Arrow reads as 31."""
-    integers = [field.name for field in schema if field.type in (pa.int64(), pa.uint64())]
-    if not integers or not _HEXADECIMAL.search(block.data):
-        return []
-    rows = parse_block(file.url, header, block, dict.fromkeys(integers, pa.string()), integers, ignore_bad)
-    columns = zip(rows.table.column_names, rows.table.columns, strict=True)
-    return [name for name, text in columns if pc.any(pc.match_substring_regex(text, "^\\s*0[xX]"), min_count=0).as_py()]
+def _texts(file: SourceFile, header: Header, block: Block, names: Sequence[str]) -> Rows:
+    """Parse columns of a block as text."""
+    return parse_block(file.url, header, block, dict.fromkeys(names, pa.string()), names, ignore_bad)
 
 
-def _text(file: SourceFile, header: Header, block: Block, name: str) -> Rows:
+def _text(file: SourceFile, header: Header, block: Block, name: str) -> pa.ChunkedArray:
     """Parse a column of a block as text."""
-    return parse_block(file.url, header, block, {name: pa.string()}, [name], ignore_bad)
+    return _texts(file, header, block, [name]).table.column(0)
 
 
-def _cast(text: pa.Table, kind: pa.DataType) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
-    """Cast the only column of a table; see `cast_text`."""
-    feature = Feature(name=text.column_names[0], dtype=str(kind))
-    return cast_text(text.column(0).combine_chunks(), feature, MISSING)
-
-
-def _signed(file: SourceFile, header: Header, block: Block, schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """Yield the columns of a block that hold integers alone, some with a plus sign, and a type that holds these."""
-    floats = [field.name for field in schema if field.type == pa.float64()]
-    if not floats or not _PLUS.search(block.data):
-        return
-    for name in floats:
-        table = _text(file, header, block, name).table
-        text = pc.if_else(pc.is_in(table.column(0), pa.array(MISSING)), None, table.column(0))
-        if pc.all(pc.match_substring_regex(text, _INTEGER), min_count=0).as_py():
-            kind = next((kind for kind in _INTEGERS if not _cast(table, kind)[1].any()), None)
-            if kind is not None:
-                yield name, kind
+def _cast(text: pa.ChunkedArray, kind: pa.DataType) -> tuple[pa.Array, npt.NDArray[np.bool_]]:
+    """Cast a column of text; see `cast_text`."""
+    return cast_text(text.combine_chunks(), Feature(name="", dtype=str(kind)), MISSING)
 
 
 def _settle_label(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, name: str) -> None:
@@ -207,9 +215,9 @@ def _settle_label(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTy
     kind, spellings = types.known[name], pa.array([], pa.string())
     for file, header in sources:
         for block in _blocks(file, header):
-            column = _text(file, header, block, name).table.column(0)
+            column = _text(file, header, block, name)
             spellings = pa.chunked_array([spellings, *column.chunks]).unique()
-    values = _cast(pa.table({name: spellings}), kind)[0]
+    values = _cast(pa.chunked_array([spellings]), kind)[0]
     by_value: dict[int, list[str]] = {}
     for value, text in zip(values.to_pylist(), spellings.to_pylist(), strict=True):
         if value is not None:
@@ -229,7 +237,7 @@ def _count_missing(
             continue
         result[name] = types.missing[name]
         if types.nulls[name]:  # in blocks where the column has another type, for which Arrow makes them nulls
-            columns = (_text(*source, block, name).table.column(0) for source in sources for block in _blocks(*source))
+            columns = (_text(*source, block, name) for source in sources for block in _blocks(*source))
             result[name] = sum(map(count_missing, columns), Counter())
     return result
 
@@ -298,15 +306,6 @@ def _join(one: pa.DataType, other: pa.DataType) -> tuple[pa.DataType, bool]:
     return pa.string(), True
 
 
-def _beyond_int64(table: pa.Table) -> Iterator[tuple[str, float]]:
-    """Yield the float columns that might hold integers beyond int64, and the least value of each."""
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        if column.type == pa.float64():
-            bounds = pc.min_max(column).as_py()
-            if bounds["max"] is not None and (bounds["max"] >= 2.0**63 or bounds["min"] <= -(2.0**63)):
-                yield name, bounds["min"]
-
-
 def _check_exact(sources: Sequence[tuple[SourceFile, Header]], name: str) -> None:
     """Refuse numbers that float64 would make infinite, and a column of integers only that it would round.
 
@@ -318,7 +317,7 @@ def _check_exact(sources: Sequence[tuple[SourceFile, Header]], name: str) -> Non
     feature = Feature(name=name, dtype="float64")
     for file, header in sources:
         for block in _blocks(file, header):
-            rows = _text(file, header, block, name)
+            rows = _texts(file, header, block, [name])
             text = rows.table.column(0).combine_chunks()
             for row in np.flatnonzero(cast_text(text, feature, MISSING)[1]).tolist():
                 raise SourceError(

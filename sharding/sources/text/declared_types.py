@@ -103,10 +103,12 @@ def cast_text(text: pa.Array, feature: Feature, missing: Sequence[str] = ()) -> 
 
 
 def _digits(text: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return text without the spaces and plus signs of integers, of which `_cast` makes nothing at once."""
-    if not pa.types.is_integer(kind) or not pc.any(pc.match_substring_regex(text, "[ \t+]"), min_count=0).as_py():
+    """Return text without the spaces around numbers, and the plus signs of integers, which Arrow does not cast."""
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    if not is_number or not pc.any(pc.match_substring_regex(text, "[ \t+]"), min_count=0).as_py():
         return text
-    return pc.replace_substring_regex(pc.utf8_trim(text, " \t"), "^[+]([0-9])", "\\1")
+    trimmed = pc.utf8_trim(text, " \t")
+    return pc.replace_substring_regex(trimmed, "^[+]([0-9])", "\\1") if pa.types.is_integer(kind) else trimmed
 
 
 def _cast(text: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -139,7 +141,7 @@ def _finite(text: pa.Array, values: pa.Array) -> pa.Array:
     if not pa.types.is_floating(values.type):
         return values
     infinite = np.flatnonzero(np.isinf(values.fill_null(0).to_numpy(zero_copy_only=False)))
-    over = [row for row in infinite if text[int(row)].as_py().lstrip("+-").lower() not in _INFINITE]
+    over = [row for row in infinite if text[int(row)].as_py().strip(" \t+-").lower() not in _INFINITE]
     if not over:
         return values
     mask = np.zeros(len(values), bool)
