@@ -9,6 +9,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from importlib.machinery import ModuleSpec
+from multiprocessing import spawn
+from multiprocessing.process import BaseProcess
 from multiprocessing.queues import Queue
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,14 @@ import pyarrow as pa
 import pytest
 
 from ringfeed.sharding import BuildOptions, WorkerError, build
-from ringfeed.sharding.engines.executors import _interrupts_held, local_executor, run_tasks, stream_tasks
+from ringfeed.sharding.engines.executors import (
+    _CONTEXTS,
+    _interrupts_held,
+    _start_method,
+    local_executor,
+    run_tasks,
+    stream_tasks,
+)
 
 
 def double(number: int) -> int:
@@ -67,6 +77,21 @@ def test_workers_need_nothing_of_the_main_module(arguments: list[str], text: str
         [sys.executable, *arguments], cwd=tmp_path, input=text, capture_output=True, text=True, timeout=120, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "built\n", "")
+
+
+def test_processes_that_others_start_meanwhile_keep_their_main_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", ModuleSpec("program", None))
+    whole, started = spawn.get_preparation_data("x"), []
+
+    def start(process: BaseProcess) -> None:
+        with ThreadPoolExecutor(1) as other:
+            started.append((spawn.get_preparation_data("x"), other.submit(spawn.get_preparation_data, "x").result()))
+
+    monkeypatch.setattr(BaseProcess, "start", start)
+    _CONTEXTS[_start_method()]().Process(target=fail).start()
+    assert started == [({name: whole[name] for name in whole if not name.startswith("init_main_")}, whole)]
+    assert whole["init_main_from_name"] == "program"
+    assert spawn.get_preparation_data("x") == whole
 
 
 class Watched(ThreadPoolExecutor):
