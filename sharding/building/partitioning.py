@@ -1,16 +1,16 @@
 """The task of the second round: read a part of the source and spill its records by bucket.
 
 A task may run twice, in any process: its arguments can be pickled, and its result is an Arrow IPC file, whose record
-batches each belong to one bucket.
-Tested in tests/sharding/building/test_build.py.
+batches each belong to one bucket. The next batch of the source is read in a thread while the last one is spilled.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ringfeed.sharding.assignment.placement import Placement, Placer
-from ringfeed.sharding.common.read_ahead import read_ahead
 from ringfeed.sharding.compute.arrow_casts import is_list
 from ringfeed.sharding.compute.grouping import group
 from ringfeed.sharding.destination.spill import PartSpill, Spill
@@ -32,6 +31,7 @@ from .bucketing import Bucketing
 PLACE, CLASS = "\0place", "\0class"  # extra columns of spill files; no column of a source has such a name
 _SLICE_BYTES = 64 << 10  # of a bucket in one write; with less, the overhead of Arrow IPC would dominate
 
+T = TypeVar("T")
 Batches = Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]  # records, and the bucket of each
 
 
@@ -175,3 +175,12 @@ def widen_range(ranges: dict[str, tuple[int, int]], name: str, low: int, high: i
     """Widen the range of a feature, ends included, to hold another."""
     seen = ranges.get(name, (low, high))
     ranges[name] = (min(low, seen[0]), max(high, seen[1]))
+
+
+def read_ahead(items: Iterator[T]) -> Generator[T]:
+    """Yield the items of an iterator, each fetched one ahead by a thread; its errors keep their place."""
+    with ThreadPoolExecutor(1, thread_name_prefix="ringfeed-read-ahead") as thread:
+        ahead = thread.submit(next, items, None)
+        while (item := ahead.result()) is not None:
+            ahead = thread.submit(next, items, None)
+            yield item

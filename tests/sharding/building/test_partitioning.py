@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.sharding.common.read_ahead import read_ahead
+from ringfeed.sharding.building.partitioning import read_ahead
 
 
 @given(st.lists(st.integers()))
