@@ -16,8 +16,6 @@ import numpy as np
 import numpy.typing as npt
 from PIL import _imaging
 
-__all__ = ["can_decode_jpeg", "can_resize", "decode_jpeg", "jpeg_sides", "resize"]
-
 _MODULE = "._images"
 _MESSAGE_BYTES = 200
 _BLOCK_PIXELS = 64  # a row is decoded in whole blocks, of 32 pixels at most
