@@ -16,17 +16,11 @@ from .columns import Column, Columns
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassLabels:
-    """The labels of records, looked up by class.
+    """The labels of records, looked up by class."""
 
-    Attributes:
-        name: name of the label feature.
-        values: label of each class, in the feature's dtype, [classes].
-        schema: the features delivered, the label among them.
-    """
-
-    name: str
-    values: npt.NDArray[np.integer | np.bool_]
-    schema: Schema
+    name: str  # name of the label feature
+    values: npt.NDArray[np.integer | np.bool_]  # label of each class, in the feature's dtype, [classes]
+    schema: Schema  # the features delivered, the label among them
 
     @classmethod
     def of(cls, manifest: Manifest, schema: Schema) -> ClassLabels | None:

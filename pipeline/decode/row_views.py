@@ -25,19 +25,12 @@ Viewable: TypeAlias = npt.NDArray[Any] | FileVectors
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowViews:
-    """Rows of equal size, by their addresses in memory.
+    """Rows of equal size, by their addresses in memory."""
 
-    Attributes:
-        addresses: address of each row's first byte, int64 [rows].
-        dtype: dtype of the values.
-        shape: shape of each row.
-        owners: owners of the memory, kept alive by the views.
-    """
-
-    addresses: Int64
+    addresses: Int64  # address of each row's first byte, int64 [rows]
     dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    owners: tuple[Viewable, ...]
+    shape: tuple[int, ...]  # shape of each row
+    owners: tuple[Viewable, ...]  # owners of the memory, kept alive by the views
 
     def __len__(self) -> int:
         return len(self.addresses)

@@ -39,47 +39,29 @@ _page_locations = PageLocationCache()  # shared by all loaders, which make an op
 
 @dataclass(frozen=True)
 class OpenShard:
-    """A shard in memory, or a part of it.
-
-    Attributes:
-        columns: columns of its records.
-        class_ids: class of each record, int32 [records].
-        first: number in the shard of the first record.
-        index: the shard's index, kept alive for others that open parts of the same shard.
-        rows: numbers in the shard of the records, if these do not run from `first` on.
-    """
+    """A shard in memory, or a part of it."""
 
     columns: Columns
-    class_ids: npt.NDArray[np.int32]
-    first: int = 0
-    index: pa.RecordBatch | None = None
+    class_ids: npt.NDArray[np.int32]  # class of each record, int32 [records]
+    first: int = 0  # number in the shard of the first record
+    index: pa.RecordBatch | None = None  # the shard's index, kept alive for others that open parts of the same shard
+    # Numbers in the shard of the records, if these do not run from `first` on
     rows: npt.NDArray[np.int64] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadContext:
-    """What a loader reads shards with.
+    """What a loader reads shards with."""
 
-    Attributes:
-        dataset: the opened dataset.
-        schema: features to read.
-        fill: value that replaces a missing one, by feature.
-        masks: features whose missing values are marked.
-        counters: counters of the loader.
-        cache: cache for the files; None reads from the source.
-        selection: records that pass the filter; None for all records.
-        hedging: whether slow reads of a remote store may be sent a second time.
-        locate_features: whether opening a shard locates the features of its undecoded records (see `tfrecord_values`).
-    """
-
-    dataset: Dataset
-    schema: Schema
-    fill: Mapping[str, Any]
-    masks: Sequence[str] = ()
+    dataset: Dataset  # the opened dataset
+    schema: Schema  # features to read
+    fill: Mapping[str, Any]  # value that replaces a missing one, by feature
+    masks: Sequence[str] = ()  # features whose missing values are marked
     counters: Counters
-    cache: ShardCache | None = None
-    selection: Selection | None = None
-    hedging: bool = True
+    cache: ShardCache | None = None  # cache for the files; None reads from the source
+    selection: Selection | None = None  # records that pass the filter; None for all records
+    hedging: bool = True  # whether slow reads of a remote store may be sent a second time
+    # Whether opening a shard locates the features of its undecoded records (see `tfrecord_values`)
     locate_features: bool = False
 
 

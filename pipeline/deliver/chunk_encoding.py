@@ -35,28 +35,19 @@ Specs = dict[str, tf.TensorSpec]
 
 @dataclass(frozen=True, kw_only=True)
 class Delivery:
-    """How columns cross into TensorFlow and become batches there.
+    """How columns cross into TensorFlow and become batches there."""
 
-    Attributes:
-        schema: the features to deliver.
-        fill: value for missing values, by feature.
-        local_batch: samples of this rank in a step.
-        undecoded: whether the columns hold whole examples, to be parsed in TensorFlow.
-        added: columns beside the features and `CLASS_ID`, with the dtype of one sample's entry.
-        large: steps that cross together where strings, or undecoded examples, are so long that they cross faster one at
-            a time; else 0.
-        single: whether each chunk is one step, which then crosses as a batch and needs no cutting up.
-        prefetch: batches to keep ready.
-    """
-
-    schema: Schema
-    fill: Mapping[str, Any]
-    local_batch: int
-    undecoded: bool
+    schema: Schema  # the features to deliver
+    fill: Mapping[str, Any]  # value for missing values, by feature
+    local_batch: int  # samples of this rank in a step
+    undecoded: bool  # whether the columns hold whole examples, to be parsed in TensorFlow
+    # Columns beside the features and `CLASS_ID`, with the dtype of one sample's entry
     added: Mapping[str, npt.DTypeLike]
+    # Steps that cross together where strings, or undecoded examples, are so long that they cross faster one at a time;
+    # else 0
     large: int
-    single: bool
-    prefetch: int
+    single: bool  # whether each chunk is one step, which then crosses as a batch and needs no cutting up
+    prefetch: int  # batches to keep ready
 
     @property
     def ragged(self) -> list[Feature]:

@@ -25,19 +25,12 @@ _READY_BATCHES = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkSizes:
-    """Sizes for the records of one dataset.
+    """Sizes for the records of one dataset."""
 
-    Attributes:
-        record_bytes: mean bytes of a delivered record.
-        undecoded: whether TensorFlow parses whole examples.
-        ragged: whether a feature varies in length.
-        numbers: numbers in a delivered record; features of varying length do not count.
-    """
-
-    record_bytes: int
-    undecoded: bool
-    ragged: bool
-    numbers: int
+    record_bytes: int  # mean bytes of a delivered record
+    undecoded: bool  # whether TensorFlow parses whole examples
+    ragged: bool  # whether a feature varies in length
+    numbers: int  # numbers in a delivered record; features of varying length do not count
 
     @property
     def large(self) -> bool:

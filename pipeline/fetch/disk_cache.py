@@ -61,18 +61,11 @@ _REMEDY = "name a cache folder that only you can write to"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheKey:
-    """Identifies a file by its content: another version of the file has another key.
+    """Identifies a file by its content: another version of the file has another key."""
 
-    Attributes:
-        dataset: URL of the dataset, without a password.
-        path: path of the file in the dataset.
-        size: size in bytes.
-        checksum: checksum of the bytes.
-    """
-
-    dataset: str
-    path: str
-    size: int
+    dataset: str  # URL of the dataset, without a password
+    path: str  # path of the file in the dataset
+    size: int  # size in bytes
     checksum: str
 
     @property
@@ -87,23 +80,14 @@ class CacheKey:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheEntry:
-    """A file of a cache.
+    """A file of a cache."""
 
-    Attributes:
-        file: path of the file.
-        dataset: URL of its dataset; of a long URL, the beginning.
-        path: path in the dataset.
-        bytes: bytes on disk.
-        used: time of the last use, in seconds since 1970.
-        filling: whether the entry is incomplete.
-    """
-
-    file: Path
-    dataset: str
-    path: str
-    bytes: int
-    used: float
-    filling: bool
+    file: Path  # path of the file
+    dataset: str  # URL of its dataset; of a long URL, the beginning
+    path: str  # path in the dataset
+    bytes: int  # bytes on disk
+    used: float  # time of the last use, in seconds since 1970
+    filling: bool  # whether the entry is incomplete
 
     def in_use(self) -> bool:
         """Return whether a process maps or fills the entry now."""

@@ -39,20 +39,13 @@ class ClassSchedule:
     """The class of every seat of every global batch of an epoch.
 
     A *pattern* is a vector with the seats of each class in a batch; the *word* of a pattern is the class of each seat.
-
-    Args:
-        weights: share of each class, adding up to 1, float64 [classes].
-        batch_size: size of the global batch.
-        steps: steps of the epoch.
-        key: random key of the epoch.
-        epoch: number of the epoch.
     """
 
-    weights: npt.NDArray[np.float64]
-    batch_size: int
+    weights: npt.NDArray[np.float64]  # share of each class, adding up to 1, float64 [classes]
+    batch_size: int  # size of the global batch
     steps: int
-    key: int
-    epoch: int = 0
+    key: int  # random key of the epoch
+    epoch: int = 0  # number of the epoch
     _turns: tuple[int, int] = field(init=False)  # stride and start, modulo steps
     _rotation: float = field(init=False)  # rotation of the first step's word, in [0, 1)
     _whole: npt.NDArray[np.float64] = field(init=False)  # least cumulative seats, [classes]

@@ -19,16 +19,10 @@ _POWER, _ARROW = "power:", "->"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareTerms:
-    """The words of error messages about shares.
+    """The words of error messages about shares."""
 
-    Attributes:
-        option: option with the shares.
-        singular: one of the things that have shares.
-        plural: its plural.
-    """
-
-    option: str
-    singular: str
+    option: str  # option with the shares
+    singular: str  # one of the things that have shares
     plural: str
 
 

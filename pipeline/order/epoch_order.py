@@ -41,31 +41,24 @@ _UNEVEN = 20  # streams may differ in size by this fraction (1/20), so that they
 class Geometry:
     """How epochs are cut into batches, streams and windows; the same for every epoch.
 
-    Attributes:
-        records: records in the split.
-        batch_size: size of the global batch, G.
-        streams: number of streams, C, a divisor of G.
-        window_shards: size of a window in shards, W; windows consist of whole segments of shards.
-        remainder: what to do with records that do not fill a global batch: ``drop`` them, or fill up the last batch
-            with samples of weight 0 (``pad``) or with the first samples of the streams (``wrap``).
-        samples: samples in an epoch, rounded down to whole batches; None: as many as records. Fewer samples read only a
-            part of the tape, unless `spread`; if shuffled, epochs go on from one another, so that each record is served
-            once before any comes again.
-        spread: whether each window serves `samples` in proportion to its records, so that all of the tape is read.
-        shuffle: whether shards and records come in random order, or in the order of the dataset.
-
     Raises:
         ConfigError: a value is invalid.
     """
 
-    records: int
-    batch_size: int
-    streams: int
-    window_shards: int = 1
+    records: int  # records in the split
+    batch_size: int  # size of the global batch, G
+    streams: int  # number of streams, C, a divisor of G
+    window_shards: int = 1  # size of a window in shards, W; windows consist of whole segments of shards
+    # What to do with records that do not fill a global batch: ``drop`` them, or fill up the last batch with samples of
+    # weight 0 (``pad``) or with the first samples of the streams (``wrap``)
     remainder: Remainder = "drop"
+    # Samples in an epoch, rounded down to whole batches; None: as many as records. Fewer samples read only a part of
+    # the tape, unless `spread`; if shuffled, epochs go on from one another, so that each record is served once before
+    # any comes again.
     samples: int | None = None
+    # Whether each window serves `samples` in proportion to its records, so that all of the tape is read
     spread: bool = False
-    shuffle: bool = True
+    shuffle: bool = True  # whether shards and records come in random order, or in the order of the dataset
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "streams", "window_shards"):
@@ -215,19 +208,12 @@ def default_streams(batch_size: int, records: int, *, shuffle: bool = True) -> i
 
 @dataclass(frozen=True)
 class EpochOrder:
-    """The tape of one epoch, and the windows of its streams.
+    """The tape of one epoch, and the windows of its streams."""
 
-    Args:
-        geometry: how epochs are cut.
-        shard_records: records of each shard of the split, in order.
-        seed: seed of the order.
-        epoch: number of the epoch, from 0.
-    """
-
-    geometry: Geometry
-    shard_records: Sequence[int]
+    geometry: Geometry  # how epochs are cut
+    shard_records: Sequence[int]  # records of each shard of the split, in order
     seed: int
-    epoch: int
+    epoch: int  # number of the epoch, from 0
 
     def key(self, *parts: int | str) -> int:
         """Return a random key for one purpose within this epoch."""

@@ -28,19 +28,13 @@ _WINDOWS_AT_ONCE = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitContents:
-    """The shards and classes of a split.
+    """The shards and classes of a split."""
 
-    Attributes:
-        shards: shards, in order.
-        classes: values of the label.
-        class_counts: records of each class in the split.
-        class_ids: returns the class of each record of a shard, from its index. Called only for shards that the cut
-            between two streams divides, where the manifest cannot tell whether a class lies in a part.
-    """
-
-    shards: Sequence[ShardInfo]
-    classes: Sequence[Any]
-    class_counts: Sequence[int]
+    shards: Sequence[ShardInfo]  # shards, in order
+    classes: Sequence[Any]  # values of the label
+    class_counts: Sequence[int]  # records of each class in the split
+    # Returns the class of each record of a shard, from its index. Called only for shards that the cut between two
+    # streams divides, where the manifest cannot tell whether a class lies in a part.
     class_ids: Callable[[int], npt.NDArray[np.int32]]
 
 

@@ -22,17 +22,11 @@ Seats = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
-    """Draws from a dataset, int64 [draws] each.
+    """Draws from a dataset, int64 [draws] each."""
 
-    Attributes:
-        passes: number of the pass, from 0.
-        parts: part of the tape.
-        positions: position in the part, in that pass.
-    """
-
-    passes: Int64
+    passes: Int64  # number of the pass, from 0
     parts: Int64
-    positions: Int64
+    positions: Int64  # position in the part, in that pass
 
 
 def _counted(seats: Seats, streams: int, columns: Int64, start: Int64) -> tuple[Int64, Int64, Int64]:

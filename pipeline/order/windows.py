@@ -36,17 +36,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentTable:
-    """Segments in columns, int64 [segments] each.
+    """Segments in columns, int64 [segments] each."""
 
-    Attributes:
-        shards: shard of each segment.
-        firsts: first row of each segment.
-        lengths: rows of each segment.
-    """
-
-    shards: Int64
-    firsts: Int64
-    lengths: Int64
+    shards: Int64  # shard of each segment
+    firsts: Int64  # first row of each segment
+    lengths: Int64  # rows of each segment
 
     def __len__(self) -> int:
         return len(self.shards)

@@ -31,14 +31,8 @@ def mask_name(feature: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where a record is stored.
+    """Where a record is stored."""
 
-    Attributes:
-        dataset: URL of the dataset.
-        shard: path of the shard.
-        record: number of the record in the shard.
-    """
-
-    dataset: str
-    shard: str
-    record: int
+    dataset: str  # URL of the dataset
+    shard: str  # path of the shard
+    record: int  # number of the record in the shard

@@ -24,23 +24,15 @@ Int64 = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilteredRows:
-    """The records of a shard that pass a filter, and the cost of finding them.
+    """The records of a shard that pass a filter, and the cost of finding them."""
 
-    Attributes:
-        rows: numbers of the records in the shard, ascending.
-        rows_in_groups: numbers of the records within `groups`, end to end.
-        groups: row groups that statistics do not rule out; None for TFRecord, or if the shard was not read.
-        row_groups: row groups of the shard.
-        bytes_read: bytes read of the shard.
-        bytes_skipped: bytes of the filter's columns in other row groups.
-    """
-
-    rows: Int64
-    rows_in_groups: Int64
+    rows: Int64  # numbers of the records in the shard, ascending
+    rows_in_groups: Int64  # numbers of the records within `groups`, end to end
+    # Row groups that statistics do not rule out; None for TFRecord, or if the shard was not read
     groups: tuple[int, ...] | None = None
-    row_groups: int = 0
-    bytes_read: int = 0
-    bytes_skipped: int = 0
+    row_groups: int = 0  # row groups of the shard
+    bytes_read: int = 0  # bytes read of the shard
+    bytes_skipped: int = 0  # bytes of the filter's columns in other row groups
 
 
 def filter_records(batches: Iterable[pa.RecordBatch], row_filter: RowFilter, bytes_read: int) -> FilteredRows:

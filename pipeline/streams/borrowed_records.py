@@ -36,15 +36,10 @@ _OFFSET_BYTES = 8  # each string and list has one
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Records that lie together.
-
-    Attributes:
-        columns: columns of the records.
-        runs: runs of adjacent records, each of one class in one shard, sorted by key; int64 [5, runs].
-    """
+    """Records that lie together."""
 
     columns: Columns
-    runs: Int64
+    runs: Int64  # runs of adjacent records, each of one class in one shard, sorted by key; int64 [5, runs]
 
     def find(self, keys: Int64) -> tuple[Int64, Int64]:
         """Return the positions of the keys that have a run here, and the numbers of these runs."""

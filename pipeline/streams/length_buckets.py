@@ -35,16 +35,12 @@ _MAX_SPAN = 1 << 16  # steps of a span in a shorter epoch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LengthBuckets:
-    """How to batch records by length.
+    """How to batch records by length."""
 
-    Attributes:
-        feature: feature whose length counts, in Parquet shards. TFRecord records are parsed only later, so there the
-            size of the whole record counts.
-        steps: steps of a span, at least 2.
-    """
-
+    # Feature whose length counts, in Parquet shards. TFRecord records are parsed only later, so there the size of the
+    # whole record counts.
     feature: str
-    steps: int
+    steps: int  # steps of a span, at least 2
 
     @classmethod
     def from_options(cls, schema: Schema, feature: str, steps: int, epoch_steps: int) -> LengthBuckets:

@@ -26,22 +26,14 @@ class OpenWindow:
 
     Records are numbered through the segments. The window keeps the shards that it requested, so that another stream
     that needs one of them finds it in memory.
-
-    Attributes:
-        shards: shards of the segments.
-        segments: columns of each segment.
-        starts: number of the first record of each segment.
-        picks: record of each position.
-        gathered: columns whose rows are already in the order of positions, from `first` on; may be empty.
-        first: position of the first row of `gathered`.
     """
 
     shards: Sequence[Future[OpenShard]]
-    segments: Sequence[Columns]
-    starts: Sequence[int]
-    picks: Picks
-    gathered: Columns
-    first: int
+    segments: Sequence[Columns]  # columns of each segment
+    starts: Sequence[int]  # number of the first record of each segment
+    picks: Picks  # record of each position
+    gathered: Columns  # columns whose rows are already in the order of positions, from `first` on; may be empty
+    first: int  # position of the first row of `gathered`
 
     def take(self, positions: Positions) -> dict[str, Column]:
         """Return the samples at ascending positions. Each call continues the last."""

@@ -46,15 +46,10 @@ def default_prefetch_bytes(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpcomingWindow:
-    """The next window that a stream may prefetch.
+    """The next window that a stream may prefetch."""
 
-    Attributes:
-        step: first step that needs it.
-        size: size of its shards' files, in bytes.
-    """
-
-    step: int
-    size: int
+    step: int  # first step that needs it
+    size: int  # size of its shards' files, in bytes
 
 
 class PrefetchingStream(Protocol):

@@ -20,21 +20,12 @@ from .shard_fetcher import ShardFetcher
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamContext:
-    """What the streams of a split share in every epoch.
+    """What the streams of a split share in every epoch."""
 
-    Attributes:
-        streams: streams to read. What several of them need of a shard at the same time is fetched once.
-        class_counts: returns the records of each class in each shard, [shards, classes]; called only where a window
-            lacks a class.
-        fetcher: fetcher of the split's shards.
-        planner: threads that plan windows, separate from the fetcher's.
-        counters: counters of the loader.
-        buckets: how to batch records by length; None for no such batching.
-    """
-
-    streams: range
+    streams: range  # streams to read. What several of them need of a shard at the same time is fetched once.
+    # Returns the records of each class in each shard, [shards, classes]; called only where a window lacks a class
     class_counts: Callable[[], npt.NDArray[np.unsignedinteger]]
-    fetcher: ShardFetcher
-    planner: Threads
+    fetcher: ShardFetcher  # fetcher of the split's shards
+    planner: Threads  # threads that plan windows, separate from the fetcher's
     counters: Counters
-    buckets: LengthBuckets | None = None
+    buckets: LengthBuckets | None = None  # how to batch records by length; None for no such batching

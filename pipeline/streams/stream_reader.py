@@ -39,19 +39,12 @@ class _Request:
 
 @dataclass(frozen=True, kw_only=True)
 class OpenStreams:
-    """The streams of a split, for any epoch, and the threads that fetch and plan for them.
+    """The streams of a split, for any epoch, and the threads that fetch and plan for them."""
 
-    Attributes:
-        order: returns the order of an epoch.
-        schedule: returns the classes of an epoch; None for the natural mix.
-        context: shards, threads and counters.
-        budget: bytes that may be prefetched.
-    """
-
-    order: Callable[[int], EpochOrder]
-    schedule: Callable[[int], ClassSchedule | None]
-    context: StreamContext
-    budget: PrefetchBudget
+    order: Callable[[int], EpochOrder]  # returns the order of an epoch
+    schedule: Callable[[int], ClassSchedule | None]  # returns the classes of an epoch; None for the natural mix
+    context: StreamContext  # shards, threads and counters
+    budget: PrefetchBudget  # bytes that may be prefetched
     _process: int = field(init=False, default_factory=os.getpid)
 
     def reader(self, epoch: int, part: StreamSlice, start_step: int, *, scattered: bool = False) -> StreamReader:

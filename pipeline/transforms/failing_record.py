@@ -82,23 +82,14 @@ def _filler(spec: Any) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailedBatch:
-    """A batch that a transform failed on, as it came from the loader.
-
-    Attributes:
-        epoch: epoch of the batch.
-        step: step of the batch.
-        origins: where each sample is stored.
-        batch: values by feature.
-        bytes_features: names of features that may hold images.
-        undeclared: those among them that the dataset does not declare as images.
-    """
+    """A batch that a transform failed on, as it came from the loader."""
 
     epoch: int
     step: int
-    origins: Sequence[Origin]
-    batch: NumpyBatch
-    bytes_features: Sequence[str]
-    undeclared: Container[str]
+    origins: Sequence[Origin]  # where each sample is stored
+    batch: NumpyBatch  # values by feature
+    bytes_features: Sequence[str]  # names of features that may hold images
+    undeclared: Container[str]  # those among them that the dataset does not declare as images
 
     def explain(self, functions: Sequence[Transform]) -> RingfeedError:
         """Try each sample alone, and make an error that names the failing record and the remedy.

@@ -10,42 +10,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumericColumn:
-    """A column to standardise: ``(value - mean) / std``. A missing value becomes the mean.
-
-    Attributes:
-        name: name of the column.
-        mean: mean of its values.
-        std: their standard deviation.
-        has_missing: whether values are missing in the train split; if so, the model gets an indicator column.
-        elements: numbers in each value.
-        masked: whether a mask marks missing values, which elements then must hold; missing floats are NaN.
-    """
+    """A column to standardise: ``(value - mean) / std``. A missing value becomes the mean."""
 
     name: str
     mean: float
-    std: float
-    has_missing: bool
-    elements: int = 1
-    masked: bool = False
+    std: float  # their standard deviation
+    has_missing: bool  # whether values are missing in the train split; if so, the model gets an indicator column
+    elements: int = 1  # numbers in each value
+    masked: bool = False  # whether a mask marks missing values, which elements then must hold; missing floats are NaN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryColumn:
-    """A column to embed. Id 0 stands for missing values and those not in the train split.
-
-    Attributes:
-        name: name of the column.
-        size: number of ids.
-        vocabulary: texts with ids 1, 2, ... in this order; None for integer codes.
-        smallest: the smallest code; the id of a code is ``code - smallest + 1``.
-        masked: whether a mask marks missing values, which elements then must hold.
-    """
+    """A column to embed. Id 0 stands for missing values and those not in the train split."""
 
     name: str
-    size: int
-    vocabulary: tuple[str, ...] | None = None
-    smallest: int = 0
-    masked: bool = False
+    size: int  # number of ids
+    vocabulary: tuple[str, ...] | None = None  # texts with ids 1, 2, ... in this order; None for integer codes.
+    smallest: int = 0  # the smallest code; the id of a code is ``code - smallest + 1``
+    masked: bool = False  # whether a mask marks missing values, which elements then must hold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,19 +77,14 @@ class Assignment:
     """The place of every record, for one seed and generation.
 
     Shards are numbered through all splits, in the order of `splits`.
-
-    Attributes:
-        seed: seed of the permutations.
-        splits: splits in order.
-        presplit: whether a column or its file decides the split of each record. If so, stratum ``split * classes +
-            class`` holds the records of a class in a split; if not, stratum c is class c, and is cut into the splits.
-        generation: generation of the dataset: 0 for a build, one more for each append.
     """
 
     seed: int
-    splits: tuple[SplitLayout, ...]
+    splits: tuple[SplitLayout, ...]  # splits in order
+    # Whether a column or its file decides the split of each record. If so, stratum ``split * classes + class`` holds
+    # the records of a class in a split; if not, stratum c is class c, and is cut into the splits.
     presplit: bool = False
-    generation: int = 0
+    generation: int = 0  # generation of the dataset: 0 for a build, one more for each append
 
     @property
     def classes(self) -> int:

@@ -35,23 +35,14 @@ _CLASS, _VALUE, _COUNT, _BYTES = "class", "value", "count", "bytes"  # columns o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notes:
-    """The notes on a part.
+    """The notes on a part."""
 
-    Attributes:
-        classes: distinct labels; empty without a label.
-        class_codes: index into `classes` of each note, int32 [notes].
-        values: distinct values of the column that decides the split; empty without such a column.
-        value_codes: index into `values` of each note, int32 [notes].
-        counts: records of each note, int64 [notes].
-        sizes: size in bytes of the one record of each note, int64 [notes]; empty if sizes were not noted.
-    """
-
-    classes: pa.Array
-    class_codes: Int32
-    values: pa.Array
-    value_codes: Int32
-    counts: Int64
-    sizes: Int64
+    classes: pa.Array  # distinct labels; empty without a label
+    class_codes: Int32  # index into `classes` of each note, int32 [notes]
+    values: pa.Array  # distinct values of the column that decides the split; empty without such a column
+    value_codes: Int32  # index into `values` of each note, int32 [notes]
+    counts: Int64  # records of each note, int64 [notes]
+    sizes: Int64  # size in bytes of the one record of each note, int64 [notes]; empty if sizes were not noted
 
     def class_ids(self, classes: pa.Array) -> Int64:
         """The position of each note's class among all classes, int64 [notes]."""
@@ -63,21 +54,13 @@ class Notes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Census:
-    """What to note of the records, and where.
+    """What to note of the records, and where."""
 
-    Attributes:
-        column: column that decides the split of each record, or None.
-        value_type: type of its values.
-        flag: flag that named the column, for errors.
-        with_sizes: whether to note the size of each record.
-        folder: folder that all tasks read and write; it holds a few files a part.
-    """
-
-    column: str | None
-    value_type: pa.DataType | None
-    flag: str
-    with_sizes: bool
-    folder: Storage
+    column: str | None  # column that decides the split of each record, or None
+    value_type: pa.DataType | None  # type of its values
+    flag: str  # flag that named the column, for errors
+    with_sizes: bool  # whether to note the size of each record
+    folder: Storage  # folder that all tasks read and write; it holds a few files a part
 
     def write(self, kind: str, number: int, table: pa.Table) -> None:
         """Write a kind of table about a part: ``notes``, ``splits`` or ``places``."""

@@ -28,16 +28,11 @@ _SHARDS_AT_ONCE = 64  # whose groups are merged together
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExistingGroups:
-    """The groups of a dataset and the contents of its splits.
+    """The groups of a dataset and the contents of its splits."""
 
-    Attributes:
-        values: distinct values of the group column.
-        splits: split of each group, as an index into the names of the splits, int32 [groups].
-        class_counts: records of each class in each split as they were written, int64 [splits, classes].
-    """
-
-    values: pa.Array
-    splits: npt.NDArray[np.int32]
+    values: pa.Array  # distinct values of the group column
+    splits: npt.NDArray[np.int32]  # split of each group, as an index into the names of the splits, int32 [groups]
+    # Records of each class in each split as they were written, int64 [splits, classes]
     class_counts: npt.NDArray[np.int64]
 
     def splits_of(self, values: pa.Array) -> npt.NDArray[np.int32]:

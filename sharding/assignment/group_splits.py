@@ -25,17 +25,11 @@ _GROUPS_AT_ONCE = 1 << 16  # whose counts are Python numbers, of 30 bytes each, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupCounts:
-    """Records by group and class: a row for each count that is not zero, sorted by group.
+    """Records by group and class: a row for each count that is not zero, sorted by group."""
 
-    Attributes:
-        groups: group of each row, from 0 without gaps; int64 [rows].
-        class_ids: class of each row, int64 [rows].
-        counts: records of the group and class, int64 [rows].
-    """
-
-    groups: Int64
-    class_ids: Int64
-    counts: Int64
+    groups: Int64  # group of each row, from 0 without gaps; int64 [rows]
+    class_ids: Int64  # class of each row, int64 [rows]
+    counts: Int64  # records of the group and class, int64 [rows]
 
     @property
     def bounds(self) -> Int64:

@@ -27,15 +27,10 @@ _MERGED_VALUES = 1 << 18  # new values to merge at once, at least: each merge ha
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueCounts:
-    """Distinct labels and how many records have each; without a label, the one value is False.
+    """Distinct labels and how many records have each; without a label, the one value is False."""
 
-    Attributes:
-        values: distinct values in any order.
-        counts: records of each value, int64 [values].
-    """
-
-    values: pa.Array
-    counts: Int64
+    values: pa.Array  # distinct values in any order
+    counts: Int64  # records of each value, int64 [values]
 
     @property
     def records(self) -> int:
@@ -45,15 +40,10 @@ class ValueCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StratumCounts:
-    """Records of a part by stratum (see `Assignment`).
+    """Records of a part by stratum (see `Assignment`)."""
 
-    Attributes:
-        strata: strata that occur in the part, ascending; int64 [n].
-        counts: records of each, [n], in the narrowest unsigned dtype.
-    """
-
-    strata: Int64
-    counts: npt.NDArray[np.unsignedinteger]
+    strata: Int64  # strata that occur in the part, ascending; int64 [n]
+    counts: npt.NDArray[np.unsignedinteger]  # records of each, [n], in the narrowest unsigned dtype
 
 
 def count_values(batches: Iterable[pa.Array], kind: pa.DataType) -> ValueCounts:

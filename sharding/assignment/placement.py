@@ -25,25 +25,15 @@ _CHANGED = "the source changed while it was read"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """What decides the places of a part's records; small enough to pickle, however many records there are.
+    """What decides the places of a part's records; small enough to pickle, however many records there are."""
 
-    Attributes:
-        assignment: assignment of records to shards.
-        label: label column, or None.
-        classes: labels that occur in the part.
-        class_ids: class id of each, int32 [classes].
-        strata: strata that occur in the part, ascending; int64 [strata].
-        first_ordinals: records of each stratum in the parts before this one, int64 [strata].
-        census: census, if more than the class decides: it holds the splits of the part's values, or the places of its
-            records.
-    """
-
-    assignment: Assignment
-    label: str | None
-    classes: pa.Array
-    class_ids: Int32
-    strata: Int64
-    first_ordinals: Int64
+    assignment: Assignment  # assignment of records to shards
+    label: str | None  # label column, or None
+    classes: pa.Array  # labels that occur in the part
+    class_ids: Int32  # class id of each, int32 [classes]
+    strata: Int64  # strata that occur in the part, ascending; int64 [strata]
+    first_ordinals: Int64  # records of each stratum in the parts before this one, int64 [strata]
+    # Census, if more than the class decides: it holds the splits of the part's values, or the places of its records
     census: Census | None = None
 
 

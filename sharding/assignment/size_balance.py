@@ -38,15 +38,10 @@ _PARTNERS = 8  # light shards tried for a heavy one, which may share no class wi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SizeBalance:
-    """The result of dealing records by size.
+    """The result of dealing records by size."""
 
-    Attributes:
-        shard_bytes: estimated bytes of each shard through all splits, int64 [shards].
-        digest: digest of the places of all records.
-    """
-
-    shard_bytes: Int64
-    digest: str
+    shard_bytes: Int64  # estimated bytes of each shard through all splits, int64 [shards]
+    digest: str  # digest of the places of all records
 
 
 def deal_records(

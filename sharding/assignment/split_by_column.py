@@ -33,19 +33,13 @@ _MAX_SPLITS = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordSplits:
-    """The records of each split.
+    """The records of each split."""
 
-    Attributes:
-        class_counts: records of each class, by split.
-        counts: records of each stratum (see `Assignment`) in each part.
-        values: if a column decides, how many of its values are in each split.
-        digest: if a column decides, digest of the splits of all its values.
-    """
-
-    class_counts: Mapping[str, ClassCounts]
-    counts: tuple[StratumCounts, ...]
+    class_counts: Mapping[str, ClassCounts]  # records of each class, by split
+    counts: tuple[StratumCounts, ...]  # records of each stratum (see `Assignment`) in each part
+    # If a column decides, how many of its values are in each split
     values: Mapping[str, int] = field(default_factory=dict)
-    digest: str = ""
+    digest: str = ""  # if a column decides, digest of the splits of all its values
 
 
 def open_census(source: Source, column: str | None, flag: str, *, with_sizes: bool, folder: Storage) -> Census:

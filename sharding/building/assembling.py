@@ -27,16 +27,11 @@ from .shard_writer import ShardName, ShardTarget, SmallFiles, write_shard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BucketInput:
-    """A bucket to assemble.
-
-    Attributes:
-        number: number of the bucket.
-        shards: shards of the bucket that are yet to be written.
-        batches: by part, the record batches of its spill file that belong to the bucket.
-    """
+    """A bucket to assemble."""
 
     number: int
-    shards: Sequence[int]
+    shards: Sequence[int]  # shards of the bucket that are yet to be written
+    # By part, the record batches of its spill file that belong to the bucket
     batches: Sequence[tuple[int, Sequence[int]]]
 
 

@@ -15,15 +15,10 @@ from ringfeed.sharding.assignment.assignment import Assignment
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucketing:
-    """Runs of consecutive shards. The bytes written do not depend on it.
+    """Runs of consecutive shards. The bytes written do not depend on it."""
 
-    Attributes:
-        assignment: assignment of records to shards.
-        shards_per_bucket: shards in each bucket but the last.
-    """
-
-    assignment: Assignment
-    shards_per_bucket: int
+    assignment: Assignment  # assignment of records to shards
+    shards_per_bucket: int  # shards in each bucket but the last
 
     @property
     def buckets(self) -> int:

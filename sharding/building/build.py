@@ -128,23 +128,14 @@ def describe_build(source: object, spill: str | None, task: str = "build") -> di
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedDataset:
-    """A dataset, or a generation of one, that is planned and not yet written.
-
-    Attributes:
-        plan: the plan.
-        context: what all rounds share.
-        listings: the source's files as they were when it was opened.
-        draft: draft to write to.
-        root: root of the spill folders.
-        workers: the engine, which is closed before the commit.
-    """
+    """A dataset, or a generation of one, that is planned and not yet written."""
 
     plan: BuildPlan
-    context: BuildContext
-    listings: Mapping[str, Listing]
-    draft: DatasetDraft
-    root: Storage
-    workers: ExitStack
+    context: BuildContext  # what all rounds share
+    listings: Mapping[str, Listing]  # the source's files as they were when it was opened
+    draft: DatasetDraft  # draft to write to
+    root: Storage  # root of the spill folders
+    workers: ExitStack  # the engine, which is closed before the commit
 
     def write(self) -> Manifest:
         """Write the shards and commit them; returns the manifest."""

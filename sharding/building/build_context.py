@@ -30,21 +30,13 @@ def build_engine(options: BuildOptions, leased_destination: str | None = None) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildContext:
-    """What the rounds of a build, or of an append, share.
+    """What the rounds of a build, or of an append, share."""
 
-    Attributes:
-        options: options of the build; for an append, those that the dataset decides are already set.
-        pool: executor of the tasks.
-        report: called after every task.
-        base: manifest of the dataset that is appended to; None for a build.
-        earlier: shards of that dataset; None if none of them is read.
-    """
-
-    options: BuildOptions
-    pool: Executor
-    report: Report = ignore
-    base: Manifest | None = None
-    earlier: EarlierShards | None = None
+    options: BuildOptions  # options of the build; for an append, those that the dataset decides are already set
+    pool: Executor  # executor of the tasks
+    report: Report = ignore  # called after every task
+    base: Manifest | None = None  # manifest of the dataset that is appended to; None for a build
+    earlier: EarlierShards | None = None  # shards of that dataset; None if none of them is read
 
     @property
     def task_limit(self) -> int | Callable[[], int]:

@@ -37,19 +37,13 @@ Batches = Iterator[tuple[pa.RecordBatch, npt.NDArray[np.int64]]]  # records, and
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartitionTarget:
-    """Where the records of all parts go.
+    """Where the records of all parts go."""
 
-    Attributes:
-        bucketing: buckets of the shards.
-        wanted: buckets that are yet to be assembled, bool [buckets]; records of the others are not spilled.
-        spill: spill folder.
-        run_bytes: most bytes of records to collect before they are written.
-    """
-
-    bucketing: Bucketing
+    bucketing: Bucketing  # buckets of the shards
+    # Buckets that are yet to be assembled, bool [buckets]; records of the others are not spilled
     wanted: npt.NDArray[np.bool_]
-    spill: Spill
-    run_bytes: int
+    spill: Spill  # spill folder
+    run_bytes: int  # most bytes of records to collect before they are written
 
 
 def partition_part(source: Source, part: Part, number: int, placement: Placement, target: PartitionTarget) -> PartSpill:

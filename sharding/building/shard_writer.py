@@ -37,27 +37,16 @@ _HELD_BYTES = 8 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardTarget:
-    """What shapes the bytes of all shards alike.
+    """What shapes the bytes of all shards alike."""
 
-    Attributes:
-        storage: storage to write to.
-        plan: fingerprint of the plan, for the journal.
-        shard_format: ``tfrecord`` or ``parquet``.
-        compression: compression of the shards.
-        layout: layout that all records share; None if they share none.
-        block_rows: rows that are read, encoded and written at a time; one row group of Parquet.
-        names: names of the dataset's files.
-        dali_index: whether each shard gets an index for NVIDIA DALI.
-    """
-
-    storage: Storage
-    plan: str
-    shard_format: str
+    storage: Storage  # storage to write to
+    plan: str  # fingerprint of the plan, for the journal
+    shard_format: str  # ``tfrecord`` or ``parquet``
     compression: str
-    layout: RecordLayout | None
-    block_rows: int
-    names: FileNames
-    dali_index: bool = False
+    layout: RecordLayout | None  # layout that all records share; None if they share none
+    block_rows: int  # rows that are read, encoded and written at a time; one row group of Parquet
+    names: FileNames  # names of the dataset's files
+    dali_index: bool = False  # whether each shard gets an index for NVIDIA DALI
 
     def encoding(self) -> dict[str, Any]:
         """Keyword arguments of the encoders."""
@@ -71,19 +60,12 @@ class ShardTarget:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardName:
-    """A shard to write.
+    """A shard to write."""
 
-    Attributes:
-        number: number of the shard among those of all splits.
-        split: name of its split.
-        path: path of the shard.
-        index_path: path of its index.
-    """
-
-    number: int
-    split: str
+    number: int  # number of the shard among those of all splits
+    split: str  # name of its split
     path: str
-    index_path: str
+    index_path: str  # path of its index
 
 
 class SmallFiles:

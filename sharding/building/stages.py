@@ -50,21 +50,13 @@ def _assemble_limit(plan: BuildPlan, context: BuildContext, shards_per_bucket: i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteStages:
-    """The rounds after planning.
-
-    Attributes:
-        plan: plan of the build.
-        context: what all rounds share.
-        bucketing: buckets of the shards.
-        finished: shards that are not written, such as those that an earlier build finished.
-        spill: spill folder.
-    """
+    """The rounds after planning."""
 
     plan: BuildPlan
-    context: BuildContext
-    bucketing: Bucketing
-    finished: Collection[int]
-    spill: Spill
+    context: BuildContext  # what all rounds share
+    bucketing: Bucketing  # buckets of the shards
+    finished: Collection[int]  # shards that are not written, such as those that an earlier build finished
+    spill: Spill  # spill folder
 
     def partition(self) -> list[PartSpill]:
         """Read all parts and spill the records of all shards that are not finished."""

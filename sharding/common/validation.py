@@ -25,14 +25,10 @@ _SHOWN = 80  # characters of a value in an error
 
 @dataclass(frozen=True, slots=True)
 class Scalar:
-    """A type without parts.
+    """A type without parts."""
 
-    Attributes:
-        words: what a value must be, for errors: ``an integer``.
-        convert: returns a value as the type; raises TypeError, ValueError or ArithmeticError for any other value.
-    """
-
-    words: str
+    words: str  # what a value must be, for errors: ``an integer``
+    # Returns a value as the type; raises TypeError, ValueError or ArithmeticError for any other value
     convert: Callable[[Any], Any]
 
 

@@ -18,16 +18,11 @@ _SIXTEEN_BITS = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The positions of an array, grouped by value.
+    """The positions of an array, grouped by value."""
 
-    Attributes:
-        values: distinct numbers, ascending, [groups].
-        order: positions, group after group, ascending within each; int64 [n].
-        bounds: boundaries of the groups in `order`: group i is ``order[bounds[i]:bounds[i + 1]]``; int64 [groups + 1].
-    """
-
-    values: npt.NDArray[np.integer]
-    order: Int64
+    values: npt.NDArray[np.integer]  # distinct numbers, ascending, [groups]
+    order: Int64  # positions, group after group, ascending within each; int64 [n]
+    # Boundaries of the groups in `order`: group i is ``order[bounds[i]:bounds[i + 1]]``; int64 [groups + 1]
     bounds: Int64
 
     def __iter__(self) -> Iterator[tuple[int, Int64]]:

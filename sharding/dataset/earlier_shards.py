@@ -18,20 +18,14 @@ from .manifest import Manifest, ShardInfo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EarlierShards:
-    """The shards of a dataset, or of its first generations.
+    """The shards of a dataset, or of its first generations."""
 
-    Attributes:
-        storage: folder of the dataset.
-        manifest: manifest of the dataset, needed to read the shards.
-        shards: the shards as they were written.
-        folder_overrides: folder of a shard's two files, by path of the shard, where it is not the dataset's.
-        same_source: whether the new records come from the source of earlier ones, so that none is a duplicate.
-    """
-
-    storage: Storage
-    manifest: Manifest
-    shards: tuple[ShardInfo, ...]
+    storage: Storage  # folder of the dataset
+    manifest: Manifest  # manifest of the dataset, needed to read the shards
+    shards: tuple[ShardInfo, ...]  # the shards as they were written
+    # Folder of a shard's two files, by path of the shard, where it is not the dataset's
     folder_overrides: Mapping[str, Storage] = field(default_factory=dict)
+    # Whether the new records come from the source of earlier ones, so that none is a duplicate
     same_source: bool = False
 
     @classmethod

@@ -29,11 +29,6 @@ _GENERATION = re.compile(r"g(\d{5,})/|.*-g(\d{5,})(?:-\d{5,}-of-|\.)")
 class FileNames:
     """Names of the files of one dataset.
 
-    Attributes:
-        own: folder of the files that only ringfeed reads, with a slash at its end. Its name begins with an underscore,
-            and its files have suffixes of their own, so other programs that open the dataset's folder pass them over.
-            Empty for datasets of earlier versions: there they lie beside the shards, and each append has a folder.
-
     >>> NAMES.shard(1, "train", 0, 4, "parquet"), OLD_NAMES.shard(1, "train", 0, 4, "parquet")
     ('train-g00001-00000-of-00004.parquet', 'g00001/train-00000-of-00004.parquet')
     >>> NAMES.index("train-00000-of-00004.parquet"), OLD_NAMES.index("g00001/train-00000-of-00004.parquet")
@@ -44,6 +39,9 @@ class FileNames:
     ('_ringfeed/rejected-g00001.jsonl', 'g00001/rejected.jsonl')
     """
 
+    # Folder of the files that only ringfeed reads, with a slash at its end. Its name begins with an underscore, and its
+    # files have suffixes of their own, so other programs that open the dataset's folder pass them over. Empty for
+    # datasets of earlier versions: there they lie beside the shards, and each append has a folder.
     own: str
 
     @property

@@ -42,31 +42,21 @@ from .shard_table import decode_shards, recover_from_table, seal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveredDataset:
-    """The metadata of a dataset, and what had to be rebuilt to know them.
+    """The metadata of a dataset, and what had to be rebuilt to know them."""
 
-    Attributes:
-        storage: folder of the dataset.
-        manifest: manifest as it was written.
-        shards: rows of the shard table as they were written; if not `proven`, derived from the files as they are.
-        proven: whether the checksums in `shards` are those of the bytes written.
-        damages: damages of `dataset.json` and of the table.
-        restored: original bytes of those of the two files that are damaged, by path.
-        names: names of the files in the folder; None if it cannot be listed.
-        sizes: sizes of those files by name, as listed.
-        measures: size and checksum of the files that had to be read, by path; None for a missing file.
-        manifest_bytes: bytes of `dataset.json` as they are; None if it is missing.
-    """
-
-    storage: Storage
-    manifest: Manifest
+    storage: Storage  # folder of the dataset
+    manifest: Manifest  # manifest as it was written
+    # Rows of the shard table as they were written; if not `proven`, derived from the files as they are
     shards: tuple[ShardInfo, ...]
-    proven: bool = True
-    damages: tuple[Damage, ...] = ()
+    proven: bool = True  # whether the checksums in `shards` are those of the bytes written
+    damages: tuple[Damage, ...] = ()  # damages of `dataset.json` and of the table
+    # Original bytes of those of the two files that are damaged, by path
     restored: Mapping[str, bytes] = field(default_factory=dict)
-    names: frozenset[str] | None = None
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    names: frozenset[str] | None = None  # names of the files in the folder; None if it cannot be listed
+    sizes: Mapping[str, int] = field(default_factory=dict)  # sizes of those files by name, as listed
+    # Size and checksum of the files that had to be read, by path; None for a missing file
     measures: Mapping[str, FileInfo | None] = field(default_factory=dict)
-    manifest_bytes: bytes | None = None
+    manifest_bytes: bytes | None = None  # bytes of `dataset.json` as they are; None if it is missing
 
     @property
     def manifest_path(self) -> str:
@@ -76,21 +66,13 @@ class RecoveredDataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Folder:
-    """The folder of a dataset to recover.
+    """The folder of a dataset to recover."""
 
-    Attributes:
-        storage: the folder.
-        sizes: sizes of its files by name; None if it cannot be listed.
-        file_names: names that its files have, as far as its `dataset.json` shows.
-        data: bytes of its `dataset.json`; None if it is missing.
-        workers: threads that read files in parallel.
-    """
-
-    storage: Storage
-    sizes: Mapping[str, int] | None
-    file_names: FileNames
-    data: bytes | None
-    workers: int
+    storage: Storage  # the folder
+    sizes: Mapping[str, int] | None  # sizes of its files by name; None if it cannot be listed
+    file_names: FileNames  # names that its files have, as far as its `dataset.json` shows
+    data: bytes | None  # bytes of its `dataset.json`; None if it is missing
+    workers: int  # threads that read files in parallel
 
     @property
     def names(self) -> frozenset[str] | None:

@@ -29,14 +29,10 @@ _TYPES = {"offset": pa.int64(), "length": pa.int32(), "class_id": pa.int32()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """The content of an index.
+    """The content of an index."""
 
-    Attributes:
-        class_ids: class of each record, int32 [records].
-        offsets: offset of each frame, and the end of the last, int64 [records + 1]; None for Parquet.
-    """
-
-    class_ids: npt.NDArray[np.int32]
+    class_ids: npt.NDArray[np.int32]  # class of each record, int32 [records]
+    # Offset of each frame, and the end of the last, int64 [records + 1]; None for Parquet
     offsets: npt.NDArray[np.int64] | None
 
     def differing_records(self, other: Index) -> npt.NDArray[np.int64]:

@@ -28,19 +28,12 @@ _READERS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardResult:
-    """A shard that was written.
+    """A shard that was written."""
 
-    Attributes:
-        number: position among the shards of all splits.
-        info: entry of the shard table.
-        statistics: by feature name.
-        dali: index file for DALI, if any.
-    """
-
-    number: int
-    info: ShardInfo
-    statistics: Mapping[str, FeatureStatistics]
-    dali: FileInfo | None = None
+    number: int  # position among the shards of all splits
+    info: ShardInfo  # entry of the shard table
+    statistics: Mapping[str, FeatureStatistics]  # by feature name
+    dali: FileInfo | None = None  # index file for DALI, if any
 
     @property
     def files(self) -> dict[str, FileInfo]:

@@ -29,17 +29,11 @@ def digest_of(*inputs: Any) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What a folder was made from, and where in it that is recorded.
+    """What a folder was made from, and where in it that is recorded."""
 
-    Attributes:
-        record: the file that holds `digest`.
-        digest: `digest_of` the inputs and options.
-        files: other files that a finished folder holds.
-    """
-
-    record: str
-    digest: str
-    files: Sequence[str] = ()
+    record: str  # the file that holds `digest`
+    digest: str  # `digest_of` the inputs and options
+    files: Sequence[str] = ()  # other files that a finished folder holds
 
     def made(self, folder: Storage) -> bool:
         """Whether a folder was made from the same, and holds its files.

@@ -41,21 +41,13 @@ _SIDE = re.compile(r"side-([0-9a-f]{16})-(\d+)-(\d+)-[0-9a-f]+")  # groups: mach
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartSpill:
-    """The result of a partition task.
+    """The result of a partition task."""
 
-    Attributes:
-        buckets: bucket of each record batch in the part's file, int64 [batches].
-        records: number of records in the part.
-        int_ranges: least and greatest value, int64, of each integer feature of fixed shape.
-        has_nulls: whether a value is missing, or may be among those that are read later.
-        left_out: buckets that the file omits because their shards are finished, int64 [left out].
-    """
-
-    buckets: npt.NDArray[np.int64]
-    records: int
-    int_ranges: Mapping[str, tuple[int, int]]
-    has_nulls: bool
-    left_out: npt.NDArray[np.int64]
+    buckets: npt.NDArray[np.int64]  # bucket of each record batch in the part's file, int64 [batches]
+    records: int  # number of records in the part
+    int_ranges: Mapping[str, tuple[int, int]]  # least and greatest value, int64, of each integer feature of fixed shape
+    has_nulls: bool  # whether a value is missing, or may be among those that are read later
+    left_out: npt.NDArray[np.int64]  # buckets that the file omits because their shards are finished, int64 [left out]
 
     def encode(self) -> bytes:
         """The bytes of the note."""

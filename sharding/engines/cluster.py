@@ -41,19 +41,12 @@ class WorkerTraceback(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerRequirements:
-    """What a worker has to meet to take part in a build.
+    """What a worker has to meet to take part in a build."""
 
-    Attributes:
-        build: name of the build, from `_name_build`.
-        versions: required versions of the packages that shape the bytes, by name.
-        boot: `boot_id` of the machine that workers have to be on; empty for any.
-        lease: lease file that workers have to see if the destination is a local folder; empty for none.
-    """
-
-    build: str
-    versions: tuple[tuple[str, str], ...]
-    boot: str
-    lease: str
+    build: str  # name of the build, from `_name_build`
+    versions: tuple[tuple[str, str], ...]  # required versions of the packages that shape the bytes, by name
+    boot: str  # `boot_id` of the machine that workers have to be on; empty for any
+    lease: str  # lease file that workers have to see if the destination is a local folder; empty for none
 
     @classmethod
     def of_this_process(cls, *, local_spill: bool, leased_destination: str | None) -> WorkerRequirements:

@@ -32,17 +32,11 @@ TASKS_PER_WORKER = 4  # pending per worker: enough to keep each busy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordBytes:
-    """Estimated mean size of a record.
+    """Estimated mean size of a record."""
 
-    Attributes:
-        stored: bytes on storage.
-        draft: bytes in memory while it is spilled and assembled, without the columns that are read last.
-        whole: bytes in memory when it is complete.
-    """
-
-    stored: float
-    draft: float
-    whole: float
+    stored: float  # bytes on storage
+    draft: float  # bytes in memory while it is spilled and assembled, without the columns that are read last
+    whole: float  # bytes in memory when it is complete
 
     @property
     def in_bucket(self) -> float:
@@ -52,15 +46,10 @@ class RecordBytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassBytes:
-    """Estimated memory for the classes of the label, which is small unless there are very many.
+    """Estimated memory for the classes of the label, which is small unless there are very many."""
 
-    Attributes:
-        command: bytes that the command holds as long as it runs.
-        task: bytes that each task holds.
-    """
-
-    command: int
-    task: int
+    command: int  # bytes that the command holds as long as it runs
+    task: int  # bytes that each task holds
 
     @classmethod
     def of(cls, *, classes: int, label_bytes: float, splits: int, entries: int, in_part: int) -> ClassBytes:
@@ -84,19 +73,12 @@ NO_CLASSES = ClassBytes(command=0, task=0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryShare:
-    """The memory budget of a build's processes.
+    """The memory budget of a build's processes."""
 
-    Attributes:
-        budget: bytes for all processes together.
-        workers: number of processes; a single one is the command itself, with two tasks at a time.
-        per_task: whether the budget is for each task of a cluster.
-        classes: memory for the classes of the label.
-    """
-
-    budget: int
-    workers: int
-    per_task: bool = False
-    classes: ClassBytes = NO_CLASSES
+    budget: int  # bytes for all processes together
+    workers: int  # number of processes; a single one is the command itself, with two tasks at a time
+    per_task: bool = False  # whether the budget is for each task of a cluster
+    classes: ClassBytes = NO_CLASSES  # memory for the classes of the label
 
     @property
     def max_pending(self) -> int:

@@ -29,23 +29,14 @@ _STEPS = 64  # values of a record that are read in lockstep; longer lists, which
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeatureValues:
-    """The values of one feature and kind in the records of a block that have them.
+    """The values of one feature and kind in the records of a block that have them."""
 
-    Attributes:
-        kind: ``bytes``, ``float`` or ``int64``.
-        data: bytes that hold the values.
-        rows: numbers of the records, ascending, int64 [records].
-        starts: start in `data` of each record's packed numbers, or of each value if the kind is bytes.
-        ends: end of the same ranges, which are half-open.
-        value_counts: number of values in each record, if the kind is bytes.
-    """
-
-    kind: str
-    data: bytes
-    rows: Int64
-    starts: Int64
-    ends: Int64
-    value_counts: Int64
+    kind: str  # ``bytes``, ``float`` or ``int64``
+    data: bytes  # bytes that hold the values
+    rows: Int64  # numbers of the records, ascending, int64 [records]
+    starts: Int64  # start in `data` of each record's packed numbers, or of each value if the kind is bytes
+    ends: Int64  # end of the same ranges, which are half-open
+    value_counts: Int64  # number of values in each record, if the kind is bytes
 
     def numbers(self) -> tuple[npt.NDArray[np.generic], Int64]:
         """All numbers, record after record, as float32 or int64; and the number in each record."""
@@ -74,16 +65,11 @@ class FeatureValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParsedExamples:
-    """The features of a block of messages.
+    """The features of a block of messages."""
 
-    Attributes:
-        kept: numbers of the messages that are Examples, int64; `FeatureValues.rows` are positions in it.
-        bad: faults of the other messages, by number.
-        columns: values by feature name, an entry for each kind of list that the feature has.
-    """
-
-    kept: Int64
-    bad: Mapping[int, str]
+    kept: Int64  # numbers of the messages that are Examples, int64; `FeatureValues.rows` are positions in it
+    bad: Mapping[int, str]  # faults of the other messages, by number
+    # Values by feature name, an entry for each kind of list that the feature has
     columns: Mapping[str, tuple[FeatureValues, ...]]
 
 

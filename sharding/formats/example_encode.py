@@ -34,30 +34,19 @@ _DELIMITED_2 = 0x12  # field 2, length-delimited
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnLayout:
-    """Position of a feature's values in each record of a fixed layout.
-
-    Attributes:
-        name: name of the feature.
-        offset: position of the first value in the Example message, in bytes.
-        item_bytes: size of an element: of its dtype, or of a padded varint for integers.
-    """
+    """Position of a feature's values in each record of a fixed layout."""
 
     name: str
-    offset: int
-    item_bytes: int
+    offset: int  # position of the first value in the Example message, in bytes
+    item_bytes: int  # size of an element: of its dtype, or of a padded varint for integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordLayout:
-    """The layout that all records of a dataset share.
+    """The layout that all records of a dataset share."""
 
-    Attributes:
-        example_bytes: size of an Example message.
-        columns: positions of the features, in the schema's order.
-    """
-
-    example_bytes: int
-    columns: tuple[ColumnLayout, ...]
+    example_bytes: int  # size of an Example message
+    columns: tuple[ColumnLayout, ...]  # positions of the features, in the schema's order
 
     def to_json(self) -> dict[str, Any]:
         """The entry in `dataset.json`."""

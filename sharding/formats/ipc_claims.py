@@ -25,17 +25,11 @@ Block = tuple[int, int, int]  # offset of a message in a file, and the bytes of 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchClaims:
-    """What the metadata of a record batch or a dictionary claims.
+    """What the metadata of a record batch or a dictionary claims."""
 
-    Attributes:
-        rows: number of its rows.
-        buffers: offset in the body and stored bytes of each buffer.
-        is_compressed: whether each buffer begins with its unpacked length.
-    """
-
-    rows: int
-    buffers: tuple[tuple[int, int], ...]
-    is_compressed: bool
+    rows: int  # number of its rows
+    buffers: tuple[tuple[int, int], ...]  # offset in the body and stored bytes of each buffer
+    is_compressed: bool  # whether each buffer begins with its unpacked length
 
     @classmethod
     def of(cls, metadata: bytes) -> BatchClaims:

@@ -279,21 +279,13 @@ def _list_size(kind: pa.DataType) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
-    """A row group of a file that may be damaged.
+    """A row group of a file that may be damaged."""
 
-    Attributes:
-        number: number of the row group.
-        first_record: number of its first row.
-        records: number of its rows.
-        columns: byte range ``[offset, stop)`` of each column in the file, by name.
-        damaged: names of the columns that cannot be read or fail a page checksum.
-    """
-
-    number: int
-    first_record: int
-    records: int
-    columns: dict[str, tuple[int, int]]
-    damaged: tuple[str, ...]
+    number: int  # number of the row group
+    first_record: int  # number of its first row
+    records: int  # number of its rows
+    columns: dict[str, tuple[int, int]]  # byte range ``[offset, stop)`` of each column in the file, by name
+    damaged: tuple[str, ...]  # names of the columns that cannot be read or fail a page checksum
 
 
 def scan_row_groups(data: pa.Buffer) -> Iterator[RowGroup]:

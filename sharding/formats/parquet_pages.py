@@ -37,17 +37,10 @@ class _UnsupportedPage(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileVectors:
-    """Vectors in the bytes of a file, copied only when they are gathered.
+    """Vectors in the bytes of a file, copied only when they are gathered."""
 
-    Attributes:
-        data: bytes of the file.
-        starts: start of each vector, int64 [rows].
-        dtype: dtype of the values.
-        shape: shape of a vector.
-    """
-
-    data: pa.Buffer
-    starts: npt.NDArray[np.int64]
+    data: pa.Buffer  # bytes of the file
+    starts: npt.NDArray[np.int64]  # start of each vector, int64 [rows]
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
 

@@ -153,21 +153,13 @@ def iterate_records(data: bytes, path: str) -> Iterator[tuple[int, bytes]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameBlock:
-    """Some intact records of a TFRecord file.
+    """Some intact records of a TFRecord file."""
 
-    Attributes:
-        data: bytes of the file, with each payload's footer after it.
-        starts: start of each payload in `data`, int64.
-        lengths: length of each payload.
-        offsets: offset of each frame in the (decompressed) file.
-        numbers: number of each record in the file, with damaged records counted.
-    """
-
-    data: bytes
-    starts: npt.NDArray[np.int64]
-    lengths: npt.NDArray[np.int64]
-    offsets: npt.NDArray[np.int64]
-    numbers: npt.NDArray[np.int64]
+    data: bytes  # bytes of the file, with each payload's footer after it
+    starts: npt.NDArray[np.int64]  # start of each payload in `data`, int64
+    lengths: npt.NDArray[np.int64]  # length of each payload
+    offsets: npt.NDArray[np.int64]  # offset of each frame in the (decompressed) file
+    numbers: npt.NDArray[np.int64]  # number of each record in the file, with damaged records counted
 
     def slice(self, start: int, stop: int) -> FrameBlock:
         """The records of a half-open range."""
@@ -178,19 +170,12 @@ class FrameBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameDamage:
-    """A damaged record of a TFRecord file.
+    """A damaged record of a TFRecord file."""
 
-    Attributes:
-        number: number of the record in the file.
-        offset: offset of its frame in the (decompressed) file.
-        reason: what is wrong.
-        final: whether the records after it cannot be located.
-    """
-
-    number: int
-    offset: int
-    reason: str
-    final: bool = False
+    number: int  # number of the record in the file
+    offset: int  # offset of its frame in the (decompressed) file
+    reason: str  # what is wrong
+    final: bool = False  # whether the records after it cannot be located
 
 
 def iterate_frames(

@@ -22,21 +22,13 @@ _SEARCH_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """A frame, or a gap in which one or more frames are lost.
+    """A frame, or a gap in which one or more frames are lost."""
 
-    Attributes:
-        record: number of the record; None after a gap with an unknown number of records.
-        offset: offset of the first byte in the (decompressed) file.
-        stop: offset after the last byte.
-        problem: what is wrong; empty if the frame is intact.
-        readable: whether the payload matches its CRC, even if the length is damaged.
-    """
-
-    record: int | None
-    offset: int
-    stop: int
-    problem: str = ""
-    readable: bool = True
+    record: int | None  # number of the record; None after a gap with an unknown number of records
+    offset: int  # offset of the first byte in the (decompressed) file
+    stop: int  # offset after the last byte
+    problem: str = ""  # what is wrong; empty if the frame is intact
+    readable: bool = True  # whether the payload matches its CRC, even if the length is damaged
 
     @property
     def payload(self) -> slice:

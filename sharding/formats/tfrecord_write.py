@@ -28,16 +28,12 @@ Bytes = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Consecutive frames of some records.
+    """Consecutive frames of some records."""
 
-    Attributes:
-        runs: runs of pieces of the frames' bytes, in order, cut anywhere. They can be iterated once, as a run may
-            overwrite the one before.
-        lengths: length of each frame in bytes, int64 [records].
-    """
-
+    # Runs of pieces of the frames' bytes, in order, cut anywhere. They can be iterated once, as a run may overwrite the
+    # one before.
     runs: Iterable[Sequence[Bytes]]
-    lengths: npt.NDArray[np.int64]
+    lengths: npt.NDArray[np.int64]  # length of each frame in bytes, int64 [records]
 
     @classmethod
     def joined(cls, frames: pa.LargeBinaryArray) -> Frames:

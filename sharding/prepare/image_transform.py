@@ -96,18 +96,13 @@ class ImageOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformedImage:
-    """A transformed image.
+    """A transformed image."""
 
-    Attributes:
-        data: bytes of the file.
-        width, height: size in pixels.
-        sizes_before: width and height of the original as stored, and upright.
-    """
-
-    data: bytes
+    data: bytes  # bytes of the file
+    # `width`, `height`: size in pixels
     width: int
     height: int
-    sizes_before: tuple[tuple[int, int], tuple[int, int]]
+    sizes_before: tuple[tuple[int, int], tuple[int, int]]  # width and height of the original as stored, and upright
 
 
 def parse_size(text: str) -> Size:

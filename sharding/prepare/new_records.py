@@ -36,17 +36,11 @@ _DIALECT_KINDS = ("csv", "image-list")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewRecords:
-    """Records to score, in the order of their source.
+    """Records to score, in the order of their source."""
 
-    Attributes:
-        source: the prepared source.
-        features: the columns that the model takes.
-        kept: the columns to copy: the name that the source gives each, and its name after the steps.
-    """
-
-    source: Source
-    features: tuple[Feature, ...]
-    kept: Mapping[str, str]
+    source: Source  # the prepared source
+    features: tuple[Feature, ...]  # the columns that the model takes
+    kept: Mapping[str, str]  # the columns to copy: the name that the source gives each, and its name after the steps
 
     @property
     def schema(self) -> Schema:

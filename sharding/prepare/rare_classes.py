@@ -19,17 +19,11 @@ from ringfeed.sharding.schema import Schema
 
 @dataclass(frozen=True, slots=True)
 class RareClasses:
-    """Drop the records of some classes, or give them another label.
+    """Drop the records of some classes, or give them another label."""
 
-    Attributes:
-        label: name of the label column.
-        values: the labels of the classes.
-        into: the label that their records get; None to drop them.
-    """
-
-    label: str
-    values: tuple[Any, ...]
-    into: Any = None
+    label: str  # name of the label column
+    values: tuple[Any, ...]  # the labels of the classes
+    into: Any = None  # the label that their records get; None to drop them
     changes_rows: ClassVar[bool] = True
 
     @property

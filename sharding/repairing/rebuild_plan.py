@@ -74,20 +74,13 @@ class Original:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rebuild:
-    """A build that would write shards of a generation again, as far as counts and columns show.
-
-    Attributes:
-        manifest: manifest of the dataset.
-        generation: number of the generation.
-        options: options of the build.
-        plan: plan of the build.
-        numbers: numbers of the shards to rebuild, by the paths of data file and index; at first all of the generation.
-    """
+    """A build that would write shards of a generation again, as far as counts and columns show."""
 
     manifest: Manifest
-    generation: int
+    generation: int  # number of the generation
     options: BuildOptions
     plan: BuildPlan
+    # Numbers of the shards to rebuild, by the paths of data file and index; at first all of the generation
     numbers: Mapping[tuple[str, str], int]
 
 

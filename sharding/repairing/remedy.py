@@ -41,15 +41,10 @@ class Remedy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loss:
-    """A shard that cannot be restored, and its records that can be kept.
+    """A shard that cannot be restored, and its records that can be kept."""
 
-    Attributes:
-        shard: the shard as it was written.
-        replacement: shard that replaces it; None if no record is intact.
-    """
-
-    shard: ShardInfo
-    replacement: ShardInfo | None
+    shard: ShardInfo  # the shard as it was written
+    replacement: ShardInfo | None  # shard that replaces it; None if no record is intact
 
     @property
     def lost(self) -> LostRecords:

@@ -36,46 +36,27 @@ from ringfeed.sharding.storage.storage import Storage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFiles:
-    """A damaged shard, and where its two files are.
+    """A damaged shard, and where its two files are."""
 
-    Attributes:
-        storage: folder of the dataset.
-        manifest: manifest of the dataset.
-        shard: the shard as it was written.
-        data_path: path of the damaged data file; None if it is missing.
-        index_path: path of the damaged index; None if it is missing.
-        data_intact: whether that is the data file as it was written.
-        index_intact: whether that is the index as it was written.
-    """
-
-    storage: Storage
+    storage: Storage  # folder of the dataset
     manifest: Manifest
-    shard: ShardInfo
-    data_path: str | None
-    index_path: str | None
-    data_intact: bool
-    index_intact: bool
+    shard: ShardInfo  # the shard as it was written
+    data_path: str | None  # path of the damaged data file; None if it is missing
+    index_path: str | None  # path of the damaged index; None if it is missing
+    data_intact: bool  # whether that is the data file as it was written
+    index_intact: bool  # whether that is the index as it was written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SalvagedShard:
-    """The files of a damaged shard, encoded again.
+    """The files of a damaged shard, encoded again."""
 
-    Attributes:
-        data: bytes of the data file; None if the file is intact.
-        index: bytes of the index; None if the file is intact.
-        records: number of intact records.
-        class_counts: number of them by class.
-        data_restored: whether the data file is as it was written.
-        index_restored: whether the index is as it was written.
-    """
-
-    data: pa.Buffer | None
-    index: pa.Buffer | None
-    records: int
-    class_counts: tuple[int, ...]
-    data_restored: bool
-    index_restored: bool
+    data: pa.Buffer | None  # bytes of the data file; None if the file is intact
+    index: pa.Buffer | None  # bytes of the index; None if the file is intact
+    records: int  # number of intact records
+    class_counts: tuple[int, ...]  # number of them by class
+    data_restored: bool  # whether the data file is as it was written
+    index_restored: bool  # whether the index is as it was written
 
 
 def salvage_shard(files: ShardFiles) -> SalvagedShard | None:

@@ -44,19 +44,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRecord:
-    """A record that cannot be read.
+    """A record that cannot be read."""
 
-    Attributes:
-        path: URL of its file.
-        place: place in the file, such as ``line 17`` or ``record 3``; empty if the file is the record.
-        reason: what is wrong with it. `rejected.jsonl` keeps it, so the same record must always give the same text.
-        remedy: what the user can do about it.
-    """
-
-    path: str
-    place: str
-    reason: str
-    remedy: str = "fix or remove it"
+    path: str  # URL of its file
+    place: str  # place in the file, such as ``line 17`` or ``record 3``; empty if the file is the record
+    reason: str  # what is wrong with it. `rejected.jsonl` keeps it, so the same record must always give the same text.
+    remedy: str = "fix or remove it"  # what the user can do about it
 
     def __str__(self) -> str:
         where = f"{self.path}: {self.place}" if self.place else self.path
@@ -146,22 +139,14 @@ def select_part(source: Source, number: int | None = None) -> Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordSource(ABC):
-    """Base of sources whose drafts are the records: of all formats but those that read image files.
+    """Base of sources whose drafts are the records: of all formats but those that read image files."""
 
-    Attributes:
-        url: URL that the user gave.
-        schema: columns of the records.
-        parts: parts, in order of their records.
-        fingerprint: hash of whatever determines the records.
-        suffixes: endings of the files' names, for detection.
-    """
+    suffixes: ClassVar[tuple[str, ...]] = ()  # endings of the files' names, for detection
 
-    suffixes: ClassVar[tuple[str, ...]] = ()
-
-    url: str
-    schema: Schema
-    parts: tuple[Part, ...]
-    fingerprint: str
+    url: str  # URL that the user gave
+    schema: Schema  # columns of the records
+    parts: tuple[Part, ...]  # parts, in order of their records
+    fingerprint: str  # hash of whatever determines the records
 
     @abstractmethod
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
@@ -291,12 +276,9 @@ class WrappedSource:
     """A source that wraps another and delegates to it; subclasses override what differs.
 
     It has no `narrow`: a subclass whose columns can be narrowed adds it.
-
-    Attributes:
-        inner: the wrapped source.
     """
 
-    inner: Source
+    inner: Source  # the wrapped source
 
     @property
     def url(self) -> str:

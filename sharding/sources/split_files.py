@@ -37,36 +37,22 @@ Open = Callable[[str, Mapping[str, Feature]], Source]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPart(Part):
-    """A part of one split.
+    """A part of one split."""
 
-    Attributes:
-        split: number of the split.
-    """
-
-    split: int
+    split: int  # number of the split
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitSource:
-    """The sources of some splits, one after the other; each part belongs to one split.
+    """The sources of some splits, one after the other; each part belongs to one split."""
 
-    Attributes:
-        url: URL of the folder that holds the files of all splits.
-        splits: source of each split, without its parts.
-        parts: parts of all splits.
-        schema: columns of the records.
-        fingerprint: hash of the splits' names and fingerprints.
-        left_out: see `SelectiveSource`.
-        class_names: see `NamedClassesSource`.
-    """
-
-    url: str
-    splits: tuple[Source, ...]
+    url: str  # URL of the folder that holds the files of all splits
+    splits: tuple[Source, ...]  # source of each split, without its parts
     parts: tuple[SplitPart, ...]
-    schema: Schema
-    fingerprint: str
-    left_out: tuple[str, ...] = ()
-    class_names: tuple[str, ...] = ()
+    schema: Schema  # columns of the records
+    fingerprint: str  # hash of the splits' names and fingerprints
+    left_out: tuple[str, ...] = ()  # see `SelectiveSource`
+    class_names: tuple[str, ...] = ()  # see `NamedClassesSource`
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
         return self._split(part).labels(part, reject)

@@ -43,28 +43,19 @@ _TAKEOVERS = 10  # attempts; each may fail because of what others do meanwhile
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """The content of a lease file: who writes at a destination.
+    """The content of a lease file: who writes at a destination."""
 
-    Attributes:
-        token: unique id of the lease.
-        host, boot, pid, started: the process, by its machine, the machine's boot, its number and its start.
-        beat: number of heartbeats.
-        at: time of the last heartbeat, in seconds of the machine's monotonic clock; 0 if unknown.
-        released: whether the holder ended properly and left work to resume.
-        plan: fingerprint of what it builds; until that is known, that of the previous holder, or empty.
-        about: description for readers of the file: task, source, spill folder.
-    """
-
-    token: str
+    token: str  # unique id of the lease
+    # `host`, `boot`, `pid`, `started`: the process, by its machine, the machine's boot, its number and its start
     host: str
     boot: str
     pid: int
     started: str
-    beat: int = 0
-    at: float = 0.0
-    released: bool = False
-    plan: str = ""
-    about: Mapping[str, str]
+    beat: int = 0  # number of heartbeats
+    at: float = 0.0  # time of the last heartbeat, in seconds of the machine's monotonic clock; 0 if unknown
+    released: bool = False  # whether the holder ended properly and left work to resume
+    plan: str = ""  # fingerprint of what it builds; until that is known, that of the previous holder, or empty
+    about: Mapping[str, str]  # description for readers of the file: task, source, spill folder
 
     def encode(self) -> bytes:
         """The bytes of the file."""

@@ -37,17 +37,11 @@ _CONNECT_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Location:
-    """A folder, by its URL.
+    """A folder, by its URL."""
 
-    Attributes:
-        url: URL or path of the folder.
-        options: options of the fsspec file system.
-        retries: how transient errors are retried.
-    """
-
-    url: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    retries: RetryPolicy = field(default_factory=RetryPolicy)
+    url: str  # URL or path of the folder
+    options: Mapping[str, Any] = field(default_factory=dict)  # options of the fsspec file system
+    retries: RetryPolicy = field(default_factory=RetryPolicy)  # how transient errors are retried
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", normalize_url(self.url, "a folder"))

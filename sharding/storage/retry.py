@@ -34,22 +34,15 @@ class RetryPolicy:
     A store that says that it is busy (429, 503, SlowDown) works, and has its own limits: with a third of all requests
     refused, 8 attempts would fail one request of 6,561, and so most builds; 40 fail one of 10^19, and an operation of
     three requests, all of which must succeed, one of a million. They take 3 minutes on average.
-
-    Attributes:
-        attempts: most attempts, including the first; 1 means no retry.
-        base_seconds: longest pause after the first attempt; it doubles with each further one.
-        cap_seconds: upper bound on any pause, but for what a store asks for by ``Retry-After``, which is added.
-        budget_seconds: longest time between the starts of the first and the last attempt.
-        busy_attempts: most attempts at a store that is busy; they do not count among `attempts`.
-        busy_seconds: longest time for them, and so the longest ``Retry-After`` that is honoured.
     """
 
-    attempts: int = 8
-    base_seconds: float = 0.2
+    attempts: int = 8  # most attempts, including the first; 1 means no retry
+    base_seconds: float = 0.2  # longest pause after the first attempt; it doubles with each further one
+    # Upper bound on any pause, but for what a store asks for by ``Retry-After``, which is added
     cap_seconds: float = 10.0
-    budget_seconds: float = 60.0
-    busy_attempts: int = 40
-    busy_seconds: float = 300.0
+    budget_seconds: float = 60.0  # longest time between the starts of the first and the last attempt
+    busy_attempts: int = 40  # most attempts at a store that is busy; they do not count among `attempts`
+    busy_seconds: float = 300.0  # longest time for them, and so the longest ``Retry-After`` that is honoured
 
     def __post_init__(self) -> None:
         for name in ("attempts", "busy_attempts"):

@@ -185,13 +185,9 @@ def _check_records(fault: ImageCheck, source: Source, part: Part, budget: Budget
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _CountingSource(WrappedSource):
-    """A source that counts the records it reads, before any step drops some.
+    """A source that counts the records it reads, before any step drops some."""
 
-    Attributes:
-        counts: records of each batch that was read; appended to.
-    """
-
-    counts: list[int]
+    counts: list[int]  # records of each batch that was read; appended to
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
         for labels in self.inner.labels(part, reject):

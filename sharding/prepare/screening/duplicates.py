@@ -43,15 +43,10 @@ _BUCKET_RECORDS = 1 << 22  # hashes that are compared at once, in about 400 MB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duplicates:
-    """The duplicates in each part of a source, as ascending positions among its drafts.
+    """The duplicates in each part of a source, as ascending positions among its drafts."""
 
-    Attributes:
-        within_source: records equal to an earlier record of the source.
-        in_dataset: records equal to a record that a dataset holds already.
-    """
-
-    within_source: Sequence[Int64]
-    in_dataset: Sequence[Int64]
+    within_source: Sequence[Int64]  # records equal to an earlier record of the source
+    in_dataset: Sequence[Int64]  # records equal to a record that a dataset holds already
 
 
 def existing_records(earlier: EarlierShards) -> Source:

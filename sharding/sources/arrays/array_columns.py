@@ -30,25 +30,15 @@ _TIMES[("M", "D")] = pa.date32()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """An array, or a field of a structured array, that can be a column.
-
-    Attributes:
-        name: name of the column.
-        holder: name of the array: of a file, a member of an archive, or a dataset.
-        keys: names of the fields that lead to it in a structured array, outermost first.
-        dtype: type of one element.
-        shape: shape of one record's value.
-        rows: length of the array.
-        problem: why it cannot be a column, if that is known without its type; else empty.
-    """
+    """An array, or a field of a structured array, that can be a column."""
 
     name: str
-    holder: str
-    keys: tuple[str, ...]
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    rows: int
-    problem: str = ""
+    holder: str  # name of the array: of a file, a member of an archive, or a dataset
+    keys: tuple[str, ...]  # names of the fields that lead to it in a structured array, outermost first
+    dtype: np.dtype[Any]  # type of one element
+    shape: tuple[int, ...]  # shape of one record's value
+    rows: int  # length of the array
+    problem: str = ""  # why it cannot be a column, if that is known without its type; else empty
 
     @property
     def row_bytes(self) -> int:
@@ -82,17 +72,11 @@ def leaves_of(name: str, holder: str, dtype: np.dtype[Any], shape: tuple[int, ..
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArraySelection:
-    """The arrays of a file that make up the records.
+    """The arrays of a file that make up the records."""
 
-    Attributes:
-        leaves: arrays of the columns, all of the same length.
-        features: features of the columns.
-        left_out: names of unwanted arrays that cannot be columns, or of the groups that contain them.
-    """
-
-    leaves: tuple[Leaf, ...]
+    leaves: tuple[Leaf, ...]  # arrays of the columns, all of the same length
     features: tuple[Feature, ...]
-    left_out: tuple[str, ...]
+    left_out: tuple[str, ...]  # names of unwanted arrays that cannot be columns, or of the groups that contain them
 
 
 def select_arrays(

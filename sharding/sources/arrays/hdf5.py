@@ -46,18 +46,14 @@ class Hdf5Source(RecordSource):
     """A source of HDF5 files; a part is a range of rows, of whole chunks where chunks are small enough.
 
     The pieces of a part are the bounds of its half-open range of rows.
-
-    Attributes:
-        columns: columns to read.
-        checked: all columns, even if the source was narrowed: a record is bad if any of its values is damaged.
-        left_out: names of unwanted datasets and groups that cannot be columns.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (".h5", ".hdf5")
 
-    columns: tuple[_Column, ...]
+    columns: tuple[_Column, ...]  # columns to read
+    # All columns, even if the source was narrowed: a record is bad if any of its values is damaged
     checked: tuple[_Column, ...]
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # names of unwanted datasets and groups that cannot be columns
 
     @classmethod
     def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> Hdf5Source:

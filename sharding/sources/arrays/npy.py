@@ -50,27 +50,16 @@ _MAX_HEADER_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Array:
-    """An array on storage.
+    """An array on storage."""
 
-    Attributes:
-        name: name of its column, or prefix of the names of its fields.
-        path: URL of the file.
-        member: member of the archive; empty if the file is not an archive.
-        data_bytes: whole size of the file or the member.
-        dtype: type of one element.
-        shape: shape of the array; the first dimension counts records.
-        fortran: whether the elements are in Fortran order.
-        offset: offset of the elements in the file or the member.
-    """
-
-    name: str
-    path: str
-    member: str
-    data_bytes: int
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    fortran: bool
-    offset: int
+    name: str  # name of its column, or prefix of the names of its fields
+    path: str  # URL of the file
+    member: str  # member of the archive; empty if the file is not an archive
+    data_bytes: int  # whole size of the file or the member
+    dtype: np.dtype[Any]  # type of one element
+    shape: tuple[int, ...]  # shape of the array; the first dimension counts records
+    fortran: bool  # whether the elements are in Fortran order
+    offset: int  # offset of the elements in the file or the member
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,16 +67,12 @@ class NpySource(RecordSource):
     """A source of NumPy files; a part is a range of rows, or a whole archive, which cannot be read from its middle.
 
     The pieces of a part are its first row, the row after its last, and the arrays to read.
-
-    Attributes:
-        columns: columns to read.
-        left_out: names of unwanted arrays that cannot be columns.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = (".npy", ".npz")
 
-    columns: tuple[Leaf, ...]
-    left_out: tuple[str, ...] = ()
+    columns: tuple[Leaf, ...]  # columns to read
+    left_out: tuple[str, ...] = ()  # names of unwanted arrays that cannot be columns
 
     @classmethod
     def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> NpySource:

@@ -24,14 +24,10 @@ _INTEGER = re.compile(r"-?[0-9]{1,19}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Partitions:
-    """The partition keys of a source, the same for all of its files.
+    """The partition keys of a source, the same for all of its files."""
 
-    Attributes:
-        root: folder below which folder names hold keys, with a slash at the end.
-        fields: nullable column of each key: int64 if all values are integers, each spelled one way, else string.
-    """
-
-    root: str
+    root: str  # folder below which folder names hold keys, with a slash at the end
+    # Nullable column of each key: int64 if all values are integers, each spelled one way, else string
     fields: tuple[pa.Field, ...] = ()
 
     @property

@@ -23,19 +23,12 @@ class SourceFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Listing:
-    """A listing of files, in 16 bytes a file: there may be millions.
+    """A listing of files, in 16 bytes a file: there may be millions."""
 
-    Attributes:
-        url: path, folder or glob that was listed.
-        suffixes: endings of the files' names.
-        names: hashes of the files' URLs, uint64 [files], ascending.
-        contents: hashes of the files' sizes and versions, uint64 [files], in the same order.
-    """
-
-    url: str
-    suffixes: tuple[str, ...]
-    names: npt.NDArray[np.uint64]
-    contents: npt.NDArray[np.uint64]
+    url: str  # path, folder or glob that was listed
+    suffixes: tuple[str, ...]  # endings of the files' names
+    names: npt.NDArray[np.uint64]  # hashes of the files' URLs, uint64 [files], ascending
+    contents: npt.NDArray[np.uint64]  # hashes of the files' sizes and versions, uint64 [files], in the same order
 
     @classmethod
     def of(cls, url: str, suffixes: Sequence[str], files: Sequence[SourceFile]) -> Listing:

@@ -31,9 +31,6 @@ class ImageFolderSource:
 
     The columns are ``image`` (the file's bytes), ``height``, ``width``, the label, and ``path`` within the root folder.
     A part is a run of files; its pieces are their names and their sizes in bytes.
-
-    Attributes:
-        root: URL of the folder that contains the class folders, with a slash at the end.
     """
 
     # Pillow reads the last three only with plugins: such files are refused, or bad records, but not left out silently.
@@ -44,7 +41,7 @@ class ImageFolderSource:
     reads_late: ClassVar[bool] = True
 
     url: str
-    root: str
+    root: str  # URL of the folder that contains the class folders, with a slash at the end
     schema: Schema
     parts: tuple[Part, ...]
     fingerprint: str

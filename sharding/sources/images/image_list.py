@@ -33,20 +33,15 @@ class ImageListSource:
     The columns are ``image`` (the file's bytes), ``height``, ``width``, the table's other columns, and ``path`` as
     written in the table: relative to the table's folder, absolute on this machine, or a URL. Whoever wrote the table
     may be another one than who builds, so files outside of its folder need the latter's consent.
-
-    Attributes:
-        table: source of the list.
-        path_column: the table's column of paths.
-        images_from: folders besides the table's own in which it may name files.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = ()
 
     url: str
-    table: Source
-    path_column: str
+    table: Source  # source of the list
+    path_column: str  # the table's column of paths
     schema: Schema
-    images_from: tuple[str, ...] = ()
+    images_from: tuple[str, ...] = ()  # folders besides the table's own in which it may name files
 
     @classmethod
     def open(

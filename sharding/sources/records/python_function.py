@@ -37,16 +37,11 @@ class IterableSource(RecordSource):
     The function is called without arguments, once a pass, and must return the same records each time: an iterable of
     dicts, or of Arrow batches or tables of one schema. The values of dicts are None, numbers, strings, bytes, dates,
     times, NumPy scalars and arrays, and lists; a nested dict becomes columns such as ``box.x``.
-
-    Attributes:
-        types: types of all columns that the function returns.
-        records: number of records.
-        left_out: unwanted Arrow columns that no feature can hold.
     """
 
-    types: pa.Schema
-    records: int
-    left_out: tuple[str, ...] = ()
+    types: pa.Schema  # types of all columns that the function returns
+    records: int  # number of records
+    left_out: tuple[str, ...] = ()  # unwanted Arrow columns that no feature can hold
 
     @classmethod
     def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> IterableSource:

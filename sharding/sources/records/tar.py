@@ -30,19 +30,12 @@ _ZEROS = bytes(_BLOCK)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A file in an archive.
+    """A file in an archive."""
 
-    Attributes:
-        name: name in the archive; not safe to use as a path.
-        size: size of the content in bytes.
-        offset: offset of the header in the decompressed archive.
-        sparse: whether holes are left out of the stored content, which `TarReader.read` does not restore.
-    """
-
-    name: bytes
-    size: int
-    offset: int
-    sparse: bool
+    name: bytes  # name in the archive; not safe to use as a path
+    size: int  # size of the content in bytes
+    offset: int  # offset of the header in the decompressed archive
+    sparse: bool  # whether holes are left out of the stored content, which `TarReader.read` does not restore
 
 
 class TarDamage(Exception):

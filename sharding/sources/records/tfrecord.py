@@ -41,14 +41,11 @@ class TFRecordSource(RecordSource):
     of fixed length if each has the same number, and else a variable-length list.
 
     The pieces of a part are the offsets of its first record and of its end; None: the end of the file.
-
-    Attributes:
-        declared: features that the user declared, by name.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = _SUFFIXES
 
-    declared: Mapping[str, Feature]
+    declared: Mapping[str, Feature]  # features that the user declared, by name
 
     @classmethod
     def open(

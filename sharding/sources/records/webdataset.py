@@ -39,14 +39,11 @@ class WebDatasetSource(RecordSource):
 
     The pieces of a part are the bad records that the first pass found, by number: `labels` skips most bytes, and would
     miss some of them.
-
-    Attributes:
-        types: types of the members that are read.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
 
-    types: tuple[MemberType, ...]
+    types: tuple[MemberType, ...]  # types of the members that are read
 
     @classmethod
     def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> WebDatasetSource:
@@ -159,25 +156,15 @@ def expand_braces(url: str) -> list[str]:
 
 @dataclass(slots=True, kw_only=True)
 class _Record:
-    """Consecutive members of one name.
+    """Consecutive members of one name."""
 
-    Attributes:
-        number: number of the record in the archive.
-        offset: offset of its first member.
-        key: name of its members.
-        contents: contents of the wanted members, by extension.
-        extensions: extensions of all members.
-        bytes: size of all members.
-        fault: why the record is bad; empty: it is not.
-    """
-
-    number: int
-    offset: int
-    key: bytes
-    contents: dict[str, bytes] = field(default_factory=dict)
+    number: int  # number of the record in the archive
+    offset: int  # offset of its first member
+    key: bytes  # name of its members
+    contents: dict[str, bytes] = field(default_factory=dict)  # contents of the wanted members, by extension
     extensions: set[str] = field(default_factory=set)
-    bytes: int = 0
-    fault: str = ""
+    bytes: int = 0  # size of all members
+    fault: str = ""  # why the record is bad; empty: it is not
 
     def take(self, member: Member, extension: str, archive: TarReader, wanted: Container[str] | None) -> None:
         """Add a member; the members of a bad record are not read."""

@@ -39,18 +39,13 @@ def extension_of(name: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemberType:
-    """The type of the members of one extension.
-
-    Attributes:
-        extension: extension of the members.
-        codec: ``image``, ``int64``, ``word`` (text without the spaces and line ends around it), ``string``, ``binary``,
-            ``json`` or ``npy``.
-        columns: columns that they become: one, or for JSON objects one for each value.
-    """
+    """The type of the members of one extension."""
 
     extension: str
+    # ``image``, ``int64``, ``word`` (text without the spaces and line ends around it), ``string``, ``binary``, ``json``
+    # or ``npy``
     codec: str
-    columns: pa.Schema
+    columns: pa.Schema  # columns that they become: one, or for JSON objects one for each value
 
     def decode(self, contents: Sequence[bytes | None]) -> list[pa.Array]:
         """Decode the members of some records to columns; None: a record has no such member.

@@ -20,17 +20,11 @@ from .ipc import IpcSource
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRecords:
-    """Records that were in memory, and their file; its text names them in messages and manifests.
+    """Records that were in memory, and their file; its text names them in messages and manifests."""
 
-    Attributes:
-        name: what they were, a URL's place in messages.
-        url: path or URL of the file.
-        fingerprint: hash of their content.
-    """
-
-    name: str
-    url: str
-    fingerprint: str
+    name: str  # what they were, a URL's place in messages
+    url: str  # path or URL of the file
+    fingerprint: str  # hash of their content
 
     def __str__(self) -> str:
         return self.name
@@ -38,16 +32,12 @@ class MemoryRecords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemorySource(IpcSource):
-    """A source of `MemoryRecords`. Its paths are their name: equal records give equal messages and `rejected.jsonl`.
-
-    Attributes:
-        file: path or URL of the file.
-    """
+    """A source of `MemoryRecords`. Its paths are their name: equal records give equal messages and `rejected.jsonl`."""
 
     kind: ClassVar[str] = "Arrow"
     suffixes: ClassVar[tuple[str, ...]] = ()
 
-    file: str = ""
+    file: str = ""  # path or URL of the file
 
     @classmethod
     def open_records(

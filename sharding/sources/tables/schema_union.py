@@ -33,23 +33,15 @@ _BINARIES = (pa.large_binary(), pa.binary_view())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaUnion:
-    """The columns of all files.
+    """The columns of all files."""
 
-    Attributes:
-        fields: all columns but `left_out`: those of the first file, then those that later files add.
-        declared: declared features of columns that have none of their own, or not the same in all files.
-        promoted: common types of other columns whose types differ.
-        missing: the columns that a file lacks, by the URL of the file.
-        left_out: unwanted columns that are structs, or have no common type.
-        paths: paths of the columns that are fields of structs.
-    """
-
-    fields: tuple[pa.Field, ...]
+    fields: tuple[pa.Field, ...]  # all columns but `left_out`: those of the first file, then those that later files add
+    # Declared features of columns that have none of their own, or not the same in all files
     declared: Mapping[str, Feature]
-    promoted: Mapping[str, pa.DataType]
-    missing: Mapping[str, frozenset[str]]
-    left_out: tuple[str, ...]
-    paths: Mapping[str, Path]
+    promoted: Mapping[str, pa.DataType]  # common types of other columns whose types differ
+    missing: Mapping[str, frozenset[str]]  # the columns that a file lacks, by the URL of the file
+    left_out: tuple[str, ...]  # unwanted columns that are structs, or have no common type
+    paths: Mapping[str, Path]  # paths of the columns that are fields of structs
 
 
 def unite_schemas(

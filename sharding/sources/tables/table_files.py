@@ -60,34 +60,23 @@ def _suggest_skipping() -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSource(RecordSource):
-    """A source of tables united by the names of their columns; folder names may hold partition keys, more columns.
+    """A source of tables united by the names of their columns; folder names may hold partition keys, more columns."""
 
-    Attributes:
-        kind: name of the format, for messages.
-        reads_fields: whether `read` takes the dotted name of a struct's field.
-        partitions: columns from folder names, the last of the schema.
-        repeated: partition keys that the files hold as columns, too, which must agree.
-        narrowed_from: names of all columns in the files, if the source was narrowed: a record is bad if any of its
-            values is damaged.
-        left_out: unwanted columns that no feature can hold.
-        declared, promoted, missing, paths: see `SchemaUnion`.
-        class_names: see `NamedClassesSource`.
-        unit: unit that times are read in, where the format leaves it to its reader.
-    """
+    kind: ClassVar[str]  # name of the format, for messages
+    reads_fields: ClassVar[bool] = False  # whether `read` takes the dotted name of a struct's field
 
-    kind: ClassVar[str]
-    reads_fields: ClassVar[bool] = False
-
-    partitions: Partitions
-    repeated: Partitions
+    partitions: Partitions  # columns from folder names, the last of the schema
+    repeated: Partitions  # partition keys that the files hold as columns, too, which must agree
+    # Names of all columns in the files, if the source was narrowed: a record is bad if any of its values is damaged
     narrowed_from: tuple[str, ...] = ()
-    left_out: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()  # unwanted columns that no feature can hold
+    # `declared`, `promoted`, `missing`, `paths`: see `SchemaUnion`
     declared: Mapping[str, Feature] = field(default_factory=dict)
     promoted: Mapping[str, pa.DataType] = field(default_factory=dict)
     missing: Mapping[str, frozenset[str]] = field(default_factory=dict)
     paths: Mapping[str, Path] = field(default_factory=dict)
-    class_names: tuple[str, ...] = ()
-    unit: str = "ns"
+    class_names: tuple[str, ...] = ()  # see `NamedClassesSource`
+    unit: str = "ns"  # unit that times are read in, where the format leaves it to its reader
 
     @classmethod
     @abstractmethod

@@ -37,36 +37,22 @@ Cut = Callable[[bytes], tuple[int, bool]]  # end of the last whole record, and w
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Whole records of a file: the bytes [start, stop) of its decompressed contents.
+    """Whole records of a file: the bytes [start, stop) of its decompressed contents."""
 
-    Attributes:
-        start: offset of the first record.
-        stop: end of the last record; None: the end of the file.
-        line: number of the first line, from 1.
-    """
-
-    start: int = 0
-    stop: int | None = None
-    line: int = 1
+    start: int = 0  # offset of the first record
+    stop: int | None = None  # end of the last record; None: the end of the file
+    line: int = 1  # number of the first line, from 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Consecutive whole records of a file.
+    """Consecutive whole records of a file."""
 
-    Attributes:
-        data: the bytes with their line ends; the last line of a file may have none.
-        start: offset in the file.
-        line: number of the first line, from 1.
-        final: whether the block ends the span, perhaps within a record.
-        multiline: whether a field contains a line end.
-    """
-
-    data: bytes
-    start: int
-    line: int
-    final: bool
-    multiline: bool
+    data: bytes  # the bytes with their line ends; the last line of a file may have none
+    start: int  # offset in the file
+    line: int  # number of the first line, from 1
+    final: bool  # whether the block ends the span, perhaps within a record
+    multiline: bool  # whether a field contains a line end
 
 
 def read_blocks(
@@ -150,19 +136,12 @@ def count_lines(data: bytes) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A block as it was read when the source was opened; the pieces of a part are marks.
+    """A block as it was read when the source was opened; the pieces of a part are marks."""
 
-    Attributes:
-        span: bytes of the block.
-        multiline: whether a field contains a line end.
-        records: number of records that could be read.
-        clean: whether no record was rejected.
-    """
-
-    span: Span
-    multiline: bool
-    records: int
-    clean: bool
+    span: Span  # bytes of the block
+    multiline: bool  # whether a field contains a line end
+    records: int  # number of records that could be read
+    clean: bool  # whether no record was rejected
 
     @classmethod
     def of(cls, block: Block, records: int, *, clean: bool) -> Mark:

@@ -30,23 +30,17 @@ from .text_source import InferenceOptions, TextSource, with_compression
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvSource(TextSource):
-    """A source of CSV or TSV files.
-
-    Attributes:
-        types: Arrow types that the columns are parsed as; columns of declared types are parsed as text.
-        declared: features of the columns that the user declared, or that have integers with plus signs, by name.
-        null_values: texts that mean null in columns of every type.
-        dialect: how the files are written.
-        orders: names of the columns of each file that has them in another order than the first, by its URL.
-    """
+    """A source of CSV or TSV files."""
 
     kind: ClassVar[str] = "CSV or TSV file"
     suffixes: ClassVar[tuple[str, ...]] = with_compression(".csv", ".tsv")
 
-    types: pa.Schema
+    types: pa.Schema  # Arrow types that the columns are parsed as; columns of declared types are parsed as text
+    # Features of the columns that the user declared, or that have integers with plus signs, by name
     declared: Mapping[str, Feature]
-    null_values: tuple[str, ...] = ()
-    dialect: CsvDialect = field(default_factory=CsvDialect)
+    null_values: tuple[str, ...] = ()  # texts that mean null in columns of every type
+    dialect: CsvDialect = field(default_factory=CsvDialect)  # how the files are written
+    # Names of the columns of each file that has them in another order than the first, by its URL
     orders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod

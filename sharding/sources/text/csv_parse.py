@@ -31,44 +31,27 @@ _TRUE, _FALSE = ["true", "True", "TRUE"], ["false", "False", "FALSE"]  # 1 and 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """How to read a file.
-
-    Attributes:
-        names: names of the columns.
-        delimiter: separator of fields.
-        start: offset of the first record.
-        line: its line.
-        null_values: texts that mean null in columns of every type, text too.
-        dialect: how the file is written.
-        record: the first line, if it holds the names.
-    """
+    """How to read a file."""
 
     names: tuple[str, ...]
-    delimiter: str
-    start: int
+    delimiter: str  # separator of fields
+    start: int  # offset of the first record
     line: int
-    null_values: tuple[str, ...] = ()
-    dialect: CsvDialect = field(default_factory=CsvDialect)
-    record: bytes = b""
+    null_values: tuple[str, ...] = ()  # texts that mean null in columns of every type, text too
+    dialect: CsvDialect = field(default_factory=CsvDialect)  # how the file is written
+    record: bytes = b""  # the first line, if it holds the names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rows:
-    """The parsed records of a block.
+    """The parsed records of a block."""
 
-    Attributes:
-        table: records that were not rejected.
-        block: block that they were parsed from.
-        delimiter: separator of fields.
-        lines: line number of each record, int64; None: not computed, as it is needed only for errors.
-        clean: whether no record was rejected.
-    """
-
-    table: pa.Table
-    block: Block
-    delimiter: str
+    table: pa.Table  # records that were not rejected
+    block: Block  # block that they were parsed from
+    delimiter: str  # separator of fields
+    # Line number of each record, int64; None: not computed, as it is needed only for errors
     lines: npt.NDArray[np.int64] | None
-    clean: bool
+    clean: bool  # whether no record was rejected
 
     def line(self, row: int) -> int:
         """Return the number of the line in which a row of the table starts."""

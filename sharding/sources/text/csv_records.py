@@ -17,17 +17,11 @@ _WITHIN = re.compile(rb'[^"]*(?:""[^"]*)*')  # a quoted field, without its outer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Records:
-    """The records in some bytes that start with one; empty lines do not count.
+    """The records in some bytes that start with one; empty lines do not count."""
 
-    Attributes:
-        starts: offset of each, int64.
-        stops: end of each, without its line end, int64.
-        open_quote: offset of a quoted field without an end; -1: none.
-    """
-
-    starts: npt.NDArray[np.int64]
-    stops: npt.NDArray[np.int64]
-    open_quote: int
+    starts: npt.NDArray[np.int64]  # offset of each, int64
+    stops: npt.NDArray[np.int64]  # end of each, without its line end, int64
+    open_quote: int  # offset of a quoted field without an end; -1: none
 
 
 def find_records(data: bytes, delimiter: str) -> Records:

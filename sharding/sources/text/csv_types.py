@@ -46,16 +46,11 @@ _WIDEST = (pa.float64(), pa.string())  # hold all values of narrower types
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferredTypes:
-    """What the first pass over some files finds.
+    """What the first pass over some files finds."""
 
-    Attributes:
-        types: type that each column is parsed as; string if it has no value.
-        signed: features of the columns that are parsed as text but hold integers, some with a plus sign, which Arrow
-            reads as floats.
-        parts: parts of all files.
-    """
-
-    types: pa.Schema
+    types: pa.Schema  # type that each column is parsed as; string if it has no value
+    # Features of the columns that are parsed as text but hold integers, some with a plus sign, which Arrow reads as
+    # floats
     signed: dict[str, Feature]
     parts: list[Part]
 

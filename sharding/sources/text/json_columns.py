@@ -27,17 +27,11 @@ _DECODER = make_decoder(Number, Number)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A feature, and where its values lie in an object.
+    """A feature, and where its values lie in an object."""
 
-    Attributes:
-        path: keys that lead to the value.
-        feature: feature of the column.
-        declared: whether the user declared the type, so that a value may not fit it.
-    """
-
-    path: tuple[str, ...]
+    path: tuple[str, ...]  # keys that lead to the value
     feature: Feature
-    declared: bool = False
+    declared: bool = False  # whether the user declared the type, so that a value may not fit it
 
     @property
     def parsed_type(self) -> pa.DataType | None:

@@ -29,17 +29,13 @@ class JsonlSource(TextSource):
 
     A missing key is a null. Integers beside floats become float64; other mixtures of scalars become text, as written.
     Lists of scalars have a fixed shape if all have one length; lists of equally long lists become tensors.
-
-    Attributes:
-        columns: features, and the keys that lead to their values.
-        left_out: unwanted keys whose values no feature can hold, and unwanted objects.
     """
 
     kind: ClassVar[str] = "file of JSON lines"
     suffixes: ClassVar[tuple[str, ...]] = with_compression(".jsonl", ".ndjson")
 
-    columns: tuple[Column, ...]
-    left_out: tuple[str, ...] = ()
+    columns: tuple[Column, ...]  # features, and the keys that lead to their values
+    left_out: tuple[str, ...] = ()  # unwanted keys whose values no feature can hold, and unwanted objects
 
     @classmethod
     def infer(cls, url: str, label: str | None, files: Sequence[SourceFile], options: InferenceOptions) -> JsonlSource:

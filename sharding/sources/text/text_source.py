@@ -38,32 +38,21 @@ def with_compression(*suffixes: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InferenceOptions:
-    """What the user says about columns before their types are inferred.
+    """What the user says about columns before their types are inferred."""
 
-    Attributes:
-        declared: features of columns whose types are not inferred, by name.
-        reject: called with each unreadable record.
-        wanted: whether the build needs a column of this name; others may hold values that no feature can.
-        null_values: texts of CSV that mean null in columns of every type.
-        dialect: how CSV is written.
-    """
-
-    declared: Mapping[str, Feature]
-    reject: Reject
+    declared: Mapping[str, Feature]  # features of columns whose types are not inferred, by name
+    reject: Reject  # called with each unreadable record
+    # Whether the build needs a column of this name; others may hold values that no feature can
     wanted: Callable[[str], bool]
-    null_values: tuple[str, ...] = ()
-    dialect: CsvDialect = field(default_factory=CsvDialect)
+    null_values: tuple[str, ...] = ()  # texts of CSV that mean null in columns of every type
+    dialect: CsvDialect = field(default_factory=CsvDialect)  # how CSV is written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSource(RecordSource):
-    """A source of text files; a part is about 64 MiB of a file, or a compressed file, and its pieces are `Mark`s.
+    """A source of text files; a part is about 64 MiB of a file, or a compressed file, and its pieces are `Mark`s."""
 
-    Attributes:
-        kind: what the files are, for error messages.
-    """
-
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # what the files are, for error messages
 
     @classmethod
     def open(
