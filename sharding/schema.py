@@ -216,11 +216,7 @@ class Feature:
 
 
 def check_distinct_names(names: Sequence[str], where: str = "", remedy: str = "rename all but one") -> None:
-    """Refuse columns of one name.
-
-    Raises:
-        SourceError: a name occurs twice.
-    """
+    """Refuse columns of one name (a SourceError)."""
     if len(set(names)) != len(names):
         twice = listed(sorted({repr(name) for name in names if names.count(name) > 1}))
         raise SourceError(f"{where}column names must differ, got {twice} more than once; {remedy}")

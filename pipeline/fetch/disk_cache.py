@@ -426,11 +426,7 @@ def _try_lock(descriptor: int, kind: int) -> bool:
 
 
 def _lock(descriptor: int, kind: int) -> None:
-    """Wait for a lock that is only held briefly.
-
-    Raises:
-        TimeoutError: the holder hangs.
-    """
+    """Wait for a lock that is only held briefly; raises a TimeoutError if the holder hangs."""
     pause, deadline = 0.0005, time.monotonic() + _LOCK_SECONDS
     while not _try_lock(descriptor, kind):
         if time.monotonic() > deadline:

@@ -38,21 +38,13 @@ _NO_ELEMENT = ("Unsupported return value from function", "Length for attr 'outpu
 
 
 def require_feature(element: Mapping[str, Any], name: str) -> None:
-    """Check that an element has a feature.
-
-    Raises:
-        ConfigError: it has not.
-    """
+    """Check that an element has a feature; raises a ConfigError if it has not."""
     if name not in element:
         raise ConfigError(f"the element has no feature {name!r}; it has: {', '.join(sorted(element))}")
 
 
 def add_features(element: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """An element with new features.
-
-    Raises:
-        ConfigError: it already has a feature of that name.
-    """
+    """An element with new features; raises a ConfigError if it already has a feature of that name."""
     for name in new:
         if name in element:
             raise ConfigError(f"the element already has a feature {name!r}, which this transform adds; rename it")

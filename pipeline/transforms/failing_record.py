@@ -65,11 +65,7 @@ def explain_failures(
 
 
 def _filler(spec: Any) -> Any:
-    """A value of a spec, which no consumer sees.
-
-    Raises:
-        TypeError: the spec is not of a dense or ragged tensor.
-    """
+    """A value of a spec, which no consumer sees; raises a TypeError if the spec is not of a dense or ragged tensor."""
     if not isinstance(spec, tf.TensorSpec | tf.RaggedTensorSpec) or spec.dtype in (tf.variant, tf.resource):
         raise TypeError(f"{spec} is not the spec of a tensor")
     sizes = [] if spec.shape.rank is None else [size or 0 for size in spec.shape]

@@ -20,11 +20,7 @@ Element = Mapping[str, Any]
 
 
 def tabular_inputs(element: Element, plan: TabularPlan) -> dict[str, Any]:
-    """The inputs that `TabularTransform` adds.
-
-    Raises:
-        ConfigError: the element lacks the mask of a column.
-    """
+    """The inputs that `TabularTransform` adds; raises a ConfigError if the element lacks the mask of a column."""
     inputs = {}
     if plan.numeric:
         inputs["numeric"] = _numeric(element, plan.numeric)

@@ -149,11 +149,7 @@ def first_ordinals(parts: Iterable[StratumCounts], strata: int) -> Iterator[Int6
 
 
 def count_classes(source: Source, part: Part) -> ValueCounts:
-    """Count the records of each class in a part.
-
-    Raises:
-        SourceError: a record has no label.
-    """
+    """Count the records of each class in a part; raises a SourceError if a record has no label."""
     if source.schema.label is None:
         records = sum(map(len, source.labels(part)))
         return ValueCounts(values=class_array(source.schema, [None]), counts=np.array([records]))

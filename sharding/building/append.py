@@ -269,11 +269,7 @@ def _was_appended(manifest: Manifest, previous: Holder | None, plan: BuildPlan) 
 
 
 def _check_new(manifest: Manifest, plan: BuildPlan, options: AppendOptions) -> None:
-    """Refuse a source that the dataset holds already.
-
-    Raises:
-        DestinationError: the dataset holds it.
-    """
+    """Refuse a source that the dataset holds already (a DestinationError)."""
     for number, generation in enumerate(() if options.again else manifest.all_generations):
         if generation.source["fingerprint"] == plan.source.fingerprint:
             how = f"appended as generation {number}" if number else "what the dataset was built from"

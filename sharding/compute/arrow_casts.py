@@ -78,11 +78,7 @@ def is_list(kind: pa.DataType) -> bool:
 
 
 def cast_column(column: pa.Array, kind: pa.DataType, what: str) -> pa.Array:
-    """Cast a column to another type.
-
-    Raises:
-        SourceError: the type cannot hold a value.
-    """
+    """Cast a column to another type; raises a SourceError if the type cannot hold a value."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     if column.type == kind:

@@ -174,11 +174,7 @@ def pad_counts(counts: Sequence[int], classes: int) -> Sequence[int]:
 
 
 def narrow_counts(counts: npt.NDArray[np.integer]) -> npt.NDArray[np.unsignedinteger]:
-    """Convert counts to the narrowest unsigned type that holds them.
-
-    Raises:
-        ValueError: a count is negative.
-    """
+    """Convert counts to the narrowest unsigned type that holds them; raises a ValueError if a count is negative."""
     if counts.min(initial=0) < 0:
         raise ValueError(f"counts must be at least 0, got {counts.min()}")
     return counts.astype(np.min_scalar_type(counts.max(initial=0)))

@@ -181,11 +181,7 @@ def classes_of_messages(messages: Iterator[bytes], manifest: Manifest) -> npt.ND
 
 
 def classes_of_table(table: pa.Table, manifest: Manifest) -> npt.NDArray[np.int32]:
-    """Return the class id of each row, by its label.
-
-    Raises:
-        ValueError: a label is missing or unknown.
-    """
+    """Return the class id of each row, by its label; raises a ValueError if a label is missing or unknown."""
     label = manifest.schema.label
     if label is None:
         return np.zeros(table.num_rows, np.int32)

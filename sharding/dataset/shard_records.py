@@ -51,11 +51,7 @@ def read_shard(
 
 
 def read_index_rows(storage: Storage, manifest: Manifest, shard: ShardInfo) -> pa.RecordBatch:
-    """Read the index of a shard.
-
-    Raises:
-        CorruptionError: it is damaged or missing, or belongs to another shard.
-    """
+    """Read the index of a shard; raises a CorruptionError if it is damaged or missing, or belongs to another shard."""
     data = read_checked(storage, shard.index_path, shard.index_bytes, shard.index_checksum)
     return index_rows(data, manifest, shard, storage.locate(shard.index_path))
 

@@ -416,11 +416,7 @@ def _taken(destination: Storage) -> str:
 
 
 def check_disjoint(source: str, destination: str) -> None:
-    """Refuse a destination that is its own source, lies in it, or contains it.
-
-    Raises:
-        DestinationError: it is one of these.
-    """
+    """Refuse a destination that is its own source, lies in it, or contains it (a DestinationError)."""
     folder = source
     while any(letter in folder for letter in "*?["):  # the fixed part of a glob
         folder = folder.rpartition("/")[0]

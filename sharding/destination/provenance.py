@@ -36,11 +36,7 @@ class Provenance:
     files: Sequence[str] = ()  # other files that a finished folder holds
 
     def made(self, folder: Storage) -> bool:
-        """Whether a folder was made from the same, and holds its files.
-
-        Raises:
-            StorageError: the store refuses.
-        """
+        """Whether a folder was made from the same, and holds its files; raises a StorageError if the store refuses."""
         try:
             return self.digest.encode() in folder.read(self.record) and {*self.files} <= {*folder.list()}
         except FileNotFoundError:

@@ -163,11 +163,7 @@ class _DaskExecutor(RemoteExecutor):
         return None
 
     def max_pending(self) -> int:
-        """A few tasks for each thread of all workers.
-
-        Raises:
-            WorkerError: no workers are left, and none appear.
-        """
+        """A few tasks for each thread of all workers; raises a WorkerError if no workers are left, and none appear."""
         processors, now = self._processors(), time.monotonic()
         since = self._without_workers_since = None if processors else self._without_workers_since or now
         if since is not None and now - since > _WORKERS_SECONDS:

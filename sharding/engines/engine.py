@@ -16,11 +16,7 @@ ENGINES = ("local", "dask", "ray")
 
 
 def check_engine(url: str) -> None:
-    """Check the name of an engine.
-
-    Raises:
-        ConfigError: it is neither ``local`` nor the address of a cluster.
-    """
+    """Check the name of an engine; raises a ConfigError if it is neither ``local`` nor the address of a cluster."""
     parts = urlsplit(url)
     if url in ("local", "ray://auto"):
         return

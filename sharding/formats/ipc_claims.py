@@ -33,11 +33,7 @@ class BatchClaims:
 
     @classmethod
     def of(cls, metadata: bytes) -> BatchClaims:
-        """Read a message's metadata.
-
-        Raises:
-            ValueError: it is damaged.
-        """
+        """Read a message's metadata; raises a ValueError if it is damaged."""
         try:
             root = struct.unpack_from("<I", metadata)[0]
             kind = _field(metadata, root, _HEADER_TYPE)

@@ -126,11 +126,7 @@ class NameClasses(ColumnStep):
         return Schema(features=tuple(named if feature.name == self.label else feature for feature in schema.features))
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """Name the classes if the batch has the label.
-
-        Raises:
-            SourceError: a number has no name.
-        """
+        """Name the classes if the batch has the label; raises a SourceError if a number has no name."""
         i = batch.schema.get_field_index(self.label)
         if i < 0:
             return batch

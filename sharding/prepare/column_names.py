@@ -32,11 +32,7 @@ def check_columns(flag: str, wanted: Iterable[str], names: Collection[str]) -> N
 
 
 def check_distinct(flag: str, names: Iterable[str]) -> None:
-    """Refuse a name that occurs twice.
-
-    Raises:
-        ConfigError: a name occurs twice.
-    """
+    """Refuse a name that occurs twice (a ConfigError)."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

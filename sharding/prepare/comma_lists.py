@@ -78,11 +78,7 @@ def split_texts(text: str) -> tuple[str, ...]:
 
 
 def _items(text: str) -> tuple[str, ...]:
-    """Split at commas, except inside double quotes.
-
-    Raises:
-        ValueError: the quotes are unbalanced.
-    """
+    """Split at commas, except inside double quotes; raises a ValueError if the quotes are unbalanced."""
     try:
         return tuple(item.strip() for item in next(csv.reader([text], strict=True, skipinitialspace=True), []))
     except csv.Error as error:

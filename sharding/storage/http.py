@@ -234,11 +234,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
 
 
 async def _read_up_to(reply: aiohttp.ClientResponse, most: int) -> bytes:
-    """Return the body of a reply, which may never end.
-
-    Raises:
-        SpecialFileError: it is longer than `most`.
-    """
+    """Return the body of a reply, which may never end; raises a SpecialFileError if it is longer than `most`."""
     pieces: list[bytes] = []
     size = 0
     while piece := await reply.content.readany():

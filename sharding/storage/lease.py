@@ -240,11 +240,7 @@ class Lease:
             self.check()
 
     def check_known(self) -> None:
-        """Raise if the lease is known to be lost, without a request.
-
-        Raises:
-            DestinationError: it is lost.
-        """
+        """Raise if the lease is known to be lost, without a request; raises a DestinationError if it is lost."""
         if self._lost:
             raise DestinationError(self._lost)
 

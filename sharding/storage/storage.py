@@ -465,9 +465,5 @@ StorageLike: TypeAlias = str | os.PathLike[str] | Storage  # a folder by URL or 
 
 
 def as_storage(place: StorageLike) -> Storage:
-    """Return the storage of a folder given as a URL, path or storage.
-
-    Raises:
-        ConfigError: it is none of these.
-    """
+    """Return the storage of a folder given as a URL, path or storage; raises a ConfigError if it is none of these."""
     return place if isinstance(place, Storage) else Storage(validate_url(place, "a folder"))

@@ -115,11 +115,7 @@ def load_json(data: bytes | str) -> Any:
 
 
 def check_inflation(unpacked_bytes: int, packed_bytes: int) -> None:
-    """Refuse content that is out of proportion to the file that holds it: a bomb.
-
-    Raises:
-        ValueError: it is.
-    """
+    """Refuse content that is out of proportion to the file that holds it: a bomb (a ValueError)."""
     if unpacked_bytes > _FLAT_BYTES + _MOST_INFLATION * packed_bytes:
         raise ValueError(f"{packed_bytes} bytes of it claim to hold {unpacked_bytes}")
 

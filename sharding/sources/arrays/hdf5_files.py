@@ -26,11 +26,7 @@ _BUFFER_BYTES = 1 << 20  # read-ahead of remote files: HDF5 reads metadata in sm
 
 
 def load_h5py() -> ModuleType:
-    """Import h5py.
-
-    Raises:
-        SourceError: it is not installed.
-    """
+    """Import h5py; raises a SourceError if it is not installed."""
     try:
         return importlib.import_module("h5py")
     except ImportError as error:

@@ -40,11 +40,7 @@ class ImageLocator:
         self._allowed = tuple(self._resolved(folder).removesuffix("/") + "/" for folder in folders)
 
     def locate(self, path: str) -> str:
-        """Return the URL of a path.
-
-        Raises:
-            SourceError: it leads outside.
-        """
+        """Return the URL of a path; raises a SourceError if it leads outside."""
         is_absolute = path.startswith("/") or "://" in path
         url = normalize_url(path, "a path") if is_absolute else resolve_relative(self._table, path)
         place = self._resolved(url)

@@ -29,11 +29,7 @@ class LineSource(RecordSource):
 
     @classmethod
     def open(cls, url: str, label: str | None) -> LineSource:
-        """List the files.
-
-        Raises:
-            SourceError: there is no file, or a label is asked for.
-        """
+        """List the files; raises a SourceError if there is no file, or a label is asked for."""
         files = require_files(url, cls.suffixes, "text file")
         return cls(
             url=url,

@@ -71,11 +71,7 @@ def _json_column(values: list[Any], field: pa.Field) -> pa.Array:
 
 
 def _decode(codec: str, content: bytes) -> Any:
-    """Decode one member.
-
-    Raises:
-        ValueError: its content contradicts its extension.
-    """
+    """Decode one member; raises a ValueError if its content contradicts its extension."""
     if codec in ("image", "binary"):
         return content
     if codec == "npy":

@@ -79,11 +79,7 @@ def _open(path: str) -> Iterator[orc.ORCFile]:
 
 
 def _read_stripe(reader: orc.ORCFile, stripe: int, names: Sequence[str], path: str) -> pa.RecordBatch:
-    """Read columns of a stripe.
-
-    Raises:
-        SourceError: a time exceeds the nanoseconds that Arrow reads times in.
-    """
+    """Read columns of a stripe; raises a SourceError if a time exceeds the nanoseconds that Arrow reads times in."""
     try:
         return reader.read_stripe(stripe, columns=list(names))
     except pa.ArrowInvalid as error:

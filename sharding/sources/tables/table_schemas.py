@@ -38,11 +38,7 @@ def flatten_schema(
 
 
 def check_features(fields: Sequence[pa.Field]) -> None:
-    """Check that a feature can hold each column.
-
-    Raises:
-        SourceError: names the columns whose types no feature can hold.
-    """
+    """Check that a feature can hold each column; the SourceError names the columns whose types no feature can hold."""
     odd = [field for field in fields if feature_of(field) is None]
     if not odd:
         return

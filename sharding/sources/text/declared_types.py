@@ -23,11 +23,7 @@ _TEMPORAL = ("date32[day]", "timestamp[s]", "timestamp[ms]", "timestamp[us]", "t
 
 
 def check_names(features: Mapping[str, Feature], names: Iterable[str]) -> None:
-    """Refuse declared types of missing columns.
-
-    Raises:
-        ConfigError: names the column, and those that might be meant.
-    """
+    """Refuse declared types of missing columns; the ConfigError names the column, and those that might be meant."""
     known = list(names)
     for name in features:
         if name not in known:
@@ -61,11 +57,7 @@ def exceeds_more(value: int, other: int) -> bool:
 
 
 def declared_arrow_type(feature: Feature) -> pa.DataType:
-    """Return the Arrow type of one element.
-
-    Raises:
-        ConfigError: text cannot hold such values.
-    """
+    """Return the Arrow type of one element; raises a ConfigError if text cannot hold such values."""
     if not feature.logical:
         return feature.primitive
     if feature.logical not in _TEMPORAL:

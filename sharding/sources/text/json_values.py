@@ -47,11 +47,7 @@ class PathValues:
         self.fixed = fixed
 
     def add(self, value: Any, path: str, line: int) -> None:
-        """Add a value of a record.
-
-        Raises:
-            UnfitError: no column can hold it together with the others.
-        """
+        """Add a value of a record; raises an UnfitError if no column can hold it together with the others."""
         if value is None or self.fixed is not None:
             return
         if self.sizes is not None and bool(self.sizes) != isinstance(value, list):

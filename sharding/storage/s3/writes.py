@@ -45,11 +45,7 @@ def put_object(fs: fsspec.AbstractFileSystem, target: str, data: bytes) -> None:
 
 
 def create_object(fs: fsspec.AbstractFileSystem, target: str, data: bytes, policy: RetryPolicy) -> None:
-    """Write an object that does not exist yet.
-
-    Raises:
-        FileExistsError: it exists.
-    """
+    """Write an object that does not exist yet; raises a FileExistsError if it exists."""
     if retry(lambda: fs.exists(target), policy):  # some stores ignore the condition below
         raise FileExistsError(target)
     bucket, key, _ = fs.split_path(target)
