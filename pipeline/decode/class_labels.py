@@ -27,7 +27,6 @@ class ClassLabels:
         """The labels, if they are numbers in Parquet shards and another feature is delivered too; else None.
 
         Args:
-            manifest: manifest of the dataset.
             schema: the features delivered.
         """
         name = manifest.schema.label

@@ -36,7 +36,6 @@ def interleave(
     Args:
         parts: columns of each stream, ``steps * width`` rows, step after step.
         widths: samples of each stream in a step.
-        steps: steps in each part.
         schema: the features delivered.
         layout: their layout in the records, if all records share one.
         pool: memory for the result, or None.

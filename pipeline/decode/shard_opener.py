@@ -111,7 +111,6 @@ class ShardOpener:
 
         Args:
             info: the shard.
-            index: its index.
             segment: the records that are needed.
         """
         read = self._open_rows if self._dataset.manifest.shard_format == "parquet" else self._open_frames

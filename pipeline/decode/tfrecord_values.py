@@ -74,7 +74,6 @@ def open_masked(
     Args:
         data: content of the file.
         index: its index, with offset and length.
-        manifest: manifest of the dataset.
         schema: the features to read.
         fill: value for missing values, by feature.
         masks: features whose missing values are marked.

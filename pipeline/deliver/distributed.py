@@ -20,7 +20,6 @@ def distribute(
     Args:
         dataset: the batches of this rank.
         strategy: a strategy whose workers all have the same number of replicas.
-        rank: rank of this process.
         world_size: number of processes.
         local_batch: samples of this rank in a batch.
 

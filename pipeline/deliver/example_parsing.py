@@ -20,7 +20,6 @@ def feature_spec(schema: Schema, fill: Mapping[str, Any] | None = None) -> dict[
     """The specification with which `tf.io.parse_example` parses the dataset's TFRecord shards.
 
     Args:
-        schema: schema of the dataset.
         fill: value for missing values, by feature; floats default to NaN, others have no default.
 
     Returns:

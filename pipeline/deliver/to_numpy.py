@@ -159,7 +159,6 @@ def _batches(columns: Columns, steps: int, schema: Schema) -> Iterator[NumpyBatc
 
     Args:
         columns: decoded columns of ``steps * batch`` rows, step after step.
-        steps: steps in the chunk.
         schema: the features in it.
 
     Yields:

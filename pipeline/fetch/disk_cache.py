@@ -184,7 +184,6 @@ class CacheFolder:
         """Remove a damaged entry, even if it is in use, since other users find the damage, too.
 
         Args:
-            key: key of the entry.
             inode: inode of the damaged file; a file that has replaced it is kept.
         """
         file = self.path / key.file

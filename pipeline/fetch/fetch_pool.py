@@ -58,7 +58,6 @@ class FetchPool(Generic[T]):
 
         Args:
             step: step that needs the result.
-            function: function to run.
             size: bytes that it fetches.
 
         Returns:

@@ -17,7 +17,6 @@ def read_into_page_cache(path: str, start: int, stop: int) -> bool:
     """Read bytes ``[start, stop)`` of a local file, unless the page cache holds them.
 
     Args:
-        path: path of the file.
         start: first byte.
         stop: just past the last byte; may lie beyond the end of the file.
 

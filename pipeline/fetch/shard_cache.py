@@ -45,9 +45,7 @@ class ShardCache(Protocol):
         """Return the bytes of a file.
 
         Args:
-            key: key of the file.
             fetch: reads and verifies the file at the source.
-            counters: counters of the loader.
             stream: passes the file on piece by piece as it arrives, unverified; returns False if it cannot.
         """
 

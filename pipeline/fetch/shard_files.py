@@ -89,7 +89,6 @@ class SourceReader:
         """Return the verified frames of some adjacent records of an uncompressed TFRecord shard.
 
         Args:
-            shard: shard of the dataset.
             start: offset of the first frame in the file.
             lengths: lengths of the frames, in bytes.
 
@@ -122,7 +121,6 @@ class SourceReader:
         All other bytes of the buffer are empty or unverified, and must not be used.
 
         Args:
-            shard: shard of the dataset.
             sums: checksums of the blocks of its file.
             columns: names of the columns.
             rows: rows ``[start, stop)``; their row groups are read whole. None for all.

@@ -22,7 +22,6 @@ def start_thread(function: Callable[[], None], name: str, *, daemon: bool = Fals
     """Start a thread.
 
     Args:
-        function: function to run.
         name: name of the thread, without the prefix ``ringfeed-``.
         daemon: whether the program may exit while the thread runs.
 

@@ -21,7 +21,6 @@ def choose_donors(order: EpochOrder, streams: Int64, last_shards: Int64, records
     """Return the shard that lends a class to each window that lacks it.
 
     Args:
-        order: order of the epoch.
         streams: stream of each window, [windows].
         last_shards: shard of each window's last segment, [windows].
         records: records of the class in each shard of the split; not all 0.

@@ -160,7 +160,6 @@ def plan_epoch(
     """Plan one epoch.
 
     Args:
-        order: order of the epoch.
         schedule: classes of the epoch; None for the natural mix.
         split: shards and classes of the split.
         world_size: number of ranks.

@@ -16,7 +16,6 @@ def sample_keys(seed: int, epoch: int, positions: npt.NDArray[np.int64]) -> npt.
     """Return the keys of some positions of an epoch, as seeds for `tf.random.stateless_*`.
 
     Args:
-        seed: seed of the order.
         epoch: number of the epoch, from 0.
         positions: ``step * batch_size`` plus the position in the global batch, [n].
 

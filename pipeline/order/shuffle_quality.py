@@ -62,7 +62,6 @@ def shuffle_quality(order: EpochOrder, most_samples: int = 1 << 20) -> ShuffleQu
     """Measure the natural order of an epoch.
 
     Args:
-        order: order of the epoch.
         most_samples: about how many samples to measure; of a longer epoch, evenly spread runs of steps are measured.
     """
     geometry = order.geometry
@@ -118,8 +117,6 @@ def _samples_of(order: EpochOrder, window: Window, firsts: Int64) -> tuple[Int64
     """Return the dataset position and the epoch position of each sample of a window, in the order served.
 
     Args:
-        order: order of the epoch.
-        window: window of the order.
         firsts: dataset position of each shard's first record.
     """
     records = [firsts[s.shard] + np.arange(s.start, s.stop) for s in window.segments]

@@ -24,7 +24,6 @@ def check_fill(schema: Schema, fill: Mapping[str, Any] | None) -> dict[str, Any]
     """Return the replacements of missing values by feature, converted to the dtype of the feature.
 
     Args:
-        schema: schema of the dataset.
         fill: option of the loader; None for no replacements.
 
     Raises:
@@ -54,7 +53,6 @@ def mask_fill(schema: Schema, masks: Sequence[str]) -> dict[str, Any]:
     """Return what is delivered in place of missing values that a mask marks, by feature: NaN, 0, or empty.
 
     Args:
-        schema: schema of the dataset.
         masks: names of the features.
 
     Raises:
@@ -81,7 +79,6 @@ def delivered_schema(
     """Return the features to deliver, in the order of `columns`. Raises now what would fail in the middle of an epoch.
 
     Args:
-        manifest: manifest of the dataset.
         split: name of the split.
         columns: names of the features; None for all.
         fill: replacements of missing values, by feature.
@@ -109,7 +106,6 @@ def features_without_fill(manifest: Manifest, split: str, schema: Schema, fill: 
     """Return the features with missing values that have no replacement, and the number of their missing values.
 
     Args:
-        manifest: manifest of the dataset.
         split: name of the split.
         schema: delivered features. Missing floats are NaN and missing lists are empty, so they need no replacement.
         fill: replacements of missing values, by feature.

@@ -118,7 +118,6 @@ class Selection:
         Args:
             shard: one of `shards`.
             data: verified bytes of its file.
-            index: index of the shard.
 
         Raises:
             CorruptionError: the number of records that pass is not the counted one.

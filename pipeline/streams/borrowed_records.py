@@ -85,7 +85,6 @@ class BorrowedRecords:
 
         Args:
             shard: lending shard.
-            columns: columns of all its records.
             wanted: rows to lend, class after class.
             spare: rows to keep for later, class after class: only while there is room, and the first to be evicted.
         """

@@ -134,8 +134,6 @@ def assign_by_length(rows: Int64, lengths: Int64, ranks: Int64, classes: ClassNu
 
     Args:
         rows: record at each position, [n].
-        lengths: length of each record.
-        ranks: rank of each position.
         classes: class of each record, which its new position must have, too.
 
     >>> rows, lengths, ranks = np.array([7, 8, 9]), np.array([30, 10, 20]), np.array([1, 1, 0])

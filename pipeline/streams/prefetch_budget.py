@@ -24,7 +24,6 @@ def default_prefetch_bytes(
 
     Args:
         window_bytes: mean size of a window's files.
-        streams: streams of the rank.
         is_local: whether the files are on a local disk.
         is_mapped: whether they are mapped, and opened without a copy.
         memory_bytes: memory of the machine; default: as the system tells.

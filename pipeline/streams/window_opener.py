@@ -50,7 +50,6 @@ class WindowOpener:
         """Begin to open a window in background threads.
 
         Args:
-            window: window of a stream.
             first_position: first position of the stream that will be read.
             step: step that needs the window.
             contiguous: whether all positions from there on will be read, as ranges.

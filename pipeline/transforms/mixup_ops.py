@@ -52,8 +52,6 @@ def box_mask(shares: Any, rows: Any, columns: Any, height: Any, width: Any) -> A
         shares: share of the area outside each box, in [0, 1]; float32 [n].
         rows: row of each centre as a fraction of the height, in [0, 1); float32 [n].
         columns: column of each centre as a fraction of the width, in [0, 1); float32 [n].
-        height: height of the images.
-        width: width of the images.
     """
     side = tf.sqrt(1.0 - shares)
 

@@ -118,9 +118,6 @@ def take_census(source: Source, part: Part, number: int, census: Census) -> Valu
     Without sizes, reads only the columns it needs, if the source can leave the others unread.
 
     Args:
-        source: source of the records.
-        part: part of the source.
-        number: number of the part.
         census: what to note.
 
     Raises:

@@ -53,7 +53,6 @@ def assign_groups(
     Args:
         table: contents of the groups.
         shares: shares of the splits, which add up to 1.
-        key: key of the random order.
         known_splits: split of each group that has one already, -1 for the others; int32 [groups]. None: no group has.
         existing_counts: records of each class that each split holds already, int64 [splits, classes]; None: none. A
             split that holds some needs no group.

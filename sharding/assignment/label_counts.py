@@ -135,7 +135,6 @@ def first_ordinals(parts: Iterable[StratumCounts], strata: int) -> Iterator[Int6
     """For each part, how many records of each of its strata the parts before it hold; int64 [strata of the part].
 
     Args:
-        parts: parts of a source in order.
         strata: number of strata.
 
     >>> one = StratumCounts(strata=np.array([0, 2]), counts=np.array([5, 7], np.uint8))

@@ -218,7 +218,6 @@ def _exchange(positions: Int64, order: Int64, sizes: Int64, class_counts: Int64,
     Args:
         positions: positions of the records; updated in place.
         order: records of each class, largest first.
-        sizes: sizes of the records.
         class_counts: records of each class.
         loads: bytes of each shard.
     """

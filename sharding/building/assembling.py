@@ -48,11 +48,9 @@ def assemble_bucket(
     """Gather a bucket's records, order them, write the shards and their indexes, and record them in the journal.
 
     Args:
-        source: source of the records.
         target: where and how to write.
         bucketing: buckets of the shards.
         spill: spill folder.
-        bucket: bucket to assemble.
 
     Raises:
         SourceError: records are missing or duplicated, so the source changed between the passes.

@@ -165,7 +165,6 @@ def planned_dataset(
         source: prepared source.
         listings: the source's files as they were when it was opened.
         options: options of the build; for an append, those that the dataset decides are already set.
-        draft: draft to write to.
         executor: executor of the tasks; by default, the engine of the options.
         report: called after every task.
     """

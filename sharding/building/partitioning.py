@@ -50,9 +50,6 @@ def partition_part(source: Source, part: Part, number: int, placement: Placement
     """Read a part and spill its records by bucket.
 
     Args:
-        source: source of the records.
-        part: part of the source.
-        number: number of the part.
         placement: places of the part's records.
         target: where the records go.
 

@@ -67,7 +67,6 @@ def open_plan(
 
     Args:
         source: prepared source.
-        options: options of the build.
         base: manifest of the dataset that is appended to, or None.
         earlier: shards of that dataset, or None if none of them is read.
         executor: executor of the tasks; by default, the engine of the options.
@@ -86,7 +85,6 @@ def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_F
     """Open and prepare the source that the options name.
 
     Args:
-        options: options of the build.
         types: types expected of the prepared columns; see `open_prepared`.
 
     Raises:
@@ -121,7 +119,6 @@ def make_plan(source: Source, context: BuildContext, root: Storage, scratch: Sto
     Args:
         source: prepared source.
         context: what all rounds share.
-        root: root of the spill folders.
         scratch: folder for the census, which must outlive the plan; None if no census is needed.
     """
     options, base = context.options, context.base
@@ -177,7 +174,6 @@ def count_labels(source: Source, context: BuildContext, root: Storage) -> ValueC
     Args:
         source: prepared source.
         context: what all rounds share.
-        root: root of the spill folders.
     """
     source, _ = _screen(source, context, root)
     return _count_parts(source, None, context).totals

@@ -37,7 +37,7 @@ _logger = logging.getLogger(__name__)
 
 
 def _check_merged(tally: ValueCounts, few: npt.NDArray[np.bool_], into: Any, least: int, base: Manifest | None) -> None:
-    """Refuse to merge into a class that stays rare; raises a SourceError if the merged class has too few records."""
+    """Refuse to merge into a class that stays rare (a SourceError)."""
     is_into = pc.equal(tally.values, pa.scalar(into, tally.values.type)).fill_null(False).to_numpy(zero_copy_only=False)
     records = int(tally.counts[few | is_into].sum())
     if records >= least or (base is not None and into in base.classes):
@@ -63,7 +63,6 @@ def settle_rare_classes(
     A class is rare if it is new and has fewer records than ``min_class_records``, or than there are splits to share it.
 
     Args:
-        options: options of the build.
         base: manifest of the dataset that is appended to, or None.
         earlier: shards of that dataset, or None.
         types: see `open_build_source`.

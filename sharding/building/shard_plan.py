@@ -141,7 +141,6 @@ def plan_assignment(
     """Plan splits, shards and class counts. A split without records gets no shard.
 
     Args:
-        options: options of the build.
         per_split: records of each class by split.
         record_bytes: estimated mean size of a record on storage.
         presplit: whether a column decides the split of each record.

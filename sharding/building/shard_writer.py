@@ -99,10 +99,8 @@ def write_shard(
 
     Args:
         blocks: records in order, at least one block.
-        schema: schema of the dataset.
         target: where and how to write.
         small: takes a remote shard of one block and its indexes; the caller flushes it.
-        name: name of the shard.
         classes: number of classes of the dataset.
     """
     counts = np.zeros(classes, np.int64)

@@ -12,9 +12,6 @@ _SIMPLE = 10_000  # largest denominator of the shares that people mean
 def exact_shares(shares: Mapping[str, Fraction]) -> dict[str, Fraction]:
     """Undo the rounding of shares, such as those that Python computes for ``1 - 0.8`` and ``2 / 3``.
 
-    Args:
-        shares: share of each split by name.
-
     Raises:
         ValueError: there is no share, one is not positive, or their sum differs from 1 by more than rounding.
 

@@ -164,7 +164,6 @@ def pad_counts(counts: Sequence[int], classes: int) -> Sequence[int]:
     """Append zeros for classes that were added later.
 
     Args:
-        counts: counts of the first classes.
         classes: number of all classes.
 
     >>> pad_counts(ClassCounts([3, 1]), 3)

@@ -41,7 +41,6 @@ def read_files(paths: Sequence[bytes], offsets: Int64, target: Bytes) -> tuple[i
     """Read whole local files into memory.
 
     Args:
-        paths: paths of the files.
         offsets: boundaries of the files in `target`, int64 [files + 1]; each file must have exactly its size.
         target: memory to read into, uint8 [bytes].
 
@@ -133,7 +132,6 @@ def walk_examples(
     Args:
         data: bytes that hold the messages.
         starts: start of each message, int64 [messages].
-        ends: end of each message.
         keys: for each feature, the beginning of its map entry: the serialised key, then the tag of the value.
         tags: for each feature, the tag of its kind of list.
 
@@ -175,8 +173,6 @@ def read_varints(data: Bytes, starts: Int64, ends: Int64) -> npt.NDArray[np.uint
 
     Args:
         data: bytes that hold the slices.
-        starts: start of each slice.
-        ends: end of each slice.
     """
     _check_places(data, starts, ends)
     values = np.empty(len(starts), np.uint64)
@@ -268,8 +264,6 @@ def view_bytes(data: Bytes, starts: Int64, ends: Int64, span: int) -> npt.NDArra
 
     Args:
         data: bytes that hold the slices.
-        starts: start of each slice.
-        ends: end of each slice.
         span: distance between the starts of the data's buffers, in bytes.
     """
     _check_places(data, starts, ends)
@@ -287,7 +281,6 @@ def noise(
     """The numbers of ``range(size)``, each below noise from `mix64` of the number and a salt; sorted, uint64 [size].
 
     Args:
-        salt: salt of the noise.
         size: how many numbers.
         free: how many of the highest bits hold the group.
         low: how many of the lowest bits hold the number.

@@ -214,7 +214,6 @@ def shuffled_by_group(
     Like `shuffled`, with the group in the highest bits, so that one sort does both.
 
     Args:
-        key: key of the order.
         groups: group of each position, in ``[0, count)``, [n].
         count: number of groups.
 

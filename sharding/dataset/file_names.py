@@ -66,8 +66,6 @@ class FileNames:
         """The name of a shard.
 
         Args:
-            generation: its generation.
-            split: its split.
             number: its number within generation and split.
             shards: number of shards of that generation and split.
             shard_format: ``tfrecord`` or ``parquet``.

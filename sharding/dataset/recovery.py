@@ -186,7 +186,6 @@ def _from_table(folder: _Folder, *, newer: bool = False) -> RecoveredDataset | N
     A table is written after all of its shards, so it makes a complete dataset even if it was not committed.
 
     Args:
-        folder: folder of the dataset.
         newer: whether `dataset.json` appears to have been written by a newer version.
     """
     storage, names, data = folder.storage, folder.names, folder.data
@@ -299,7 +298,6 @@ def _shard_names(manifest: Manifest, names: frozenset[str], *, newest: bool) -> 
     """Return split, data file and index of each shard in the folder, in the table's order.
 
     Args:
-        names: names of all files.
         newest: whether to take the newest or the oldest of a file and those salvaged from it.
     """
     pick = max if newest else min

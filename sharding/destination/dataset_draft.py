@@ -126,9 +126,6 @@ class DatasetDraft:
     def resume(self, fingerprint: str) -> dict[int, ShardResult]:
         """Find the shards that an earlier build of the same plan finished.
 
-        Args:
-            fingerprint: fingerprint of the plan.
-
         Returns:
             Results by shard number.
         """

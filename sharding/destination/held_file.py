@@ -25,7 +25,6 @@ def write_held_file(storage: Storage, name: str, data: bytes) -> None:
 
     Args:
         storage: folder of the file.
-        name: name of the file.
         data: its content.
 
     Raises:

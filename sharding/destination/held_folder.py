@@ -23,7 +23,6 @@ def hold_folder(folder: Storage, about: Mapping[str, str], lease: str, remedy: s
     A process that a lease elsewhere has replaced, because it stood still, can no longer change a file.
 
     Args:
-        folder: the folder.
         about: description for the lease file, with the ``task``.
         lease: name of the lease file.
         remedy: what to do if another process holds the folder, other than to wait for it.

@@ -62,7 +62,6 @@ def read_journal(storage: Storage, fingerprint: str, sizes: Mapping[str, int]) -
 
     Args:
         storage: folder that holds the journal.
-        fingerprint: fingerprint of the plan.
         sizes: bytes of all files in the folder, by path.
 
     Returns:

@@ -56,9 +56,7 @@ class ClassBytes:
         """Estimate the bytes from the number of classes.
 
         Args:
-            classes: classes of the dataset.
             label_bytes: mean bytes of a class's value.
-            splits: splits of the dataset.
             entries: sum of the classes of each part.
             in_part: most classes in any part.
         """

@@ -19,7 +19,6 @@ def dataset_card(manifest: Manifest, splits: Sequence[str], suffix: str, digest:
     """Return the card: splits and their files in YAML for programs, then splits and classes as tables for people.
 
     Args:
-        manifest: manifest of the exported dataset.
         suffix: suffix of the files, which are named ``SPLIT-00000-of-00016.SUFFIX``.
         digest: of what the folder was made from, which the card records in a comment.
     """

@@ -82,7 +82,6 @@ def plan_layout(schema: Schema, int_ranges: Mapping[str, tuple[int, int]]) -> Re
     """The fixed layout of records without nulls, or None if a feature's length varies.
 
     Args:
-        schema: schema of the dataset.
         int_ranges: least and greatest value of each feature of kind int64, as int64.
     """
     return _planned(schema, int_ranges)[1] if _is_fixed(schema) else None
@@ -97,7 +96,6 @@ def encode_examples(batch: pa.RecordBatch, schema: Schema, layout: RecordLayout 
 
     Args:
         batch: records, in the schema's Arrow types.
-        schema: schema of the dataset.
         layout: layout from `plan_layout`, for a batch without nulls and without wider integers; or None.
 
     Returns:
@@ -160,8 +158,6 @@ def encode_matrix(
 
     Args:
         batch: records, in the schema's Arrow types, without nulls and without integers wider than in `layout`.
-        schema: schema of the dataset.
-        layout: layout from `plan_layout`.
         margins: number of zero bytes before and after each message, for a frame.
 
     Returns:
@@ -206,7 +202,6 @@ def encode_pieces(batch: pa.RecordBatch, schema: Schema) -> list[pa.LargeBinaryA
 
     Args:
         batch: records, in the schema's Arrow types; a null becomes an absent feature.
-        schema: schema of the dataset.
     """
     pieces = [piece for feature in schema.features for piece in _entry_pieces(batch.column(feature.name), feature)]
     return [_headed([bytes([DELIMITED_1])], [_total_lengths(pieces)]), *pieces]

@@ -19,7 +19,6 @@ def example_lengths(batch: pa.RecordBatch, schema: Schema) -> Int64:
 
     Args:
         batch: records, in the schema's Arrow types.
-        schema: schema of the batch.
     """
     entries = np.zeros(batch.num_rows, np.int64)
     for feature in schema.features:

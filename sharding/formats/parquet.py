@@ -41,7 +41,6 @@ def open_writer(sink: IO[bytes], schema: pa.Schema, first: pa.RecordBatch, compr
 
     Args:
         sink: where the file's bytes go.
-        schema: schema of the rows.
         first: rows of the first group, by which dictionaries and compression are chosen for each column.
         compression: codec of the pages, for columns that it makes smaller.
     """

@@ -84,10 +84,8 @@ def read_vectors(
 
     Args:
         data: bytes of the whole file, already checked.
-        metadata: metadata of the file.
         groups: numbers of the row groups to read.
         leaf: number of the column.
-        dtype: dtype of the values.
         elements: number of values in each list, at least 2.
 
     Returns:

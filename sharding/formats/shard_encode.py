@@ -65,7 +65,6 @@ def open_encoder(
 
     Args:
         sink: where the file's bytes go.
-        schema: schema of the dataset.
         shard_format: ``tfrecord`` or ``parquet``. Each block of rows becomes a row group in Parquet; the bytes of a
             TFRecord file do not depend on the blocks.
         compression: one of the format's `COMPRESSIONS`.

@@ -192,8 +192,6 @@ def iterate_frames(
         read: returns up to the given number of bytes, none at the end of the file; raises EOFError with the reason if
             the file is cut short.
         damaged: called for each damaged record, which is skipped if it returns.
-        offset: offset of the first frame in the file.
-        number: number of the first record.
         block_bytes: bytes to read at a time; a longer record is read whole, up to `MAX_RECORD_BYTES`.
     """
     data, wanted, cut_short = b"", block_bytes, ""

@@ -49,7 +49,6 @@ def columns_of(text: str, names: Collection[str]) -> frozenset[str]:
 
     Args:
         text: expression.
-        names: names of all columns.
 
     Raises:
         ConfigError: the text is not an expression of the language, or names a column that does not exist.

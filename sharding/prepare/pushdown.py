@@ -43,7 +43,6 @@ def implied_filter(text: str, schema: Schema) -> pc.Expression:
 
     Args:
         text: expression that `columns_of` accepts.
-        schema: schema of the columns.
 
     >>> implied_filter("x < 5 and y + 1 > 2", Schema(features=tuple(Feature(name=n, dtype="int8") for n in "xy")))
     <pyarrow.compute.Expression ((x < 5) and true)>

@@ -175,7 +175,6 @@ class CheckableSource(Protocol):
         """Find the drafts of a part that `complete` would fail on, reading about `BATCH_BYTES` at a time.
 
         Args:
-            part: the part to check.
             reject: called with each bad record; may raise.
             fault: returns what is wrong with the bytes of a file, or None; default: what `complete` finds wrong.
 

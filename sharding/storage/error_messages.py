@@ -76,7 +76,6 @@ def explain(error: BaseException, protocol: str, *, writing: bool, place: Path |
 
     Args:
         error: error raised by the client.
-        protocol: protocol of the store.
         writing: whether the operation was a write, for which "not found" means the bucket or folder.
         place: folder on this machine that was read or written, if it was.
 

@@ -101,8 +101,6 @@ def fence_for_workers(storage: Storage, destination: Storage, lease: Lease) -> F
 
     Args:
         storage: folder to write to.
-        destination: destination of the lease.
-        lease: lease of the calling process.
     """
     # An absolute path, because they may have another working directory.
     place = Storage(destination.address(), destination.options, destination.retries)

@@ -42,7 +42,6 @@ def iterate_blocks(storage: Storage, path: str, size: int | None = None) -> Iter
 
     Args:
         storage: folder of the file.
-        path: path of the file.
         size: bytes of the file, if known; up to one block is read in one request.
 
     Raises:
@@ -66,7 +65,6 @@ def digest_file(storage: Storage, path: str, size: int | None = None, *, most: i
 
     Args:
         storage: folder of the file.
-        path: path of the file.
         size: bytes of the file, if known.
         most: stop after the block in which more than so many bytes are read; None: read to the end.
 
@@ -95,7 +93,6 @@ def open_decompressed(
 
     Args:
         storage: folder of the file.
-        path: path of the file.
         compression: compression of the whole file, as by `formats.tfrecord.compress`.
         size: stored bytes of the file, if known.
 

@@ -240,7 +240,7 @@ class Lease:
             self.check()
 
     def check_known(self) -> None:
-        """Raise if the lease is known to be lost, without a request; raises a DestinationError if it is lost."""
+        """Raise a DestinationError if the lease is known to be lost, without a request."""
         if self._lost:
             raise DestinationError(self._lost)
 
@@ -313,8 +313,6 @@ def describe_loss(storage: Storage, seen: Holder | None, token: str, name: str =
     Args:
         storage: the destination.
         seen: content of the lease file, or None if it is gone.
-        token: token of the lease.
-        name: name of the lease file.
     """
     where = storage.locate()
     if seen is None:
@@ -337,7 +335,6 @@ def hold_lease(storage: Storage, about: Mapping[str, str], name: str = LEASE_NAM
     Args:
         storage: the destination.
         about: description for the lease file.
-        name: name of the lease file.
 
     Raises:
         DestinationError: another process writes there.

@@ -34,7 +34,6 @@ def guarded(url: str, what: str, *, error: type[RingfeedError] = ConfigError, pr
     Args:
         url: path or URL of the file.
         what: what it must hold, with an article, for the error.
-        error: the error to raise.
         prefix: what names the file, such as an option, before its URL.
 
     Raises:
@@ -115,7 +114,7 @@ def load_json(data: bytes | str) -> Any:
 
 
 def check_inflation(unpacked_bytes: int, packed_bytes: int) -> None:
-    """Refuse content that is out of proportion to the file that holds it: a bomb (a ValueError)."""
+    """Raise a ValueError for content that is out of proportion to the file that holds it: a bomb."""
     if unpacked_bytes > _FLAT_BYTES + _MOST_INFLATION * packed_bytes:
         raise ValueError(f"{packed_bytes} bytes of it claim to hold {unpacked_bytes}")
 

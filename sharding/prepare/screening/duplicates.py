@@ -128,7 +128,6 @@ def find_duplicates(
     """Find the records that equal an earlier one.
 
     Args:
-        source: source of the records.
         columns: columns to compare; empty: all.
         pool: executor of the tasks; None: this process.
         folder: folder for the hashes, which every task reaches.
@@ -196,11 +195,7 @@ def hash_part(source: Source, part: Part, number: int, columns: Sequence[str], c
 
     Args:
         source: source of the records, which may have more columns than those that are hashed.
-        part: part of the source.
-        number: number of the part.
-        columns: columns to hash.
         complete: whether the drafts must be completed first.
-        folder: folder of the files.
 
     Returns:
         The number of records.
@@ -257,7 +252,6 @@ def find_duplicates_in_bucket(
     """Find the duplicates among the records whose hash has a prefix in ``[first, stop)``.
 
     Args:
-        folder: folder of the hashes.
         parts: number of parts that were hashed.
         first: first prefix.
         stop: end of the prefixes, excluded.

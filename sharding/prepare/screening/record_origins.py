@@ -33,7 +33,6 @@ def find_origins(source: Source, part: Part, positions: Int64, column: str) -> l
 
     Args:
         source: prepared source.
-        part: part of the source.
         positions: positions of the records among the part's drafts, ascending; int64.
         column: a column of the drafts, so that the others stay unread.
     """

@@ -222,7 +222,6 @@ def to_arrow(
         feature: result of `fixed_feature`, or a feature of lists.
         path: path of the file, for errors.
         first_record: number of the first row in the file, for errors.
-        lengths: lengths of the lists.
 
     Raises:
         SourceError: text is not UTF-8, a bool is neither 0 nor 1, or a day takes more than 32 bits.

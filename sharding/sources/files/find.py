@@ -67,7 +67,7 @@ def list_entries(url: str) -> tuple[list[str], list[str]]:
 
 
 def require_files(url: str, suffixes: Sequence[str], what: str) -> list[SourceFile]:
-    """Do as `list_files`, and fail if there are no files; raises a SourceError if there is no `what` at the path."""
+    """Do as `list_files`; raises a SourceError if there is no `what` at the path."""
     files = list_files(url, suffixes)
     if not files:
         raise SourceError(f"there is no {what} ({', '.join(suffixes)}) at {url}")

@@ -30,7 +30,6 @@ def record_places(source: Source, part: Part, positions: Int64, rejected: Sequen
     """Return the place of each record as in `BadRecord.place`.
 
     Args:
-        source: source of the records.
         part: their part of the source.
         positions: their positions among the readable records of the part, int64, from 0.
         rejected: the part's bad records, at least up to the last of `positions`.

@@ -56,7 +56,6 @@ class FeatureTypes:
         Args:
             parsed: parsed records.
             path: path of their file, for errors.
-            numbers: numbers in the file of the records that `parsed` keeps.
 
         Raises:
             SourceError: a feature's kinds differ, or there are too many features.
@@ -145,7 +144,6 @@ def column_of(feature: Feature, columns: Sequence[FeatureValues], rows: int) -> 
     tensor.
 
     Args:
-        feature: feature of the column.
         columns: values of the feature, one entry for each kind of values that it has.
         rows: number of records.
 

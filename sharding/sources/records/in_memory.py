@@ -88,7 +88,6 @@ def write_records(source: Any, folder: Storage) -> MemoryRecords:
     Args:
         source: a DataFrame of pandas or Polars, an Arrow table, batch or reader, or anything else that exports an Arrow
             stream; an iterable of dicts, or of Arrow batches or tables of one schema; a `RecordSpool`.
-        folder: folder of this build alone.
 
     Raises:
         SourceError: there are no records, or no column can hold their values.

@@ -28,8 +28,6 @@ def flatten(record: Mapping[str, Any], prefix: str = "", dicts: set[str] | None 
     """Yield the columns of a record with their values; a nested mapping becomes columns with a dot in their names.
 
     Args:
-        record: record to flatten.
-        prefix: prefix of the columns' names.
         dicts: set to which the names of nested mappings are added.
 
     >>> dict(flatten({"a": 1, "b": {"c": [2, 3]}}))

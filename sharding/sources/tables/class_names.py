@@ -20,7 +20,6 @@ def mark_class_names(schema: pa.Schema, metadata: dict[bytes, bytes] | None) -> 
     """Return the schema with the names of each `ClassLabel` in the metadata of its field.
 
     Args:
-        schema: schema of a file.
         metadata: the file's own metadata, which may hold the key ``huggingface``.
     """
     names: dict[str, list[str]] = {}

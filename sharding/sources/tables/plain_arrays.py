@@ -32,7 +32,6 @@ def plain_batch(batch: pa.RecordBatch, *, texts: bool = False) -> pa.RecordBatch
     """Decode run-end encoding, views of lists, and dictionaries of lists and structs, at any depth.
 
     Args:
-        batch: the batch.
         texts: whether to decode dictionaries of scalars, too.
     """
     schema = plain_types(batch.schema, texts=texts)

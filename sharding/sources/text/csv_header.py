@@ -107,7 +107,6 @@ def check_header(path: str, header: Header, types: pa.Schema) -> None:
 
     Args:
         path: path or URL of the file.
-        header: header of the file.
         types: types of the columns, inferred from the other lines.
 
     Raises:

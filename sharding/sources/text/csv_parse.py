@@ -71,8 +71,6 @@ def parse_block(
 
     Args:
         path: path or URL of the file.
-        header: header of the file.
-        block: block of the file.
         types: known types of columns, by name; others are inferred from this block alone.
         columns: names of the columns to convert; None: all.
         reject: called with each record that is not UTF-8, or has too few or too many fields.

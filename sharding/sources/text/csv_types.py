@@ -63,7 +63,6 @@ def infer_types(
     A label of integers is text if one of them is spelled in several ways, such as 1 and 01: these may be two classes.
 
     Args:
-        files: files to read.
         headers: header of each file; all have the same names, in any order.
         label: name of the label column, or None.
         options: declared columns, which are read as text, and what the build needs.

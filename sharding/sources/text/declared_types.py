@@ -36,8 +36,6 @@ def beyond_integers(path: str, line: int, name: str, value: int, low: int) -> st
 
     Args:
         path: file of such an integer.
-        line: its line.
-        name: name of the column.
         value: the integer.
         low: least integer of the column.
     """
@@ -73,7 +71,6 @@ def cast_text(text: pa.Array, feature: Feature, missing: Sequence[str] = ()) -> 
 
     Args:
         text: strings; nulls stay null.
-        feature: feature of the elements.
         missing: texts that mean null, unless the elements are strings.
 
     Returns:

@@ -26,7 +26,6 @@ def warn_of_spellings(path: str, label: str, spellings: Sequence[str]) -> None:
     Args:
         path: URL of the source, or of a file of it.
         label: name of the label.
-        spellings: spellings of one integer.
     """
     _logger.warning(
         "%s: the label %r is read as text, because %s are one number but may be several classes; to make one class of "

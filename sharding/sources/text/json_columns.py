@@ -63,8 +63,6 @@ def read_columns(path: str, lines: Lines, columns: Sequence[Column], reject: Rej
 
     Args:
         path: path or URL of the file.
-        lines: lines to read.
-        columns: columns to read.
         reject: called with each line that is not an object, or holds a value that does not fit its declared type.
         closed: whether to look at other keys, too: a line may be bad only there.
 

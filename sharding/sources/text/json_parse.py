@@ -82,7 +82,6 @@ def parse_fast(lines: Lines, tree: Tree, *, closed: bool) -> pa.Table | None:
     """Parse lines with Arrow; return None unless each line is one object, and every value has the type in the tree.
 
     Args:
-        lines: lines to parse.
         tree: names and types of the columns.
         closed: whether to return None if there is another key.
     """

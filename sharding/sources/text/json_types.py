@@ -49,7 +49,6 @@ class InferredColumns:
 
         Args:
             path: path or URL of their file.
-            lines: lines to read.
             reject: called with each line that is not an object.
 
         Returns:
