@@ -34,7 +34,7 @@ from .tables.parquet import ParquetSource
 from .tables.table_files import TableSource
 from .text.csv import CsvSource
 from .text.csv_dialect import CsvDialect
-from .text.jsonl import JsonlSource
+from .text.jsonl import JsonlSource, JsonSource
 
 _SOURCES: dict[str, Any] = {
     "ringfeed": RingfeedSource,
@@ -43,6 +43,7 @@ _SOURCES: dict[str, Any] = {
     "orc": OrcSource,
     "csv": CsvSource,
     "jsonl": JsonlSource,
+    "json": JsonSource,
     "images": ImageFolderSource,
     "image-list": ImageListSource,
     "idx": IdxSource,
@@ -57,8 +58,8 @@ KINDS = tuple(_SOURCES)
 
 
 def known_suffixes() -> tuple[str, ...]:
-    """Return the endings of the files of all kinds."""
-    return tuple(suffix for source in _SOURCES.values() for suffix in source.suffixes)
+    """Return the endings of the files of all kinds but JSON, whose files beside others describe these."""
+    return tuple(suffix for kind, source in _SOURCES.items() if kind != "json" for suffix in source.suffixes)
 
 
 def kind_of(url: str | os.PathLike[str] | MemoryRecords) -> str:
@@ -81,6 +82,7 @@ def open_source(
     null_values: tuple[str, ...] = (),
     images_from: tuple[str, ...] = (),
     csv: CsvDialect | None = None,
+    unlabelled: bool = False,
 ) -> Source:
     """Open a dataset to be sharded.
 
@@ -101,6 +103,7 @@ def open_source(
         null_values: texts of CSV that mean null, in columns of every type.
         images_from: folders besides its own in which a list of images may name files.
         csv: how CSV is written; None: in UTF-8 with a header.
+        unlabelled: whether images may lie in no class folder.
 
     Raises:
         SourceError: there is nothing at the URL, its kind is unknown, or it cannot be read.
@@ -129,6 +132,7 @@ def open_source(
         "null_values": null_values,
         "images_from": images_from,
         "csv": csv,
+        "unlabelled": unlabelled,
     }
     opened = kind_of_source.open_records if isinstance(url, MemoryRecords) else kind_of_source.open
     supported = inspect.signature(opened).parameters
@@ -169,7 +173,7 @@ def _detect(url: str) -> tuple[str, Sequence[SourceFile] | None]:
     if find_dataset(url):  # its shards look like sources of other kinds
         return "ringfeed", None
     first = expand_braces(split_selection(url)[0])[0]
-    files = list_files(first, known_suffixes())
+    files = list_files(first, known_suffixes()) or list_files(first, JsonSource.suffixes)
     kinds = _kinds_of(plain_name(file.url) for file in files)
     if len(kinds) == 1:
         return kinds[0], files if first == url else None

@@ -47,10 +47,13 @@ class ImageFolderSource:
     fingerprint: str
 
     @classmethod
-    def open(cls, url: str, label: str | None, files: Sequence[SourceFile] | None = None) -> ImageFolderSource:
+    def open(
+        cls, url: str, label: str | None, files: Sequence[SourceFile] | None = None, *, unlabelled: bool = False
+    ) -> ImageFolderSource:
         """List the folder; see `open_source`.
 
-        The root of a glob is its last folder before the first pattern. `files` are the files, if listed already.
+        The root of a glob is its last folder before the first pattern. `files` are the files, if listed already. Where
+        they are `unlabelled`, they may lie in no class folder, and their label is empty.
 
         Raises:
             SourceError: there is no image, or an image lies outside of class folders.
@@ -60,7 +63,7 @@ class ImageFolderSource:
         root = root_of(url, [file.url for file in files])
         names = tuple(decode_name(root, split_chain(file.url)[0].removeprefix(root)) for file in files)
         for name in names:
-            if "/" not in name:
+            if "/" not in name and not unlabelled:
                 raise SourceError(
                     f"{root}{name} lies in no class folder; move it to {root}CLASS/{name}, or name the folder above"
                 )
@@ -77,7 +80,7 @@ class ImageFolderSource:
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
         """Return the names of the class folders; no file is opened."""
-        yield pa.array([name.partition("/")[0] for name in part.pieces[0]], pa.string())
+        yield pa.array([name.rpartition("/")[0].partition("/")[0] for name in part.pieces[0]], pa.string())
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
         """Return the label, the path, and the listed size of each file."""

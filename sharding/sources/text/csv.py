@@ -90,12 +90,11 @@ class CsvSource(TextSource):
         label = self.schema.label
         wanted = {self.types.names[0] if label is None else label, *self.declared}
         columns = [name for name in self.types.names if name in wanted]
-        for batch in self._batches(part, read_marked(part.path, part.pieces, self.reader), columns, reject):
+        for batch in self._batches(part, read_marked(part.path, part.pieces, self.reader(part.path)), columns, reject):
             yield pa.nulls(batch.num_rows) if label is None else self.schema[label].conform(batch.column(label))
 
-    @property
-    def reader(self) -> Reader | None:
-        """What reads the files as UTF-8 with single delimiters."""
+    def reader(self, path: str) -> Reader | None:
+        """Return what reads a file as UTF-8, as the dialect says."""
         return self.dialect.reader
 
     def cut(self, path: str) -> Cut:

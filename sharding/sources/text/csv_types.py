@@ -330,4 +330,4 @@ def _check_exact(sources: Sequence[tuple[SourceFile, Header]], name: str) -> Non
                 if not -(1 << 63) <= value < 1 << 63 and (excess is None or exceeds_more(value, excess[2])):
                     excess = (file.url, rows.line(row), value)
     if excess is not None and integers:
-        raise SourceError(beyond_integers(excess[0], excess[1], name, excess[2], low))
+        raise SourceError(beyond_integers(excess[0], f"line {excess[1]}", name, excess[2], low))

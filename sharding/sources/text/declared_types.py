@@ -31,7 +31,7 @@ def check_names(features: Mapping[str, Feature], names: Iterable[str]) -> None:
             raise ConfigError(f"a type is given for {name!r}, but there is no such column; {hint}")
 
 
-def beyond_integers(path: str, line: int, name: str, value: int, low: int) -> str:
+def beyond_integers(path: str, place: str, name: str, value: int, low: int) -> str:
     """Return the error of a column of integers that no integer type holds.
 
     Args:
@@ -43,7 +43,7 @@ def beyond_integers(path: str, line: int, name: str, value: int, low: int) -> st
     mixed = low < 0 and -(1 << 63) <= value < 1 << 64
     what = "is beyond 63 bits, and others are negative" if mixed else "is beyond 64 bits"
     return (
-        f"{path}: line {line}: {name!r}: the integer {digits} {what}; declare {name!r} with --schema: string keeps "
+        f"{path}: {place}: {name!r}: the integer {digits} {what}; declare {name!r} with --schema: string keeps "
         "every digit, float64 rounds, int64 with --on-bad-record skip:N skips such records; or leave it out by "
         "the first --drop-columns or --select"
     )

@@ -142,11 +142,11 @@ def _read_slow(path: str, lines: Lines, columns: Sequence[Column], reject: Rejec
             reason = f"{column.feature.name!r}: {_show(values_of_column[row])} is no {kind}{shape}"
             if not column.declared:
                 raise SourceError(
-                    f"{path}: line {numbers[row]}: {reason}; the file changed while it was read; build again"
+                    f"{path}: {lines.unit} {numbers[row]}: {reason}; the file changed while it was read; build again"
                 )
             unfit.setdefault(row, reason)
     for row in sorted(unfit):
-        reject(BadRecord(path=path, place=f"line {numbers[row]}", reason=unfit[row]))
+        reject(BadRecord(path=path, place=f"{lines.unit} {numbers[row]}", reason=unfit[row]))
     keep = np.ones(len(numbers), bool)
     keep[list(unfit)] = False
     return [array.filter(pa.array(keep)) for array in arrays] if unfit else arrays

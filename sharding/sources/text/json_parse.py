@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from math import isinf
 from typing import Any
 
@@ -40,20 +41,27 @@ class Lines:
 
     Attributes:
         data: bytes with line ends.
-        first: number of the first line, from 1.
+        first: number of the first line.
         starts: offset of each line, int64.
         stops: end of each line, after its line end, int64.
+        unit: what messages call a line, ``line`` or ``record``.
     """
 
-    __slots__ = ("data", "first", "starts", "stops")
+    __slots__ = ("data", "first", "starts", "stops", "unit")
 
-    def __init__(self, data: bytes, first: int) -> None:
+    def __init__(self, data: bytes, first: int, unit: str = "line") -> None:
         self.data = data
         self.first = first
+        self.unit = unit
         ends = np.flatnonzero(np.frombuffer(data, np.uint8) == 0x0A) + 1
         if not data.endswith(b"\n"):
             ends = np.append(ends, len(data))
         self.starts, self.stops = np.concatenate([[0], ends[:-1]]), ends
+
+    @classmethod
+    def of(cls, block: Block, *, is_array: bool) -> Lines:
+        """Return the lines of a block; those of an array are records, which count from 0."""
+        return cls(block.data, block.line - 1, "record") if is_array else cls(block.data, block.line)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -68,12 +76,12 @@ class Lines:
         stop = min(stop, len(self))
         if (start, stop) == (0, len(self)):
             return self
-        return Lines(self.data[self.starts[start] : self.stops[stop - 1]], self.first + start)
+        return Lines(self.data[self.starts[start] : self.stops[stop - 1]], self.first + start, self.unit)
 
 
-def split_lines(block: Block, rows: int) -> Iterator[Lines]:
-    """Split the lines of a block into runs of up to `rows`."""
-    lines = Lines(block.data, block.line)
+def split_lines(block: Block, rows: int, *, is_array: bool) -> Iterator[Lines]:
+    """Split the lines of a block into runs of up to `rows`; see `Lines.of`."""
+    lines = Lines.of(block, is_array=is_array)
     for start in range(0, len(lines), rows):
         yield lines.part(start, start + rows)
 
@@ -174,29 +182,32 @@ def decode_lines(
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield each line's number and object; reject lines that are no object, and skip empty ones."""
     for number, (start, stop) in enumerate(zip(lines.starts.tolist(), lines.stops.tolist(), strict=True), lines.first):
-        data = lines.data[start:stop]
+        data, place = lines.data[start:stop], f"{lines.unit} {number}"
         try:
             text = data.decode().strip(" \t\r\n")
             if not text:
                 continue
             if text.startswith("["):
-                raise ValueError("it is no object in braces but begins a list; jq -c '.[]' FILE makes lines of it")
+                raise ValueError(
+                    "it is no object in braces but begins a list; jq -c '.[]' FILE makes lines of it, and "
+                    "--source-kind json reads a file that is one list"
+                )
             if text == "{":
                 raise ValueError("the object goes on in other lines; jq -c . FILE writes each as a line")
             value = decode_document(decoder, text)
             if not isinstance(value, dict):
                 raise ValueError("it is no object in braces")
         except UnicodeDecodeError as error:
-            reject(not_utf8_record(path, number, error))
+            reject(replace(not_utf8_record(path, number, error), place=place))
         except RecursionError:
-            reject(_bad(path, number, "it is nested too deeply"))
+            reject(_bad(path, place, "it is nested too deeply"))
         except json.JSONDecodeError as error:
-            reject(_bad(path, number, f"{error.msg} at character {error.pos + 1}"))
+            reject(_bad(path, place, f"{error.msg} at character {error.pos + 1}"))
         except ValueError as error:
-            reject(_bad(path, number, str(error)))
+            reject(_bad(path, place, str(error)))
         else:
             yield number, value
 
 
-def _bad(path: str, line: int, reason: str) -> BadRecord:
-    return BadRecord(path=path, place=f"line {line}", reason=f"no JSON object: {reason}")
+def _bad(path: str, place: str, reason: str) -> BadRecord:
+    return BadRecord(path=path, place=place, reason=f"no JSON object: {reason}")

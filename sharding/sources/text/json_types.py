@@ -74,11 +74,11 @@ class InferredColumns:
                     start += len(some)
                     continue
             for number, record in decode_lines(path, lines.part(start, start + step), _DECODER, note):
-                records += 1
+                records, place = records + 1, f"{lines.unit} {number}"
                 try:
-                    self._add_record(path, number, record, ())
+                    self._add_record(path, place, record, ())
                 except UnfitError as error:
-                    raise SourceError(f"{path}: line {number}: {error}") from error
+                    raise SourceError(f"{path}: {place}: {error}") from error
             start, step = start + step, step * 4
         return records, not bad
 
@@ -86,29 +86,29 @@ class InferredColumns:
     def _rows_at_once(self) -> int:
         return max(1, min(BATCH_ROWS, BATCH_BYTES // (8 * len(self._paths))))
 
-    def _add_record(self, path: str, line: int, record: Mapping[str, Any], prefix: tuple[str, ...]) -> None:
+    def _add_record(self, path: str, place: str, record: Mapping[str, Any], prefix: tuple[str, ...]) -> None:
         for key, value in record.items():
             keys = (*prefix, key)
             if keys in self._left_out:
                 continue
             try:
-                self._add_value(path, line, value, keys)
+                self._add_value(path, place, value, keys)
             except UnfitError:
                 if self._unwanted(keys) != keys:
                     raise
                 self._leave_out(keys)
 
-    def _add_value(self, path: str, line: int, value: Any, keys: tuple[str, ...]) -> None:
+    def _add_value(self, path: str, place: str, value: Any, keys: tuple[str, ...]) -> None:
         if isinstance(value, dict) and ".".join(keys) not in self._declared:
             if keys not in self._objects:
                 self._add_object(keys)
-            self._add_record(path, line, value, keys)
+            self._add_record(path, place, value, keys)
             return
         values = self._values.get(keys) or self._add_column(keys)
         if value is not None and keys in self._objects:
             raise _unfit(keys, "an object in one record, and none in another")
         try:
-            values.add(value, path, line)
+            values.add(value, path, place)
         except UnfitError as error:
             raise _unfit(keys, str(error)) from error
 

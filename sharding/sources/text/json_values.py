@@ -29,7 +29,7 @@ class PathValues:
         kinds: kinds of the elements: ``string``, ``bool``, ``int``, ``float``.
         low, high: bounds of the integers.
         excess: first integer beyond 64 bits, or else the first beyond int64, or else 0.
-        excess_place: file and line of `excess`.
+        excess_place: file of `excess`, and place in it, such as ``line 3``.
         sizes: least and greatest length of the lists at each level; None: there was no value yet.
         gaps: levels at which a list was missing.
         fixed: declared type: values are not looked at.
@@ -41,12 +41,12 @@ class PathValues:
         self.kinds: set[str] = set()
         self.low = self.high = 0
         self.excess = 0
-        self.excess_place = ("", 0)
+        self.excess_place = ("", "")
         self.sizes: list[tuple[int, int]] | None = None
         self.gaps: set[int] = set()
         self.fixed = fixed
 
-    def add(self, value: Any, path: str, line: int) -> None:
+    def add(self, value: Any, path: str, place: str) -> None:
         """Add a value of a record; raises an UnfitError if no column can hold it together with the others."""
         if value is None or self.fixed is not None:
             return
@@ -55,7 +55,7 @@ class PathValues:
         self.sizes = [] if self.sizes is None else self.sizes
         self._add(value, 0)
         if self.excess and not self.excess_place[1]:
-            self.excess_place = (path, line)
+            self.excess_place = (path, place)
 
     def _add(self, value: Any, level: int) -> None:
         if not isinstance(value, list):
@@ -79,7 +79,7 @@ class PathValues:
         self.kinds.add(kind)
         if kind == "int":
             if not -(1 << 63) <= value < 1 << 63 and (not self.excess or exceeds_more(value, self.excess)):
-                self.excess, self.excess_place = value, ("", 0)
+                self.excess, self.excess_place = value, ("", "")
             self.low, self.high = min(self.low, value), max(self.high, value)
 
     def widen(self, level: int, low: int, high: int) -> None:

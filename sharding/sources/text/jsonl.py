@@ -1,4 +1,4 @@
-"""JSON Lines: an object a line. Types are inferred over every line; nested objects become columns `a.b`."""
+"""JSON Lines, an object a line, and JSON arrays of objects. Types are inferred over all; nested keys make columns."""
 
 from __future__ import annotations
 
@@ -11,16 +11,20 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ringfeed.sharding.schema import Schema
-from ringfeed.sharding.sources.base import Part, Reject, fail_on_bad
+from ringfeed.sharding.sources.base import BadRecord, Part, Reject, fail_on_bad
 from ringfeed.sharding.sources.files.find import fingerprint_files
+from ringfeed.sharding.sources.files.open import open_file
 from ringfeed.sharding.sources.files.snapshot import SourceFile
 
-from .blocks import Block, Cut, Mark, Span, cut_parts, read_blocks, read_marked
+from .blocks import Block, Cut, Mark, Reader, Span, cut_parts, read_blocks, read_marked
 from .declared_types import check_names, declared_arrow_type
+from .json_array import begins_array, read_array
 from .json_columns import Column, read_columns, rows_at_once
 from .json_parse import Lines, split_lines
 from .json_types import InferredColumns
 from .text_source import InferenceOptions, TextSource, with_compression
+
+_HEAD_BYTES = 1 << 12  # more spaces before the first letter are not expected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +40,7 @@ class JsonlSource(TextSource):
 
     columns: tuple[Column, ...]  # features, and the keys that lead to their values
     left_out: tuple[str, ...] = ()  # unwanted keys whose values no feature can hold, and unwanted objects
+    arrays: tuple[str, ...] = ()  # files that are one array, whose records have numbers instead of lines
 
     @classmethod
     def infer(cls, url: str, label: str | None, files: Sequence[SourceFile], options: InferenceOptions) -> JsonlSource:
@@ -49,12 +54,15 @@ class JsonlSource(TextSource):
             declared_arrow_type(feature)
         inferred = InferredColumns(options.declared, options.wanted)
         parts: list[Part] = []
+        arrays = cls.find_arrays(files)
         for file in files:
+            is_array = file.url in arrays
+            reader = read_array if is_array else None
             marks: list[Mark] = []
-            for block in read_blocks(file.url, Span(), _cut):
-                records, clean = inferred.add(file.url, Lines(block.data, block.line), options.reject)
+            for block in read_blocks(file.url, Span(), _cut, reader=reader):
+                records, clean = inferred.add(file.url, Lines.of(block, is_array=is_array), options.reject)
                 marks.append(Mark.of(block, records, clean=clean))
-            parts += cut_parts(file, marks)
+            parts += cut_parts(file, marks, reader)
         columns = inferred.columns(url)
         check_names(options.declared, [column.feature.name for column in columns])
         return cls(
@@ -64,7 +72,13 @@ class JsonlSource(TextSource):
             parts=tuple(parts),
             fingerprint=fingerprint_files(files),
             left_out=inferred.left_out,
+            arrays=arrays,
         )
+
+    @classmethod
+    def find_arrays(cls, files: Sequence[SourceFile]) -> tuple[str, ...]:
+        """Return the URLs of the files that are one array."""
+        return ()
 
     def labels(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.Array]:
         """Read the label; in parts without bad lines, read no others but those of declared types."""
@@ -73,7 +87,7 @@ class JsonlSource(TextSource):
         if _is_clean(part):
             wanted = self.columns[0].feature.name if label is None else label
             columns = [column for column in self.columns if column.declared or column.feature.name == wanted]
-        for arrays in self._arrays(part, read_marked(part.path, part.pieces), columns, reject):
+        for arrays in self._arrays(part, read_marked(part.path, part.pieces, self.reader(part.path)), columns, reject):
             if label is None:
                 yield pa.nulls(len(arrays[0]))
                 continue
@@ -91,15 +105,42 @@ class JsonlSource(TextSource):
 
     def record_lines(self, path: str, block: Block) -> npt.NDArray[np.int64]:
         """Return the numbers of the lines of a block that are not empty."""
-        return Lines(block.data, block.line).filled()
+        return Lines.of(block, is_array=path in self.arrays).filled()
+
+    def reader(self, path: str) -> Reader | None:
+        """Return what reads an array as lines; None where the file has lines."""
+        return read_array if path in self.arrays else None
+
+    def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
+        """Return the lines of records, or in an array their numbers; see `record_places`."""
+        found = TextSource.places(self, part, positions, rejected)
+        return [place.replace("line", "record") for place in found] if part.path in self.arrays else found
 
     def _arrays(
         self, part: Part, blocks: Iterable[Block], columns: Sequence[Column], reject: Reject
     ) -> Iterator[list[pa.Array]]:
         clean = _is_clean(part)
         for block in blocks:
-            for lines in split_lines(block, rows_at_once(self.columns)):
+            for lines in split_lines(block, rows_at_once(self.columns), is_array=part.path in self.arrays):
                 yield read_columns(part.path, lines, columns, reject, closed=not clean)
+
+
+class JsonSource(JsonlSource):
+    """A source of JSON files: each an array of objects, or lines as in `JsonlSource`."""
+
+    __slots__ = ()
+    kind: ClassVar[str] = "JSON file"
+    suffixes: ClassVar[tuple[str, ...]] = with_compression(".json")
+
+    @classmethod
+    def find_arrays(cls, files: Sequence[SourceFile]) -> tuple[str, ...]:
+        """Return the URLs of the files that are one array: the first letter is a bracket."""
+        found = []
+        for file in files:
+            with open_file(file.url) as opened:
+                if begins_array(opened.read(_HEAD_BYTES)):
+                    found.append(file.url)
+        return tuple(found)
 
 
 def _is_clean(part: Part) -> bool:

@@ -84,9 +84,8 @@ class TextSource(RecordSource):
     ) -> Self:
         """Read all files, and return the source; see `open`."""
 
-    @property
-    def reader(self) -> Reader | None:
-        """What reads the files as UTF-8; None where they are UTF-8."""
+    def reader(self, path: str) -> Reader | None:
+        """Return what reads a file as lines of UTF-8; None where it has that form."""
         return None
 
     @abstractmethod
@@ -102,15 +101,16 @@ class TextSource(RecordSource):
         """Return the numbers of the lines in which the records of a block start; int64 [records]."""
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        return self.read(part, read_marked(part.path, part.pieces, self.reader), reject)
+        return self.read(part, read_marked(part.path, part.pieces, self.reader(part.path)), reject)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
-        blocks = read_blocks(part.path, span_of(part), self.cut(part.path), _SAMPLE_BYTES, self.reader)
+        path = part.path
+        blocks = read_blocks(path, span_of(part), self.cut(path), _SAMPLE_BYTES, self.reader(path))
         heads = (batch for batch in self.read(part, blocks, ignore_bad) if batch.num_rows)
         return next(heads, self.schema.empty).slice(0, records)
 
     def places(self, part: Part, positions: npt.NDArray[np.int64], rejected: Sequence[BadRecord]) -> list[str]:
         """Return the lines in which records start; see `record_places`."""
-        blocks = read_marked(part.path, part.pieces, self.reader)
+        blocks = read_marked(part.path, part.pieces, self.reader(part.path))
         lines = [self.record_lines(part.path, block) for block in blocks]
         return line_places(np.concatenate(lines), positions, rejected)
