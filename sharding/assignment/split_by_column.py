@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
+from math import ceil
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 _NOTES_AT_ONCE = 1 << 20
 _MAX_SPLITS = 256
+_ISO_TIME = r"^\d{4}(-\d{2}(-\d{2}([T ]\d{2}(:\d{2}(:\d{2}([.]\d+)?)?)?Z?)?)?)?$"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +68,7 @@ def split_by_column(
     seed: int,
     group_shares: Mapping[str, Fraction] | None = None,
     existing_groups: ExistingGroups | None = None,
+    in_order: bool = False,
 ) -> RecordSplits:
     """Decide the split of each value of the column, and write the splits of each part's values to the census.
 
@@ -74,6 +77,7 @@ def split_by_column(
         classes: labels of all classes, by class id.
         group_shares: share of each split if the values are groups; None if each value names its split.
         existing_groups: groups of the dataset that is appended to, with the splits in the order of `group_shares`.
+        in_order: whether the values are times: the first split gets the earliest, the last the latest.
 
     Raises:
         SourceError: values cannot name splits, or there are too few groups.
@@ -81,6 +85,8 @@ def split_by_column(
     values, table = _gather(census, parts, classes)
     if group_shares is None:
         names, splits = _named(census, values)
+    elif in_order:
+        names, splits = list(group_shares), _timed(census, values, table, list(group_shares.values()))
     else:
         key = derive_key(seed, "groups")
         names, splits = list(group_shares), _grouped(census, values, table, group_shares, key, existing_groups)
@@ -143,6 +149,33 @@ def _grouped(
             f"{len(shares)} splits; ask for fewer splits, or group by another column"
         )
     return assign_groups(table, shares, key)
+
+
+def _timed(census: Census, values: pa.Array, table: GroupCounts, shares: Sequence[Fraction]) -> Int32:
+    """The split of each value, int32 [values]: that in which the middle of its records is, in order of the values."""
+    _check_times(census, values)
+    order = pc.sort_indices(values).to_numpy()
+    counts = np.add.reduceat(table.counts, table.bounds[:-1])[order]
+    ends = np.cumsum(counts)
+    bounds = [ceil(2 * int(ends[-1]) * sum(shares[: number + 1])) for number in range(len(shares) - 1)]
+    splits = np.empty(len(values), np.int32)
+    splits[order] = np.searchsorted(bounds, 2 * ends - counts, side="right")
+    if len(np.unique(splits)) < len(shares):
+        raise SourceError(
+            f"{census.flag} {census.column}: records of one value stay in one split, and the {len(values):,} values of "
+            f"the column leave one of {len(shares)} splits without any; ask for fewer splits, or name a finer column"
+        )
+    return splits
+
+
+def _check_times(census: Census, values: pa.Array) -> None:
+    if not pa.types.is_string(values.type) or pc.all(pc.match_substring_regex(values, _ISO_TIME)).as_py():
+        return
+    wrong = values.filter(pc.invert(pc.match_substring_regex(values, _ISO_TIME)))[0].as_py()
+    raise SourceError(
+        f"{census.flag} {census.column}: {wrong[:40]!r} is no time that sorts as text does; write times as 2026-01-31 "
+        "or 2026-01-31 12:00:00, in one time zone, or as numbers"
+    )
 
 
 def _gather(census: Census, parts: int, classes: pa.Array) -> tuple[pa.Array, GroupCounts]:

@@ -108,6 +108,11 @@ class AppendOptions:
         has_own_splits = self.splits is not None or bool(self.split_files)
         splits = self.splits or (ONE_SPLIT if has_own_splits else shares or ONE_SPLIT)
         self._check_groups(manifest, group_by, splits)
+        if (times := recorded.get("split_by_time")) and not has_own_splits:
+            raise ConfigError(
+                f"{self.destination} was built with --split-by-time {times}, which does not say where new records go; "
+                "name their split, such as with --split train=1, or build all records again"
+            )
         order = [*(name for name in manifest.splits if name in splits), *splits]  # in the order of the table
         mean_bytes = sum(shard.bytes for shard in dataset.shards) // len(dataset.shards)
         same_size = self.shards is None and self.shard_bytes is None

@@ -23,9 +23,10 @@ from ringfeed.sharding.storage.urls import normalize_url_fields
 
 _BALANCES = ("records", "bytes")
 ONE_SPLIT = {"train": Fraction(1)}  # the default
+THREE_SPLITS = {"train": Fraction(8, 10), "val": Fraction(1, 10), "test": Fraction(1, 10)}  # where a column divides
 _RECORDED = {
-    "label", "shards", "shard_bytes", "splits", "source_kind", "split_column", "split_files", "group_by", "balance",
-    "prepare", "on_bad_record", "dali_index",
+    "label", "shards", "shard_bytes", "splits", "source_kind", "split_column", "split_files", "group_by",
+    "split_by_time", "balance", "prepare", "on_bad_record", "dali_index",
 }  # fmt: skip
 
 
@@ -49,6 +50,8 @@ class BuildOptions:
         split_files: name, folder or glob of the files of each split, below `source`, by name of the split; or none. Not
             together with `splits`, `split_column` or `group_by`.
         group_by: column whose values are kept in one split each, or None.
+        split_by_time: column of times, or None: the first of `splits` gets the earliest records, the last the latest,
+            and records of one time stay together. Where `splits` is not given: train=0.8, val=0.1, test=0.1.
         balance: ``records``, or ``bytes`` to make the shards of a split alike in size too, as far as records allow.
         seed: seed of split, shard and order.
         workers: number of processes; does not affect the result.
@@ -83,6 +86,7 @@ class BuildOptions:
     split_column: str | None = None
     split_files: Mapping[str, str] = field(default_factory=dict)
     group_by: str | None = None
+    split_by_time: str | None = None
     balance: str = "records"
     seed: int = 0
     workers: int = 1
@@ -135,6 +139,16 @@ class BuildOptions:
         self._check_division()
 
     def _check_division(self) -> None:
+        if self.split_by_time is not None:
+            others = {
+                "--split-column": self.split_column,
+                "--split-files": self.split_files,
+                "--group-by": self.group_by,
+            }
+            if other := next((flag for flag, value in others.items() if value), ""):
+                raise ConfigError(f"give --split-by-time or {other}, not both: each decides the splits of the records")
+            if self.splits == ONE_SPLIT:
+                object.__setattr__(self, "splits", dict(THREE_SPLITS))
         if self.split_column is not None and self.group_by is not None:
             raise ConfigError(
                 f"give --split-column or --group-by, not both: the column {self.split_column!r} names the split of "
@@ -181,7 +195,7 @@ class BuildOptions:
     @property
     def deciding_column(self) -> str | None:
         """The column whose value decides the split of each record, if one does."""
-        return self.group_by if self.split_column is None else self.split_column
+        return self.split_column or self.group_by or self.split_by_time
 
     @property
     def needs_census(self) -> bool:
@@ -202,6 +216,7 @@ class BuildOptions:
             "split_column": self.split_column,
             "split_files": dict(self.split_files),
             "group_by": self.group_by,
+            "split_by_time": self.split_by_time,
             "balance": self.balance.removeprefix("records"),
             "prepare": self.prepare.recorded(),
             "on_bad_record": self.on_bad_record.removeprefix("fail"),

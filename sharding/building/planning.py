@@ -206,7 +206,8 @@ def _dropped_digest(source: Source) -> str:
 
 
 def _open_census(source: Source, options: BuildOptions, folder: Storage) -> Census:
-    flag = "--group-by" if options.split_column is None else "--split-column"
+    flags = {"--split-column": options.split_column, "--group-by": options.group_by}
+    flag = next((flag for flag, column in flags.items() if column), "--split-by-time")
     return open_census(source, options.deciding_column, flag, with_sizes=options.balance == "bytes", folder=folder)
 
 
@@ -273,6 +274,8 @@ def _split_by_part(
 def _split_by_column(census: Census, parts: int, classes: pa.Array, context: BuildContext) -> RecordSplits:
     """Split the records by the column of the census, groups as they are split in the dataset that is appended to."""
     options, base = context.options, context.base
+    if options.split_by_time is not None:
+        return split_by_column(census, parts, classes, seed=options.seed, group_shares=options.splits, in_order=True)
     if options.group_by is None:
         return split_by_column(census, parts, classes, seed=options.seed)
     existing = None

@@ -102,7 +102,7 @@ def _options(kind: type[Options], args: argparse.Namespace, **computed: Any) -> 
 def _build(args: argparse.Namespace) -> int:
     python = args.source is not None
     split_files = _split_files(args)
-    if args.splits is None and not (split_files or args.split_column or args.group_by or python):
+    if args.splits is None and not (split_files or args.split_column or args.group_by or args.split_by_time or python):
         split_files = _split_folders(args)
     options = _options(
         BuildOptions,
@@ -166,7 +166,7 @@ def _append(args: argparse.Namespace) -> int:
 def _reshard(args: argparse.Namespace) -> int:
     dataset, split = open_named_dataset(args.src)
     manifest = dataset.manifest
-    keeps_splits = split is None and len(manifest.splits) > 1 and not args.group_by
+    keeps_splits = split is None and len(manifest.splits) > 1 and not (args.group_by or args.split_by_time)
     if args.splits is None and args.split_column is None and keeps_splits and SPLIT not in manifest.schema.names:
         args.split_column = SPLIT
     elif args.splits is not None and keeps_splits:
@@ -176,7 +176,7 @@ def _reshard(args: argparse.Namespace) -> int:
             "--split out",
             events=args.json,
         )
-    if args.splits is None:
+    if args.splits is None and not args.split_by_time:
         name = resolve_split(args.src, dataset, split) if args.split_column is None else "train"
         args.splits = {name: Fraction(1)}
     args.shard_format = args.shard_format or dataset.manifest.shard_format

@@ -36,8 +36,8 @@ the same command resumes it and gives the same bytes; a build that fails because
 
 {PREPARE_EPILOG}
 examples:
-  # a table with a label, split 9 to 1, stratified by class; as many shards as fit its size
-  shard-dataset build flights.parquet s3://bucket/flights --label late --split train=0.9,test=0.1
+  # a table with a label, split 8 to 1 to 1, stratified by class; as many shards as fit its size
+  shard-dataset build flights.parquet s3://bucket/flights --label late --split train=0.8,val=0.1,test=0.1
 
   # show what would be written: schema, classes, splits, shards, sizes
   shard-dataset build flights.csv shards/ --label late --dry-run
@@ -46,6 +46,7 @@ examples:
   shard-dataset build cells.parquet shards/ --label kind --split-column fold --drop-columns fold
   shard-dataset build fashion-mnist/ shards/ --split-files train='train-*' test='t10k-*'
   shard-dataset build cells.parquet shards/ --label kind --group-by patient --split train=0.8,test=0.2
+  shard-dataset build sales.csv shards/ --label kind --split-by-time day     # train on the past, test on the newest
 
   # a folder of images for each class; the label is the folder's name
   shard-dataset build photos/ hdfs://namenode:8020/photos --shard-size 128MiB
@@ -133,8 +134,8 @@ def add_build(commands: argparse._SubParsersAction[argparse.ArgumentParser], *, 
     if not python_source:
         command.add_argument(
             "src", metavar="SRC",
-            help="Parquet, Arrow IPC, ORC, CSV, TSV, JSON Lines, HDF5, NumPy, TFRecord or tar files (one, a folder, a "
-            "glob), a folder of image folders, a list of images, IDX files, a ringfeed dataset",
+            help="Parquet, Arrow IPC, ORC, CSV, TSV, JSON Lines, JSON, HDF5, NumPy, TFRecord or tar files (one, a "
+            "folder, a glob), a folder of image folders, a list of images, IDX files, a ringfeed dataset",
         )  # fmt: skip
     command.add_argument(
         "--source", metavar="MODULE:FUNCTION",
@@ -208,7 +209,8 @@ def _add_output(
     splits = command.add_mutually_exclusive_group()
     splits.add_argument(
         "--split", dest="splits", type=checked_type(parse_splits), metavar="NAME=SHARE,...",
-        help=f"splits and their shares, stratified by class, such as train=0.9,test=0.1 (default: {split_default})",
+        help="splits and their shares, stratified by class, such as train=0.8,val=0.1,test=0.1 (default: "
+        f"{split_default})",
     )  # fmt: skip
     splits.add_argument(
         "--split-column", metavar="COL", help="column that names the split of each record, instead of shares"
@@ -219,6 +221,11 @@ def _add_output(
         "--group-by", metavar="COL",
         help="column whose values, such as patients or users, each stay in one split; shares and classes are met as "
         "well as whole groups allow: see inspect (takes about 500 bytes of memory per group)",
+    )  # fmt: skip
+    command.add_argument(
+        "--split-by-time", metavar="COL",
+        help="column of times or dates: the first split gets the earliest records, the last one the latest (default of "
+        "--split then: train=0.8,val=0.1,test=0.1)",
     )  # fmt: skip
     command.add_argument(
         "--balance", choices=("records", "bytes"), default="records",

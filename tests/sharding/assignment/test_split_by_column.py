@@ -19,7 +19,9 @@ from ringfeed.sharding import (
     ConfigError,
     Dataset,
     Progress,
+    RingfeedError,
     SourceError,
+    append,
     build,
     open_dataset,
     plan_build,
@@ -295,6 +297,45 @@ class TestGroupBy:
         options = BuildOptions(source=source, destination=str(tmp_path / "out"), label="label", **WAYS[way])
         with pytest.raises(SourceError, match="the source changed while it was read"):
             build(options, report=change)
+
+
+class TestByTime:
+    @pytest.mark.parametrize("kind", [pa.int64(), pa.date32(), pa.timestamp("us"), pa.string()], ids=str)
+    def test_the_newest_records_are_the_test(self, tmp_path: Path, kind: pa.DataType) -> None:
+        days = np.random.default_rng(0).permutation(np.repeat(np.arange(100), 7)).astype("datetime64[D]")
+        times = pa.array(days).cast(pa.int32()).cast(kind) if kind == pa.int64() else pa.array(days).cast(kind)
+        table = pa.table({"time": times, "id": range(700), "label": ["a", "b"] * 350})
+        url = str(tmp_path / "s.parquet")
+        pq.write_table(table, url)
+        dataset = built(url, tmp_path / "out", label="label", split_by_time="time", shards=2)
+        rows = rows_by_split(dataset)
+        ids = {split: {row["id"] for row in found} for split, found in rows.items()}
+        expected = {"train": (0, 80), "val": (80, 90), "test": (90, 100)}
+        for split, (first, stop) in expected.items():
+            inside = (days >= np.datetime64(first, "D")) & (days < np.datetime64(stop, "D"))
+            assert ids[split] == set(np.flatnonzero(inside).tolist())
+            sizes = [info.records for info in dataset.shards if info.split == split]
+            assert max(sizes) - min(sizes) <= 1
+        with pytest.raises(ConfigError, match="--split-by-time time, which does not say where new records go; name"):
+            append(source=url, destination=str(tmp_path / "out"), again=True)
+        append(source=url, destination=str(tmp_path / "out"), again=True, splits={"train": 1})
+        assert verify(str(tmp_path / "out")) == []
+
+    @pytest.mark.parametrize(
+        ("values", "options", "error"),
+        [
+            (
+                ["3/1/2020", "2/1/2020", "2020-01-01"],
+                {},
+                "'3/1/2020' is no time that sorts as text does; write times as",
+            ),
+            ([1, 1, 2], {}, "the 2 values of the column leave one of 3 splits without any; ask for fewer splits"),
+            ([1, 2, 3], {"group_by": "id"}, "give --split-by-time or --group-by, not both"),
+        ],
+    )
+    def test_what_has_no_order_is_refused(self, values: list[Any], options: dict[str, Any], error: str) -> None:
+        with pytest.raises(RingfeedError, match=error):
+            build(source=pa.table({"t": values, "id": [0, 1, 2]}), destination="out", split_by_time="t", **options)
 
 
 @pytest.mark.parametrize("flag", ["split_column", "group_by"])
