@@ -6,7 +6,7 @@ new records lack, such as the label, are left out of the steps.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -115,21 +115,26 @@ def open_new_records(
         null_values=options.null_values,
         images_from=options.images_from,
         csv=options.csv,
+        unlabelled=True,
     )
     names = opened.schema.names
     copied = tuple(names) if ALL in keep else tuple(keep)
     for name in copied:
         if name not in names:
             raise ConfigError(f"--keep: {source} has no column {name!r}; {_hint(name, names)}")
-    steps, after = _fitting_steps(options.steps, names, copied)
+    present = {name: feature for name, feature in options.features.items() if name in names}
+    plain = replace(options, features=present, dedup=None, rare_classes=())
+
+    def names_after(steps: tuple[Step, ...]) -> tuple[str, ...]:
+        return open_prepared(source, None, kind, replace(plain, steps=steps), _fail, unlabelled=True).schema.names
+
+    steps, after = _fitting_steps(options.steps, names, copied, names_after)
     lacking = [feature.name for feature in features if feature.name not in after.values()]
     if lacking and not _makes_columns(steps):
         hint = _hint(lacking[0], names) if len(lacking) == 1 else f"the columns are: {listed(names)}"
         raise ConfigError(f"{source} lacks columns that the model takes: {', '.join(lacking)}; {hint}")
-    present = {name: feature for name, feature in options.features.items() if name in names}
-    fitting = replace(options, features=present, steps=steps, dedup=None, rare_classes=())
     types = {feature.name: feature for feature in features if feature.name in after.values()}
-    prepared = open_prepared(source, None, kind, fitting, _fail, types)
+    prepared = open_prepared(source, None, kind, replace(plain, steps=steps), _fail, types, unlabelled=True)
     for feature in features:
         _check_shape(source, prepared.schema, feature)
     return NewRecords(source=prepared, features=tuple(features), kept={name: after[name] for name in copied})
@@ -153,11 +158,20 @@ def _makes_columns(steps: Sequence[Step]) -> bool:
 
 
 def _fitting_steps(
-    steps: Sequence[Step], names: Collection[str], keep: Collection[str]
+    steps: Sequence[Step],
+    names: Collection[str],
+    keep: Collection[str],
+    names_after: Callable[[tuple[Step, ...]], Collection[str]],
 ) -> tuple[tuple[Step, ...], dict[str, str]]:
     """Return the steps for a source that may lack columns, and the name of each column after them.
 
-    A function takes and makes any columns, so the steps after it stay as they are.
+    Args:
+        names: columns of the source.
+        keep: columns of the source to copy.
+        names_after: returns the columns after some steps; asked after a function, which takes and makes any columns.
+
+    Raises:
+        ConfigError: a function drops a column to copy.
     """
     after = {name: name for name in names}
     fitting: list[Step] = []
@@ -165,14 +179,19 @@ def _fitting_steps(
     for step in steps:
         if isinstance(step, (Filter, DropNulls)):
             continue
-        kept_now = {after[name] for name in keep}
-        fitted = _fitted(step, after.values(), kept_now) if is_known else step
+        if not is_known:
+            present = names_after(tuple(fitting))
+            if lost := next((name for name in keep if after[name] not in present), ""):
+                raise ConfigError(f"--keep: a function of --map leaves out the column {lost!r}; keep another")
+            after = {old: new for old, new in after.items() if new in present}
+            after |= {name: name for name in present if name not in after.values()}
+        fitted = _fitted(step, after.values(), {after[name] for name in keep})
         if fitted is None:
             continue
         fitting.append(fitted)
         if isinstance(fitted, Rename):
             after = {old: dict(fitted.names).get(new, new) for old, new in after.items()}
-        is_known = is_known and not _makes_columns([step])
+        is_known = not _makes_columns([step])
     return tuple(fitting), after
 
 

@@ -45,6 +45,8 @@ def open_prepared(
     reject: Reject = fail_on_bad,
     types: Mapping[str, Feature] = NO_FEATURES,
     split_files: Mapping[str, str] = NO_SPLITS,
+    *,
+    unlabelled: bool = False,
 ) -> Source:
     """Open and prepare a source, except for duplicates (see `screening.duplicates`), which take a round of their own.
 
@@ -56,6 +58,7 @@ def open_prepared(
         reject: see `sources.open_source`.
         types: types expected of columns after all steps, a hint to sources that would infer them.
         split_files: pattern of the files of each split, by its name (see `open_splits`); empty: `url` names all files.
+        unlabelled: see `sources.open_source`.
 
     Raises:
         SourceError: see `sources.open_source`.
@@ -77,6 +80,7 @@ def open_prepared(
         null_values=options.null_values,
         images_from=options.images_from,
         csv=options.csv,
+        unlabelled=unlabelled,
     )
     if not any(isinstance(step, MapBatches) for step in options.steps):
         expected = {key: feature for key, feature in types.items() if key != label or feature.dtype != "int64"}

@@ -12,6 +12,7 @@ import pytest
 from ringfeed.sharding import ConfigError, Feature, SourceError
 from ringfeed.sharding.prepare import PrepareOptions, parse_step
 from ringfeed.sharding.prepare.new_records import open_new_records
+from tests.helpers.pictures import write_pictures
 
 X = Feature(name="x", dtype="float32")
 NAME = Feature(name="name", dtype="string")
@@ -59,9 +60,25 @@ def test_functions_make_columns(source: Path, tmp_path: Path, monkeypatch: pytes
         "    return batch.append_column('x', pc.multiply(batch.column('a'), 2.0))\n"
     )
     monkeypatch.chdir(tmp_path)
-    assert read(source, [("--map", "prepare_new:double")], [X])[0] == {"x": [4, None, 8, 4, 18]}
+    double = ("--map", "prepare_new:double")
+    assert read(source, [double], [X])[0] == {"x": [4, None, 8, 4, 18]}
+    steps = [double, ("--select", "x,late"), ("--drop-columns", "late")]  # the label, which new records lack
+    assert read(source, steps, [X], keep=["name"]) == ({"x": [4, None, 8, 4, 18]}, {"name": ["p", "q", "r", "p", ""]})
+    (tmp_path / "prepare_less.py").write_text("def less(batch):\n    return batch.select(['a'])\n")
+    with pytest.raises(ConfigError, match=r"--keep: a function of --map leaves out the column 'name'; keep another"):
+        read(source, [("--map", "prepare_less:less"), ("--rename", "a=x")], [X], keep=["name"])
     with pytest.raises(ConfigError, match=r"new.csv lacks column 'y', which the model takes"):
         read(source, [("--map", "prepare_new:double")], [Feature(name="y", dtype="int64")])
+
+
+def test_new_images_need_no_class_folders(tmp_path: Path) -> None:
+    folder = write_pictures(tmp_path / "photos", 6, ("jpg",)) / "cat"
+    image = Feature(name="image", dtype="binary", encoding="image")
+    for url in (folder, next(folder.glob("*.jpg"))):
+        inputs, kept = read(url, [], [image], keep=["path"])
+        files = sorted(folder.glob("*.jpg")) if url == folder else [url]
+        assert inputs["image"] == [path.read_bytes() for path in files]
+        assert kept["path"] == [path.name for path in files]
 
 
 @pytest.mark.parametrize(
