@@ -20,7 +20,7 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.storage.temporary_folder import end_process, process_folder
 
 from .config.backend import HOROVOD, MULTI_WORKER, PARAMETER_SERVER
-from .config.config_file import load_config
+from .config.config_file import apply_overrides, load_config, parse_config
 from .config.keys import describe_keys
 from .config.rules import check_pairs
 from .elastic.members import Members, open_members
@@ -131,7 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = DESCRIPTION
     parser.epilog = EPILOG + describe_keys()
-    parser.add_argument("--config", required=True, metavar="FILE.yaml", help="configuration of the run")
+    parser.add_argument("--config", metavar="FILE.yaml", help="configuration of the run (default: what --set says)")
     parser.add_argument(
         "--set",
         action="append",
@@ -163,7 +163,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json",
         action="store_true",
-        help="print the metrics as JSON on standard output (rank 0), and an error as JSON",
+        help="print the metrics as JSON on standard output (rank 0), and events on standard error, one JSON object a "
+        "line: progress (stage, done, total, loss, ...), evaluation, stopped_early, test, warning, info and error",
     )
     parser.set_defaults(ranks=0)  # `ringfeed launch` sets it for --dry-run
     group = parser.add_mutually_exclusive_group()
@@ -207,8 +208,16 @@ def _say_stopped(message: str, *, as_json: bool) -> None:
         sys.stderr.write(f"{event if as_json else f'ringfeed train: {message}'}\n")
 
 
+def _config(args: argparse.Namespace) -> TrainConfig:
+    if args.config is not None:
+        return load_config(args.config, args.overrides)
+    if not args.overrides:
+        raise ConfigError("there is no run; give --config FILE.yaml, or its keys, such as --set data.url=shards")
+    return parse_config(apply_overrides({}, args.overrides), "--set")
+
+
 def _train(args: argparse.Namespace, watch: TerminationSignals | None) -> None:
-    config = load_config(args.config, args.overrides)
+    config = _config(args)
     if args.print_config or args.dry_run:
         _describe(config, args)
         return
@@ -260,7 +269,7 @@ def _describe(config: TrainConfig, args: argparse.Namespace) -> None:
         return
     check_pairs(config, {"--dry-run": True})
     _check_outputs(config, args)
-    configure_logging(0, quiet=args.quiet, verbose=args.verbose)
+    configure_logging(0, quiet=args.quiet, verbose=args.verbose, as_json=args.json)
     with quiet_tensorflow():
         from .planning.plan import plan_run
     from .planning.page import plan_json, plan_text
@@ -325,7 +334,7 @@ def _train_on_servers(config: TrainConfig, args: argparse.Namespace, watch: Term
         from .ring.connect import share_cores
 
         share_cores(cluster.local_tasks)
-    configure_logging(0 if is_chief else cluster.index + 1, quiet=args.quiet, verbose=args.verbose)
+    configure_logging(0 if is_chief else cluster.index + 1, quiet=args.quiet, verbose=args.verbose, as_json=args.json)
     if not is_chief:
         from .servers.task import serve_task
 
@@ -372,7 +381,7 @@ def _watching(
     """Log, and watch for signals, stalled and lost ranks, while a ring trains."""
     from .ring.watchdog import Watchdog
 
-    configure_logging(ring.rank, quiet=args.quiet, verbose=args.verbose)
+    configure_logging(ring.rank, quiet=args.quiet, verbose=args.verbose, as_json=args.json)
     if ring.size == 1 or not (config.watchdog_seconds or lose):
         yield _SignalCheck(watch, int)  # does nothing
         return

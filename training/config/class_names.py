@@ -12,7 +12,7 @@ __all__ = ["class_name", "class_number", "hold_names", "shares_by_class"]
 
 _NAMES = (
     *(("data", key) for key in ("include", "exclude", "target", "categorical", "bucket_by")),
-    *(("data", key) for key in ("train_split", "eval_split")),
+    *(("data", key) for key in ("train_split", "eval_split", "test_split")),
     *(("model", key) for key in ("crosses", "shared")),
     ("data", "positive"),
     ("data", "balance"),

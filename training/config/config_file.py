@@ -233,7 +233,8 @@ def changed_keys(now: TrainConfig, before: Mapping[str, Any]) -> list[str]:
     Locations (`data.url`, a mixture's URLs, `data.cache`, `checkpoint`, `output`, `track`), what is fetched ahead,
     length and evaluation of a run do not count.
     """
-    neutral = {"data.url", "data.eval_split", "eval_every_epochs", "deterministic", "max_steps", "max_time", "epochs"}
+    neutral = {"data.url", "data.eval_split", "data.test_split", "eval_every_epochs", "deterministic"}
+    neutral |= {"max_steps", "max_time", "epochs"}
     neutral |= {"schedule.total_epochs", "schedule.total_steps"}  # `stretched_schedule` compares them
     neutral |= {"watchdog_seconds", "lost_seconds"}
     neutral |= {"data.cache", "data.cache_bytes", "data.fetch_threads", "data.prefetch_bytes"}

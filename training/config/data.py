@@ -14,7 +14,10 @@ from ringfeed.sharding.errors import ConfigError
 from .checks import SIZES, Options, key, require
 from .class_names import class_name
 
-__all__ = ["DataConfig", "MixedDataset"]
+__all__ = ["AUTO", "TEST", "DataConfig", "MixedDataset"]
+
+AUTO = "auto"  # the split to evaluate on, where the dataset decides
+TEST = "test"
 
 SHARD_POLICIES = ("raise", "quarantine")
 
@@ -52,7 +55,14 @@ class DataConfig(Options):
         "natural", "of a mixture: natural, uniform, power:A, X->Y:EPOCHS, or {name: weight}"
     )
     train_split: str = key("train", "split to train on")
-    eval_split: str | None = key("test", "split to evaluate on; null: no evaluation")
+    eval_split: str | None = key(
+        AUTO,
+        "split to evaluate on while training; auto: validation, val, valid or dev if there is one, else test; null: no "
+        "evaluation",
+    )
+    test_split: str | None = key(
+        TEST, "split to evaluate on once, at the end, with the weights of output.model, if there is one; null: none"
+    )
     batch_size: int = key(1024, "samples per step over all ranks together (the global batch)", at_least=1, below=SIZES)
     balance: str | Mapping[Any, float] = key("natural", "natural, uniform, power:A, X->Y:EPOCHS, or {class: weight}")
     include: tuple[str, ...] | None = key(None, "columns to use as features; null: all but label and target")

@@ -67,14 +67,14 @@ def plan_run(config: TrainConfig, ranks: int) -> RunPlan:
     ring: Ring = PlannedRing(ranks) if ranks > 1 else SoloRing()
     config = _without_new_cache(config)
     assembly = assemble(config, ring)
+    config = assembly.config
     parts, manifest = assembly.parts, assembly.shares.loader.manifest
     epoch_plan = _largest_epoch(config, ranks, assembly)
     total, local = config.total_steps(epoch_plan.steps), max(even_shares(config.data.batch_size, ranks))
     newest = newest_checkpoint(config, manifest)
     schedule: Any = assembly.schedule
-    eval_split = config.data.eval_split
-    records = {config.data.train_split: manifest.split(config.data.train_split).records}
-    records |= {} if eval_split is None else {eval_split: manifest.split(eval_split).records}
+    splits = [config.data.train_split, config.data.eval_split, config.data.test_split]
+    records = {name: manifest.split(name).records for name in splits if name is not None}
     return RunPlan(
         dataset=config.data.place,
         ranks=ranks,

@@ -5,6 +5,7 @@ Warnings of the other ranks are logged with their number.
 
 from __future__ import annotations
 
+import json
 import logging
 import shlex
 import sys
@@ -20,9 +21,9 @@ from rich.table import Column
 from ringfeed.sharding.messages import printable
 
 from . import events
-from .tracker import Tracker
+from .tracker import Tracker, finite
 
-__all__ = ["Console", "configure_logging"]
+__all__ = ["Console", "configure_logging", "metrics_text"]
 
 log = logging.getLogger(__name__)
 
@@ -34,13 +35,23 @@ _BAR_COLUMNS = 23  # columns of a terminal that a bar of 4, the time and spaces 
 LEAST_SECONDS = 5.0  # shorter runs are not judged: their waits are start-up
 
 
-def configure_logging(rank: int, *, quiet: bool = False, verbose: bool = False) -> None:
+class _EventFormatter(logging.Formatter):
+    """Writes each record as one JSON object: its event if it has one, else the message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        event = getattr(record, "event", {"event": record.levelname.lower(), "message": record.getMessage()})
+        return json.dumps(finite(event), default=str)
+
+
+def configure_logging(rank: int, *, quiet: bool = False, verbose: bool = False, as_json: bool = False) -> None:
     """Log to standard error: everything of rank 0, and warnings and errors of other ranks, with the rank.
 
-    `quiet` leaves rank 0 warnings and errors alone, `verbose` logs everything of every rank.
+    `quiet` leaves rank 0 warnings and errors alone, `verbose` logs everything of every rank. With `as_json` rank 0 logs
+    events, one JSON object a line, and shows no progress bar.
     """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(message)s" if rank == 0 else f"rank {rank}: %(message)s"))
+    text = logging.Formatter("%(message)s" if rank == 0 else f"rank {rank}: %(message)s")
+    handler.setFormatter(_EventFormatter() if as_json and rank == 0 else text)
     logger = logging.getLogger("ringfeed")
     logger.handlers = [handler]
     logger.setLevel(logging.DEBUG if verbose else logging.INFO if rank == 0 and not quiet else logging.WARNING)
@@ -95,8 +106,9 @@ class Console(Tracker):
         self._total, entries = event.total_steps, event.history.get("steps", ())
         self._earlier_seconds = sum(entry["seconds"] for entry in entries)
         self._earlier_waited = sum(entry["input_wait_seconds"] for entry in entries)
-        is_quiet = logging.getLogger("ringfeed").level > logging.INFO
-        if not is_quiet and sys.stderr.isatty():
+        logger = logging.getLogger("ringfeed")
+        as_json = any(isinstance(handler.formatter, _EventFormatter) for handler in logger.handlers)
+        if logger.level <= logging.INFO and sys.stderr.isatty() and not as_json:
             self._bar = _progress_bar()
             self._task = self._bar.add_task("", total=self._total, completed=event.first_step)
             self._bar.start()
@@ -127,7 +139,8 @@ class Console(Tracker):
         if self._bar:
             self._bar.update(self._task, completed=step)
         elif time.monotonic() - self._last_line >= QUIET_SECONDS:
-            self._log(f"epoch {event.epoch}  step {step}/{self._total}{self._time_left(step)}")
+            text = f"epoch {event.epoch}  step {step}/{self._total}{self._time_left(step)}"
+            self._log(text, "progress", stage="train", done=step, total=self._total, epoch=event.epoch)
 
     def _time_left(self, step: int) -> str:
         """The time that the rest of the run takes at the present rate, as text; empty if there is no rate yet."""
@@ -137,8 +150,8 @@ class Console(Tracker):
         seconds = (time.monotonic() - begun) / (step - first) * (self._total - step)
         return f"  {timedelta(seconds=round(seconds))} left"
 
-    def _log(self, text: str) -> None:
-        log.info(text)
+    def _log(self, text: str, event: str = "info", **fields: Any) -> None:
+        log.info(text, extra={"event": {"event": event, **(fields or {"message": text})}})
         self._last_line = time.monotonic()
 
     def steps(self, event: events.StepsLogged) -> None:
@@ -157,7 +170,8 @@ class Console(Tracker):
             self._describe([*loss, *speed, *rate, f"epoch {entry['epoch']}"])
         else:
             place = [f"epoch {entry['epoch']}", f"step {entry['step']}/{self._total}"]
-            self._log("  ".join([*place, *loss, *rate, *speed]) + self._time_left(entry["step"]))
+            text = "  ".join([*place, *loss, *rate, *speed]) + self._time_left(entry["step"])
+            self._log(text, "progress", stage="train", done=entry["step"], total=self._total, **entry)
 
     def _describe(self, parts: Sequence[str]) -> None:
         """Show beside the bar as many parts of a text as have room, at least the first."""
@@ -173,20 +187,25 @@ class Console(Tracker):
 
     def evaluation(self, event: events.EvaluationDone) -> None:
         entry = event.entry
-        self._say(f"epoch {entry['epoch']}  evaluated {entry['samples']:,} samples: {metrics_text(entry)}")
+        self._say(
+            f"epoch {entry['epoch']}  evaluated {entry['samples']:,} samples: {metrics_text(entry)}",
+            "evaluation",
+            **entry,
+        )
         for name, own in entry.get("datasets", {}).items():  # a mixture
             self._say(f"epoch {entry['epoch']}    {name}: {own['samples']:,} samples: {metrics_text(own)}")
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, event: str = "info", **fields: Any) -> None:
         if self._bar:
             self._bar.console.print(printable(text), markup=False, highlight=False)
         else:
-            self._log(text)
+            self._log(text, event, **fields)
 
     def stop_early(self, event: events.StoppedEarly) -> None:
         self._total, best = event.step, event.best
         of = "" if best is None else f"; the best is that of step {best['step']}: {metrics_text(best)}"
-        self._say(f"stopped early after step {event.step}: {event.reason}{of}")
+        text = f"stopped early after step {event.step}: {event.reason}{of}"
+        self._say(text, "stopped_early", step=event.step, reason=event.reason, best=best)
 
     def _warn_once(self, fraction: float) -> None:
         if not self._has_warned:

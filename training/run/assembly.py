@@ -46,6 +46,7 @@ from .clients import rank_epoch
 from .evaluator import Evaluator, make_evaluator
 from .inputs import open_evaluations, open_loader, open_manifests, traced
 from .shares import RankShares
+from .splits import with_splits
 
 __all__ = ["Assembly", "MakeSynchronizer", "Schedule", "assemble"]
 
@@ -59,8 +60,10 @@ MakeSynchronizer = Callable[[Ring], Synchronizer]
 class Assembly:
     """What a run consists of, before its first step."""
 
+    config: TrainConfig  # with the splits that the datasets have
     shares: RankShares  # this rank's share of the training batches, and its loader
     evaluator: Evaluator
+    tester: Evaluator  # at the end of the run
     augment: Any  # the evaluator's preprocessing, with random augmentation for training
     epoch_plan: EpochPlan  # steps of an epoch, and whether this rank trains in each
     schedule: Schedule
@@ -93,6 +96,7 @@ def _assembled(
     replicas: Replicas | None,
 ) -> Assembly:
     manifests = open_manifests(config.data)
+    config = with_splits(config, manifests)
     shares = _shares(config, ring, manifests)
     loader = shares.loader
     evaluated = open_evaluations(config, ring, manifests)
@@ -114,8 +118,10 @@ def _assembled(
     check_kind(hasattr(synchronizer, "reduce"), "synchronizer", "a function that returns a Synchronizer", synchronizer)
     parts = _parts(config, ring, synchronizer, epoch_plan, model, schedule)
     return Assembly(
+        config=config,
         shares=shares,
         evaluator=evaluator,
+        tester=evaluator.on(open_evaluations(config, ring, manifests, for_test=True)),
         augment=evaluator.preprocess if model.augmented is None else traced(model.augmented),
         epoch_plan=epoch_plan,
         schedule=schedule,

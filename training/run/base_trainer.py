@@ -6,21 +6,23 @@ Tested in tests/training/test_train.py and tests/training/servers/test_parameter
 
 from __future__ import annotations
 
+import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any, NoReturn
 
 import tensorflow as tf
 
 from ringfeed.pipeline import Loader, Mixture
+from ringfeed.sharding.messages import counted
 from ringfeed.training.checkpoint.background import Memory
 from ringfeed.training.checkpoint.snapshot import Parts, Position
 from ringfeed.training.config.config_file import to_tree
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.records.record_format import CHECKPOINT, EVALUATION
+from ringfeed.training.reports.console import metrics_text
 from ringfeed.training.reports.events import EvaluationBegan, EvaluationDone, RunBegan, RunEnded, StoppedEarly
 from ringfeed.training.reports.open import open_reports
 from ringfeed.training.reports.reports import History, Reports
@@ -29,12 +31,14 @@ from ringfeed.training.ring.ring import Ring
 
 from .evaluator import Evaluator
 from .progress import RunProgress
-from .state.outputs import write_outputs
+from .state.outputs import encode_metrics, write_file
 from .state.resume import Start
 from .state.saving import Saver
 from .stopping import Stopped, StopRequest
 
 __all__ = ["BaseTrainer"]
+
+log = logging.getLogger(__name__)
 
 
 class BaseTrainer(ABC):
@@ -46,6 +50,7 @@ class BaseTrainer(ABC):
     parts: Parts
     loader: Loader | Mixture
     evaluator: Evaluator
+    tester: Evaluator
     history: History
     reports: Reports
 
@@ -174,12 +179,30 @@ class BaseTrainer(ABC):
         self._saver.writer.wait()
         figures = self._figures()
         is_chief = self.ring.rank == 0
-        metrics = self._progress.metrics(seconds, self._step_samples, is_chief=is_chief) | figures
-        if is_chief:
-            encode = partial(self._saver.encode_model, self.position, self.loader, self.history.evaluations)
-            write_outputs(self.config.output, encode, metrics)
+        metrics = self._progress.metrics(seconds, self._step_samples, is_chief=is_chief) | figures | {"test": None}
+        output = self.config.output
+        try:
+            step = self._saver.use_output_weights(self.position.step, self.history.evaluations)
+            metrics["test"] = self._test(step)
+            if is_chief and output.model is not None:
+                write_file(output.model, self._saver.encode_model(step, self.loader))
+        finally:  # a store that refuses the model may accept the metrics
+            if is_chief and output.metrics is not None:
+                write_file(output.metrics, encode_metrics(metrics))
         self.ring.barrier()
         return metrics
+
+    def _test(self, step: int) -> dict[str, Any] | None:
+        """Evaluate the output's weights, those of a step, on the split that nothing was chosen by (a collective)."""
+        if not self.tester.loaders:
+            return None
+        with self.parts.exported():
+            result = self.tester(self.config, self.ring, lambda: False)
+        if self.ring.rank == 0:
+            of = f"{counted(result['samples'], 'sample')} of {self.config.data.test_split!r}"
+            text = f"tested the weights of step {step} on {of}: {metrics_text(result)}"
+            log.info(text, extra={"event": {"event": "test", "step": step, **result}})
+        return {"step": step, **result}
 
     # -- what differs ----------------------------------------------------------------------------------------------
 

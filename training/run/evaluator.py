@@ -6,7 +6,7 @@ Tested in tests/training/metrics/test_evaluate.py and tests/training/test_train.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
@@ -40,6 +40,11 @@ class Evaluator:
     target: Target
     own: Own  # the user's loss and metrics
 
+    def on(self, sources: Mapping[str, EvaluationSource]) -> Evaluator:
+        """Return what evaluates the network in the same way on other records."""
+        loaders = {name: (each.loader, each.preprocess(self.preprocess)) for name, each in sources.items()}
+        return replace(self, loaders=loaders)
+
     def __call__(self, config: TrainConfig, ring: Ring, is_stopping: Callable[[], bool]) -> dict[str, Any]:
         """Evaluate, with the metrics of a configuration (a collective); not to the end where this rank is to stop."""
 
@@ -61,10 +66,9 @@ def make_evaluator(
     target = plan_target(manifest, config)
     make_scorer(target, config.metrics)
     check_defined(config, len(target.classes))
-    preprocess = traced(built.preprocess)
-    return Evaluator(
-        loaders={name: (each.loader, each.preprocess(preprocess)) for name, each in sources.items()},
-        preprocess=preprocess,
+    empty = Evaluator(
+        loaders={},
+        preprocess=traced(built.preprocess),
         predict=network_errors(manifest, config)(make_predict_step(built.network)),
         target=target,
         own=Own(
@@ -72,3 +76,4 @@ def make_evaluator(
             metrics=import_metrics(config.metrics),
         ),
     )
+    return empty.on(sources)

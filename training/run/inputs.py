@@ -83,7 +83,7 @@ def open_loader(
     batch_size = data.batch_size
     manifests = manifests or open_manifests(data)
     for name, of_dataset in manifests.items():
-        _check_split(of_dataset, split, name, training=True)
+        _check_split(of_dataset, split, name, "train_split")
     manifest = one_manifest(data, manifests)
     own = client_part(config, ring, manifest)
     _check_batch_size(config, ring, manifest.split(split).records if own is None else None)
@@ -129,15 +129,21 @@ def _check_batch_size(config: TrainConfig, ring: Ring | World, records: int | No
         )
 
 
-def open_evaluations(config: TrainConfig, ring: Ring, manifests: Mapping[str, Manifest]) -> dict[str, EvaluationSource]:
-    """Open what evaluations read: the split of the dataset, or of each dataset of a mixture that has it, by name."""
-    data, split = config.data, config.data.eval_split
+def open_evaluations(
+    config: TrainConfig, ring: Ring, manifests: Mapping[str, Manifest], *, for_test: bool = False
+) -> dict[str, EvaluationSource]:
+    """Open what evaluations read: the split of the dataset, or of each dataset of a mixture that has it, by name.
+
+    It is `data.eval_split`, or `data.test_split` if `for_test`.
+    """
+    data = config.data
+    key, split = ("test_split", data.test_split) if for_test else ("eval_split", data.eval_split)
     if split is None:
         return {}
     having = {name: manifest for name, manifest in manifests.items() if split in manifest.splits}
     if not having:
         name, first = next(iter(manifests.items()))
-        _check_split(first, split, name, training=False)
+        _check_split(first, split, name, key)
     if ring.rank == 0 and (lacking := [name for name in manifests if name not in having]):
         log.info("evaluations read %s alone: there is no split %r in %s", ", ".join(having), split, ", ".join(lacking))
     manifest = one_manifest(data, manifests)
@@ -207,12 +213,10 @@ def _reading(data: DataConfig, manifest: Manifest, *, training: bool) -> dict[st
     }
 
 
-def _check_split(manifest: Manifest, split: str, dataset: str, *, training: bool) -> None:
+def _check_split(manifest: Manifest, split: str, dataset: str, key: str) -> None:
     if split in manifest.splits:
         return
-    key, remedy = (
-        ("train_split", "") if training else ("eval_split", "; to train without evaluation: data.eval_split: null")
-    )
+    remedy = "" if key == "train_split" else f"; to train without evaluation: data.{key}: null"
     known, which = ", ".join(map(repr, manifest.splits)), f"dataset {dataset!r}" if dataset else "the dataset"
     raise DatasetError(f"data.{key}: there is no split {split!r}; {which} has {known}{remedy}")
 

@@ -76,12 +76,13 @@ class Trainer(BaseTrainer):
         given = {"memory": memory, "trackers": trackers, "synchronizer": synchronizer, "schedule": schedule}
         check_arguments(config, ring, {"check": check, **given})
         stop_request = StopRequest(check, None if ring.rank else config.max_time)  # one clock for all ranks
-        super().__init__(config, ring, ring.size, stop_request)
         self._assembly = assembly = assemble(config, ring, schedule, synchronizer)
+        config = assembly.config
+        super().__init__(config, ring, ring.size, stop_request)
         self._shares, self.parts, self.epoch_plan = assembly.shares, assembly.parts, assembly.epoch_plan
         assert self.parts.agreement is not None
         self._agreement, self.train_step = self.parts.agreement, assembly.train_step
-        self.evaluator = assembly.evaluator
+        self.evaluator, self.tester = assembly.evaluator, assembly.tester
         manifest, steps = self._shares.loader.manifest, self.epoch_plan.steps
         start = resume(config, ring, self.parts, memory or Memory(), manifest, steps)
         restore_quarantine(config, ring, self._shares, start.quarantined)

@@ -29,6 +29,7 @@ from ringfeed.training.run.base_trainer import BaseTrainer
 from ringfeed.training.run.evaluator import make_evaluator
 from ringfeed.training.run.inputs import EvaluationSource, open_evaluations, open_loader, open_manifests, traced
 from ringfeed.training.run.overflows import check_weights
+from ringfeed.training.run.splits import with_splits
 from ringfeed.training.run.state.resume import resume
 from ringfeed.training.run.stopping import StopRequest
 
@@ -60,6 +61,8 @@ class ServerTrainer(BaseTrainer):
     ) -> None:
         self._board = Board()
         stop_request = StopRequest(lambda: check() or self._board.is_stop_asked, config.max_time)
+        manifests = open_manifests(config.data)
+        config = with_splits(config, manifests)
         super().__init__(config, SoloRing(), cluster.workers, stop_request)
         self._cluster, self._workers = cluster, cluster.workers
         self._coordinator = _connect(cluster)
@@ -70,10 +73,10 @@ class ServerTrainer(BaseTrainer):
                 with tf.device(f"/job:{kind}/replica:0/task:{index}"):
                     tf.raw_ops.PyFunc(input=[tf.constant(self._server.address)], token=MEET_TOKEN, Tout=[tf.bool])
         keras.utils.set_random_seed(config.seed)
-        manifests = open_manifests(config.data)
         place = World(rank=0, size=self._workers, local_size=1)
         self.loader = open_loader(config, place, manifests=manifests)
         self._build(open_evaluations(config, self.ring, manifests))
+        self.tester = self.evaluator.on(open_evaluations(config, self.ring, manifests, for_test=True))
         steps = self.loader.steps_per_epoch
         start = resume(config, self.ring, self.parts, Memory(), self.loader.manifest, steps)
         self._start(start, steps)

@@ -19,6 +19,7 @@ from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.errors import ConfigError
+from ringfeed.sharding.messages import counted
 from ringfeed.sharding.prepare import PrepareOptions, split_columns
 from ringfeed.sharding.prepare.comma_lists import ALL
 from ringfeed.sharding.storage.storage import Storage
@@ -172,7 +173,7 @@ def _score(args: argparse.Namespace, out: str, keep: list[str]) -> None:
     warn_undefined(undefined)
     summary = {"records": records, "undefined": undefined, "seconds": time.perf_counter() - started, "file": out}
     if out != "-":
-        _report(args, summary, f"predicted {records:,} records ({_rate(summary)})", out)
+        _report(args, summary, f"predicted {counted(records, 'record')} ({_rate(summary)})", out)
 
 
 def _report(args: argparse.Namespace, summary: Mapping[str, Any], done: str, out: str) -> None:

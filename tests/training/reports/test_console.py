@@ -1,6 +1,7 @@
 """The reports of a run without a terminal."""
 
 import io
+import json
 import logging
 import re
 
@@ -9,7 +10,15 @@ from rich.console import Console as Terminal
 
 from ringfeed.training.reports import console as module
 from ringfeed.training.reports.console import Console, configure_logging
-from ringfeed.training.reports.events import EvaluationBegan, RunBegan, RunEnded, StepDone, StepsLogged
+from ringfeed.training.reports.events import (
+    EvaluationBegan,
+    EvaluationDone,
+    RunBegan,
+    RunEnded,
+    StepDone,
+    StepsLogged,
+    StoppedEarly,
+)  # fmt: skip
 
 ENTRY = {"epoch": 0, "step": 1, "loss": 0.5, "learning_rate": 0.1, "input_wait_fraction": 0.0}
 FINISHED = RunEnded(1, 0, is_finished=True)
@@ -100,6 +109,29 @@ def test_what_each_rank_logs(
     console.begin(RunBegan(total_steps=9))
     assert (console._bar is None) == quiet
     console.close(FINISHED)
+
+
+def test_events_for_programs_are_one_object_a_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    configure_logging(0, as_json=True)
+    console = Console()
+    console.begin(RunBegan(total_steps=9))
+    assert console._bar is None
+    console.steps(StepsLogged(ENTRY | {"samples_per_second": 9.0, "loss": float("nan")}))
+    console.evaluation(EvaluationDone({"epoch": 0, "step": 3, "samples": 7, "loss": 0.5}))
+    console.stop_early(StoppedEarly(5, None, "enough"))
+    console._warn_once(0.5)
+    started, *found, warned = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert (started["event"], warned["event"]) == ("info", "warning")
+    assert "input for 50% of the time" in warned["message"]
+    progress = {"event": "progress", "stage": "train", "done": ENTRY["step"], "total": 9, "loss": None}
+    assert found[0] == ENTRY | {"samples_per_second": 9.0} | progress
+    assert found[1:] == [
+        {"event": "evaluation", "epoch": 0, "step": 3, "samples": 7, "loss": 0.5},
+        {"event": "stopped_early", "step": 5, "reason": "enough", "best": None},
+    ]
 
 
 @pytest.mark.parametrize("total", [131, 100_000])

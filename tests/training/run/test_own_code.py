@@ -114,7 +114,7 @@ def _run(task: str = "binary", **more: Any) -> int:
     target = {"binary": "flag", "regression": "y"}[task]
     tree = {
         "task": task,
-        "data": {"url": "d", "batch_size": 40, "target": target, "include": ["x"]},
+        "data": {"url": "d", "batch_size": 40, "target": target, "include": ["x"], "eval_split": "test"},
         "model": {"hidden": []},
         "optimizer": {"name": "sgd", "learning_rate": 0.1},
         "epochs": 3,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from tempfile import TemporaryFile
 from typing import Any
 
@@ -11,10 +11,9 @@ from ringfeed.sharding.destination.held_file import write_held_file
 from ringfeed.sharding.errors import StorageError
 from ringfeed.sharding.storage.atomic_files import make_folder
 from ringfeed.sharding.storage.storage import Storage
-from ringfeed.training.config.outputs import OutputConfig
 from ringfeed.training.reports.tracker import finite
 
-__all__ = ["METRICS_FORMAT", "check_writable", "encode_metrics", "locate_file", "write_file", "write_outputs"]
+__all__ = ["METRICS_FORMAT", "check_writable", "encode_metrics", "locate_file", "write_file"]
 
 METRICS_FORMAT = "ringfeed-metrics-1"
 
@@ -26,19 +25,6 @@ def write_file(url: str, data: bytes) -> None:
     """
     storage, name = locate_file(url)
     write_held_file(storage, name, data)
-
-
-def write_outputs(output: OutputConfig, encode: Callable[[], bytes], metrics: Mapping[str, Any]) -> None:
-    """Write the model, as `encode` returns it, and the metrics of a run, where it has such outputs.
-
-    If the storage of one of them fails, the other is written nonetheless, and then a StorageError is raised.
-    """
-    try:
-        if output.model is not None:
-            write_file(output.model, encode())
-    finally:  # a store that refuses the model may accept the metrics
-        if output.metrics is not None:
-            write_file(output.metrics, encode_metrics(metrics))
 
 
 def check_writable(url: str, *, in_stores: bool = True) -> None:

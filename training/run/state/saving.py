@@ -86,17 +86,21 @@ class Saver:
         else:
             save(commit)
 
-    def encode_model(
-        self, position: Position, loader: Loader | Mixture, evaluations: Sequence[Mapping[str, Any]]
-    ) -> bytes:
-        """Return the bytes of the model's file, at the end of the run: of the last weights, or the best ones.
+    def use_output_weights(self, last_step: int, evaluations: Sequence[Mapping[str, Any]]) -> int:
+        """Give all ranks the weights of `output.weights`, at the end of the run (a collective); return their step.
 
         A RingfeedError says that the best checkpoint is gone or damaged.
         """
-        step = position.step
         best = best_evaluations(evaluations, self._config.checkpoint.metric)
-        if self._config.output.weights == "best" and best and self._store is not None:
-            step = best[0]["step"]
+        if self._config.output.weights != "best" or not best:
+            return last_step
+        step: int = best[0]["step"]
+        if self._store is not None:
             restore(self._parts, self._store.of_step(step, self._run).arrays)
+        self._ring.broadcast(list(self._parts.variables().values()))
+        return step
+
+    def encode_model(self, step: int, loader: Loader | Mixture) -> bytes:
+        """Return the bytes of the model's file, with the present weights, those of a step."""
         with self._parts.exported() as network:
             return encode_model(network, self._config, loader.manifest, step)

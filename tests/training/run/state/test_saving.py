@@ -36,7 +36,7 @@ _FAST = ("deterministic=false",)
 def sweep(write_config: WriteConfig, store: Store, tmp_path: Path) -> Path:
     """A run whose best evaluation is not its last, with checkpoints in a store."""
     return write_config(
-        data={"batch_size": 600},
+        data={"batch_size": 600, "eval_split": "test"},
         optimizer={"name": "sgd", "learning_rate": 0.5, "momentum": 0.9},
         schedule={"warmup_epochs": 0},
         epochs=4,
