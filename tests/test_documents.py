@@ -118,25 +118,82 @@ def test_readme(here: Path) -> None:
     assert names["batch"]["class_id"].shape == (1024,)
 
 
-def test_quick_start(tmp_path: Path) -> None:
-    """Its commands as they are written, one after the other in one shell, and roughly what they print."""
-    blocks = re.findall(r"^```(bash|text)\n(.*?)^```", PAGES["quickstart.md"], re.MULTILINE | re.DOTALL)
-    script = "".join(block for language, block in blocks if language == "bash")
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(
-        ["bash", "-e"], input=script, cwd=tmp_path, env={**lean_environment(), "PATH": path},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout[-2000:]
-    printed = {without_numbers(line) for line in done.stdout.splitlines()}
-    promised = [line for language, block in blocks if language == "text" for line in block.splitlines()]
-    assert {without_numbers(line) for line in promised} <= printed, done.stdout
-    assert float(re.findall(r"balanced accuracy ([\d.]+)", done.stdout)[-1]) > 0.9
-    assert Path(tmp_path, "fruit.keras").exists()
+def follow(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> str:
+    """Do what a page says in an empty folder, block after block, check what it promises, and return what was printed.
+
+    Its commands run in this process, which has imported TensorFlow, and all else that is bash in a shell.
+    """
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    promised: list[str] = []
+    for number, (language, block) in enumerate(
+        re.findall(r"^```(\w+)\n(.*?)^```", PAGES[page], re.MULTILINE | re.DOTALL)
+    ):
+        name = re.match(r"# ([\w.]+\.(?:py|yaml))\n", block)
+        if name:
+            Path(name[1]).write_text(block)
+        elif language == "python":
+            Path(f"block_{number}.py").write_text(block)
+            runpy.run_path(f"block_{number}.py")
+        elif language == "bash":
+            for is_command, lines in itertools.groupby(
+                block.splitlines(keepends=True), lambda line: line.startswith(("ringfeed ", "shard-dataset "))
+            ):
+                follow_lines(list(lines), is_command=is_command)
+        elif language == "text":
+            promised += block.splitlines()
+    streams = capfd.readouterr()
+    printed = streams.out + streams.err
+    assert {without_numbers(line) for line in promised} <= {without_numbers(line) for line in printed.splitlines()}
+    return printed
+
+
+def follow_lines(lines: list[str], *, is_command: bool) -> None:
+    if not is_command:
+        subprocess.run(["bash", "-e"], input="".join(lines), text=True, check=True)
+        return
+    for program, *words in map(shlex.split, lines):
+        more = ["--set", "deterministic=false"] if words[0] == "train" else []
+        status = shard_dataset.main(words) if program == "shard-dataset" else cli.main([*words, *more])
+        assert status == 0, words
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of Keras, when it saves a model
+@pytest.mark.parametrize(
+    ("page", "figure", "least"),
+    [
+        ("quickstart.md", "balanced accuracy", 0.9),
+        ("tutorial-table.md", "AUC", 0.7),
+        ("tutorial-photos.md", "balanced accuracy", 0.7),
+        ("tutorial-text.md", "balanced accuracy", 0.9),
+    ],
+)
+def test_pages_to_follow(
+    page: str, figure: str, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Their commands as they are written, one after the other, and roughly what they print."""
+    printed = follow(page, tmp_path, monkeypatch, capfd)
+    (tested,) = [line for line in printed.splitlines() if line.startswith("tested the weights of step ")]
+    assert float(re.findall(rf"{figure} ([\d.]+)", tested)[-1]) > least
+    assert list(tmp_path.glob("*.keras"))
+    assert len(Path(tmp_path, "scored.csv").read_text().splitlines()) > 2
 
 
 def without_numbers(line: str) -> str:
     return re.sub(r"\s+", " ", re.sub(r"\d[\d.,]*", "0", line))
+
+
+def test_cookbook(here: Path) -> None:
+    dates, memory = python_of("cookbook.md")
+    Path("dates.py").write_text(dates)
+    Path("orders.csv").write_text("day,returned\n" + "2026-02-01,yes\n2026-03-02,no\n" * 20)
+    (command,) = (line for line in commands(PAGES["cookbook.md"].replace("`", "\n")) if "dates:parts" in line)
+    assert shard_dataset.main([word.replace("shards", "dated") for word in command[1:]]) == 0
+    rows = {(row["month"], row["weekday"]) for row in read_records(open_dataset("dated"), "train", 40)}
+    assert rows == {(2, 6), (3, 0)}
+    exec(memory, {})
+    assert open_dataset("from-memory").manifest.records == 100
 
 
 def test_order(here: Path) -> None:
@@ -413,6 +470,8 @@ def test_every_block_is_run() -> None:
         "keras.md",
         "optimizers.md",
         "synchronisation.md",
+        "cookbook.md",
+        *(page for page in PAGES if page.startswith("tutorial-")),
     }
     assert {page for page in PAGES if python_of(page)} == {*run, *ELSEWHERE}
 

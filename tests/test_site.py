@@ -1,6 +1,7 @@
 """The documentation site, as `make docs` builds it: no warning, each page in the navigation, no other host asked."""
 
 import ast
+import html
 import re
 from importlib import import_module
 from pathlib import Path
@@ -63,6 +64,19 @@ def test_the_reference_has_every_public_name(site: Path) -> None:
         names = exported(package)
         assert names, package
         assert [name for name in names if f'id="ringfeed.{package}.{name}"' not in page] == []
+
+
+def test_the_index_of_messages_has_those_that_commands_print(site: Path) -> None:
+    """With the remedy beside each; the messages were printed by commands, with … for what differs."""
+    text = html.unescape(re.sub(r"</td>\s*<td>", "; ", (site / "reference/errors.html").read_text()))
+    for message in (
+        "the source changed while it was read: a record appeared that the first pass did not see; build again",
+        "give --split or --split-column, not both: the column names the splits",
+        "data.…: there is no split …; … has ……",
+        "there is no run; give --config FILE.yaml, or its keys, such as --set data.url=shards",
+    ):
+        assert message in text
+    assert text.count("<tr>") > 700
 
 
 def test_llms_txt_leads_to_every_page_as_markdown(site: Path) -> None:

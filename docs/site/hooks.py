@@ -10,6 +10,7 @@ from commands import command_pages
 from configuration import configuration_pages
 from jinja2 import Environment
 from llms import llms_files
+from messages import error_pages
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -35,7 +36,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for source, name in AT_ROOT.items():
         if (ROOT / source).exists():
             files.append(File.generated(config, name, content=(ROOT / source).read_text()))
-    for name, text in {**command_pages(), **configuration_pages(), **api_pages()}.items():
+    for name, text in {**command_pages(), **configuration_pages(), **api_pages(), **error_pages()}.items():
         files.append(File.generated(config, name, content=text))
     texts = [(file.src_uri, file.content_string) for file in files.documentation_pages()]
     linked = {target for name, text in texts for target in targets(name, text) if is_copied(target)}
