@@ -2,7 +2,10 @@
 
 import ast
 import html
+import json
 import re
+import shutil
+import subprocess
 from importlib import import_module
 from pathlib import Path
 
@@ -77,6 +80,46 @@ def test_the_index_of_messages_has_those_that_commands_print(site: Path) -> None
     ):
         assert message in text
     assert text.count("<tr>") > 700
+
+
+SEARCH = """
+const [worker, script, index] = process.argv.slice(1).map((path) => require("fs").readFileSync(path, "utf8"));
+const { config, docs } = JSON.parse(index);
+globalThis.self = globalThis;
+globalThis.addEventListener = (_, handler) => { globalThis.handler = handler; };
+globalThis.postMessage = ({ type, data }) => {
+  if (type === 3) answers.push(data.items.flat().map((one) => one.location));
+};
+globalThis.Worker = class { postMessage(message) { return globalThis.handler({ data: message }); } };
+const answers = [];
+eval(script);
+eval(worker);
+const asks = async () => {
+  const sender = new Worker();
+  await sender.postMessage({ type: 0, data: { config, docs, options: {} } });
+  for (const data of QUERIES) await sender.postMessage({ type: 2, data });
+  console.log(JSON.stringify(answers));
+};
+asks();
+"""
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="the search of the site is JavaScript, and needs node here")
+def test_a_search_for_a_name_finds_its_page(site: Path) -> None:
+    wanted = {
+        "--resize": "reference/shard-dataset.html#build",
+        "--split-by-time": "reference/shard-dataset.html#build",
+        "eval_split": "reference/configuration.html#data",
+        "ringfeed.pipeline": "reference/api/pipeline.html",
+        "learning rate": "reference/configuration.html#schedule",
+        "a record appeared that the first pass did not see": "reference/errors.html",
+    }
+    (worker,) = site.glob("assets/javascripts/workers/search.*.min.js")
+    program = SEARCH.replace("QUERIES", json.dumps(list(wanted)))
+    files = [worker, site / "site/search.js", site / "search/search_index.json"]
+    done = subprocess.run(["node", "-e", program, *map(str, files)], capture_output=True, text=True, check=True)
+    for (query, page), found in zip(wanted.items(), json.loads(done.stdout), strict=True):
+        assert page in [location.partition("?")[0] for location in found[:8]], (query, found[:8])
 
 
 def test_llms_txt_leads_to_every_page_as_markdown(site: Path) -> None:

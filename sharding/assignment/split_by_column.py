@@ -30,7 +30,10 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 _NOTES_AT_ONCE = 1 << 20
 _MAX_SPLITS = 256
-_ISO_TIME = r"^\d{4}(-\d{2}(-\d{2}([T ]\d{2}(:\d{2}(:\d{2}([.]\d+)?)?)?Z?)?)?)?$"
+_TIMES = tuple(  # texts of one of these forms sort as the times do
+    rf"^\d{{4}}({mark}\d{{2}}({mark}\d{{2}}([T ]\d{{2}}(:\d{{2}}(:\d{{2}}([.]\d+)?)?)?Z?)?)?)?$"
+    for mark in ("-", "/", "[.]")
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,12 +172,15 @@ def _timed(census: Census, values: pa.Array, table: GroupCounts, shares: Sequenc
 
 
 def _check_times(census: Census, values: pa.Array) -> None:
-    if not pa.types.is_string(values.type) or pc.all(pc.match_substring_regex(values, _ISO_TIME)).as_py():
+    if not pa.types.is_string(values.type):
         return
-    wrong = values.filter(pc.invert(pc.match_substring_regex(values, _ISO_TIME)))[0].as_py()
+    found = [pc.match_substring_regex(values, form) for form in _TIMES]
+    if any(pc.all(fits).as_py() for fits in found):
+        return
+    wrong = values.filter(pc.invert(max(found, key=lambda fits: pc.sum(fits).as_py())))[0].as_py()
     raise SourceError(
         f"{census.flag} {census.column}: {wrong[:40]!r} is no time that sorts as text does; write times as 2026-01-31 "
-        "or 2026-01-31 12:00:00, in one time zone, or as numbers"
+        "or 2026/01/31 12:00:00, all in one form and time zone, or as numbers"
     )
 
 

@@ -300,10 +300,13 @@ class TestGroupBy:
 
 
 class TestByTime:
-    @pytest.mark.parametrize("kind", [pa.int64(), pa.date32(), pa.timestamp("us"), pa.string()], ids=str)
-    def test_the_newest_records_are_the_test(self, tmp_path: Path, kind: pa.DataType) -> None:
+    @pytest.mark.parametrize("kind", [pa.int64(), pa.date32(), pa.timestamp("us"), pa.string(), "/"], ids=str)
+    def test_the_newest_records_are_the_test(self, tmp_path: Path, kind: pa.DataType | str) -> None:
         days = np.random.default_rng(0).permutation(np.repeat(np.arange(100), 7)).astype("datetime64[D]")
-        times = pa.array(days).cast(pa.int32()).cast(kind) if kind == pa.int64() else pa.array(days).cast(kind)
+        if kind == "/":
+            times = pa.array([str(day).replace("-", "/") for day in days])
+        else:
+            times = pa.array(days).cast(pa.int32()).cast(kind) if kind == pa.int64() else pa.array(days).cast(kind)
         table = pa.table({"time": times, "id": range(700), "label": ["a", "b"] * 350})
         url = str(tmp_path / "s.parquet")
         pq.write_table(table, url)
