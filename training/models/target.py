@@ -137,7 +137,8 @@ def _labels(feature: Feature, known: Mapping[str, FeatureStatistics]) -> Target:
 
 
 def _splits(manifest: Manifest, data: DataConfig) -> list[str]:
-    return [name for name in (data.train_split, data.eval_split, data.test_split) if name in manifest.splits]
+    names = (data.train_split, data.eval_split, data.test_split)
+    return [name for name in names if name is not None and name in manifest.splits]
 
 
 def _check_complete(feature: Feature, known: Mapping[str, FeatureStatistics]) -> None:

@@ -85,7 +85,7 @@ class _Array:
         after = self._depth + np.cumsum(opens.astype(np.int8) - closes, dtype=np.int64)
         whole, ends = letters, np.flatnonzero(closes & (after <= 0))
         if len(ends):
-            letters, outside, opens, after = (some[: ends[0]] for some in (letters, outside, opens, after))
+            letters, outside, opens, after = letters[: ends[0]], outside[: ends[0]], opens[: ends[0]], after[: ends[0]]
         between = outside & (after == 1) & ~closes[: len(letters)]  # the bytes of the array itself, not of its records
         is_start = opens & (after == 1)
         kept = ~is_start & ~(between & _SPACES[letters]) & (after > 0)
@@ -97,7 +97,8 @@ class _Array:
         lines[outside & _LINE_ENDS[letters]] = 0x20
         lines[commas] = 0x0A
         self._depth = int(after[-1]) if len(after) else self._depth
-        return lines[kept].tobytes()
+        data: bytes = lines[kept].tobytes()
+        return data
 
     def _outside(self, letters: Bytes) -> Mask:
         """Whether each byte is outside a text; its quotes belong to it. Counts the texts and escapes on."""
@@ -112,7 +113,8 @@ class _Array:
             self._is_escaped = bool(runs[-1] % 2)
         in_text = (self._in_text + np.cumsum(quotes)) % 2 == 1
         self._in_text = bool(in_text[-1])
-        return ~(in_text | quotes)
+        outside: Mask = ~(in_text | quotes)
+        return outside
 
     def _count(self, content: Mask, commas: Mask) -> None:
         """Count records, each of which a comma ends; refuse one without content."""
