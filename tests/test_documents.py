@@ -317,7 +317,9 @@ def test_training(here: Path) -> None:
     serving, rows = python_of("serving.md")
     export = "from ringfeed.tools.cli import main\nassert main(['export', 'model.keras', '--out', 'served/1']) == 0\n"
     check = """
-assert metrics["final"]["samples"] == loader.records and set(metrics["history"]) == {"steps", "evaluations"}
+assert metrics["test"]["samples"] == loader.records
+assert metrics["final"]["samples"] == Loader("flights", split="val", batch_size=64).records
+assert set(metrics["history"]) == {"steps", "evaluations"}
 assert logits.shape == (256, 2)
 assert answer["class"].numpy().tolist()[0] in (b"late", b"on time") and answer["probabilities"].shape == (1, 2)
 assert model(flight)["predicted"].to_pylist() == [text.decode() for text in answer["class"].numpy()]
