@@ -1,61 +1,115 @@
-"""Large records from a local disk, cold and warm: `Loader.epoch` against a plain read of its files by four threads, and
-`numpy_epoch` against `Loader.epoch`.
+"""Large records from a local disk, cold and warm: `Loader.epoch` beside a plain read of its files by four threads,
+`numpy_epoch`, and readers of other projects, each in its own format and process, in turn with `Loader.epoch`.
 
-Cold files are not in the page cache: it is asked to drop them, and a file that it keeps ends the benchmark.
+Cold files are not in the page cache: it is asked to drop them, and a file that it keeps ends the benchmark. The bytes
+read from disks are counted. Readers whose environment `benchmarks/run.py rivals` has not made yet are left out.
 """
 
 from __future__ import annotations
 
-import os
-import threading
+import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from statistics import median
+from subprocess import Popen
+from typing import NamedTuple
+
+import rivals
+from parts import cold_files, process_tree
+from parts.large_formats import BATCH, READERS, RECORD_BYTES, RECORDS, large_records
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import build
 
-RECORDS, RECORD_BYTES, BATCH = 8_000, 114_660, 400
+OURS = "Loader.epoch"
+GOALS = {"plain read": 0.9, "Loader.numpy_epoch": 0.9}
 GEOMETRIES = [(shard, record) for shard in (16, 256) for record in (1_000, RECORD_BYTES, 10_000_000)]
 """MiB of a shard, and bytes of a record."""
 _GEOMETRY_BYTES = 1 << 30
-_THREADS = 4
-_BLOCK_BYTES = 1 << 20
-_ATTEMPTS, _PAUSE_SECONDS = 20, 0.1
+
+
+class _Epoch(NamedTuple):
+    """An epoch of a reader: MB a second, processor seconds, MB read from disks, and MiB of `process_tree.held_mib`."""
+
+    rate: float
+    processor: float
+    disk: float
+    held: float
+    own: float
 
 
 def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
-    """Ratios of bytes per second, after one round that is not counted."""
-    url = str(folder / "large-records")
-    if not Path(url).exists():
-        build(source=large_record_source(), destination=url, label="label")
-    files = sorted(str(path) for path in Path(url).glob("*.tfrecord"))
-    loader = Loader(url, batch_size=BATCH, seed=1)
-    ratios: dict[str, list[float]] = {"epoch, cold": [], "numpy, cold": [], "numpy, warm": []}
-    for epoch in range(rounds + 1):
-        readers: dict[str, Callable[[], Any]] = {
-            "plain": lambda: _read(files),
-            "epoch": lambda epoch=epoch: _consume(loader.epoch(epoch)),
-            "numpy": lambda epoch=epoch: _consume(loader.numpy_epoch(epoch)),
-        }
-        rates = {}
-        for name, read in readers.items():
-            for heat in ("cold", "warm"):
-                if heat == "cold":
-                    _drop(files)
-                rates[name, heat] = _rate(read)
-        if epoch:
-            ratios["epoch, cold"].append(rates["epoch", "cold"] / rates["plain", "cold"])
-            for heat in ("cold", "warm"):
-                ratios[f"numpy, {heat}"].append(rates["numpy", heat] / rates["epoch", heat])
-            print("  MB/s: " + ", ".join(f"{name} {heat} {rate:,.0f}" for (name, heat), rate in rates.items()))
-    what = f"{RECORDS:,} records of {RECORD_BYTES:,} bytes, batches of {BATCH}"
-    return [
-        (f"{what}, cold, against a plain read by {_THREADS} threads", ratios["epoch, cold"], 0.9),
-        ("numpy_epoch of the same, cold, against epoch", ratios["numpy, cold"], 0.9),
-        ("the same, warm", ratios["numpy, warm"], 0.9),
-    ]
+    """Ratios of bytes per second, after one round that is not counted; prints the table.
+
+    Memory is that of the round that is not counted, as looking for it takes time.
+    """
+    shards = folder / "large-records"
+    if not shards.exists():
+        build(source=large_records(), destination=str(shards), label="label")
+    names = [name for name, reader in READERS.items() if name != OURS and rivals.is_made(reader.environment)]
+    print("  without: " + (", ".join(sorted({*READERS} - {*names, OURS})) or "none"))
+    epochs: dict[tuple[str, str], list[_Epoch]] = defaultdict(list)
+    results = []
+    ours = _started(OURS, shards)
+    for name in names:
+        place = shards if READERS[name].write is None else folder / "large-rival"
+        place.mkdir(exist_ok=True)
+        pair = {OURS: ours, name: _started(name, place)}
+        counted: dict[tuple[str, str], list[_Epoch]] = defaultdict(list)
+        for number in range(rounds + 1):
+            for key in [(reader, heat) for reader in pair for heat in READERS[name].heats]:
+                counted[key].append(_epoch(pair[key[0]], key[1], watched=number == 0))
+        pair[name].communicate()
+        if place != shards:
+            shutil.rmtree(place)
+        for key, values in counted.items():
+            epochs[key] += [value._replace(held=values[0].held, own=values[0].own) for value in values[1:]]
+        for heat in READERS[name].heats:
+            rates = [[epoch.rate for epoch in counted[reader, heat][1:]] for reader in pair]
+            ratios = [one / other for one, other in zip(*rates, strict=True)]
+            if name == "Loader.numpy_epoch":
+                results.append((f"numpy_epoch, {heat}, against epoch", [1 / ratio for ratio in ratios], GOALS[name]))
+            elif heat == "cold" or name != "plain read":
+                results.append((f"epoch, {heat}, against {name}", ratios, GOALS.get(name, 1)))
+        print(f"  {name}: done", flush=True)
+    ours.communicate()
+    print(f"  {RECORDS:,} records of {RECORD_BYTES:,} bytes, batches of {BATCH}, {rounds} rounds")
+    for name in [OURS, *names]:
+        print(f"  {name}: " + "; ".join(f"{heat} {_described(epochs[name, heat])}" for heat in READERS[name].heats))
+    return results
+
+
+def _started(name: str, folder: Path) -> Popen[str]:
+    log = folder.parent / f"{folder.name}.log"
+    return rivals.started(READERS[name].environment, ["-m", "parts.large_formats", name, str(folder)], log)
+
+
+def _epoch(child: Popen[str], heat: str, *, watched: bool) -> _Epoch:
+    rivals.ask(child, heat)
+    before = process_tree.usage(child.pid)
+    if watched:
+        with process_tree.peak_mib(child.pid) as peak:
+            answer = rivals.ask(child)
+    else:
+        peak, answer = [0.0, 0.0], rivals.ask(child)
+    after = process_tree.usage(child.pid)
+    seconds, size = map(float, answer.split())
+    disk = (after[1] - before[1]) / 1e6
+    if heat == "cold" and disk < 0.95 * size / 1e6:
+        raise RuntimeError(f"of {size / 1e6:,.0f} MB, {disk:,.0f} came from a disk: the files were not cold")
+    return _Epoch(size / seconds / 1e6, after[0] - before[0], disk, *peak)
+
+
+def _described(epochs: Sequence[_Epoch]) -> str:
+    rates = [epoch.rate for epoch in epochs]
+    return (
+        f"{median(rates):,.0f} MB/s ({min(rates):,.0f} to {max(rates):,.0f}), "
+        f"{median(epoch.processor for epoch in epochs):.2f} CPU s, {median(epoch.disk for epoch in epochs):,.0f} MB "
+        f"from disk, at most {max(epoch.own for epoch in epochs):,.0f} MiB of its own, "
+        f"{max(epoch.held for epoch in epochs):,.0f} MiB with files"
+    )
 
 
 def run_geometries(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
@@ -64,7 +118,7 @@ def run_geometries(folder: Path, rounds: int) -> list[tuple[str, list[float], fl
     for shard, record in GEOMETRIES:
         url, batch = str(folder / "geometry"), max((shard << 20) // record // 2, 1)
         build(
-            source=large_record_source(_GEOMETRY_BYTES // record, record),
+            source=large_records(_GEOMETRY_BYTES // record, record),
             destination=url, label="label", shard_bytes=shard << 20, splits={"train": 1}, overwrite=True,
         )  # fmt: skip
         files = sorted(str(path) for path in Path(url).glob("*.tfrecord"))
@@ -79,80 +133,10 @@ def run_geometries(folder: Path, rounds: int) -> list[tuple[str, list[float], fl
 def _cold_ratio(files: Sequence[str], loader: Loader, epoch: int) -> float:
     """Time of a plain read of cold files / time of an epoch of them."""
     seconds = []
-    for read in (lambda: _read(files), lambda: _consume(loader.epoch(epoch))):
-        _drop(files)
+    for read in (lambda: cold_files.read(files), lambda: deque(loader.epoch(epoch), maxlen=0)):
+        cold_files.drop(files)
         began, cpu = time.perf_counter(), time.process_time()
         read()
         seconds.append(time.perf_counter() - began)
         print(f"  {seconds[-1]:.2f} s, of the processor {time.process_time() - cpu:.2f} s", flush=True)
     return seconds[0] / seconds[1]
-
-
-def large_record_source(records: int = RECORDS, size: int = RECORD_BYTES) -> Iterable[dict[str, Any]]:
-    """Records of random bytes, with a label of ten classes."""
-    noise = os.urandom(size + RECORDS)
-    for number in range(records):
-        start = number % RECORDS
-        yield {"image": noise[start : start + size], "label": number % 10}
-
-
-def _drop(files: Sequence[str]) -> None:
-    """Drop files from the page cache, once the threads of the epoch before have let go of them."""
-    for left in reversed(range(_ATTEMPTS)):
-        try:
-            _drop_now(files)
-            return
-        except RuntimeError:
-            if not left:
-                raise
-            time.sleep(_PAUSE_SECONDS)
-
-
-def _drop_now(files: Sequence[str]) -> None:
-    for path in files:
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)  # pages that are not written cannot be dropped
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-            middle = os.fstat(descriptor).st_size // 2
-            try:
-                os.preadv(descriptor, [bytearray(1)], middle, os.RWF_NOWAIT)
-            except BlockingIOError:
-                continue
-            raise RuntimeError(f"{path} stays in the page cache; set TMPDIR to a folder on a disk")
-        finally:
-            os.close(descriptor)
-
-
-def _read(files: Sequence[str]) -> None:
-    """Read files to their ends, each by one of the threads."""
-    left, lock = iter(files), threading.Lock()
-
-    def work() -> None:
-        block = bytearray(_BLOCK_BYTES)
-        while True:
-            with lock:
-                path = next(left, None)
-            if path is None:
-                return
-            with open(path, "rb", buffering=0) as file:
-                while file.readinto(block):
-                    pass
-
-    threads = [threading.Thread(target=work) for _ in range(_THREADS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-
-def _consume(batches: Iterable[Any]) -> None:
-    for _ in batches:
-        pass
-
-
-def _rate(read: Callable[[], Any]) -> float:
-    """MB/s of all records."""
-    began = time.perf_counter()
-    read()
-    return RECORDS * RECORD_BYTES / (time.perf_counter() - began) / 1e6

@@ -16,8 +16,8 @@ from typing import Any
 
 import obstore
 import s3fs
-from large_records import RECORD_BYTES, large_record_source
 from obstore.store import S3Store
+from parts.large_formats import RECORD_BYTES, large_records
 from parts.link import GIGABIT, link
 
 from ringfeed.pipeline import Loader
@@ -33,7 +33,7 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     from tests.servers.seaweedfs import seaweedfs
 
     local = folder / "large-remote"
-    build(source=large_record_source(RECORDS), destination=str(local), label="label", shards=SHARDS, overwrite=True)
+    build(source=large_records(RECORDS), destination=str(local), label="label", shards=SHARDS, overwrite=True)
     results = []
     with seaweedfs(folder / "s3") as server:
         os.environ.update(server.env)

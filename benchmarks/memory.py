@@ -11,19 +11,19 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from parts import process_tree
 
 BOUND_MIB = 512
 SHARD_MIB = 32  # each is put together in memory; so many of them as there is data
 FACTORS = (1, 4, 16)
 _GROUP_ROWS, _GROUPS = 1 << 16, 16  # of 1 x: 1 M rows of 32 float32, 136 MiB
 _WIDTH, _CLASSES = 32, 10
-_SAMPLE_SECONDS = 0.02
 
 
 def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
@@ -72,35 +72,8 @@ def _build(source: Path, target: Path, workers: int) -> float:
 
 def peak_mib(command: Sequence[str | Path]) -> tuple[float, float]:
     """MiB that a command and all that it starts take together at most, and what of that is anonymous at most."""
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        peak = anonymous = 0.0
-        while process.poll() is None:
-            now = np.sum([_held(each) for each in _tree(process.pid)], axis=0, initial=0)
-            total, own = np.broadcast_to(now, 2)
-            peak, anonymous = max(peak, float(total)), max(anonymous, float(own))
-            time.sleep(_SAMPLE_SECONDS)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process, process_tree.peak_mib(process.pid) as peak:
+        process.wait()
     if process.returncode:
         raise SystemExit(f"{Path(command[0]).name} ended with {process.returncode}")
-    return peak, anonymous
-
-
-def _tree(pid: int) -> Iterator[int]:
-    """A process and all that it, and they, started."""
-    yield pid
-    try:
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        children = [child for task in tasks for child in (task / "children").read_text().split()]
-    except OSError:  # it has ended
-        return
-    for child in children:
-        yield from _tree(int(child))
-
-
-def _held(pid: int) -> tuple[float, float]:
-    """MiB of a process, and what of that is anonymous."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    except OSError:  # it has ended
-        return 0.0, 0.0
-    sizes = {name: int(rest.split()[0]) / 1024 for name, _, rest in (line.partition(":") for line in lines)}
-    return sizes["Pss"], sizes["Pss_Anon"]
+    return peak[0], peak[1]

@@ -1,23 +1,29 @@
 """Reading shuffled, decoded, in batches of 1024: the loader against the tuned tf.data pipeline.
 
-Balanced to uniform against natural order, and against what tf.data has for it; Parquet against TFRecord.
+Balanced to uniform against natural order, and against what tf.data has for it; Parquet against TFRecord. Per second of
+processor time also against a gather in memory, of as many rows in random order.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import harmonic_mean
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
-from parts.tables import SHARES, WIDTH
+from parts.tables import ROWS, SHARES, WIDTH
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, build
 
 BATCH = 1024
 _RESAMPLED = 6  # batches: most of what is read is rejected, so an epoch of as many would take minutes
+_EPOCHS = 5  # read in one reading, to set against as many gathers
 _TURNS = 4  # of ours in a round, two epochs each: one takes less than the machine needs to change its pace
 
 
@@ -36,6 +42,12 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     parquet = Loader(urls["parquet"], batch_size=BATCH, seed=1)
     files = sorted(map(str, Path(urls["tfrecord"]).glob("*.tfrecord")))
     over_tuned, over_natural, over_resampled, over_tfrecord = [], [], [], []
+    features, labels = np.zeros((ROWS, WIDTH), np.float32), np.zeros(ROWS, np.int64)
+    over_gather: dict[str, list[float]] = {
+        "batches, epochs in one reading": [],
+        "epoch, each alone": [],
+        "numpy_epoch": [],
+    }
     for number in range(rounds + 1):
         tuned, resampled = _rate(_tuned(files)), _rate(_resampled(files).take(_RESAMPLED))
         plain, even, columns = _rates((natural, balanced, parquet), number)
@@ -44,6 +56,13 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
             over_natural.append(even / plain)
             over_resampled.append(even / resampled)
             over_tfrecord.append(columns / plain)
+            gathered = _processor_seconds(_gather(features, labels, epoch) for epoch in range(_EPOCHS))
+            for name, epochs in {
+                "batches, epochs in one reading": [natural.batches(0, epochs=_EPOCHS)],
+                "epoch, each alone": map(natural.epoch, range(_EPOCHS)),
+                "numpy_epoch": [natural.numpy_epoch(0, epochs=_EPOCHS)],
+            }.items():
+                over_gather[name].append(gathered / _processor_seconds(epochs))
             print(
                 f"  samples/s: tuned tf.data {tuned:,.0f}, natural {plain:,.0f}, rejection_resample {resampled:,.0f}, "
                 f"balanced {even:,.0f}, Parquet {columns:,.0f}"
@@ -53,7 +72,22 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
         ("the same balanced to uniform, against natural order", over_natural, 0.95),
         ("the same balanced to uniform, against tf.data's rejection_resample", over_resampled, 1),
         ("the same from 16 Parquet shards, against TFRecord", over_tfrecord, 1),
+        *[(f"{name}, per CPU second, against a gather in memory", values, 0.8) for name, values in over_gather.items()],
     ]
+
+
+def _gather(features: npt.NDArray[Any], labels: npt.NDArray[Any], epoch: int) -> Iterator[tuple[Any, Any]]:
+    order = np.random.default_rng(epoch).permutation(ROWS)
+    for first in range(0, ROWS - BATCH + 1, BATCH):
+        rows = order[first : first + BATCH]
+        yield features[rows], labels[rows]
+
+
+def _processor_seconds(epochs: Iterable[Iterable[Any]]) -> float:
+    began = time.process_time()
+    for epoch in epochs:
+        deque(epoch, maxlen=0)
+    return time.process_time() - began
 
 
 def _rates(loaders: Sequence[Loader], epoch: int) -> list[float]:

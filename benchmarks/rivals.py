@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 
@@ -24,7 +25,7 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     rates: dict[str, list[float]] = {name: [] for name in children}
     for _ in range(rounds):
         for name, child in children.items():
-            rates[name].append(_ask(child))
+            rates[name].append(float(ask(child)))
     for child in children.values():
         child.communicate()
     for name, values in rates.items():
@@ -41,14 +42,10 @@ def _start(name: str, folder: Path) -> subprocess.Popen[str] | None:
     own = folder / "rivals" / name.replace(" ", "-")
     own.mkdir(parents=True, exist_ok=True)
     log = own.with_suffix(".log")
+    arguments = [str(HERE / "parts" / "rival_formats.py"), name, str(folder / "source.parquet"), str(own)]
     try:
-        python = _environment(RIVALS[name].environment, log)
-        with log.open("a") as errors:
-            child = subprocess.Popen(
-                [python, str(HERE / "parts" / "rival_formats.py"), name, str(folder / "source.parquet"), str(own)],
-                stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True,
-            )  # fmt: skip
-        _ask(child)
+        child = started(RIVALS[name].environment, arguments, log)
+        ask(child)
     except (OSError, subprocess.SubprocessError, ValueError):
         lines = log.read_text(errors="replace").split("\n") if log.exists() else []
         print(f"  {name} does not run here: {next((line for line in reversed(lines) if line.strip()), 'no message')}")
@@ -56,25 +53,49 @@ def _start(name: str, folder: Path) -> subprocess.Popen[str] | None:
     return child
 
 
-def _environment(name: str, log: Path) -> str:
+def started(environment: str, arguments: Sequence[str], log: Path) -> subprocess.Popen[str]:
+    """A Python program in an environment, which answers the lines that it gets; its errors go to a log."""
+    python = _python(environment, log)
+    with log.open("a") as errors:
+        pipe = subprocess.PIPE
+        return subprocess.Popen([python, *arguments], stdin=pipe, stdout=pipe, stderr=errors, text=True, cwd=HERE)
+
+
+def is_made(name: str) -> bool:
+    """Whether an environment is there, with the releases that rivals.txt names now."""
+    made = ENVIRONMENTS / name / "requirements"
+    return not name or (made.exists() and made.read_text() == _requirements(name))
+
+
+def _requirements(name: str) -> str:
+    return (HERE / "rivals.txt").read_text().split(f"# environment: {name}\n")[1].split("# environment:")[0]
+
+
+def _python(name: str, log: Path) -> str:
     """The Python of an environment, made at need of the lines below its name in rivals.txt."""
     if not name:
         return sys.executable
-    home, text = ENVIRONMENTS / name, (HERE / "rivals.txt").read_text()
-    part = text.split(f"# environment: {name}\n")[1].split("# environment:")[0]
-    made, python = home / "requirements", str(home / "bin" / "python")
-    if not made.exists() or made.read_text() != part:
+    home, part = ENVIRONMENTS / name, _requirements(name)
+    python = str(home / "bin" / "python")
+    if not is_made(name):
         pins = [line for line in part.splitlines() if line and not line.startswith("#")]
         with log.open("a") as out:
             for command in ([sys.executable, "-m", "venv", str(home)], [python, "-m", "pip", "install", "-q", *pins]):
                 subprocess.run(command, check=True, stdout=out, stderr=out)
-        made.write_text(part)
+        (home / "requirements").write_text(part)
     return python
 
 
-def _ask(child: subprocess.Popen[str]) -> float:
+def ask(child: subprocess.Popen[str], line: str = "") -> str:
+    """The answer of a process to a line.
+
+    Raises:
+        ValueError: it ended without one.
+    """
     assert child.stdin
     assert child.stdout
-    child.stdin.write("\n")
+    child.stdin.write(f"{line}\n")
     child.stdin.flush()
-    return float(child.stdout.readline())
+    if not (answer := child.stdout.readline()):
+        raise ValueError("the process ended; its log says why")
+    return answer
