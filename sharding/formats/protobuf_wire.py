@@ -124,7 +124,7 @@ def canonical_example(message: bytes) -> bytes:
         ValueError: the message is neither, the steps of a feature list have several kinds, or two features one name.
     """
     features: dict[bytes, bytes] = {}
-    lists: dict[bytes, tuple[bytes, bytes]] = {}
+    lists: dict[bytes, tuple[set[int], bytes, bytes]] = {}
     for number, wire, start, stop in iterate_fields(message, 0, len(message)):
         if number not in (1, 2) or wire != _DELIMITED:
             continue
@@ -136,9 +136,12 @@ def canonical_example(message: bytes) -> bytes:
                     features[key] = _canonical_feature(value)
                 else:
                     lists.pop(key, None)
-                    lists[key] = _steps(key, value)
-    for key, steps in lists.items():
-        for ending, feature in zip((b".values", b".lengths"), steps, strict=True):
+                    lists[key] = _steps(value)
+    for key, (kinds, joined, lengths) in lists.items():
+        if len(kinds) > 1:
+            raise ValueError(f"the steps of the feature list {key.decode()!r} hold values of several types")
+        values = _feature(kinds.pop(), joined) if kinds else b""
+        for ending, feature in ((b".values", values), (b".lengths", lengths)):
             if features.setdefault(key + ending, feature) is not feature:
                 raise ValueError(f"the context of the SequenceExample has a feature {(key + ending).decode()!r}, too")
     body = b"".join(
@@ -147,9 +150,9 @@ def canonical_example(message: bytes) -> bytes:
     return _delimited(1, body) if body else b""
 
 
-def _steps(key: bytes, feature_list: bytes) -> tuple[bytes, bytes]:
-    """The values of all steps of a FeatureList as one canonical Feature, and the number in each step as another."""
-    kinds, joined, lengths = set(), [], []
+def _steps(feature_list: bytes) -> tuple[set[int], bytes, bytes]:
+    """The kinds and values of all steps of a FeatureList, and the number in each step as a canonical Feature."""
+    kinds, joined, lengths = set[int](), [], []
     for number, wire, start, stop in iterate_fields(feature_list, 0, len(feature_list)):
         if (number, wire) != (1, _DELIMITED):
             continue
@@ -162,10 +165,7 @@ def _steps(key: bytes, feature_list: bytes) -> tuple[bytes, bytes]:
         kinds |= {kind} - {0}
         joined.append(values)
         lengths.append(write_varint(count))
-    if len(kinds) > 1:
-        raise ValueError(f"the steps of the feature list {key.decode()!r} hold values of several types")
-    values = _feature(kinds.pop(), b"".join(joined)) if kinds else b""
-    return values, _feature(_INT64, b"".join(lengths))
+    return kinds, b"".join(joined), _feature(_INT64, b"".join(lengths))
 
 
 def _entry(entry: bytes) -> tuple[bytes, bytes]:

@@ -222,6 +222,7 @@ sequences = joined(
 
 
 @settings(max_examples=200)
+@example([bytes.fromhex("12140a0c0a0012080a020a000a0212000a040a001200")])  # a repeated list, first of two kinds
 @given(st.lists(sequences, min_size=1, max_size=4))
 def test_sequence_examples_are_read_as_by_tensorflow(messages: list[bytes]) -> None:
     result = parsed(messages)
