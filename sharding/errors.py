@@ -62,6 +62,13 @@ class DestinationError(RingfeedError, OSError):
     """
 
 
+class RepeatedError(DestinationError):
+    """The same call has written the same before, and it is still there, whole: there is nothing to do.
+
+    A command that meets it ends with status 0.
+    """
+
+
 class DatasetError(RingfeedError, ValueError):
     """A folder is no dataset, or one that this version cannot read.
 

@@ -11,7 +11,7 @@ from contextlib import contextmanager, redirect_stdout
 from time import monotonic
 from typing import IO, Any, cast
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,6 +21,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.segment import Segment
 from rich.table import Column
 
 from ringfeed.sharding.common.json_stream import json_pieces
@@ -29,6 +30,7 @@ from ringfeed.sharding.messages import one_line, printable
 from .process_start import redirect_to_null
 
 __all__ = [
+    "SafeConsole",
     "StageReport",
     "align",
     "human_bytes",
@@ -103,6 +105,15 @@ def _guard_stderr() -> Iterator[None]:
         yield
     except OSError:
         redirect_to_null(sys.stderr)
+
+
+class SafeConsole(Console):
+    """A console whose texts bring no control character to the terminal; line breaks are left."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+        """Render as `Console` does, with escapes in place of control characters."""
+        for text, style, control in super().render(renderable, options):
+            yield Segment(text if control else "\n".join(map(printable, text.split("\n"))), style, control)
 
 
 class _Terminal:
@@ -240,7 +251,7 @@ def stage_progress(
 
 
 def _bars() -> Progress:
-    console = Console(file=cast(IO[str], _Terminal()))
+    console = SafeConsole(file=cast(IO[str], _Terminal()))
     columns: list[ProgressColumn] = [
         TextColumn("{task.description:<12}"),
         BarColumn(),

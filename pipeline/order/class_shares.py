@@ -24,10 +24,11 @@ class ShareTerms:
     option: str  # option with the shares
     singular: str  # one of the things that have shares
     plural: str
+    needs_all: bool = False  # whether each must have a share; else those left out have 0
 
 
 CLASS_TERMS = ShareTerms(option="balance", singular="class", plural="classes")
-DATASET_TERMS = ShareTerms(option="weights", singular="dataset", plural="datasets")
+DATASET_TERMS = ShareTerms(option="weights", singular="dataset", plural="datasets", needs_all=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,17 +93,17 @@ def target_weights(
 
     Args:
         balance: ``natural``, ``uniform`` (over the classes that have records), ``power:A`` (share proportional to
-            records ** A: 0 is uniform, 1 the natural shares in every batch), a weight by class value (others get
-            none; the weights are scaled to add up to 1), a `Ramp`, or a function of the epoch that returns one of the
-            others.
+            records ** A: 0 is uniform, 1 the natural shares in every batch), a weight by class value (others get none,
+            but each dataset needs one; the weights are scaled to add up to 1), a `Ramp`, or a function of the epoch
+            that returns one of the others.
         classes: values of the label.
         class_counts: records of each class in the split.
         epoch: number of the epoch, from 0.
         terms: words of error messages.
 
     Raises:
-        ConfigError: a word or class is unknown, a weight is negative or all are 0, or a class with a weight has no
-            records.
+        ConfigError: a word or class is unknown, a dataset has no weight, a weight is negative or all are 0, or a class
+            with a weight has no records.
 
     >>> target_weights({"a": 1, "b": 3}, ("a", "b", "c"), (10, 10, 10)).tolist()
     [0.25, 0.75, 0.0]
@@ -198,6 +199,11 @@ def _shares(
     if not (weights.min() >= 0 and 0 < weights.sum() < np.inf):  # nor NaN
         raise ConfigError(
             f"the shares of {terms.option} must be numbers from 0 up, and one of them above 0, got {dict(balance)}"
+        )
+    omitted = [value for value in classes if value not in shares]
+    if omitted and terms.needs_all:
+        raise ConfigError(
+            f"{terms.option} has no share for the {terms.singular} {omitted[0]!r}; give it one, or 0 to serve none"
         )
     for value, weight, count in zip(classes, weights, counts, strict=True):
         if weight and not count:

@@ -18,7 +18,7 @@ from ringfeed.pipeline.deliver.to_numpy import NumpyBatch, Ragged
 from ringfeed.pipeline.select.sample_columns import SAMPLE_KEY, Origin
 from ringfeed.sharding.errors import ConfigError, DatasetError, RingfeedError
 
-from .apply import Transform
+from .apply import Transform, mapping
 from .image_ops import decode
 from .images import ImageTransform
 
@@ -172,7 +172,8 @@ class FailedBatch:
 
 
 def _call(function: Transform, element: Any) -> Any:
-    return function(*element) if type(element) is tuple else function(element)  # as tf.data does
+    with mapping():
+        return function(*element) if type(element) is tuple else function(element)  # as tf.data does
 
 
 def _only(row: Any) -> Ragged:

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping, Sequence
+from io import BytesIO
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
+from PIL import Image
 
 from ringfeed.pipeline.deliver.operations import resize_operation
 from ringfeed.pipeline.select.sample_columns import SAMPLE_KEY
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.formats.images.file_types import BMP_GREYS, BMP_MASKS
+from ringfeed.sharding.formats.images.file_types import BMP_GREYS
 
 from .apply import is_mapping, require_feature
 from .image_options import CentreCrop, ColourJitter, ImageTransformOptions, Normalisation, RandomCrop
@@ -119,15 +123,30 @@ def _decode_other(value: Any, channels: int) -> Any:
     def decoded(count: int) -> Any:
         image = tf.io.decode_image(value, channels=count, expand_animations=False)
         whole = ~head.is_gif | tf.reduce_all(tf.shape(image)[:2] == head.gif_size)
+        if is_mapping.get():
+            return tf.cond(whole, lambda: image, lambda: _decoded_by_pillow(value, count))
         with tf.control_dependencies([tf.debugging.Assert(whole, [_NO_FRAMES])]):
             return tf.identity(image)
 
     def as_colours() -> Any:
-        return tf.cond(head.is_transparent_webp, lambda: decoded(4)[..., :3], lambda: decoded(3))
+        whole = functools.partial(tf.cond, head.is_transparent_webp, lambda: decoded(4)[..., :3], lambda: decoded(3))
+        return tf.cond(head.is_masked_bitmap, lambda: tf.gather(decoded(4), head.mask_channels, axis=2), whole)
 
     if channels != 1:
         return as_colours()
     return tf.cond(head.only_colours, lambda: tf.image.rgb_to_grayscale(as_colours()), lambda: decoded(1))
+
+
+def _decoded_by_pillow(value: Any, channels: int) -> Any:
+    """Decode an image file by Pillow, which graphs that leave this process cannot do."""
+
+    def decoded(data: Any) -> npt.NDArray[np.uint8]:
+        with Image.open(BytesIO(data.numpy())) as image:
+            return np.asarray(image.convert({1: "L", 3: "RGB", 4: "RGBA"}[channels])).reshape(
+                *image.size[::-1], channels
+            )
+
+    return tf.ensure_shape(tf.py_function(decoded, [value], tf.uint8), [None, None, channels])
 
 
 class _Head:
@@ -137,7 +156,9 @@ class _Head:
         only_colours: it cannot decode the file to grey, or would apply a PNG's gamma.
         is_transparent_webp: it decodes the file to four channels, and no fewer.
         is_palette_bitmap: it takes the file's palette indices for grey values.
-        is_odd_bitmap: it mistakes the file's colours.
+        is_masked_bitmap: each of the file's colours is one byte, in any order, which it takes for B, G, R, A.
+        mask_channels: the channels that it then decodes red, green and blue to, int32 [3].
+        is_odd_bitmap: it mistakes the file's colours otherwise.
         is_gif: the file is a GIF; only its first frame is decoded.
         gif_size: height and width of a GIF, int32 [2].
     """
@@ -159,9 +180,15 @@ class _Head:
         bits, colours = numbers[28] + 256 * numbers[29], 14 + numbers[14] + 256 * numbers[15]
         palette = tf.strings.substr(value, tf.minimum(colours, tf.strings.length(value)), len(BMP_GREYS))
         is_bitmap, is_old = tf.strings.substr(start, 0, 2) == b"BM", numbers[14] == 12
-        method, masks = numbers[30], tf.strings.substr(tf.strings.join([value, bytes(66)]), 54, len(BMP_MASKS))
+        method, masks = numbers[30], tf.strings.substr(tf.strings.join([value, bytes(66)]), 54, 12)
+        mask_bytes = tf.reshape(tf.cast(tf.io.decode_raw(masks, tf.uint8), tf.int32), [3, 4])
+        is_one_byte = tf.reduce_all(tf.reduce_sum(mask_bytes, 1) == 255) & tf.reduce_all(
+            tf.reduce_max(mask_bytes, 1) == 255
+        )
+        self.is_masked_bitmap = is_bitmap & ~is_old & (method == 3) & (bits == 32) & is_one_byte
+        self.mask_channels = tf.gather([2, 1, 0, 3], tf.argmax(mask_bytes, 1))
         is_grey = (bits == 8) & (method == 0) & (palette == BMP_GREYS)
-        plain = ((method == 0) & ((bits == 24) | (bits == 32))) | ((method == 3) & (bits == 32) & (masks == BMP_MASKS))
+        plain = ((method == 0) & ((bits == 24) | (bits == 32))) | self.is_masked_bitmap
         self.is_palette_bitmap = is_bitmap & ~is_old & (bits <= 8) & ~is_grey
         self.is_odd_bitmap = is_bitmap & (is_old | ((bits > 8) & ~plain))
 

@@ -17,9 +17,11 @@ from typing import Any
 from ringfeed.sharding.common.validation import fit_fields
 from ringfeed.sharding.dataset.dataset import Dataset, open_dataset
 from ringfeed.sharding.dataset.earlier_shards import EarlierShards
+from ringfeed.sharding.dataset.file_names import generation_of
 from ringfeed.sharding.dataset.manifest import Manifest
-from ringfeed.sharding.destination.dataset_draft import check_destination, draft_dataset
-from ringfeed.sharding.errors import ConfigError, DestinationError, SourceError
+from ringfeed.sharding.destination.dataset_draft import check_destination, draft_dataset, is_whole
+from ringfeed.sharding.destination.provenance import digest_of
+from ringfeed.sharding.errors import ConfigError, DestinationError, RepeatedError, SourceError
 from ringfeed.sharding.messages import listed
 from ringfeed.sharding.prepare import PrepareOptions, Select, check_trusted, restore_options
 from ringfeed.sharding.progress import Report, ignore
@@ -185,7 +187,7 @@ def plan_append(
             decided = _settle(options.for_dataset(dataset), dataset, earlier, executor, report)
             source = open_matching_source(dataset.manifest.schema, decided)
         with open_plan(source, decided, dataset.manifest, earlier, executor=executor, report=report) as plan:
-            _check_new(dataset.manifest, plan, options)
+            _check_new(dataset, plan, options, decided)
             return plan
 
 
@@ -234,7 +236,7 @@ def _append(options: AppendOptions, executor: Executor | None, report: Report) -
         with planned_dataset(source, listings, decided, draft, executor=executor, report=report) as planned:
             if _was_appended(base.manifest, draft.lease.previous, planned.plan):
                 return base.manifest
-            _check_new(base.manifest, planned.plan, options)
+            _check_new(base, planned.plan, options, decided)
             return planned.write()
 
 
@@ -273,15 +275,32 @@ def _was_appended(manifest: Manifest, previous: Holder | None, plan: BuildPlan) 
     return last.source["fingerprint"] == plan.source.fingerprint and previous.plan == last.plan
 
 
-def _check_new(manifest: Manifest, plan: BuildPlan, options: AppendOptions) -> None:
-    """Refuse a source that the dataset holds already (a DestinationError)."""
-    for number, generation in enumerate(() if options.again else manifest.all_generations):
+def _check_new(dataset: Dataset, plan: BuildPlan, options: AppendOptions, decided: BuildOptions) -> None:
+    """Refuse a source that the dataset holds already (a DestinationError).
+
+    A RepeatedError if the last append was this one, and the dataset is whole; `decided` are its `options` with what
+    the dataset decides.
+    """
+    generations = dataset.manifest.all_generations
+    for number, generation in enumerate(() if options.again else generations):
         if generation.source["fingerprint"] == plan.source.fingerprint:
             how = f"appended as generation {number}" if number else "what the dataset was built from"
-            raise DestinationError(
+            is_repeated = generation is generations[-1] and _is_last(dataset, options, decided)
+            raise (RepeatedError if is_repeated else DestinationError)(
                 f"{options.destination} holds the records of {options.source} already: they were {how}; to store them "
                 "twice, add --again"
             )
+
+
+def _is_last(dataset: Dataset, options: AppendOptions, decided: BuildOptions) -> bool:
+    """Whether the last append had the same options, and the dataset is as it left it."""
+    *before, last = dataset.manifest.all_generations
+    if not before or not is_whole(dataset):
+        return False
+    shards = tuple(shard for shard in dataset.shards if generation_of(shard.path) < len(before))
+    shard_bytes = options.for_dataset(replace(dataset, shards=shards)).shard_bytes  # as large as those of that time
+    recorded = replace(decided, shard_bytes=shard_bytes).recorded()
+    return digest_of(recorded, decided.seed) == digest_of(last.options, last.seed)
 
 
 def open_matching_source(wanted: Schema, options: BuildOptions) -> Source:

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.dataset.earlier_shards import EarlierShards
 from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo, file_info
+from ringfeed.sharding.dataset.own_folder import holds_dataset
 from ringfeed.sharding.dataset.shard_table import seal
 from ringfeed.sharding.dataset.tfds_files import tfds_files
-from ringfeed.sharding.destination.dataset_draft import DatasetDraft, Purpose, check_destination, draft_dataset
+from ringfeed.sharding.destination.dataset_draft import (
+    DatasetDraft,
+    Purpose,
+    check_destination,
+    draft_dataset,
+    is_whole,
+)
+from ringfeed.sharding.destination.provenance import digest_of
 from ringfeed.sharding.destination.spill import (
     open_scratch,
     open_spill,
@@ -23,7 +32,7 @@ from ringfeed.sharding.destination.spill import (
     spill_root,
 )
 from ringfeed.sharding.engines.executors import preload_workers
-from ringfeed.sharding.errors import RingfeedError
+from ringfeed.sharding.errors import RepeatedError, RingfeedError
 from ringfeed.sharding.prepare.screening.bad_records import encode_rejected
 from ringfeed.sharding.progress import Report, ignore
 from ringfeed.sharding.sources import Source
@@ -32,6 +41,7 @@ from ringfeed.sharding.sources.files.find import check_unchanged
 from ringfeed.sharding.sources.files.snapshot import Listing, record_listings
 from ringfeed.sharding.sources.records.in_memory import is_in_memory
 from ringfeed.sharding.storage.fenced_storage import fence_for_workers
+from ringfeed.sharding.storage.lease import LEASE_NAME
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.url_secrets import public_url
 
@@ -92,7 +102,7 @@ def build(
     Raises:
         RingfeedError: the source, the options or the destination is at fault. Nothing is left behind, unless another
             attempt may succeed (`RingfeedError.may_pass`). A dataset to be replaced is untouched, unless the final
-            replacement itself fails.
+            replacement itself fails. It is a `RepeatedError` where the same build is there already.
 
     >>> manifest = build(source="flights.parquet", destination="shards", label="arrival", shards=4)
     >>> manifest.records, manifest.classes
@@ -113,12 +123,33 @@ def _build(options: BuildOptions, executor: Executor | None, report: Report) -> 
         source = open_build_source(options)
     survey(source, options)
     destination = Storage(options.destination)
+    if not options.overwrite and _is_built(destination, source, options, executor, report):
+        raise RepeatedError(
+            f"{destination.locate()} already holds a dataset, which this build wrote and which is complete; to write "
+            "it anew, add --overwrite"
+        )
     purpose: Purpose = "replace" if options.overwrite else "new"
     with (
         draft_dataset(destination, purpose, describe_build(options.source, options.spill)) as draft,
         planned_dataset(source, listings, options, draft, executor=executor, report=report) as planned,
     ):
         return draft.find_committed(planned.plan.fingerprint(options)) or planned.write()
+
+
+def _is_built(
+    destination: Storage, source: Source, options: BuildOptions, executor: Executor | None, report: Report
+) -> bool:
+    """Whether a build of the same plan has ended at a destination, and its dataset is as it left it."""
+    if not holds_dataset(destination) or destination.exists(LEASE_NAME):
+        return False
+    with suppress(RingfeedError):  # a damaged dataset is refused by the draft
+        dataset = open_dataset(destination)
+        manifest = dataset.manifest
+        same_options = digest_of(manifest.options) == digest_of(options.recorded())
+        if same_options and not manifest.generations and is_whole(dataset):
+            with open_plan(source, options, executor=executor, report=report) as plan:
+                return plan.fingerprint(options) == manifest.plan
+    return False
 
 
 def describe_build(source: object, spill: str | None, task: str = "build") -> dict[str, str]:

@@ -405,6 +405,15 @@ def check_undamaged(destination: Storage, files: Sequence[str]) -> None:
         )
 
 
+def is_whole(dataset: Dataset) -> bool:
+    """Whether all files that were written for a dataset are there, with their sizes."""
+    files = dict(dataset.manifest.files)
+    for shard in dataset.shards:
+        files |= shard.files
+    sizes = dataset.storage.sizes()
+    return not dataset.manifest.lost and all(sizes.get(path) == file.bytes for path, file in files.items())
+
+
 def _taken(destination: Storage) -> str:
     return (
         f"{destination.locate()} already holds a dataset; choose another folder, replace it with --overwrite, or add "

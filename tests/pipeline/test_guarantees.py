@@ -295,7 +295,13 @@ def mixtures(draw: st.DrawFn) -> tuple[dict[str, dict[str, Any]], dict[str, Any]
             given["quarantined"] = draw(st.lists(st.integers(0, KINDS[kind]["shards"] - 1), max_size=1))
         sources[f"{kind} {number}"] = given
     streams, piece = draw(st.sampled_from([1, 2, 3])), draw(st.integers(1, 6))
-    weights: list[Any] = ["natural", "uniform", "power:0.5", "uniform->natural:2", {next(iter(sources)): 1.0}]
+    weights: list[Any] = [
+        "natural",
+        "uniform",
+        "power:0.5",
+        "uniform->natural:2",
+        dict.fromkeys(sources, 0) | {next(iter(sources)): 1.0},
+    ]
     options = {
         "batch_size": streams * piece,
         "streams": draw(st.sampled_from([streams, None])),

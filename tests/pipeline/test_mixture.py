@@ -41,7 +41,14 @@ configurations = st.fixed_dictionaries(
         "seed": st.integers(0, 1000),
         "streams": st.sampled_from([1, 2, 3, 4, 12]),
         "weights": st.sampled_from(
-            ["natural", "uniform", "power:0.5", "uniform->natural:2", {"large": 0.85, "small": 0.15}, {"small": 1.0}]
+            [
+                "natural",
+                "uniform",
+                "power:0.5",
+                "uniform->natural:2",
+                {"large": 0.85, "small": 0.15},
+                {"large": 0, "small": 1.0},
+            ]
         ),
     }
 )
@@ -202,6 +209,7 @@ def test_batches_cross_into_tensorflow(make_dataset: Make, sources: Any) -> None
             {"weights": {"large": 0.5, "medium": 0.5}},
             "weights: there is no dataset 'medium'; the datasets are: 'large', 'small'",
         ),
+        ({"weights": {"large": 1.0}}, "weights has no share for the dataset 'small'; give it one, or 0 to serve none"),
         ({"weights": {"large": -0.5}}, "the shares of weights must be numbers from 0 up"),
         ({"weights": lambda epoch: {"small": "all"}}, "the share of 'small' in weights must be a number, got 'all'"),
         ({"weights": np.array([0.5, 0.5])}, r"weights must be 'natural', .* or a share by dataset, got array\("),

@@ -113,3 +113,12 @@ def dataset(parquet: str, tmp_path: Path) -> Path:
 def root(pristine: Dataset, tmp_path: Path) -> Path:
     """A copy of the dataset that the tests of a module share."""
     return Path(shutil.copytree(pristine.storage.locate(), tmp_path / "copy"))
+
+
+@pytest.fixture
+def _exact_memory() -> Iterator[None]:
+    """Let Arrow give each large buffer back to the system, so that what it takes next is counted."""
+    usual = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    yield
+    pa.set_memory_pool(usual)

@@ -75,16 +75,12 @@ class Case:
         given: folders of the lab that lie at `d` below that URL before it starts, one copied over the other.
         launches: the arguments of `ringfeed launch` with which it is tried; empty: without it.
         is_exact: whether two undisturbed runs end with the same content.
-        appends: whether it adds to a dataset, so that it may not be run again once it has ended.
-        ends_once: whether it refuses to run again once all is written, be it killed only then.
     """
 
     words: Callable[[Lab, str], list[str]]
     given: tuple[str, ...] = ()
     launches: tuple[str, ...] = ("",)
     is_exact: bool = True
-    appends: bool = False
-    ends_once: bool = False
 
 
 def _train(lab: Lab, out: str) -> list[str]:
@@ -112,13 +108,13 @@ _BUILD = "--label y --shards 6 --workers 2 --split train=0.8,test=0.2"
 _MEASURED = "--split train --batch-size 64 --seconds 0.5 -q"
 _RANKS = ("", "-n 2", "-n 3")
 CASES = {
-    "build": Case(words=_line(f"build LAB/a.parquet OUT/d {_BUILD} --dali-index"), ends_once=True),
-    "build on 3": Case(words=_line(f"build LAB/a.parquet OUT/d {_BUILD} --workers 3"), ends_once=True),
-    "append": Case(words=_line("append LAB/b.parquet OUT/d --workers 2"), given=("data",), appends=True),
-    "append on 3": Case(words=_line("append LAB/b.parquet OUT/d --workers 3"), given=("data",), appends=True),
+    "build": Case(words=_line(f"build LAB/a.parquet OUT/d {_BUILD} --dali-index")),
+    "build on 3": Case(words=_line(f"build LAB/a.parquet OUT/d {_BUILD} --workers 3")),
+    "append": Case(words=_line("append LAB/b.parquet OUT/d --workers 2"), given=("data",)),
+    "append on 3": Case(words=_line("append LAB/b.parquet OUT/d --workers 3"), given=("data",)),
     "overwrite": Case(words=_line(f"build LAB/a.parquet OUT/d {_BUILD} --overwrite"), given=("appended",)),
-    "reshard": Case(words=_line("reshard DATA OUT/d --shards 3 --format parquet --workers 2"), ends_once=True),
-    "reshard on 3": Case(words=_line("reshard DATA OUT/d --shards 3 --format parquet --workers 3"), ends_once=True),
+    "reshard": Case(words=_line("reshard DATA OUT/d --shards 3 --format parquet --workers 2")),
+    "reshard on 3": Case(words=_line("reshard DATA OUT/d --shards 3 --format parquet --workers 3")),
     "repair": Case(words=_line("repair OUT/d --source LAB/a.parquet"), given=("data", "damages")),
     "salvage": Case(words=_line("repair OUT/d"), given=("data", "damages")),
     "clean": Case(words=_line("clean OUT/d"), given=("killed",)),
@@ -339,9 +335,8 @@ def kill_and_run(runner: Runner, store: Store, name: str, kills: int, launch: st
             killed += status != 0
             if status == 0:
                 break
-        is_complete = found(store, out) == expected
-        if status and not (case.appends and is_complete):
-            assert runner.run(case, out, launch) == 0 or (case.ends_once and is_complete), runner.log
+        if status:
+            assert runner.run(case, out, launch) == 0, runner.log
         check_nothing_left(
             runner, store, {"whole", *(f"out{number}" for number in range(1, trial + 1))} if expected else set()
         )

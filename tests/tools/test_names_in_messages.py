@@ -12,12 +12,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from rich.table import Table
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import BuildOptions, RingfeedError, build
 from ringfeed.sharding.messages import listed, printable
 from ringfeed.tools.cli import main as ringfeed
-from ringfeed.tools.console import align, print_stderr
+from ringfeed.tools.console import SafeConsole, align, print_stderr
+from ringfeed.tools.demo.run import Demo
+from ringfeed.tools.environment import doctor
+from ringfeed.tools.probe import Runtime
 from ringfeed.tools.shard_dataset import main
 
 NAMES = (
@@ -34,6 +38,23 @@ def test_every_message_is_printable(name: str, capsys: pytest.CaptureFixture[str
     texts += align(["x"], [[name]])[1:]
     assert all(text.isprintable() for text in texts), texts
     assert printable(printable(name)) == printable(name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_consoles_are_printable(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    facts = doctor.Facts(
+        versions={"s3fs": name, "hdfs-native": None}, kernels=True, runtime=Runtime(tensorflow=None, horovod=None),
+        horovod_built_for=name, gpus=(name, name), cpu_cores=1, memory_bytes=1,
+    )  # fmt: skip
+    doctor._show(facts, (doctor.Finding(what=name, command=name, broken=True),), SafeConsole())
+    demo = Demo(tmp_path, tmp_path, True, SafeConsole(), [])
+    demo.say(name)
+    with contextlib.suppress(RingfeedError, OSError, ValueError):
+        demo.run("look", ["false", name])
+    demo.console.print(Table(name))
+    printed = capsys.readouterr().out
+    assert not CONTROL.search(printed), printed
+    assert printed.count(printable(name)) >= 6
 
 
 @pytest.mark.parametrize("name", NAMES)

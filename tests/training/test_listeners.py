@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import socket
 import subprocess
@@ -21,10 +20,9 @@ import yaml
 
 from tests.helpers.checkpoints import saved_steps
 from tests.helpers.lean import lean_environment
-from tests.helpers.listeners import Listener, listeners
+from tests.helpers.listeners import Listener, documented, listeners
 from tests.servers.dask import dask_cluster
 from tests.servers.process import free_ports
-from tests.test_packaging import ROOT
 
 GARBAGE = (
     b"", b"\n", b"GET / HTTP/1.0\r\n\r\n", b"GET /a/b/c/d HTTP/1.1\r\n\r\n", b"PUT /global/0 HTTP/1.1\r\n\r\n",
@@ -34,14 +32,6 @@ GARBAGE = (
     b"\xff" * 4096, b"[" * 70_000 + b"\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(64),
 )  # fmt: skip
 """What port scanners send, and messages of our own protocols without the key."""
-
-
-def documented() -> dict[str, str]:
-    """What listens beyond loopback by command, from the page's table."""
-    page = (ROOT / "docs/security.md").read_text()
-    (table,) = re.findall(r"\| on one machine \|.*?\n\n", page, re.S)
-    rows = [re.findall(r"[^|]+", line)[:2] for line in table.strip().splitlines()[2:]]
-    return {name: cell.strip() for cells, cell in rows for name in re.findall("`([^`]+)`", cells)}
 
 
 def scan(port: int) -> None:

@@ -27,8 +27,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from ringfeed.sharding import RingfeedError, open_dataset
-from ringfeed.sharding.messages import one_line
-from ringfeed.tools.console import human_seconds
+from ringfeed.sharding.messages import one_line, printable
+from ringfeed.tools.console import SafeConsole, human_seconds
 from ringfeed.tools.probe import tensorflow_distribution, version_of
 from ringfeed.tools.shard_dataset.balance_report import balance_of_dataset, balance_text
 from ringfeed.tools.shard_dataset.common_arguments import cores
@@ -72,7 +72,7 @@ class Demo:
         Raises:
             DemoFailed: the exit status is not 0.
         """
-        command = shlex.join(words)
+        command = printable(shlex.join(words))
         self.console.print(f"\n[bold]{purpose}[/bold]")
         self.console.print(f"$ {command}", style="cyan", markup=False, highlight=False, soft_wrap=True)
         log = self.output / "logs" / f"{len(self.commands):02d}-{words[0]}.log"
@@ -111,7 +111,7 @@ class Demo:
 
     def say(self, text: str) -> None:
         """Print a line of a step's result."""
-        self.console.print(f"  {text}", markup=False, highlight=False, soft_wrap=True)
+        self.console.print(f"  {printable(text)}", markup=False, highlight=False, soft_wrap=True)
 
 
 # --- the steps -------------------------------------------------------------------------------------------------
@@ -259,7 +259,7 @@ def run_demo(demo: Demo) -> Path:
     )
     page.write_text(render_report(result), encoding="utf-8")
     demo.console.print(f"\nDone in {human_seconds(result.seconds)}. The page:", highlight=False)
-    demo.console.print(str(page.resolve()), style="bold", highlight=False, soft_wrap=True)
+    demo.console.print(printable(str(page.resolve())), style="bold", highlight=False, soft_wrap=True)
     return page
 
 
@@ -350,7 +350,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--quick", action="store_true", help="for tests: a part of the data, one format, one epoch")
     args = parser.parse_args(argv)
-    demo = Demo(args.output, args.examples, args.quick, Console(highlight=False), [])
+    demo = Demo(args.output, args.examples, args.quick, SafeConsole(highlight=False), [])
     try:
         if not (args.examples / "flights.yaml").is_file():
             raise DemoFailed(

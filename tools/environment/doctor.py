@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from rich.console import Console
 from rich.table import Table
 
+from ringfeed.sharding.messages import printable
+from ringfeed.tools.console import SafeConsole
 from ringfeed.tools.probe import Runtime, horovod_target, probe_runtime, tensorflow_distribution, version_of
 
 from .horovod_recipe import HOROVOD_VERSION
@@ -170,14 +172,14 @@ def report(facts: Facts, findings: tuple[Finding, ...]) -> dict[str, object]:
 def _show(facts: Facts, findings: tuple[Finding, ...], console: Console) -> None:
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, version in facts.versions.items():
-        table.add_row(name, version or "[yellow]not installed[/yellow]")
+        table.add_row(name, (version and printable(version)) or "[yellow]not installed[/yellow]")
     horovod = facts.runtime.horovod
     if horovod is not None:
         names = ", ".join(horovod.collectives) or "unknown: it does not load"
         table.add_row("collectives", f"{names} (built for TensorFlow {facts.horovod_built_for or 'unknown'})")
     off = ", but switched off by RINGFEED_KERNELS=0" if os.environ.get("RINGFEED_KERNELS") == "0" else ""
     table.add_row("kernels", f"compiled{off}" if facts.kernels else "[yellow]not compiled[/yellow]")
-    table.add_row("GPUs", ", ".join(facts.gpus) or "none")
+    table.add_row("GPUs", printable(", ".join(facts.gpus)) or "none")
     clients = {"S3": facts.versions["s3fs"], "HDFS": facts.versions["hdfs-native"]}
     table.add_row("storage clients", ", ".join(["local", *(name for name, found in clients.items() if found)]))
     table.add_row("CPU cores, memory", f"{facts.cpu_cores}, {facts.memory_bytes / GIBIBYTE:.1f} GiB")
@@ -185,7 +187,12 @@ def _show(facts: Facts, findings: tuple[Finding, ...], console: Console) -> None
     for finding in findings:
         mark = "[red]broken[/red] " if finding.broken else "[yellow]missing[/yellow]"
         console.print(mark, end=" ")
-        console.print(f"{finding.what}\n          {finding.command}", markup=False, highlight=False, soft_wrap=True)
+        console.print(
+            f"{printable(finding.what)}\n          {printable(finding.command)}",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
     if not findings:
         console.print("[green]complete[/green]: nothing is missing")
 
@@ -207,5 +214,5 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(report(facts, findings), indent=2))
     else:
-        _show(facts, findings, Console())
+        _show(facts, findings, SafeConsole())
     return int(any(finding.broken for finding in findings))

@@ -26,10 +26,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from ringfeed.sharding.errors import RingfeedError
+from ringfeed.tools.console import SafeConsole
 from ringfeed.tools.probe import HorovodProbe, horovod_target, probe_runtime, tensorflow_distribution, version_of
 
 from .horovod_recipe import (
@@ -183,7 +183,7 @@ def _cached_wheel(folder: Path) -> Path | None:
 
 def _compile(command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
     """Run the build with a progress bar fed by CMake's percentages; if it fails, show the errors in its log."""
-    console, faults, tail = Console(stderr=True), list[str](), deque[str](maxlen=_SHOWN_LINES)
+    console, faults, tail = SafeConsole(stderr=True), list[str](), deque[str](maxlen=_SHOWN_LINES)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with (
         log.open("w") as record,
@@ -323,7 +323,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run `ringfeed install-horovod`."""
-    console = Console(stderr=True)
+    console = SafeConsole(stderr=True)
 
     def say(text: str) -> None:
         console.print(f"horovod: {text}", markup=False, highlight=False, soft_wrap=True)

@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 from threading import Event
 
-from rich.console import Console, Group
+from rich.console import Group
 from rich.live import Live
 from rich.text import Text
 
-from ringfeed.tools.console import print_stderr
+from ringfeed.sharding.messages import printable
+from ringfeed.tools.console import SafeConsole, print_stderr
 from ringfeed.tools.measure.run_records import NoStepsError, RunRecords, holds_records, read_run
 from ringfeed.tools.report.run_result import RunProfile, profile_records
 
@@ -32,7 +33,7 @@ def follow(folder: str, check: Callable[[], None]) -> RunRecords:
     Raises:
         ConfigError: a file is damaged or forged, or another version wrote it.
     """
-    console, pause, printed = Console(stderr=True, highlight=False), Event(), ""
+    console, pause, printed = SafeConsole(stderr=True, highlight=False), Event(), ""
     clock = _SignsOfLife(folder)
     with Live(console=console, auto_refresh=False, transient=True) as live:
         while True:
@@ -41,7 +42,7 @@ def follow(folder: str, check: Callable[[], None]) -> RunRecords:
             is_over = records is not None and (records.ended or clock.silent_seconds() > _SILENT_SECONDS)
             if records is not None and is_over:
                 return records
-            text = f"waiting for the first steps in {folder}" if records is None else _view(records)
+            text = f"waiting for the first steps in {printable(folder)}" if records is None else _view(records)
             if console.is_terminal:
                 live.update(Group(Text(text)), refresh=True)
             elif (line := text.splitlines()[0]) != printed:

@@ -43,6 +43,7 @@ from ringfeed.sharding import (
     repair,
 )
 from ringfeed.sharding.building.options import ONE_SPLIT
+from ringfeed.sharding.errors import RepeatedError
 from ringfeed.sharding.messages import counted, one_line, some_of
 from ringfeed.sharding.sources.ringfeed import SPLIT, open_named_dataset, resolve_split
 from ringfeed.sharding.sources.split_names import find_split_folders
@@ -190,9 +191,10 @@ def _write(
     plan: Callable[[Report], tuple[BuildOptions, BuildPlan]],
     write: Callable[[Report], object],
 ) -> int:
-    """Plan or write while showing progress, then print the plan or a summary."""
+    """Plan or write while showing progress, then print the plan or a summary; a line if all was written before."""
     started = perf_counter()
     planned: tuple[BuildOptions, BuildPlan] | None = None
+    repeated: RepeatedError | None = None
     with _at_work(args) as show:
         show_stage = _stage_report(show)
 
@@ -204,9 +206,16 @@ def _write(
         if args.dry_run:
             planned = plan(report)
         else:
-            write(report)
+            try:
+                write(report)
+            except RepeatedError as error:
+                repeated = error
+                if args.json:
+                    print_event("repeated", message=str(error))
     seconds = perf_counter() - started
-    if planned is not None:
+    if repeated is not None and not args.json:
+        print_text(str(repeated))
+    elif planned is not None:
         _print(args, plan_json, plan_text, *planned)
     else:
         _print(args, summary_json, summary_text, open_dataset(args.destination), seconds)

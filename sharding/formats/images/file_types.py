@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 BMP_GREYS = bytes(value for grey in range(256) for value in (grey, grey, grey, 0))  # the palette of a grey BMP
-BMP_MASKS = bytes.fromhex("0000ff00 00ff0000 ff000000")  # red, green and blue in the order of bytes B, G, R
+_BMP_MASKS = bytes.fromhex("0000ff00 00ff0000 ff000000")  # red, green and blue in the order of bytes B, G, R
 
 _HEAD_BYTES = 12
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
@@ -67,4 +67,4 @@ def _bitmap(data: bytes) -> str:
     if bits <= 8:
         return "bmp" if bits == 8 and method == 0 and data[14 + header :].startswith(BMP_GREYS) else "bmp-palette"
     is_plain = method == 0 and bits in (24, 32)
-    return "bmp" if is_plain or (method == 3 and bits == 32 and data[54:66] == BMP_MASKS) else "bmp-other"
+    return "bmp" if is_plain or (method == 3 and bits == 32 and data[54:66] == _BMP_MASKS) else "bmp-other"

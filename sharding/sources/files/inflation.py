@@ -6,6 +6,14 @@ Tested in tests/sharding/sources/test_inflation.py.
 from __future__ import annotations
 
 import io
+import os
+import re
+import resource
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
 from typing import IO, Any
 
 from ringfeed.sharding.errors import SourceError
@@ -21,11 +29,79 @@ def check_held(path: str, what: str, stored_bytes: int, held_bytes: int) -> None
     Raises:
         SourceError: it would.
     """
-    if held_bytes > _HELD_BYTES + _HELD_INFLATION * stored_bytes:
+    if held_bytes > _most_held(stored_bytes):
         raise SourceError(
             f"{path}: a {what} of {stored_bytes:,} bytes claims to hold {held_bytes:,}; if it does, write the file "
             f"again with fewer records in a {what}"
         )
+
+
+@contextmanager
+def bounded_memory(path: str, what: str, stored_bytes: int) -> Iterator[None]:
+    """Refuse a part of a file that takes far more memory than its bytes while the body reads it, whatever it claims.
+
+    Only Linux can tell.
+
+    Raises:
+        SourceError: it does.
+    """
+    if not sys.platform.startswith("linux"):
+        yield
+        return
+    most = _most_held(stored_bytes)
+    _limit.lower(most)
+    try:
+        yield
+    except MemoryError as error:
+        if impossible_claim(error) or resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+            raise
+        raise SourceError(
+            f"{path}: a {what} of {stored_bytes:,} bytes takes more than {most:,} to read; if this is right, write the "
+            f"file again with fewer or smaller records in a {what}"
+        ) from error
+    finally:
+        _limit.restore()
+
+
+def impossible_claim(error: MemoryError) -> int | None:
+    """The bytes that Arrow asked for, if this machine cannot have them; a lack of memory is no damage."""
+    claim = re.search(r"size (\d+)", str(error))
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(claim[1]) if claim and int(claim[1]) > memory else None
+
+
+def _most_held(stored_bytes: int) -> int:
+    return _HELD_BYTES + _HELD_INFLATION * stored_bytes
+
+
+class _DataLimit:
+    """The limit of this process's memory (`RLIMIT_DATA`), lowered for a while; the highest of several threads holds."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._threads = 0
+        self._usual = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+
+    def lower(self, more_bytes: int) -> None:
+        """Allow the process so many bytes more than it has."""
+        with self._lock:
+            now, hard = resource.getrlimit(resource.RLIMIT_DATA)
+            if not self._threads:
+                self._usual, now = (now, hard), 0
+            most = self._usual[0] if self._usual[0] != resource.RLIM_INFINITY else sys.maxsize
+            data_bytes = int(Path("/proc/self/statm").read_bytes().split()[5]) * resource.getpagesize()
+            resource.setrlimit(resource.RLIMIT_DATA, (min(most, max(now, data_bytes + more_bytes)), hard))
+            self._threads += 1
+
+    def restore(self) -> None:
+        """Undo one `lower`; the last one restores the usual limit."""
+        with self._lock:
+            self._threads -= 1
+            if not self._threads:
+                resource.setrlimit(resource.RLIMIT_DATA, self._usual)
+
+
+_limit = _DataLimit()
 
 
 class CountedFile(io.RawIOBase):

@@ -14,7 +14,7 @@ from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.formats.protobuf_wire import read_fields
 from ringfeed.sharding.messages import brief
 from ringfeed.sharding.sources.base import Part
-from ringfeed.sharding.sources.files.inflation import check_held
+from ringfeed.sharding.sources.files.inflation import bounded_memory, check_held
 from ringfeed.sharding.sources.files.snapshot import SourceFile
 
 from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table
@@ -42,6 +42,8 @@ class OrcSource(TableSource):
                     f"the ORC footer has {sum(rows)} rows in {len(rows)} stripes, not {reader.nrows} in "
                     f"{reader.nstripes}"
                 )
+            if sum(sizes) > file.bytes:
+                raise pa.ArrowInvalid(f"its stripes take {sum(sizes):,} bytes of {file.bytes:,}")
             fixed_bytes = sum(kind.bit_width for kind in reader.schema.types if pa.types.is_primitive(kind)) // 8
             row_bytes = fixed_bytes + _text_bytes(reader.reader.serialized_file_tail()) // max(reader.nrows, 1)
             for records, stored in zip(rows, sizes, strict=True):
@@ -68,8 +70,11 @@ class OrcSource(TableSource):
         first, end, _ = part.pieces
         with _open(part.path) as reader:
             names = list(columns) or reader.schema.names[:1]  # without columns, Arrow reads no rows
+            _, sizes = _stripes(reader.reader.serialized_file_tail())
             for stripe in range(first, end):
-                yield check_batch(_read_stripe(reader, stripe, names, part.path))
+                with bounded_memory(part.path, "stripe", sizes[stripe]):  # its statistics may lie
+                    batch = _read_stripe(reader, stripe, names, part.path)
+                yield check_batch(batch)
 
 
 @contextmanager

@@ -19,6 +19,7 @@ from ringfeed.sharding.storage.storage import Storage
 
 from .int96 import int96_columns, int96_unit
 from .parquet_batches import Open, read_row_groups
+from .plain_arrays import plain_types
 from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table
 from .table_schemas import plain_schema
 
@@ -81,11 +82,11 @@ class ParquetSource(TableSource):
 
     def read(self, part: Part, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Read batches of about `BATCH_BYTES`, or of fewer records where long values repeat."""
-        with _opener(part.path, unit=self.unit) as opened:
+        with _opener(part.path, unit=self.unit) as (opened, file_bytes):
             parquet = opened([])
             rows = batch_rows_within(parquet, part.pieces, columns, BATCH_ROWS, BATCH_BYTES)
             expected = sum(parquet.metadata.row_group(group).num_rows for group in part.pieces)
-            for batch in read_row_groups(opened, part.pieces, columns, rows):
+            for batch in read_row_groups(opened, part.path, file_bytes, part.pieces, columns, rows):
                 expected -= batch.num_rows
                 yield check_batch(batch)
             if expected and columns:
@@ -93,9 +94,10 @@ class ParquetSource(TableSource):
 
     def head(self, part: Part, columns: Sequence[str], records: int) -> Iterator[pa.RecordBatch]:
         """Read the first pages of the first row group; fewer records if they are large."""
-        with _opener(part.path, ahead=False, unit=self.unit) as opened:
+        with _opener(part.path, ahead=False, unit=self.unit) as (opened, file_bytes):
             records = batch_rows_within(opened([]), part.pieces[:1], columns, records, BATCH_BYTES)
-            yield from map(check_batch, read_row_groups(opened, part.pieces[:1], columns, records))
+            batches = read_row_groups(opened, part.path, file_bytes, part.pieces[:1], columns, records)
+            yield from map(check_batch, batches)
 
 
 def _schema(parquet: pq.ParquetFile) -> pa.Schema:
@@ -103,20 +105,20 @@ def _schema(parquet: pq.ParquetFile) -> pa.Schema:
     marked = int96_columns(parquet)
     fields = [
         field.with_metadata({**(field.metadata or {}), **_INT96}) if field.name in marked else field
-        for field in plain_schema(parquet.schema_arrow)
+        for field in plain_schema(plain_types(parquet.schema_arrow))
     ]
     return pa.schema(fields)
 
 
 @contextmanager
 def _open(path: str, *, ahead: bool = True, unit: str = "ns") -> Iterator[pq.ParquetFile]:
-    with _opener(path, ahead=ahead, unit=unit) as opened:
+    with _opener(path, ahead=ahead, unit=unit) as (opened, _):
         yield opened([])
 
 
 @contextmanager
-def _opener(path: str, *, ahead: bool = True, unit: str = "ns") -> Iterator[Open]:
-    """Open a file to be read in one way or several; it is closed at the end.
+def _opener(path: str, *, ahead: bool = True, unit: str = "ns") -> Iterator[tuple[Open, int]]:
+    """Open a file to be read in one way or several, and return its size, too; it is closed at the end.
 
     A local file's pages are read when they are needed. In a store each read is a request, so a part's compressed
     column chunks are fetched in a few large ones (190 MiB in 7 requests, not 421) and held until the part is read.
@@ -144,7 +146,7 @@ def _opener(path: str, *, ahead: bool = True, unit: str = "ns") -> Iterator[Open
             return parquet_file
 
         try:
-            yield opened
+            yield opened, file.size()
         except (pa.ArrowException, OSError) as error:
             if "crypt" not in str(error):
                 raise

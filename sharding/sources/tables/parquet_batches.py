@@ -17,28 +17,34 @@ from pyarrow import types
 
 from ringfeed.sharding.compute.batches import BATCH_BYTES, slice_batch
 from ringfeed.sharding.compute.decoded_bytes import decoded_bytes, shares_values
+from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.sources.files.inflation import bounded_memory
 
 from .plain_arrays import plain_batch
 
 Open = Callable[[Sequence[str]], pq.ParquetFile]  # takes the paths of the leaves to read as dictionaries
 
 _MOST_BYTES = 8 * BATCH_BYTES  # of a batch, if all its texts were the longest ones
+_FEWER = 64  # times fewer rows are tried after a batch that took too much memory
 _LONG_BYTES = 1 << 20  # longer texts of lists are read as dictionaries, as the lengths of lists are not known before
 
 
 def read_row_groups(
-    opened: Open, groups: Sequence[int], columns: Sequence[str], batch_rows: int
+    opened: Open, path: str, file_bytes: int, groups: Sequence[int], columns: Sequence[str], batch_rows: int
 ) -> Iterator[pa.RecordBatch]:
     """Yield batches of some row groups.
 
     Args:
         opened: opens the file.
+        path: its path or URL.
+        file_bytes: its size.
         groups: numbers of the row groups.
         columns: names of the columns, dotted for fields of structs.
         batch_rows: most rows of a batch.
 
     Raises:
         pa.ArrowInvalid: a row group is damaged, or a record takes more than 1 GiB.
+        SourceError: a record takes far more memory than the bytes of its row group.
     """
     file = opened([])
     leaves = [leaf for leaf in _leaves(file) if leaf.physical_type == "BYTE_ARRAY" and _is_in(leaf.path, columns)]
@@ -46,21 +52,51 @@ def read_row_groups(
     nested = any(leaf.max_repetition_level for leaf in leaves)
     inner = _has_inner_dictionary(file.schema_arrow)
 
+    def stored_bytes(groups: Sequence[int]) -> int:
+        return min(file_bytes, sum(int(file.metadata.row_group(group).total_byte_size) for group in groups))
+
     def plan(group: int) -> tuple[int, bool, int]:
         """The rows of a batch, whether to read dictionaries, and the number of the batches' run of row groups."""
         metadata = file.metadata.row_group(group)
         rows, longest = min(batch_rows, metadata.num_rows), 0
         if leaves and rows * metadata.total_byte_size > _MOST_BYTES:
-            longest = _longest_row(texts, group, [leaf.path for leaf in leaves])
+            with bounded_memory(path, "row group", stored_bytes([group])):
+                longest = _longest_row(texts, group, [leaf.path for leaf in leaves])
         if rows * longest <= _MOST_BYTES:
             return batch_rows, False, group if inner else -1
         shared = nested and longest > _LONG_BYTES
         return batch_rows if shared else max(1, _MOST_BYTES // longest), shared, group
 
     for (rows, shared, _), run in groupby(groups, plan):
-        reader = texts if shared else file
-        for batch in reader.iter_batches(rows, row_groups=list(run), columns=list(columns)):
-            yield from (plain_batch(piece, texts=True) for piece in slice_batch(batch)) if shared else [batch]
+        reader, numbers = texts if shared else file, list(run)
+        for batch in _bounded_batches(reader, path, stored_bytes(numbers), numbers, columns, rows):
+            pieces = slice_batch(batch) if shared or inner else [batch]
+            yield from (plain_batch(piece, texts=shared) for piece in pieces)
+
+
+def _bounded_batches(
+    file: pq.ParquetFile, path: str, stored_bytes: int, groups: Sequence[int], columns: Sequence[str], rows: int
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches of `rows` rows, or of fewer where those take too much memory, as lists may have any length."""
+    rows = min(rows, max(1, sum(file.metadata.row_group(group).num_rows for group in groups)))
+    done = 0
+    while True:
+        batches, ahead = file.iter_batches(rows, row_groups=groups, columns=list(columns)), done
+        try:
+            while True:
+                with bounded_memory(path, "row group", stored_bytes):
+                    batch = next(batches, None)
+                if batch is None:
+                    return
+                new = batch.slice(ahead)
+                ahead -= min(ahead, batch.num_rows)
+                done += new.num_rows
+                if new.num_rows:
+                    yield new
+        except SourceError:
+            if rows == 1:
+                raise
+            rows = max(1, rows // _FEWER)
 
 
 def _leaves(file: pq.ParquetFile) -> list[pq.ColumnSchema]:

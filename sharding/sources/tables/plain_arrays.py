@@ -29,10 +29,10 @@ def plain_types(schema: pa.Schema, *, texts: bool = False) -> pa.Schema:
 
 
 def plain_batch(batch: pa.RecordBatch, *, texts: bool = False) -> pa.RecordBatch:
-    """Decode run-end encoding, views of lists, and dictionaries of lists and structs, at any depth.
+    """Decode run-end encoding, views of lists, and dictionaries of lists, of structs and within lists, at any depth.
 
     Args:
-        texts: whether to decode dictionaries of scalars, too.
+        texts: whether to decode other dictionaries of scalars, too.
     """
     schema = plain_types(batch.schema, texts=texts)
     if schema == batch.schema:
@@ -56,12 +56,12 @@ def plain_array(column: pa.Array, *, texts: bool = False) -> pa.Array:
         return pa.StructArray.from_arrays(children, fields=list(plain), mask=mask)
     if is_fixed_size_list(kind):
         values = column.values.slice(column.offset * kind.list_size, len(column) * kind.list_size)
-        return pa.FixedSizeListArray.from_arrays(plain_array(values, texts=texts), type=plain, mask=mask)
+        return pa.FixedSizeListArray.from_arrays(plain_array(values, texts=True), type=plain, mask=mask)
     wide = is_large_list(kind) or is_large_list_view(kind)
     whole = pa.LargeListArray if wide else pa.ListArray  # casts of views to lists lack the last offset (pyarrow 26.0.1)
     lengths = pc.fill_null(pc.list_value_length(column), 0)
     offsets = pa.concat_arrays([pa.array([0], lengths.type), pc.cumulative_sum(lengths)])
-    return whole.from_arrays(offsets, plain_array(column.flatten(), texts=texts), type=plain, mask=mask)
+    return whole.from_arrays(offsets, plain_array(column.flatten(), texts=True), type=plain, mask=mask)
 
 
 def holds_union(kind: pa.DataType) -> bool:
@@ -73,15 +73,15 @@ def _plain_type(kind: pa.DataType, texts: bool) -> pa.DataType:
     if is_run_end_encoded(kind) or (is_dictionary(kind) and (texts or is_nested(kind.value_type))):
         return _plain_type(kind.value_type, texts)
     if is_list(kind) or is_list_view(kind):
-        return pa.list_(_inner(kind, texts))
+        return pa.list_(_inner(kind))
     if is_large_list(kind) or is_large_list_view(kind):
-        return pa.large_list(_inner(kind, texts))
+        return pa.large_list(_inner(kind))
     if is_fixed_size_list(kind):
-        return pa.list_(_inner(kind, texts), kind.list_size)
+        return pa.list_(_inner(kind), kind.list_size)
     if is_struct(kind):
         return pa.struct([field.with_type(_plain_type(field.type, texts)) for field in kind])
     return kind
 
 
-def _inner(kind: pa.DataType, texts: bool) -> pa.Field:
-    return kind.value_field.with_type(_plain_type(kind.value_type, texts))
+def _inner(kind: pa.DataType) -> pa.Field:
+    return kind.value_field.with_type(_plain_type(kind.value_type, texts=True))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +29,7 @@ from ringfeed.sharding.sources.base import (
 from ringfeed.sharding.sources.files.find import fingerprint_files, require_files
 from ringfeed.sharding.sources.files.hive_partitions import Partitions, find_partitions
 from ringfeed.sharding.sources.files.http_listing import lacks_ranges
+from ringfeed.sharding.sources.files.inflation import impossible_claim
 from ringfeed.sharding.sources.files.open import open_file, source_error
 from ringfeed.sharding.sources.files.snapshot import SourceFile
 from ringfeed.sharding.storage.storage import Storage
@@ -351,7 +350,7 @@ def open_table(
             else:
                 yield pa.memory_map(str(local)) if mapped else pa.OSFile(str(local))
         except MemoryError as error:
-            if (claim := _impossible_claim(error)) is None:
+            if (claim := impossible_claim(error)) is None:
                 raise
             raise _DamagedError(
                 f"{path} claims a buffer of {claim:,} bytes, more than this machine's memory; the file is damaged or "
@@ -366,13 +365,6 @@ def open_table(
             if "Exceeded size limit" in str(error):
                 remedy = f"{remedy}, or its footer is larger than Arrow reads: write fewer columns, or fewer row groups"
             raise _DamagedError(str(source_error(path, error, remedy))) from error
-
-
-def _impossible_claim(error: MemoryError) -> int | None:
-    """The bytes that Arrow asked for, if this machine cannot have them; a lack of memory is no damage."""
-    claim = re.search(r"size (\d+)", str(error))
-    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return int(claim[1]) if claim and int(claim[1]) > memory else None
 
 
 def _check_columns_of_keys(keys: Sequence[str], missing: Mapping[str, Collection[str]]) -> None:

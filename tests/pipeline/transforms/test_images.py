@@ -19,6 +19,7 @@ from PIL import Image, PngImagePlugin
 
 from ringfeed.pipeline import CentreCrop, ColourJitter, ImageTransform, Loader, Normalisation, RandomCrop
 from ringfeed.pipeline.transforms import image_ops
+from ringfeed.pipeline.transforms.apply import mapping
 from ringfeed.pipeline.transforms.image_ops import crop_window, decode, normalise
 from ringfeed.sharding import BuildOptions, ConfigError, Feature, build, open_dataset
 from ringfeed.sharding.formats.images.file_types import image_formats
@@ -483,17 +484,21 @@ def bitmap(red: int, green: int, blue: int, alpha: int) -> bytes:
         ((0xFF000000, 0xFF0000, 0xFF00, 0), False),
     ],
 )
-def test_a_bitmap_of_other_masks_is_refused(masks: tuple[int, int, int, int], usual: bool, channels: int) -> None:
+def test_a_bitmap_of_other_masks_has_its_own_colours(
+    masks: tuple[int, int, int, int], usual: bool, channels: int
+) -> None:
     data = bitmap(*masks)
     assert Image.open(BytesIO(data)).convert("RGB").getpixel((0, 0)) == (200, 100, 10)
     transform = ImageTransform(feature="image", size=(2, 2), scale="bytes", dtype="uint8", channels=channels)
     assert image_formats(pa.array([data])).to_pylist() == ["bmp" if usual else "bmp-other"]
-    if usual:
-        found = transform({"image": tf.constant([data])})["image"].numpy()[0, 0, 0].tolist()
-        assert found == ([200, 100, 10] if channels == 3 else [119])
-    else:
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"unusual masks.* --encode png"):
-            transform({"image": tf.constant([data])})
+    found = transform({"image": tf.constant([data])})["image"].numpy()[0, 0, 0].tolist()
+    assert found == ([200, 100, 10] if channels == 3 else [119])
+
+
+def test_a_bitmap_whose_colours_are_no_bytes_is_refused() -> None:
+    transform = ImageTransform(feature="image", size=(2, 2))
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"unusual masks.* --encode png"):
+        transform({"image": tf.constant([bitmap(0x3FF00000, 0xFFC00, 0x3FF, 0)])})
 
 
 @pytest.mark.parametrize("chunk", ["none", "gAMA", "sRGB"])
@@ -513,7 +518,9 @@ def test_colours_of_a_png_become_grey_as_in_pillow_whatever_its_gamma(chunk: str
 
 
 @pytest.mark.parametrize(("size", "place"), [((4, 4), (0, 0)), ((2, 4), (1, 0)), ((4, 2), (0, 1)), ((2, 2), (1, 1))])
-def test_a_gif_whose_first_frame_is_small_is_refused(size: tuple[int, int], place: tuple[int, int]) -> None:
+def test_a_gif_whose_first_frame_is_small_is_decoded_by_pillow_or_refused(
+    size: tuple[int, int], place: tuple[int, int]
+) -> None:
     out = BytesIO()
     Image.new("P", size, 1).save(out, "GIF")
     data = bytearray(out.getvalue())
@@ -521,7 +528,10 @@ def test_a_gif_whose_first_frame_is_small_is_refused(size: tuple[int, int], plac
     data[6:10] = struct.pack("<HH", 4, 4)
     data[frame + 1 : frame + 5] = struct.pack("<HH", *place)
     transform = ImageTransform(feature="image", size=(4, 4), scale="bytes", dtype="uint8")
-    assert Image.open(BytesIO(data)).size == (4, 4)
+    with mapping():
+        found = transform({"image": tf.constant([bytes(data)])})["image"][0].numpy()
+    np.testing.assert_array_equal(found, np.asarray(Image.open(BytesIO(data)).convert("RGB")))
+    assert found.shape == (4, 4, 3)
     if size == (4, 4):
         assert transform({"image": tf.constant([bytes(data)])})["image"].shape == (1, 4, 4, 3)
     else:

@@ -572,8 +572,11 @@ def test_the_command_reports_what_it_added_and_the_new_totals(
     out = capsys.readouterr().out
     assert "appended 500 records, " in out
     assert "it holds 1,100 records in " in out
-    assert main(words) == 1
+    assert main([*words, "--seed", "1"]) == 1
     assert "they were appended as generation 1; to store them twice, add --again" in capsys.readouterr().err
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert out.endswith(" already: they were appended as generation 1; to store them twice, add --again\n")
     assert main([*words, "--again", "--json", "--split", "train=1"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["generation"], document["records"], document["total_records"]) == (2, 500, 1600)

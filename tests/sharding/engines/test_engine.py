@@ -43,6 +43,7 @@ from ringfeed.sharding.engines.executors import ClusterExecutor, portable_error,
 from ringfeed.sharding.prepare import ImageOptions, PrepareOptions, Size
 from tests.helpers.builds import built, make_table
 from tests.helpers.commands import Cli
+from tests.helpers.listeners import documented, noted_listeners
 from tests.servers.dask import DaskCluster, dask_cluster
 from tests.servers.process import free_ports
 from tests.servers.ray import RayCluster, ray_cluster
@@ -185,12 +186,15 @@ def test_a_ray_client_server_address_works(ray: RayCluster, doubled: str, tmp_pa
     options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=8)
     for attempt in range(3):
         try:
-            build(dataclasses.replace(options, engine=ray.engine))
+            with noted_listeners(os.getpid()) as found:
+                build(dataclasses.replace(options, engine=ray.engine))
             break
         except StorageError as error:  # on a busy machine the server that Ray starts for a client now and then dies
             if attempt == 2 or "refuses" not in str(error):
                 raise
     assert files_of(tmp_path / "there") == files_of(tmp_path / "here")
+    assert documented()["--engine ray://HOST:PORT"].startswith("nothing")
+    assert not found
 
 
 def test_a_program_s_own_connection_to_ray_is_used_and_kept(
@@ -200,10 +204,13 @@ def test_a_program_s_own_connection_to_ray_is_used_and_kept(
 
     built(doubled, tmp_path / "here", label="label", shards=8)
     options = BuildOptions(source=doubled, destination=str(tmp_path / "there"), label="label", shards=8)
-    client.init(address="auto", log_to_driver=False)
     try:
-        own = client.put([1, 2, 3])
-        build(dataclasses.replace(options, engine="ray://auto"))
+        with noted_listeners(os.getpid()) as found:
+            client.init(address="auto", log_to_driver=False)
+            own = client.put([1, 2, 3])
+            build(dataclasses.replace(options, engine="ray://auto"))
+        assert documented()["--engine ray://auto"].startswith("a port of Ray's")
+        assert any(listener.is_beyond_loopback for listener in found)
         with pytest.raises(ConfigError, match="connected to a Ray cluster already; use it with ray://auto"):
             build(dataclasses.replace(options, overwrite=True, engine=near_ray.engine))
         assert client.get(own) == [1, 2, 3]

@@ -72,6 +72,29 @@ def test_an_orc_stripe_that_repeats_a_long_text_is_refused_unread(
         open_source(str(path), None)
 
 
+@pytest.mark.usefixtures("_exact_memory")
+def test_an_orc_stripe_whose_statistics_lie_is_refused_as_it_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, texts = tmp_path / "x.orc", [f"{i}{'x' * 200_000}" for i in (1, 2)] * 400
+    orc.write_table(pa.table({"x": texts}), path, compression="uncompressed", dictionary_key_size_threshold=1.0)
+    total = varint(2 * sum(map(len, texts)))
+    assert path.read_bytes().count(total) > 0
+    path.write_bytes(path.read_bytes().replace(total, b"\x80" * (len(total) - 1) + b"\0"))
+    assert len(labels(open_source(str(path), "x"))) == 800
+    monkeypatch.setattr(inflation, "_HELD_BYTES", 30 << 20)
+    monkeypatch.setattr(inflation, "_HELD_INFLATION", 1)
+    with pytest.raises(SourceError, match=r"x\.orc: a stripe of [\d,]+ bytes takes more than [\d,]+ to read; if this"):
+        labels(open_source(str(path), "x"))
+
+
+def varint(number: int) -> bytes:
+    head = b""
+    while number > 127:
+        head, number = head + bytes([number & 127 | 128]), number >> 7
+    return head + bytes([number])
+
+
 @pytest.mark.parametrize("compression", [None, "lz4"])
 @pytest.mark.parametrize("make", [pa.ipc.new_file, pa.ipc.new_stream])
 @pytest.mark.parametrize("claim", [2**33, 2**40, 2**62, -2])

@@ -98,7 +98,7 @@ def test_a_failed_step_ends_the_demo_with_its_error(tmp_path: Path, monkeypatch:
     examples = tmp_path / "examples"
     examples.mkdir()
     (examples / "flights.yaml").write_text("data: {url: x, batch_size: 64, balanec: uniform}\n")
-    here = demo.Demo(tmp_path, examples, True, demo.Console(), [])
+    here = demo.Demo(tmp_path, examples, True, demo.SafeConsole(), [])
     with pytest.raises(demo.DemoFailed, match=r"^Training: ringfeed train: error: .*balanec.*\(all of its output: "):
         demo.train(here, "Training", "flights-natural", {})
 

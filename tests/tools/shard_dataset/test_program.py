@@ -205,6 +205,37 @@ class TestAppend:
         assert " new " not in told("append", "b", "--again", "--dry-run")
 
 
+class TestRepeated:
+    @pytest.mark.parametrize(
+        ("command", "flags", "other"),
+        [
+            ("build", "--label status", "--seed 1"),
+            ("build", "--label status --split a=0.5,b=0.5 --group-by carrier --balance bytes", "--format parquet"),
+            ("build", "--label status --dedup", "--shards 2"),
+            ("reshard", "--shards 2", "--shards 3"),
+            ("append", "", "--seed 1"),
+            ("append", "--shards 2 --dedup", "--shards 3"),
+        ],
+    )
+    def test_says_that_all_is_there(
+        self, cli: Cli, source: str, dataset: Path, tmp_path: Path, command: str, flags: str, other: str
+    ) -> None:
+        out = dataset if command == "append" else tmp_path / "out"
+        if command == "append":
+            Path(source).write_text("id,carrier,hours,status\n" + "".join(f"{n},AA,1.5,late\n" for n in range(9)))
+        words = [command, str(dataset) if command == "reshard" else source, str(out), *flags.split()]
+        assert cli("shard-dataset", *words).returncode == 0
+        before = contents(out)
+        for more in ([], ["--json"]):
+            done = cli("shard-dataset", *words, *more)
+            assert (done.returncode, contents(out)) == (0, before), done.stderr
+            (said,) = [event["message"] for event in events_of(done)[-1:]] if more else done.stdout.splitlines()
+            assert "already" in said
+        assert_one_line(cli("shard-dataset", *words, *other.split(), "-q"))
+        max(out.glob("**/*.tfrecord")).unlink()
+        assert_one_line(cli("shard-dataset", *words, "-q"))
+
+
 class TestReshard:
     def test_writes_one_split_as_other_shards(
         self, capsys: pytest.CaptureFixture[str], dataset: Path, tmp_path: Path

@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -24,7 +25,9 @@ import yaml
 from safetensors.numpy import load_file
 
 from ringfeed.sharding import BuildOptions, build
+from ringfeed.sharding.errors import ConfigError
 from ringfeed.tools.cli import main
+from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.models.model_file import decode_model
 from tests.helpers.checkpoints import saved_steps
 from tests.helpers.lean import lean_environment
@@ -222,3 +225,16 @@ def test_without_a_cluster_one_line_says_how_to_start_one(
     output = capfd.readouterr().err
     assert "ringfeed launch --ps 1 --workers 2 train --config FILE on one machine, or TF_CONFIG" in output
     assert output.count("\n") == 1
+
+
+def test_backup_workers_leave_none_until_they_are_fewer_or_workers_more() -> None:
+    from ringfeed.training.servers.parameter_server import ServerTrainer
+
+    def needed(backup: int, workers: int) -> int:
+        tree = {"data": {"url": "x"}, "backend": "parameter_server"}
+        config = parse_config({**tree, "parameter_server": {"mode": "sync", "backup_workers": backup}}, "a test")
+        return ServerTrainer._needed(SimpleNamespace(config=config, _workers=workers))  # type: ignore[arg-type]
+
+    with pytest.raises(ConfigError, match="leaves none of 2 workers; lower it, or start more workers"):
+        needed(2, 2)
+    assert (needed(1, 2), needed(2, 3)) == (1, 1)

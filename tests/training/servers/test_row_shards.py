@@ -9,15 +9,17 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ringfeed.sharding import open_dataset
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.checkpoint.snapshot import Position, capture, restore
 from ringfeed.training.checkpoint.store import decode, encode
 from ringfeed.training.config.config_file import parse_config
 from ringfeed.training.config.optimizers import OPTIMIZERS, AdamConfig, OptimizerConfig, SGDConfig
+from ringfeed.training.models.build import build_model
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.servers.placement import ServerOptimizers, VariablePlacement
 from ringfeed.training.servers.row_shards import split_tables, whole_weights
-from ringfeed.training.servers.server_parts import ServerParts
+from ringfeed.training.servers.server_parts import ServerParts, on_servers
 from ringfeed.training.servers.worker_loop import _summed_rows
 
 ROWS, WIDTH = 7, 3
@@ -146,7 +148,46 @@ def test_a_network_that_keras_cannot_copy_is_refused_by_the_key() -> None:
         def call(self, ids: Any) -> Any:
             return self.table(ids)
 
-    network = Own()
-    network(EVERY_ROW)
-    with pytest.raises(ConfigError, match="shard_bytes: Keras cannot copy this network"):
-        split_tables(network, VariablePlacement(["/device:CPU:0"]), 1)
+    class Odd(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self, kind: Any = dict, **given: Any) -> None:
+            super().__init__(**given)
+            self.kind = kind()
+
+        def call(self, x: Any) -> Any:
+            return x
+
+    class Copied(Odd):
+        def get_config(self) -> dict[str, Any]:
+            return {"name": self.name}
+
+    def functional(*layers: Any) -> Any:
+        ids = keras.Input((2,), dtype="int32")
+        return keras.Model(ids, keras.Sequential(layers)(keras.layers.Embedding(ROWS, WIDTH)(ids)))
+
+    own = Own()
+    own(EVERY_ROW)
+    where = VariablePlacement(["/device:CPU:0"])
+    for network in (own, functional(Odd(kind=object))):
+        with pytest.raises(ConfigError, match=r"shard_bytes: Keras cannot copy this .*functional or sequential, give"):
+            split_tables(network, where, 1)
+    for remedied in (functional(keras.layers.Activation("tanh")), functional(Copied(kind=object))):
+        assert split_tables(remedied, where, 1)[1]
+
+
+def test_tables_that_decay_are_refused_until_they_are_left_out_or_whole(flights: str) -> None:
+    def tables(exclude: list[str], shard_bytes: int | None = 1) -> list[Any]:
+        tree = {
+            "data": {"url": flights, "categorical": ["hour"]},
+            "optimizer": {"name": "adamw", "weight_decay": 0.1, "exclude": exclude},
+            "backend": "parameter_server",
+            "parameter_server": {"shard_bytes": shard_bytes},
+        }
+        config, manifest = parse_config(tree, "a test"), open_dataset(flights).manifest
+        keras.utils.clear_session()  # the names of its tables are those of a run
+        local = build_model(manifest, config).network
+        return on_servers(manifest, config, local, VariablePlacement(["/device:CPU:0"]))[1]
+
+    with pytest.raises(ConfigError, match=r"split table (.*) in each update: add it to optimizer.exclude, or") as error:
+        tables([])
+    assert tables([str(error.value).partition("split table ")[2].partition(" ")[0]])
+    assert tables([], shard_bytes=None) == []

@@ -31,9 +31,11 @@ def test_each_mode_equals_the_trainer_where_nothing_is_late_or_held_back(
     results = json.loads(output.splitlines()[-1])
     steps, weights = results["trainer"]["steps"], np.array(results["trainer"]["weights"])
     for mode in ("async", "split", "ssp", "asp", "sync"):
-        assert results[mode]["updates"] == steps
+        assert (results[mode]["updates"], results[mode]["error"]) == (steps, "")
         assert results[mode]["staleness"] == [0] * steps
         np.testing.assert_allclose(results[mode]["weights"], weights, atol=1e-5, err_msg=mode)
+    assert "optimizer.learning_rate, warm up for longer, or set optimizer.clip_norm" in results["steep"]["error"]
+    assert results["clipped"]["error"] == ""  # by its remedy; a lower rate is that of the others
     assert results["late"] == {"shares": [0.0], "version": steps}  # a gradient that is dropped counts as no update
     assert results["hold"]["least_share"] < 0.5
     assert np.abs(np.array(results["hold"]["weights"]) - weights).max() > 1e-3

@@ -12,7 +12,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFile
 
 from ringfeed.sharding.compute.batches import BATCH_BYTES
+from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.sources import open_source
+from ringfeed.sharding.sources.files import inflation
 from ringfeed.sharding.sources.tables import parquet_batches
 
 LONG = 1 << 24  # bytes of a text that repeats
@@ -77,6 +79,26 @@ def test_a_dictionary_before_plain_pages_is_bounded_too(tmp_path: Path) -> None:
     assert leaf.total_uncompressed_size < 4 << 20
     most, rows, total = allocated_by(str(tmp_path / "x.parquet"))
     assert (rows, most < MOST < 600 << 20 < total) == (303, True)
+
+
+@pytest.mark.usefixtures("_exact_memory")
+@pytest.mark.parametrize("rows", [1, 8])
+@pytest.mark.parametrize("kind", ["numbers", "texts"])
+def test_lists_that_repeat_a_value_are_read_in_smaller_batches_or_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, rows: int
+) -> None:
+    """A few bytes take 100 MiB and more in memory: too much in one record, but not in eight."""
+    elements = 1 << 24 if kind == "numbers" else 1 << 11
+    numbers = pa.array(np.zeros(elements, np.int8))
+    values = numbers if kind == "numbers" else repeated(elements, 1 << 16)
+    write(tmp_path / "x.parquet", nested(values, elements // rows))
+    monkeypatch.setattr(inflation, "_HELD_BYTES", 60 << 20)
+    monkeypatch.setattr(inflation, "_HELD_INFLATION", 1)
+    if rows > 1:
+        assert allocated_by(str(tmp_path / "x.parquet"))[1] == rows
+        return
+    with pytest.raises(SourceError, match=r"x.parquet: a row group of [\d,]+ bytes takes more than [\d,]+ to read"):
+        allocated_by(str(tmp_path / "x.parquet"))
 
 
 @pytest.mark.parametrize("columns", [["x"], ["x", "t", "i"]])

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +29,14 @@ PLAIN = {
     "dictionary of structs": pa.DictionaryArray.from_arrays(
         pa.array([0, 1, 0, 0, 1, 1]), pa.array([{"a": 1}, {"a": 2}])
     ),
+    "list of dictionary": pa.ListArray.from_arrays(
+        pa.array([0, 2, 3, 3, 3, 4, 6], pa.int32()), pa.array(TEXTS).dictionary_encode()
+    ),
+    "list of structs of dictionary": pa.ListArray.from_arrays(
+        pa.array([0, 2, 3, 3, 3, 4, 6], pa.int32()),
+        pa.StructArray.from_arrays([pa.array(TEXTS).dictionary_encode()], ["q"]),
+    ),
+    "pairs of dictionary": pa.FixedSizeListArray.from_arrays(pa.array(["a", "b"] * 6).dictionary_encode(), 2),
     "struct of runs": pa.StructArray.from_arrays(
         [pa.RunEndEncodedArray.from_arrays(pa.array([2, 6], pa.int32()), pa.array([5, 6]))],
         ["q"],
@@ -63,14 +72,24 @@ def write(path: Path, table: pa.Table, *, stream: bool = False, legacy: bool = F
     return str(path)
 
 
-@pytest.mark.parametrize("name", ["list view", "runs of text", "runs", "dictionary of lists"])
+@pytest.mark.parametrize(
+    "name", ["list view", "runs of text", "runs", "dictionary of lists", "list of dictionary", "pairs of dictionary"]
+)
 @pytest.mark.parametrize("stream", [False, True])
 def test_ipc_files_may_hold_them(name: str, tmp_path: Path, stream: bool) -> None:
     path = write(tmp_path / "a.arrow", pa.table({"x": PLAIN[name]}), stream=stream)
     assert [row["x"] for row in records(open_source(path, None))] == PLAIN[name].to_pylist()
 
 
-@pytest.mark.parametrize("name", ["list view", "runs of text", "dictionary of lists", "struct of runs"])
+@pytest.mark.parametrize("name", ["list of dictionary", "pairs of dictionary"])
+def test_parquet_files_of_arrow_may_hold_categories_in_lists(name: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"x": PLAIN[name], "n": range(6)}), tmp_path / "a.parquet", row_group_size=4)
+    assert [row["x"] for row in records(open_source(str(tmp_path / "a.parquet"), None))] == PLAIN[name].to_pylist()
+
+
+@pytest.mark.parametrize(
+    "name", ["list view", "runs of text", "dictionary of lists", "struct of runs", "pairs of dictionary"]
+)
 def test_records_in_memory_may_hold_them(name: str, tmp_path: Path) -> None:
     table = pa.table({"x": PLAIN[name], "y": [0, 1] * 3})
     assert build(source=table, destination=str(tmp_path / "out"), label="y").records == 6
