@@ -69,6 +69,7 @@ BENCHMARKS = {
     "simulation": Benchmark("simulation:run", "predicted beside measured epochs", "needs Horovod"),
     "dlio": Benchmark("dlio:run", "MLPerf Storage by DLIO", "writes gigabytes"),
     "synchronisation": Benchmark("train.synchronisation:run", "bytes and accuracy of methods", "needs Horovod"),
+    "links": Benchmark("train.links:run", "steps over slow links by method", "needs Horovod and root"),
     "asynchronous": Benchmark("train.asynchronous:run", "methods beside a slow worker", "needs Horovod"),
     "step-cost": Benchmark("train.step_cost:run", "CPU time of a training step", "needs Horovod"),
     "start": Benchmark("train.start:run", "CPU time to the end of the first step", "takes minutes"),

@@ -107,6 +107,8 @@ def run(args: argparse.Namespace) -> int:
     config = _checked(args, train)
     if train is not None and (train.print_config or train.dry_run):
         train.ranks = args.ranks
+        if not train.ranks and (args.hosts or args.hosts_file):
+            train.ranks = _wanted_hosts(args).number
         return run_train(train)
     signals = LauncherSignals()
     with signals.listening():
@@ -191,7 +193,6 @@ def _check_hosts(args: argparse.Namespace) -> None:
     number = _wanted_hosts(args).number
     if args.ranks < 0 or args.ranks > number or not 1 <= args.min_ranks <= number:
         raise ConfigError(f"1 <= --min-ranks <= -n <= {number} must hold, the number of ranks that the hosts take")
-    args.ranks = args.ranks or number
 
 
 def _checked(args: argparse.Namespace, train: argparse.Namespace | None) -> TrainConfig | None:

@@ -42,6 +42,12 @@ def images(folder: Path, part: str) -> tuple[Any, Any]:
     return pixels.reshape(-1, 784).astype(np.float32) / 255, classes.astype(np.int32)
 
 
+def received_bytes() -> int:
+    """Bytes that have come over all links of this host."""
+    lines = Path("/proc/net/dev").read_text().splitlines()[2:]
+    return sum(int(line.split(":")[1].split()[0]) for line in lines if not line.strip().startswith("lo:"))
+
+
 def train(ring: Ring, options: dict[str, Any], data: Any, seed: int, epochs: int) -> dict[str, Any]:
     """Train a network of two hidden layers; return its accuracy, and bytes and milliseconds per step.
 
@@ -76,7 +82,7 @@ def train(ring: Ring, options: dict[str, Any], data: Any, seed: int, epochs: int
     step = make_train_step(network, optimizer, synchronizer, LossScale(None))
     weight = tf.ones(BATCH // ring.size)
     seconds, after_half = [], 0.0
-    number, half, cpu_begun = 0, steps * epochs // 2, 0.0
+    number, half, cpu_begun, received = 0, steps * epochs // 2, 0.0, 0
     for epoch in range(epochs):
         order = np.random.default_rng([seed, epoch]).permutation(len(pixels))
         for i in range(steps):
@@ -88,17 +94,19 @@ def train(ring: Ring, options: dict[str, Any], data: Any, seed: int, epochs: int
             synchronizer.after_step(number)
             seconds.append(time.perf_counter() - begun)
             if number == half:
-                after_half, cpu_begun = float(wire.wire_bytes), time.process_time()
+                after_half, cpu_begun, received = float(wire.wire_bytes), time.process_time(), received_bytes()
     cpu = time.process_time() - cpu_begun
-    measured = (float(wire.wire_bytes) - after_half) / (number - half)
+    measured, received = (float(wire.wire_bytes) - after_half) / (number - half), received_bytes() - received
     Agreement(ring, network, synchronizer).settle(number)
     assert_same_weights(ring, network.weights)
     predicted = make_predict_step(network)(tf.constant(test_pixels)).numpy().argmax(1)
     return {
         "accuracy": float((predicted == test_classes).mean()),
         "bytes": measured,
+        "link_bytes": received / (number - half),
         "cpu_milliseconds": 1000 * cpu / (number - half),
         "milliseconds": 1000 * statistics.fmean(sorted(seconds[half:])[: (number - half) * 9 // 10]),
+        "mean_milliseconds": 1000 * statistics.fmean(seconds[half:]),
     }
 
 

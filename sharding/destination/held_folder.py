@@ -17,7 +17,9 @@ from ringfeed.sharding.storage.storage import Storage
 
 
 @contextmanager
-def hold_folder(folder: Storage, about: Mapping[str, str], lease: str, remedy: str) -> Iterator[FencedStorage]:
+def hold_folder(
+    folder: Storage, about: Mapping[str, str], lease: str, remedy: str, silent_token: str = ""
+) -> Iterator[FencedStorage]:
     """Yield a folder that no other process holds in the body; remove it afterwards if it is new and empty.
 
     A process that a lease elsewhere has replaced, because it stood still, can no longer change a file.
@@ -26,6 +28,7 @@ def hold_folder(folder: Storage, about: Mapping[str, str], lease: str, remedy: s
         about: description for the lease file, with the ``task``.
         lease: name of the lease file.
         remedy: what to do if another process holds the folder, other than to wait for it.
+        silent_token: as of `hold_lease`.
 
     Raises:
         DestinationError: another process holds the folder, or there is a file in its place.
@@ -36,7 +39,7 @@ def hold_folder(folder: Storage, about: Mapping[str, str], lease: str, remedy: s
     absent = folder.absent_folders()
     with ExitStack() as stack:
         with _naming(remedy):
-            acquired = stack.enter_context(hold_lease(folder, about, lease))
+            acquired = stack.enter_context(hold_lease(folder, about, lease, silent_token))
         try:
             yield fence_storage(folder, acquired)
         finally:

@@ -329,12 +329,15 @@ def describe_loss(storage: Storage, seen: Holder | None, token: str, name: str =
 
 
 @contextmanager
-def hold_lease(storage: Storage, about: Mapping[str, str], name: str = LEASE_NAME) -> Iterator[Lease]:
+def hold_lease(
+    storage: Storage, about: Mapping[str, str], name: str = LEASE_NAME, silent_token: str = ""
+) -> Iterator[Lease]:
     """Acquire the lease on a destination and keep it fresh for the body; the caller releases it.
 
     Args:
         storage: the destination.
         about: description for the lease file.
+        silent_token: token of a holder whose heartbeat the caller has missed for half a minute.
 
     Raises:
         DestinationError: another process writes there.
@@ -348,7 +351,7 @@ def hold_lease(storage: Storage, about: Mapping[str, str], name: str = LEASE_NAM
         try:
             storage.create(name, me.encode())
         except FileExistsError:
-            previous = _take_over(storage, me, name)
+            previous = _take_over(storage, me, name, silent_token)
         except StorageError:
             with suppress(RingfeedError):  # the folder was created for the lease file, which could not be written
                 storage.remove_folders(absent)
@@ -366,7 +369,7 @@ def _following(me: Holder, previous: Holder | None) -> Holder:
     return me if previous is None else replace(me, plan=previous.plan)
 
 
-def _take_over(storage: Storage, me: Holder, name: str) -> Holder | None:
+def _take_over(storage: Storage, me: Holder, name: str, silent_token: str) -> Holder | None:
     """Take the lease over from a dead holder. Of several processes that try, one succeeds."""
     for _ in range(_TAKEOVERS):
         holder = read_holder(storage, name)
@@ -375,7 +378,8 @@ def _take_over(storage: Storage, me: Holder, name: str) -> Holder | None:
                 storage.create(name, me.encode())
                 return None
             continue
-        check_not_held(storage, holder, name)
+        if holder.token != silent_token:
+            check_not_held(storage, holder, name)
         takeover = f"{_takeover_prefix(name)}{holder.token}.json"
         try:
             storage.create(takeover, me.encode())

@@ -11,7 +11,7 @@ from pathlib import Path
 from .process import free_ports, running, wait_until_ready
 
 # No dashboard, and a look at the memory less often than the time a test takes.
-_SETTINGS = {
+SETTINGS = {
     "DASK_DISTRIBUTED__DASHBOARD__LINK": "",
     "DASK_DISTRIBUTED__WORKER__MEMORY__TERMINATE": "False",
     "PYTHONWARNINGS": "ignore",
@@ -47,15 +47,15 @@ def dask_cluster(
     (port,) = free_ports(1)
     scheduler_log = directory / "dask-scheduler.log"
     flags = [f"--port={port}", "--host=127.0.0.1", "--no-dashboard", "--no-show"]
-    settings = {**_SETTINGS, **(environment or {})}
+    settings = {**SETTINGS, **(environment or {})}
     with ExitStack() as stack:
-        scheduler = stack.enter_context(running([*_command("scheduler"), *flags], scheduler_log, settings, directory))
+        scheduler = stack.enter_context(running([*command("scheduler"), *flags], scheduler_log, settings, directory))
         logs = {scheduler_log: scheduler}
         for number in range(workers):
             log = directory / f"dask-worker-{number}.log"
-            command = [*_command("worker", prelude), f"tcp://127.0.0.1:{port}", "--nthreads=1", "--no-nanny"]
-            command += ["--no-dashboard", "--host=127.0.0.1", f"--local-directory={directory}", f"--name={number}"]
-            logs[log] = stack.enter_context(running(command, log, settings, directory))
+            words = [*command("worker", prelude), f"tcp://127.0.0.1:{port}", "--nthreads=1", "--no-nanny"]
+            words += ["--no-dashboard", "--host=127.0.0.1", f"--local-directory={directory}", f"--name={number}"]
+            logs[log] = stack.enter_context(running(words, log, settings, directory))
 
         def probe() -> None:
             with socket.create_connection(("127.0.0.1", port), 1):
@@ -68,6 +68,6 @@ def dask_cluster(
         yield DaskCluster(port=port, scheduler=scheduler, workers=tuple(logs.values())[1:])
 
 
-def _command(which: str, prelude: str = "") -> list[str]:
+def command(which: str, prelude: str = "") -> list[str]:
     """As `dask scheduler` and `dask worker` run, in this interpreter."""
     return [sys.executable, "-c", f"{prelude}\nfrom distributed.cli.dask_{which} import main; main()"]

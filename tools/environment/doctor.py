@@ -10,6 +10,7 @@ import json
 import os
 import platform
 import shutil
+import socket
 import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -41,6 +42,7 @@ class Facts:
     runtime: Runtime
     horovod_built_for: str | None
     gpus: tuple[str, ...]
+    interfaces: tuple[str, ...]
     cpu_cores: int
     memory_bytes: int
 
@@ -138,6 +140,7 @@ def examine() -> Facts:
         runtime=probe_runtime(),
         horovod_built_for=horovod_target(),
         gpus=_gpus(),
+        interfaces=tuple(name for _, name in socket.if_nameindex() if name != "lo"),
         cpu_cores=len(os.sched_getaffinity(0)),
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
     )
@@ -163,6 +166,7 @@ def report(facts: Facts, findings: tuple[Finding, ...]) -> dict[str, object]:
             "s3": facts.versions["s3fs"] is not None,
             "hdfs": facts.versions["hdfs-native"] is not None,
         },
+        "interfaces": list(facts.interfaces),
         "cpu_cores": facts.cpu_cores,
         "memory_bytes": facts.memory_bytes,
         "findings": [asdict(finding) for finding in findings],
@@ -182,6 +186,8 @@ def _show(facts: Facts, findings: tuple[Finding, ...], console: Console) -> None
     table.add_row("GPUs", printable(", ".join(facts.gpus)) or "none")
     clients = {"S3": facts.versions["s3fs"], "HDFS": facts.versions["hdfs-native"]}
     table.add_row("storage clients", ", ".join(["local", *(name for name, found in clients.items() if found)]))
+    interfaces = ", ".join(facts.interfaces) or "none"
+    table.add_row("network interfaces", f"{interfaces} (horovodrun needs one of the same name on each host)")
     table.add_row("CPU cores, memory", f"{facts.cpu_cores}, {facts.memory_bytes / GIBIBYTE:.1f} GiB")
     console.print(table)
     for finding in findings:

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,10 +30,11 @@ from safetensors.numpy import save
 
 from ringfeed.sharding.destination.held_folder import check_folder_free, hold_folder
 from ringfeed.sharding.destination.leftovers import abort_uploads, remove_files
-from ringfeed.sharding.errors import ConfigError, CorruptionError, StorageError
+from ringfeed.sharding.errors import ConfigError, CorruptionError, DestinationError, StorageError
 from ringfeed.sharding.messages import brief
 from ringfeed.sharding.storage.atomic_files import draft_target
 from ringfeed.sharding.storage.lease import is_lease_draft, is_lease_file, read_holder
+from ringfeed.sharding.storage.retry import RetryPolicy
 from ringfeed.sharding.storage.special_files import SpecialFileError
 from ringfeed.sharding.storage.storage import Storage
 
@@ -44,6 +46,7 @@ _HISTORY = "history"
 _REMEDY = "remove it, or set checkpoint.on_damage=previous, to resume from the one before"
 _OTHER_FOLDER = "set another checkpoint.url"
 _LEAVING_SECONDS = 10.0  # a rank of the same run releases the lease by then, where ranks have changed places
+_SILENT_SECONDS = 30.0  # a rank elsewhere is lost after six missed heartbeats of its lease
 _POLL_SECONDS = 0.2
 
 log = logging.getLogger(__name__)
@@ -159,6 +162,7 @@ class CheckpointStore:
         keep: number of the newest checkpoints that a save keeps.
         on_damage: what `newest` does about a damaged file: "error" raises; "previous" warns and reads the one before.
         check: raises an error for a checkpoint that the run cannot use, which then counts as damaged.
+        retries: how transient errors of the storage are retried; None: as anywhere.
 
     Raises:
         StorageError: from any method, if the storage fails.
@@ -179,8 +183,9 @@ class CheckpointStore:
         keep: int = 3,
         on_damage: str = "error",
         check: Callable[[Checkpoint], object] = lambda _: None,
+        retries: RetryPolicy | None = None,
     ) -> None:
-        self._storage = Storage(url)
+        self._storage = Storage(url, retries=retries or RetryPolicy())
         self._keep = keep
         self._on_damage = on_damage
         self._check = check
@@ -203,15 +208,16 @@ class CheckpointStore:
         return any(is_lease_file(name, _LEASE) or _is_draft(name) for name in self._files())
 
     @contextmanager
-    def hold(self, run: str) -> Iterator[None]:
+    def hold(self, run: str, given_up: threading.Event | None = None) -> Iterator[None]:
         """Let no other run write to the folder in the body; check first that files can be written and removed.
 
         Also removes what a process that was killed while it wrote a checkpoint has left, which may be large. A
-        DestinationError says that another run writes to it, a ConfigError that it holds checkpoints of another run.
+        DestinationError says that another run writes to it, a ConfigError that it holds checkpoints of another run. If
+        `given_up` is set, the wait for another rank of the run ends, with a DestinationError.
         """
-        self._await_own(run)
+        silent = self._await_own(run, given_up or threading.Event())
         plain = self._storage
-        with hold_folder(plain, {"task": "run", "run": run}, _LEASE, _OTHER_FOLDER) as fenced:
+        with hold_folder(plain, {"task": "run", "run": run}, _LEASE, _OTHER_FOLDER, silent) as fenced:
             files = self._files()
             if others := {_run_of(name) for name in files} - {"", run}:
                 raise ConfigError(f"{plain.locate()} holds checkpoints of another run ({min(others)}): {_OTHER_FOLDER}")
@@ -223,13 +229,26 @@ class CheckpointStore:
             finally:
                 self._storage = plain
 
-    def _await_own(self, run: str) -> None:
-        """Give a rank of the same run a moment to release the folder, as when ranks change places."""
-        deadline = time.monotonic() + _LEAVING_SECONDS
-        while (holder := read_holder(self._storage, _LEASE)) is not None and time.monotonic() < deadline:
+    def _await_own(self, run: str, given_up: threading.Event) -> str:
+        """Wait for another rank of the run to release the folder; return the token of one on a host that is silent.
+
+        Ranks that change places release it within a moment; one whose host is lost does so never.
+        """
+        seen, begun = None, time.monotonic()
+        while (holder := read_holder(self._storage, _LEASE)) is not None:
             if holder.about.get("run") != run or holder.has_ended:
-                return
-            time.sleep(_POLL_SECONDS)
+                return ""
+            now = time.monotonic()
+            beat = holder.token, holder.beat
+            if beat != seen:
+                seen, changed = beat, now
+            if not holder.is_local and now - changed > _SILENT_SECONDS:
+                return holder.token
+            if now - begun > _LEAVING_SECONDS and (holder.is_local or changed > begun + _LEAVING_SECONDS):
+                return ""
+            if given_up.wait(_POLL_SECONDS):
+                raise DestinationError(f"the wait for {self._storage.locate()} was given up")
+        return ""
 
     def save(self, checkpoint: Checkpoint, best_steps: Collection[int] = ()) -> str:
         """Commit a checkpoint, remove all of its run but those of `best_steps` and the newest `keep`; return its URL.

@@ -102,7 +102,7 @@ class HostGroup(ProcessGroup[Key]):
         super().__init__(command)
         self._silence = silence_seconds
         others = [host for host in hosts if not is_this_machine(host)]
-        self.address = address_towards(others[0]) if others else _LOOPBACK
+        self.address = address_towards((others or list(hosts))[0])  # hosts that join later reach it there, too
         self.peers = {_LOOPBACK, self.address}
         self._told = time.monotonic()
 

@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from ipaddress import ip_address
 from typing import Any
 
 from ringfeed.sharding.storage.temporary_folder import end_process
@@ -25,6 +26,7 @@ from .process_group import Lines, Process, ProcessGroup
 
 __all__ = ["RankRequest", "interface_of", "main"]
 
+_LOOPBACK_LAUNCHER = "the launcher's host has a name that only it knows: let the hosts begin with one that all know\n"
 _CODEC = "latin-1"  # any bytes, also a part of a character
 
 
@@ -137,6 +139,9 @@ def main() -> int:
         os.chdir(request.folder)
     except OSError as error:
         sys.stderr.write(f"{request.folder}: {error.strerror}\n")
+        return 1
+    if "SSH_CONNECTION" in os.environ and ip_address(request.launcher).is_loopback:
+        sys.stderr.write(_LOOPBACK_LAUNCHER)
         return 1
     wire = os.dup(1)
     return _Relay(request, wire).run()

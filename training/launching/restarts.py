@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from ringfeed.sharding.errors import ConfigError, RingfeedError
+from ringfeed.sharding.errors import ConfigError, RingfeedError, StorageError
+from ringfeed.sharding.storage.retry import RetryPolicy
 from ringfeed.sharding.storage.untrusted_files import read_untrusted
 from ringfeed.training.checkpoint.store import CheckpointStore
 
@@ -68,7 +70,9 @@ class Restarts:
             step: that of the newest commit among the ranks that live, or -1.
             lived_seconds: time since the rank that died first joined a ring.
         """
-        newest = max(CheckpointStore(self.url).names(), default="")
+        newest = self._newest
+        with suppress(StorageError):  # the ranks notice themselves that their store is gone
+            newest = max(CheckpointStore(self.url, retries=RetryPolicy(attempts=1)).names(), default="")
         self._failures = 1 if newest != self._newest or step > self._step else self._failures + 1
         self._newest, self._step = newest, max(step, self._step)
         is_short = lived_seconds < _SHORT_SECONDS

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import printable
 from ringfeed.training.run.stopping import TERMINATED
 
@@ -25,7 +26,7 @@ from .restarts import Restarts, WantedRanks
 
 __all__ = ["Supervisor"]
 
-_FILE_SECONDS = 1.0  # between looks at --ranks-file
+_FILE_SECONDS = 1.0  # between looks at --ranks-file or --hosts-file
 _STALL_SECONDS = 1.0  # the ranks of a ring that has stalled come back at once
 _REST_SECONDS = 30.0  # between two tries of a host that cannot be reached
 _JOIN_SECONDS = 5.0  # ranks join within seconds, unless one of them has died
@@ -50,7 +51,10 @@ class Supervisor:
     _has_failed: bool = False  # this ring
     _lost: set[int] = field(default_factory=set)  # processes of this ring that did not answer
     _deadline: float = float("inf")  # ranks that do not come back or join are killed then
+    _mistake: str = ""  # in --ranks-file or --hosts-file, at the last look
+    _named_mistake: str = ""
     _ending: Ending | None = None
+    _blamed: tuple[str, int] | None = None  # the host whose rank reported an error last, and the newest commit's step
     _resting: dict[str, float] = field(default_factory=dict)  # hosts that were lost: the time from which to try again
 
     def run(self) -> Ending:
@@ -80,9 +84,20 @@ class Supervisor:
             self._group.resting = {host for host, end in self._resting.items() if now < end}
             if now - looked > _FILE_SECONDS and not self._is_over:
                 looked = now
-                if self.wanted.has_changed():
-                    self._resize()
+                self._look_for_changes()
             self._act(now)
+
+    def _look_for_changes(self) -> None:
+        """Resize the run if its file has changed; a file that cannot be read changes nothing, and is named once."""
+        before, self._mistake = self._mistake, ""
+        try:
+            if self.wanted.has_changed():
+                self._resize()
+        except ConfigError as error:
+            self._mistake = str(error)
+            if self._mistake == before and before != self._named_mistake:  # else it is being written
+                self._named_mistake = before
+                sys.stderr.write(f"ringfeed launch: {printable(before)}; going on as before\n")
 
     def _terminate(self) -> None:
         self._is_over, self._group.least = True, 0
@@ -128,6 +143,10 @@ class Supervisor:
         elif report and not report.is_echo and not report.is_stall:
             is_common = report.status != 1 or self._others_say(report.message)
             line = report.message if is_common else f"{process.named(member.name)}: {report.message}"
+            if not is_common and self._blame(member):
+                if not self._rest(member, line):
+                    self._replace(member, line, None)
+                return
             self._is_over, self._ending = True, Ending(status=report.status, line=line)
         elif not self._is_over:
             if process.loss and self._rest(member, f"host {process.host}: {process.loss}"):
@@ -140,8 +159,18 @@ class Supervisor:
                 line = f"{name} does not answer: stopped, or its machine is gone"
             self._replace(member, line, _STALL_SECONDS if report and report.is_stall else None)
 
+    def _blame(self, member: ElasticRank) -> bool:
+        """Return whether an error that one rank reports is its host's, such as a full disk, and the others can go on.
+
+        It is not if a rank on another host has reported one since the newest commit: then it is in the data, say.
+        """
+        others = [other for other in self._group.members.values() if other.host != member.host]
+        step = max((other.step for other in others), default=-1)
+        blamed, self._blamed = self._blamed, (member.host, step)
+        return step >= 0 and (blamed is None or blamed[0] == member.host or blamed[1] < step)
+
     def _rest(self, member: ElasticRank, loss: str) -> bool:
-        """Let a host rest that cannot be reached; return whether that is all, since it had no rank in the ring."""
+        """Let a host rest that is lost or fails; return whether that is all, since it had no rank in the ring."""
         is_news = member.host not in self._resting
         self._resting[member.host] = time.monotonic() + _REST_SECONDS
         self._group.resting = set(self._resting)

@@ -155,6 +155,7 @@ class BaseTrainer(ABC):
         self.reports.emit(StoppedEarly(self.position.step, self._progress.best, reason))
 
     def _stop(self) -> NoReturn:
+        self._saver.settle()
         self._save()
         self._saver.writer.wait()
         self.ring.barrier()
@@ -166,6 +167,8 @@ class BaseTrainer(ABC):
         """Commit to memory and, if asked, to the store, as far as there are any, after a check of the weights."""
         if not self._saver.keeps(to_store=to_store):
             return
+        if self._progress.is_over:
+            self._saver.settle()
         with self.reports.timed(CHECKPOINT, self.position), self._agreed():
             self._check_weights()
             self._commit(to_store=to_store)

@@ -34,8 +34,8 @@ class Cluster(TaskConfig):
 
     @property
     def local_tasks(self) -> int:
-        """Number of tasks on this process's host that compute: workers and parameter servers."""
-        return sum(self.hosts(kind).count(self.host) for kind in (PS, WORKER))
+        """Number of tasks on this process's host that compute: workers and parameter servers, or a chief alone."""
+        return sum(self.hosts(kind).count(self.host) for kind in (PS, WORKER)) or 1
 
 
 def cluster_from_environment(environ: Mapping[str, str]) -> Cluster:

@@ -30,6 +30,7 @@ HEALTHY = Facts(
     runtime=Runtime(tensorflow=TensorflowProbe(), horovod=HorovodProbe(collectives=("gloo",))),
     horovod_built_for="2.21.0",
     gpus=(),
+    interfaces=("eth0",),
     cpu_cores=2,
     memory_bytes=2**34,
 )

@@ -364,3 +364,21 @@ def test_a_long_history_is_encoded_in_little_more_memory_than_its_text() -> None
         tracemalloc.stop()
     assert text.encode() in data
     assert peak < 4 * len(text)
+
+
+def test_a_rank_on_a_host_that_is_silent_is_waited_for_until_it_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_SILENT_SECONDS", 0.3)
+    store, lease = CheckpointStore(str(tmp_path)), tmp_path / "_training.json"
+    with store.hold(RUN):
+        held = json.loads(lease.read_text())
+    lease.write_text(json.dumps(held | {"host": "lost", "token": "lost"}))
+    given_up = threading.Event()
+    given_up.set()
+    with pytest.raises(DestinationError, match=r"the wait for .* was given up"), store.hold(RUN, given_up):
+        pass
+    with store.hold(RUN):
+        store.save(_checkpoint(5, RUN))
+        assert json.loads(lease.read_text())["token"] not in ("lost", held["token"])
+    assert not lease.exists()

@@ -29,11 +29,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 @pytest.fixture(scope="module")
 def undisturbed(hosts: Lab) -> dict[str, Any]:
     """The weights of a run to which nothing happens."""
-    run = HostRun(hosts, "undisturbed", "-H", "h1:1,h2:2", SECRET="planted")
-    run.wait_for_step(1)
-    for host in hosts.hosts:
-        assert "planted" not in " ".join(host.processes().values())
-    assert {(seen.host, seen.rank) for seen in run.seen()} == {("h1", 0), ("h2", 1), ("h2", 2)}
+    run = HostRun(hosts, "undisturbed", "-H", "h1:1")
     status, stderr = run.end()
     assert status == 0, stderr
     run.assert_whole()
@@ -54,7 +50,8 @@ LOSSES: dict[str, Callable[[Host], None]] = {
 def test_the_others_go_on_from_the_last_commit_without_a_host_that_says_nothing(
     hosts: Lab, undisturbed: dict[str, Any], loss: str
 ) -> None:
-    run = HostRun(hosts, loss, "-H", "h1:1,h2:1,h3:1", "--elastic", PAUSE="20")
+    (hosts.shared / "hosts").write_text("h1:1\nh2:1\nh3:1\n")
+    run = HostRun(hosts, loss, "--hosts-file", "hosts", "--elastic", pause_seconds=0.2)
     run.wait_for_step(7)
     LOSSES[loss](hosts.hosts[2])
     start = time.monotonic()
@@ -64,8 +61,10 @@ def test_the_others_go_on_from_the_last_commit_without_a_host_that_says_nothing(
     assert seconds < LOST_SECONDS + 10
     if loss != "powered_off":
         hosts.hosts[2].heal()
-        hosts.hosts[2].limit("1gbit")
+        hosts.hosts[2].unlimit()
         hosts.hosts[2].proceed()
+    if loss == "cut":
+        _exchange_hosts(hosts, run)
     status, stderr = run.end()
     assert status == 0, stderr
     assert re.search("ringfeed launch: rank 2 on h3(:| does not).* answer.*; starting none instead\n", stderr)
@@ -74,9 +73,19 @@ def test_the_others_go_on_from_the_last_commit_without_a_host_that_says_nothing(
         np.testing.assert_allclose(run.weights()[name], array, rtol=1e-5, atol=1e-7)
 
 
+def _exchange_hosts(hosts: Lab, run: HostRun) -> None:
+    """Let the lost host come back, and another one leave, while the first trains on in the same process."""
+    run.pause(1.5)
+    (hosts.shared / "hosts").write_text("h1:1\nh3:1\n")
+    run.wait_for(lambda: {(seen.host, seen.size) for seen in run.seen()[-2:]} == {("h1", 2), ("h3", 2)})
+    assert any(seen.size == 1 for seen in run.seen())
+    assert len(list(hosts.shared.glob("seen-h1-*"))) == 1
+    run.pause(0.0)
+
+
 @pytest.mark.campaign
 def test_a_rank_that_dies_is_named_with_its_host_and_all_end(hosts: Lab) -> None:
-    run = HostRun(hosts, "killed", "-H", "h1:1,h2:1", PAUSE="20")
+    run = HostRun(hosts, "killed", "-H", "h1:1,h2:1", pause_seconds=0.2)
     run.wait_for_step(1)
     (rank,) = [pid for pid, line in hosts.hosts[1].processes().items() if "tools.cli train" in line]
     os.kill(rank, signal.SIGKILL)
@@ -87,13 +96,16 @@ def test_a_rank_that_dies_is_named_with_its_host_and_all_end(hosts: Lab) -> None
 
 
 def test_the_ranks_end_with_a_launcher_that_is_killed_and_save_when_it_is_asked_to_end(hosts: Lab) -> None:
-    run = HostRun(hosts, "asked", "-H", "h1:1,h2:1", PAUSE="20")
+    run = HostRun(hosts, "asked", "-H", "h1:1,h2:2", pause_seconds=0.2, SECRET="planted")
     run.wait_for_step(6)
+    for host in hosts.hosts:
+        assert "planted" not in " ".join(host.processes().values())
+    assert {(seen.host, seen.rank) for seen in run.seen()} == {("h1", 0), ("h2", 1), ("h2", 2)}
     run.launcher().terminate()
     status, stderr = run.end()
     assert status == 75, stderr
     assert "stopped by SIGTERM; the checkpoint of step " in stderr.splitlines()[-1]
-    again = HostRun(hosts, "asked", "-H", "h1:1,h2:1", PAUSE="20")
+    again = HostRun(hosts, "asked", "-H", "h1:1,h2:1", pause_seconds=0.2)
     again.wait_for_step(8)
     assert min(seen.step for seen in again.seen()) > 5
     again.launcher().kill()

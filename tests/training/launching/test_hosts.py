@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
 
 import pytest
 
 from ringfeed.sharding.errors import ConfigError
+from ringfeed.training import launch
 from ringfeed.training.launching.group import ElasticRank, Group, Phase
 from ringfeed.training.launching.hosts import WantedHosts, address_towards, is_this_machine, parse_hosts
 
@@ -43,6 +45,22 @@ def test_a_file_of_hosts_may_change_and_an_empty_one_is_being_written(tmp_path: 
         WantedHosts(str(tmp_path / "none"), "", None)
     with pytest.raises(ConfigError, match="-H names no host"):
         WantedHosts(None, " , ", None)
+
+
+@pytest.mark.parametrize(("flags", "ranks"), [((), 4), (("-n", "1"), 1)])
+def test_a_file_that_grows_asks_for_more_ranks_unless_their_number_is_given(
+    tmp_path: Path, flags: tuple[str, ...], ranks: int
+) -> None:
+    path = tmp_path / "hosts"
+    path.write_text("h1:2\n")
+    parser = argparse.ArgumentParser()
+    launch.add_arguments(parser)
+    args = parser.parse_args(["--hosts-file", str(path), *flags, "bench-ring"])
+    launch._checked(args, None)
+    wanted = launch._wanted_hosts(args)
+    path.write_text("h1:2\nh2:2\n")
+    assert wanted.has_changed()
+    assert wanted.number == ranks
 
 
 def test_this_machine_is_told_from_others() -> None:

@@ -34,3 +34,9 @@ def test_a_file_that_asks_for_fewer_ranks_than_the_least_is_lowered_no_further(t
     restarts = Restarts(ranks=1, least=2, url=str(tmp_path))
     assert [restarts.after_failure("dead") is None for _ in range(3)] == [True, True, False]
     assert restarts.ranks == 1
+
+
+def test_a_store_that_is_gone_hides_progress_and_ends_nothing(tmp_path: Path) -> None:
+    restarts = Restarts(ranks=3, least=2, url="hdfs://127.0.0.1:1/run")
+    assert [restarts.after_failure("dead", step) for step in (0, 0, 5, 5, 5)] == [None] * 5
+    assert restarts.ranks == 2

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from ringfeed.training.launching.endings import Ending, LauncherSignals
+from ringfeed.training.launching.hosts import WantedHosts
 from ringfeed.training.launching.process_group import ProcessGroup
 from ringfeed.training.launching.restarts import Restarts, WantedRanks
 from ringfeed.training.launching.supervisor import Supervisor
@@ -31,9 +32,9 @@ def _places(hosts: Sequence[str]) -> Iterator[list[dict[str, str]]]:
     yield [{"HOROVOD_RANK": str(rank)} for rank in range(len(hosts))]
 
 
-def _run(folder: Path, script: str, signals: LauncherSignals | None = None) -> Ending:
-    """Supervise ranks that run a script; `folder` holds the number of ranks."""
-    wanted = WantedRanks(str(folder / "ranks"), 1)
+def _run(folder: Path, script: str, signals: LauncherSignals | None = None, hosts: str = "") -> Ending:
+    """Supervise ranks that run a script; `folder` holds the number of ranks, unless hosts are named."""
+    wanted = WantedHosts(None, hosts, None) if hosts else WantedRanks(str(folder / "ranks"), 1)
     restarts = Restarts(ranks=wanted.number, least=1, url=str(folder / "run"))
     command, signals = [sys.executable, "-c", RANK + script, str(folder)], signals or LauncherSignals()
     return Supervisor(
@@ -46,7 +47,7 @@ def _run(folder: Path, script: str, signals: LauncherSignals | None = None) -> E
     ).run()
 
 
-def test_a_newcomer_that_dies_while_it_waits_does_not_end_the_ring(
+def test_a_newcomer_that_dies_while_it_waits_does_not_end_the_ring_and_nor_does_a_mistake_in_the_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "ranks").write_text("2")
@@ -58,7 +59,8 @@ if slot < 2:
     (folder / f"joined-{os.getpid()}").touch()
     (folder / "ranks").write_text("3")
     wait_for("died")  # a step that is longer than the launcher's patience
-    time.sleep(2.0)
+    (folder / "ranks").write_text("many")
+    time.sleep(3.5)
 elif not (folder / "died").exists():
     (folder / "died").touch()
     os._exit(1)
@@ -66,7 +68,10 @@ else:
     channel.recv(1000)
 """
     assert _run(tmp_path, script) == Ending(status=0)
-    assert capfd.readouterr().err == "ringfeed launch: rank 2 ended with status 1; starting another instead\n"
+    assert capfd.readouterr().err == (
+        "ringfeed launch: rank 2 ended with status 1; starting another instead\n"
+        f"ringfeed launch: --ranks-file: {tmp_path}/ranks must hold a number of ranks, got 'many'; going on as before\n"
+    )
     assert len(list(tmp_path.glob("joined-*"))) == 2  # the same processes to the end
 
 
@@ -95,6 +100,38 @@ else:
     assert _run(tmp_path, script) == Ending(status=0)
     assert len(list(tmp_path.glob("died-*"))) == 3
     assert "instead, after three failures in a row: --elastic goes on with 1 rank\n" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("first", "ending"), [("join(7)", Ending(status=0)), ("fail('bad')", Ending(status=1, line="rank 0: bad"))]
+)
+def test_an_error_of_one_host_ends_the_run_only_if_another_host_has_one_too(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], first: str, ending: Ending
+) -> None:
+    script = """
+lines = channel.makefile()
+def join(step):
+    channel.sendall(json.dumps({"step": step}).encode() + b"\\n")
+    while "environment" not in (message := json.loads(lines.readline())):
+        pass  # asked to regroup
+    rank = int(message["environment"]["HOROVOD_RANK"])
+    channel.sendall(json.dumps({"joined": rank}).encode() + b"\\n")
+def fail(message):
+    os.write(int(os.environ["RINGFEED_REPORT"]), json.dumps({"message": message, "status": 1}).encode() + b"\\n")
+    os._exit(1)
+join(-1)
+join(5)
+if os.environ["HOROVOD_HOSTNAME"] == "h2":
+    fail("no space")
+join(5)
+"""
+    assert _run(tmp_path, script + first, hosts="h1:1,h2:1") == ending
+    assert capfd.readouterr().err.splitlines() == [
+        "ringfeed launch: going on with 2 ranks from step 5",
+        "ringfeed launch: rank 1: no space; starting none instead",
+        *["ringfeed launch: going on with 1 ranks from step 5"],
+        *["ringfeed launch: going on with 1 ranks from step 7"] * (ending.status == 0),
+    ]
 
 
 class _SignalByFile(LauncherSignals):

@@ -20,6 +20,11 @@ def test_a_task_of_one_process_is_that_of_another_in_its_environment() -> None:
     assert (other.kind, other.index, other.tasks) == ("ps", 1, cluster.tasks)
 
 
+def test_a_chief_on_a_host_of_its_own_has_all_of_its_cores() -> None:
+    config = {"cluster": {**CLUSTER, "chief": ["c:1"]}, "task": {"type": "chief", "index": 0}}
+    assert cluster_from_environment({"TF_CONFIG": json.dumps(config)}).local_tasks == 1
+
+
 @pytest.mark.parametrize(
     ("config", "message"),
     [

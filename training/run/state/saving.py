@@ -5,8 +5,10 @@ Tested in tests/training/test_train.py and tests/training/run/state/test_best.py
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -35,7 +37,7 @@ class Saver:
     def __init__(self, config: TrainConfig, ring: Ring, parts: Parts, memory: Memory | None, run: str) -> None:
         self._config, self._ring, self._parts, self._memory, self._run = config, ring, parts, memory, run
         self._store = open_store(config) if ring.rank == 0 else None
-        self._is_held = False
+        self._acquired: Future[None] | None = None
         self.writer = BackgroundWriter()
 
     def keeps(self, *, to_store: bool) -> bool:
@@ -47,17 +49,41 @@ class Saver:
         """Let no other run write to the store in the body, after a check that this one can.
 
         A run that `is_over` has nothing to write, but perhaps something to remove.
+
+        A rank that goes on from a commit trains meanwhile: the rank that held the store may be on a host that is lost,
+        which only half a minute without its heartbeat shows.
         """
         if self._store is None or (is_over and not self._store.has_leftovers()):
             yield
             return
-        with self._store.hold(self._run):
-            self._is_held = True
+        given_up = threading.Event()
+        with ExitStack() as held, ThreadPoolExecutor(1, "ringfeed-hold") as pool:
+            self._acquired = pool.submit(held.enter_context, self._store.hold(self._run, given_up))
+            if self._memory is None or self._memory.newest is None:
+                self.settle()
             try:
                 yield
             finally:
+                given_up.set()
+                wait([self._acquired])
                 self.writer.join()
-                self._is_held = False
+                self._acquired = None
+
+    def settle(self) -> None:
+        """Wait until the store is held.
+
+        Raises:
+            RingfeedError: another run holds it.
+        """
+        if self._acquired is not None:
+            self._acquired.result()
+
+    @property
+    def _is_held(self) -> bool:
+        if self._acquired is None or not self._acquired.done():
+            return False
+        self.settle()
+        return True
 
     def commit(
         self, position: Position, loader: Loader | Mixture, history: Mapping[str, Any], *, to_store: bool
