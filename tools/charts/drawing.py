@@ -23,7 +23,7 @@ try:
 except ImportError as error:
     raise ConfigError("plots need matplotlib; install it with: pip install 'ringfeed[report]'") from error
 
-__all__ = ["COLOURS", "HATCHES", "MUTED", "Drawing", "Plot", "curves", "draw_bars", "named_bars"]
+__all__ = ["COLOURS", "HATCHES", "MUTED", "Drawing", "Plot", "curves", "histogram", "stack"]
 
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#999999")
 HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++", "oo")
@@ -48,6 +48,11 @@ class Plot:
     def _repr_svg_(self) -> str:
         return self.svg
 
+    @property
+    def element(self) -> str:
+        """The element to put inside an HTML page."""
+        return self.svg[self.svg.index("<svg") :]
+
 
 class Drawing:
     """A figure with one pair of axes, or several of one height side by side, in the style of all plots."""
@@ -62,10 +67,6 @@ class Drawing:
         """Name the series below the plot."""
         with rc_context(_SETTINGS):
             self._figure.legend(loc="outside lower left", ncols=4)
-
-    def count_along_x(self) -> None:
-        """Put whole numbers only below the axis."""
-        self.axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
     def finish(self, title: str, x_label: str, y_label: str) -> Plot:
         """Label the axes, and draw."""
@@ -82,46 +83,37 @@ class Drawing:
         return Plot(title, written.getvalue())
 
 
-def draw_bars(
-    drawing: Drawing, values: Mapping[str, float], texts: Sequence[str], highlighted: str | None = None
-) -> None:
-    """Draw horizontal bars from top to bottom, each with its name and a text at its end."""
-    axes = drawing.axes
-    axes.grid(visible=False)
-    places, lengths = range(len(values)), list(values.values())
-    bars = axes.barh(
-        places,
-        lengths,
-        color=[COLOURS[3 if name == highlighted else 0] for name in values],
-        hatch=[HATCHES[1 if name == highlighted else 0] for name in values],
-    )
-    axes.bar_label(bars, texts, padding=4)
-    axes.set_yticks(places, list(values))
-    axes.invert_yaxis()
-    axes.set_xlim(0, max(lengths) * 1.25 or 1)
-    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if max(lengths) > 10 else f"{value:.3g}")
+def histogram(values: Sequence[float], title: str, x_label: str, y_label: str) -> Plot:
+    """Count positive values along a logarithmic axis, with lines at the median (full) and the 99th percentile."""
+    drawing, known = Drawing(), np.maximum(np.array(values, np.float64), 1e-3)
+    drawing.axes.hist(known, bins=np.geomspace(known.min(), known.max() * 1.001, 40).tolist(), color=COLOURS[0])
+    drawing.axes.set_xscale("log")
+    for value, style in zip(np.percentile(known, [50, 99]), ("-", "--"), strict=True):
+        drawing.axes.axvline(value, color=COLOURS[3], linestyle=style)
+    return drawing.finish(title, x_label, y_label)
 
 
-def named_bars(
-    values: Mapping[str, float],
-    texts: Sequence[str],
-    highlighted: str | None,
-    title: str,
-    x_label: str,
-    *,
-    is_log: bool = False,
-    marked: float | None = None,
-) -> Plot:
-    """Draw `Bars`: horizontal bars, each with its name and a text at its end."""
-    drawing = Drawing(0.36 * len(values) + 1)
-    draw_bars(drawing, values, texts, highlighted)
-    if is_log:
-        drawing.axes.set_xscale("log")
-        low = 10 ** np.floor(np.log10(max(min(values.values()), 1e-3)) - 0.3)
-        drawing.axes.set_xlim(low, (max(values.values()) / low) ** 1.8 * low)  # room for the texts
-    if marked is not None:
-        drawing.axes.axvline(marked, color=MUTED, linestyle="--", linewidth=1)
-    return drawing.finish(title, x_label, "")
+def stack(axes: Axes, names: Sequence[str], heights: Any, *, width: float = 0.8, labelled: bool = True) -> None:
+    """Draw a column for each row of `heights`, one part above the other, the last of many together.
+
+    Args:
+        axes: where to draw.
+        names: names of the parts, the largest first.
+        heights: float64 [columns, parts].
+        width: width of a column.
+        labelled: whether the legend names them.
+    """
+    if len(names) > len(COLOURS):
+        kept = len(COLOURS) - 1
+        names = [*names[:kept], f"{len(names) - kept} other classes"]
+        heights = np.column_stack([heights[:, :kept], heights[:, kept:].sum(1)])
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    below = np.cumsum(heights, axis=1) - heights
+    for i, name in enumerate(names):
+        axes.bar(
+            range(len(heights)), heights[:, i], width, bottom=below[:, i], color=COLOURS[i], hatch=HATCHES[i],
+            label=name if labelled else None,
+        )  # fmt: skip
 
 
 def curves(

@@ -14,19 +14,18 @@ from dataclasses import dataclass, replace
 from statistics import mean, median
 
 from ringfeed.pipeline import Loader
-from ringfeed.pipeline.fetch.shard_cache import ShardCache
 from ringfeed.pipeline.select.selected_columns import record_bytes
 from ringfeed.pipeline.streams.stream_reader import OpenStreams
 from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.dataset.manifest import ShardInfo
-from ringfeed.sharding.errors import ConfigError, RangesError
+from ringfeed.sharding.errors import ConfigError
 from ringfeed.tools.measure.dataset_shape import DatasetShape
 
 from .costs import Costs, StoreCosts
-from .store_trial import try_store
+from .epochs_in_turn import trial_cache
+from .store_trial import try_store_of
 from .training_costs import with_training
 from .training_trials import Workload
-from .trial_cache import trial_cache
 
 __all__ = ["MeasuredDataset", "measure_costs", "shape_of"]
 
@@ -85,7 +84,8 @@ def measure_costs(
     rate = math.inf
     if not is_local:
         report("the store")
-        rate = _store_rate(plain, shards, seconds * 0.2)
+        store = try_store_of(plain, seconds * 0.2)
+        rate = math.inf if store is None else store.best_bytes_per_second  # unknown, if it reads no parts
     report("the loader")
     reading = _read_batches(plain, opened, seconds * 0.3)
     costs = Costs(
@@ -200,14 +200,6 @@ def _store_costs(opened: Sequence[_Opened], rate: float, *, is_local: bool) -> S
     )
 
 
-def _store_rate(loader: Loader, shards: Sequence[ShardInfo], seconds: float) -> float:
-    """Most bytes a second of reads at once; of one that reads no parts, unknown."""
-    try:
-        return try_store(open_dataset(loader.arguments["url"]).storage, shards, seconds).best_bytes_per_second
-    except RangesError:
-        return math.inf
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Reading:
     """What reading batches costs beyond opening shards, for each record, sample and batch."""
@@ -270,27 +262,20 @@ def _start_seconds(loader: Loader) -> float:
 
 
 def _with_cache(loader: Loader, shards: Sequence[ShardInfo], costs: Costs, folder: str, seconds: float) -> Costs:
-    """Costs with those of a cache: of a byte that it takes, and of one that it gives."""
-    with trial_cache(folder) as empty:
-        cold, warm = _cache_trials(loader, empty, shards, seconds)
-    return replace(costs, fill_byte_seconds=max(cold - median(costs.byte_seconds), 0.0), hit_byte_seconds=warm)
-
-
-def _cache_trials(
-    loader: Loader, cache: ShardCache | None, shards: Sequence[ShardInfo], seconds: float
-) -> tuple[float, float]:
-    """Processor time for a byte, cold and warm."""
-    cached = Loader(**dict(loader.arguments) | {"cache": cache})
-    cold: list[float] = []
-    warm: list[float] = []
+    """Costs with those of a cache: processor time of a byte that it takes, and of one that it gives."""
+    times: dict[str, list[float]] = {"cold": [], "warm": []}
     start = time.perf_counter()
-    with cached.open_streams() as streams:
+    with (
+        trial_cache(folder) as empty,
+        Loader(**dict(loader.arguments) | {"cache": empty}).open_streams() as streams,
+    ):
+        fetcher = streams.context.fetcher
         for number in range(min(len(shards), _MOST_SHARDS)):
-            size = shards[number].bytes + shards[number].index_bytes
-            for times in (cold, warm):
+            for known in times.values():
                 cpu = time.process_time()
-                streams.context.fetcher.request(streams.context.fetcher.whole(number)).result()
-                times.append((time.process_time() - cpu) / size)
-            if len(cold) >= _LEAST_SHARDS and time.perf_counter() - start > seconds:
+                fetcher.request(fetcher.whole(number)).result()
+                known.append((time.process_time() - cpu) / (shards[number].bytes + shards[number].index_bytes))
+            if number + 1 >= _LEAST_SHARDS and time.perf_counter() - start > seconds:
                 break
-    return median(cold), median(warm)
+    cold, warm = (median(known) for known in times.values())
+    return replace(costs, fill_byte_seconds=max(cold - median(costs.byte_seconds), 0.0), hit_byte_seconds=warm)

@@ -64,12 +64,8 @@ class StoreCosts:
     Raises:
         ConfigError: a figure is out of its range.
 
-    >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
-    >>> import numpy as np
-    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
-    >>> simulation = simulate(shape, Costs(store=StoreCosts(latency_seconds=(0.02,))), Setup(batch_size=500, cores=2))
-    >>> simulation.epochs[0].steps
-    16
+    >>> StoreCosts(latency_seconds=(0.02,)).connection_bytes_per_second
+    inf
     """
 
     latency_seconds: Samples = (0.0,)
@@ -94,13 +90,8 @@ class StepCosts:
     Raises:
         ConfigError: a figure is out of its range.
 
-    >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
-    >>> import numpy as np
-    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
-    >>> step = StepCosts(seconds=(0.1,), core_seconds=0.1, samples=500)
-    >>> simulation = simulate(shape, Costs(step=step), Setup(batch_size=500, cores=2))
-    >>> simulation.epochs[0].steps
-    16
+    >>> StepCosts(seconds=(0.1,), core_seconds=0.1, samples=500).scale(250)
+    0.5
     """
 
     seconds: Samples
@@ -136,13 +127,8 @@ class RingCosts:
         gradient_bytes: S.
         core_seconds: processor time of each rank in one all-reduce, which is part of its time.
 
-    >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
-    >>> import numpy as np
-    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
-    >>> costs = Costs(ring=RingCosts(latency_seconds=0.001))
-    >>> simulation = simulate(shape, costs, Setup(batch_size=500, ranks=2, cores=2))
-    >>> simulation.epochs[0].steps
-    16
+    >>> RingCosts(latency_seconds=0.001).seconds(ranks=2)
+    0.002
     """
 
     latency_seconds: float = 0.0
@@ -204,12 +190,8 @@ class Costs:
         ring: the collective.
         memory_per_byte: bytes in memory for each byte of a shard's file.
 
-    >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
-    >>> import numpy as np
-    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
-    >>> simulation = simulate(shape, Costs(file_seconds=0.01), Setup(batch_size=500, cores=2))
-    >>> simulation.epochs[0].steps
-    16
+    >>> Costs(file_seconds=0.01).step is None
+    True
     """
 
     store: StoreCosts = field(default_factory=StoreCosts)

@@ -99,13 +99,17 @@ def around(value: float, like: Estimate) -> Estimate:
     return Estimate(value=value, low=value * like.low / like.value, high=value * like.high / like.value)
 
 
-def predicted(gain: Estimate) -> Estimate | None:
+def predicted(gain: Estimate, disturbed: float = 0.0) -> Estimate | None:
     """A predicted gain with the error of the model beside that of the measurements; None if it says nothing.
+
+    The parts of a prediction are measured one after the other, while what other programs take changes. So the error
+    grows by twice the share of the time in which this program waited for cores that they held.
 
     >>> print(predicted(Estimate(value=2.0, low=2.0, high=2.0)))
     2.00 x (1.60 to 2.50)
     >>> predicted(Estimate(value=2.0, low=0.1, high=12.9)) is None
     True
     """
-    wide = ratio(gain, Estimate(value=1.0, low=1 / _MODEL_ERROR, high=_MODEL_ERROR))
+    error = _MODEL_ERROR + 2 * disturbed
+    wide = ratio(gain, Estimate(value=1.0, low=1 / error, high=error))
     return wide if wide.high <= _MOST_SPREAD * wide.low else None

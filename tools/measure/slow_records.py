@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -57,19 +57,18 @@ class SlowRecords:
     share: float
 
 
-def find_slow_records(workload: Workload, trial: Trial, seconds: float) -> SlowRecords | None:
+def find_slow_records(workload: Workload, trials: Sequence[Trial], seconds: float) -> SlowRecords | None:
     """Look into the slowest batches of a trial of loader and transform; None where no record stands out.
 
     Args:
         workload: the workload.
-        trial: its loader with the transform, and no step.
+        trials: its loader with the transform, without a step and with it; the one with more long gaps counts.
         seconds: time to spend, about.
     """
-    if workload.transform is None or len(trial.gaps) < _MOST_BATCHES + 1:
+    trials = [trial for trial in trials if len(trial.gaps) > _MOST_BATCHES]
+    if workload.transform is None or not trials:
         return None
-    usual = median(gap for _, _, gap in trial.gaps)
-    long = [gap for gap in trial.gaps if gap[2] > max(_SUSPECT * usual, _LEAST_GAP)]
-    share = sum(gap - usual for _, _, gap in long) / trial.seconds
+    share, long, trial = max(((*_long_gaps(trial), trial) for trial in trials), key=lambda found: found[0])
     if share < _LEAST_SHARE:
         return None
     end = time.perf_counter() + seconds
@@ -100,6 +99,13 @@ def find_slow_records(workload: Workload, trial: Trial, seconds: float) -> SlowR
     return SlowRecords(
         records=tuple(records[:_MOST_RECORDS]), batch_seconds=usual_seconds, share=share * guilty / looked
     )
+
+
+def _long_gaps(trial: Trial) -> tuple[float, list[tuple[int, int, float]]]:
+    """Share of a trial's time that passed in much longer gaps than usual, and these."""
+    usual = median(gap for _, _, gap in trial.gaps)
+    long = [gap for gap in trial.gaps if gap[2] > max(_SUSPECT * usual, _LEAST_GAP)]
+    return sum(gap - usual for _, _, gap in long) / trial.seconds, long
 
 
 def _search(

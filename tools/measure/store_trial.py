@@ -9,10 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from statistics import median
 
+from ringfeed.pipeline import Loader
+from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.dataset.manifest import ShardInfo
+from ringfeed.sharding.errors import RangesError
 from ringfeed.sharding.storage.storage import Storage
 
-__all__ = ["PIECE_BYTES", "SizeTrial", "StoreTrial", "try_store"]
+__all__ = ["PIECE_BYTES", "SizeTrial", "StoreTrial", "try_store", "try_store_of"]
 
 PIECE_BYTES = 4 << 20  # of a read, or the whole shard
 _SMALL_BYTES = 1 << 10
@@ -111,6 +114,15 @@ def try_store(storage: Storage, shards: Sequence[ShardInfo], seconds: float) -> 
     return StoreTrial(
         latency_seconds=trial.latency_seconds, bytes_per_second=rates, sizes=sizes, read_seconds=read_seconds
     )
+
+
+def try_store_of(loader: Loader, seconds: float) -> StoreTrial | None:
+    """Measure the store that a loader reads; None if it does not read parts of files."""
+    dataset = open_dataset(loader.arguments["url"])
+    try:
+        return try_store(dataset.storage, dataset.split_shards(loader.arguments["split"]), seconds)
+    except RangesError:
+        return None
 
 
 class _Reader:

@@ -5,8 +5,7 @@ Tested in tests/tools/measure/test_cost_trials.py.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from statistics import mean, median
 from typing import Any
@@ -17,10 +16,10 @@ from ringfeed.pipeline import Loader
 
 from .costs import Costs, StepCosts
 from .training_trials import Workload
+from .trial import repeat, time_calls
 
 __all__ = ["with_training"]
 
-Samples = tuple[float, ...]
 _LEAST_CALLS = 8
 _SMALLER = 4  # a step is also measured on a batch so many times smaller
 _ON_CORES = 0.6  # processor seconds a second from which on a step counts as one of the cores
@@ -35,8 +34,8 @@ def with_training(
     if workload.transform is not None:
         report(f"{workload.transform_name} alone")
         repeated = iter(workload.repeat_transform(batch))
-        _, cpus = _repeat(lambda: next(repeated), seconds / 2)
-        transform = mean(cpus) / loader.local_batch_size
+        trial = repeat(lambda: next(repeated), loader.local_batch_size, seconds / 2)
+        transform = trial.cpu_seconds / trial.samples
         del repeated  # it transforms ahead
         batch = next(iter(workload.batches(0)))
     report(f"{workload.step_name} alone")
@@ -45,8 +44,9 @@ def with_training(
 
 
 def _time_step(step: Callable[[Any], Any], batch: Any, samples: int, seconds: float) -> StepCosts:
-    """The costs of a step on a batch."""
-    return _step_costs(*_repeat(lambda: _finished(step(batch)), seconds), samples)
+    """The costs of a step on a batch, without its first calls, which compile."""
+    time_calls(lambda: step(batch), 0.0, least=2)
+    return _step_costs(*time_calls(lambda: step(batch), seconds, least=_LEAST_CALLS), samples)
 
 
 def _with_fixed_share(step: StepCosts, function: Callable[[Any], Any], batch: Any, seconds: float) -> StepCosts:
@@ -65,36 +65,12 @@ def _with_fixed_share(step: StepCosts, function: Callable[[Any], Any], batch: An
     return replace(step, fixed_share=min(max((ratio - part) / (1 - part), 0.0), 1.0))
 
 
-def _step_costs(walls: Samples, cpus: Samples, samples: int) -> StepCosts:
+def _step_costs(walls: Sequence[float], cpus: Sequence[float], samples: int) -> StepCosts:
     """The costs of a step that took these times, and these processor times.
 
     A step that computes on the cores for most of its time is slower while other programs run; its processor time is
     not. So its own time is that, divided by the threads that it has at best.
     """
     threads = float(np.quantile(np.divide(cpus, walls), 0.9))
-    if threads > _ON_CORES:
-        return StepCosts(seconds=tuple(cpu / threads for cpu in cpus), core_seconds=mean(cpus), samples=samples)
-    return StepCosts(seconds=walls, core_seconds=mean(cpus), samples=samples)
-
-
-def _repeat(call: Callable[[], Any], seconds: float) -> tuple[Samples, Samples]:
-    """Seconds of each call, and processor time in them; the first two, which compile, are not counted."""
-    call()
-    call()
-    walls: list[float] = []
-    cpus: list[float] = []
-    start = time.perf_counter()
-    while len(walls) < _LEAST_CALLS or time.perf_counter() - start < seconds:
-        begun, cpu = time.perf_counter(), time.process_time()
-        call()
-        walls.append(time.perf_counter() - begun)
-        cpus.append(time.process_time() - cpu)
-    return tuple(walls), tuple(cpus)
-
-
-def _finished(result: Any) -> Any:
-    """Wait for what devices compute."""
-    import tensorflow as tf
-
-    tf.test.experimental.sync_devices()
-    return result
+    seconds = [cpu / threads for cpu in cpus] if threads > _ON_CORES else walls
+    return StepCosts(seconds=tuple(seconds), core_seconds=mean(cpus), samples=samples)

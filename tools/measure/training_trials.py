@@ -8,7 +8,6 @@ differ in length.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -23,9 +22,10 @@ from .estimates import Estimate
 from .other_load import LockWatch
 from .trial import KeptBatches, Trial, consume, repeat, repeat_kept
 
-__all__ = ["TrainingTrials", "Workload", "try_together", "try_training"]
+__all__ = ["TrainingTrials", "Workload", "try_training"]
 
 _SHARES = {"transform": 0.15, "input": 0.25, "step": 0.25, "together": 0.35}  # of the seconds for all trials
+_LEAST_STEP = 0.25  # seconds; a shorter trial is not judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +47,9 @@ class Workload:
     step_name: str
     decodes: bool = False
 
-    def batches(self, epoch: int, steps: int | None = None) -> Iterator[Any]:
-        """An epoch's transformed batches, or the first of them, prefetched as for a trainer."""
-        return itertools.islice(self.loader.batches(epoch, transform=self.transform), steps)
+    def batches(self, epoch: int) -> Iterator[Any]:
+        """An epoch's transformed batches, prefetched as for a trainer."""
+        return self.loader.batches(epoch, transform=self.transform)
 
     def repeat_transform(self, batch: Any) -> Any:
         """A dataset that transforms one batch again and again."""
@@ -129,7 +129,7 @@ def try_training(
         together = consume(batches, call, batch_size, seconds * _SHARES["together"], kept)
     del batches  # which transform ahead
     report(f"{workload.step_name} alone")
-    step = repeat_kept(call, kept, batch_size, seconds * _SHARES["step"])
+    step = repeat_kept(call, kept, batch_size, max(seconds * _SHARES["step"], _LEAST_STEP))
     return TrainingTrials(
         transform=transform,
         input=fast,
@@ -139,26 +139,6 @@ def try_training(
         transform_name=workload.transform_name,
         step_name=workload.step_name,
     )
-
-
-def try_together(workload: Workload, seconds: float, steps: int | None) -> tuple[float, Trial]:
-    """Train with a loader: seconds until its first batch, and the trial after it.
-
-    Args:
-        workload: what is trained.
-        seconds: time of the trial.
-        steps: batches of epoch 0 to read, again and again; None: epoch after epoch.
-
-    Raises:
-        ConfigError: the transform or the step fails.
-    """
-    batches = _endless(workload, steps)
-    start = time.perf_counter()
-    first = next(batches)
-    waited = time.perf_counter() - start
-    call = _guarded(workload)
-    call(first[2])
-    return waited, consume(batches, call, workload.loader.local_batch_size, seconds)
 
 
 def _guarded(workload: Workload) -> Callable[[Any], None]:
@@ -171,11 +151,11 @@ def _guarded(workload: Workload) -> Callable[[Any], None]:
     return call
 
 
-def _endless(workload: Workload, steps: int | None = None) -> Iterator[tuple[int, int, Any]]:
-    """Transformed batches of epoch after epoch, or of the beginning of epoch 0, each with its epoch and step."""
-    for epoch in itertools.count() if steps is None else itertools.repeat(0):
+def _endless(workload: Workload) -> Iterator[tuple[int, int, Any]]:
+    """Transformed batches of epoch after epoch, each with its epoch and step."""
+    for epoch in itertools.count():
         with _blaming(workload.transform_name):
-            for number, batch in enumerate(workload.batches(epoch, steps)):
+            for number, batch in enumerate(workload.batches(epoch)):
                 yield epoch, number, batch
 
 

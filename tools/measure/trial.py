@@ -5,9 +5,10 @@ Tested in tests/tools/profile/test_measure.py.
 
 from __future__ import annotations
 
+import itertools
 import resource
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,11 +16,11 @@ import numpy as np
 
 from .estimates import Estimate, estimate, window_rates
 
-__all__ = ["KeptBatches", "Trial", "consume", "cpu_seconds", "repeat", "repeat_kept"]
+__all__ = ["KeptBatches", "Trial", "consume", "cpu_seconds", "repeat", "repeat_kept", "time_calls"]
 
 _PREFETCHED = 4  # batches, as a loader keeps ready
 _LEAST_CALLS = 3  # of a slow function, however little time there is
-_MOST_WAIT = 2  # times a trial's seconds, with the waits for first batches, which are not counted
+_MOST_WAIT = 1.5  # times a trial's seconds, with the waits for first batches, which are not counted
 _MOST_GAPS = 1 << 16  # slowest batches that are remembered
 _COMPILING = 2  # first calls, which compile
 _MOST_KEPT, _MOST_KEPT_BYTES = 256, 128 << 20
@@ -64,29 +65,47 @@ def cpu_seconds() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def repeat(call: Callable[[], Any], batch_size: int, seconds: float) -> Trial:
-    """Call a function again and again; its first two calls, which compile, are not counted.
+def time_calls(
+    call: Callable[[], Any], seconds: float, *, least: int = _LEAST_CALLS, synchronize: bool = True
+) -> tuple[list[float], list[float]]:
+    """Seconds of each call of a function, and seconds of cores that this process used in it.
 
     Args:
-        call: the function, which processes one batch.
-        batch_size: samples of a batch.
-        seconds: how long, though at least three calls.
+        call: the function.
+        seconds: how long to call it.
+        least: the fewest calls.
+        synchronize: whether a call ends when devices have computed it; else only the last one does.
     """
-    for _ in range(2):
-        call()
-    _synchronize()
-    cpu = cpu_seconds()
-    times = [time.perf_counter()]
+    times, cpus = [time.perf_counter()], [cpu_seconds()]
     end = times[0] + seconds
-    while len(times) <= _LEAST_CALLS or times[-1] < end:
+    while len(times) <= least or times[-1] < end:
         call()
+        if synchronize:
+            _synchronize()
         times.append(time.perf_counter())
+        cpus.append(cpu_seconds())
     _synchronize()
+    times[-1] = time.perf_counter()
+    return np.diff(times).tolist(), np.diff(cpus).tolist()
+
+
+def repeat(call: Callable[[], Any], batch_size: int, seconds: float) -> Trial:
+    """Call a function of one batch again and again; its first calls, which compile, are not counted."""
+    for _ in range(_COMPILING):
+        call()
+    _synchronize()
+    walls, cpus = time_calls(call, seconds, synchronize=False)
+    return _trial(walls, cpus, batch_size)
+
+
+def _trial(walls: Sequence[float], cpus: Sequence[float], batch_size: int, scale: float = 1.0) -> Trial:
+    """The trial of calls, whose times are multiplied by a factor."""
+    times = np.concatenate([[0.0], np.cumsum(walls)]) * scale
     return Trial(
-        samples=(len(times) - 1) * batch_size,
-        seconds=time.perf_counter() - times[0],
-        cpu_seconds=cpu_seconds() - cpu,
-        rates=window_rates(times, batch_size),
+        samples=len(walls) * batch_size,
+        seconds=float(times[-1]),
+        cpu_seconds=sum(cpus),
+        rates=window_rates(times.tolist(), batch_size),
     )
 
 
@@ -133,7 +152,7 @@ def consume(
     """
     begun = time.perf_counter()
     for done in range(_PREFETCHED + 1):
-        if done < _COMPILING or time.perf_counter() - begun < seconds / 2:
+        if done < _COMPILING or time.perf_counter() - begun < seconds / 4:
             step(next(batches)[2])
     _synchronize()
     cpu = cpu_seconds()
@@ -181,26 +200,14 @@ def repeat_kept(step: Callable[[Any], Any], kept: KeptBatches, batch_size: int, 
         batch_size: samples of a batch.
         seconds: how long, though at least three batches.
     """
-    cpu = cpu_seconds()
-    times = [time.perf_counter()]
-    end = times[0] + seconds
-    while len(times) <= _LEAST_CALLS or times[-1] < end:
-        step(kept.batches[(len(times) - 1) % len(kept.batches)])
-        _synchronize()
-        times.append(time.perf_counter())
-    alone = np.diff(times)
-    before = np.resize(np.array(kept.seconds), len(alone))
+    each = itertools.cycle(kept.batches)
+    walls, cpus = time_calls(lambda: step(next(each)), seconds)
+    alone, before = np.array(walls), np.resize(np.array(kept.seconds), len(walls))
     covariance = np.cov(alone, before)
     explained = covariance[0, 1] ** 2 / max(covariance[0, 0] * covariance[1, 1], 1e-30)
     slope = max(covariance[0, 1], 0.0) / covariance[1, 1] if explained > _EXPLAINED else 0.0
-    mean = float(alone.mean())
-    scale = max(1 + slope * (kept.mean_seconds - float(before.mean())) / mean, 0.1)
-    return Trial(
-        samples=len(alone) * batch_size,
-        seconds=(times[-1] - times[0]) * scale,
-        cpu_seconds=cpu_seconds() - cpu,
-        rates=tuple(rate / scale for rate in window_rates(times, batch_size)),
-    )
+    scale = max(1 + slope * (kept.mean_seconds - float(before.mean())) / float(alone.mean()), 0.1)
+    return _trial(walls, cpus, batch_size, scale)
 
 
 def _batch_bytes(batch: Any) -> int:

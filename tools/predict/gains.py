@@ -13,7 +13,7 @@ from typing import Any
 
 from ringfeed.tools.measure.estimates import Estimate, predicted, ratio
 
-__all__ = ["ExpectedGain", "MeasuredEpoch", "Setting", "first_batch_bytes", "predict_gain"]
+__all__ = ["ExpectedGain", "MeasuredEpoch", "expected_gain", "first_batch_bytes"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +30,7 @@ class MeasuredEpoch:
         together: the rate of training after the first batch; None: there is no step.
         waiting: share of that time in which the step waited for input, measured on the same batches, in [0, 1].
         rest: the rate of the loader's epoch without what limits it, by the part that would limit it then.
+        disturbed: share of the time in which this program waited for cores that others held, in [0, 1].
     """
 
     samples: int
@@ -41,6 +42,7 @@ class MeasuredEpoch:
     together: Estimate | None = None
     waiting: float = 0.0
     rest: Mapping[str, Estimate] = field(default_factory=dict)
+    disturbed: float = 0.0
 
     @property
     def parts(self) -> dict[str, float]:
@@ -64,28 +66,15 @@ class MeasuredEpoch:
             return 0.0
         return max(self.samples / self.together.value * (1 - self.waiting), self.parts["step"])
 
+    @property
+    def stall(self) -> float:
+        """Share of an epoch of training in which the step waits for input, in [0, 1]."""
+        return 1 - self.step_seconds / self.seconds
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """The loader with an option changed, as it is expected to be.
-
-    Attributes:
-        options: arguments of `Loader`; empty if it takes a new dataset.
-        text: what to do, as the command takes it.
-        first_batch_seconds: seconds until the first batch.
-        seconds: seconds of the loader's epoch, as a factor's interval around its value.
-        memory_bytes: memory that it takes more; less than 0: that it saves.
-        disk_bytes: room on the local disk that it takes.
-        later: whether only epochs after the first one gain.
-    """
-
-    options: Mapping[str, Any]
-    text: str
-    first_batch_seconds: float
-    seconds: Estimate
-    memory_bytes: int
-    disk_bytes: int = 0
-    later: bool = False
+    @property
+    def headroom(self) -> float:
+        """The input's rate over an epoch / the step's rate."""
+        return self.parts["step"] / max(seconds for name, seconds in self.parts.items() if name != "step")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,39 +101,41 @@ class ExpectedGain:
     later: bool
 
 
-def predict_gain(setting: Setting, figures: MeasuredEpoch) -> ExpectedGain:
-    """What a setting brings to an epoch of training; without a step, to one of the loader."""
-    return ExpectedGain(
-        options=setting.options,
-        text=setting.text,
-        gain=predicted(_gain(setting, figures)),
-        first_batch_seconds=(figures.first_batch_seconds, setting.first_batch_seconds),
-        memory_bytes=setting.memory_bytes,
-        disk_bytes=setting.disk_bytes,
-        later=setting.later,
-    )
+def expected_gain(
+    figures: MeasuredEpoch,
+    options: Mapping[str, Any],
+    text: str,
+    *,
+    first_batch_seconds: float,
+    seconds: Estimate,
+    memory_bytes: float,
+    disk_bytes: float = 0,
+    later: bool = False,
+) -> ExpectedGain:
+    """What an option brings to an epoch of training; without a step, to one of the loader.
 
-
-def _gain(setting: Setting, figures: MeasuredEpoch) -> Estimate:
-    now = figures.seconds
-    measured = figures.loader if figures.together is None else figures.together
+    Args:
+        figures: the epoch as measured.
+        options, text, memory_bytes, disk_bytes, later: see `ExpectedGain`.
+        first_batch_seconds: seconds until the first batch, with the option.
+        seconds: seconds of the loader's epoch with it.
+    """
+    measured, now = figures.together or figures.loader, figures.seconds
     relative = Estimate(value=1.0, low=measured.value / measured.high, high=measured.value / measured.low)
-    if figures.together is None:
-        return _scaled(ratio(relative, setting.seconds), now)
-    others = max((seconds for name, seconds in figures.parts.items() if name != "loader"), default=0.0)
-    sooner = figures.first_batch_seconds - setting.first_batch_seconds
-    lost = max(now - max(figures.parts.values()) - sooner, 0.0)
-
-    def after(loader_seconds: float) -> float:
-        return max(others, loader_seconds) + lost
-
-    times = setting.seconds
-    changed = Estimate(value=after(times.value), low=after(times.low), high=after(times.high))
-    return _scaled(ratio(relative, changed), now)
-
-
-def _scaled(estimate: Estimate, factor: float) -> Estimate:
-    return Estimate(value=estimate.value * factor, low=estimate.low * factor, high=estimate.high * factor)
+    others = lost = 0.0
+    if figures.together is not None:
+        others = max((each for name, each in figures.parts.items() if name != "loader"), default=0.0)
+        lost = max(now - max(figures.parts.values()) - (figures.first_batch_seconds - first_batch_seconds), 0.0)
+    low, value, high = ((max(others, each) + lost) / now for each in (seconds.low, seconds.value, seconds.high))
+    return ExpectedGain(
+        options=options,
+        text=text,
+        gain=predicted(ratio(relative, Estimate(value=value, low=low, high=high)), figures.disturbed),
+        first_batch_seconds=(figures.first_batch_seconds, first_batch_seconds),
+        memory_bytes=int(memory_bytes),
+        disk_bytes=int(disk_bytes),
+        later=later,
+    )
 
 
 def first_batch_bytes(streams: int, window_bytes: float, total_bytes: float) -> float:

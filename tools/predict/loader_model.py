@@ -25,8 +25,7 @@ from ringfeed.pipeline.streams.prefetch_budget import PrefetchBudget, UpcomingWi
 from ringfeed.tools.measure.costs import Costs, draw
 from ringfeed.tools.measure.dataset_shape import DatasetShape
 
-from .host_model import CacheModel, Host
-from .resources import Buffer, Pool, Process
+from .resources import Buffer, CacheModel, Host, Pool, Process
 
 __all__ = ["LoaderModel", "LoaderSettings"]
 

@@ -1,10 +1,12 @@
-"""Resources of the model, on SimPy: a rate that jobs share, a thread pool's queue, a buffer, and a barrier of ranks."""
+"""Resources of the model, on SimPy: shared rates, a pool's queue, a buffer, a barrier of ranks, hosts with caches."""
 
 from __future__ import annotations
 
 import heapq
 import math
+from collections import OrderedDict
 from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
@@ -12,7 +14,7 @@ import simpy
 
 from ringfeed.pipeline.fetch.adaptive_limit import AdaptiveLimit
 
-__all__ = ["Barrier", "Buffer", "Pool", "Process", "SharedRate"]
+__all__ = ["Barrier", "Buffer", "CacheModel", "Host", "Pool", "Process", "SharedRate"]
 
 Process = Generator[Any, Any, None]
 
@@ -184,3 +186,57 @@ class Buffer:
     def _change(self) -> None:
         changed, self._changed = self._changed, simpy.Event(self._env)
         changed.succeed()
+
+
+@dataclass(slots=True, kw_only=True)
+class CacheModel:
+    """A cache of shards that evicts the least recently used; it lives longer than a simulated epoch.
+
+    Attributes:
+        limit_bytes: most bytes that it holds.
+        hits, misses: what has been asked for so far.
+        held_bytes: what it holds.
+        arriving: an event for each shard on its way into the cache, for which other ranks wait.
+    """
+
+    limit_bytes: int
+    hits: int = 0
+    misses: int = 0
+    _held: OrderedDict[int, int] = field(default_factory=OrderedDict)
+    held_bytes: int = 0
+    arriving: dict[int, simpy.Event] = field(default_factory=dict)
+
+    def has(self, shard: int) -> bool:
+        """Return whether a shard is there, and count it."""
+        if shard in self._held:
+            self._held.move_to_end(shard)
+            self.hits += 1
+            return True
+        self.misses += 1
+        return False
+
+    def put(self, shard: int, size: int) -> None:
+        """Keep a shard, and evict what does not fit beside it. One that is too large is not kept."""
+        if size > self.limit_bytes or shard in self._held:
+            return
+        self._held[shard] = size
+        self.held_bytes += size
+        while self.held_bytes > self.limit_bytes:
+            self.held_bytes -= self._held.popitem(last=False)[1]
+
+
+class Host:
+    """One host in one epoch.
+
+    Args:
+        env: clock of the simulation.
+        cores: its cores.
+        bytes_per_second: rate of its link, and what the store has for it.
+        connection_bytes_per_second: rate of one connection.
+    """
+
+    def __init__(
+        self, env: simpy.Environment, cores: int, bytes_per_second: float, connection_bytes_per_second: float
+    ) -> None:
+        self.cores = SharedRate(env, cores, 1.0)
+        self.link = SharedRate(env, bytes_per_second, connection_bytes_per_second)

@@ -17,7 +17,7 @@ from ringfeed.tools.measure.part_trials import OpenTrial, WarmTrial
 from ringfeed.tools.measure.store_trial import PIECE_BYTES, StoreTrial
 from ringfeed.tools.measure.trial import Trial
 
-from .gains import MeasuredEpoch, Setting, first_batch_bytes
+from .gains import ExpectedGain, MeasuredEpoch, expected_gain, first_batch_bytes
 
 __all__ = ["LoaderFacts", "LoaderTrials", "candidate_settings"]
 
@@ -122,7 +122,12 @@ class LoaderFacts:
         return batch_bytes * min(max(_READY_BYTES / max(batch_bytes, 1), 2), _READY_BATCHES)
 
 
-def candidate_settings(limit: str, facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> list[Setting]:
+Makers = tuple[Callable[[LoaderFacts, MeasuredEpoch, LoaderTrials], Iterator[ExpectedGain]], ...]
+
+
+def candidate_settings(
+    limit: str, facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials
+) -> list[ExpectedGain]:
     """The settings that may help, the nearest remedy first.
 
     Args:
@@ -131,7 +136,7 @@ def candidate_settings(limit: str, facts: LoaderFacts, figures: MeasuredEpoch, t
         figures: its epoch as measured.
         trials: its parts as measured.
     """
-    makers: Mapping[str, tuple[Callable[[LoaderFacts, MeasuredEpoch, LoaderTrials], Iterator[Setting]], ...]] = {
+    makers: Mapping[str, Makers] = {
         "too_few_fetches": (_more_fetches, _more_prefetch, _cache),
         "store_latency": (_larger_shards, _cache),
         "store_bandwidth": (_cache,),
@@ -141,7 +146,7 @@ def candidate_settings(limit: str, facts: LoaderFacts, figures: MeasuredEpoch, t
     return [setting for make in makers.get(limit, ()) for setting in make(facts, figures, trials)]
 
 
-def _more_fetches(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[Setting]:
+def _more_fetches(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[ExpectedGain]:
     store = trials.store
     if store is None or store.best_threads <= facts.threads or _is_short(facts):
         return
@@ -153,7 +158,7 @@ def _more_fetches(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTria
     )  # fmt: skip
 
 
-def _more_prefetch(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[Setting]:
+def _more_prefetch(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[ExpectedGain]:
     if not _is_short(facts):
         return
     assert facts.prefetch_bytes is not None
@@ -190,7 +195,7 @@ def _is_short(facts: LoaderFacts) -> bool:
     return facts.prefetch_bytes is not None and facts.busy_threads < facts.threads / 2
 
 
-def _larger_shards(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[Setting]:
+def _larger_shards(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[ExpectedGain]:
     store = trials.store
     if store is None or facts.shard_bytes >= PIECE_BYTES / 4:
         return
@@ -204,19 +209,18 @@ def _larger_shards(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTri
     yield _faster_fetching(now / then, text, {}, min(more, facts.epoch_bytes), figures, trials)
 
 
-def _cache(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[Setting]:
+def _cache(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[ExpectedGain]:
     warm = trials.warm
     if warm is None or not warm.cached or facts.has_cache:
         return
-    rate = warm.rate
-    yield Setting(
-        options={"cache": "FOLDER"}, text="--cache FOLDER", first_batch_seconds=warm.first_batch_seconds,
-        seconds=_around(warm.first_batch_seconds + figures.samples / rate.value, rate), memory_bytes=0,
-        disk_bytes=int(facts.epoch_bytes), later=True,
+    yield expected_gain(
+        figures, {"cache": "FOLDER"}, "--cache FOLDER", first_batch_seconds=warm.first_batch_seconds,
+        seconds=_around(warm.first_batch_seconds + figures.samples / warm.rate.value, warm.rate), memory_bytes=0,
+        disk_bytes=facts.epoch_bytes, later=True,
     )  # fmt: skip
 
 
-def _larger_batches(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[Setting]:
+def _larger_batches(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[ExpectedGain]:
     small, large = trials.hand_over, trials.larger
     if small is None or large is None:
         return
@@ -226,14 +230,13 @@ def _larger_batches(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTr
     gained = ratio(large.estimate, small.estimate)
     rate = 1 / (rest + 1 / large.samples_per_second)
     seconds = figures.first_batch_seconds + figures.samples / rate
-    yield Setting(
-        options={"batch_size": size}, text=f"--batch-size {size}", first_batch_seconds=figures.first_batch_seconds,
-        seconds=_around(seconds, gained),
-        memory_bytes=int(facts.ready_bytes(size) - facts.ready_bytes(facts.batch_size)),
+    yield expected_gain(
+        figures, {"batch_size": size}, f"--batch-size {size}", first_batch_seconds=figures.first_batch_seconds,
+        seconds=_around(seconds, gained), memory_bytes=facts.ready_bytes(size) - facts.ready_bytes(facts.batch_size),
     )  # fmt: skip
 
 
-def _fewer_streams(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[Setting]:
+def _fewer_streams(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTrials) -> Iterator[ExpectedGain]:
     streams = max(n for n in range(1, _FEW_STREAMS + 1) if facts.streams % n == 0)
     local = max(streams * facts.local_streams // facts.streams, 1)
     before = first_batch_bytes(facts.local_streams, facts.window_bytes, facts.epoch_bytes)
@@ -246,11 +249,10 @@ def _fewer_streams(facts: LoaderFacts, figures: MeasuredEpoch, trials: LoaderTri
     first = fixed + fetching * share
     steady = figures.samples / figures.loader.value
     everything = max(figures.loader_seconds, fixed + fetching * facts.epoch_bytes / before * share)
-    text = f"--streams {streams}"
-    yield Setting(
-        options={"streams": streams}, text=text, first_batch_seconds=first,
+    yield expected_gain(
+        figures, {"streams": streams}, f"--streams {streams}", first_batch_seconds=first,
         seconds=_around(min(first + steady, everything), figures.loader),
-        memory_bytes=int(facts.held_bytes(local) - facts.held_bytes(facts.local_streams)),
+        memory_bytes=facts.held_bytes(local) - facts.held_bytes(facts.local_streams),
     )  # fmt: skip
 
 
@@ -279,23 +281,19 @@ def _faster_fetching(
     memory_bytes: float,
     figures: MeasuredEpoch,
     trials: LoaderTrials,
-) -> Setting:
+) -> ExpectedGain:
     """A setting that makes fetching faster by a factor, in an epoch that fetching limits."""
-    warm = _warm_seconds(figures, trials)
-    fixed = _fixed_seconds(figures, trials)
-    return Setting(
-        options=options, text=text,
+    fixed, warm = _fixed_seconds(figures, trials), 0.0  # seconds of the loader's epoch with all shards at hand
+    if trials.warm is not None:
+        warm = trials.warm.first_batch_seconds + figures.samples / trials.warm.rate.value
+    elif trials.hand_over is not None:
+        warm = figures.samples / trials.hand_over.samples_per_second
+    return expected_gain(
+        figures, options, text,
         first_batch_seconds=fixed + (figures.first_batch_seconds - fixed) / faster,
         seconds=_around(max(fixed + (figures.loader_seconds - fixed) / faster, warm), figures.loader),
-        memory_bytes=int(max(memory_bytes, 0)),
+        memory_bytes=max(memory_bytes, 0),
     )  # fmt: skip
-
-
-def _warm_seconds(figures: MeasuredEpoch, trials: LoaderTrials) -> float:
-    """Seconds of the loader's epoch with all shards at hand."""
-    if trials.warm is not None:
-        return trials.warm.first_batch_seconds + figures.samples / trials.warm.rate.value
-    return figures.samples / trials.hand_over.samples_per_second if trials.hand_over is not None else 0.0
 
 
 def _around(value: float, rate: Estimate) -> Estimate:

@@ -18,13 +18,8 @@ __all__ = ["Prices", "Setup"]
 class Prices:
     """What a cloud asks for: of a GB (10^9 bytes) fetched, of 1,000 requests, of a host for an hour.
 
-    >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
-    >>> import numpy as np
-    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
-    >>> prices = Prices(per_host_hour=3.0)
-    >>> simulation = simulate(shape, Costs(file_seconds=0.01), Setup(batch_size=500, cores=2), prices)
-    >>> simulation.epochs[0].steps
-    16
+    >>> Prices(per_host_hour=3.0).per_gb
+    0.0
     """
 
     per_gb: float = 0.0
@@ -51,11 +46,7 @@ class Setup:
     Raises:
         ConfigError: a value breaks its rule.
 
-    >>> from ringfeed.tools.simulation import Costs, DatasetShape, Setup, simulate
-    >>> import numpy as np
-    >>> shape = DatasetShape(records=np.full(8, 1000), data_bytes=np.full(8, 64000), index_bytes=np.full(8, 8000))
-    >>> simulation = simulate(shape, Costs(file_seconds=0.01), Setup(batch_size=500, cores=2))
-    >>> simulation.epochs[0].steps
+    >>> Setup(batch_size=500, streams=4).geometry(8000).steps
     16
     """
 

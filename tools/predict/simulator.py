@@ -21,9 +21,8 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.tools.measure.costs import Costs
 from ringfeed.tools.measure.dataset_shape import DatasetShape
 
-from .host_model import CacheModel, Host
 from .loader_model import LoaderModel, LoaderSettings
-from .resources import Barrier
+from .resources import Barrier, CacheModel, Host
 from .setup import Prices, Setup
 from .simulation import EpochFigures, Simulation
 from .training_model import Program, StepClock

@@ -14,8 +14,7 @@ import simpy
 
 from ringfeed.tools.measure.costs import Costs, draw
 
-from .host_model import Host
-from .resources import Barrier, Buffer, Process
+from .resources import Barrier, Buffer, Host, Process
 
 __all__ = ["Program", "StepClock", "Waits"]
 

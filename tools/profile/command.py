@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,11 +19,11 @@ from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.prepare.comma_lists import split_names
 from ringfeed.sharding.schema import Schema
-from ringfeed.sharding.sources.user_code import import_function
 from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.tools.argument_types import add_verbosity, checked_type, parse_bytes
 from ringfeed.tools.console import print_text, print_warnings
 from ringfeed.tools.measure.run_records import holds_records
+from ringfeed.tools.measure.workloads import add_shared, check_source, parse_size, user_functions
 from ringfeed.tools.report.profile_result import Profile
 from ringfeed.training.config.class_names import shares_by_class
 from ringfeed.training.run.state.outputs import check_writable
@@ -64,49 +63,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "url", nargs="?",
         help="dataset: a path, s3://, hdfs://, whatever fsspec opens; or folder of a run's records; or give --config",
     )  # fmt: skip
-    add(
-        "--step", metavar="MODULE:FUNCTION",
-        help="the model's training step, called with a batch, or with what --transform returns: measured on a batch in "
-        "memory, and fed by the loader",
-    )  # fmt: skip
-    add(
-        "--transform", metavar="MODULE:FUNCTION",
-        help="function of a batch, for tf.data's map, between the loader and --step",
-    )  # fmt: skip
-    add("--config", metavar="FILE.yaml", help="profile this run of ringfeed train, on one rank, instead of URL")
-    add(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="with --config: override a key of the configuration; may be repeated",
-    )  # fmt: skip
+    add_shared(parser, "--step", "--transform", "--config", "--set")
     add(
         "--seconds", type=float, default=30.0, metavar="S",
         help="time for all measurements, after what is compiled (default: 30)",
     )  # fmt: skip
     add(
         "--try", action="store_true", dest="try_knob",
-        help="read again with the option that the bottleneck suggests, and say what it brings",
+        help="measure epochs with the option that the bottleneck suggests, in turn, and say what it brings",
     )  # fmt: skip
-    add("--html", metavar="FILE", help="also write the profile with plots as one HTML page (needs ringfeed[report])")
     add(
         "--watch", action="store_true", dest="follow",
         help="of a run's records: show the last 30 s of the run each second, until it ends, and then all of it",
     )  # fmt: skip
     add("--trace", metavar="FILE.json", help="of a run's records: also write a trace for https://ui.perfetto.dev")
-    add("--json", action="store_true", help="print one JSON document on standard output, and errors as JSON")
+    add_shared(parser, "--html", "--json")
     add_verbosity(parser)
     _add_loader_arguments(parser.add_argument_group("loader"))
 
 
 def _add_loader_arguments(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--split", default="train", help="split to read (default: train)")
-    add("--batch-size", type=int, default=1024, metavar="N", help="GLOBAL batch size (default: 1024)")
+    add_shared(group, "--split", "--batch-size", "--streams", "--window-shards", "--fetch-threads", "--seed")
     add(
         "--balance", default="natural", metavar="HOW",
         help="natural, uniform, power:A, X->Y:EPOCHS, or JSON weights by class (default: natural)",
     )  # fmt: skip
     add("--steps", type=int, metavar="N", help="batches to read, at least 2 (default: one epoch)")
-    add("--seed", type=int, default=0, metavar="N", help="seed of the order (default: 0)")
     add(
         "--fill", action="append", default=[], metavar="FEATURE=VALUE",
         help="value in place of missing ones; may be repeated",
@@ -119,16 +102,7 @@ def _add_loader_arguments(group: argparse._ArgumentGroup) -> None:
         help="only records for which this is true, in the syntax of shard-dataset's --filter; they are counted first",
     )  # fmt: skip
     add(
-        "--streams", type=int, metavar="N",
-        help="streams that a batch is drawn from, of all ranks together; a divisor of the batch (default: up to 16)",
-    )  # fmt: skip
-    add("--window-shards", type=int, default=1, metavar="N", help="shards that a stream shuffles together (default: 1)")
-    add(
-        "--fetch-threads", type=int, metavar="N",
-        help="threads that fetch and open shards (default: 4; remote: 4 to 24)",
-    )  # fmt: skip
-    add(
-        "--prefetch-bytes", type=checked_type(_parse_prefetch), metavar="SIZE",
+        "--prefetch-bytes", type=checked_type(parse_size), metavar="SIZE",
         help="bytes of shards to fetch ahead of need",
     )  # fmt: skip
     add(
@@ -147,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     if args.follow or args.trace:
         raise ConfigError("--watch and --trace are for a run's records: name their folder (output.records)")
     if args.html is not None:
-        from ringfeed.tools.report.profile_page import write_page  # now, for an error if matplotlib is not installed
+        from ringfeed.tools.report.pages import write_page  # now, for an error if matplotlib is not installed
 
         check_writable(args.html)
     with print_warnings("ringfeed profile", events=args.json, verbose=args.verbose):
@@ -184,10 +158,7 @@ def _refuse_others(args: argparse.Namespace, taken: set[str], what: str) -> None
 
 
 def _profile_url(args: argparse.Namespace) -> Profile:
-    if args.url is None:
-        raise ConfigError("name a dataset by its URL, or a run by --config FILE.yaml")
-    if args.overrides:
-        raise ConfigError("--set overrides keys of a configuration; give --config, too")
+    check_source(args)
     manifest = open_dataset(args.url).manifest
     balance = _parse_balance(args.balance, manifest.classes)
     fill = dict(_parse_fill(text, manifest.schema) for text in args.fill)
@@ -198,11 +169,7 @@ def _profile_url(args: argparse.Namespace) -> Profile:
     with quiet_tensorflow():
         import tensorflow  # noqa: F401
     given = {name: value for name, value in vars(args).items() if name in signature(profile).parameters}
-    functions = {
-        name: import_function(f"--{name}", getattr(args, name), os.getcwd(), example="model:train_step")
-        for name in ("step", "transform")
-        if getattr(args, name)
-    }
+    functions = user_functions(args)
     return profile(**given | functions | {"balance": balance, "fill": fill, "progress": _shows_progress(args)})
 
 
@@ -218,11 +185,6 @@ def _parse_balance(text: str, classes: Sequence[Any]) -> str | dict[Any, float]:
         ) from error
     by_class: dict[Any, float] = shares_by_class("--balance", shares, classes)
     return by_class
-
-
-def _parse_prefetch(text: str) -> int:
-    """Parse a size, or 0."""
-    return 0 if text == "0" else parse_bytes(text)
 
 
 def _parse_fill(text: str, schema: Schema) -> tuple[str, Any]:

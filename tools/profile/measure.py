@@ -12,11 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringfeed.pipeline import Loader
-from ringfeed.pipeline.fetch.shard_cache import Cache, MemoryCache, ShardCache, open_cache
+from ringfeed.pipeline.fetch.shard_cache import ShardCache, open_cache
 from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.url_secrets import public_url
-from ringfeed.tools.measure.training_trials import Workload
 from ringfeed.tools.measure.workloads import configured_workload, function_workload
 from ringfeed.tools.report.profile_result import Profile
 
@@ -87,7 +85,7 @@ def profile(
     )  # fmt: skip
     workload = None if step is None else function_workload(loader, step, transform)
     request = Request(seconds=seconds, steps=steps, try_knob=try_knob, progress=progress, cache_bytes=cache_bytes)
-    return _measure(loader, workload, url, request)
+    return investigate(loader, workload, url, request)
 
 
 def profile_run(
@@ -115,7 +113,7 @@ def profile_run(
     _check_training(None, None, seconds)
     workload = configured_workload(config, overrides)
     request = Request(seconds=seconds, steps=None, try_knob=try_knob, progress=progress, cache_bytes=None)
-    return _measure(workload.loader, workload, workload.loader.arguments["url"].locate(), request)
+    return investigate(workload.loader, workload, workload.loader.arguments["url"].locate(), request)
 
 
 def _check_arguments(
@@ -142,57 +140,3 @@ def _check_training(step: object, transform: object, seconds: float) -> None:
         raise ConfigError("transform is measured with a step; give step, too")
     if not 0 < seconds < math.inf:
         raise ConfigError(f"seconds must be positive, got {seconds!r}")
-
-
-def _measure(loader: Loader, workload: Workload | None, url: str, request: Request) -> Profile:
-    found = investigate(loader, workload, request)
-    trial, options = found.loader, loader.arguments
-    samples = trial.steps * loader.local_batch_size
-    epoch_seconds = found.figures.loader_seconds
-    return Profile(
-        url=public_url(url),
-        split=options["split"],
-        batch_size=options["batch_size"],
-        balance=options["balance"],
-        rank=options["rank"],
-        world_size=options["world_size"],
-        steps=trial.steps,
-        samples=samples,
-        seconds=trial.seconds,
-        first_batch_seconds=trial.first_batch_seconds,
-        samples_per_second=trial.samples_per_second(loader),
-        epoch_seconds=epoch_seconds,
-        epoch_samples_per_second=loader.steps_per_epoch * loader.local_batch_size / epoch_seconds,
-        bytes_per_second=trial.decoded_bytes / trial.seconds,
-        stored_bytes=found.stored_bytes,
-        stages=found.stages,
-        slowest_stage=found.slowest_stage,
-        loader_advice=found.advice,
-        options=_options(loader, request.cache_bytes),
-        verdict=found.verdict,
-        parts=found.parts,
-        training=found.training,
-        slow=found.slow,
-        tried=found.tried,
-        queue_depths=trial.depths,
-        other_load=found.other_load,
-        own_share=trial.own_seconds / (trial.first_batch_seconds + trial.seconds),
-    )
-
-
-_SHOWN_OPTIONS = ("columns", "where", "streams", "window_shards", "fetch_threads", "prefetch_bytes", "cache")
-_AS_JSON: dict[str, Callable[[Any], Any]] = {"columns": list, "where": str, "cache": lambda cache: _name_cache(cache)}
-
-
-def _options(loader: Loader, cache_bytes: int | None) -> dict[str, Any]:
-    """The options that the headline does not show yet, if they differ from their defaults, in JSON's types."""
-    options = {name: loader.arguments[name] for name in _SHOWN_OPTIONS} | {"cache_bytes": cache_bytes}
-    if options["window_shards"] == 1:
-        del options["window_shards"]
-    return {name: _AS_JSON.get(name, int)(value) for name, value in options.items() if value is not None}
-
-
-def _name_cache(cache: ShardCache) -> str:
-    if isinstance(cache, MemoryCache):
-        return "memory"
-    return str(cache.path) if isinstance(cache, Cache) else type(cache).__name__

@@ -6,36 +6,38 @@ Tested in tests/tools/profile/test_measure.py and tests/tools/profile/test_proce
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
-from ringfeed.pipeline import Cache, Loader, StageStats
+from ringfeed.pipeline import Loader, MemoryCache, StageStats
+from ringfeed.pipeline.fetch.shard_cache import Cache, ShardCache
 from ringfeed.pipeline.metrics.stage_counters import CACHE_STAGES, FAULT_STAGES
-from ringfeed.sharding.dataset.dataset import open_dataset
-from ringfeed.sharding.errors import RangesError
 from ringfeed.sharding.storage.temporary_folder import temporary_folder
+from ringfeed.sharding.url_secrets import public_url
 from ringfeed.tools.console import print_stderr
-from ringfeed.tools.measure.estimates import around, estimate, ratio
+from ringfeed.tools.measure.epochs_in_turn import in_turn, read_epoch
+from ringfeed.tools.measure.estimates import around, estimate
 from ringfeed.tools.measure.loader_trial import LoaderTrial, try_loader
 from ringfeed.tools.measure.other_load import LoadClock
 from ringfeed.tools.measure.part_trials import expect_warm, try_hand_over, try_opening, try_warm
 from ringfeed.tools.measure.slow_records import SlowRecords, find_slow_records
-from ringfeed.tools.measure.store_trial import StoreTrial, try_store
-from ringfeed.tools.measure.training_trials import TrainingTrials, Workload, try_together, try_training
+from ringfeed.tools.measure.store_trial import StoreTrial, try_store_of
+from ringfeed.tools.measure.training_trials import TrainingTrials, Workload, try_training
 from ringfeed.tools.predict.gains import ExpectedGain, MeasuredEpoch
 from ringfeed.tools.predict.settings import LoaderFacts, LoaderTrials
-from ringfeed.tools.report.profile_result import TriedKnob
-from ringfeed.tools.verdict.bottleneck import Knob, StageProfile, name_bottleneck, name_knob
+from ringfeed.tools.report.profile_result import Profile, TriedKnob
+from ringfeed.tools.verdict.bottleneck import Knob, StageProfile, confirmed_stage, name_bottleneck, name_knob
 from ringfeed.tools.verdict.conclusion import Measured, conclude
-from ringfeed.tools.verdict.verdict import Verdict
 
-__all__ = ["Budget", "Findings", "Request", "investigate"]
+__all__ = ["Budget", "Request", "investigate"]
 
 _LEAST_SHARE = 0.2  # of a part's time, whatever the parts before took
 _LEAST_SEARCH = 4.0  # seconds for single records, where some batches are slow
 _LARGER = 2  # times the batch
+_TRIED_ROUNDS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,91 +56,102 @@ class Request:
             print_stderr(f"measuring {part}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """All that was measured, and what follows; see `Profile`."""
-
-    loader: LoaderTrial
-    figures: MeasuredEpoch
-    stored_bytes: float
-    stages: tuple[StageProfile, ...]
-    slowest_stage: str
-    advice: str
-    parts: LoaderTrials
-    training: TrainingTrials | None
-    slow: SlowRecords | None
-    verdict: Verdict
-    tried: TriedKnob | None
-    other_load: float
-
-
-def investigate(loader: Loader, workload: Workload | None, request: Request) -> Findings:
+def investigate(loader: Loader, workload: Workload | None, url: str, request: Request) -> Profile:
     """Measure a loader, and the training that it is part of, if there is one.
 
     Raises:
         RingfeedError: the dataset cannot be read, or a function of the user fails.
     """
-    clock, budget, begun = LoadClock(), _budget(loader, workload, request), time.perf_counter()
-    is_remote = loader.arguments["url"].local_path is None
-    store = _try_store(loader, budget.share("store"), request) if is_remote else None
-    budget.spend("store", time.perf_counter() - begun)
+    import tensorflow  # noqa: F401  # before the clock starts
+
+    clock, budget = LoadClock(), _budget(loader, workload, request)
+    store = None
+    if loader.arguments["url"].local_path is None:
+        request.report("the store")
+        with budget.part("store") as seconds:
+            store = try_store_of(loader, seconds)
     request.report("the loader")
-    trial = try_loader(loader, budget.share("loader"), steps=request.steps, progress=request.progress)
-    budget.spend("loader", trial.first_batch_seconds + trial.seconds)
-    stages = _stages(loader.stats(), trial.first_batch_seconds + trial.seconds)
+    with budget.part("loader") as seconds:
+        trial = try_loader(loader, seconds, steps=request.steps, progress=request.progress)
+    reading_seconds = trial.first_batch_seconds + trial.seconds
+    stages = _stages(loader.stats(), reading_seconds)
     stage = name_bottleneck(stages, parses=loader.undecoded and not loader.locates_features)
     knob = name_knob(stage, stages, loader, trial.disk_bytes, store)
     fetch = next(each for each in stages if each.name == "fetch")
-    fetch_rate = fetch.bytes / (trial.first_batch_seconds + trial.seconds)
-    facts = LoaderFacts.of(loader, fetch.share, fetch_rate)
-    begun = time.perf_counter()
-    parts = _try_parts(loader, store, knob, facts, trial, budget.share("parts"), request)
-    budget.spend("parts", time.perf_counter() - begun)
-    training = (
-        None
-        if workload is None
-        else try_training(workload, trial.first_batch, budget.share("training"), request.report)
-    )
-    epoch_seconds = _epoch_seconds(loader, trial, facts.epoch_bytes / max(fetch_rate, 1.0), stage)
+    facts = LoaderFacts.of(loader, fetch.share, fetch.bytes / reading_seconds)
+    with budget.part("parts") as seconds:
+        parts = _try_parts(loader, store, knob, facts, trial, seconds, request)
+    if trial.disk_bytes < fetch.bytes / 2:  # else checking mapped shards reads them
+        stage = confirmed_stage(stage, parts.opening)
+    knob = name_knob(stage, stages, loader, trial.disk_bytes, store)
+    training, slow = (None, None) if workload is None else _try_workload(workload, trial, budget, request)
+    epoch_seconds = _epoch_seconds(loader, trial, facts, stage)
     figures = _figures(loader, trial, training, epoch_seconds, is_fetching=stage == "fetch")
-    if stage == "fetch" and len(trial.fetch_rates) > 1:
-        figures = replace(figures, loader=around(figures.loader.value, estimate(1.0, trial.fetch_rates)))
-    slow = None
-    if workload is not None and training is not None and training.input is not None:
-        request.report("single records")
-        seconds = max(budget.share("records"), min(_LEAST_SEARCH, request.seconds))
-        slow = find_slow_records(workload, training.input, seconds)
     figures, verdict = conclude(
         Measured(
             figures=figures, facts=facts, parts=parts, training=training, slow=slow, knob=knob,
-            seconds=_shortest(trial, training), disturbed=clock.disturbed(), other_load=clock.other_load(),
+            seconds=reading_seconds if training is None else training.step.seconds,
+            disturbed=clock.disturbed(), other_load=clock.other_load(),
             decodes=workload is not None and workload.decodes,
         )
     )  # fmt: skip
     tried = None
     if request.try_knob and verdict.knob is not None and verdict.knob.options:
-        tried = _try_knob(loader, workload, verdict.knob, figures, budget.share("tried"), request)
-    return Findings(
-        loader=trial,
-        figures=figures,
-        stored_bytes=facts.record_bytes,
-        stages=stages,
-        slowest_stage=stage,
-        advice=knob.text,
-        parts=parts,
-        training=None if training is None else training.without_gaps(),
-        slow=slow,
-        verdict=verdict,
-        tried=tried,
-        other_load=clock.other_load(),
-    )
+        with budget.part("tried") as seconds:
+            tried = _try_knob(loader, workload, verdict.knob, seconds, request)
+    options = loader.arguments
+    return Profile(
+        url=public_url(url), **{name: options[name] for name in _NAMED_OPTIONS},
+        steps=trial.steps, samples=trial.steps * loader.local_batch_size, seconds=trial.seconds,
+        first_batch_seconds=trial.first_batch_seconds, samples_per_second=trial.samples_per_second(loader),
+        epoch_seconds=figures.loader_seconds, epoch_samples_per_second=figures.samples / figures.loader_seconds,
+        bytes_per_second=trial.decoded_bytes / trial.seconds, stored_bytes=facts.record_bytes,
+        stages=stages, slowest_stage=stage, loader_advice=knob.text, options=_other_options(loader, request),
+        verdict=verdict, parts=parts, training=None if training is None else training.without_gaps(), slow=slow,
+        tried=tried, queue_depths=trial.depths, other_load=clock.other_load(),
+        own_share=trial.own_seconds / reading_seconds, loader_rate=figures.loader,
+    )  # fmt: skip
 
 
-def _epoch_seconds(loader: Loader, trial: LoaderTrial, fetch_seconds: float, stage: str) -> float:
+def _try_workload(
+    workload: Workload, trial: LoaderTrial, budget: Budget, request: Request
+) -> tuple[TrainingTrials, SlowRecords | None]:
+    """Measure transform and step, and look for records that hold up their batches."""
+    with budget.part("training") as seconds:
+        training = try_training(workload, trial.first_batch, seconds, request.report)
+    if training.input is None:
+        return training, None
+    request.report("single records")
+    with budget.part("records") as seconds:
+        most = max(seconds, min(_LEAST_SEARCH, request.seconds))
+        return training, find_slow_records(workload, (training.input, training.together), most)
+
+
+_NAMED_OPTIONS = ("split", "batch_size", "balance", "rank", "world_size")
+_SHOWN_OPTIONS = ("columns", "where", "streams", "window_shards", "fetch_threads", "prefetch_bytes", "cache")
+_AS_JSON: dict[str, Any] = {"columns": list, "where": str, "cache": lambda cache: _name_cache(cache)}
+
+
+def _other_options(loader: Loader, request: Request) -> dict[str, Any]:
+    """The options that the headline does not show yet, if they differ from their defaults, in JSON's types."""
+    options = {name: loader.arguments[name] for name in _SHOWN_OPTIONS} | {"cache_bytes": request.cache_bytes}
+    if options["window_shards"] == 1:
+        del options["window_shards"]
+    return {name: _AS_JSON.get(name, int)(value) for name, value in options.items() if value is not None}
+
+
+def _name_cache(cache: ShardCache) -> str:
+    if isinstance(cache, MemoryCache):
+        return "memory"
+    return str(cache.path) if isinstance(cache, Cache) else type(cache).__name__
+
+
+def _epoch_seconds(loader: Loader, trial: LoaderTrial, facts: LoaderFacts, stage: str) -> float:
     """Seconds of an epoch of the loader; while it fetches, no more than its bytes take to come."""
     seconds = trial.epoch_seconds(loader)
     if stage == "fetch" and 1 < trial.steps < loader.steps_per_epoch:
         # Shards come ahead of need, and batches in bursts: what has come by now says more than batches.
+        fetch_seconds = facts.epoch_bytes / max(facts.fetch_bytes_per_second, 1.0)
         seconds = max(min(fetch_seconds, seconds), trial.first_batch_seconds + trial.seconds)
     return seconds
 
@@ -168,6 +181,13 @@ class Budget:
         fair = self._left * weight / max(sum(self._weights.values()), weight, 1e-9)
         return max(fair, _LEAST_SHARE * self._total * weight / self._sum)
 
+    @contextmanager
+    def part(self, part: str) -> Iterator[float]:
+        """Yield the seconds of a part, and note what it takes."""
+        begun = time.perf_counter()
+        yield self.share(part)
+        self.spend(part, time.perf_counter() - begun)
+
     def spend(self, part: str, seconds: float) -> None:
         """Note what a part took."""
         self._left -= seconds
@@ -185,16 +205,6 @@ def _budget(loader: Loader, workload: Workload | None, request: Request) -> Budg
         "tried": 4 if request.try_knob else 0,
     }
     return Budget(request.seconds, weights)
-
-
-def _try_store(loader: Loader, seconds: float, request: Request) -> StoreTrial | None:
-    """Measure the store alone; None if it does not read parts of files."""
-    request.report("the store")
-    dataset = open_dataset(loader.arguments["url"])
-    try:
-        return try_store(dataset.storage, dataset.split_shards(loader.arguments["split"]), seconds)
-    except RangesError:
-        return None
 
 
 def _try_parts(
@@ -238,78 +248,57 @@ def _try_parts(
 def _figures(
     loader: Loader, trial: LoaderTrial, training: TrainingTrials | None, epoch_seconds: float, *, is_fetching: bool
 ) -> MeasuredEpoch:
-    samples, rate = _epoch_samples(loader), trial.estimate(loader)
+    samples, rate = loader.steps_per_epoch * loader.local_batch_size, trial.estimate(loader)
     together = training.together if training else None
     if together is not None and not is_fetching and together.samples_per_second > rate.value:
         # Training cannot be faster than its loader: something disturbed that while it ran alone.
         rate = together.estimate
         epoch_seconds = min(epoch_seconds, trial.first_batch_seconds + samples / rate.value)
+    if is_fetching and len(trial.fetch_rates) > 1:
+        rate = around(rate.value, estimate(1.0, trial.fetch_rates))
+    step = None  # neither can training be faster than its step
+    if training is not None:
+        step = max(training.step.estimate, training.together.estimate, key=lambda each: each.value)
     return MeasuredEpoch(
         samples=samples,
         first_batch_seconds=trial.first_batch_seconds,
         loader=rate,
         loader_seconds=epoch_seconds,
         transform=training.transform_estimate if training else None,
-        step=training.step.estimate if training else None,
+        step=step,
         together=together.estimate if together else None,
         waiting=together.wait_seconds / together.seconds if together else 0.0,
     )
 
 
-def _shortest(trial: LoaderTrial, training: TrainingTrials | None) -> float:
-    """Seconds of the shortest measurement that the verdict rests on."""
-    return trial.first_batch_seconds + trial.seconds if training is None else training.step.seconds
-
-
 def _try_knob(
-    loader: Loader,
-    workload: Workload | None,
-    knob: ExpectedGain,
-    figures: MeasuredEpoch,
-    seconds: float,
-    request: Request,
+    loader: Loader, workload: Workload | None, knob: ExpectedGain, seconds: float, request: Request
 ) -> TriedKnob:
-    """Measure an epoch with a knob turned."""
+    """Measure epochs with and without a knob turned, in turn; a cache is filled before."""
     request.report(f"with {knob.text}")
+    each, options = seconds / (2 * _TRIED_ROUNDS), dict(knob.options)
     with ExitStack() as stack:
-        options: dict[str, Any] = dict(knob.options)
         if "cache" in options:
             options["cache"] = Cache(str(stack.enter_context(temporary_folder())))
-        other, steps = Loader(**dict(loader.arguments) | options), None
-        if "cache" in options:
-            steps = try_loader(other, seconds / 2, steps=None).steps  # fills it
-        if workload is not None and figures.together is not None:
-            waited, together = try_together(replace(workload, loader=other), seconds, steps)
-            after = replace(
-                figures, samples=_epoch_samples(other), first_batch_seconds=waited, together=together.estimate,
-                loader_seconds=0.0,
-            )  # fmt: skip
-        else:
-            trial = _middle_trial(other, seconds, steps)
-            after = _figures(other, trial, None, trial.epoch_seconds(other), is_fetching=False)
-    epochs = after.samples / figures.samples  # with larger batches a few records more may be left out
-    rate = after.loader if after.together is None else after.together
-    before = figures.loader if figures.together is None else figures.together
-    gain = figures.seconds * epochs / after.seconds
+        warmed = read_epoch(loader, workload, each * (2 if "cache" in options else 1), options)
+        steps = warmed.steps if "cache" in options else None  # what it holds by now
+        before, after = in_turn(
+            [
+                lambda _: read_epoch(loader, workload, each),
+                lambda _: read_epoch(loader, workload, each, options, steps=steps),
+            ],
+            _TRIED_ROUNDS,
+        )
+        other = Loader(**dict(loader.arguments) | options)
+    samples = other.steps_per_epoch * other.local_batch_size
+    more = samples / (loader.steps_per_epoch * loader.local_batch_size)  # larger batches may leave a few records out
+    gains = [more * own.total / changed.total for own, changed in zip(before, after, strict=True)]
     return TriedKnob(
         options=knob.options,
-        epoch_samples_per_second=after.samples / after.seconds,
-        first_batch_seconds=after.first_batch_seconds,
-        gain=around(gain, ratio(rate, before)),
+        epoch_samples_per_second=samples / median(epoch.total for epoch in after),
+        first_batch_seconds=median(epoch.first for epoch in after),
+        gain=estimate(median(gains), gains),
     )
-
-
-def _middle_trial(loader: Loader, seconds: float, steps: int | None) -> LoaderTrial:
-    """The trial of the median epoch of as many as there is time for."""
-    begun, trials = time.perf_counter(), [try_loader(loader, seconds, steps=steps)]
-    while (time.perf_counter() - begun) * (1 + 1 / len(trials)) < seconds:
-        trials.append(try_loader(loader, seconds, steps=steps))
-    trials.sort(key=lambda trial: trial.epoch_seconds(loader))
-    return trials[len(trials) // 2]
-
-
-def _epoch_samples(loader: Loader) -> int:
-    return loader.steps_per_epoch * loader.local_batch_size
 
 
 def _stages(stats: Mapping[str, StageStats], seconds: float) -> tuple[StageProfile, ...]:

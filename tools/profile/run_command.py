@@ -23,8 +23,7 @@ def run_on_records(args: argparse.Namespace) -> int:
     for file in filter(None, (args.html, args.trace)):
         check_writable(file)
     if args.html is not None:
-        from ringfeed.tools.charts.html_page import write_html  # now, for an error if matplotlib is not installed
-        from ringfeed.tools.report.rank_plots import plot_rank_lateness, plot_rank_waits, plot_step_parts
+        from ringfeed.tools.report.pages import write_run_page  # now, for an error if matplotlib is not installed
     watch = getattr(args, "watch", None)
     records = follow(args.url, watch.check if watch else lambda: None) if args.follow else read_run(args.url)
     with guarded(args.url, "records of a run"):
@@ -32,7 +31,6 @@ def run_on_records(args: argparse.Namespace) -> int:
     if args.trace is not None:
         write_trace(records, args.trace)
     if args.html is not None:
-        plots = [plot(records) for plot in (plot_rank_waits, plot_rank_lateness, plot_step_parts)]
-        write_html(args.html, f"Run in {args.url}", result._repr_html_(), plots)
+        write_run_page(result, records, args.html)
     print_text(json.dumps(asdict(result), indent=2) if args.json else result)
     return 0

@@ -1,4 +1,4 @@
-"""Plots that compare: orders batch by batch, rates by an option, predictions with measurements.
+"""Plots that compare: orders batch by batch, rates by an option or by ranks, predictions with measurements.
 
 Tested in tests/tools/report/test_plots.py.
 """
@@ -6,20 +6,20 @@ Tested in tests/tools/report/test_plots.py.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.tools.charts.drawing import COLOURS, HATCHES, Drawing, Plot
+from ringfeed.tools.charts.drawing import COLOURS, HATCHES, Drawing, Plot, curves, stack
+from ringfeed.tools.measure.estimates import Estimate, exactly
+from ringfeed.tools.predict.simulation import Simulation
 
 from .profile_result import Profile
 
-__all__ = ["plot_batches", "plot_predictions", "plot_rates"]
-
-_MOST_CLASSES = 8  # of different colours; the rest is drawn together
+__all__ = ["plot_batches", "plot_predictions", "plot_rates", "plot_scaling"]
 
 
 def plot_batches(loaders: Mapping[str, Loader], batches: int = 30) -> Plot:
@@ -33,48 +33,28 @@ def plot_batches(loaders: Mapping[str, Loader], batches: int = 30) -> Plot:
         ConfigError: the dataset has no classes.
     """
     drawing = Drawing(2.9, len(loaders))
-    spreads = []
+    spreads, rarest = [], ""
     for axes, (name, loader) in zip(drawing.panels, loaders.items(), strict=True):
-        mix = loader.plan().class_mix
+        mix, classes = loader.plan().class_mix, loader.manifest.classes
         if not mix:
             raise ConfigError("plot_batches needs a dataset with a label")
-        records = np.array([mix[value].records if value in mix else 0 for value in loader.manifest.classes])
+        records = np.array([mix[value].records if value in mix else 0 for value in classes])
         order = np.argsort(-records, kind="stable")
-        shares = _class_shares(loader, batches)[:, order]
-        below = np.zeros(len(shares))
-        for i, (label, heights) in enumerate(_grouped([str(loader.manifest.classes[k]) for k in order], shares)):
-            axes.bar(
-                range(len(shares)), heights, 0.9, bottom=below, color=COLOURS[i], hatch=HATCHES[i],
-                label=label if axes is drawing.axes else None,
-            )  # fmt: skip
-            below += heights
+        shares = np.array(
+            [
+                np.bincount(batch["class_id"], minlength=len(classes))[order] / len(batch["class_id"])
+                for _, batch in zip(range(batches), loader.numpy_epoch(0), strict=False)
+            ]
+        )
+        stack(axes, [str(classes[k]) for k in order], shares, width=0.9, labelled=axes is drawing.axes)
         axes.set_title(name, fontsize=10, loc="left")
         axes.set_ylim(0, 1)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        rare = shares[:, np.flatnonzero(records[order])[-1]]
+        last = np.flatnonzero(records[order])[-1]
+        rare, rarest = shares[:, last], str(classes[order[last]])
         spreads.append(f"{rare.min():.1%} to {rare.max():.1%} {name}")
     drawing.legend()
-    rarest = str(loader.manifest.classes[order[np.flatnonzero(records[order])[-1]]])
     return drawing.finish(f"Classes of each batch. The rarest, {rarest!r}: {', '.join(spreads)}", "batch", "share")
-
-
-def _class_shares(loader: Loader, batches: int) -> Any:
-    """Shares of the classes in the first batches, float64 [batches, classes]."""
-    classes = len(loader.manifest.classes)
-    rows = [
-        np.bincount(batch["class_id"], minlength=classes) / len(batch["class_id"])
-        for _, batch in zip(range(batches), loader.numpy_epoch(0), strict=False)
-    ]
-    return np.array(rows)
-
-
-def _grouped(names: list[str], shares: Any) -> list[tuple[str, Any]]:
-    """Name and shares of each class, the last of many together."""
-    if len(names) <= _MOST_CLASSES:
-        return list(zip(names, shares.T, strict=True))
-    kept = _MOST_CLASSES - 1
-    rest = (f"{len(names) - kept} other classes", shares[:, kept:].sum(1))
-    return [*zip(names[:kept], shares[:, :kept].T, strict=True), rest]
 
 
 def plot_rates(results: Mapping[Any, Profile], what: str) -> Plot:
@@ -84,40 +64,59 @@ def plot_rates(results: Mapping[Any, Profile], what: str) -> Plot:
         results: profiles by the option's value.
         what: the option.
     """
-    epochs = {name: result.epoch_samples_per_second for name, result in results.items()}
-    steady = {name: result.samples_per_second for name, result in results.items()}
-    best = max(epochs, key=epochs.__getitem__)
-    title = f"By {what}: {best} is the fastest, {epochs[best] / min(epochs.values()):.2f} x the slowest"
-    return _side_by_side({"whole epoch": epochs, "after the first batch": steady}, title, what)
+    rates = {name: result.epoch_rate for name, result in results.items()}
+    steady = {name: result.steady_rate for name, result in results.items()}
+    title = f"By {what}: {_fastest(rates)}"
+    return _side_by_side({"whole epoch": rates, "after the first batch": steady}, title, what)
 
 
-def plot_predictions(predicted: Mapping[Any, float], measured: Mapping[Any, float], what: str) -> Plot:
+def _fastest(rates: Mapping[Any, Estimate]) -> str:
+    """What is the fastest, if it is faster than all others beyond the spread of the measurements."""
+    best, *others = sorted(rates, key=lambda name: -rates[name].value)
+    if any(rates[name].high >= rates[best].low for name in others):
+        return "no difference beyond the spread of the measurements"
+    return f"{best} is the fastest, {rates[best].value / min(rate.value for rate in rates.values()):.2f} x the slowest"
+
+
+def plot_predictions(predicted: Mapping[Any, float], measured: Mapping[Any, Estimate], what: str) -> Plot:
     """Rates as predicted and as measured, by some option or state of the loader.
 
     Args:
         predicted: samples a second by the option's value.
-        measured: the same, of the same values.
+        measured: the same, of the same values, with their intervals.
         what: the option.
     """
-    errors = {name: predicted[name] / measured[name] - 1 for name in measured}
+    errors = {name: predicted[name] / measured[name].value - 1 for name in measured}
     worst = max(errors.values(), key=abs)
-    best, found = (max(rates, key=rates.__getitem__) for rates in (predicted, measured))
-    agreed = f"{best} is the fastest, as measured" if best == found else f"{best} is the fastest, measured {found}"
-    title = f"Predicted by {what}: {agreed}; the largest error is {worst:+.0%}"
-    return _side_by_side({"predicted": predicted, "measured": measured}, title, what)
+    title = f"Predicted by {what}: the largest error is {worst:+.0%}; measured: {_fastest(measured)}"
+    series = {"predicted": {name: exactly(rate) for name, rate in predicted.items()}, "measured": measured}
+    return _side_by_side(series, title, what)
 
 
-def _side_by_side(series: Mapping[str, Mapping[Any, float]], title: str, what: str) -> Plot:
-    """Draw bars of several series beside each other for each value of an option."""
+def plot_scaling(simulations: Sequence[Simulation]) -> Plot:
+    """Draw the rate by the number of ranks, beside ranks that cost nothing."""
+    ranks = [float(each.setup.ranks) for each in simulations]
+    rates = [each.samples_per_second for each in simulations]
+    ideal = [rates[0] / ranks[0] * n for n in ranks]
+    last, times = rates[-1] / ideal[-1], ranks[-1] / ranks[0]
+    title = f"Predicted: {ranks[-1]:,.0f} ranks reach {last:.0%} of {times:,.3g} times the rate of {ranks[0]:,.0f}"
+    lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {"simulated": (ranks, rates), "ideal": (ranks, ideal)}
+    return curves(lines, title, "ranks", "samples/s")
+
+
+def _side_by_side(series: Mapping[str, Mapping[Any, Estimate]], title: str, what: str) -> Plot:
+    """Draw bars of several series beside each other for each value of an option, with their intervals."""
     names = list(next(iter(series.values())))
     drawing = Drawing()
     width = 0.8 / len(series)
     for i, (label, rates) in enumerate(series.items()):
         places = np.arange(len(names)) + (i - (len(series) - 1) / 2) * width
+        values = np.array([(rates[name].value, rates[name].low, rates[name].high) for name in names])
         bars = drawing.axes.bar(
-            places, [rates[name] for name in names], width * 0.95, label=label, color=COLOURS[i], hatch=HATCHES[i]
-        )
-        drawing.axes.bar_label(bars, [_short(rates[name]) for name in names], padding=2, fontsize=9)
+            places, values[:, 0], width * 0.95, label=label, color=COLOURS[i], hatch=HATCHES[i],
+            yerr=np.abs(values[:, 1:] - values[:, :1]).T, capsize=3,
+        )  # fmt: skip
+        drawing.axes.bar_label(bars, [_short(value) for value in values[:, 0]], padding=2, fontsize=9)
     drawing.axes.set_xticks(range(len(names)), [str(name) for name in names])
     drawing.axes.margins(y=0.15)
     drawing.axes.yaxis.set_major_formatter(lambda value, _: _short(value))

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from ringfeed.pipeline import Loader
 from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.tools.charts.drawing import COLOURS, HATCHES, MUTED, Drawing, Plot, draw_bars, named_bars
+from ringfeed.tools.charts.bars import Bars
+from ringfeed.tools.charts.drawing import COLOURS, HATCHES, MUTED, Drawing, Plot, histogram, stack
+from ringfeed.tools.measure.store_trial import StoreTrial
 
 from .profile_result import UNKNOWN_GAIN, Profile
 
 __all__ = [
     "Plot",
+    "or_why_not",
     "plot_epoch",
     "plot_latencies",
     "plot_queues",
@@ -30,8 +34,16 @@ __all__ = [
     "plot_waterfall",
 ]
 
+T = TypeVar("T")
 _FEWEST_LOOKS = 5  # fewest samples of the queues that are worth plotting
-_MOST_CLASSES = 8  # of different colours; the rest is drawn together
+
+
+def or_why_not(plot: Callable[[T], Plot], of: T) -> Plot | str:
+    """A plot; or, of what was not measured or does not hold what it shows, the reason as text."""
+    try:
+        return plot(of)
+    except ConfigError as error:
+        return str(error)
 
 
 def plot_shards(url: str, split: str = "train") -> Plot:
@@ -40,27 +52,17 @@ def plot_shards(url: str, split: str = "train") -> Plot:
     shards = dataset.split_shards(split)
     names = [str(name) for name in dataset.manifest.classes] or ["records"]
     counts = np.array([tuple(shard.class_counts) or (shard.records,) for shard in shards], dtype=np.int64)
-    if len(names) > _MOST_CLASSES:
+    title = (
+        f"Balance: {len(shards)} shards differ by at most {int(np.ptp(counts.sum(1)))} records, and by "
+        f"{int(np.ptp(counts, 0).max())} in any class"
+    )
+    if len(names) > len(COLOURS):
         order = np.argsort(-counts.sum(0))
-        kept, rest = order[: _MOST_CLASSES - 1], order[_MOST_CLASSES - 1 :]
-        names = [*(names[i] for i in kept), f"{len(rest)} other classes"]
-        counts = np.column_stack([counts[:, kept], counts[:, rest].sum(1)])
+        names, counts = [names[i] for i in order], counts[:, order]
     drawing = Drawing()
-    below = np.zeros(len(shards))
-    for i, name in enumerate(names):
-        drawing.axes.bar(
-            range(len(shards)), counts[:, i], 1.0 if len(shards) > 60 else 0.8, bottom=below, label=name,
-            color=COLOURS[i], hatch=HATCHES[i],
-        )  # fmt: skip
-        below += counts[:, i]
-    drawing.count_along_x()
+    stack(drawing.axes, names, counts, width=1.0 if len(shards) > 60 else 0.8)
     drawing.legend()
-    spread = int(np.ptp(counts.sum(1)))
-    return drawing.finish(
-        f"Balance: {len(shards)} shards differ by at most {spread} records, and by {int(np.ptp(counts, 0).max())} in "
-        "any class",
-        "shard", "records",
-    )  # fmt: skip
+    return drawing.finish(title, "shard", "records")
 
 
 def plot_epoch(result: Profile) -> Plot:
@@ -83,13 +85,11 @@ def plot_stages(result: Profile) -> Plot:
     if result.slowest_stage in ("parse", "deliver"):  # after the last stage, which waits for it
         busy[result.slowest_stage] = sum(stage.wait_seconds for stage in result.stages if stage.name == "deliver")
     total = result.first_batch_seconds + result.seconds
-    return named_bars(
-        busy,
-        [f"{seconds / total:.2f} threads" for seconds in busy.values()],
-        result.slowest_stage,
-        f"The loader alone: {'no stage' if result.slowest_stage == 'none' else result.slowest_stage} limits it",
-        "busy seconds, over all threads",
-    )
+    return Bars(
+        title=f"The loader alone: {'no stage' if result.slowest_stage == 'none' else result.slowest_stage} limits it",
+        values=busy, texts=[f"{seconds / total:.2f} threads" for seconds in busy.values()],
+        highlighted=result.slowest_stage, x_label="busy seconds, over all threads",
+    ).draw()  # fmt: skip
 
 
 def plot_training(result: Profile) -> Plot:
@@ -107,11 +107,11 @@ def plot_training(result: Profile) -> Plot:
     if trials.input is not None:
         rates |= {"loader and transform": trials.input.samples_per_second}
     rates |= {"step alone": trials.step.samples_per_second, "training": trials.together.samples_per_second}
-    drawing = Drawing(0.36 * len(rates) + 1.1)
-    draw_bars(drawing, rates, [f"{rate:,.0f}" for rate in rates.values()], "training")
-    drawing.axes.axvline(trials.step.samples_per_second, color=MUTED, linestyle="--", linewidth=1)
     share = f"Training has {trials.utilisation:.0%} of the step's own rate"  # where nothing is judged
-    return drawing.finish(result.verdict.headline or share, "samples a second", "")
+    return Bars(
+        title=result.verdict.headline or share, values=rates, texts=[f"{rate:,.0f}" for rate in rates.values()],
+        highlighted="training", x_label="samples a second", marked=trials.step.samples_per_second,
+    ).draw()  # fmt: skip
 
 
 def plot_shuffle(loader: Loader) -> Plot:
@@ -122,14 +122,12 @@ def plot_shuffle(loader: Loader) -> Plot:
         "distance of neighbours in a shard": quality.separation,
         "shards in a batch": quality.batch_shards / quality.full_batch_shards,
     }
-    drawing = Drawing(2.1)
-    draw_bars(drawing, values, [f"{value:.2f}" for value in values.values()])
-    drawing.axes.axvline(1, color=MUTED, linestyle="--", linewidth=1)
-    return drawing.finish(
-        f"The shuffle: a batch mixes {quality.batch_shards:.1f} shards, a full shuffle "
+    return Bars(
+        title=f"The shuffle: a batch mixes {quality.batch_shards:.1f} shards, a full shuffle "
         f"{quality.full_batch_shards:.1f}",
-        "relative to a full shuffle", "",
-    )  # fmt: skip
+        values=values, texts=[f"{value:.2f}" for value in values.values()], x_label="relative to a full shuffle",
+        marked=1,
+    ).draw()  # fmt: skip
 
 
 def plot_waterfall(result: Profile) -> Plot:
@@ -161,17 +159,16 @@ def plot_latencies(result: Profile) -> Plot:
     Raises:
         ConfigError: the dataset is on a local disk.
     """
+    times = [1000 * seconds for seconds in _store(result).read_seconds]
+    middle, high = np.percentile(times, [50, 99])
+    title = f"Reads of the store: half take {middle:,.1f} ms or less, one in a hundred over {high:,.1f} ms"
+    return histogram(times, title, "milliseconds", "reads")
+
+
+def _store(result: Profile) -> StoreTrial:
     if result.parts.store is None:
         raise ConfigError("the store of a local dataset is not measured")
-    times = np.array(result.parts.store.read_seconds) * 1000
-    middle, high = np.percentile(times, [50, 99])
-    drawing = Drawing()
-    drawing.axes.hist(times, bins=np.geomspace(times.min(), times.max() * 1.001, 30).tolist(), color=COLOURS[0])
-    drawing.axes.set_xscale("log")
-    for value, style in ((middle, "-"), (high, "--")):
-        drawing.axes.axvline(value, color=COLOURS[3], linestyle=style)
-    title = f"Reads of the store: half take {middle:,.1f} ms or less, one in a hundred over {high:,.1f} ms"
-    return drawing.finish(title, "milliseconds", "reads")
+    return result.parts.store
 
 
 def plot_tried(result: Profile) -> Plot:
@@ -187,14 +184,12 @@ def plot_tried(result: Profile) -> Plot:
     gains |= {} if result.tried is None else {"measured": result.tried.gain}
     if not gains:
         raise ConfigError(f"{knob.text}: {UNKNOWN_GAIN}")
-    drawing = Drawing(0.36 * len(gains) + 1.0)
-    draw_bars(drawing, {name: gain.value for name, gain in gains.items()}, [f"  {gain}" for gain in gains.values()])
-    for place, gain in enumerate(gains.values()):
-        drawing.axes.plot([gain.low, gain.high], [place, place], color=COLOURS[3], linewidth=2)
-    drawing.axes.set_xlim(0, max(gain.high for gain in gains.values()) * 1.6)
-    drawing.axes.axvline(1, color=MUTED, linestyle="--", linewidth=1)
     told = ", ".join(f"{gain.value:.2f} x {name}" for name, gain in gains.items())
-    return drawing.finish(f"{knob.text}: {told}", "times as fast", "")
+    return Bars(
+        title=f"{knob.text}: {told}", values={name: gain.value for name, gain in gains.items()},
+        texts=[f"  {gain}" for gain in gains.values()], x_label="times as fast", marked=1,
+        intervals={name: (gain.low, gain.high) for name, gain in gains.items()},
+    ).draw()  # fmt: skip
 
 
 def plot_store(result: Profile) -> Plot:
@@ -203,9 +198,7 @@ def plot_store(result: Profile) -> Plot:
     Raises:
         ConfigError: the dataset is on a local disk.
     """
-    if result.parts.store is None:
-        raise ConfigError("the store of a local dataset is not measured")
-    store = result.parts.store
+    store = _store(result)
     rates = store.bytes_per_second
     drawing = Drawing()
     drawing.axes.plot(list(rates), [rate / 1e6 for rate in rates.values()], "o-", color=COLOURS[0])
@@ -226,18 +219,10 @@ def plot_waits(loader: Loader, batches: int = 300) -> Plot:
         now = time.perf_counter()
         waits.append((now - before) * 1000)
         before = now
-    later = np.array(waits[1:] or waits)
+    later = waits[1:] or waits
     middle, high = np.percentile(later, [50, 99])
-    drawing = Drawing()
-    edges = np.geomspace(max(later.min(), 1e-3), later.max() * 1.001 + 1e-3, 40)
-    drawing.axes.hist(later, bins=edges.tolist(), color=COLOURS[0])
-    drawing.axes.set_xscale("log")
-    for value, style in ((middle, "-"), (high, "--")):
-        drawing.axes.axvline(value, color=COLOURS[3], linestyle=style)
-    return drawing.finish(
-        f"Waits for a batch: half take {middle:.2f} ms or less, one in a hundred over {high:.2f} ms",
-        "milliseconds", "batches",
-    )  # fmt: skip
+    title = f"Waits for a batch: half take {middle:.2f} ms or less, one in a hundred over {high:.2f} ms"
+    return histogram(later, title, "milliseconds", "batches")
 
 
 def plot_ranks(url: str, batch_size: int, split: str = "train", ranks: Sequence[int] = (1, 2, 4, 8)) -> Plot:

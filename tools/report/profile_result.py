@@ -5,15 +5,14 @@ Tested in tests/tools/profile/test_measure.py and tests/tools/report/test_plots.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
-from ringfeed.pipeline.order.plan_table import html_table
 from ringfeed.tools.charts.bars import Bars
-from ringfeed.tools.console import align, human_bytes, human_seconds
-from ringfeed.tools.measure.estimates import Estimate
+from ringfeed.tools.charts.shown import Shown, Table
+from ringfeed.tools.console import human_bytes, human_seconds
+from ringfeed.tools.measure.estimates import Estimate, around, exactly
 from ringfeed.tools.measure.slow_records import SlowRecords
 from ringfeed.tools.measure.training_trials import TrainingTrials
 from ringfeed.tools.predict.gains import ExpectedGain
@@ -45,7 +44,7 @@ class TriedKnob:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class Profile(Shown):
     """A measurement of the loader, and of training with it.
 
     Attributes:
@@ -69,6 +68,7 @@ class Profile:
         queue_depths: seconds since the epoch was requested, and the shards that were being fetched or waited to be.
         other_load: share of the cores that other programs took meanwhile, in [0, 1].
         own_share: share of the loader's time that measuring it took.
+        loader_rate: `samples_per_second` with its interval.
 
     >>> from ringfeed.tools.profile import profile
     >>> profile("flights", batch_size=64, steps=5).samples  # doctest: +SKIP
@@ -102,6 +102,21 @@ class Profile:
     queue_depths: tuple[tuple[float, int], ...] = ()
     other_load: float = 0.0
     own_share: float = 0.0
+    loader_rate: Estimate | None = None
+
+    @property
+    def steady_rate(self) -> Estimate:
+        """Samples a second after the first batch, of training, or of the loader without a step."""
+        if self.training is not None:
+            return self.training.together.estimate
+        return self.loader_rate or exactly(self.samples_per_second)
+
+    @property
+    def epoch_rate(self) -> Estimate:
+        """Samples a second of a whole epoch, of training, or of the loader without a step."""
+        steady, samples = self.steady_rate, self.epoch_samples_per_second * self.epoch_seconds
+        seconds = self.first_batch_seconds + samples / steady.value
+        return around(samples / max(seconds, self.epoch_seconds), steady)
 
     @property
     def ceilings(self) -> dict[str, float]:
@@ -144,24 +159,10 @@ class Profile:
             marked=None if self.training is None else self.training.step.samples_per_second,
         )
 
-    def __str__(self) -> str:
-        tables = [line for header, rows in self._tables() for line in (*align(header, rows), "")]
-        return "\n".join([*self._headlines(), "", *tables, *self._conclusions()])
-
     def _repr_html_(self) -> str:
         return self.html() + self.chart.html()
 
-    def html(self) -> str:
-        """What `print` shows, as HTML."""
-        return "".join(
-            [
-                *(f"<p>{escape(line)}</p>" for line in self._headlines()),
-                *(html_table(header, rows) for header, rows in self._tables()),
-                *(f"<p><b>{escape(line)}</b></p>" for line in self._conclusions()),
-            ]
-        )
-
-    def _headlines(self) -> list[str]:
+    def headlines(self) -> list[str]:
         of_rank = f", rank {self.rank} of {self.world_size}" if self.world_size > 1 else ""
         options = "".join(f", {name}={value!r}" for name, value in self.options.items())
         loader = (
@@ -173,7 +174,7 @@ class Profile:
         )
         return [self.verdict.headline, loader] if self.verdict.headline else [loader]
 
-    def _tables(self) -> list[tuple[Sequence[str], list[list[str]]]]:
+    def tables(self) -> list[Table]:
         stages = [
             [
                 stage.name,
@@ -185,10 +186,7 @@ class Profile:
             ]
             for stage in self.stages
         ]
-        tables: list[tuple[Sequence[str], list[list[str]]]] = [
-            (_PART_HEADER, self._part_rows()),
-            (_STAGE_HEADER, stages),
-        ]
+        tables: list[Table] = [(_PART_HEADER, self._part_rows()), (_STAGE_HEADER, stages)]
         store = self.parts.store
         if store is not None:
             rates = [[f"{n}", f"{human_bytes(rate)}/s"] for n, rate in store.bytes_per_second.items()]
@@ -211,7 +209,7 @@ class Profile:
             rows[-1][-1] = f"{self.training.utilisation:.0%}"
         return rows
 
-    def _conclusions(self) -> list[str]:
+    def conclusions(self) -> list[str]:
         lines = []
         if self.other_load > _OTHER_LOAD:
             lines.append(f"other programs took {self.other_load:.0%} of the cores meanwhile: expect more without them")

@@ -1,6 +1,7 @@
-"""Plots of a training run for notebooks, from the metrics that `ringfeed train` writes (`output.metrics`).
+"""Plots of a training run, from its metrics (`output.metrics`) and the records of its ranks (`output.records`).
 
-Plots of its ranks, from their records (`output.records`), are in `rank_plots`, and can be had here, too.
+Records show where the ranks' time goes, and which rank the others wait for, over the run.
+Tested in tests/tools/report/test_run_plots.py and tests/tools/profile/test_run_command.py.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.storage.untrusted_files import guarded, load_json, read_untrusted
-from ringfeed.tools.charts.drawing import Plot, curves, named_bars
-from ringfeed.tools.measure.run_records import read_run
+from ringfeed.tools.charts.bars import Bars
+from ringfeed.tools.charts.drawing import COLOURS, HATCHES, Drawing, Plot, curves
+from ringfeed.tools.measure.run_records import RunRecords, read_run
+from ringfeed.tools.verdict.run_verdict import judge_run, rank_times, step_parts
 from ringfeed.training.run.state.outputs import METRICS_FORMAT
 
-from .rank_plots import plot_rank_lateness, plot_rank_waits, plot_step_parts
 from .run_result import profile_records
 
 __all__ = [
@@ -23,6 +27,9 @@ __all__ = [
     "plot_run_waits", "plot_step_parts", "profile_records", "read_metrics", "read_run",
 ]  # fmt: skip
 
+_PARTS = ("input", "computing", "slowest rank", "all-reduce", "loop")
+_MOST_LINES = 8
+_POINTS = 100
 _MOST_BYTES = 256 << 20  # metrics hold the history of a run
 _BOUND = 0.05  # share of the time spent waiting, from which on a run is input-bound
 
@@ -97,7 +104,8 @@ def plot_recall(metrics: Mapping[str, Any]) -> Plot:
     recall = {name: value for name, value in metrics["final"]["recall"].items() if value is not None}
     worst = min(recall, key=recall.__getitem__)
     title = f"Recall by class: {worst!r} is found least, {recall[worst]:.1%} of it"
-    return named_bars(recall, [f"{value:.1%}" for value in recall.values()], worst, title, "recall")
+    texts = [f"{value:.1%}" for value in recall.values()]
+    return Bars(title=title, values=recall, texts=texts, highlighted=worst, x_label="recall").draw()
 
 
 def _steps(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -105,3 +113,79 @@ def _steps(metrics: Mapping[str, Any]) -> list[dict[str, Any]]:
     if not steps:
         raise ConfigError("the run has no steps: it was resumed after its last one, or ended before")
     return steps
+
+
+def plot_rank_waits(records: RunRecords) -> Plot:
+    """The parts of a mean step of each rank, as bars: what it waits for, and for how long it computes."""
+    _require_steps(records)
+    times, verdict = rank_times(records), judge_run(records)
+    parts = np.array(
+        [
+            [each.input_seconds, each.compute_seconds, each.wait_seconds, each.collective_seconds, each.host_seconds]
+            for each in times
+        ]
+    )
+    drawing = Drawing(0.36 * len(times) + 1.5)
+    places, begun = np.arange(len(times)), np.zeros(len(times))
+    for i, name in enumerate(_PARTS):
+        colour, hatch = COLOURS[(1, 0, 3, 2, 7)[i]], HATCHES[(1, 0, 2, 3, 4)[i]]
+        drawing.axes.barh(
+            places, 1000 * parts[:, i], left=1000 * begun, color=colour, edgecolor="white", hatch=hatch, label=name
+        )
+        begun += parts[:, i]
+    drawing.axes.set_yticks(places, [f"rank {each.rank}" for each in times])
+    drawing.axes.invert_yaxis()
+    drawing.axes.grid(visible=False)
+    drawing.legend()
+    return drawing.finish(_title(verdict.headline), "ms of a step", "")
+
+
+def plot_rank_lateness(records: RunRecords) -> Plot:
+    """How long the first rank in the all-reduce of each step waits for each rank, over the run.
+
+    Of more than eight ranks, the ones that are late for longest.
+    """
+    _require_steps(records)
+    late = 1000 * (records.collective_seconds.max(axis=0) - records.collective_seconds)
+    order = np.argsort(-late.mean(axis=1))
+    lines = {
+        f"rank {records.ranks[place]}": _smoothed(records.steps, late[place])
+        for place in sorted(order[:_MOST_LINES].tolist())
+    }
+    worst = order[0]
+    if len(records.ranks) == 1:
+        title = "One rank: no other waits for it"
+    else:
+        share = rank_times(records)[worst].last_share
+        title = f"Rank {records.ranks[worst]} is latest on average: the last in {share:.0%} of the steps"
+    return curves(lines, title, "step", "ms after the first rank")
+
+
+def plot_step_parts(records: RunRecords) -> Plot:
+    """The parts of a step over the run, as the verdict counts them: the slowest rank of a step is left out."""
+    _require_steps(records)
+    names = dict(zip(("input", "compute", "straggler", "collective", "overhead"), _PARTS, strict=True))
+    parts = {names[part]: seconds for part, seconds in step_parts(records).items()}
+    sums = {name: float(seconds @ records.weights) for name, seconds in parts.items()}
+    longest = max(sums, key=sums.__getitem__)
+    lines = {name: _smoothed(records.steps, 1000 * seconds) for name, seconds in parts.items()}
+    share = sums[longest] / sum(sums.values())
+    return curves(lines, f"The longest part of a step is {longest!r}: {share:.0%}", "step", "ms")
+
+
+def _smoothed(steps: np.ndarray, values: np.ndarray) -> tuple[list[float], list[float]]:
+    """At most 100 points, each a mean."""
+    groups = min(_POINTS, len(steps))
+    return (
+        [float(each.mean()) for each in np.array_split(steps, groups)],
+        [float(each.mean()) for each in np.array_split(values, groups)],
+    )
+
+
+def _title(headline: str) -> str:
+    return headline.partition(";")[0].rstrip(".")
+
+
+def _require_steps(records: RunRecords) -> None:
+    if not records.steps.size:
+        raise ConfigError(f"{records.folder}: the records hold no steps after the first yet")

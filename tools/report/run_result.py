@@ -7,10 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
 
-from ringfeed.pipeline.order.plan_table import html_table
-from ringfeed.tools.console import align, human_seconds
+from ringfeed.tools.charts.shown import Shown, Table
+from ringfeed.tools.console import human_seconds
 from ringfeed.tools.measure.run_records import RunRecords
 from ringfeed.tools.verdict.run_verdict import RankTimes, RunVerdict, judge_run, rank_times
 
@@ -21,7 +20,7 @@ _HEADER = ("rank", "input ms", "compute ms", "waits for others ms", "collective 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunProfile:
+class RunProfile(Shown):
     """A run of `ringfeed train`, as its ranks recorded it: the newest launch, without its first step, which compiles.
 
     Attributes:
@@ -56,20 +55,7 @@ class RunProfile:
     rank_times: tuple[RankTimes, ...]
     verdict: RunVerdict
 
-    def __str__(self) -> str:
-        table = [*align(_HEADER, self._rows()), ""] if self.rank_times else []
-        return "\n".join([*self._headlines(), "", *table, *self._conclusions()])
-
-    def _repr_html_(self) -> str:
-        return "".join(
-            [
-                *(f"<p>{escape(line)}</p>" for line in self._headlines()),
-                html_table(_HEADER, self._rows()) if self.rank_times else "",
-                *(f"<p><b>{escape(line)}</b></p>" for line in self._conclusions()),
-            ]
-        )
-
-    def _headlines(self) -> list[str]:
+    def headlines(self) -> list[str]:
         ranks = f"{self.ranks} rank{'s' * (self.ranks > 1)}"
         if self.last_step < 0:
             return [self.verdict.headline, f"{self.folder}: {ranks}, no step yet"]
@@ -85,6 +71,9 @@ class RunProfile:
             f"{self.folder}: {ranks}, {steps}: {self.samples_per_second:,.0f} samples/s over "
             f"{human_seconds(self.seconds)}; the first batch came after {self.first_batch_seconds:.2f} s{besides}",
         ]
+
+    def tables(self) -> list[Table]:
+        return [(_HEADER, self._rows())] if self.rank_times else []
 
     def _rows(self) -> list[Sequence[str]]:
         shown = sorted(self.rank_times, key=lambda each: -each.own_seconds)[:_SHOWN_RANKS]
@@ -107,7 +96,7 @@ class RunProfile:
             for each in sorted(shown, key=lambda each: each.rank)
         ]
 
-    def _conclusions(self) -> list[str]:
+    def conclusions(self) -> list[str]:
         lines = []
         if len(self.rank_times) > _SHOWN_RANKS:
             lines.append(f"shown are the {_SHOWN_RANKS} slowest of {self.ranks} ranks")

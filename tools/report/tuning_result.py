@@ -5,14 +5,13 @@ Tested in tests/tools/tune/test_tune.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from html import escape
 from statistics import median
 from typing import Any
 
-from ringfeed.pipeline.order.plan_table import html_table
-from ringfeed.tools.console import align, human_bytes, human_seconds
+from ringfeed.tools.charts.shown import Shown, Table
+from ringfeed.tools.console import human_bytes, human_seconds
 from ringfeed.tools.predict.search import Reshard
 
 __all__ = ["TriedOptions", "Tuning"]
@@ -50,7 +49,7 @@ class TriedOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tuning:
+class Tuning(Shown):
     """What `tune` found.
 
     Attributes:
@@ -87,19 +86,12 @@ class Tuning:
         """Measured gain of what was chosen, as a median; 1 for the defaults."""
         return self.tried[self.chosen].gain
 
-    def __str__(self) -> str:
-        return "\n".join([self._headline(), "", *align(_HEADER, self._rows()), "", *self._conclusions()])
-
-    def _repr_html_(self) -> str:
-        lines = "".join(f"<p>{escape(line)}</p>" for line in self._conclusions())
-        return f"<p><b>{escape(self._headline())}</b></p>{html_table(_HEADER, self._rows())}{lines}"
-
-    def _headline(self) -> str:
+    def headlines(self) -> list[str]:
         count = f"{self.simulated} options simulated, {len(self.tried) - 1} measured beside the defaults"
         if not self.chosen:
-            return f"{self.url}: keep the defaults, nothing is faster beyond noise ({count})"
+            return [f"{self.url}: keep the defaults, nothing is faster beyond noise ({count})"]
         low, high = min(self.tried[self.chosen].gains), max(self.tried[self.chosen].gains)
-        return f"{self.url}: {self.gain:.2f} x as fast ({low:.2f} to {high:.2f}) with {self.loader_call()} ({count})"
+        return [f"{self.url}: {self.gain:.2f} x as fast ({low:.2f} to {high:.2f}) with {self.loader_call()} ({count})"]
 
     def loader_call(self) -> str:
         """The call of `Loader` with what was chosen."""
@@ -110,8 +102,8 @@ class Tuning:
             words.append(f"cache=MemoryCache({limit})" if self.cache == "memory" else f"cache={self.cache!r}")
         return f"Loader({self.url!r}, {', '.join(words)})"
 
-    def _rows(self) -> list[list[str]]:
-        return [
+    def tables(self) -> list[Table]:
+        rows = [
             [
                 ", ".join(f"{name}={value}" for name, value in one.options.items()) or "defaults",
                 human_seconds(one.predicted_seconds),
@@ -125,8 +117,9 @@ class Tuning:
             ]
             for one in self.tried
         ]
+        return [(_HEADER, rows)]
 
-    def _conclusions(self) -> Sequence[str]:
+    def conclusions(self) -> list[str]:
         chosen, base = self.tried[self.chosen], self.tried[0]
         lines = []
         if self.chosen:

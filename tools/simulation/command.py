@@ -8,27 +8,25 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.sources.user_code import import_function
 from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.sharding.storage.untrusted_files import guarded, load_json, read_untrusted
 from ringfeed.tools.argument_types import add_verbosity, at_least, checked_type, parse_bytes
 from ringfeed.tools.console import align, print_stderr, print_text, print_warnings
+from ringfeed.tools.measure.workloads import add_shared, parse_size, user_functions
 from ringfeed.training.run.state.outputs import check_writable, write_file
 
 if TYPE_CHECKING:
     from ringfeed.tools.measure.cost_trials import MeasuredDataset
     from ringfeed.tools.measure.costs import Costs
     from ringfeed.tools.measure.dataset_shape import DatasetShape
-    from ringfeed.tools.predict.setup import Prices, Setup
-    from ringfeed.tools.predict.simulation import Simulation
+    from ringfeed.tools.predict.setup import Setup
 
 __all__ = ["add_arguments", "run"]
 
@@ -60,12 +58,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     add = parser.add_argument
     add("url", help="dataset: a path, s3://, hdfs://, whatever fsspec opens")
-    add("--split", default="train", help="split to read (default: train)")
     add("--seconds", type=float, default=10.0, metavar="S", help="time to measure costs for (default: 10)")
     add("--costs", metavar="FILE", help="use the costs in this file, and measure nothing")
     add("--save-costs", metavar="FILE", help="write the measured costs, as JSON")
-    add("--html", metavar="FILE", help="also write tables and plots as one HTML page (needs ringfeed[report])")
-    add("--json", action="store_true", help="print one JSON document on standard output, and errors as JSON")
+    add_shared(parser, "--split", "--html", "--json")
     add_verbosity(parser)
     _add_machines(parser.add_argument_group("machines"))
     _add_reading(parser.add_argument_group("dataset and loader"))
@@ -90,40 +86,19 @@ def _add_machines(group: argparse._ArgumentGroup) -> None:
 
 def _add_reading(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--batch-size", type=_COUNT, default=1024, metavar="N", help="GLOBAL batch size (default: 1024)")
+    add_shared(group, "--batch-size", "--streams", "--window-shards", "--fetch-threads", "--seed")
     add("--local-batch", type=_COUNT, metavar="N", help="samples of each rank instead: the batch grows with the ranks")
-    add(
-        "--streams",
-        type=_COUNT,
-        metavar="N",
-        help="streams of all ranks together (default: up to 16; of more ranks one each)",
-    )
-    add(
-        "--window-shards",
-        type=_COUNT,
-        default=1,
-        metavar="N",
-        help="shards that a stream shuffles together (default: 1)",
-    )
-    add(
-        "--fetch-threads",
-        type=_COUNT,
-        metavar="N",
-        help="threads that fetch and open shards (default: 4; remote: 4 to 24)",
-    )
-    add("--prefetch", type=checked_type(_parse_size), metavar="SIZE", help="bytes of shards to fetch ahead of need")
+    add("--prefetch", type=checked_type(parse_size), metavar="SIZE", help="bytes of shards to fetch ahead of need")
     add("--cache", type=checked_type(parse_bytes), metavar="SIZE", help="size of a cache on the disk of each host")
     add("--warm", action="store_true", help="the cache holds the dataset at first, as far as it fits")
     add("--shard-size", type=checked_type(parse_bytes), metavar="SIZE", help="as if shards had this size")
     add("--records", type=_COUNT, metavar="N", help="as if the split had so many records, in shards like its own")
     add("--epochs", type=_COUNT, default=1, metavar="N", help="epochs to simulate (default: 1)")
-    add("--seed", type=int, default=0, metavar="N", help="seed of the order and of all draws (default: 0)")
 
 
 def _add_training(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--step", metavar="MODULE:FUNCTION", help="the model's training step, called with a batch; it is measured")
-    add("--transform", metavar="MODULE:FUNCTION", help="function of a batch between the loader and --step")
+    add_shared(group, "--step", "--transform")
     add("--step-seconds", type=float, metavar="S", help="seconds of a step on a device, for a rank's batch, instead")
     add("--gradients", type=checked_type(parse_bytes), metavar="SIZE", help="bytes that an all-reduce sums")
     add(
@@ -143,32 +118,32 @@ def run(args: argparse.Namespace) -> int:
         if path is not None:
             check_writable(path)
     with print_warnings("ringfeed simulate", events=args.json, verbose=args.verbose):
+        from ringfeed.tools.predict.setup import Prices
+        from ringfeed.tools.predict.simulation import advice_on, table_of
         from ringfeed.tools.predict.simulator import simulate_ranks
 
+        prices = Prices(
+            per_gb=args.price_per_gb, per_thousand_requests=args.price_per_1000_requests,
+            per_host_hour=args.price_per_host_hour,
+        )  # fmt: skip
         measured = _measured(args)
         if args.save_costs:
             write_file(args.save_costs, json.dumps(measured.costs.to_json(), indent=2).encode())
         simulations = simulate_ranks(
             _shape(measured.shape, args), _costs(measured.costs, args), _setup(args), args.ranks,
             report=_reporter(args, "simulating"),
-            ranks_per_host=args.ranks_per_host, local_batch=args.local_batch, prices=_prices(args),
+            ranks_per_host=args.ranks_per_host, local_batch=args.local_batch, prices=prices,
         )  # fmt: skip
     if args.html is not None:
-        from ringfeed.tools.report.simulation_page import write_page
+        from ringfeed.tools.report.pages import write_simulation_page
 
-        write_page(simulations, args.url, args.html)
+        write_simulation_page(simulations, args.url, args.html)
     if args.json:
         document = {"costs": measured.costs.to_json(), "simulations": [each.to_json() for each in simulations]}
         print(json.dumps(document, indent=2))
     else:
-        _print(simulations)
+        print_text("\n".join([*align(*table_of(simulations)), *advice_on(simulations)]))
     return 0
-
-
-def _print(simulations: Sequence[Simulation]) -> None:
-    from ringfeed.tools.predict.simulation import advice_on, table_of
-
-    print_text("\n".join([*align(*table_of(simulations)), *advice_on(simulations)]))
 
 
 def _measured(args: argparse.Namespace) -> MeasuredDataset:
@@ -189,14 +164,8 @@ def _measured(args: argparse.Namespace) -> MeasuredDataset:
         with guarded(args.costs, "costs as `ringfeed simulate --save-costs` writes them", prefix="--costs: "):
             costs = Costs.from_json(load_json(read_untrusted(args.costs, _MOST_COSTS_BYTES)))
         return MeasuredDataset(shape=shape_of(loader), costs=costs)
-    functions = {
-        name: import_function(f"--{name}", getattr(args, name), os.getcwd(), example="model:train_step")
-        if getattr(args, name)
-        else None
-        for name in ("step", "transform")
-    }
-    step = functions["step"]
-    workload = None if step is None else function_workload(loader, step, functions["transform"])
+    functions = user_functions(args)
+    workload = function_workload(loader, functions["step"], functions.get("transform")) if functions else None
     return measure_costs(loader, args.seconds, workload=workload, report=_reporter(args, "measuring"))
 
 
@@ -245,16 +214,6 @@ def _setup(args: argparse.Namespace) -> Setup:
     )  # fmt: skip
 
 
-def _prices(args: argparse.Namespace) -> Prices:
-    from ringfeed.tools.predict.setup import Prices
-
-    return Prices(
-        per_gb=args.price_per_gb,
-        per_thousand_requests=args.price_per_1000_requests,
-        per_host_hour=args.price_per_host_hour,
-    )
-
-
 def _parse_counts(text: str) -> tuple[int, ...]:
     """Parse numbers of ranks.
 
@@ -284,8 +243,3 @@ def _parse_seconds(text: str) -> float:
     if not 0 <= seconds < math.inf:
         raise ConfigError(f"a time such as 30ms, 50us or 0.2s is needed, got {text!r}")
     return seconds
-
-
-def _parse_size(text: str) -> int:
-    """Parse a size, or 0."""
-    return 0 if text == "0" else parse_bytes(text)

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from ringfeed.pipeline.deliver.quiet_tensorflow import quiet_tensorflow
 from ringfeed.sharding.errors import ConfigError
-from ringfeed.sharding.sources.user_code import import_function
 from ringfeed.sharding.storage.temporary_folder import process_folder
 from ringfeed.tools.argument_types import add_verbosity, at_least, checked_type, parse_bytes
 from ringfeed.tools.console import print_text, print_warnings, stage_progress
+from ringfeed.tools.measure.workloads import add_shared, check_source, user_functions
 from ringfeed.training.run.state.outputs import check_writable, write_file
 
 if TYPE_CHECKING:
@@ -48,16 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EPILOG
     add = parser.add_argument
     add("url", nargs="?", help="dataset: a path, s3://, hdfs://, whatever fsspec opens; or give --config")
-    add("--split", default="train", help="split to read (default: train)")
-    add("--batch-size", type=_COUNT, default=1024, metavar="N", help="GLOBAL batch size (default: 1024)")
+    add_shared(parser, "--split", "--batch-size", "--step", "--transform", "--config", "--set", "--json")
     add("--world-size", type=_COUNT, default=1, metavar="N", help="number of ranks, of which the first is measured")
-    add("--step", metavar="MODULE:FUNCTION", help="the model's training step, called with a batch")
-    add("--transform", metavar="MODULE:FUNCTION", help="function of a batch between the loader and --step")
-    add("--config", metavar="FILE.yaml", help="tune this run of ringfeed train, on one rank, instead of URL")
-    add(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
-        help="with --config: override a key of the configuration; may be repeated",
-    )  # fmt: skip
     add("--seconds", type=float, default=60.0, metavar="S", help="time for measurements (default: 60)")
     add(
         "--cache", metavar="FOLDER",
@@ -73,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--memory", type=checked_type(parse_bytes), metavar="SIZE", help="most of shards and batches in each rank")
     add("--keep-order", action="store_true", help="search only options that leave every batch as it is")
     add("--out", metavar="FILE.yaml", help="write the options as a configuration for ringfeed train")
-    add("--json", action="store_true", help="print one JSON document on standard output, and errors as JSON")
     add_verbosity(parser)
 
 
@@ -105,22 +95,13 @@ def _tuned(args: argparse.Namespace, report: Any) -> Tuning:
         "cache": args.cache, "epochs": args.epochs, "keep_order": args.keep_order, "memory_bytes": args.memory,
         "seconds": args.seconds, "report": report,
     }  # fmt: skip
+    check_source(args)
     if args.config is not None:
         if args.url is not None or args.step or args.transform:
             raise ConfigError("URL, --step and --transform are not for --config, whose file names dataset and model")
         return tune_run(args.config, args.overrides, **options)
-    if args.url is None:
-        raise ConfigError("name a dataset by its URL, or a run by --config FILE.yaml")
-    if args.overrides:
-        raise ConfigError("--set overrides keys of a configuration; give --config, too")
-    functions: dict[str, Any] = {
-        name: import_function(f"--{name}", getattr(args, name), os.getcwd(), example="model:train_step")
-        for name in ("step", "transform")
-        if getattr(args, name)
-    }
-    return tune(
-        args.url, split=args.split, batch_size=args.batch_size, world_size=args.world_size, **functions, **options
-    )
+    options |= user_functions(args)
+    return tune(args.url, split=args.split, batch_size=args.batch_size, world_size=args.world_size, **options)
 
 
 def _configuration(args: argparse.Namespace, result: Tuning) -> str:

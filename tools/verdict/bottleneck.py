@@ -9,9 +9,10 @@ from typing import Any
 from ringfeed.pipeline import Loader
 from ringfeed.sharding import Manifest
 from ringfeed.tools.console import human_bytes
+from ringfeed.tools.measure.part_trials import OpenTrial
 from ringfeed.tools.measure.store_trial import PIECE_BYTES, StoreTrial
 
-__all__ = ["Knob", "StageProfile", "name_bottleneck", "name_knob"]
+__all__ = ["Knob", "StageProfile", "confirmed_stage", "name_bottleneck", "name_knob"]
 
 # Stage, fact (see `_facts`) under which the row applies ("": always), what then limits the loader (see
 # `verdict.LIMITS`), option that may help ("": none), text. The first row that applies is taken.
@@ -79,6 +80,7 @@ _SMALL_BYTES, _FEW_SHARDS = 256 << 10, 32
 _FULL_RATE = 0.7  # of what the store gives: a loader that takes more is held back by the store itself
 _LATE = 0.5  # share of a read that is latency, from which on shards are too small for the store
 _EXPLAINS = 0.35  # share of the wait for windows that the busiest stage before must have worked, to be its cause
+_CLEAR = 2  # times as fast: beyond doubt
 _STARVED = 0.5  # waiting for windows / gathering: from this share on, the stages that bring windows are the limit
 
 
@@ -128,6 +130,20 @@ def name_bottleneck(stages: tuple[StageProfile, ...], *, parses: bool) -> str:
         busiest = max(upstream, key=lambda name: by_name[name].busy_seconds)
         return busiest if by_name[busiest].busy_seconds > _EXPLAINS * starved else "none"
     return "gather"
+
+
+def confirmed_stage(stage: str, opening: OpenTrial | None) -> str:
+    """Tell checksums and decoding apart by what each does alone: threads that wait for cores count as busy in both.
+
+    >>> confirmed_stage("open", OpenTrial(verify=1_000.0, decode=9_000.0, shards=3))
+    'verify'
+    """
+    if opening is None or stage not in ("verify", "open"):
+        return stage
+    slower, faster = sorted((opening.verify, opening.decode))
+    if faster < _CLEAR * slower:
+        return stage
+    return "verify" if slower == opening.verify else "open"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +224,9 @@ def _store_facts(
     if store is None:
         return dict.fromkeys(("fetches_too_few", "store_is_late", "store_is_full"), False)
     one_read = min(mean_bytes, PIECE_BYTES) / store.bytes_per_second[1]
-    few = _fetch_rate(stages) < _FULL_RATE * store.best_bytes_per_second and store.best_threads > _threads(options)
+    # Both the loader's rate and the store's own say so: cores that others take slow the loader alone.
+    least = _FULL_RATE * store.best_bytes_per_second
+    few = max(_fetch_rate(stages), store.rate_of(_threads(options))) < least and store.best_threads > _threads(options)
     late = store.latency_seconds > _LATE * one_read
     return {"fetches_too_few": few, "store_is_late": late, "store_is_full": True}
 

@@ -1,7 +1,7 @@
 """The conclusion from all measurements of a profile: its verdict, with figures, advice and the option to try.
 
 A pure function of what was measured.
-Tested in tests/tools/verdict/test_conclusion.py.
+Tested in tests/tools/verdict/test_conclusion.py and tests/tools/verdict/test_verdict.py.
 """
 
 from __future__ import annotations
@@ -9,17 +9,22 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
+from ringfeed.tools.measure.estimates import Estimate, around, exactly
 from ringfeed.tools.measure.slow_records import SlowRecords
+from ringfeed.tools.measure.store_trial import PIECE_BYTES
 from ringfeed.tools.measure.training_trials import TrainingTrials
-from ringfeed.tools.predict.gains import ExpectedGain, MeasuredEpoch, predict_gain
+from ringfeed.tools.predict.gains import ExpectedGain, MeasuredEpoch
 from ringfeed.tools.predict.settings import LoaderFacts, LoaderTrials, candidate_settings
 
 from .bottleneck import Knob
-from .evidence import confirmed_limit, find_evidence, rest_of_loader
-from .verdict import Verdict, judge
+from .verdict import Evidence, Verdict, judge
 
-__all__ = ["Measured", "conclude"]
+__all__ = ["Measured", "conclude", "confirmed_limit", "rest_of_loader"]
 
+_STORE_LIMITS = ("store_latency", "store_bandwidth", "too_few_fetches")
+_FAST_ENOUGH = 4  # times the loader's rate over an epoch: such a part is no limit
+_ON_CORES = 0.1  # of one core: a step that uses less does not wait for it
+_CONTRADICTED = 1.15  # times the step's rate alone: training cannot be so fast
 _LEAST_GAIN = 1.05  # an option that brings less is not named
 
 
@@ -56,13 +61,17 @@ def conclude(measured: Measured) -> tuple[MeasuredEpoch, Verdict]:
     """The verdict, and the figures of the epoch with what would limit the loader next."""
     facts, parts, training, slow = measured.facts, measured.parts, measured.training, measured.slow
     limit = confirmed_limit(measured.knob.limit, measured.figures, parts, is_local=facts.is_local)
-    figures = replace(measured.figures, rest=rest_of_loader(limit, measured.figures, facts, parts))
-    cpu_share = 0.0
+    rest = rest_of_loader(limit, measured.figures, facts, parts)
+    disturbed, cpu_share = measured.disturbed, 0.0
     if training is not None:
-        together = training.together
+        together, step = training.together, training.step
+        needs_core = step.cpu_seconds > _ON_CORES * step.seconds
+        if needs_core and together.samples_per_second > _CONTRADICTED * step.samples_per_second:
+            disturbed = 1.0  # others held the cores of the step while it ran alone
         cpu_share = min(together.cpu_seconds / together.seconds / (os.cpu_count() or 1), 1.0)
+    figures = replace(measured.figures, rest=rest, disturbed=disturbed)
     verdict = judge(
-        figures, loader_limit=limit, seconds=measured.seconds, disturbed=measured.disturbed, cpu_share=cpu_share,
+        figures, loader_limit=limit, seconds=measured.seconds, cpu_share=cpu_share,
         other_load=measured.other_load, lock_held=training.lock_held if training else 0.0, slow=slow,
         decodes=measured.decodes,
     )  # fmt: skip
@@ -70,7 +79,7 @@ def conclude(measured: Measured) -> tuple[MeasuredEpoch, Verdict]:
     best = next((each for each in predictions if each.gain is None or each.gain.value >= _LEAST_GAIN), None)
     return figures, replace(
         verdict,
-        evidence=find_evidence(verdict.bottleneck, figures, facts, parts, slow, cpu_share),
+        evidence=_evidence(verdict.bottleneck, figures, facts, parts, slow, cpu_share),
         knob=best,
         advice=verdict.advice or _advice(verdict, measured, predictions if best is None else []),
     )
@@ -80,8 +89,7 @@ def _predictions(verdict: Verdict, measured: Measured, figures: MeasuredEpoch) -
     """What the settings that may help are expected to bring, the nearest remedy first."""
     if verdict.bottleneck in ("step", "none", "unknown"):
         return []
-    settings = candidate_settings(verdict.bottleneck, measured.facts, figures, measured.parts)
-    predictions = [predict_gain(setting, figures) for setting in settings]
+    predictions = candidate_settings(verdict.bottleneck, measured.facts, figures, measured.parts)
     options = measured.knob.options
     if verdict.bottleneck == measured.knob.limit and options and all(each.options != options for each in predictions):
         first = figures.first_batch_seconds
@@ -132,3 +140,108 @@ def _advice(verdict: Verdict, measured: Measured, weak: list[ExpectedGain]) -> s
     if text == measured.knob.text and any(each.options == measured.knob.options for each in weak):
         return text.partition(":")[0]  # without the option, which brings too little
     return text
+
+
+def _evidence(
+    bottleneck: str,
+    figures: MeasuredEpoch,
+    facts: LoaderFacts,
+    trials: LoaderTrials,
+    slow: SlowRecords | None,
+    cpu_share: float,
+) -> tuple[Evidence, ...]:
+    """The figures that show a bottleneck."""
+    loader = Evidence(name="the loader", value=figures.samples / figures.loader_seconds, unit="samples/s")
+    epoch = Evidence(name="an epoch", value=figures.samples / figures.seconds, unit="samples/s")
+    if bottleneck in _STORE_LIMITS:
+        return _of_store(bottleneck, facts, trials) or (loader,)
+    if bottleneck == "shuffle_fill":
+        first = Evidence(name="the first batch", value=figures.first_batch_seconds, unit="s")
+        return first, Evidence(name="an epoch", value=figures.seconds, unit="s")
+    if bottleneck == "slow_records" and slow is not None:
+        one = Evidence(name="the slowest record", value=slow.records[0].seconds, unit="s")
+        return one, Evidence(name="a batch without such", value=slow.batch_seconds, unit="s")
+    if bottleneck == "cores":
+        return Evidence(name="training uses of the cores", value=cpu_share, unit="share"), epoch
+    if bottleneck == "framework_overhead":
+        slowest = max(figures.parts.values())
+        return Evidence(name="the slowest part alone", value=figures.samples / slowest, unit="samples/s"), epoch
+    if bottleneck in ("step", "none") and figures.step is not None:
+        return Evidence(name="the step alone", value=figures.step.value, unit="samples/s"), loader
+    alone = _rates_alone(trials)
+    if figures.transform is not None:
+        alone["transform"] = figures.transform.value
+        if bottleneck == "decode" and figures.transform.value < loader.value:
+            alone["decode"] = figures.transform.value
+    if value := alone.get(bottleneck):
+        return Evidence(name=f"{bottleneck.replace('_', ' ')} alone", value=value, unit="samples/s"), (
+            loader if figures.step is None or bottleneck not in ("transform",) else epoch
+        )
+    return (loader,)
+
+
+def confirmed_limit(limit: str, figures: MeasuredEpoch, trials: LoaderTrials, *, is_local: bool = False) -> str:
+    """Return what limits the loader: a part, or the first batch, if that takes most of the epoch and the part does not.
+
+    In an epoch of a few small shards some stage is the busiest, though all of them are fast enough.
+
+    Args:
+        limit: the part, as the loader's stages tell it.
+        figures: the epoch as measured.
+        trials: the loader's parts as measured.
+        is_local: whether the dataset is on a local disk.
+    """
+    alone = _rates_alone(trials).get(limit)
+    needed = figures.samples / figures.loader_seconds
+    waits = figures.first_batch_seconds > figures.loader_seconds / 2
+    fast = limit == "unknown" or (is_local and limit == "store_latency")  # nothing, or opening files in memory
+    return "shuffle_fill" if waits and (fast or (alone or 0.0) > _FAST_ENOUGH * needed) else limit
+
+
+def rest_of_loader(limit: str, figures: MeasuredEpoch, facts: LoaderFacts, trials: LoaderTrials) -> dict[str, Estimate]:
+    """The rate of the loader's epoch without what limits it, by the part that would limit it then; empty if unknown.
+
+    Args:
+        limit: what limits the loader.
+        figures: the epoch as measured.
+        facts: the loader's sizes.
+        trials: its parts as measured.
+    """
+    if limit == "shuffle_fill":
+        return {"hand_over": figures.loader}
+    alone = {name: exactly(rate) for name, rate in _rates_alone(trials).items()}
+    if trials.hand_over is not None:
+        alone["hand_over"] = trials.hand_over.estimate
+    if limit in _STORE_LIMITS:
+        following = min(alone, key=lambda name: alone[name].value, default="hand_over")
+        if (warm := trials.warm) is None:
+            return {following: alone[following]} if alone else {}
+        seconds = min(warm.first_batch_seconds, figures.first_batch_seconds) + figures.samples / warm.rate.value
+        return {following: around(figures.samples / seconds, warm.rate)}
+    if trials.store is not None:
+        alone["store_bandwidth"] = exactly(trials.store.best_bytes_per_second / facts.record_bytes)
+    alone.pop(limit, None)
+    return dict(sorted(alone.items(), key=lambda item: item[1].value)[:1])
+
+
+def _rates_alone(trials: LoaderTrials) -> dict[str, float]:
+    """Samples per second of each part that was measured alone."""
+    rates = {} if trials.hand_over is None else {"hand_over": trials.hand_over.samples_per_second}
+    if trials.opening is not None:
+        rates |= {"verification": trials.opening.verify, "decode": trials.opening.decode}
+    return rates
+
+
+def _of_store(bottleneck: str, facts: LoaderFacts, trials: LoaderTrials) -> tuple[Evidence, ...]:
+    store = trials.store
+    if store is None:
+        return ()
+    fetched = Evidence(name="the loader fetches", value=facts.fetch_bytes_per_second, unit="bytes/s")
+    if bottleneck == "store_latency":
+        size = min(facts.shard_bytes, PIECE_BYTES)
+        each = size / store.best_bytes_per_second
+        return (
+            Evidence(name="a request takes", value=store.latency_seconds, unit="s"),
+            Evidence(name="the bytes of a shard take", value=each, unit="s"),
+        )
+    return Evidence(name="the store gives", value=store.best_bytes_per_second, unit="bytes/s"), fetched

@@ -43,9 +43,11 @@ _LEAST_SECONDS = 0.2  # a shorter measurement is not judged
 _TAKEN = 0.3  # share of the time that this program waited for cores others held, from which on nothing is judged
 _BALANCED = 1.25  # times the step's rate: input no faster than that leaves little to a faster step
 _FULL_CORES = 0.85  # share of the cores which other programs leave that training uses: they are what the parts share
+_FEW_CORES = 0.2  # share of all cores: a training that uses less does not need those that others take
 _SOME_CORES = 0.3  # share of all cores that it uses at least then
 _LOCKED = 0.3  # share of the looks at Python's lock that found it held, from which on the parts wait for it
 _UNEXPLAINED = ("cores", "framework_overhead", "unknown")
+_MOST_LOST = 1.6  # factor by which losses that may vanish widen an interval at most
 _HELD_UP = 0.3  # share of the input's time in few batches, from which on slow records are to blame
 
 
@@ -85,13 +87,13 @@ class Verdict:
     """
 
     bottleneck: str
-    headline: str
-    input_bound: float
-    headroom: float | None
-    evidence: tuple[Evidence, ...]
-    next_limit: str
-    next_samples_per_second: float | None
-    gain: Estimate | None
+    headline: str = ""
+    input_bound: float = 0.0
+    headroom: float | None = None
+    evidence: tuple[Evidence, ...] = ()
+    next_limit: str = ""
+    next_samples_per_second: float | None = None
+    gain: Estimate | None = None
     advice: str = ""
     knob: ExpectedGain | None = None
 
@@ -101,7 +103,6 @@ def judge(
     *,
     loader_limit: str,
     seconds: float,
-    disturbed: float,
     cpu_share: float = 0.0,
     other_load: float = 0.0,
     lock_held: float = 0.0,
@@ -117,32 +118,26 @@ def judge(
         figures: the measured parts.
         loader_limit: what limits the loader alone.
         seconds: time of the shortest measurement that counts.
-        disturbed: share of the time in which this program waited for cores that others held, in [0, 1].
         cpu_share: share of the cores that training used.
         other_load: share of the cores that other programs used.
         lock_held: share of the looks at Python's lock, while training, that found it held.
         slow: the records that held up their batches.
         decodes: whether the transform is ringfeed's own decoding of images.
     """
-    if disturbed > _TAKEN:
+    if figures.disturbed > _TAKEN and not _waits_for_no_core(figures, cpu_share):
         return _unknown("Other programs took the cores; this says nothing about training.", figures)
     if seconds < _LEAST_SECONDS:
         return _unknown("The measurement was too short to judge.", figures)
     if figures.step is None or figures.together is None:
-        return Verdict(
-            bottleneck=loader_limit, headline="", input_bound=0.0, headroom=None, evidence=(), next_limit="",
-            next_samples_per_second=None, gain=None,
-        )  # fmt: skip
-    parts, training = figures.parts, figures.seconds
-    stall = 1 - figures.step_seconds / training
-    headroom = parts["step"] / max(seconds for name, seconds in parts.items() if name != "step")
+        return Verdict(bottleneck=loader_limit)
+    parts, training, stall, headroom = figures.parts, figures.seconds, figures.stall, figures.headroom
     full = cpu_share > max(_FULL_CORES * (1 - other_load), _SOME_CORES)
     shared = "cores" if full else "framework_overhead" if lock_held > _LOCKED else "unknown"
     if stall < _BOUND and (shared == "unknown" or figures.seconds - max(parts.values()) < _BOUND * training):
         bottleneck, limits, lost = "step" if headroom >= _BALANCED else "none", dict(parts), 0.0
     else:
         bottleneck, limits, lost = _limit_of_input(figures, shared, loader_limit, decodes=decodes)
-    if slow is not None and slow.share > _HELD_UP and bottleneck in ("transform", *_UNEXPLAINED):
+    if slow is not None and slow.share > _HELD_UP and _may_be_slow_records(bottleneck, figures, slow.share):
         slowest = max(parts, key=parts.__getitem__)
         bottleneck, limits, lost = "slow_records", {slowest: max(training * (1 - slow.share), parts["step"])}, 0.0
     if bottleneck == "unknown":
@@ -150,22 +145,45 @@ def judge(
     if bottleneck in ("step", "none"):
         limits = {name: seconds for name, seconds in parts.items() if name != "step"}
     following = max(limits, key=limits.__getitem__)
-    gain = None
-    if bottleneck not in ("step", "none"):
-        rates = {"step": figures.step, "transform": figures.transform, "loader": figures.loader} | dict(figures.rest)
-        like = rates.get(following) or figures.together
-        reached = around(figures.samples / min(limits[following] + lost, training), like)
-        gain = predicted(ratio(reached, around(figures.samples / training, figures.together)))
+    is_input = bottleneck not in ("step", "none")
     return Verdict(
         bottleneck=bottleneck,
         headline=_headline(stall, headroom),
         input_bound=stall,
         headroom=headroom,
-        evidence=(),
         next_limit=loader_limit if following == "loader" else following,
         next_samples_per_second=figures.samples / limits[following],
-        gain=gain,
+        gain=_gain(figures, following, limits[following], lost) if is_input else None,
     )
+
+
+def _may_be_slow_records(bottleneck: str, figures: MeasuredEpoch, share: float) -> bool:
+    """Whether records that hold up this share of the batches after the first explain more than the bottleneck does."""
+    if bottleneck == "shuffle_fill":
+        return share * (figures.seconds - figures.first_batch_seconds) > figures.first_batch_seconds
+    return bottleneck in ("transform", *_UNEXPLAINED)
+
+
+def _gain(figures: MeasuredEpoch, following: str, seconds: float, lost: float) -> Estimate | None:
+    """What an epoch gains if its bottleneck goes, so that another part limits it, which takes so many seconds.
+
+    What is lost beside the slowest part may vanish with it, or not.
+    """
+    assert figures.together is not None
+    rates = {"step": figures.step, "transform": figures.transform, "loader": figures.loader} | dict(figures.rest)
+    most, middle, least = (figures.samples / min(seconds + share * lost, figures.seconds) for share in (0.0, 0.5, 1.0))
+    like = around(1.0, rates.get(following) or figures.together)
+    low, high = max(least, middle / _MOST_LOST), min(most, middle * _MOST_LOST)
+    reached = ratio(Estimate(value=middle, low=low, high=high), like)
+    now = around(figures.samples / figures.seconds, figures.together)
+    return predicted(ratio(reached, now), figures.disturbed)
+
+
+def _waits_for_no_core(figures: MeasuredEpoch, cpu_share: float) -> bool:
+    """Whether the step alone is the limit, by far, and takes hardly any core: others cannot have made it slow."""
+    if figures.step is None or cpu_share > _FEW_CORES:
+        return False
+    return figures.stall < _BOUND and figures.headroom > 2 * _BALANCED
 
 
 def _limit_of_input(
@@ -200,18 +218,14 @@ def _limit_of_input(
 def _unexplained(figures: MeasuredEpoch, stall: float, headroom: float) -> Verdict:
     """A wait that is measured, and that neither a part nor what the parts share explains."""
     return Verdict(
-        bottleneck="unknown", headline=_headline(stall, headroom), input_bound=stall, headroom=headroom, evidence=(),
-        next_limit="", next_samples_per_second=None, gain=None,
+        bottleneck="unknown", headline=_headline(stall, headroom), input_bound=stall, headroom=headroom,
         advice="each part alone is fast enough, and neither the cores nor Python's lock explain the wait: measure for "
         "longer (--seconds), on a quiet machine",
     )  # fmt: skip
 
 
 def _unknown(headline: str, figures: MeasuredEpoch) -> Verdict:
-    return Verdict(
-        bottleneck="unknown", headline=headline if figures.step is not None else "", input_bound=0.0, headroom=None,
-        evidence=(), next_limit="", next_samples_per_second=None, gain=None, advice=headline,
-    )  # fmt: skip
+    return Verdict(bottleneck="unknown", headline=headline if figures.step is not None else "", advice=headline)
 
 
 def _headline(stall: float, headroom: float) -> str:

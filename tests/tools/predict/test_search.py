@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ringfeed.tools.measure.epochs_in_turn import Confirmed, is_better
 from ringfeed.tools.predict.search import Space, choose, search, try_shard_sizes
 from ringfeed.tools.simulation import Costs, DatasetShape, Setup, StepCosts, StoreCosts
-from ringfeed.tools.tune.confirm import Confirmed, is_better
 
 SHAPE = DatasetShape(
     records=np.full(64, 100), data_bytes=np.full(64, 1 << 20), index_bytes=np.full(64, 0), record_bytes=10_000

@@ -86,6 +86,7 @@ def test_the_command_that_removes_compression_keeps_the_format(
     )
     build(options)
     monkeypatch.setattr(profile_module, "name_bottleneck", lambda stages, parses: "open")
+    monkeypatch.setattr(profile_module, "confirmed_stage", lambda stage, opening: stage)
     knob = profile(str(tmp_path / "d"), batch_size=8).loader_advice
     assert f"(shard-dataset reshard SRC DST --format {shard_format} --compression none)" in knob
 
@@ -97,6 +98,7 @@ def test_mapped_shards_read_from_a_slow_disk_are_blamed_on_the_disk(
     read = chain([0, int(read_share * 1_000_000)], repeat(0))
     monkeypatch.setattr(loader_trial, "_disk_bytes", lambda: next(read))
     monkeypatch.setattr(profile_module, "name_bottleneck", lambda stages, parses: "verify")
+    monkeypatch.setattr(profile_module, "confirmed_stage", lambda stage, opening: stage)
     assert told in profile(dataset, batch_size=20).loader_advice
 
 
@@ -224,7 +226,7 @@ def test_the_second_profile_reads_the_cache_and_parquet_columns_are_fetched_alon
         )
     )
     monkeypatch.setattr(profile_module, "name_bottleneck", lambda stages, parses: "fetch")
-    monkeypatch.setattr(profile_module, "_try_store", lambda *_: None)
+    monkeypatch.setattr(profile_module, "try_store_of", lambda *_: None)
     epoch = 40_000 // 1024
     whole = profile(url, streams=2, steps=epoch)
     for option in ("--fetch-threads 32", "--cache FOLDER (Loader(cache='FOLDER'))", "--columns A,B"):

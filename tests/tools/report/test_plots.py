@@ -20,7 +20,7 @@ from ringfeed.tools.measure.estimates import Estimate
 from ringfeed.tools.predict.gains import ExpectedGain
 from ringfeed.tools.profile import profile
 from ringfeed.tools.report import comparisons, plots
-from ringfeed.tools.report.profile_page import write_page
+from ringfeed.tools.report.pages import write_page
 from ringfeed.tools.report.profile_result import Profile, TriedKnob
 from tests.servers.web import Behaviour, served
 
@@ -85,10 +85,14 @@ def test_of_a_profile(result: Profile) -> None:
     assert "Shards being fetched" in texts(plots.plot_queues(result))
     assert "Reads of the store: half take" in texts(plots.plot_latencies(result))
     rates = comparisons.plot_rates({1: result, 2: result}, "streams")
-    assert rates.title == "By streams: 1 is the fastest, 1.00 x the slowest"
+    assert rates.title == "By streams: no difference beyond the spread of the measurements"
     assert repr(rates) == f"Plot: {rates.title}"
-    compared = comparisons.plot_predictions({1: 900.0, 4: 2200.0}, {1: 1000.0, 4: 2000.0}, "streams")
-    assert compared.title == "Predicted by streams: 4 is the fastest, as measured; the largest error is +10%"
+    measured = {1: Estimate(value=1000.0, low=900.0, high=1100.0), 4: Estimate(value=2000.0, low=1900.0, high=2100.0)}
+    compared = comparisons.plot_predictions({1: 900.0, 4: 2200.0}, measured, "streams")
+    assert (
+        compared.title
+        == "Predicted by streams: the largest error is +10%; measured: 4 is the fastest, 2.00 x the slowest"
+    )
     assert "2.2k" in texts(compared)
 
 

@@ -2,10 +2,10 @@
 
 import json
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ringfeed.tools.measure.estimates import Estimate, exactly
@@ -136,6 +136,16 @@ def test_a_profile_never_contradicts_itself(measured: Measured) -> None:
     if verdict.gain is not None:
         assert verdict.gain.low <= verdict.gain.value <= verdict.gain.high
         assert verdict.gain.value > 1 - 1e-6
+
+
+@given(measurements())
+@settings(max_examples=30, deadline=None)
+def test_a_step_that_is_slower_alone_than_in_training_was_disturbed(measured: Measured) -> None:
+    assume(measured.training is not None)
+    assert measured.training is not None
+    together = replace(measured.training.together, cpu_seconds=1e3)
+    training = replace(measured.training, step=replace(together, seconds=1.5 * SECONDS), together=together)
+    assert conclude(replace(measured, training=training))[1].bottleneck == "unknown"
 
 
 @given(measurements())

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ringfeed.tools.measure.run_records import read_run
-from ringfeed.tools.report.rank_plots import plot_step_parts
+from ringfeed.tools.report.run_plots import plot_step_parts
 from ringfeed.tools.report.run_result import profile_records
 from ringfeed.tools.verdict.run_verdict import RunVerdict, judge_run, rank_times
 

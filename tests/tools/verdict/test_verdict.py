@@ -12,9 +12,9 @@ from ringfeed.tools.measure.part_trials import OpenTrial, WarmTrial
 from ringfeed.tools.measure.slow_records import SlowRecord, SlowRecords
 from ringfeed.tools.measure.store_trial import StoreTrial
 from ringfeed.tools.measure.trial import Trial
-from ringfeed.tools.predict.gains import MeasuredEpoch, Setting, predict_gain
+from ringfeed.tools.predict.gains import MeasuredEpoch, expected_gain
 from ringfeed.tools.predict.settings import LoaderTrials
-from ringfeed.tools.verdict.evidence import confirmed_limit, rest_of_loader
+from ringfeed.tools.verdict.conclusion import confirmed_limit, rest_of_loader
 from ringfeed.tools.verdict.verdict import LIMITS, Verdict, judge
 
 SAMPLES = 100_000
@@ -41,7 +41,8 @@ def epoch(
 
 
 def judged(figures: MeasuredEpoch, **measured: float) -> Verdict:
-    given = {"seconds": 3.0, "disturbed": 0.0, "cpu_share": 1.0} | measured
+    given = {"seconds": 3.0, "cpu_share": 1.0} | measured
+    figures = replace(figures, disturbed=given.pop("disturbed", 0.0))
     return judge(figures, loader_limit="store_bandwidth", **given)  # type: ignore[arg-type]
 
 
@@ -144,17 +145,17 @@ def test_what_limits_a_loader_next_is_the_slowest_of_its_other_parts(limit: str,
 
 def test_slow_records_are_blamed_for_what_no_part_explains() -> None:
     figures = epoch(step=10_000, together=3_000, transform=20_000, loader=20_000)
-    verdict = judge(figures, loader_limit="decode", seconds=3.0, disturbed=0.0, slow=SLOW)
+    verdict = judge(figures, loader_limit="decode", seconds=3.0, slow=SLOW)
     assert verdict.bottleneck == "slow_records"
     assert verdict.gain is not None
     assert verdict.gain.value == pytest.approx(2.5)  # 33 s without their 60 %
     fed = epoch(step=1_000, together=1_000, transform=20_000, loader=20_000)
-    assert judge(fed, loader_limit="decode", seconds=3.0, disturbed=0.0, slow=SLOW).bottleneck == "step"
+    assert judge(fed, loader_limit="decode", seconds=3.0, slow=SLOW).bottleneck == "step"
 
 
 def test_a_slow_transform_of_ours_is_decoding() -> None:
     figures = epoch(step=10_000, together=5_000, transform=5_000, loader=20_000)
-    assert judge(figures, loader_limit="x", seconds=3.0, disturbed=0.0, decodes=True).bottleneck == "decode"
+    assert judge(figures, loader_limit="x", seconds=3.0, decodes=True).bottleneck == "decode"
 
 
 def test_what_was_too_short_or_disturbed_is_not_judged() -> None:
@@ -163,6 +164,9 @@ def test_what_was_too_short_or_disturbed_is_not_judged() -> None:
     assert (short.bottleneck, short.gain) == (disturbed.bottleneck, disturbed.gain) == ("unknown", None)
     assert short.headline == "The measurement was too short to judge."
     assert "Other programs took the cores" in disturbed.headline
+    slow_step = epoch(step=10_000, together=9_900, loader=50_000, first=0.1)
+    assert judged(slow_step, disturbed=0.6, cpu_share=0.1).bottleneck == "step"  # which takes no core that others hold
+    assert judged(slow_step, disturbed=0.6).bottleneck == "unknown"
 
 
 rates = st.floats(10, 1e7)
@@ -190,11 +194,10 @@ def test_a_knob_never_gains_more_than_the_step_allows(
     step: float, loader: float, first: float, faster: float, sooner: float
 ) -> None:
     figures = epoch(step=step, together=min(step, loader), loader=loader, first=first)
-    setting = Setting(
-        options={}, text="", first_batch_seconds=first * sooner, memory_bytes=0,
+    gain = expected_gain(
+        figures, {}, "", first_batch_seconds=first * sooner, memory_bytes=0,
         seconds=exact(figures.loader_seconds / faster),
-    )  # fmt: skip
-    gain = predict_gain(setting, figures).gain
+    ).gain  # fmt: skip
     assert gain is not None  # all figures are exact
     assert gain.low <= gain.value <= gain.high
     assert 1 - 1e-9 <= gain.value <= figures.seconds / (SAMPLES / step) * (1 + 1e-9)
