@@ -8,7 +8,7 @@ import pytest
 _NICE = -10
 
 
-def _set_nice(value: int) -> None:
+def set_nice(value: int) -> None:
     """Of all threads of this process; those that they start, and processes, inherit it."""
     for thread in os.listdir("/proc/self/task"):
         try:
@@ -21,6 +21,6 @@ def _set_nice(value: int) -> None:
 def before_other_programs() -> Iterator[None]:
     """Keep the other tests, and whatever else runs, from taking the cores of what is measured."""
     usual = os.getpriority(os.PRIO_PROCESS, 0)
-    _set_nice(_NICE)
+    set_nice(_NICE)
     yield
-    _set_nice(usual)
+    set_nice(usual)

@@ -7,7 +7,7 @@ import pytest
 
 from ringfeed.sharding import BuildOptions, build
 from ringfeed.tools.profile import Profile
-from tests.helpers.bottlenecks import CASES, Case, make_dataset, sleeping_step
+from tests.helpers.bottlenecks import CASES, Case, make_dataset, measured_gains, sleeping_step
 
 TRIED = {
     "fetch_threads": CASES["one fetch at a time"],
@@ -39,6 +39,9 @@ def test_a_prediction_says_what_it_brings_and_costs(folder: Path, monkeypatch: p
     assert knob.memory_bytes > 0
     assert knob.first_batch_seconds[1] < knob.first_batch_seconds[0]
     assert f"predicted {knob.gain}, first batch " in str(result)
+    case = TRIED["fetch_threads"]
+    (measured,) = measured_gains(case, case.changed(**knob.options), folder, rounds=1)
+    assert measured > 1.3
 
 
 @pytest.mark.campaign
