@@ -49,6 +49,7 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     if not shards.exists():
         build(source=large_records(), destination=str(shards), label="label")
     names = [name for name, reader in READERS.items() if name != OURS and rivals.is_made(reader.environment)]
+    print(f"  {RECORDS:,} records of {RECORD_BYTES:,} bytes, batches of {BATCH}, {rounds} rounds")
     print("  without: " + (", ".join(sorted({*READERS} - {*names, OURS})) or "none"))
     epochs: dict[tuple[str, str], list[_Epoch]] = defaultdict(list)
     results = []
@@ -73,12 +74,15 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
                 results.append((f"numpy_epoch, {heat}, against epoch", [1 / ratio for ratio in ratios], GOALS[name]))
             elif heat == "cold" or name != "plain read":
                 results.append((f"epoch, {heat}, against {name}", ratios, GOALS.get(name, 1)))
-        print(f"  {name}: done", flush=True)
+        _print(name, epochs)
     ours.communicate()
-    print(f"  {RECORDS:,} records of {RECORD_BYTES:,} bytes, batches of {BATCH}, {rounds} rounds")
-    for name in [OURS, *names]:
-        print(f"  {name}: " + "; ".join(f"{heat} {_described(epochs[name, heat])}" for heat in READERS[name].heats))
+    _print(OURS, epochs)
     return results
+
+
+def _print(name: str, epochs: dict[tuple[str, str], list[_Epoch]]) -> None:
+    rows = "; ".join(f"{heat} {_described(epochs[name, heat])}" for heat in READERS[name].heats)
+    print(f"  {name}: {rows}", flush=True)
 
 
 def _started(name: str, folder: Path) -> Popen[str]:

@@ -42,7 +42,8 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     parquet = Loader(urls["parquet"], batch_size=BATCH, seed=1)
     files = sorted(map(str, Path(urls["tfrecord"]).glob("*.tfrecord")))
     over_tuned, over_natural, over_resampled, over_tfrecord = [], [], [], []
-    features, labels = np.zeros((ROWS, WIDTH), np.float32), np.zeros(ROWS, np.int64)
+    features = np.random.default_rng(0).random((ROWS, WIDTH), np.float32)  # zeros would lie in one page
+    labels = np.ones(ROWS, np.int64)
     over_gather: dict[str, list[float]] = {
         "batches, epochs in one reading": [],
         "epoch, each alone": [],

@@ -39,7 +39,7 @@ class Reader:
         environment: its environment in rivals.txt; "" is the one that runs.
         write: stores the records in a folder; None: it reads the shards of ringfeed.
         epochs: opens the folder, and returns its epochs.
-        heats: how it is measured; not cold, if its files stay in the page cache as long as it lives.
+        heats: how it is measured; not cold if its files stay cached while it lives, or if it reads ahead of an epoch.
     """
 
     environment: str
@@ -224,8 +224,9 @@ def _read_records(folder: Path) -> Epochs:
     dataset = grain.MapDataset.source(source).shuffle(seed=1)
     dataset = dataset.batch(BATCH, drop_remainder=True, batch_fn=_joined_records)
     steps = len(dataset)
-    ahead = grain.ReadOptions(num_threads=16, prefetch_buffer_size=4)  # batches; the default of 500 would be epochs
-    workers = grain.MultiprocessingOptions(num_workers=CORES, per_worker_buffer_size=2)
+    # Repeated, so that the workers live on. What they read ahead is of the next epoch, so it is not much of one.
+    ahead = grain.ReadOptions(num_threads=16, prefetch_buffer_size=1)
+    workers = grain.MultiprocessingOptions(num_workers=CORES, per_worker_buffer_size=1)
     batches = iter(dataset.repeat().to_iter_dataset(ahead).mp_prefetch(workers))
     while True:
         yield (next(batches).nbytes - 8 * BATCH for _ in range(steps))
@@ -290,7 +291,7 @@ READERS = {
     ),
     "PyTorch, a file each": Reader(environment="main", write=_write_files, epochs=_read_files),
     "LitData": Reader(environment="main", write=_write_lit, epochs=_read_lit, heats=("warm",)),
-    "Grain + ArrayRecord": Reader(environment="main", write=_write_records, epochs=_read_records),
+    "Grain + ArrayRecord": Reader(environment="main", write=_write_records, epochs=_read_records, heats=("warm",)),
     "WebDataset": Reader(environment="main", write=_write_tar, epochs=_read_tar),
     "MosaicML Streaming": Reader(environment="mosaicml", write=_write_mds, epochs=_read_mds),
 }
