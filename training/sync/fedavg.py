@@ -7,7 +7,6 @@ Tested in tests/training/sync/test_rounds.py.
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -16,7 +15,7 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.sync import FedAvgConfig
 from ringfeed.training.ring.ring import Ring
 
-from .means import median, trimmed_count, trimmed_mean, weighted_mean
+from .means import joined, median, parted, trimmed_count, trimmed_mean, weighted_mean
 from .periodic import Periodic, Tensor
 from .synchronizer import SyncRun
 
@@ -69,6 +68,6 @@ class FedAvg(Periodic):
             begun = (step - 1) // self._every * self._every
             samples = self._samples_before(step) - self._samples_before(begun)
             return weighted_mean(self._ring, changes, samples), []
-        flat = tf.concat([tf.reshape(tf.cast(c, tf.float32), [-1]) for c in changes], 0)
-        parts = tf.split(self._robust(self._ring.gather(flat)), [math.prod(c.shape) for c in changes])
-        return [tf.cast(tf.reshape(part, c.shape), c.dtype) for part, c in zip(parts, changes, strict=True)], []
+        rows = self._ring.gather(joined([tf.cast(change, tf.float32) for change in changes]))
+        parts = parted(self._robust(rows), [change.shape for change in changes])
+        return [tf.cast(part, change.dtype) for part, change in zip(parts, changes, strict=True)], []

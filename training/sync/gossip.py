@@ -6,14 +6,13 @@ Tested in tests/training/sync/test_rounds.py.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import tensorflow as tf
 
 from ringfeed.training.config.sync import GossipConfig
 from ringfeed.training.ring.ring import Ring
 
+from .means import joined, parted
 from .periodic import Periodic, Tensor, Variable
 from .synchronizer import SyncRun
 
@@ -59,8 +58,8 @@ class Gossip(Periodic):
 
     def end_round(self, step: int) -> None:
         partner = partners(step // self._every, self._ring.size, topology=self._topology, seed=self._seed)
-        flat = tf.concat([tf.reshape(tf.cast(v, tf.float32), [-1]) for v in self.apart_variables], 0)
+        flat = joined([tf.cast(variable, tf.float32) for variable in self.apart_variables])
         mean = (flat + self._ring.sendrecv(flat, partner[self._ring.rank])) / 2
-        parts = tf.split(mean, [math.prod(v.shape) for v in self.apart_variables])
+        parts = parted(mean, [variable.shape for variable in self.apart_variables])
         for variable, part in zip(self.apart_variables, parts, strict=True):
-            variable.assign(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
+            variable.assign(tf.cast(part, variable.dtype))

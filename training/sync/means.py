@@ -1,7 +1,7 @@
-"""Means over ranks: weighted by their samples, or robust to outliers: coordinate-wise median and trimmed mean.
+"""Means over ranks: weighted by their samples, or robust to outliers; and tensors as one vector, to take them of.
 
-Robust means: Yin et al., arXiv 1803.01498, Definitions 1 and 2. They count each rank once, whatever its
-number of samples.
+Robust means, the coordinate-wise median and the trimmed mean, count each rank once, whatever its number of samples:
+Yin et al., arXiv 1803.01498, Definitions 1 and 2.
 Tested in tests/training/sync/test_rounds.py and tests/training/run/test_modes.py.
 """
 
@@ -15,7 +15,7 @@ import tensorflow as tf
 from ringfeed.training.optimizers.keras_doors import Tensor
 from ringfeed.training.ring.ring import Ring
 
-__all__ = ["median", "trimmed_count", "trimmed_mean", "weighted_mean"]
+__all__ = ["joined", "median", "parted", "trimmed_count", "trimmed_mean", "weighted_mean"]
 
 
 def median(rows: Tensor) -> Tensor:
@@ -59,3 +59,18 @@ def weighted_mean(ring: Ring, tensors: Sequence[Tensor], weight: float) -> list[
     factor = tf.constant(float(weight))
     *sums, total = ring.allreduce_sum([*(tensor * tf.cast(factor, tensor.dtype) for tensor in tensors), factor])
     return [tf.math.divide_no_nan(s, tf.cast(total, s.dtype)) for s in sums]
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the entries of all tensors as one vector."""
+    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
+
+
+def parted(vector: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """Return the tensors that `joined` made a vector from.
+
+    >>> [part.numpy().tolist() for part in parted(joined([tf.constant([[1, 2]]), tf.constant([3])]), [[1, 2], [1]])]
+    [[[1, 2]], [3]]
+    """
+    parts = tf.split(vector, [math.prod(shape) for shape in shapes])
+    return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]

@@ -5,7 +5,6 @@ Tested in tests/training/sync/compression/test_codecs.py.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
@@ -17,7 +16,7 @@ from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.sync.synchronizer import EveryStep, Exchange
 
-__all__ = ["Compressed", "Tensor", "Variable", "joined", "parted", "zeros_like"]
+__all__ = ["Compressed", "Tensor", "Variable", "zeros_like"]
 
 
 class Compressed(EveryStep, ABC):
@@ -72,18 +71,3 @@ class Compressed(EveryStep, ABC):
 
 def zeros_like(shapes: Sequence[Sequence[int]], name: str) -> list[Variable]:
     return [tf.Variable(tf.zeros(shape), trainable=False, name=f"{name}_{i}") for i, shape in enumerate(shapes)]
-
-
-def joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Return the entries of all tensors as one vector."""
-    return tf.concat([tf.reshape(tensor, [-1]) for tensor in tensors], 0)
-
-
-def parted(vector: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Return the tensors that `joined` made a vector from.
-
-    >>> [part.numpy().tolist() for part in parted(joined([tf.constant([[1, 2]]), tf.constant([3])]), [[1, 2], [1]])]
-    [[[1, 2]], [3]]
-    """
-    parts = tf.split(vector, [math.prod(shape) for shape in shapes])
-    return [tf.reshape(part, shape) for part, shape in zip(parts, shapes, strict=True)]

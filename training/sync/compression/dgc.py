@@ -16,9 +16,10 @@ import tensorflow as tf
 
 from ringfeed.training.config.compression import DGCConfig
 from ringfeed.training.ring.ring import Ring
+from ringfeed.training.sync.means import joined, parted
 from ringfeed.training.sync.synchronizer import Exchange, SyncRun
 
-from .base import Compressed, Tensor, Variable, joined, parted, zeros_like
+from .base import Compressed, Tensor, Variable, zeros_like
 from .gathered import gathered_means
 from .top_k import TopK, largest, sparse_payload
 

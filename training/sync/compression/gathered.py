@@ -12,9 +12,10 @@ from typing import Protocol
 import tensorflow as tf
 
 from ringfeed.training.ring.ring import Ring
+from ringfeed.training.sync.means import joined, parted
 from ringfeed.training.sync.synchronizer import Exchange
 
-from .base import Compressed, Tensor, Variable, joined, parted, zeros_like
+from .base import Compressed, Tensor, Variable, zeros_like
 from .payload import step_seed
 
 __all__ = ["Codec", "Gathered", "gathered_means"]
