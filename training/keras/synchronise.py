@@ -44,11 +44,8 @@ class Synchronise(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ship
         model, optimizer = self.model, self.model.optimizer
         if ring_of(optimizer) is not self._ring:
             inner = getattr(optimizer, "inner_optimizer", None)
-            remedy = (
-                "distribute(optimizer, ring)"
-                if inner is None
-                else ("distribute(keras.optimizers.LossScaleOptimizer(optimizer), ring)")
-            )
+            whole = "optimizer" if inner is None else "keras.optimizers.LossScaleOptimizer(optimizer)"
+            remedy = f"distribute({whole}, ring)"
             raise TrainingError(f"the ranks would train apart: compile the model with {remedy}")
         if model.jit_compile and self._ring.size > 1:
             raise TrainingError(

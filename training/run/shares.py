@@ -89,12 +89,9 @@ class RankShares:
 
     def _set(self, shares: list[int]) -> None:
         bounds = [0, *accumulate(shares)]
+        start, stop = bounds[self._ring.rank : self._ring.rank + 2]
         self.of_ranks = shares
-        self.loader = (
-            self._whole
-            if self._has_part
-            else self._whole.with_share(bounds[self._ring.rank], bounds[self._ring.rank + 1])
-        )
+        self.loader = self._whole if self._has_part else self._whole.with_share(start, stop)
 
     def replace_loader(self, loader: Loader | Mixture) -> None:
         """Read from another loader of the same batches, such as one with shards in quarantine."""

@@ -135,9 +135,7 @@ class Trainer(BaseTrainer):
             requested = time.monotonic()
             if (batch := next(batches, None)) is None:
                 break
-            agreed_stop = (
-                self._agreed_stop
-            )  # previous step's flag: reading the current one would block until the step ends
+            agreed_stop = self._agreed_stop  # of the step before: this one's would block until the step ends
             self._train_step(batch, requested)
             if bool(agreed_stop):
                 self._report()
