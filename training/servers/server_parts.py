@@ -63,10 +63,11 @@ def on_servers(
     network, tables = split_tables(local, placement, least_bytes)
     if not tables:
         log.warning("parameter_server.shard_bytes=%d: no embedding table of the network is as large", least_bytes)
-    for table in tables:
-        if config.optimizer.weight_decay and is_adapted(table.path, table.shape, config.optimizer.exclude):
-            raise ConfigError(
-                f"optimizer.weight_decay={config.optimizer.weight_decay} would change all rows of the split table "
-                f"{table.path} in each update: add it to optimizer.exclude, or set parameter_server.shard_bytes=null"
-            )
+    decayed = [table.path for table in tables if is_adapted(table.path, table.shape, config.optimizer.exclude)]
+    if config.optimizer.weight_decay and decayed:
+        raise ConfigError(
+            f"optimizer.weight_decay={config.optimizer.weight_decay} would change all rows of the split tables "
+            f"{', '.join(decayed)} in each update: add them to optimizer.exclude, or set "
+            "parameter_server.shard_bytes=null"
+        )
     return network, tables
