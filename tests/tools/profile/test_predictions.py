@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_prediction_says_what_it_brings_and_costs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ringfeed.tools.measure.other_load.LoadClock.disturbed", lambda _: 0.0)
-    result = TRIED["fetch_threads"].profile(folder, seconds=5.0)
+    result = TRIED["fetch_threads"].profile(folder, seconds=SECONDS)  # so that the loader reads a whole epoch
     knob = result.verdict.knob
     assert knob is not None
     assert knob.options.keys() == {"fetch_threads"}
