@@ -8,7 +8,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 
@@ -16,10 +16,10 @@ import fsspec
 import pytest
 from hypothesis import HealthCheck, settings
 
-from ringfeed.sharding.compute import kernels
 from tests.helpers.commands import Cli, forget_logging, run_here
 from tests.helpers.lean import lean_environment
 from tests.helpers.longest import LONGEST
+from tests.helpers.without_kernels import without_kernels
 from tests.servers.hdfs import HdfsServer, hdfs
 from tests.servers.proxy import Proxy, proxied
 from tests.servers.seaweedfs import REGION, S3Server, seaweedfs
@@ -85,9 +85,7 @@ def _fresh_logging() -> None:
 @pytest.fixture(scope="module", params=["compiled", "python"])
 def implementation(request: pytest.FixtureRequest) -> Iterator[None]:
     """The kernels, and what stands in for them where they were not compiled: a module tests both alike."""
-    with pytest.MonkeyPatch.context() as patch:
-        if request.param == "python":
-            patch.setattr(kernels, "_library", None)
+    with without_kernels() if request.param == "python" else nullcontext():
         yield
 
 

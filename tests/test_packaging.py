@@ -3,6 +3,7 @@
 import ast
 import configparser
 import importlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -183,6 +184,19 @@ def test_a_module_has_a_test_file_of_its_name_or_names_others(path: Path) -> Non
 def test_the_check_of_named_tests_can_fail(docstring: str, fault: str | None) -> None:
     found = missing_test(ROOT / "tools/demo/charts.py", docstring)
     assert found is None if fault is None else fault in (found or "")
+
+
+def patched_clocks(test: str) -> list[str]:
+    """Private clocks that a test sets; it should pass its own times as arguments."""
+    return re.findall(r"(?<=[\"'.])_[A-Z_]*SECONDS(?=[\"']|\s*=[^=])", test)
+
+
+def test_no_test_patches_a_private_clock() -> None:
+    name = "_BEAT_SECOND" + "S"  # whole, it would be found in this file
+    for patch in (f'patch.setattr(lease, "{name}", 1)', f"patch.setattr('lease.{name}', 1)", f"lease.{name} = 1"):
+        assert patched_clocks(patch) == [name]
+    found = {path: patched_clocks(path.read_text()) for path in (ROOT / "tests").rglob("*.py")}
+    assert {path: names for path, names in found.items() if names} == {}
 
 
 def configured() -> configparser.ConfigParser:

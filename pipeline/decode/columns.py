@@ -26,7 +26,7 @@ from ringfeed.sharding.schema import Feature, Schema
 
 from .row_views import RowViews, has_viewable_rows, view_rows
 
-_VIEW_SPAN = 1 << 30
+VIEW_SPAN = 1 << 30
 _NUMPY_LIKE = (np.ndarray, FileVectors)  # have the `take` of NumPy
 
 Column: TypeAlias = npt.NDArray[Any] | Any  # or `FileVectors` in shards, `RowViews` once gathered, Arrow arrays
@@ -182,41 +182,46 @@ def views_of(values: Any) -> npt.NDArray[Any]:
     return np.frombuffer(values.buffers()[1], VIEW)[values.offset : values.offset + len(values)]
 
 
-def make_views(starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+def make_views(
+    starts: npt.NDArray[np.int64], lengths: npt.NDArray[np.int64], span: int = VIEW_SPAN
+) -> npt.NDArray[Any]:
     """Views of pieces of data for `view_array`, with the prefixes left empty: `VIEW` [pieces]."""
     views = np.zeros(len(starts), VIEW)
-    views["length"], views["buffer"], views["offset"] = lengths, starts // _VIEW_SPAN, starts % _VIEW_SPAN
+    views["length"], views["buffer"], views["offset"] = lengths, starts // span, starts % span
     return views
 
 
-def view_array(views: npt.NDArray[Any], data: pa.Buffer) -> pa.Array:
+def view_array(views: npt.NDArray[Any], data: pa.Buffer, span: int = VIEW_SPAN) -> pa.Array:
     """An Arrow binary view array: gathering and interleaving its values moves 16 bytes for each, whatever its size.
 
-    A view's offset has 31 bits, so a larger file becomes several buffers that start further and further on.
+    A view's offset has 31 bits, so a larger file becomes several buffers, each of which starts `span` bytes further on.
     """
-    buffers = [data.slice(start) for start in range(0, max(data.size, 1), _VIEW_SPAN)]
+    buffers = [data.slice(start) for start in range(0, max(data.size, 1), span)]
     return pa.Array.from_buffers(pa.binary_view(), len(views), [None, pa.py_buffer(views), *buffers])
 
 
-def view_bytes(data: pa.Buffer, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64]) -> pa.Array:
+def view_bytes(
+    data: pa.Buffer, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], span: int = VIEW_SPAN
+) -> pa.Array:
     """Pieces of data as an Arrow binary view array.
 
     Args:
         data: content of a file.
         starts: offset of each piece, int64 [pieces].
         ends: offset just past each piece.
+        span: bytes between two buffers of the array.
     """
     content = np.frombuffer(data, np.uint8)
     if kernels.are_compiled():
-        return view_array(kernels.view_bytes(content, starts, ends, _VIEW_SPAN), data)
-    views = make_views(starts, ends - starts)
+        return view_array(kernels.view_bytes(content, starts, ends, span), data, span)
+    views = make_views(starts, ends - starts, span)
     cells = views.view(np.uint8).reshape(-1, VIEW.itemsize)
     short = np.flatnonzero(ends - starts <= INLINE_BYTES)
     cells[short, INLINE_AT:] = 0
     for place in range(INLINE_BYTES):
         rows = np.flatnonzero(starts + place < ends) if place < 4 else short[starts[short] + place < ends[short]]
         cells[rows, INLINE_AT + place] = content[starts[rows] + place]
-    return view_array(views, data)
+    return view_array(views, data, span)
 
 
 def copy_views(values: Any, *, before: int = 0, after: int = 0) -> npt.NDArray[Any]:

@@ -21,9 +21,13 @@ class PageLocationCache:
 
     Reading a file's footer and page headers takes longer than reading its index. Files of equal content have equal
     ones, so they are remembered by checksum.
+
+    Args:
+        most_runs: most runs of pages that are remembered.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, most_runs: int = _MOST_RUNS) -> None:
+        self._most_runs = most_runs
         self._known: dict[tuple[str, Schema], dict[str, tuple[list[Run], np.dtype[Any], tuple[int, ...]]]] = {}
         self._runs = 0
 
@@ -45,7 +49,7 @@ class PageLocationCache:
             if isinstance(values, FileVectors)
         }
         count = sum(len(runs) for runs, _, _ in places.values())
-        if len(places) == len(columns) and self._runs + count <= _MOST_RUNS:
+        if len(places) == len(columns) and self._runs + count <= self._most_runs:
             self._known[checksum, schema] = places
             self._runs += count
         return columns

@@ -20,20 +20,23 @@ from ringfeed.sharding.formats.tfrecord import FOOTER_BYTES, HEADER_BYTES
 from ringfeed.sharding.schema import Feature, Schema
 
 from .buffer_pool import BufferPool, empty_aligned
-from .columns import Columns, make_views, view_array
+from .columns import VIEW_SPAN, Columns, make_views, view_array
 from .row_views import RowViews
 
 Int64 = npt.NDArray[np.int64]
 Bytes3D = npt.NDArray[np.uint8]
 
 
-def open_tfrecord(data: pa.Buffer, index: pa.RecordBatch, layout: RecordLayout | None) -> Columns:
+def open_tfrecord(
+    data: pa.Buffer, index: pa.RecordBatch, layout: RecordLayout | None, span: int = VIEW_SPAN
+) -> Columns:
     """The frames of a whole, decompressed TFRecord shard, not copied.
 
     Args:
         data: content of the file.
         index: its index, with offset and length.
         layout: layout of its records, if they share one.
+        span: see `view_array`.
 
     Returns:
         The column `FRAMES`, or without a layout `EXAMPLES`.
@@ -46,16 +49,16 @@ def open_tfrecord(data: pa.Buffer, index: pa.RecordBatch, layout: RecordLayout |
     offsets, lengths = index.column("offset").to_numpy(), index.column("length").to_numpy()
     if lengths.sum() != data.size:
         raise ValueError(f"its records take {lengths.sum()} bytes, not {data.size}")
-    return {EXAMPLES: _view_frames(data, offsets, lengths)}
+    return {EXAMPLES: _view_frames(data, offsets, lengths, span)}
 
 
-def _view_frames(data: pa.Buffer, offsets: Int64, lengths: Int64) -> pa.Array:
+def _view_frames(data: pa.Buffer, offsets: Int64, lengths: Int64, span: int) -> pa.Array:
     """Views of the frames."""
-    views = make_views(offsets, lengths)
+    views = make_views(offsets, lengths, span)
     views["prefix"] = lengths - (
         HEADER_BYTES + FOOTER_BYTES
     )  # a frame starts with its length, and a prefix is its first four bytes
-    return view_array(views, data)
+    return view_array(views, data, span)
 
 
 def join_frames(columns: Columns) -> Columns:

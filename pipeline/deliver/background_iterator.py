@@ -12,11 +12,15 @@ from ringfeed.pipeline.fetch.threads import in_loader_thread, start_thread
 
 T = TypeVar("T")
 _IDLE_SECONDS = 0.05  # that the thread waits for room before it ends; starting another takes 0.2 ms
-_JOIN_SECONDS = 5.0  # that closing waits for the item in progress
 
 
 def prefetch(
-    items: Generator[T, None, None], size: Callable[[T], int], limit_bytes: int, queued: Callable[[int], None]
+    items: Generator[T, None, None],
+    size: Callable[[T], int],
+    limit_bytes: int,
+    queued: Callable[[int], None],
+    *,
+    join_seconds: float = 5.0,
 ) -> Generator[T, None, None]:
     """The same items, made in a background thread while the consumer works on earlier ones.
 
@@ -32,6 +36,7 @@ def prefetch(
         size: the bytes of an item.
         limit_bytes: limit of the items that are ready but not yet taken; 0 for no thread.
         queued: called with each change of the number of ready items.
+        join_seconds: how long closing waits for the item in progress.
 
     Raises:
         Exception: whatever `items` raises, after the items before it.
@@ -49,7 +54,7 @@ def prefetch(
             yield item[0]
     finally:
         if os.getpid() == process:  # in a fork, `items` may be running and locks held for ever
-            ahead.stop()
+            ahead.stop(join_seconds)
 
 
 class _Ahead(Generic[T]):
@@ -129,21 +134,21 @@ class _Ahead(Generic[T]):
                 self._thread.join()  # about to end
             self._thread = start_thread(self.fill, "prefetch")
 
-    def stop(self) -> None:
+    def stop(self, join_seconds: float) -> None:
         """Make no more items, and drop those that are ready."""
         with self._lock:
             self._ended = True
             self._changed.notify()
-        if self._has_joined():
+        if self._has_joined(join_seconds):
             self._items.close()
         self._queued(-len(self._ready))
         self._ready.clear()
 
-    def _has_joined(self) -> bool:
+    def _has_joined(self, seconds: float) -> bool:
         """Whether the thread has ended. If not, it ends, and drops its items, after the item in progress.
 
         The garbage collector may close the iterator in any thread: the filling thread itself, or one it waits for.
         """
         if self._thread is not None and not in_loader_thread():
-            self._thread.join(_JOIN_SECONDS)
+            self._thread.join(seconds)
         return self._thread is None or not self._thread.is_alive()

@@ -11,14 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 _CHUNK_BYTES = 8 << 20  # per crossing into TensorFlow: 4 MiB takes 1.1 times as long, 2 MiB 1.35 (2026-11-21)
-_CHUNK_STEPS = 64
-_LARGE_RECORD = 4096  # bytes; from this size on, undecoded records cross one at a time, and chunks hold their addresses
 _LARGE_STRINGS = (
-    1024  # bytes; the same where a record is strings with a few numbers: 1.3 to 2.0 times as fast (2026-11-28)
+    1024  # bytes; `large_record` where a record is strings with a few numbers: 1.3 to 2.0 times as fast (2026-11-28)
 )
 _FEW_NUMBERS = 4  # with 40, locating them takes NumPy 1.4 times as long as decoding chunks
 _LARGE_STEPS = 32  # steps of addresses in a chunk
-_LARGE_BYTES = 8 << 20  # per crossing
 _READY_BYTES = 16 << 20  # so that one crossing's batches can be made while the last one's are consumed
 _READY_BATCHES = 64
 
@@ -31,22 +28,25 @@ class ChunkSizes:
     undecoded: bool  # whether TensorFlow parses whole examples
     ragged: bool  # whether a feature varies in length
     numbers: int  # numbers in a delivered record; features of varying length do not count
+    most_steps: int = 64  # most steps of a chunk
+    large_record: int = 4096  # bytes from which undecoded records cross one at a time, by their addresses
+    large_bytes: int = 8 << 20  # bytes of large records that cross together
 
     @property
     def large(self) -> bool:
         """Whether undecoded records are so long that they cross faster one at a time."""
-        least = _LARGE_STRINGS if self.numbers <= _FEW_NUMBERS and not self.ragged else _LARGE_RECORD
-        return self.undecoded and self.record_bytes >= min(least, _LARGE_RECORD)
+        least = _LARGE_STRINGS if self.numbers <= _FEW_NUMBERS and not self.ragged else self.large_record
+        return self.undecoded and self.record_bytes >= min(least, self.large_record)
 
     def chunk_steps(self, local_batch: int) -> int:
         """Steps of `local_batch` samples in a chunk."""
         if self.ragged and not self.undecoded:
             return 1
-        return _LARGE_STEPS if self.large else self._steps(_CHUNK_BYTES, local_batch, 1, _CHUNK_STEPS)
+        return _LARGE_STEPS if self.large else self._steps(_CHUNK_BYTES, local_batch, 1, self.most_steps)
 
     def large_steps(self, local_batch: int) -> int:
         """Steps that cross together where records cross one at a time; 0 where they do not."""
-        return self._steps(_LARGE_BYTES, local_batch, 1, _LARGE_STEPS) if self.large else 0
+        return self._steps(self.large_bytes, local_batch, 1, _LARGE_STEPS) if self.large else 0
 
     def ready_batches(self, local_batch: int) -> int:
         """Batches that TensorFlow keeps ready."""

@@ -19,15 +19,14 @@ import numpy as np
 
 from ringfeed.pipeline.metrics.stage_counters import Counters
 from ringfeed.sharding.errors import RingfeedError, StorageError
-from ringfeed.sharding.storage.timeouts import request_limit_seconds
+from ringfeed.sharding.storage.timings import StoreTimings
 
 from .threads import start_thread
 
 T = TypeVar("T")
 _WINDOW = 100  # most recent reads whose latencies count
 _MIN_READS = 8  # reads before their latencies say what is late
-_INITIAL_SECONDS = 5.0  # what is late until then
-_FACTOR, _LEAST_SECONDS = 3.0, 0.2  # late is 3 times the 95th percentile; below 0.2 s a second request gains little
+_FACTOR = 3.0  # late is 3 times the 95th percentile
 _HEDGED_SHARE = 0.05  # share of all reads that may be sent twice
 
 
@@ -45,22 +44,22 @@ class Latencies:
         with self._lock:
             self._seconds.append(seconds)
 
-    def begin(self) -> float:
+    def begin(self, timings: StoreTimings) -> float:
         """Count a new read, and return the number of seconds after which it is late.
 
         >>> kind = Latencies()
-        >>> kind.begin()
+        >>> kind.begin(StoreTimings())
         5.0
         >>> for _ in range(8):
         ...     kind.add(0.5)
-        >>> kind.begin()
+        >>> kind.begin(StoreTimings())
         1.5
         """
         with self._lock:
             self._reads += 1
             if len(self._seconds) < _MIN_READS:
-                return _INITIAL_SECONDS
-            return max(_LEAST_SECONDS, _FACTOR * float(np.percentile(self._seconds, 95)))
+                return timings.late_seconds
+            return max(timings.least_late_seconds, _FACTOR * float(np.percentile(self._seconds, 95)))
 
     def may_hedge(self) -> bool:
         """Return whether another second request may be sent, and count it: the first, then one for every 20 reads."""
@@ -88,11 +87,12 @@ class Hedging:
 
     Args:
         counters: counters of the loader.
+        timings: when a read is late, and when it is given up.
         second: whether to send second requests.
     """
 
-    def __init__(self, counters: Counters, *, second: bool) -> None:
-        self._counters = counters
+    def __init__(self, counters: Counters, timings: StoreTimings, *, second: bool) -> None:
+        self._counters, self._timings = counters, timings
         self._second = second
         self._waiting: set[queue.SimpleQueue[_Answer[object]]] = set()
         self._closed = False
@@ -110,7 +110,7 @@ class Hedging:
             where: URL of the file, for errors.
 
         Raises:
-            StorageError: there was no answer within `request_limit_seconds`, or the loader was closed.
+            StorageError: there was no answer within its time limit, or the loader was closed.
             RingfeedError: the system cannot start a thread.
             Exception: the error of `read`, once all requests have failed.
         """
@@ -136,8 +136,8 @@ class Hedging:
         self, read: Callable[[], T], answers: queue.SimpleQueue[_Answer[T]], kind: Latencies, size: int, where: str
     ) -> T:
         begun = time.monotonic()
-        limit = request_limit_seconds(size)
-        late = min(kind.begin(), limit) if self._second else limit
+        limit = self._timings.request_limit_seconds(size)
+        late = min(kind.begin(self._timings), limit) if self._second else limit
         requests, failures = 1, 0
         _send(read, answers, second=False)
         while True:

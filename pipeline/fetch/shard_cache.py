@@ -220,15 +220,15 @@ class Cache:
 
 
 class _PieceWriter:
-    """Writes the pieces of a file in blocks at multiples of `_BLOCK_BYTES`.
+    """Writes the pieces of a file in blocks at multiples of their size.
 
     Linux keeps such blocks in larger pages, so that mapping them takes fewer page faults.
     """
 
-    def __init__(self, descriptor: int) -> None:
-        self._descriptor = descriptor
+    def __init__(self, descriptor: int, block_bytes: int = _BLOCK_BYTES) -> None:
+        self._descriptor, self._block_bytes = descriptor, block_bytes
         self._pieces: list[memoryview] = []
-        self._room = _BLOCK_BYTES
+        self._room = block_bytes
 
     def write(self, piece: memoryview) -> None:
         while piece.nbytes >= self._room:
@@ -241,7 +241,7 @@ class _PieceWriter:
 
     def flush(self) -> None:
         write_pieces(self._descriptor, self._pieces)
-        self._pieces, self._room = [], _BLOCK_BYTES
+        self._pieces, self._room = [], self._block_bytes
 
 
 class MemoryCache:

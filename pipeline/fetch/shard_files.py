@@ -64,7 +64,9 @@ class SourceReader:
         self._counters = counters
         self._mapped = mapped
         self._reads_ranges = True  # until the store refuses to read a range of a file
-        self._remote = None if self._storage.local_path is not None else Hedging(counters, second=hedging)
+        self._remote: Hedging | None = None
+        if self._storage.local_path is None:
+            self._remote = Hedging(counters, self._storage.timings, second=hedging)
         self._of_data, self._of_parts, self._of_indexes = Latencies(), Latencies(), Latencies()
 
     def close(self) -> None:

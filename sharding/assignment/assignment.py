@@ -27,7 +27,7 @@ from ringfeed.sharding.messages import counted
 
 Int64 = npt.NDArray[np.int64]
 NO_RECORDS: Mapping[str, Sequence[int]] = MappingProxyType({})
-_MANY = 512  # records per stratum from which permuting one stratum after the other is faster (2026-11-21)
+_MANY_RECORDS = 512  # from which permuting one stratum after the other is faster (2026-11-21)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,12 +123,13 @@ class Assignment:
         """Shard and slot of each record: `shards_of` of its `places`."""
         return self.shards_of(self.places(strata, ordinals))
 
-    def places(self, strata: npt.NDArray[np.integer], ordinals: Int64) -> Int64:
+    def places(self, strata: npt.NDArray[np.integer], ordinals: Int64, many_records: int = _MANY_RECORDS) -> Int64:
         """The place of each record among the places of all splits, int64 [n].
 
         Args:
             strata: stratum of each record, [n].
             ordinals: ordinal of each record among those of its stratum, in source order, int64 [n].
+            many_records: mean records of a stratum from which they are permuted one stratum after the other.
         """
         if not len(strata):
             return np.empty(0, np.int64)
@@ -136,7 +137,7 @@ class Assignment:
         keys, sizes, starts = self._strata(by_stratum.values.astype(np.int64))
         ends = np.cumsum(sizes, axis=0)
         shifts = starts - ends + sizes
-        if len(strata) < _MANY * len(keys):
+        if len(strata) < many_records * len(keys):
             groups = np.empty(len(strata), np.int64)
             groups[by_stratum.order] = np.repeat(np.arange(len(keys)), np.diff(by_stratum.bounds))
             ranks = permute_each(keys, ends[-1], groups, ordinals)

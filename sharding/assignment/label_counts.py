@@ -46,7 +46,7 @@ class StratumCounts:
     counts: npt.NDArray[np.unsignedinteger]  # records of each, [n], in the narrowest unsigned dtype
 
 
-def count_values(batches: Iterable[pa.Array], kind: pa.DataType) -> ValueCounts:
+def count_values(batches: Iterable[pa.Array], kind: pa.DataType, merged_values: int = _MERGED_VALUES) -> ValueCounts:
     """How often each value occurs in arrays without nulls.
 
     >>> found = count_values([pa.array([3, 1]), pa.array([1, 1])], pa.int64())
@@ -58,7 +58,7 @@ def count_values(batches: Iterable[pa.Array], kind: pa.DataType) -> ValueCounts:
     for labels in batches:
         counted = pc.value_counts(labels if labels.type == kind else labels.cast(kind))
         tallies.append(ValueCounts(values=counted.field("values"), counts=counted.field("counts").to_numpy()))
-        if sum(len(tally.values) for tally in tallies) >= max(_MERGED_VALUES, len(known.values)):
+        if sum(len(tally.values) for tally in tallies) >= max(merged_values, len(known.values)):
             known, tallies = _merged(known, tallies)[0], []
     return _merged(known, tallies)[0]
 
@@ -77,7 +77,8 @@ def _merged(known: ValueCounts, more: Sequence[ValueCounts]) -> tuple[ValueCount
 class LabelCounts:
     """Collects the counts of the parts, in whatever order they arrive."""
 
-    def __init__(self, schema: Schema, parts: int) -> None:
+    def __init__(self, schema: Schema, parts: int, merged_values: int = _MERGED_VALUES) -> None:
+        self._merged_values = merged_values
         self._known = ValueCounts(values=class_array(schema, []), counts=np.empty(0, np.int64))
         self._codes = [np.empty(0, np.int32)] * parts
         self._counts: list[npt.NDArray[np.unsignedinteger]] = [np.empty(0, np.uint8)] * parts
@@ -86,7 +87,7 @@ class LabelCounts:
     def add(self, number: int, tally: ValueCounts) -> None:
         """Add the counts of a part."""
         self._tallies.append((number, tally))
-        if sum(len(tally.values) for _, tally in self._tallies) >= max(_MERGED_VALUES, len(self._known.values)):
+        if sum(len(tally.values) for _, tally in self._tallies) >= max(self._merged_values, len(self._known.values)):
             self._merge_tallies()
 
     def _merge_tallies(self) -> None:

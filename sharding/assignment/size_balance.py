@@ -90,7 +90,7 @@ def _parts(
         yield assignment.places(strata, take_ordinals(np.searchsorted(part.strata, strata), first)), notes.sizes
 
 
-def deal_by_size(sizes: Int64, class_counts: Sequence[int], shards: int) -> Int64:
+def deal_by_size(sizes: Int64, class_counts: Sequence[int], shards: int, exchanges: int = _EXCHANGES) -> Int64:
     """The position of each record in its split: position p is shard ``p mod shards``, slot ``p div shards``.
 
     Args:
@@ -111,7 +111,7 @@ def deal_by_size(sizes: Int64, class_counts: Sequence[int], shards: int) -> Int6
     order = _by_size(sizes, class_counts)
     loads = np.zeros(shards, np.int64)  # bytes of each shard so far
     positions = _deal(order, sizes, counts, loads)
-    _exchange(positions, order, sizes, counts, loads)
+    _exchange(positions, order, sizes, counts, loads, exchanges)
     return positions
 
 
@@ -212,7 +212,7 @@ def _deal_blocks(sizes: Int64, loads: Int64) -> Int64:
 # --- exchanges ---------------------------------------------------------------------------------------------------
 
 
-def _exchange(positions: Int64, order: Int64, sizes: Int64, class_counts: Int64, loads: Int64) -> None:
+def _exchange(positions: Int64, order: Int64, sizes: Int64, class_counts: Int64, loads: Int64, exchanges: int) -> None:
     """Exchange records of one class between heavy and light shards, until all are alike or no exchange helps.
 
     Args:
@@ -220,6 +220,7 @@ def _exchange(positions: Int64, order: Int64, sizes: Int64, class_counts: Int64,
         order: records of each class, largest first.
         class_counts: records of each class.
         loads: bytes of each shard.
+        exchanges: most exchanges per shard.
     """
     by_load = sorted((load, shard) for shard, load in enumerate(loads.tolist()))
     if _are_alike(by_load):
@@ -231,7 +232,7 @@ def _exchange(positions: Int64, order: Int64, sizes: Int64, class_counts: Int64,
     shard_of = (positions % len(loads)).astype(np.min_scalar_type(len(loads)))[order]
     ends = np.cumsum(np.bincount(shard_of, minlength=len(loads)))
     members = np.split(np.argsort(shard_of, kind="stable"), ends[:-1])  # positions in `order`, ascending
-    for _ in range(_EXCHANGES * len(loads)):
+    for _ in range(exchanges * len(loads)):
         if _are_alike(by_load):
             return
         more, heavy = by_load.pop()

@@ -112,17 +112,24 @@ def build(
     if is_in_memory(options.source):  # checked before the records are read, perhaps for hours
         check_destination(Storage(options.destination), "replace" if options.overwrite else "new")
     with spilled_source(options) as options:
-        return _build(options, executor, report)
+        return build_at(Storage(options.destination), options, executor, report)
 
 
-def _build(options: BuildOptions, executor: Executor | None, report: Report) -> Manifest:
+def build_at(destination: Storage, options: BuildOptions, executor: Executor | None, report: Report) -> Manifest:
+    """Write a source whose records are in files; see `build`.
+
+    Args:
+        destination: the folder, with its retries and timings.
+        options: options of the build.
+        executor: executor of the tasks; None: the engine of the options.
+        report: called after every task.
+    """
     if executor is None and options.engine == "local" and options.workers > 1:
         preload_workers(str(options.source), options.destination, workers=options.workers)
     options = settle_rare_classes(options, executor=executor, report=report)
     with record_listings() as listings:
         source = open_build_source(options)
     survey(source, options)
-    destination = Storage(options.destination)
     if not options.overwrite and _is_built(destination, source, options, executor, report):
         raise RepeatedError(
             f"{destination.locate()} already holds a dataset, which this build wrote and which is complete; to write "

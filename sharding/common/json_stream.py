@@ -11,12 +11,19 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-_RUN = 1 << 12  # elements at a time
+_RUN_ELEMENTS = 1 << 12
 _LISTS = (list, tuple, Iterator)
 _Encode = Callable[[Any, str, str | None], str]  # a value, the separator of list elements, and the indent
 
 
-def json_pieces(value: Any, indent: int, *, ensure_ascii: bool = True, allow_nan: bool = True) -> Iterator[str]:
+def json_pieces(
+    value: Any,
+    indent: int,
+    *,
+    ensure_ascii: bool = True,
+    allow_nan: bool = True,
+    run_elements: int = _RUN_ELEMENTS,
+) -> Iterator[str]:
     """Yield the text of ``json.dumps(value, indent=indent)`` in pieces.
 
     Args:
@@ -24,6 +31,7 @@ def json_pieces(value: Any, indent: int, *, ensure_ascii: bool = True, allow_nan
             counts as a list and is consumed lazily.
         indent: spaces per level.
         ensure_ascii, allow_nan: see `json.dumps`.
+        run_elements: elements of a list that are encoded at a time.
 
     >>> "".join(json_pieces({"a": [1, 2], "b": iter([{}])}, 1)) == json.dumps({"a": [1, 2], "b": [{}]}, indent=1)
     True
@@ -33,20 +41,20 @@ def json_pieces(value: Any, indent: int, *, ensure_ascii: bool = True, allow_nan
         how: dict[str, Any] = {"ensure_ascii": ensure_ascii, "allow_nan": allow_nan, "separators": (comma, ": ")}
         return json.dumps(plain, indent=step, **how)
 
-    yield from _pieces(value, "\n" + " " * indent, " " * indent, encode)
+    yield from _pieces(value, "\n" + " " * indent, " " * indent, encode, run_elements)
 
 
-def _pieces(value: Any, newline: str, step: str, encode: _Encode) -> Iterator[str]:
+def _pieces(value: Any, newline: str, step: str, encode: _Encode, run_elements: int) -> Iterator[str]:
     if isinstance(value, Mapping):
         between = "{" + newline
         for key, element in value.items():
             yield f"{between}{encode(key, ',', None)}: "
-            yield from _pieces(element, newline + step, step, encode)
+            yield from _pieces(element, newline + step, step, encode, run_elements)
             between = "," + newline
         yield newline.removesuffix(step) + "}" if value else "{}"
     elif isinstance(value, _LISTS):
         between, elements = "[" + newline, iter(value)
-        while run := list(islice(elements, _RUN)):
+        while run := list(islice(elements, run_elements)):
             yield between
             yield _run_text(run, newline, step, encode)
             between = "," + newline

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError  # no builtin before Python 3.11
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from importlib.metadata import version
 from pkgutil import resolve_name
 from typing import Any
@@ -34,18 +35,36 @@ from .executors import ClusterExecutor
 from .memory import TASKS_PER_WORKER
 
 _LOST = (OSError, TimeoutError, asyncio.TimeoutError)  # raised by calls of a scheduler that is away
-_CONNECT_SECONDS = 5  # to connect to the machine
-_GREET_SECONDS = 20  # for the scheduler's greeting
-_LOST_SECONDS = 10  # for a lost scheduler to come back
-_WORKERS_SECONDS = 60.0  # for workers to appear: a cluster that grows with its load needs some time
-_OTHERS_SECONDS = 600.0  # for the tasks of a killed build to end
 _TASK = f"{run_remotely.__module__}:{run_remotely.__name__}"
-_RESULT_SECONDS = 60.0  # for the result of a finished task, which is small, to arrive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DaskTimings:
+    """How long to wait for a Dask cluster.
+
+    Attributes:
+        connect_seconds: to connect to the scheduler's machine.
+        greet_seconds: for the scheduler's greeting.
+        lost_seconds: for a lost scheduler to come back.
+        workers_seconds: for workers to appear; a cluster that grows with its load needs some time.
+        others_seconds: for the tasks of a killed build to end.
+        result_seconds: for the result of a finished task, which is small, to arrive.
+    """
+
+    connect_seconds: float = 5.0
+    greet_seconds: float = 20.0
+    lost_seconds: float = 10.0
+    workers_seconds: float = 60.0
+    others_seconds: float = 600.0
+    result_seconds: float = 60.0
 
 
 @contextmanager
-def dask_executor(address: str, *, local_spill: bool, leased_destination: str | None) -> Iterator[ClusterExecutor]:
+def dask_executor(
+    address: str, *, local_spill: bool, leased_destination: str | None, timings: DaskTimings | None = None
+) -> Iterator[ClusterExecutor]:
     """An executor on the cluster of the scheduler at ``HOST:PORT``; see `engine.open_engine`."""
+    timings = timings or DaskTimings()
     try:
         import dask
         from distributed import Client
@@ -58,10 +77,10 @@ def dask_executor(address: str, *, local_spill: bool, leased_destination: str | 
         try:
             # Dask itself retries for long where nobody listens, and waits forever for a server that sends nothing.
             host, _, port = address.rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), _CONNECT_SECONDS).close()
+            socket.create_connection((host.strip("[]"), int(port)), timings.connect_seconds).close()
             with ThreadPoolExecutor(1) as thread:  # the current one may run an event loop, as in notebooks
-                thread.submit(asyncio.run, _greet(f"tcp://{address}")).result()
-            client: Any = Client(f"tcp://{address}", timeout=_LOST_SECONDS, set_as_default=False)
+                thread.submit(asyncio.run, _greet(f"tcp://{address}", timings.greet_seconds)).result()
+            client: Any = Client(f"tcp://{address}", timeout=timings.lost_seconds, set_as_default=False)
         except Exception as error:  # Dask turns the answers of other servers into errors of many types
             raise StorageError(
                 f"no Dask scheduler answers at {address}; check the address, and that it runs"
@@ -70,6 +89,7 @@ def dask_executor(address: str, *, local_spill: bool, leased_destination: str | 
             executor = _DaskExecutor(
                 client,
                 address,
+                timings,
                 WorkerRequirements.of_this_process(local_spill=local_spill, leased_destination=leased_destination),
             )
             with executor.reporting_loss():
@@ -81,10 +101,10 @@ def dask_executor(address: str, *, local_spill: bool, leased_destination: str | 
                 client.close()
 
 
-async def _greet(url: str) -> None:
+async def _greet(url: str, seconds: float) -> None:
     from distributed.comm.core import connect
 
-    connection = await asyncio.wait_for(connect(url, timeout=_GREET_SECONDS), _GREET_SECONDS)
+    connection = await asyncio.wait_for(connect(url, timeout=seconds), seconds)
     await connection.close()
 
 
@@ -109,10 +129,10 @@ class _DaskExecutor(RemoteExecutor):
     (distributed 2026.8); nor does it report when cancelled tasks have ended.
     """
 
-    def __init__(self, client: Any, address: str, requirements: WorkerRequirements) -> None:
+    def __init__(self, client: Any, address: str, timings: DaskTimings, requirements: WorkerRequirements) -> None:
         super().__init__(requirements)
         self._client = client
-        self._address = address
+        self._address, self._timings = address, timings
         self._without_workers_since: float | None = None
 
     def _start(self, call: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -143,7 +163,7 @@ class _DaskExecutor(RemoteExecutor):
     def _outcome(self, ended: Any) -> TaskOutcome:
         if ended.cancelled():  # if the client is closing, `result` would never return
             raise CancelledError
-        outcome: TaskOutcome = ended.result(_RESULT_SECONDS)
+        outcome: TaskOutcome = ended.result(self._timings.result_seconds)
         return outcome
 
     def _explained(self, error: Exception) -> Exception:
@@ -166,7 +186,7 @@ class _DaskExecutor(RemoteExecutor):
         """A few tasks for each thread of all workers; raises a WorkerError if no workers are left, and none appear."""
         processors, now = self._processors(), time.monotonic()
         since = self._without_workers_since = None if processors else self._without_workers_since or now
-        if since is not None and now - since > _WORKERS_SECONDS:
+        if since is not None and now - since > self._timings.workers_seconds:
             raise WorkerError(
                 f"the Dask cluster at {self._address} has no workers any more, most likely for want of memory; start "
                 "some with more memory, and the same command again"
@@ -192,7 +212,7 @@ class _DaskExecutor(RemoteExecutor):
         probe, again = self.submit(probe_task), True
         while True:
             try:
-                probe.result(_WORKERS_SECONDS)
+                probe.result(self._timings.workers_seconds)
                 return
             except WorkerError as error:  # a finished result may fail to arrive once
                 if not again or not isinstance(error.__cause__, (TimeoutError, asyncio.TimeoutError)):
@@ -210,7 +230,7 @@ class _DaskExecutor(RemoteExecutor):
         """
         started = time.monotonic()
         while any(self._on_each(stop_earlier_builds)):
-            if time.monotonic() - started > _OTHERS_SECONDS:
+            if time.monotonic() - started > self._timings.others_seconds:
                 raise WorkerError(
                     f"tasks of an earlier build still run on the Dask cluster at {self._address}, and write to the "
                     "same place; wait for them, or restart its workers"

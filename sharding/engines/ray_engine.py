@@ -26,15 +26,17 @@ _RETRIES = 3  # of a task whose worker was lost; tasks may run twice, and write 
 _CONNECT_SECONDS = 5
 _ATTEMPTS = 3  # to connect
 _WORKERS_SECONDS = 60.0  # for a processor to become free: a cluster that grows needs some time
-_END_SECONDS = 60.0  # for running tasks to end
 _NOISE = re.compile(rb".* task_manager\.cc:\d+: Failed to push error to driver ")  # logged as a connection closes
 
 
 @contextmanager
-def ray_executor(address: str, *, local_spill: bool, leased_destination: str | None) -> Iterator[ClusterExecutor]:
+def ray_executor(
+    address: str, *, local_spill: bool, leased_destination: str | None, end_seconds: float = 60.0
+) -> Iterator[ClusterExecutor]:
     """An executor on the cluster whose client server is at ``HOST:PORT``, or on ``auto``; see `engine.open_engine`.
 
-    A program that is already connected to a cluster uses it with ``auto``, and stays connected.
+    A program that is already connected to a cluster uses it with ``auto``, and stays connected. Otherwise tasks that
+    still run after an interrupt have `end_seconds` to end.
     """
     try:
         import ray
@@ -49,7 +51,7 @@ def ray_executor(address: str, *, local_spill: bool, leased_destination: str | N
     try:
         if not connected:
             connect(ray, address)
-        executor = _RayExecutor(ray, address, requirements, end_seconds=None if connected else _END_SECONDS)
+        executor = _RayExecutor(ray, address, requirements, end_seconds=None if connected else end_seconds)
         executor.check_workers()
         yield executor
     finally:

@@ -36,15 +36,16 @@ class Frame:
         return slice(self.offset + HEADER_BYTES, self.stop - FOOTER_BYTES)
 
 
-def scan_frames(data: memoryview, bounds: Bounds | None) -> Iterator[Frame]:
+def scan_frames(data: memoryview, bounds: Bounds | None, search_bytes: int = _SEARCH_BYTES) -> Iterator[Frame]:
     """Yield every frame of a file, intact or not.
 
     Args:
         data: bytes of the file, decompressed as far as possible.
         bounds: bounds of all frames as written, or None if unknown.
+        search_bytes: bytes that are searched at a time for the frame after a damaged length.
     """
     if bounds is None:
-        yield from _follow(data)
+        yield from _follow(data, search_bytes)
         return
     for record, (offset, stop) in enumerate(bounds):
         yield _check(data, record, offset, stop)
@@ -65,13 +66,13 @@ def _check(data: memoryview, record: int | None, offset: int, stop: int) -> Fram
     return Frame(record=record, offset=offset, stop=stop, problem=problem, readable=readable)
 
 
-def _follow(data: memoryview) -> Iterator[Frame]:
+def _follow(data: memoryview, search_bytes: int) -> Iterator[Frame]:
     record: int | None = 0
     offset = 0
     while offset < len(data):
         stop = _stop_of(data, offset)
         if stop is None:
-            following = _find_frame(data, offset + 1)
+            following = _find_frame(data, offset + 1, search_bytes)
             problem = "has a damaged length" if following < len(data) else "is cut short or has a damaged length"
             yield Frame(record=record, offset=offset, stop=following, problem=problem, readable=False)
             record, offset = None, following
@@ -89,10 +90,10 @@ def _stop_of(data: memoryview, offset: int) -> int | None:
     return stop if stop <= len(data) else None
 
 
-def _find_frame(data: memoryview, start: int) -> int:
+def _find_frame(data: memoryview, start: int, search_bytes: int) -> int:
     """Offset of the first intact frame from `start` on, or the file's size if there is none."""
-    for block in range(start, len(data) - HEADER_BYTES + 1, _SEARCH_BYTES):
-        window = np.frombuffer(data[block : block + _SEARCH_BYTES + HEADER_BYTES - 1], np.uint8)
+    for block in range(start, len(data) - HEADER_BYTES + 1, search_bytes):
+        window = np.frombuffer(data[block : block + search_bytes + HEADER_BYTES - 1], np.uint8)
         for place in np.flatnonzero(_is_header(window)).tolist():
             stop = _stop_of(data, block + place)
             if stop is not None and _check(data, None, block + place, stop).readable:

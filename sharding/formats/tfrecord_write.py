@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby, pairwise
 
 import google_crc32c
@@ -20,7 +21,7 @@ from ringfeed.sharding.compute import kernels
 from .arrow_binary import binary_rows, data_of, join_binary, offsets_of
 from .tfrecord import FOOTER_BYTES, HEADER_BYTES, frame_records, mask_crcs, record_headers
 
-_RUN_BYTES = 1 << 20  # of frames that the kernels assemble at a time
+_RUN_BYTES = 1 << 20
 _LARGE_BYTES = 2048  # mean size of pieces from which a view (1 us) costs less than a join by Arrow (0.5 ns per byte)
 
 Bytes = npt.NDArray[np.uint8]
@@ -41,18 +42,23 @@ class Frames:
         return cls([[_bytes(frames)]], np.diff(offsets_of(frames)))
 
 
-def frame_pieces(pieces: Sequence[pa.LargeBinaryArray]) -> Frames:
+def frame_pieces(
+    pieces: Sequence[pa.LargeBinaryArray], *, run_bytes: int = _RUN_BYTES, large_bytes: int = _LARGE_BYTES
+) -> Frames:
     """Put each message into a TFRecord frame.
 
     Args:
         pieces: pieces of the messages, without nulls: a message is its elements of all arrays, end to end.
+        run_bytes: frames that the kernels assemble at a time.
+        large_bytes: mean size of pieces that are written as they are, without the kernels.
     """
     if kernels.are_compiled():
-        return _framed(pieces)
-    if not any(_is_large(piece) for piece in pieces):
+        return _framed(pieces, run_bytes)
+    is_large = partial(_is_large, large_bytes=large_bytes)
+    if not any(map(is_large, pieces)):
         return Frames.joined(frame_records(join_binary(pieces)))
     columns: list[tuple[bool, pa.LargeBinaryArray]] = []
-    for large, group in groupby(pieces, _is_large):
+    for large, group in groupby(pieces, is_large):
         run = list(group)
         columns += [(True, piece) for piece in run] if large else [(False, join_binary(run))]
     lengths: npt.NDArray[np.int64] = np.sum([np.diff(offsets_of(c)) for _, c in columns], axis=0, dtype=np.int64)
@@ -74,12 +80,12 @@ def frame_pieces(pieces: Sequence[pa.LargeBinaryArray]) -> Frames:
     return Frames([views], lengths + (HEADER_BYTES + FOOTER_BYTES))
 
 
-def _framed(pieces: Sequence[pa.LargeBinaryArray]) -> Frames:
+def _framed(pieces: Sequence[pa.LargeBinaryArray], run_bytes: int) -> Frames:
     columns = [(_data(piece), offsets_of(piece)) for piece in pieces]
     lengths: npt.NDArray[np.int64] = np.sum([np.diff(offsets) for _, offsets in columns], axis=0, dtype=np.int64)
     lengths += HEADER_BYTES + FOOTER_BYTES
     ends = np.concatenate([[0], np.cumsum(lengths)])
-    cuts = np.searchsorted(ends, np.arange(0, ends[-1], _RUN_BYTES))
+    cuts = np.searchsorted(ends, np.arange(0, ends[-1], run_bytes))
     bounds = np.unique(np.append(cuts, len(lengths)))
     return Frames(([frames] for frames in kernels.frame_columns(columns, bounds)), lengths)
 
@@ -87,9 +93,9 @@ def _framed(pieces: Sequence[pa.LargeBinaryArray]) -> Frames:
 _EMPTY = np.empty(0, np.uint8)
 
 
-def _is_large(piece: pa.LargeBinaryArray) -> bool:
+def _is_large(piece: pa.LargeBinaryArray, large_bytes: int) -> bool:
     offsets = offsets_of(piece)
-    return bool(offsets[-1] - offsets[0] >= _LARGE_BYTES * max(1, len(piece)))
+    return bool(offsets[-1] - offsets[0] >= large_bytes * max(1, len(piece)))
 
 
 def _crcs(columns: Sequence[pa.LargeBinaryArray], records: int) -> npt.NDArray[np.uint32]:

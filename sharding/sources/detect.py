@@ -23,6 +23,7 @@ from .files.http_listing import is_web
 from .files.snapshot import SourceFile
 from .images.class_folders import ImageFolderSource
 from .images.image_list import ImageListSource
+from .read_sizes import OWN_SIZES, ReadSizes
 from .records.python_function import IterableSource
 from .records.tfrecord import TFRecordSource
 from .records.webdataset import WebDatasetSource, expand_braces
@@ -83,6 +84,7 @@ def open_source(
     images_from: tuple[str, ...] = (),
     csv: CsvDialect | None = None,
     unlabelled: bool = False,
+    sizes: ReadSizes = OWN_SIZES,
 ) -> Source:
     """Open a dataset to be sharded.
 
@@ -104,6 +106,7 @@ def open_source(
         images_from: folders besides its own in which a list of images may name files.
         csv: how CSV is written; None: in UTF-8 with a header.
         unlabelled: whether images may lie in no class folder.
+        sizes: how much of a file is read at a time, and how large parts are.
 
     Raises:
         SourceError: there is nothing at the URL, its kind is unknown, or it cannot be read.
@@ -133,6 +136,7 @@ def open_source(
         "images_from": images_from,
         "csv": csv,
         "unlabelled": unlabelled,
+        "sizes": sizes,
     }
     opened = kind_of_source.open_records if isinstance(url, MemoryRecords) else kind_of_source.open
     supported = inspect.signature(opened).parameters

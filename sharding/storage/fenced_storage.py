@@ -20,7 +20,6 @@ from .storage import Storage
 
 T = TypeVar("T")
 _READS = ("read", "list", "look for", "reach", "open")
-_SURE_SECONDS = 5.0  # between looks at the lease file; others wait for 30 s before they take over
 _seen: dict[str, float] = {}  # when this process last saw the lease file of a token
 
 
@@ -83,7 +82,8 @@ class _LeaseFile:
     token: str
 
     def guard(self) -> None:
-        if time.monotonic() - _seen.get(self.token, -_SURE_SECONDS) < _SURE_SECONDS:
+        seen = _seen.get(self.token)
+        if seen is not None and time.monotonic() - seen < self.storage.timings.check_seconds:
             return
         begun = time.monotonic()
         if lost := describe_loss(self.storage, read_holder(self.storage), self.token):
@@ -93,7 +93,7 @@ class _LeaseFile:
 
 def fence_storage(storage: Storage, lease: Lease) -> FencedStorage:
     """The storage of a process that holds a lease."""
-    return FencedStorage(storage.url, storage.options, storage.retries, fence=lease)
+    return FencedStorage(storage.url, storage.options, storage.retries, storage.timings, fence=lease)
 
 
 def fence_for_workers(storage: Storage, destination: Storage, lease: Lease) -> FencedStorage:
@@ -103,5 +103,6 @@ def fence_for_workers(storage: Storage, destination: Storage, lease: Lease) -> F
         storage: folder to write to.
     """
     # An absolute path, because they may have another working directory.
-    place = Storage(destination.address(), destination.options, destination.retries)
-    return FencedStorage(storage.address(), storage.options, storage.retries, fence=_LeaseFile(place, lease.token))
+    place = Storage(destination.address(), destination.options, destination.retries, destination.timings)
+    fence = _LeaseFile(place, lease.token)
+    return FencedStorage(storage.address(), storage.options, storage.retries, storage.timings, fence=fence)

@@ -37,43 +37,55 @@ class FileInfo:
     checksum: str
 
 
-def iterate_blocks(storage: Storage, path: str, size: int | None = None) -> Iterator[memoryview]:
+def iterate_blocks(
+    storage: Storage, path: str, size: int | None = None, block_bytes: int | None = None
+) -> Iterator[memoryview]:
     """Yield the bytes of a file in blocks.
 
     Args:
         storage: folder of the file.
         size: bytes of the file, if known; up to one block is read in one request.
+        block_bytes: bytes of a block; default: 8 MiB.
 
     Raises:
         FileNotFoundError: the file does not exist.
         StorageError: the store refuses.
     """
+    block_bytes = block_bytes or _BLOCK_BYTES
     if storage.local_path is not None:
         whole = memoryview(storage.map(path))
-        yield from (whole[start : start + _BLOCK_BYTES] for start in range(0, len(whole), _BLOCK_BYTES))
+        yield from (whole[start : start + block_bytes] for start in range(0, len(whole), block_bytes))
         return
-    if size is not None and size <= _BLOCK_BYTES:
+    if size is not None and size <= block_bytes:
         yield memoryview(storage.map(path))
         return
     with storage.open_input(path, read_ahead=False) as file:
-        while block := file.read(_BLOCK_BYTES):
+        while block := file.read(block_bytes):
             yield memoryview(block)
 
 
-def digest_file(storage: Storage, path: str, size: int | None = None, *, most: int | None = None) -> FileInfo | None:
+def digest_file(
+    storage: Storage,
+    path: str,
+    size: int | None = None,
+    *,
+    most: int | None = None,
+    block_bytes: int | None = None,
+) -> FileInfo | None:
     """Return size and checksum of a file, or None if it does not exist.
 
     Args:
         storage: folder of the file.
         size: bytes of the file, if known.
         most: stop after the block in which more than so many bytes are read; None: read to the end.
+        block_bytes: bytes to read at a time; default: 8 MiB.
 
     Raises:
         StorageError: the store refuses.
     """
     digest, read = Checksum(), 0
     try:
-        for block in iterate_blocks(storage, path, size):
+        for block in iterate_blocks(storage, path, size, block_bytes):
             digest.update(block)
             read += len(block)
             if most is not None and read > most:

@@ -20,6 +20,7 @@ from ringfeed.sharding.errors import StorageError
 
 from .hdfs import BoundedClient
 from .s3.timeouts import limit_requests
+from .timings import StoreTimings
 from .urls import S3_PROTOCOLS, WEB_PROTOCOLS
 
 _RPC_TIMEOUT = "ipc.client.rpc-timeout.ms"  # Hadoop's setting for the time a NameNode may take to answer
@@ -48,7 +49,9 @@ _hdfs_pids: set[int] = set()  # processes that used HDFS: calls hang in a fork o
 _hdfs_clients: WeakSet[fsspec.AbstractFileSystem] = WeakSet()
 
 
-def filesystem(url: str, protocol: str, options: Mapping[str, Any]) -> tuple[fsspec.AbstractFileSystem, str]:
+def filesystem(
+    url: str, protocol: str, options: Mapping[str, Any], timings: StoreTimings
+) -> tuple[fsspec.AbstractFileSystem, str]:
     """Return the file system of a URL and the path in it.
 
     fsspec's own cache keeps one client per thread, which takes 0.1 s to create for S3, and ignores the environment.
@@ -60,7 +63,7 @@ def filesystem(url: str, protocol: str, options: Mapping[str, Any]) -> tuple[fss
     if kind in WEB_PROTOCOLS:
         from .http import WebFileSystem  # aiohttp takes 0.1 s to import
 
-        return WebFileSystem(**options), url.rstrip("/")
+        return WebFileSystem(timings=timings, **options), url.rstrip("/")
     if kind not in _OPTIONS:
         fs, path = fsspec.url_to_fs(url, **options)
         return fs, path.rstrip("/")
@@ -74,7 +77,7 @@ def filesystem(url: str, protocol: str, options: Mapping[str, Any]) -> tuple[fss
                 "not exist in it; start such processes afresh, as with multiprocessing.get_context('spawn')"
             )
     environment = tuple(item for item in sorted(os.environ.items()) if item[0].startswith(_ENVIRONMENT))
-    fs = _connect(kind, place, _Options(options), environment, os.getpid())
+    fs = _connect(kind, place, _Options(options), timings, environment, os.getpid())
     return fs, fs._strip_protocol(url).rstrip("/")
 
 
@@ -94,7 +97,12 @@ class _Options:
 
 @lru_cache(maxsize=16)
 def _connect(
-    kind: str, place: str, options: _Options, environment: tuple[tuple[str, str], ...], pid: int
+    kind: str,
+    place: str,
+    options: _Options,
+    timings: StoreTimings,
+    environment: tuple[tuple[str, str], ...],
+    pid: int,
 ) -> fsspec.AbstractFileSystem:
     """Create a client; the environment and the process are only part of the cache key."""
     merged = {**_OPTIONS[kind], **options.options}
@@ -106,7 +114,7 @@ def _connect(
         # s3fs's own defaults, which docs/faults.md counts on. Not options: `fast_reads.is_supported` judges by those.
         fs.connect_timeout, fs.read_timeout = 5, 15
         fs.retries = 1
-        limit_requests(fs)
+        limit_requests(fs, timings)
     if kind == "hdfs":
         _register_at_fork()
         _hdfs_clients.add(fs)

@@ -27,7 +27,7 @@ from ringfeed.sharding.url_secrets import public_url
 from .client_errors import HTTPError, IncompleteError, is_busy
 from .retry import RetryPolicy, retry
 from .special_files import SpecialFileError
-from .timeouts import request_limit_seconds
+from .timings import StoreTimings
 
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)  # by default 300 s for a whole file
 _PAGES = 16  # read in parallel
@@ -46,10 +46,11 @@ _REFUSALS = (FileNotFoundError, PermissionError, HTTPError)
 
 
 class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
-    """The files of all web servers, by URL; takes the options of fsspec's file system."""
+    """The files of all web servers, by URL; takes the options of fsspec's file system, and the limits of requests."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, timings: StoreTimings | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._limit_seconds = (timings or StoreTimings()).request_limit_seconds
         given: dict[str, Any] = kwargs.get("client_kwargs") or {}
         headers = {"Accept-Encoding": "identity", **given.get("headers", {})}
         # Replies that are compressed nevertheless are not decompressed: sizes and ranges count the bytes sent.
@@ -113,7 +114,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         return {"name": url, "type": "file", **info}
 
     async def _look(self, method: str, url: str) -> dict[str, Any]:
-        return await asyncio.wait_for(self._head(method, url), request_limit_seconds(0))
+        return await asyncio.wait_for(self._head(method, url), self._limit_seconds(0))
 
     async def _head(self, method: str, url: str) -> dict[str, Any]:
         """Read a file's metadata from the reply to HEAD, or to GET for its first byte."""
@@ -153,7 +154,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         pieces: list[bytes] = []
         position = start
         while position < end:  # a server may send less than requested
-            pieces.append(await asyncio.wait_for(self._part(url, position, end), request_limit_seconds(end - position)))
+            pieces.append(await asyncio.wait_for(self._part(url, position, end), self._limit_seconds(end - position)))
             position += len(pieces[-1])
         return b"".join(pieces)
 
@@ -169,7 +170,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
 
     async def _start_of(self, url: str, size: int) -> bytes:
         """Return the first `size` bytes of a file, or all of a smaller one."""
-        return await asyncio.wait_for(self._first(url, size), request_limit_seconds(size))
+        return await asyncio.wait_for(self._first(url, size), self._limit_seconds(size))
 
     async def _first(self, url: str, size: int) -> bytes:
         session = await self.set_session()
@@ -201,7 +202,7 @@ class WebFileSystem(HTTPFileSystem):  # type: ignore[misc]
         return {**self.kwargs, "headers": {**self.kwargs.get("headers", {}), "Range": f"bytes={start}-{end - 1}"}}
 
     async def _ls_real(self, url: str, detail: bool = True, **_: Any) -> Any:
-        return await asyncio.wait_for(self._list(url, detail), request_limit_seconds(0))
+        return await asyncio.wait_for(self._list(url, detail), self._limit_seconds(0))
 
     async def _list(self, url: str, detail: bool) -> Any:
         session = await self.set_session()

@@ -34,10 +34,7 @@ from .storage import Storage
 
 LEASE_NAME = "_building.json"  # a build's; other tasks name theirs otherwise
 TAKEOVER_PREFIX = "_building.takeover-"  # a token and .json follow
-_BEAT_SECONDS = 5.0
-_SILENT_SECONDS = 30.0  # six beats without one, and a holder elsewhere is dead
-_LEFT_SECONDS = 300.0  # the same for one here whose process lives, as a notebook that failed to release it
-_TAKEOVER_SECONDS = 2.0  # the least time that a new holder needs before it changes the destination
+_LEFT_SECONDS = 300.0  # a holder here that was silent so long has ended: a notebook that failed to release it
 _TAKEOVERS = 10  # attempts; each may fail because of what others do meanwhile
 
 
@@ -162,9 +159,10 @@ def is_held(storage: Storage, holder: Holder, name: str = LEASE_NAME) -> bool:
         return False
     if holder.is_local:
         return True
-    deadline = time.monotonic() + _SILENT_SECONDS
+    silent = storage.timings.silent_seconds
+    deadline = time.monotonic() + silent
     while time.monotonic() < deadline:
-        time.sleep(min(1.0, _SILENT_SECONDS / 10))
+        time.sleep(min(1.0, silent / 10))
         seen = read_holder(storage, name)
         if seen is None or seen.released:
             return False
@@ -181,7 +179,7 @@ class Lease:
     """
 
     def __init__(self, storage: Storage, me: Holder, previous: Holder | None, name: str = LEASE_NAME) -> None:
-        self._storage, self._name = storage, name
+        self._storage, self._name, self._timings = storage, name, storage.timings
         self._once = replace(storage, retries=RetryPolicy(attempts=1))
         self._me = me  # the last known content of the lease file
         self._fresh = time.monotonic()  # start of its last write
@@ -236,7 +234,7 @@ class Lease:
             StorageError: the store refuses.
         """
         self.check_known()
-        if time.monotonic() - self._fresh > _SILENT_SECONDS / 3:
+        if time.monotonic() - self._fresh > self._timings.silent_seconds / 3:
             self.check()
 
     def check_known(self) -> None:
@@ -265,7 +263,7 @@ class Lease:
         return None
 
     def _keep_fresh(self) -> None:
-        while not self._stop.wait(_BEAT_SECONDS):
+        while not self._stop.wait(self._timings.beat_seconds):
             with suppress(RingfeedError, OSError):  # the store is away for a moment; the build itself reports it
                 self._write(beat=self._me.beat + 1)
             if self._lost:
@@ -288,7 +286,7 @@ class Lease:
             begun = time.monotonic()
             me = replace(self._me, at=begun, **changes)
             self._once.write(self._name, me.encode())
-            if time.monotonic() - begun > _TAKEOVER_SECONDS:
+            if time.monotonic() - begun > self._timings.takeover_seconds:
                 self._doubt()
             self._me, self._fresh = me, begun
             self.check_known()
@@ -300,7 +298,7 @@ class Lease:
 
     def _doubt(self) -> None:
         """Give up if another process may have taken over, whose lease file we have overwritten."""
-        if (silent := time.monotonic() - self._fresh) > _SILENT_SECONDS:
+        if (silent := time.monotonic() - self._fresh) > self._timings.silent_seconds:
             self._lost = (
                 f"another process may have taken {self._storage.locate()} over: {self._name} there could not be "
                 f"renewed for {silent:.0f} s; nothing more is written; start the same command again"

@@ -25,6 +25,7 @@ from .error_messages import explain
 from .filesystems import filesystem
 from .retry import RetryPolicy, retry
 from .s3.timeouts import NotS3Error
+from .timings import StoreTimings
 from .urls import OBJECT_STORE_PROTOCOLS, S3_PROTOCOLS, normalize_url
 
 T = TypeVar("T")
@@ -42,6 +43,7 @@ class Location:
     url: str  # URL or path of the folder
     options: Mapping[str, Any] = field(default_factory=dict)  # options of the fsspec file system
     retries: RetryPolicy = field(default_factory=RetryPolicy)  # how transient errors are retried
+    timings: StoreTimings = field(default_factory=StoreTimings)  # how long to wait for it, and for other writers
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "url", normalize_url(self.url, "a folder"))
@@ -114,7 +116,7 @@ class Location:
         if self.protocol in S3_PROTOCOLS and not self.url.partition("://")[2].partition("/")[0]:
             raise ConfigError(f"{public_url(self.url)} names no bucket; name one, as in {self.protocol}://bucket/path")
         with self.errors("open", ""):
-            return filesystem(self.address(), self.protocol, self.options)
+            return filesystem(self.address(), self.protocol, self.options, self.timings)
 
     @contextmanager
     def errors(self, verb: str, path: str) -> Iterator[None]:

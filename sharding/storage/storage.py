@@ -46,8 +46,8 @@ class Storage(Location):
     """
 
     def folder(self, name: str) -> Storage:
-        """A subfolder, with the same options and retries, as a plain `Storage` even if this is a subclass."""
-        return Storage(self.address(name), self.options, self.retries)
+        """A subfolder, with the same options, retries and timings, as a plain `Storage` even if this is a subclass."""
+        return Storage(self.address(name), self.options, self.retries, self.timings)
 
     def read(self, path: str, most_bytes: int | None = None) -> bytes:
         """Return the content of a file; a local one of more than `most_bytes` is refused unread."""

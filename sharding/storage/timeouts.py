@@ -1,7 +1,5 @@
-"""Time limits for requests to stores, whatever their clients do.
+"""Gives up a blocking call of a client that has no timeout, by waiting for it in another thread.
 
-`request_limit_seconds` is the one formula for how long to wait. `call_within` gives up a blocking call of a client that
-has no timeout, by waiting for it in another thread.
 Tested in tests/sharding/storage/test_http.py and tests/sharding/storage/s3/test_timeouts.py.
 """
 
@@ -14,19 +12,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
-_LEAST_SECONDS, _BYTES_PER_SECOND = 300.0, 1 << 17  # slow, because many requests at a time share a link
-
-
-def request_limit_seconds(size: int) -> float:
-    """Return how long to wait at most for a request: 5 minutes, and 8 s for each MiB.
-
-    Args:
-        size: bytes that the request moves.
-
-    >>> request_limit_seconds(1 << 20)
-    308.0
-    """
-    return _LEAST_SECONDS + size / _BYTES_PER_SECOND
 
 
 class NoAnswerError(RuntimeError):

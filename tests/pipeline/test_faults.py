@@ -16,12 +16,12 @@ import pyarrow as pa
 import pytest
 
 from ringfeed.pipeline import Loader
-from ringfeed.pipeline.fetch import hedged_reads as hedging
 from ringfeed.pipeline.fetch.shard_files import SourceReader
 from ringfeed.pipeline.metrics.stage_counters import Counters
 from ringfeed.sharding import CorruptionError, DatasetError, StorageError, open_dataset
 from ringfeed.sharding.storage.retry import RetryPolicy
 from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.timings import StoreTimings
 from tests.helpers.files import contents
 from tests.helpers.reading import batches
 from tests.servers.hdfs import hdfs
@@ -199,11 +199,10 @@ class TestS3:
         with pytest.raises(DatasetError, match="rewritten while it was read"):
             list(chunks)
 
-    def test_a_late_answer_is_requested_again(
-        self, proxy: Proxy, storage: Storage, expected: list[list[int]], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(hedging, "_LEAST_SECONDS", 2.0)  # else what a busy machine is late with takes its share
-        patient = replace(storage, options={**storage.options, "config_kwargs": {"read_timeout": 2 * STALL_SECONDS}})
+    def test_a_late_answer_is_requested_again(self, proxy: Proxy, storage: Storage, expected: list[list[int]]) -> None:
+        late = StoreTimings(least_late_seconds=2.0)  # else what a busy machine is late with takes its share
+        options = {**storage.options, "config_kwargs": {"read_timeout": 2 * STALL_SECONDS}}
+        patient = replace(storage, options=options, timings=late)
         fault = Fault(kind="stall", method="GET", path=r"tfrecord", first=14, seconds=STALL_SECONDS)
         loader, alone = Loader(patient, **BATCH), Loader(patient, hedging=False, **BATCH)
         proxy.begin(fault)
@@ -260,4 +259,4 @@ def fails_in_bounded_time(loader: Loader, url: str) -> None:
     begun = time.monotonic()
     with pytest.raises(StorageError, match=rf"cannot read {url}/train-.*DataNodes .*do not answer \(2 attempts"):
         batches(loader)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 100  # the client's own limit is a minute for each attempt

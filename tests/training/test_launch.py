@@ -62,10 +62,16 @@ def run_folder(tmp_path: Path) -> Path:
         "optimizer": {"name": "sgd", "learning_rate": 0.1},
         "checkpoint": {"url": "run", "every_steps": EVERY, "keep": 1000},
         "epochs": 100,
-        "watchdog_seconds": 20.0,
+        "watchdog_seconds": 120.0,  # a busy machine may hold a rank up for long
+        "lost_seconds": 120.0,
     }
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
     return tmp_path
+
+
+def _configure(folder: Path, **settings: float) -> None:
+    path = folder / "run.yaml"
+    path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | settings))
 
 
 def _launch(folder: Path, *flags: str, **environ: str) -> subprocess.Popen[str]:
@@ -152,15 +158,14 @@ def test_when_rank_0_is_killed_the_other_keeps_its_process_and_lets_a_new_rank_i
 
 
 def test_a_rank_that_is_stopped_is_lost_after_lost_seconds_and_the_other_goes_on(run_folder: Path) -> None:
-    settings = yaml.safe_load((run_folder / "run.yaml").read_text()) | {"watchdog_seconds": 0, "lost_seconds": 3.0}
-    (run_folder / "run.yaml").write_text(yaml.safe_dump(settings))
+    _configure(run_folder, watchdog_seconds=0, lost_seconds=3.0)
     process = _launch(run_folder, "-n", "2", "--elastic", PAUSE="1")
     _wait_for_step(run_folder, 5, process)
     ranks = _ranks(process)
     ranks[0].suspend()
     start = time.monotonic()
     _wait_for(process, lambda: any((seen.pid, seen.size) == (ranks[1].pid, 1) for seen in _seen(run_folder)))
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 120
     stopped, stderr = _stop(process)
     assert "rank 0 does not answer: stopped, or its machine is gone; starting another instead\n" in stderr
     _assert_each_sample_once_an_epoch(run_folder, stopped)
@@ -237,6 +242,7 @@ def test_ctrl_c_is_one_line_and_leaves_no_process(run_folder: Path) -> None:
 
 
 def test_a_rank_that_stalls_is_named_with_its_place_and_all_end(run_folder: Path) -> None:
+    _configure(run_folder, watchdog_seconds=20.0)
     process = _launch(run_folder, "-n", "2", STALLS="1")
     _wait_for_step(run_folder, 5, process)
     ranks = _ranks(process)

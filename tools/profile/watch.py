@@ -18,17 +18,19 @@ from ringfeed.tools.report.run_result import RunProfile, profile_records
 
 __all__ = ["follow"]
 
-_EACH_SECONDS = 1.0
-_SILENT_SECONDS = 30.0  # without a sign of any rank: it was killed
 _RECENT_SECONDS = 30.0  # of steps that the shown verdict is about
 
 
-def follow(folder: str, check: Callable[[], None]) -> RunRecords:
+def follow(
+    folder: str, check: Callable[[], None], *, pause_seconds: float = 1.0, silent_seconds: float = 30.0
+) -> RunRecords:
     """Show the last 30 s of a run until it ends or was killed, and return all its records.
 
     Args:
         folder: folder of the records, which may not be there yet.
-        check: called each second; what it raises ends this.
+        check: called at each look; what it raises ends this.
+        pause_seconds: between two looks.
+        silent_seconds: a run without a sign of any rank for longer was killed.
 
     Raises:
         ConfigError: a file is damaged or forged, or another version wrote it.
@@ -39,7 +41,7 @@ def follow(folder: str, check: Callable[[], None]) -> RunRecords:
         while True:
             check()
             records = _read(folder)
-            is_over = records is not None and (records.ended or clock.silent_seconds() > _SILENT_SECONDS)
+            is_over = records is not None and (records.ended or clock.silent_seconds() > silent_seconds)
             if records is not None and is_over:
                 return records
             text = f"waiting for the first steps in {printable(folder)}" if records is None else _view(records)
@@ -48,7 +50,7 @@ def follow(folder: str, check: Callable[[], None]) -> RunRecords:
             elif (line := text.splitlines()[0]) != printed:
                 print_stderr(line)
                 printed = line
-            pause.wait(_EACH_SECONDS)
+            pause.wait(pause_seconds)
 
 
 def _read(folder: str) -> RunRecords | None:

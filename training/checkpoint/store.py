@@ -37,6 +37,7 @@ from ringfeed.sharding.storage.lease import is_lease_draft, is_lease_file, read_
 from ringfeed.sharding.storage.retry import RetryPolicy
 from ringfeed.sharding.storage.special_files import SpecialFileError
 from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.timings import StoreTimings
 
 __all__ = ["Checkpoint", "CheckpointStore", "decode", "encode"]
 
@@ -45,8 +46,6 @@ _LEASE = "_training.json"
 _HISTORY = "history"
 _REMEDY = "remove it, or set checkpoint.on_damage=previous, to resume from the one before"
 _OTHER_FOLDER = "set another checkpoint.url"
-_LEAVING_SECONDS = 10.0  # a rank of the same run releases the lease by then, where ranks have changed places
-_SILENT_SECONDS = 30.0  # a rank elsewhere is lost after six missed heartbeats of its lease
 _POLL_SECONDS = 0.2
 
 log = logging.getLogger(__name__)
@@ -184,8 +183,9 @@ class CheckpointStore:
         on_damage: str = "error",
         check: Callable[[Checkpoint], object] = lambda _: None,
         retries: RetryPolicy | None = None,
+        timings: StoreTimings | None = None,
     ) -> None:
-        self._storage = Storage(url, retries=retries or RetryPolicy())
+        self._storage = Storage(url, retries=retries or RetryPolicy(), timings=timings or StoreTimings())
         self._keep = keep
         self._on_damage = on_damage
         self._check = check
@@ -208,14 +208,15 @@ class CheckpointStore:
         return any(is_lease_file(name, _LEASE) or _is_draft(name) for name in self._files())
 
     @contextmanager
-    def hold(self, run: str, given_up: threading.Event | None = None) -> Iterator[None]:
+    def hold(self, run: str, given_up: threading.Event | None = None, leaving_seconds: float = 10.0) -> Iterator[None]:
         """Let no other run write to the folder in the body; check first that files can be written and removed.
 
         Also removes what a process that was killed while it wrote a checkpoint has left, which may be large. A
         DestinationError says that another run writes to it, a ConfigError that it holds checkpoints of another run. If
-        `given_up` is set, the wait for another rank of the run ends, with a DestinationError.
+        `given_up` is set, the wait for another rank of the run ends, with a DestinationError. Where ranks change
+        places, one on this machine has `leaving_seconds` to release the folder.
         """
-        silent = self._await_own(run, given_up or threading.Event())
+        silent = self._await_own(run, given_up or threading.Event(), leaving_seconds)
         plain = self._storage
         with hold_folder(plain, {"task": "run", "run": run}, _LEASE, _OTHER_FOLDER, silent) as fenced:
             files = self._files()
@@ -229,7 +230,7 @@ class CheckpointStore:
             finally:
                 self._storage = plain
 
-    def _await_own(self, run: str, given_up: threading.Event) -> str:
+    def _await_own(self, run: str, given_up: threading.Event, leaving_seconds: float) -> str:
         """Wait for another rank of the run to release the folder; return the token of one on a host that is silent.
 
         Ranks that change places release it within a moment; one whose host is lost does so never.
@@ -242,9 +243,9 @@ class CheckpointStore:
             beat = holder.token, holder.beat
             if beat != seen:
                 seen, changed = beat, now
-            if not holder.is_local and now - changed > _SILENT_SECONDS:
+            if not holder.is_local and now - changed > self._storage.timings.silent_seconds:
                 return holder.token
-            if now - begun > _LEAVING_SECONDS and (holder.is_local or changed > begun + _LEAVING_SECONDS):
+            if now - begun > leaving_seconds and (holder.is_local or changed > begun + leaving_seconds):
                 return ""
             if given_up.wait(_POLL_SECONDS):
                 raise DestinationError(f"the wait for {self._storage.locate()} was given up")

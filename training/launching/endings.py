@@ -17,8 +17,6 @@ from ringfeed.training.run.stopping import INTERRUPTED, TERMINATED
 
 __all__ = ["Ending", "LauncherSignals", "cause_of_death", "ending_of"]
 
-_SAVE_SECONDS = 60.0  # after SIGTERM
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
@@ -32,11 +30,13 @@ class LauncherSignals:
     """The signals that the launcher has received.
 
     `number` is SIGINT once Ctrl-C has come, or else that of the first signal; 0 for none. A second SIGTERM does not cut
-    short the checkpoint of the first: `timeout` sends two, and a machine that shuts down SIGTERM and SIGHUP.
+    short the checkpoint of the first: `timeout` sends two, and a machine that shuts down SIGTERM and SIGHUP. After it
+    processes have `save_seconds` to save.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, save_seconds: float = 60.0) -> None:
         self.number = 0
+        self._save_seconds = save_seconds
         self._deadline = math.inf
 
     @contextmanager
@@ -67,11 +67,11 @@ class LauncherSignals:
         if self.number == signal.SIGINT:
             return Ending(status=INTERRUPTED, line="interrupted")
         if self.number and not self.is_passed_on:
-            self._deadline = time.monotonic() + _SAVE_SECONDS
+            self._deadline = time.monotonic() + self._save_seconds
             pass_on()
         if time.monotonic() <= self._deadline:
             return None
-        line = f"killed, since {who} still ran {_SAVE_SECONDS:.0f} s after SIGTERM"
+        line = f"killed, since {who} still ran {self._save_seconds:.0f} s after SIGTERM"
         return Ending(status=TERMINATED, line=line)
 
 

@@ -20,11 +20,27 @@ from .jpeg_headers import plain_jpeg_sizes
 from .orientation import is_rotated
 from .sizes import image_size
 
-_SAMPLE_IMAGES = 256  # decoded per shard, at most, and only up to the larger of the next two limits:
-_SAMPLE_PIXELS = 1 << 20  # in all, 5 ms to decode
-_PIXELS_PER_RECORD = 800  # times the shard's images: 4 us each, where writing one takes 60 us
-_LARGEST_PIXELS = 1 << 26  # of an image that is decoded
 _EIGHT_BITS = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleLimits:
+    """How many images of a shard are decoded for mean and std.
+
+    Attributes:
+        images: most images, within the larger of the next two limits.
+        pixels: pixels in all: 5 ms to decode.
+        pixels_per_record: pixels for each image of the shard: 4 us, where writing one takes 60 us.
+        largest_pixels: pixels of the largest image that is decoded.
+    """
+
+    images: int = 256
+    pixels: int = 1 << 20
+    pixels_per_record: int = 800
+    largest_pixels: int = 1 << 26
+
+
+_LIMITS = SampleLimits()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +83,7 @@ class ImageStatistics:
         return cls(**(dict(value) | channels))
 
 
-def summarise_images(column: pa.Array) -> ImageStatistics:
+def summarise_images(column: pa.Array, limits: SampleLimits = _LIMITS) -> ImageStatistics:
     """Statistics of a shard's image files, in order, as a binary column without nulls."""
     sizes = _sizes(column)
     if not len(sizes):
@@ -77,7 +93,7 @@ def summarise_images(column: pa.Array) -> ImageStatistics:
         images=len(sizes), min_height=min_height, max_height=max_height, min_width=min_width, max_width=max_width,
         rotated=sum(map(is_rotated, _files(column))),
     )  # fmt: skip
-    return merge_image_statistics(bounds, _sample(column))
+    return merge_image_statistics(bounds, _sample(column, limits))
 
 
 def _sized(column: pa.Array) -> Iterator[tuple[memoryview, tuple[int, int]]]:
@@ -103,15 +119,15 @@ def _files(column: pa.Array) -> Iterator[memoryview]:
         yield data[start:end]
 
 
-def _sample(column: pa.Array) -> ImageStatistics:
+def _sample(column: pa.Array, limits: SampleLimits) -> ImageStatistics:
     """Mean and deviation over the first images, within the limits on pixels, but at least one image."""
     counts, sampled = np.zeros((3, 256), np.int64), 0
-    left = max(_SAMPLE_PIXELS, _PIXELS_PER_RECORD * len(column))
+    left = max(limits.pixels, limits.pixels_per_record * len(column))
     for data, (height, width) in _sized(column):
         left -= height * width
-        if sampled == _SAMPLE_IMAGES or (left < 0 and sampled):
+        if sampled == limits.images or (left < 0 and sampled):
             break
-        histogram = _histogram(data) if height * width <= _LARGEST_PIXELS else None
+        histogram = _histogram(data) if height * width <= limits.largest_pixels else None
         if histogram is not None:
             counts += histogram
             sampled += 1

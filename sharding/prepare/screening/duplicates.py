@@ -37,8 +37,22 @@ Int64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 _PREFIXES = 256  # values of a hash's first byte
-_RUN_RECORDS = 1 << 20  # hashes that are grouped by prefix and written at once
-_BUCKET_RECORDS = 1 << 22  # hashes that are compared at once, in about 400 MB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HashSizes:
+    """How many hashes memory holds.
+
+    Attributes:
+        run_records: hashes that are grouped by prefix and written at once.
+        bucket_records: hashes that are compared at once, in about 400 MB.
+    """
+
+    run_records: int = 1 << 20
+    bucket_records: int = 1 << 22
+
+
+_SIZES = HashSizes()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +84,7 @@ def drop_duplicates(
     *,
     existing: Source | None = None,
     earlier_fingerprints: Collection[str] = (),
+    sizes: HashSizes = _SIZES,
 ) -> Source:
     """A source without the records that equal an earlier one.
 
@@ -85,11 +100,14 @@ def drop_duplicates(
         existing: records that a dataset holds already, with the columns of the source.
         earlier_fingerprints: fingerprints of the sources of earlier generations. If this source is one of them, the
             records that the dataset holds may be its own, so they are not dropped.
+        sizes: how many hashes memory holds.
     """
     before, images = _before_images(source)
     transformed = not images.isdisjoint(columns or source.schema.names)
     with side_folder(root) as folder:
-        duplicates = find_duplicates(before, columns, pool, folder, report, existing=None if transformed else existing)
+        duplicates = find_duplicates(
+            before, columns, pool, folder, report, existing=None if transformed else existing, sizes=sizes
+        )
     alone = DroppingSource.over(source, duplicates.within_source)
     if existing is None or alone.fingerprint in earlier_fingerprints:
         return alone
@@ -97,7 +115,7 @@ def drop_duplicates(
     if transformed:
         with side_folder(root) as folder:
             in_dataset = find_duplicates(
-                source, columns, pool, folder, report, existing=existing, as_stored=True
+                source, columns, pool, folder, report, existing=existing, as_stored=True, sizes=sizes
             ).in_dataset
     if not any(map(len, in_dataset)):
         return alone
@@ -124,6 +142,7 @@ def find_duplicates(
     *,
     existing: Source | None = None,
     as_stored: bool = False,
+    sizes: HashSizes = _SIZES,
 ) -> Duplicates:
     """Find the records that equal an earlier one.
 
@@ -134,6 +153,7 @@ def find_duplicates(
         report: called after every task.
         existing: records that a dataset holds already.
         as_stored: whether to compare images as they will be stored: resized and encoded.
+        sizes: how many hashes memory holds.
 
     Raises:
         ConfigError: a column does not exist, or no two records can be equal.
@@ -148,16 +168,17 @@ def find_duplicates(
     compared = tuple(columns) or source.schema.names
     complete = as_stored or not lazy.isdisjoint(compared)
     reader = source if as_stored else narrow_source(source, compared)
-    jobs = [] if existing is None else _hash_jobs(narrow_source(existing, compared), 0, compared, False, folder)
+    hashing = (compared, folder, sizes.run_records)
+    jobs = [] if existing is None else _hash_jobs(narrow_source(existing, compared), 0, False, *hashing)
     existing_parts = len(jobs)
-    jobs += _hash_jobs(reader, existing_parts, compared, complete, folder)
+    jobs += _hash_jobs(reader, existing_parts, complete, *hashing)
 
     def progress(done: int, records: int) -> None:
         report(Progress(stage="dedup", done=done, total=len(jobs) + 1, records=records))
 
     hashed = run_tasks(pool, jobs, lambda done, _: progress(done, 0))
     records = sum(hashed)
-    count = min(_PREFIXES, -(-records // _BUCKET_RECORDS))
+    count = min(_PREFIXES, -(-records // sizes.bucket_records))
     bounds = [_PREFIXES * i // max(1, count) for i in range(count + 1)]
     buckets = [
         (find_duplicates_in_bucket, (folder, len(jobs), first, stop, existing_parts))
@@ -172,10 +193,12 @@ def find_duplicates(
     )
 
 
-def _hash_jobs(source: Source, first: int, columns: Sequence[str], complete: bool, folder: Storage) -> list[Job[int]]:
+def _hash_jobs(
+    source: Source, first: int, complete: bool, columns: Sequence[str], folder: Storage, run_records: int
+) -> list[Job[int]]:
     """A task for each part of a source; the parts are numbered from `first`."""
     return [
-        (hash_part, (select_part(source, n), part, first + n, columns, complete, folder))
+        (hash_part, (select_part(source, n), part, first + n, complete, columns, folder, run_records))
         for n, part in enumerate(source.parts)
     ]
 
@@ -187,7 +210,9 @@ def _by_part(parts: Int64, positions: Int64, count: int) -> list[Int64]:
     return result
 
 
-def hash_part(source: Source, part: Part, number: int, columns: Sequence[str], complete: bool, folder: Storage) -> int:
+def hash_part(
+    source: Source, part: Part, number: int, complete: bool, columns: Sequence[str], folder: Storage, run_records: int
+) -> int:
     """Hash the records of a part; write ``NUMBER.hashes``, of uint64 [records, 3], and ``NUMBER.runs.npy``.
 
     A row of the first file is a hash and the position of its record. Rows lie in runs, each grouped by prefix. Row r
@@ -196,6 +221,7 @@ def hash_part(source: Source, part: Part, number: int, columns: Sequence[str], c
     Args:
         source: source of the records, which may have more columns than those that are hashed.
         complete: whether the drafts must be completed first.
+        run_records: records of a run, about.
 
     Returns:
         The number of records.
@@ -203,7 +229,7 @@ def hash_part(source: Source, part: Part, number: int, columns: Sequence[str], c
     runs: list[Int64] = []
     written = 0
     with folder.open_output(_hashes_name(number), durable=False) as file:
-        for rows in _in_runs(_hashes(source, part, columns, complete)):
+        for rows in _in_runs(_hashes(source, part, columns, complete), run_records):
             by_prefix = group((rows[:, 0] >> np.uint64(56)).astype(np.int64))
             file.write(rows[by_prefix.order].data.cast("B"))
             counts = np.zeros(_PREFIXES, np.int64)
@@ -230,8 +256,8 @@ def _hashes(source: Source, part: Part, columns: Sequence[str], complete: bool) 
             yield hash_records(batch.select(list(columns)))
 
 
-def _in_runs(batches: Iterator[Hashes]) -> Iterator[npt.NDArray[np.uint64]]:
-    """Rows of hash and position, [up to about _RUN_RECORDS, 3]."""
+def _in_runs(batches: Iterator[Hashes], run_records: int) -> Iterator[npt.NDArray[np.uint64]]:
+    """Rows of hash and position, [up to about run_records, 3]."""
     run: list[npt.NDArray[np.uint64]] = []
     position = count = 0
     for hashes in batches:
@@ -239,7 +265,7 @@ def _in_runs(batches: Iterator[Hashes]) -> Iterator[npt.NDArray[np.uint64]]:
         run.append(np.column_stack([hashes, numbers]))
         position += len(hashes)
         count += len(hashes)
-        if count >= _RUN_RECORDS:
+        if count >= run_records:
             yield np.concatenate(run)
             run, count = [], 0
     if count:

@@ -282,13 +282,13 @@ def batch_rows(row_bytes: float) -> int:
     return int(min(BATCH_ROWS, max(1, BATCH_BYTES // max(1, row_bytes))))
 
 
-def part_bounds(rows: int, row_bytes: float, align: int = 1) -> list[tuple[int, int]]:
-    """Return half-open ranges of rows, one a part, that start at multiples of `align`.
+def part_bounds(rows: int, row_bytes: float, part_bytes: int | None = None, align: int = 1) -> list[tuple[int, int]]:
+    """Return half-open ranges of rows, one a part of at most `part_bytes`, that start at multiples of `align`.
 
     >>> part_bounds(600_000, 4)
     [(0, 262144), (262144, 524288), (524288, 600000)]
     """
-    size = int(min(_PART_ROWS, max(1, _PART_BYTES // max(1, row_bytes))))
+    size = int(min(_PART_ROWS, max(1, (part_bytes or _PART_BYTES) // max(1, row_bytes))))
     size = -(-size // align) * align
     return [(start, min(rows, start + size)) for start in range(0, rows, size)]
 

@@ -22,6 +22,7 @@ from ringfeed.sharding.schema import Feature, Schema
 from ringfeed.sharding.sources.base import SKIP_REMEDY, BadRecord, Part, RecordSource, Reject, fail_on_bad
 from ringfeed.sharding.sources.files.find import fingerprint_files, require_files
 from ringfeed.sharding.sources.files.inflation import check_held
+from ringfeed.sharding.sources.read_sizes import OWN_SIZES, ReadSizes
 
 from .array_columns import Leaf, batch_rows, differing_columns, part_bounds, select_arrays, to_arrow
 from .hdf5_files import are_nested, feature_of, find_leaves, load_h5py, open_hdf5
@@ -56,7 +57,13 @@ class Hdf5Source(RecordSource):
     left_out: tuple[str, ...] = ()  # names of unwanted datasets and groups that cannot be columns
 
     @classmethod
-    def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> Hdf5Source:
+    def open(
+        cls,
+        url: str,
+        label: str | None,
+        wanted: Callable[[str], bool] = lambda _: True,
+        sizes: ReadSizes = OWN_SIZES,
+    ) -> Hdf5Source:
         """Read the files' descriptions of their datasets; see `open_source`.
 
         ``::/group`` or ``::/a,/b`` after the URL selects datasets. Unwanted ones may have any type and length.
@@ -85,7 +92,8 @@ class Hdf5Source(RecordSource):
                     raise differing_columns(file.url, selection.features, files[0].url, features)
                 for column in selected:
                     _check_chunks(file.url, root[column.dataset])
-                bounds = part_bounds(leaves[0].rows, sum(map(_row_bytes, leaves)), _align(root, selected))
+                row_bytes = sum(map(_row_bytes, leaves))
+                bounds = part_bounds(leaves[0].rows, row_bytes, sizes.part_bytes, _align(root, selected))
                 parts += [Part(path=file.url, pieces=rows, first_record=rows[0]) for rows in bounds]
         return cls(
             url=url,

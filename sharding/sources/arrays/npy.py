@@ -30,6 +30,7 @@ from ringfeed.sharding.sources.files.find import fingerprint_files, plain_name, 
 from ringfeed.sharding.sources.files.http_listing import decode_name
 from ringfeed.sharding.sources.files.open import open_file, source_error
 from ringfeed.sharding.sources.files.snapshot import SourceFile
+from ringfeed.sharding.sources.read_sizes import OWN_SIZES, ReadSizes
 from ringfeed.sharding.storage.storage import Storage
 
 from .array_columns import (
@@ -75,7 +76,13 @@ class NpySource(RecordSource):
     left_out: tuple[str, ...] = ()  # names of unwanted arrays that cannot be columns
 
     @classmethod
-    def open(cls, url: str, label: str | None, wanted: Callable[[str], bool] = lambda _: True) -> NpySource:
+    def open(
+        cls,
+        url: str,
+        label: str | None,
+        wanted: Callable[[str], bool] = lambda _: True,
+        sizes: ReadSizes = OWN_SIZES,
+    ) -> NpySource:
         """Read the headers; see `open_source`.
 
         ``::a,b`` after the URL selects columns. Unwanted ones may have any type and length.
@@ -98,7 +105,7 @@ class NpySource(RecordSource):
             if _places(selection.leaves, selection.features) != _places(columns, schema.features):
                 raise differing_columns(where, selection.features, files[0].url, schema.features)
             holders = {leaf.holder for leaf in columns}
-            parts += _parts(selection.leaves[0].rows, tuple(array for array in arrays if array.name in holders))
+            parts += _parts(selection.leaves[0].rows, tuple(array for array in arrays if array.name in holders), sizes)
         assert schema is not None
         return cls(
             url=url,
@@ -252,12 +259,12 @@ def _places(leaves: Sequence[Leaf], features: Sequence[Feature]) -> set[tuple[Fe
     return {(feature, leaf.holder, leaf.keys) for leaf, feature in zip(leaves, features, strict=True)}
 
 
-def _parts(rows: int, arrays: tuple[_Array, ...]) -> Iterator[Part]:
+def _parts(rows: int, arrays: tuple[_Array, ...], sizes: ReadSizes) -> Iterator[Part]:
     if any(array.member for array in arrays):
         if rows:
             yield Part(path=arrays[0].path, pieces=(0, rows, arrays))
         return
-    for start, stop in part_bounds(rows, sum(map(_row_bytes, arrays))):
+    for start, stop in part_bounds(rows, sum(map(_row_bytes, arrays)), sizes.part_bytes):
         yield Part(path=arrays[0].path, pieces=(start, stop, arrays), first_record=start)
 
 

@@ -21,6 +21,7 @@ from ringfeed.sharding.sources.base import NO_FEATURES, BadRecord, Part, RecordS
 from ringfeed.sharding.sources.files.find import fingerprint_files, has_pattern, list_files, plain_name
 from ringfeed.sharding.sources.files.open import open_file, size_if_seekable
 from ringfeed.sharding.sources.files.snapshot import SourceFile
+from ringfeed.sharding.sources.read_sizes import OWN_SIZES, ReadSizes
 
 from .example_features import FeatureTypes, column_of
 
@@ -41,15 +42,25 @@ class TFRecordSource(RecordSource):
     of fixed length if each has the same number, and else a variable-length list.
 
     The pieces of a part are the offsets of its first record and of its end; None: the end of the file.
+
+    Attributes:
+        declared: features that the user declared, by name.
+        block_bytes: bytes to read at a time.
     """
 
     suffixes: ClassVar[tuple[str, ...]] = _SUFFIXES
 
     declared: Mapping[str, Feature]  # features that the user declared, by name
+    block_bytes: int = _BLOCK_BYTES  # bytes to read at a time
 
     @classmethod
     def open(
-        cls, url: str, label: str | None, features: Mapping[str, Feature] = NO_FEATURES, reject: Reject = fail_on_bad
+        cls,
+        url: str,
+        label: str | None,
+        features: Mapping[str, Feature] = NO_FEATURES,
+        reject: Reject = fail_on_bad,
+        sizes: ReadSizes = OWN_SIZES,
     ) -> TFRecordSource:
         """Read all files once to infer the features, and to find where parts begin; see `open_source`.
 
@@ -67,13 +78,14 @@ class TFRecordSource(RecordSource):
             reject(record)
             damages[:] = damages or [record]
 
-        parts = tuple(part for file in files for part in _survey(file, types, note))
+        parts = tuple(part for file in files for part in _survey(file, types, note, sizes))
         if types.empty:
             raise SourceError(str(damages[0]) if damages else f"{url} holds no records: the files are empty")
         return cls(
             url=url,
             schema=Schema(features=types.features(url), label=label),
             declared=dict(features),
+            block_bytes=sizes.block_bytes or _BLOCK_BYTES,
             parts=parts,
             fingerprint=fingerprint_files(files),
         )
@@ -83,11 +95,11 @@ class TFRecordSource(RecordSource):
         label = self.schema.label
         wanted = {*self.declared, label}
         features = tuple(feature for feature in self.schema.features if feature.name in wanted)
-        for columns, rows in self._columns(part, reject, features, _BLOCK_BYTES):
+        for columns, rows in self._columns(part, reject, features, self.block_bytes):
             yield pa.nulls(rows) if label is None else columns[[f.name for f in features].index(label)]
 
     def drafts(self, part: Part, reject: Reject = fail_on_bad) -> Iterator[pa.RecordBatch]:
-        for columns, _ in self._columns(part, reject, self.schema.features, _BLOCK_BYTES):
+        for columns, _ in self._columns(part, reject, self.schema.features, self.block_bytes):
             yield pa.RecordBatch.from_arrays(columns, schema=self.schema.arrow)
 
     def sample(self, part: Part, records: int) -> pa.RecordBatch:
@@ -127,7 +139,7 @@ def _find(url: str) -> list[SourceFile]:
     return named
 
 
-def _survey(file: SourceFile, types: FeatureTypes, reject: Reject) -> Iterator[Part]:
+def _survey(file: SourceFile, types: FeatureTypes, reject: Reject, sizes: ReadSizes) -> Iterator[Part]:
     """Read all records of a file to widen the types, and yield its parts."""
     whole = Part(path=file.url, pieces=(0, None))
     has_records = False
@@ -139,11 +151,11 @@ def _survey(file: SourceFile, types: FeatureTypes, reject: Reject) -> Iterator[P
 
     starts = [(0, 0)]
     with _open(whole) as stream:
-        for block, parsed in _parse(stream, whole, note, _BLOCK_BYTES):
+        for block, parsed in _parse(stream, whole, note, sizes.block_bytes or _BLOCK_BYTES):
             has_records = True
             types.add(parsed, file.url, block.numbers[parsed.kept])
             while stream.splittable:
-                first = int(np.searchsorted(block.offsets, starts[-1][0] + _PART_BYTES))
+                first = int(np.searchsorted(block.offsets, starts[-1][0] + (sizes.part_bytes or _PART_BYTES)))
                 if first == len(block.offsets):
                     break
                 starts.append((int(block.offsets[first]), int(block.numbers[first])))

@@ -16,10 +16,11 @@ from ringfeed.sharding.messages import brief
 from ringfeed.sharding.sources.base import Part
 from ringfeed.sharding.sources.files.inflation import check_held
 from ringfeed.sharding.sources.files.snapshot import SourceFile
+from ringfeed.sharding.sources.read_sizes import ReadSizes
 from ringfeed.sharding.storage.storage import Storage
 
 from .plain_arrays import plain_batch, plain_types
-from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table
+from .table_files import TableSource, check_batch, group_blocks, open_table, part_limits
 from .table_schemas import plain_schema
 
 _FILE_MAGIC, _FEATHER_1_MAGIC = b"ARROW1", b"FEA1"
@@ -28,7 +29,6 @@ _OLD_END = b"\0\0\0\0"
 _END = b"\xff\xff\xff\xff\0\0\0\0"
 _FILE_START = 8  # the magic bytes and their padding come first
 _FILE_END, _FOOTER_LENGTH = 10, 4  # the length of the footer and the magic bytes come last
-_PART_ROWS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ class IpcSource(TableSource):
     suffixes: ClassVar[tuple[str, ...]] = (".arrow", ".feather", ".ipc", ".arrows")
 
     @classmethod
-    def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:
+    def inspect(cls, file: SourceFile, sizes: ReadSizes) -> tuple[pa.Schema, Sequence[Part]]:
         """Read the footer, or the head of a stream."""
         if not _is_file(file.url):
             with _open_stream(file.url, None) as stream:
@@ -53,14 +53,14 @@ class IpcSource(TableSource):
         _check_claims(file, _FILE_START)
         with _open_file(file.url, None) as (reader, _):
             schema, batches = plain_schema(plain_types(reader.schema)), reader.num_record_batches
-            if file.bytes <= PART_BYTES:
+            if file.bytes <= part_limits(sizes)[1]:
                 return schema, [Part(path=file.url, pieces=(0, batches, _count_rows(reader)))] if batches else []
         with open_table(file.url, "Arrow IPC", mapped=True) as source:  # the footer lacks the batches' lengths
             rows = [_read_claims(source, block).rows for block in _blocks(source)[1]]
-        sizes = [file.bytes // batches] * batches
+        stored_bytes = [file.bytes // batches] * batches
         return schema, [
             Part(path=file.url, pieces=(start, stop, sum(rows[start:stop])), first_record=first)
-            for start, stop, first in group_blocks(rows, sizes, _PART_ROWS, PART_BYTES)
+            for start, stop, first in group_blocks(rows, stored_bytes, sizes)
         ]
 
     def count(self, part: Part) -> int:

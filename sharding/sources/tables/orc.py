@@ -16,11 +16,11 @@ from ringfeed.sharding.messages import brief
 from ringfeed.sharding.sources.base import Part
 from ringfeed.sharding.sources.files.inflation import bounded_memory, check_held
 from ringfeed.sharding.sources.files.snapshot import SourceFile
+from ringfeed.sharding.sources.read_sizes import ReadSizes
 
-from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table
+from .table_files import TableSource, check_batch, group_blocks, open_table
 from .table_schemas import plain_schema
 
-_PART_ROWS = 1 << 18
 # Field numbers of orc_proto.proto: FileTail.footer, Footer.stripes, and of StripeInformation.
 _FOOTER, _STRIPES, _SIZES, _ROWS = 2, 3, (2, 3, 4), 5
 _STATISTICS, _SUMS = 7, ((4, 3), (8, 1))  # Footer.statistics, and the sums of lengths of its texts and binaries
@@ -34,23 +34,23 @@ class OrcSource(TableSource):
     suffixes: ClassVar[tuple[str, ...]] = (".orc",)
 
     @classmethod
-    def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:
+    def inspect(cls, file: SourceFile, sizes: ReadSizes) -> tuple[pa.Schema, Sequence[Part]]:
         with _open(file.url) as reader:
-            rows, sizes = _stripes(reader.reader.serialized_file_tail())
+            rows, stored_bytes = _stripes(reader.reader.serialized_file_tail())
             if len(rows) != reader.nstripes or sum(rows) != reader.nrows:
                 raise pa.ArrowInvalid(
                     f"the ORC footer has {sum(rows)} rows in {len(rows)} stripes, not {reader.nrows} in "
                     f"{reader.nstripes}"
                 )
-            if sum(sizes) > file.bytes:
-                raise pa.ArrowInvalid(f"its stripes take {sum(sizes):,} bytes of {file.bytes:,}")
+            if sum(stored_bytes) > file.bytes:
+                raise pa.ArrowInvalid(f"its stripes take {sum(stored_bytes):,} bytes of {file.bytes:,}")
             fixed_bytes = sum(kind.bit_width for kind in reader.schema.types if pa.types.is_primitive(kind)) // 8
             row_bytes = fixed_bytes + _text_bytes(reader.reader.serialized_file_tail()) // max(reader.nrows, 1)
-            for records, stored in zip(rows, sizes, strict=True):
+            for records, stored in zip(rows, stored_bytes, strict=True):
                 check_held(file.url, "stripe", stored, records * row_bytes)
             return plain_schema(reader.schema), [
                 Part(path=file.url, pieces=(start, stop, sum(rows[start:stop])), first_record=first)
-                for start, stop, first in group_blocks(rows, sizes, _PART_ROWS, PART_BYTES)
+                for start, stop, first in group_blocks(rows, stored_bytes, sizes)
             ]
 
     def count(self, part: Part) -> int:

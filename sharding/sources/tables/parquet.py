@@ -15,15 +15,15 @@ from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.formats.parquet import batch_rows_within
 from ringfeed.sharding.sources.base import Part
 from ringfeed.sharding.sources.files.snapshot import SourceFile
+from ringfeed.sharding.sources.read_sizes import ReadSizes
 from ringfeed.sharding.storage.storage import Storage
 
 from .int96 import int96_columns, int96_unit
 from .parquet_batches import Open, read_row_groups
 from .plain_arrays import plain_types
-from .table_files import PART_BYTES, TableSource, check_batch, group_blocks, open_table
+from .table_files import TableSource, check_batch, group_blocks, open_table
 from .table_schemas import plain_schema
 
-_PART_ROWS = 1 << 18
 _BUFFER_BYTES = 1 << 20
 _INT96 = {b"int96": b"yes"}  # marks fields
 
@@ -37,17 +37,18 @@ class ParquetSource(TableSource):
     reads_fields: ClassVar[bool] = True
 
     @classmethod
-    def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:
+    def inspect(cls, file: SourceFile, sizes: ReadSizes) -> tuple[pa.Schema, Sequence[Part]]:
         with _open(file.url) as parquet:
             groups = [parquet.metadata.row_group(i) for i in range(parquet.metadata.num_row_groups)]
-            rows, sizes = [group.num_rows for group in groups], [group.total_byte_size for group in groups]
+            rows = [group.num_rows for group in groups]
+            stored_bytes = [group.total_byte_size for group in groups]
             if min(rows, default=0) < 0 or sum(rows) != parquet.metadata.num_rows:
                 raise pa.ArrowInvalid(
                     f"its footer counts {parquet.metadata.num_rows} rows, and {sum(rows)} in its row groups"
                 )
             parts = [
                 Part(path=file.url, pieces=tuple(range(start, stop)), first_record=first)
-                for start, stop, first in group_blocks(rows, sizes, _PART_ROWS, PART_BYTES)
+                for start, stop, first in group_blocks(rows, stored_bytes, sizes)
             ]
             return _schema(parquet), parts
 

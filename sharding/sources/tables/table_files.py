@@ -32,6 +32,7 @@ from ringfeed.sharding.sources.files.http_listing import lacks_ranges
 from ringfeed.sharding.sources.files.inflation import impossible_claim
 from ringfeed.sharding.sources.files.open import open_file, source_error
 from ringfeed.sharding.sources.files.snapshot import SourceFile
+from ringfeed.sharding.sources.read_sizes import OWN_SIZES, ReadSizes
 from ringfeed.sharding.storage.storage import Storage
 
 from .class_names import class_names
@@ -41,7 +42,7 @@ from .schema_union import unite_schemas
 from .structs import Path, UnreadableColumnError, flatten_structs, path_to_read
 from .table_schemas import check_features, feature_of
 
-PART_BYTES = 64 << 20  # a part ends with the block that reaches this size, or the rows of a part
+_PART_ROWS, _PART_BYTES = 1 << 18, 64 << 20
 Self = TypeVar("Self", bound="TableSource")
 
 
@@ -79,7 +80,7 @@ class TableSource(RecordSource):
 
     @classmethod
     @abstractmethod
-    def inspect(cls, file: SourceFile) -> tuple[pa.Schema, Sequence[Part]]:
+    def inspect(cls, file: SourceFile, sizes: ReadSizes) -> tuple[pa.Schema, Sequence[Part]]:
         """Return the schema of a file and its parts, from its head or footer."""
 
     @classmethod
@@ -112,6 +113,7 @@ class TableSource(RecordSource):
         label: str | None,
         features: Mapping[str, Feature] = NO_FEATURES,
         wanted: Callable[[str], bool] = lambda _: True,
+        sizes: ReadSizes = OWN_SIZES,
     ) -> Self:
         """Read the heads or footers of all files; see `open_source`.
 
@@ -126,7 +128,7 @@ class TableSource(RecordSource):
         schemas: list[tuple[str, pa.Schema]] = []
         parts: list[Part] = []
         for file in files:
-            schema, file_parts = cls.inspect(file)
+            schema, file_parts = cls.inspect(file, sizes)
             schemas.append((file.url, schema))
             parts += file_parts
         schemas, unit = cls.settle(schemas, wanted)
@@ -304,19 +306,23 @@ def check_batch(batch: pa.RecordBatch) -> pa.RecordBatch:
     return batch
 
 
-def group_blocks(
-    rows: Sequence[int], sizes: Sequence[int], part_rows: int, part_bytes: int
-) -> Iterator[tuple[int, int, int]]:
+def part_limits(sizes: ReadSizes) -> tuple[int, int]:
+    """Return the rows and the bytes at which a part ends."""
+    return sizes.part_rows or _PART_ROWS, sizes.part_bytes or _PART_BYTES
+
+
+def group_blocks(rows: Sequence[int], stored_bytes: Sequence[int], sizes: ReadSizes) -> Iterator[tuple[int, int, int]]:
     """Group blocks of a file into parts; yield the first block, the end, and the first record's number of each part.
 
-    A part ends with the block that brings it to `part_rows` or `part_bytes`.
+    A part ends with the block that brings it to `part_rows` or `part_bytes`: by default 262,144 rows or 64 MiB.
 
-    >>> list(group_blocks([5, 5, 5, 5, 5], [1, 1, 9, 1, 1], part_rows=10, part_bytes=8))
+    >>> list(group_blocks([5, 5, 5, 5, 5], [1, 1, 9, 1, 1], ReadSizes(part_rows=10, part_bytes=8)))
     [(0, 2, 0), (2, 3, 10), (3, 5, 15)]
     """
+    part_rows, part_bytes = part_limits(sizes)
     starts = [0]
     held_rows = held_bytes = 0
-    for block, (block_rows, block_bytes) in enumerate(zip(rows, sizes, strict=True), start=1):
+    for block, (block_rows, block_bytes) in enumerate(zip(rows, stored_bytes, strict=True), start=1):
         held_rows, held_bytes = held_rows + block_rows, held_bytes + block_bytes
         if held_rows >= part_rows or held_bytes >= part_bytes or block == len(rows):
             starts.append(block)

@@ -21,7 +21,7 @@ from ringfeed.sharding.sources.files.open import open_file, size_if_seekable
 from ringfeed.sharding.sources.files.snapshot import SourceFile
 
 LINE_BYTES = 64 << 20  # a longer record is an error: a missing quote must not fill the memory
-PART_BYTES = 64 << 20  # size of a part of an uncompressed file
+_PART_BYTES = 64 << 20  # size of a part of an uncompressed file
 _BLOCK_BYTES = 8 << 20  # read at a time
 
 _MAGICS = {  # first bytes of compressed files, which no text starts with
@@ -173,13 +173,16 @@ def read_marked(path: str, marks: Sequence[Mark], reader: Reader | None = None) 
             yield Block(data=data, start=mark.span.start, line=mark.span.line, final=False, multiline=mark.multiline)
 
 
-def cut_parts(file: SourceFile, marks: Sequence[Mark], reader: Reader | None = None) -> list[Part]:
-    """Cut a file into parts of about `PART_BYTES`; into one where offsets cannot be sought.
+def cut_parts(
+    file: SourceFile, marks: Sequence[Mark], part_bytes: int | None = None, reader: Reader | None = None
+) -> list[Part]:
+    """Cut a file into parts of about `part_bytes`, by default 64 MiB; into one where offsets cannot be sought.
 
     That is so in a file that is compressed or has a reader, and in a store that cannot seek.
     """
+    part_bytes = part_bytes or _PART_BYTES
     whole = compression_of(file.url) is not None or reader is not None or not file.bytes
-    if not whole and file.bytes > PART_BYTES:
+    if not whole and file.bytes > part_bytes:
         with open_file(file.url) as opened:
             whole = size_if_seekable(opened) is None
     parts: list[Part] = []
@@ -187,7 +190,7 @@ def cut_parts(file: SourceFile, marks: Sequence[Mark], reader: Reader | None = N
     records = 0
     for mark in marks:
         pieces.append(mark)
-        if mark is marks[-1] or (not whole and (mark.span.stop or 0) - pieces[0].span.start >= PART_BYTES):
+        if mark is marks[-1] or (not whole and (mark.span.stop or 0) - pieces[0].span.start >= part_bytes):
             parts.append(Part(path=file.url, pieces=tuple(pieces), first_record=records))
             records += sum(piece.records for piece in pieces)
             pieces = []

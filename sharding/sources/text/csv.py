@@ -52,7 +52,8 @@ class CsvSource(TextSource):
                 integer type holds a column of integers.
             ConfigError: a declared column does not exist, or text has no values of its type.
         """
-        headers = [read_header(file.url, options.dialect, options.null_values) for file in files]
+        block_bytes = options.sizes.block_bytes
+        headers = [read_header(file.url, options.dialect, options.null_values, block_bytes) for file in files]
         for file, header in zip(files, headers, strict=True):
             if odd := sorted(set(header.names) ^ set(headers[0].names)):
                 raise SourceError(

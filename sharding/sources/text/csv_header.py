@@ -29,13 +29,15 @@ _SHOWN = 5  # fields of a line, in a message
 _logger = logging.getLogger(__name__)
 
 
-def read_header(path: str, dialect: CsvDialect, null_values: tuple[str, ...] = ()) -> Header:
+def read_header(
+    path: str, dialect: CsvDialect, null_values: tuple[str, ...] = (), block_bytes: int | None = None
+) -> Header:
     """Read the first record of a file, and name the columns.
 
     Args:
         path: path or URL of the file.
         dialect: how the file is written.
-        null_values: see `Header`.
+        null_values, block_bytes: see `Header`.
 
     Raises:
         SourceError: the file is empty, or its first record is not a valid header.
@@ -43,7 +45,7 @@ def read_header(path: str, dialect: CsvDialect, null_values: tuple[str, ...] = (
     delimiter = dialect.delimiter_of(path)
     empty = SourceError(f"{path}: the file is empty; a CSV needs a header and at least one line")
     cut = partial(cut_records, delimiter=delimiter)
-    block = next(read_blocks(path, Span(), cut, reader=dialect.reader), None)
+    block = next(read_blocks(path, Span(), cut, block_bytes, dialect.reader), None)
     if block is None:
         raise empty
     records = find_records(block.data, delimiter)
@@ -86,6 +88,7 @@ def read_header(path: str, dialect: CsvDialect, null_values: tuple[str, ...] = (
         null_values=null_values,
         dialect=dialect,
         record=b"" if dialect.header == "none" else data,
+        block_bytes=block_bytes,
     )
 
 

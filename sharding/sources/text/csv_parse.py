@@ -40,6 +40,7 @@ class Header:
     null_values: tuple[str, ...] = ()  # texts that mean null in columns of every type, text too
     dialect: CsvDialect = field(default_factory=CsvDialect)  # how the file is written
     record: bytes = b""  # the first line, if it holds the names
+    block_bytes: int | None = None  # bytes to read at a time; None: as many as suit text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from ringfeed.sharding.errors import SourceError
 from ringfeed.sharding.messages import counted
 from ringfeed.sharding.schema import Feature
-from ringfeed.sharding.sources.base import BadRecord, Part, Reject, ignore_bad
+from ringfeed.sharding.sources.base import BadRecord, Part, ignore_bad
 from ringfeed.sharding.sources.files.snapshot import SourceFile
 
 from .blocks import Block, Mark, Span, cut_parts, read_blocks
@@ -72,7 +72,7 @@ def infer_types(
     """
     sources = list(zip(files, headers, strict=True))
     types = _ColumnTypes(headers[0].names, options.declared)
-    parts = _survey(sources, types, options.reject)
+    parts = _survey(sources, types, options)
     for name in types.unsure:
         _settle(sources, types, name)
     for name in types.beyond_int64:
@@ -92,12 +92,12 @@ def infer_types(
     )
 
 
-def _survey(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, reject: Reject) -> list[Part]:
+def _survey(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, options: InferenceOptions) -> list[Part]:
     """Read all files: widen the types by each block, and return the parts."""
     bad: list[BadRecord] = []
 
     def note(record: BadRecord) -> None:
-        reject(record)
+        options.reject(record)
         bad[:] = bad or [record]
 
     parts: list[Part] = []
@@ -110,7 +110,7 @@ def _survey(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, r
             types.count_missing(rows.table)
             marks.append(Mark.of(block, rows.table.num_rows, clean=rows.clean))
             records += rows.table.num_rows
-        parts += cut_parts(file, marks, header.dialect.reader)
+        parts += cut_parts(file, marks, options.sizes.part_bytes, header.dialect.reader)
     if records:
         return parts
     if bad:
@@ -175,7 +175,7 @@ def _settle(sources: Sequence[tuple[SourceFile, Header]], types: _ColumnTypes, n
 def _blocks(file: SourceFile, header: Header) -> Iterator[Block]:
     span = Span(start=header.start, line=header.line)
     cut = partial(cut_records, delimiter=header.delimiter)
-    return read_blocks(file.url, span, cut, reader=header.dialect.reader)
+    return read_blocks(file.url, span, cut, header.block_bytes, header.dialect.reader)
 
 
 def _holds(file: SourceFile, header: Header, block: Block, name: str, kind: pa.DataType) -> bool:

@@ -59,10 +59,10 @@ class JsonlSource(TextSource):
             is_array = file.url in arrays
             reader = read_array if is_array else None
             marks: list[Mark] = []
-            for block in read_blocks(file.url, Span(), _cut, reader=reader):
+            for block in read_blocks(file.url, Span(), _cut, options.sizes.block_bytes, reader):
                 records, clean = inferred.add(file.url, Lines.of(block, is_array=is_array), options.reject)
                 marks.append(Mark.of(block, records, clean=clean))
-            parts += cut_parts(file, marks, reader)
+            parts += cut_parts(file, marks, options.sizes.part_bytes, reader)
         columns = inferred.columns(url)
         check_names(options.declared, [column.feature.name for column in columns])
         return cls(

@@ -19,6 +19,7 @@ from ringfeed.sharding.sources.base import NO_FEATURES, BadRecord, Part, RecordS
 from ringfeed.sharding.sources.files.find import require_files
 from ringfeed.sharding.sources.files.record_places import line_places
 from ringfeed.sharding.sources.files.snapshot import SourceFile
+from ringfeed.sharding.sources.read_sizes import OWN_SIZES, ReadSizes
 
 from .blocks import Block, Cut, Reader, read_blocks, read_marked, span_of
 from .csv_dialect import CsvDialect
@@ -46,6 +47,7 @@ class InferenceOptions:
     wanted: Callable[[str], bool]
     null_values: tuple[str, ...] = ()  # texts of CSV that mean null in columns of every type
     dialect: CsvDialect = field(default_factory=CsvDialect)  # how CSV is written
+    sizes: ReadSizes = OWN_SIZES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +66,7 @@ class TextSource(RecordSource):
         wanted: Callable[[str], bool] = lambda _: True,
         null_values: tuple[str, ...] = (),
         csv: CsvDialect | None = None,
+        sizes: ReadSizes = OWN_SIZES,
     ) -> Self:
         """Read all files once to infer the types of their columns; see `open_source`.
 
@@ -73,7 +76,12 @@ class TextSource(RecordSource):
         """
         files = require_files(url, cls.suffixes, cls.kind)
         options = InferenceOptions(
-            declared=dict(features), reject=reject, wanted=wanted, null_values=null_values, dialect=csv or CsvDialect()
+            declared=dict(features),
+            reject=reject,
+            wanted=wanted,
+            null_values=null_values,
+            dialect=csv or CsvDialect(),
+            sizes=sizes,
         )
         return cls.infer(url, label, files, options)
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from fsspec.asyn import sync
 
 from ringfeed.sharding.messages import brief
-from ringfeed.sharding.storage.timeouts import call_within, request_limit_seconds
+from ringfeed.sharding.storage.timeouts import call_within
 
 _logger = logging.getLogger(__name__)
 
@@ -55,7 +55,8 @@ def read_object(fs: fsspec.AbstractFileSystem, path: str, span: tuple[int, int] 
 
     def take(result: Any) -> None:
         first, last = result.range
-        taken.append(pa.py_buffer(call_within(request_limit_seconds(last - first), result.bytes)))
+        limit = fs.ringfeed_timings.request_limit_seconds(last - first)
+        taken.append(pa.py_buffer(call_within(limit, result.bytes)))
 
     if _read(fs, path, take, span):
         return taken[0]
@@ -135,11 +136,8 @@ def _read(
     import obstore
 
     try:
-        take(
-            call_within(
-                request_limit_seconds(0), partial(obstore.get, store, key, options={"range": span} if span else {})
-            )
-        )
+        get = partial(obstore.get, store, key, options={"range": span} if span else {})
+        take(call_within(fs.ringfeed_timings.request_limit_seconds(0), get))
     except FileNotFoundError:
         return False
     except Exception as error:

@@ -11,40 +11,41 @@ from typing import Any
 
 import fsspec
 
-from ringfeed.sharding.storage.timeouts import request_limit_seconds
+from ringfeed.sharding.storage.timings import StoreTimings
 
 
 class NotS3Error(OSError):
     """The server is no S3 store, although it reports success."""
 
 
-def limit_requests(fs: fsspec.AbstractFileSystem) -> None:
+def limit_requests(fs: fsspec.AbstractFileSystem, timings: StoreTimings) -> None:
     """Limit each request of a new s3fs client in time, and send bodies without waiting for permission.
 
     There is no timeout for that permission (``Expect: 100-continue``), and some servers never give it. The header is
-    not part of the signature.
+    not part of the signature. The client keeps the timings as `ringfeed_timings`, for `fast_reads.py`.
     """
-    connect = fs.set_session
+    connect, fs.ringfeed_timings = fs.set_session, timings
 
     async def set_session(*args: Any, **kwargs: Any) -> Any:
         client = await connect(*args, **kwargs)
         session = client._endpoint.http_session
         if "send" not in vars(session):
-            session.send = partial(_send, session.send)
+            session.send = partial(_send, session.send, timings)
         return client
 
     fs.set_session = set_session
 
 
-async def _send(send: Any, request: Any) -> Any:
+async def _send(send: Any, timings: StoreTimings, request: Any) -> Any:
     """Send a request within the time limit; return the whole reply, or a stream whose reads are limited."""
     request.headers.pop("Expect", None)
-    reply = await asyncio.wait_for(send(request), request_limit_seconds(_content_length(request.headers)))
+    limit = timings.request_limit_seconds
+    reply = await asyncio.wait_for(send(request), limit(_content_length(request.headers)))
     page = str(reply.headers.get("content-type", "")).startswith("text/html")
     if page and reply.status_code == 200 and "etag" not in reply.headers:  # an HTML object in S3 has one
         raise NotS3Error("a web page")
     if request.stream_output:
-        reply.raw = _Reply(reply.raw, request_limit_seconds(_content_length(reply.headers)))
+        reply.raw = _Reply(reply.raw, limit(_content_length(reply.headers)))
     return reply
 
 

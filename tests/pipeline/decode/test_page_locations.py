@@ -11,17 +11,17 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.pipeline import Loader
-from ringfeed.pipeline.decode import page_locations as placed
 from ringfeed.pipeline.decode import shard_opener
 from ringfeed.pipeline.decode.columns import Columns, open_parquet
+from ringfeed.pipeline.decode.page_locations import PageLocationCache
 from ringfeed.sharding import BuildOptions, build
 
 ROWS = 90
 
 
-@pytest.fixture
-def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(shard_opener, "_page_locations", placed.PageLocationCache())
+@pytest.fixture(params=[1 << 14])
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> str:
+    monkeypatch.setattr(shard_opener, "_page_locations", PageLocationCache(request.param))
     values = np.random.default_rng(0).random((ROWS, 4), np.float32)
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), 4)
     table = pa.table({"x": vectors, "n": range(ROWS), "label": [i % 3 for i in range(ROWS)]})
@@ -61,7 +61,7 @@ def test_known_locations_are_not_searched_again(url: str, opened: list[str]) -> 
         np.testing.assert_array_equal(one["x"], other["x"])
 
 
-def test_the_cache_of_locations_is_bounded(url: str, opened: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placed, "_MOST_RUNS", 2)
+@pytest.mark.parametrize("url", [2], indirect=True)
+def test_the_cache_of_locations_is_bounded(url: str, opened: list[str]) -> None:
     epochs(Loader(url, batch_size=10, streams=1, columns=["x"]))
     assert len(opened) == 3 + 2  # of the last shard, in each epoch

@@ -7,14 +7,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ringfeed.pipeline import Loader
-from ringfeed.pipeline.decode import columns
 from ringfeed.pipeline.decode.columns import concat_columns, copy_views, take_columns, view_bytes
 from ringfeed.pipeline.decode.tfrecord_values import has_plain_values, open_values
-from ringfeed.pipeline.deliver import chunk_sizes
 from ringfeed.sharding import BuildOptions, build
 from ringfeed.sharding.formats.example_encode import encode_examples
 from ringfeed.sharding.schema import Feature, Schema
+from tests.helpers.reading import loader_with
 
 pytestmark = pytest.mark.usefixtures("implementation")
 
@@ -53,11 +51,10 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> str:
     ],
     ids=["all", "columns", "where", "balanced"],
 )
-def test_located_features_equal_parsed_ones(url: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_located_features_equal_parsed_ones(url: str, options: dict[str, Any]) -> None:
     epochs, arrays = [], []
     for least in (1, 1 << 20):
-        monkeypatch.setattr(chunk_sizes, "_LARGE_RECORD", least)
-        loader = Loader(url, batch_size=12, seed=3, **options)
+        loader = loader_with({"large_record": least}, url, batch_size=12, seed=3, **options)
         assert has_plain_values(loader.manifest, "train", loader.schema)
         assert loader.locates_features == (least == 1)
         epochs.append([{n: (v.dtype, v.numpy().tolist()) for n, v in b.items()} for b in loader.epoch(1, 1)])
@@ -68,10 +65,9 @@ def test_located_features_equal_parsed_ones(url: str, options: dict[str, Any], m
 
 
 @pytest.mark.parametrize("span", [1 << 30, 64])
-def test_short_and_long_pieces_are_viewed(monkeypatch: pytest.MonkeyPatch, span: int) -> None:
-    monkeypatch.setattr(columns, "_VIEW_SPAN", span)
+def test_short_and_long_pieces_are_viewed(span: int) -> None:
     ends = np.cumsum([len(piece) for piece in PIECES])
-    views = view_bytes(pa.py_buffer(b"".join(PIECES)), ends - [len(piece) for piece in PIECES], ends)
+    views = view_bytes(pa.py_buffer(b"".join(PIECES)), ends - [len(piece) for piece in PIECES], ends, span)
     views.validate(full=True)
     assert views.to_pylist() == PIECES
     rows = np.random.default_rng(0).permutation(60)

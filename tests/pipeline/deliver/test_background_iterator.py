@@ -14,9 +14,8 @@ Threads = Callable[[], list[str]]
 
 
 @pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
+def threads() -> Threads:
     """The threads that the test began; an iterator that another left may have its own still."""
-    monkeypatch.setattr("ringfeed.pipeline.deliver.background_iterator._JOIN_SECONDS", 60)
     before = set(threading.enumerate())
     return lambda: [t.name for t in set(threading.enumerate()) - before if t.name.startswith("ringfeed-prefetch")]
 
@@ -41,7 +40,7 @@ class Numbers:
 
 
 def ahead(numbers: Numbers, limit_bytes: int, queued: Callable[[int], None] = lambda change: None) -> Generator[int]:
-    return prefetch(iter(numbers), lambda number: 10, limit_bytes, queued)
+    return prefetch(iter(numbers), lambda number: 10, limit_bytes, queued, join_seconds=60)
 
 
 @pytest.mark.parametrize("limit_bytes", [0, 1, 10, 25, 10_000])

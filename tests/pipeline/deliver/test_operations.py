@@ -1,6 +1,7 @@
 """TensorFlow copies strings from their addresses (`chunk_encoding`), and resizes images, by `operations.c`."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,12 +11,11 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.pipeline import Loader
-from ringfeed.pipeline.decode import columns
 from ringfeed.pipeline.decode.columns import copy_views, locate_views, view_bytes
-from ringfeed.pipeline.deliver import chunk_encoding, chunk_sizes
+from ringfeed.pipeline.deliver import chunk_encoding
 from ringfeed.pipeline.deliver.operations import copy_views_operation, resize_operation
 from ringfeed.sharding import BuildOptions, build
+from tests.helpers.reading import loader_with
 
 
 @given(
@@ -25,9 +25,8 @@ from ringfeed.sharding import BuildOptions, build
 def test_the_copies_are_those_of_python(values: list[bytes], start: int, margin: int, span: int) -> None:
     values = [b"<<" + value + b">>" for value in values]
     ends = np.cumsum([len(value) for value in values], dtype=np.int64)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "_VIEW_SPAN", span)
-        views = view_bytes(pa.py_buffer(b"".join(values)), ends - [len(value) for value in values], ends).slice(start)
+    starts = ends - [len(value) for value in values]
+    views = view_bytes(pa.py_buffer(b"".join(values)), starts, ends, span).slice(start)
     addresses, lengths = locate_views(views, before=margin, after=margin)
     copy = copy_views_operation()
     assert copy is not None
@@ -61,8 +60,7 @@ def test_batches_are_the_same_without_the_operation(
         texts[7] = None  # type: ignore[call-overload]
     pq.write_table(pa.table({"id": range(500), "text": pa.array(texts)}), tmp_path / "texts.parquet")
     build(BuildOptions(source=str(tmp_path / "texts.parquet"), destination=str(tmp_path / "data"), shards=3))
-    monkeypatch.setattr(chunk_sizes, "_LARGE_RECORD", 1)
-    monkeypatch.setattr(chunk_sizes, "_LARGE_BYTES", 4096)
+    chunks = {"large_record": 1, "large_bytes": 4096}
     calls: list[tuple[tf.Tensor, ...]] = []
 
     def counted(*views: tf.Tensor) -> tf.Tensor:
@@ -73,7 +71,8 @@ def test_batches_are_the_same_without_the_operation(
     assert operation is not None
     for chosen in (counted, None):
         monkeypatch.setattr(chunk_encoding, "copy_views_operation", lambda chosen=chosen: chosen)
-        epoch = Loader(str(tmp_path / "data"), batch_size=48, seed=3, fill={"text": "?"} if nulls else {}).epoch(1, 4)
+        how: dict[str, Any] = {"batch_size": 48, "seed": 3, "fill": {"text": "?"} if nulls else {}}
+        epoch = loader_with(chunks, str(tmp_path / "data"), **how).epoch(1, 4)
         epochs.append([{name: (v.dtype, to_list(v)) for name, v in batch.items()} for batch in epoch])
         assert calls
     assert epochs[0] == epochs[1]

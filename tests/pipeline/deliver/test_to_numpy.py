@@ -14,6 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from ringfeed.pipeline import Loader, Ragged
+from ringfeed.pipeline.deliver import background_iterator
+from ringfeed.pipeline.fetch.threads import start_thread
 from ringfeed.sharding import BuildOptions, ConfigError, build
 from tests.helpers import without_tensorflow
 from tests.helpers.feature_tables import make_table, make_variable_table
@@ -172,23 +174,23 @@ def test_of_large_records_no_more_are_copied_than_is_asked_for(
 def test_an_abandoned_iterator_leaves_no_thread_and_the_next_starts_afresh(
     make_dataset: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "ringfeed.pipeline.deliver.background_iterator._IDLE_SECONDS", 60
-    )  # the thread does not end before it is seen
-    monkeypatch.setattr("ringfeed.pipeline.deliver.background_iterator._JOIN_SECONDS", 60)  # nor is it left behind
-    monkeypatch.setattr("ringfeed.pipeline.deliver.chunk_sizes._CHUNK_STEPS", 1)  # else it has made all in one
-    before = set(threading.enumerate())
+    started: list[threading.Thread] = []
 
-    def ours() -> list[threading.Thread]:
-        started = set(threading.enumerate()) - before
-        return [thread for thread in started if thread.name.startswith("ringfeed-prefetch")]
+    def start(function: Callable[[], None], name: str) -> threading.Thread:
+        started.append(start_thread(function, name))
+        return started[-1]
 
+    monkeypatch.setattr(background_iterator, "start_thread", start)
     loader = Loader(make_dataset(), batch_size=60)
     batches = loader.numpy_epoch(0, prefetch_bytes=1)
     first = next(batches)
-    assert len(ours()) == 1
+    assert len(started) >= 1
     del batches
-    assert ours() == []
+    number = len(started)
+    for thread in started:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert len(started) == number
     assert loader.stats()["deliver"].queue_depth == 0
     assert same(next(loader.numpy_epoch(0))["id"], first["id"])
     with pytest.raises(ConfigError, match="steps 0 to 16, got epoch 0, start_step 17"):

@@ -17,7 +17,6 @@ import pytest
 import tensorflow as tf
 
 from ringfeed.pipeline import Loader, parse_batch
-from ringfeed.pipeline.deliver import chunk_sizes
 from ringfeed.pipeline.deliver import to_tensorflow as delivery
 from ringfeed.pipeline.deliver.chunk_sizes import ChunkSizes
 from ringfeed.pipeline.deliver.example_parsing import feature_spec
@@ -25,6 +24,7 @@ from ringfeed.pipeline.deliver.generator_dataset import generator_dataset_maker
 from ringfeed.sharding import BuildOptions, ConfigError, build, open_dataset
 from tests.helpers.feature_tables import RECORDS, make_table, make_variable_table
 from tests.helpers.lean import lean_environment
+from tests.helpers.reading import loader_with
 
 
 def load(table: pa.Table, folder: Path, shard_format: str, **options: Any) -> tuple[Loader, dict[int, dict[str, Any]]]:
@@ -68,12 +68,11 @@ def test_all_kinds_of_features_keep_their_values_and_dtypes(tmp_path: Path, shar
 
 
 def test_batches_that_cross_one_by_one_are_those_that_cross_together(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     loader, records = load(make_table(), tmp_path, "tfrecord")
     spec = loader.epoch(0).element_spec
-    monkeypatch.setattr(chunk_sizes, "_CHUNK_STEPS", 1)
-    alone = Loader(str(tmp_path / "shards"), batch_size=12).epoch(0)
+    alone = loader_with({"most_steps": 1}, str(tmp_path / "shards"), batch_size=12).epoch(0)
     assert alone.element_spec == spec
     for batch in alone:
         for row, key in enumerate(batch["id"].numpy().tolist()):

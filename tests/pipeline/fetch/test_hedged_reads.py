@@ -4,6 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,9 @@ from ringfeed.pipeline.fetch.hedged_reads import Hedging, Latencies
 from ringfeed.pipeline.fetch.threads import start_thread
 from ringfeed.pipeline.metrics.stage_counters import Counters
 from ringfeed.sharding import RingfeedError, StorageError
-from ringfeed.sharding.storage import timeouts
+from ringfeed.sharding.storage.timings import StoreTimings
+
+LATE_SOON = StoreTimings(late_seconds=0.02)
 
 
 class InTurn:
@@ -29,25 +32,24 @@ class InTurn:
 
 
 @pytest.fixture
-def late_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def reads_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     def send(read: Callable[[], str], answers: Any, *, second: bool) -> None:
         send_read(read.reads[1] if second and isinstance(read, InTurn) else read, answers, second=second)
 
     send_read = hedging._send
     monkeypatch.setattr(hedging, "_send", send)
-    monkeypatch.setattr(hedging, "_INITIAL_SECONDS", 0.02)
 
 
 def fail() -> str:
     raise ConnectionResetError("as planned")
 
 
-@pytest.mark.usefixtures("late_at_once")
+@pytest.mark.usefixtures("reads_in_turn")
 class TestHedging:
     def test_the_first_answer_wins(self) -> None:
         counters, released = Counters(), threading.Event()
         read = InTurn(lambda: "late" if released.wait(60) else "never", lambda: "second")
-        assert Hedging(counters, second=True).call(read, Latencies(), 5, "s3://b/x") == "second"
+        assert Hedging(counters, LATE_SOON, second=True).call(read, Latencies(), 5, "s3://b/x") == "second"
         stats = counters.snapshot()
         assert (stats["hedge"].items, stats["hedge"].bytes, stats["hedge_win"].items) == (1, 5, 1)
         released.set()
@@ -60,12 +62,12 @@ class TestHedging:
             return "no" if released.wait(60) else "never"
 
         read = InTurn(lambda: "first" if sent.wait(60) else "alone", second)
-        assert Hedging(counters, second=True).call(read, Latencies(), 5, "s3://b/x") == "first"
+        assert Hedging(counters, LATE_SOON, second=True).call(read, Latencies(), 5, "s3://b/x") == "first"
         assert (counters.snapshot()["hedge"].items, counters.snapshot()["hedge_win"].items) == (1, 0)
         released.set()
 
     def test_a_request_that_fails_leaves_the_other(self) -> None:
-        call = Hedging(Counters(), second=True).call
+        call = Hedging(Counters(), LATE_SOON, second=True).call
         for answer in (lambda: "late", fail):
             sent, failed = threading.Event(), threading.Event()
 
@@ -91,7 +93,7 @@ class TestHedging:
 
     def test_without_a_second_thread_the_first_request_continues(self, monkeypatch: pytest.MonkeyPatch) -> None:
         counters, size = Counters(), threading.stack_size()
-        call = Hedging(counters, second=True).call
+        call = Hedging(counters, LATE_SOON, second=True).call
         begun, refused = threading.Event(), threading.Event()
 
         def first() -> str:
@@ -119,20 +121,19 @@ class TestHedging:
     def test_disabled_hedging_sends_no_second_request(self) -> None:
         counters = Counters()
         read = InTurn(lambda: time.sleep(0.1) or "first")  # type: ignore[func-returns-value]
-        assert Hedging(counters, second=False).call(read, Latencies(), 5, "s3://b/x") == "first"
+        assert Hedging(counters, LATE_SOON, second=False).call(read, Latencies(), 5, "s3://b/x") == "first"
         assert counters.snapshot()["hedge"].items == 0
 
-    def test_a_read_without_an_answer_is_given_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(timeouts, "_LEAST_SECONDS", 0.1)
-        released = threading.Event()
+    def test_a_read_without_an_answer_is_given_up(self) -> None:
+        brief, released = replace(LATE_SOON, request_seconds=0.1), threading.Event()
         for second in (True, False):
             with pytest.raises(StorageError, match=r"cannot read s3://b/x: no answer within .* the same command again"):
-                Hedging(Counters(), second=second).call(lambda: released.wait(60), Latencies(), 5, "s3://b/x")
+                Hedging(Counters(), brief, second=second).call(lambda: released.wait(60), Latencies(), 5, "s3://b/x")
         released.set()
 
     def test_closing_ends_all_waits(self) -> None:
         released = threading.Event()
-        reads = Hedging(Counters(), second=True)
+        reads = Hedging(Counters(), LATE_SOON, second=True)
         threading.Timer(0.1, reads.close).start()
         for _ in range(2):
             with pytest.raises(StorageError, match="the loader was closed"):
@@ -144,7 +145,7 @@ class TestHedging:
 def test_few_reads_are_sent_twice(reads: int, late_every: int) -> None:
     kind, hedges = Latencies(), 0
     for number in range(reads):
-        kind.begin()
+        kind.begin(StoreTimings())
         hedges += number % late_every == 0 and kind.may_hedge()
     assert hedges <= 2 + 0.05 * reads
 
@@ -155,6 +156,6 @@ def test_late_is_later_than_nearly_all(seconds: list[float]) -> None:
     kind = Latencies()
     for taken in seconds:
         kind.add(taken)
-    late = kind.begin()
+    late = kind.begin(StoreTimings())
     assert late >= 0.2
     assert sum(taken > late for taken in seconds) <= math.ceil(0.05 * (len(seconds) - 1))

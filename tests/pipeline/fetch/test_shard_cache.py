@@ -296,9 +296,8 @@ class TestLoading:
 @given(sizes=st.lists(st.integers(0, 40)), together=st.integers(1, 30))
 def test_a_file_has_its_pieces_in_order_however_they_arrive(sizes: list[int], together: int) -> None:
     pieces = [bytes([number % 256]) * size for number, size in enumerate(sizes)]
-    with tempfile.TemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shard_cache, "_BLOCK_BYTES", together)
-        arriving = shard_cache._PieceWriter(file.fileno())
+    with tempfile.TemporaryFile() as file:
+        arriving = shard_cache._PieceWriter(file.fileno(), together)
         for piece in pieces:
             arriving.write(memoryview(piece))
             assert os.fstat(file.fileno()).st_size % together == 0

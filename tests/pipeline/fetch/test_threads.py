@@ -20,6 +20,7 @@ from ringfeed.pipeline.fetch.hedged_reads import Hedging
 from ringfeed.pipeline.fetch.threads import Threads, run_after, start_thread
 from ringfeed.pipeline.metrics.stage_counters import Counters
 from ringfeed.sharding import RingfeedError
+from ringfeed.sharding.storage.timings import StoreTimings
 
 SHARDS = 100
 
@@ -238,7 +239,7 @@ def test_the_garbage_collector_may_close_a_pool_while_its_tasks_change() -> None
 
 @pytest.mark.parametrize(
     "closed",
-    [FetchPool(AdaptiveLimit(1, 1), 1), Threads(1, "test"), Hedging(Counters(), second=True)],
+    [FetchPool(AdaptiveLimit(1, 1), 1), Threads(1, "test"), Hedging(Counters(), StoreTimings(), second=True)],
     ids=lambda closed: type(closed).__name__,
 )
 def test_the_garbage_collector_may_close_an_object_that_its_thread_has_locked(

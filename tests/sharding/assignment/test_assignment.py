@@ -7,7 +7,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ringfeed.sharding.assignment import assignment as assign
 from ringfeed.sharding.assignment.assignment import Assignment, SplitLayout, shards_per_split, split_class_counts
 from ringfeed.sharding.errors import ConfigError
 
@@ -80,11 +79,8 @@ def test_places_do_not_depend_on_how_the_records_are_batched(assignment: Assignm
 @given(assignments())
 def test_places_do_not_depend_on_how_many_strata_are_placed_together(assignment: Assignment) -> None:
     strata, ordinals = every_record(assignment)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(assign, "_MANY", 0)
-        one_by_one = assignment.places(strata, ordinals)
-        patch.setattr(assign, "_MANY", 1 << 40)
-        assert np.array_equal(assignment.places(strata, ordinals), one_by_one)
+    one_by_one = assignment.places(strata, ordinals, many_records=0)
+    assert np.array_equal(assignment.places(strata, ordinals, many_records=1 << 40), one_by_one)
 
 
 @given(assignments())

@@ -5,13 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.sharding.assignment import size_balance as dealing
 from ringfeed.sharding.assignment.size_balance import deal_by_size
 
 
-def shards_of(sizes: np.ndarray, counts: list[int], shards: int) -> tuple[np.ndarray, np.ndarray]:
+def shards_of(sizes: np.ndarray, counts: list[int], shards: int, **most: int) -> tuple[np.ndarray, np.ndarray]:
     """Bytes, int64 [shards], and records of each class, int64 [shards, classes], of each shard."""
-    positions = deal_by_size(sizes, counts, shards)
+    positions = deal_by_size(sizes, counts, shards, **most)
     assert np.array_equal(np.sort(positions), np.arange(len(sizes)))
     found = np.zeros((shards, len(counts)), np.int64)
     np.add.at(found, (positions % shards, np.repeat(np.arange(len(counts)), counts)), 1)
@@ -95,9 +94,7 @@ def test_exchanges_keep_class_counts_and_never_worsen_the_balance(
 ) -> None:
     sizes = np.random.default_rng(seed).lognormal(9, sigma, sum(counts)).astype(np.int64)
     loads, found = shards_of(sizes, counts, shards)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dealing, "_EXCHANGES", 0)
-        before, found_before = shards_of(sizes, counts, shards)
+    before, found_before = shards_of(sizes, counts, shards, exchanges=0)
     assert np.array_equal(found, found_before)
     assert before.min() <= loads.min()
     assert loads.max() <= before.max()

@@ -65,7 +65,7 @@ def records() -> pa.Table:
 @pytest.fixture
 def source(tmp_path: Path, records: pa.Table, monkeypatch: pytest.MonkeyPatch) -> str:
     """The records as a Parquet file of six parts."""
-    monkeypatch.setattr("ringfeed.sharding.sources.tables.parquet._PART_ROWS", 500)
+    monkeypatch.setattr("ringfeed.sharding.sources.tables.table_files._PART_ROWS", 500)
     pq.write_table(records, tmp_path / "source.parquet", row_group_size=250)
     return str(tmp_path / "source.parquet")
 
@@ -114,7 +114,7 @@ def test_workers_batches_and_parts_change_no_byte(
     built(source, tmp_path / "one", **how)
     build(BuildOptions(source=source, destination=str(tmp_path / "two"), workers=2, **how), executor=processes)
     monkeypatch.setattr("ringfeed.sharding.sources.tables.parquet.BATCH_ROWS", 17)
-    monkeypatch.setattr("ringfeed.sharding.sources.tables.parquet._PART_ROWS", 1000)
+    monkeypatch.setattr("ringfeed.sharding.sources.tables.table_files._PART_ROWS", 1000)
     monkeypatch.setattr("ringfeed.sharding.assignment.split_by_column._NOTES_AT_ONCE", 100)
     built(source, tmp_path / "three", **how)
     assert files_of(tmp_path / "one") == files_of(tmp_path / "two") == files_of(tmp_path / "three")

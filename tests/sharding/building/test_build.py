@@ -35,9 +35,12 @@ from ringfeed.sharding import (
     verify,
 )
 from ringfeed.sharding.building import shard_writer as write_module
+from ringfeed.sharding.building.build import build_at
 from ringfeed.sharding.destination import dataset_draft as destination_module
+from ringfeed.sharding.progress import ignore
 from ringfeed.sharding.storage.storage import Storage
-from tests.helpers.builds import built, make_table
+from ringfeed.sharding.storage.timings import StoreTimings
+from tests.helpers.builds import built, is_heartbeat, make_table
 from tests.servers.store import Store
 
 SPLITS = {"train": Fraction(9, 10), "test": Fraction(1, 10)}
@@ -144,7 +147,7 @@ def test_batch_boundaries_change_no_byte(
 ) -> None:
     built(parquet, tmp_path / "a", label="label", shards=5)
     monkeypatch.setattr("ringfeed.sharding.sources.tables.parquet.BATCH_ROWS", 17)
-    monkeypatch.setattr("ringfeed.sharding.sources.tables.parquet._PART_ROWS", 150)
+    monkeypatch.setattr("ringfeed.sharding.sources.tables.table_files._PART_ROWS", 150)
     built(parquet, tmp_path / "b", label="label", shards=5)
     assert files_of(tmp_path / "a") == files_of(tmp_path / "b")
 
@@ -336,11 +339,14 @@ TINY_GIF = bytes.fromhex("47494638396101000100800000000000ffffff2c00000000010001
 def test_an_interrupt_before_a_shard_is_finished_leaves_nothing(
     parquet: str, nothing_left: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def write(self: Storage, path: str, data: bytes, *, durable: bool = True) -> None:
-        raise KeyboardInterrupt
+    write = Storage.write
 
-    monkeypatch.setattr("ringfeed.sharding.storage.lease._BEAT_SECONDS", 600)  # which would be interrupted, too
-    monkeypatch.setattr(Storage, "write", write)
+    def interrupted(self: Storage, path: str, data: bytes, **how: Any) -> None:
+        if not is_heartbeat():
+            raise KeyboardInterrupt
+        write(self, path, data, **how)
+
+    monkeypatch.setattr(Storage, "write", interrupted)
     with pytest.raises(KeyboardInterrupt):
         built(parquet, nothing_left, label="label", shards=3)
 
@@ -378,10 +384,7 @@ def test_a_dataset_committed_by_another_build_in_the_meantime_is_an_error(parque
         build(options, report=intrude)
 
 
-def test_leftovers_of_a_killed_build_are_removed(
-    parquet: str, tmp_path: Path, files_of: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("ringfeed.sharding.storage.lease._SILENT_SECONDS", 0.1)
+def test_leftovers_of_a_killed_build_are_removed(parquet: str, tmp_path: Path, files_of: Any) -> None:
     whole = files_of_build(parquet, tmp_path / "whole", files_of)
     out = tmp_path / "out"
     out.mkdir()
@@ -389,7 +392,9 @@ def test_leftovers_of_a_killed_build_are_removed(
         (out / name).write_bytes(b"debris")
     with pytest.raises(RingfeedError, match="no dataset at"):
         open_dataset(str(out))
-    assert files_of_build(parquet, out, files_of) == whole
+    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=3)
+    build_at(Storage(str(out), timings=StoreTimings(silent_seconds=0.1)), options, None, ignore)
+    assert files_of(out) == whole
 
 
 def files_of_build(parquet: str, out: Path, files_of: Any) -> dict[str, bytes]:

@@ -25,12 +25,12 @@ from ringfeed.sharding import (
     read_records,
     verify,
 )
-from ringfeed.sharding.storage import fenced_storage as fence
-from ringfeed.sharding.storage import lease as lease_module
+from ringfeed.sharding.storage.fenced_storage import fence_for_workers
 from ringfeed.sharding.storage.lease import LEASE_NAME, hold_lease
 from ringfeed.sharding.storage.retry import RetryPolicy
 from ringfeed.sharding.storage.s3 import writes as s3_module
 from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.timings import StoreTimings
 from tests.helpers.commands import Cli
 from tests.servers.hdfs import hdfs
 from tests.servers.proxy import Fault, Proxy
@@ -167,13 +167,13 @@ class TestStorage:
         self, proxy: Proxy, storage: Storage, s3: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Each attempt at a write asks for the mark first, which is tried again itself."""
-        monkeypatch.setattr(fence, "_SURE_SECONDS", -1.0)
-        monkeypatch.setattr(lease_module, "_BEAT_SECONDS", 600)  # which would ask for it, too
+        # A heartbeat would ask for it, too.
+        storage = replace(storage, timings=StoreTimings(check_seconds=0, beat_seconds=600))
         with hold_lease(storage, {}) as lease:
             refused = Fault(kind="reply", method="GET", path=LEASE_NAME, times=99)
             proxy.begin(refused)
             with pytest.raises(StorageError) as told:
-                fence.fence_for_workers(storage, storage, lease).write("a", b"x")
+                fence_for_workers(storage, storage, lease).write("a", b"x")
             assert proxy.happened[refused] == QUICK.attempts
             assert str(told.value).count("attempts in") == 1
             proxy.begin()
@@ -183,12 +183,11 @@ class TestStorage:
     def test_many_writes_side_by_side_ask_for_the_mark_once(
         self, proxy: Proxy, storage: Storage, s3: Store, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(fence, "_SURE_SECONDS", 600)  # however slow this machine is
-        monkeypatch.setattr(lease_module, "_BEAT_SECONDS", 600)
+        storage = replace(storage, timings=StoreTimings(check_seconds=600, beat_seconds=600))  # on a slow machine
         with hold_lease(storage, {}) as lease:
             asked = Fault(kind="stall", method="GET", path=LEASE_NAME, times=99)
             proxy.begin(asked)
-            fence.fence_for_workers(storage, storage, lease).write_all({f"{n:02d}": b"x" for n in range(16)})
+            fence_for_workers(storage, storage, lease).write_all({f"{n:02d}": b"x" for n in range(16)})
             assert proxy.happened[asked] == 1
             proxy.begin()
             lease.release(keep=False)

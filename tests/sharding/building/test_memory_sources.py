@@ -24,7 +24,7 @@ from ringfeed.sharding import (
     read_records,
     verify,
 )
-from ringfeed.sharding.sources.tables import ipc
+from ringfeed.sharding.sources.tables import table_files
 from tests.helpers.pictures import noise_image
 
 FilesOf = Callable[[Path], dict[str, bytes]]
@@ -109,7 +109,7 @@ def test_values_of_any_shape_and_nesting_are_read(tmp_path: Path) -> None:
 def test_a_killed_build_resumes_with_the_same_records_however_they_are_cut(
     table: pa.Table, tmp_path: Path, files_of: FilesOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ipc, "PART_BYTES", 4000)  # many parts, whose ends follow from those of the batches
+    monkeypatch.setattr(table_files, "_PART_BYTES", 4000)  # many parts, whose ends follow from those of the batches
     build(source=table, destination=tmp_path / "whole", **HOW)
 
     def interrupt(progress: Progress) -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.sharding.common import json_stream as module
 from ringfeed.sharding.common.json_stream import json_pieces
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
@@ -18,9 +17,7 @@ VALUES = st.recursive(SCALARS, lambda each: st.lists(each) | st.dictionaries(st.
 
 @given(VALUES, st.integers(1, 4), st.booleans())
 def test_pieces_join_to_the_text_of_json_dumps(value: Any, indent: int, ensure_ascii: bool) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_RUN", 2)
-        pieces = "".join(json_pieces(value, indent, ensure_ascii=ensure_ascii))
+    pieces = "".join(json_pieces(value, indent, ensure_ascii=ensure_ascii, run_elements=2))
     assert pieces == json.dumps(value, indent=indent, ensure_ascii=ensure_ascii)
 
 

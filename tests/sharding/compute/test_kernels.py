@@ -21,6 +21,7 @@ from ringfeed.sharding.formats.example_decode import decode_examples
 from ringfeed.sharding.formats.tfrecord import frames_are_intact
 from tests.helpers.commands import Cli
 from tests.helpers.examples import GOLDEN, golden_case
+from tests.helpers.without_kernels import without_kernels
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = ROOT / "sharding" / "compute" / "kernels.c"
@@ -62,8 +63,7 @@ def test_damaged_messages_are_read_as_without_kernels(data: st.DataObject) -> No
             return repr(type(error))
 
     ours = read(content)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_library", None)
+    with without_kernels():
         assert read(content[:end].copy()) == ours
 
 
@@ -79,8 +79,7 @@ def test_damaged_frames_are_found_as_without_kernels(payloads: list[bytes], at: 
     frames[at % len(frames)] ^= flip
     data = pa.py_buffer(frames.tobytes())
     assert frames_are_intact(data, lengths) == (flip == 0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "_library", None)
+    with without_kernels():
         assert frames_are_intact(data, lengths) == (flip == 0)
 
 

@@ -21,9 +21,8 @@ from ringfeed.sharding import (
     repair,
     verify,
 )
-from ringfeed.sharding.building import build_plan
 from ringfeed.sharding.dataset import tfds_files as tfds
-from tests.helpers.builds import built, interrupted, make_table
+from tests.helpers.builds import built, interrupted, is_heartbeat, make_table, rows_of_blocks
 from tests.helpers.files import all_files
 
 Files = Callable[[Path], dict[str, bytes]]
@@ -74,12 +73,10 @@ class TestBuild:
         assert (second.stat().st_mtime_ns == written[1]) is not damaged
         assert files_of(tmp_path / "out") == files_of(tmp_path / "whole")
 
-    def test_a_shard_that_is_streamed_has_the_same(
-        self, parquet: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_shard_that_is_streamed_has_the_same(self, parquet: str, tmp_path: Path) -> None:
         built(parquet, tmp_path / "whole", **OPTIONS)
-        monkeypatch.setattr(build_plan, "_BLOCK_ROWS", 7)
-        built(parquet, tmp_path / "blocks", **OPTIONS)
+        with rows_of_blocks(7):
+            built(parquet, tmp_path / "blocks", **OPTIONS)
         for path in (tmp_path / "whole").glob("_ringfeed/*.idx"):
             assert (tmp_path / "blocks/_ringfeed" / path.name).read_bytes() == path.read_bytes()
         assert verify(str(tmp_path / "blocks")) == []
@@ -195,14 +192,13 @@ def kills(root: Path, step: int, patch: pytest.MonkeyPatch) -> bool:
 
         def operation(*arguments: Any, **more: Any) -> Any:
             nonlocal left
-            left -= 1
+            left -= not is_heartbeat()
             if not left:
                 raise KeyboardInterrupt
             return original(*arguments, **more)
 
         patch.setattr(Storage, name, operation)
 
-    patch.setattr("ringfeed.sharding.storage.lease._BEAT_SECONDS", 600)  # which is a write, too
     for name in ("write", "remove"):
         killing(name)
     try:

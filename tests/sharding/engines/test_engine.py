@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from ringfeed.sharding import (
     plan_build,
 )
 from ringfeed.sharding.engines import dask_engine as dask_module
+from ringfeed.sharding.engines.dask_engine import DaskTimings, dask_executor
 from ringfeed.sharding.engines.engine import check_engine, open_engine
 from ringfeed.sharding.engines.executors import ClusterExecutor, portable_error, run_tasks, stream_tasks
 from ringfeed.sharding.prepare import ImageOptions, PrepareOptions, Size
@@ -387,15 +388,14 @@ def test_ray_ends_tasks_that_outlast_an_interrupt(near_ray: RayCluster, tmp_path
     waiting = script(
         """
 import time
-from ringfeed.sharding.engines import ray_engine
+from ringfeed.sharding.engines.ray_engine import ray_executor
 
 def go_on(path):
     for count in range(6000):
         open(path, "w").write(str(count))
         time.sleep(0.1)
 
-ray_engine._END_SECONDS = 0.5
-with open_engine("ray://auto", 1) as executor:
+with ray_executor("auto", local_spill=False, leased_destination=None, end_seconds=0.5) as executor:
     try:
         with stream_tasks(executor, [(go_on, (sys.argv[1],))], executor.max_pending) as ended:
             list(ended)
@@ -482,20 +482,24 @@ def test_an_error_that_cannot_be_pickled_keeps_its_text() -> None:
 
 def test_a_missing_scheduler_is_reported_soon(tmp_path: Path, installed: Cli, nothing_left: Path, parquet: str) -> None:
     (port,) = free_ports(1)
+    started = time.monotonic()
     with pytest.raises(StorageError) as raised, open_engine(f"dask://127.0.0.1:{port}", 1):
         pass
-    assert isinstance(raised.value.__cause__, ConnectionRefusedError)  # Dask's own, after many attempts, is another
-    started = time.monotonic()
-    done = installed("shard-dataset", "build", parquet, str(nothing_left), "--engine", f"dask://127.0.0.1:{port}")
     assert time.monotonic() - started < 40
+    assert isinstance(raised.value.__cause__, ConnectionRefusedError)  # Dask's own, after many attempts, is another
+    done = installed("shard-dataset", "build", parquet, str(nothing_left), "--engine", f"dask://127.0.0.1:{port}")
     line = f"shard-dataset: error: no Dask scheduler answers at 127.0.0.1:{port}; check the address, and that it runs\n"
     assert (done.returncode, done.stderr) == (1, line)
 
 
-@pytest.mark.parametrize("greeting", [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"\0" * 64])
-def test_another_server_is_not_taken_for_a_scheduler(greeting: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask_module, "_GREET_SECONDS", 1)
+def dask_with(engine: str, **seconds: float) -> AbstractContextManager[ClusterExecutor]:
+    """The engine of a Dask cluster, with other timings."""
+    address = engine.removeprefix("dask://")
+    return dask_executor(address, local_spill=False, leased_destination=None, timings=DaskTimings(**seconds))
 
+
+@pytest.mark.parametrize("greeting", [b"", b"SSH-2.0-OpenSSH_9.2\r\n", b"\0" * 64])
+def test_another_server_is_not_taken_for_a_scheduler(greeting: bytes) -> None:
     def serve() -> None:
         with suppress(OSError):
             while True:
@@ -506,8 +510,8 @@ def test_another_server_is_not_taken_for_a_scheduler(greeting: bytes, monkeypatc
     with socket.create_server(("127.0.0.1", 0)) as server:
         thread = threading.Thread(target=serve, daemon=True)
         thread.start()
-        url = f"dask://127.0.0.1:{server.getsockname()[1]}"
-        with pytest.raises(StorageError, match="no Dask scheduler answers"), open_engine(url, 1):
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(StorageError, match="no Dask scheduler answers"), dask_with(address, greet_seconds=1):
             pass
         server.shutdown(socket.SHUT_RDWR)
         thread.join(60)
@@ -593,12 +597,11 @@ def test_a_package_missing_on_a_worker_is_reported_as_such(tmp_path: Path, nothi
         build(dataclasses.replace(options, engine=cluster.engine))
 
 
-def test_a_cluster_without_workers_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dask_module, "_WORKERS_SECONDS", 0.5)
+def test_a_cluster_without_workers_is_given_up(tmp_path: Path) -> None:
     with (
         dask_cluster(tmp_path, 0) as cluster,
         pytest.raises(StorageError, match="has no workers; start some"),
-        open_engine(cluster.engine, 1),
+        dask_with(cluster.engine, workers_seconds=0.5),
     ):
         pass
 
@@ -612,25 +615,28 @@ def test_a_task_that_ends_its_workers_is_given_up(tmp_path: Path) -> None:
         executor.submit(os._exit, 1).result(280)
 
 
-def test_a_cluster_whose_workers_all_end_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with dask_cluster(tmp_path, 1) as cluster, open_engine(cluster.engine, 1) as executor:
-        monkeypatch.setattr(dask_module, "_WORKERS_SECONDS", 0.5)
-        with pytest.raises(WorkerError, match="has no workers any more"):
-            run_tasks(executor, [(os._exit, (1,))])
+def test_a_cluster_whose_workers_all_end_is_given_up(tmp_path: Path) -> None:
+    with (
+        dask_cluster(tmp_path, 1) as cluster,
+        dask_with(cluster.engine, workers_seconds=0.5) as executor,
+        pytest.raises(WorkerError, match="has no workers any more"),
+    ):
+        run_tasks(executor, [(os._exit, (1,))])
 
 
-def test_a_result_that_never_arrives_is_given_up(dask: DaskCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_result_that_never_arrives_is_given_up(dask: DaskCluster) -> None:
     with open_engine(dask.engine, 1) as executor:
-        monkeypatch.setattr(dask_module, "_RESULT_SECONDS", 1e-9)
-        with pytest.raises(WorkerError, match="went away, or gave up the task or its result"):
-            executor.submit(bytes, 8 << 20).result(280)
-
-
-def test_a_lost_scheduler_is_reported_by_every_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dask closes its client then, which refuses all that it is asked for from there on."""
-    with dask_cluster(tmp_path, 1) as cluster, open_engine(cluster.engine, 1) as executor:
         assert isinstance(executor, dask_module._DaskExecutor)
-        monkeypatch.setattr(executor._client, "_timeout", 1)
+        hasty = DaskTimings(result_seconds=1e-9)
+        another = dask_module._DaskExecutor(executor._client, executor._address, hasty, executor._requirements)
+        with pytest.raises(WorkerError, match="went away, or gave up the task or its result"):
+            another.submit(bytes, 8 << 20).result(280)
+
+
+def test_a_lost_scheduler_is_reported_by_every_request(tmp_path: Path) -> None:
+    """Dask closes its client then, which refuses all that it is asked for from there on."""
+    with dask_cluster(tmp_path, 1) as cluster, dask_with(cluster.engine, lost_seconds=4) as executor:
+        assert isinstance(executor, dask_module._DaskExecutor)
         running = executor.submit(time.sleep, 60)
         cluster.scheduler.kill()
         wait_for(lambda: executor._client.status == "closed")

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.sharding.formats import tfrecord_scan as scan
 from ringfeed.sharding.formats.tfrecord import frame_records
 from ringfeed.sharding.formats.tfrecord_scan import scan_frames
 
@@ -62,12 +61,11 @@ def test_a_truncation_damages_only_what_was_cut_off(messages: list[bytes], cut: 
 
 
 @pytest.mark.parametrize("block", [13, 64, 1 << 20])
-def test_the_next_frame_is_found_across_search_blocks(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    monkeypatch.setattr(scan, "_SEARCH_BYTES", block)
+def test_the_next_frame_is_found_across_search_blocks(block: int) -> None:
     data, bounds = framed([bytes([i]) * (37 * i) for i in range(1, 9)])
     wounded = bytearray(data)
     for start, _ in (bounds[2], bounds[3], bounds[6]):
         wounded[start] ^= 1
-    frames = list(scan_frames(memoryview(bytes(wounded)), None))
+    frames = list(scan_frames(memoryview(bytes(wounded)), None, block))
     assert [(frame.offset, frame.stop) for frame in frames if not frame.problem] == [bounds[i] for i in (0, 1, 4, 5, 7)]
     assert [frame.record for frame in frames] == [0, 1, 2, None, None, None, None]

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ringfeed.sharding.formats import tfrecord_write as framing
 from ringfeed.sharding.formats.example_encode import encode_examples, encode_pieces
 from ringfeed.sharding.formats.tfrecord import frame_records, iterate_records
 from ringfeed.sharding.formats.tfrecord_write import Frames, frame_pieces
@@ -30,10 +29,7 @@ def test_pieces_make_the_frames_of_whole_messages(
     batch = pa.record_batch({"a": pa.array(a, pa.binary()), "b": pa.array(b), "c": pa.array(c, pa.binary())})
     batch = batch.slice(cut)
     schema = Schema.from_arrow(batch.schema, None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(framing, "_LARGE_BYTES", large_bytes)
-        patch.setattr(framing, "_RUN_BYTES", large_bytes)
-        framed = frame_pieces(encode_pieces(batch, schema))
+    framed = frame_pieces(encode_pieces(batch, schema), run_bytes=large_bytes, large_bytes=large_bytes)
     whole = frame_records(encode_examples(batch, schema, None)).to_pylist()
     assert joined(framed) == b"".join(whole)
     assert framed.lengths.tolist() == list(map(len, whole))

@@ -2,8 +2,7 @@
 
 import json
 import shutil
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from ringfeed.sharding import (
 )
 from ringfeed.sharding.storage.lease import LEASE_NAME, TAKEOVER_PREFIX
 from ringfeed.sharding.storage.storage import Storage
-from tests.helpers.builds import built, make_table
+from tests.helpers.builds import built, make_table, rows_of_blocks
 from tests.helpers.files import contents
 
 Files = Callable[[Path], dict[str, bytes]]
@@ -59,16 +58,16 @@ def invert(path: Path, start: int, stop: int) -> None:
 def large_parquet(folder: Path, compression: str) -> Dataset:
     """20,000 records in two shards of five row groups."""
     pq.write_table(make_table(20_000), folder / "x.parquet")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys.modules["ringfeed.sharding.building.build_plan"], "_BLOCK_ROWS", 2000)
+    with rows_of_blocks(2000):
         options = {"shard_format": "parquet", "compression": compression, "label": "label", "shards": 2}
         return built(str(folder / "x.parquet"), folder / "out", **options)
 
 
 @pytest.fixture(autouse=True)
-def _small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_row_groups() -> Iterator[None]:
     """Repairs write shards as those above were written."""
-    monkeypatch.setattr(sys.modules["ringfeed.sharding.building.build_plan"], "_BLOCK_ROWS", 2000)
+    with rows_of_blocks(2000):
+        yield
 
 
 def actions(root: Path) -> dict[str, str]:

@@ -9,26 +9,23 @@ from typing import Any
 import pytest
 
 from ringfeed.sharding import BuildOptions, DestinationError, build, clean, plan_repair
+from ringfeed.sharding.building.build import build_at
 from ringfeed.sharding.destination import clean as cleaning_module
 from ringfeed.sharding.destination.leftovers import remove_files
 from ringfeed.sharding.repairing.repair import apply_repair
-from ringfeed.sharding.storage import fenced_storage as fence
-from ringfeed.sharding.storage import lease
 from ringfeed.sharding.storage.fenced_storage import fence_for_workers, fence_storage
 from ringfeed.sharding.storage.lease import LEASE_NAME, hold_lease
 from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.timings import StoreTimings
 from tests.helpers.builds import built, interrupt_after
 from tests.servers.store import Store
 
 TAKEN = "was taken over by another process"
 
 
-@pytest.fixture(autouse=True)
-def never_sure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As after standing still for long: the mark is looked at each time."""
-    monkeypatch.setattr(fence, "_SURE_SECONDS", -1.0)
-    monkeypatch.setattr(lease, "_SILENT_SECONDS", -1.0)
-    monkeypatch.setattr(lease, "_BEAT_SECONDS", 600)  # whose draft may be seen, or which may be the first to look
+# As after standing still for long: the mark is looked at each time. A heartbeat may be the first to look, and its draft
+# may be seen.
+NEVER_SURE = StoreTimings(check_seconds=0, silent_seconds=0, beat_seconds=600)
 
 
 def take_over(storage: Storage) -> None:
@@ -54,7 +51,7 @@ def changes(storage: Storage) -> dict[str, Callable[[], Any]]:
 @pytest.mark.parametrize("worker", [True, False])
 @pytest.mark.parametrize("how", ["write", "write_all", "create", "stream", "move", "remove"])
 def test_nothing_is_written_once_another_process_holds_the_lease(store: Store, how: str, worker: bool) -> None:
-    plain = Storage(store.url)
+    plain = Storage(store.url, timings=NEVER_SURE)
     with hold_lease(plain, {}) as held:
         own: Storage = (
             pickle.loads(pickle.dumps(fence_for_workers(plain, plain, held))) if worker else fence_storage(plain, held)
@@ -77,6 +74,7 @@ def test_nothing_is_written_once_another_process_holds_the_lease(store: Store, h
 def test_a_build_s_workers_write_no_shard_once_another_process_holds_the_lease(parquet: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     there: list[set[str]] = []
+    options = BuildOptions(source=parquet, destination=str(out), label="label", shards=12, workers=1)
 
     def report(progress: Any) -> None:
         if (progress.stage, progress.done) == ("partition", 1):
@@ -84,7 +82,7 @@ def test_a_build_s_workers_write_no_shard_once_another_process_holds_the_lease(p
             there.append({path.name for path in out.iterdir()})
 
     with pytest.raises(DestinationError, match=TAKEN):
-        build(BuildOptions(source=parquet, destination=str(out), label="label", shards=12, workers=1), report=report)
+        build_at(Storage(str(out), timings=NEVER_SURE), options, None, report)
     assert {path.name for path in out.iterdir()} == there[0] == {LEASE_NAME}
 
 
@@ -105,7 +103,7 @@ def test_clean_stops_removing_once_another_process_holds_the_lease(
     monkeypatch.setattr(cleaning_module, "remove_files", meanwhile)
     before = files_of(out).keys()
     with pytest.raises(DestinationError, match=TAKEN):
-        clean(str(out))
+        clean(Storage(str(out), timings=NEVER_SURE))
     assert files_of(out).keys() == before
 
 
@@ -118,7 +116,7 @@ def test_a_repair_leaves_a_dataset_that_was_replaced_since_its_plan(
     damaged[200] ^= 4
     damaged[300] ^= 8
     (out / "_ringfeed/dataset.json").write_bytes(damaged)
-    plan = plan_repair(str(out))
+    plan = plan_repair(Storage(str(out), timings=NEVER_SURE))
     assert plan.remedies
     built(parquet, out, label="label", shards=3, seed=5, overwrite=True)
     before = files_of(out)

@@ -15,10 +15,10 @@ import pytest
 from ringfeed.sharding import BuildOptions, StorageError, build, verify
 from ringfeed.sharding.errors import RangesError
 from ringfeed.sharding.storage import http as web
-from ringfeed.sharding.storage import timeouts as bounded
 from ringfeed.sharding.storage.file_contents import digest_file
 from ringfeed.sharding.storage.retry import RetryPolicy
 from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.timings import StoreTimings
 from tests.servers.web import Behaviour, served
 
 ONCE = RetryPolicy(attempts=1)
@@ -129,7 +129,6 @@ def test_options_of_the_client_are_kept(folder: Path) -> None:
 
 @pytest.mark.parametrize("ask", [Storage.list, lambda storage: storage.exists("a")])
 def test_an_endless_header_or_page_times_out(monkeypatch: pytest.MonkeyPatch, ask: Callable[[Storage], object]) -> None:
-    monkeypatch.setattr(bounded, "_LEAST_SECONDS", 0.3)
     monkeypatch.setattr(web, "RetryPolicy", lambda: ONCE)  # of pages
 
     def serve(server: socket.socket) -> None:
@@ -139,7 +138,8 @@ def test_an_endless_header_or_page_times_out(monkeypatch: pytest.MonkeyPatch, as
                 connection.sendall(b"X-A: b\r\n")
                 time.sleep(0.05)
 
+    brief = StoreTimings(request_seconds=0.3)
     with socket.create_server(("127.0.0.1", 0)) as server:
         threading.Thread(target=serve, args=(server,), daemon=True).start()
         with pytest.raises(StorageError, match=r"no answer came in time \(\w*TimeoutError\)$"):
-            ask(Storage(f"http://127.0.0.1:{server.getsockname()[1]}/d", retries=ONCE))
+            ask(Storage(f"http://127.0.0.1:{server.getsockname()[1]}/d", retries=ONCE, timings=brief))

@@ -24,6 +24,7 @@ from ringfeed.sharding.destination.clean import clean
 from ringfeed.sharding.storage import lease as module
 from ringfeed.sharding.storage.lease import LEASE_NAME, TAKEOVER_PREFIX, Holder, hold_lease, read_holder
 from ringfeed.sharding.storage.storage import Storage
+from ringfeed.sharding.storage.timings import StoreTimings
 from tests.servers.proxy import Fault, Proxy, proxied
 from tests.servers.seaweedfs import S3Server
 from tests.servers.store import Store
@@ -45,6 +46,10 @@ class Remote:
     near: Storage
     far: Storage
     proxy: Proxy
+
+    def timed(self, **timings: float) -> tuple[Storage, Storage]:
+        """Both with other timings."""
+        return replace(self.near, timings=StoreTimings(**timings)), replace(self.far, timings=StoreTimings(**timings))
 
 
 @pytest.fixture
@@ -110,9 +115,8 @@ def test_one_of_many_concurrent_starts_wins(tmp_path: Path) -> None:
 def test_a_holder_elsewhere_is_judged_by_its_heartbeat(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beating: bool
 ) -> None:
-    monkeypatch.setattr(module, "_SILENT_SECONDS", 60 if beating else 1.0)
-    monkeypatch.setattr(module, "_BEAT_SECONDS", 0.1 if beating else 60)
-    storage = Storage(str(tmp_path))
+    timings = StoreTimings(silent_seconds=60 if beating else 1.0, beat_seconds=0.1 if beating else 60)
+    storage = Storage(str(tmp_path), timings=timings)
     real = module.Holder.is_local
     with hold_lease(storage, {}) as lease:
         monkeypatch.setattr(module.Holder, "is_local", property(lambda self: False))
@@ -143,17 +147,16 @@ def test_a_holder_elsewhere_is_judged_by_its_heartbeat(
 def test_a_late_heartbeat_does_not_overwrite_the_lease_of_a_new_holder(
     remote: Remote, monkeypatch: pytest.MonkeyPatch, fault: Fault, told: str
 ) -> None:
-    monkeypatch.setattr(module, "_SILENT_SECONDS", 1.0)
-    monkeypatch.setattr(module, "_BEAT_SECONDS", 0.2)
-    with hold_lease(remote.far, {}) as first:
+    near, far = remote.timed(silent_seconds=1.0, beat_seconds=0.2)
+    with hold_lease(far, {}) as first:
         monkeypatch.setattr(module.Holder, "is_local", property(lambda self: False))
         remote.proxy.begin(fault)
         while not remote.proxy.happened[fault]:
             time.sleep(0.05)
-        while fault.kind == "stall" and first._thread.is_alive() and beat_of(remote.near) == first._me.beat:
+        while fault.kind == "stall" and first._thread.is_alive() and beat_of(near) == first._me.beat:
             time.sleep(0.05)  # the store has it by then, and only the reply is late
-        monkeypatch.setattr(module.Lease, "_keep_fresh", lambda _: None)  # one of the second that is late is no matter
-        with hold_lease(remote.near, {}) as second:
+        unbeaten = replace(near, timings=replace(near.timings, beat_seconds=600))  # a late beat of it is no matter
+        with hold_lease(unbeaten, {}) as second:
             first._thread.join(120)
             remote.proxy.begin()
             with pytest.raises(DestinationError, match=told):
@@ -168,30 +171,29 @@ def test_a_heartbeat_that_succeeds_late_may_have_overwritten_another_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = time.monotonic()
-    monkeypatch.setattr(module, "_BEAT_SECONDS", 600)
     monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now))
-    with hold_lease(Storage(str(tmp_path)), {}) as lease:
+    timings = StoreTimings(beat_seconds=600)
+    with hold_lease(Storage(str(tmp_path), timings=timings), {}) as lease:
         edit(tmp_path, beat=1)
         lease.check()
-        now += module._SILENT_SECONDS + 1
+        now += timings.silent_seconds + 1
         lease.check()
         edit(tmp_path, beat=2)
         with pytest.raises(DestinationError, match=r"another process may have taken .* over: _building"):
             lease.check()
 
 
-def test_an_outage_of_the_store_does_not_lose_the_lease(remote: Remote, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_SILENT_SECONDS", 0.5)
-    monkeypatch.setattr(module, "_BEAT_SECONDS", 0.1)
-    monkeypatch.setattr(module, "_TAKEOVER_SECONDS", 60)  # this machine may stand still over a write
+def test_an_outage_of_the_store_does_not_lose_the_lease(remote: Remote) -> None:
+    # The takeover is long, because this machine may stand still over a write.
+    near, far = remote.timed(silent_seconds=0.5, beat_seconds=0.1, takeover_seconds=60)
     fault = Fault(kind="reply", method="PUT", path=LEASE_NAME, times=10)
-    with hold_lease(remote.far, {}) as lease:
+    with hold_lease(far, {}) as lease:
         remote.proxy.begin(fault)
         lease.record_plan("abc")
         while remote.proxy.happened[fault] < fault.times:
             time.sleep(0.1)
         lease.release(keep=True)
-    holder = read_holder(remote.near)
+    holder = read_holder(near)
     assert holder is not None
     assert (holder.released, holder.plan) == (True, "abc")
 
@@ -260,11 +262,9 @@ def take(storage: Storage) -> Holder | None:
 
 
 @pytest.mark.parametrize("more", [{"region": "eu"}, {"token": 7, "pid": [], "beat": {}}, None])
-def test_a_holder_of_another_version_is_judged_by_its_heartbeat(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: dict[str, object] | None
-) -> None:
-    monkeypatch.setattr(module, "_SILENT_SECONDS", 60)
-    storage, path, ended = Storage(str(tmp_path)), tmp_path / LEASE_NAME, threading.Event()
+def test_a_holder_of_another_version_is_judged_by_its_heartbeat(tmp_path: Path, more: dict[str, object] | None) -> None:
+    storage = Storage(str(tmp_path), timings=StoreTimings(silent_seconds=60))
+    path, ended = tmp_path / LEASE_NAME, threading.Event()
     mark = {"token": "other", "host": "elsewhere", "boot": "b", "pid": 1, "started": "1", "about": {}}
 
     def beat() -> None:
@@ -284,8 +284,7 @@ def test_a_holder_of_another_version_is_judged_by_its_heartbeat(
         ended.set()
         thread.join()
     assert path.exists()
-    monkeypatch.setattr(module, "_SILENT_SECONDS", 1.0)
-    assert take(storage) is not None
+    assert take(replace(storage, timings=StoreTimings(silent_seconds=1.0))) is not None
 
 
 def test_a_released_lease_is_taken_over_without_waiting(tmp_path: Path) -> None:

@@ -2,9 +2,8 @@
 
 import random
 import shutil
-import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
@@ -39,7 +38,7 @@ from ringfeed.sharding.dataset.shard_table import seal
 from ringfeed.sharding.formats import parquet as parquet_format
 from ringfeed.sharding.formats.shard_encode import encode_index
 from ringfeed.sharding.storage.retry import RetryPolicy
-from tests.helpers.builds import built, make_table
+from tests.helpers.builds import built, make_table, rows_of_blocks
 from tests.helpers.damages import Wound, offsets, wound
 from tests.helpers.files import contents
 from tests.servers.store import Store
@@ -61,8 +60,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
             if text:
                 table = table.append_column("text", pa.array(["x" * (i % 40) for i in range(RECORDS)]))
             pq.write_table(table, folder / "x.parquet")
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(sys.modules["ringfeed.sharding.building.build_plan"], "_BLOCK_ROWS", 20)
+            with rows_of_blocks(20):
                 made[key] = built(
                     str(folder / "x.parquet"),
                     folder / "out",
@@ -80,9 +78,10 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
 
 
 @pytest.fixture(autouse=True)
-def _small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_row_groups() -> Iterator[None]:
     """Repairs write shards as the datasets above were written."""
-    monkeypatch.setattr(sys.modules["ringfeed.sharding.building.build_plan"], "_BLOCK_ROWS", 20)
+    with rows_of_blocks(20):
+        yield
 
 
 def root_of(dataset: Dataset) -> Path:
@@ -469,9 +468,7 @@ class TestWholeDatasets:
         from ringfeed.sharding.storage import file_contents
 
         dataset = make("tfrecord")
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(file_contents, "_BLOCK_BYTES", block)
-            found = file_contents.digest_file(dataset.storage, dataset.shards[0].path)
+        found = file_contents.digest_file(dataset.storage, dataset.shards[0].path, block_bytes=block)
         assert found == file_contents.FileInfo(bytes=dataset.shards[0].bytes, checksum=dataset.shards[0].checksum)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ringfeed.tools.profile import watch
+from ringfeed.tools.profile.watch import follow
 from ringfeed.training.records.record_format import END, Launch, Row
 from ringfeed.training.reports.events import RowsRecorded
 from ringfeed.training.reports.recorder import RecordFile
@@ -30,18 +30,13 @@ def _script(folder: Path) -> Iterator[None]:
     yield
 
 
-@pytest.fixture(autouse=True)
-def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_EACH_SECONDS", 0.0)
-
-
 def _steps_of(script: Iterator[None]) -> Callable[[], None]:
     return lambda: next(script)
 
 
 def test_a_run_is_followed_from_before_its_start_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "records"
-    records = watch.follow(str(folder), _steps_of(_script(folder)))
+    records = follow(str(folder), _steps_of(_script(folder)), pause_seconds=0)
     assert records.ended
     assert records.steps.size == 49
     waiting, working = capsys.readouterr().err.splitlines()
@@ -52,10 +47,9 @@ def test_a_run_is_followed_from_before_its_start_to_its_end(tmp_path: Path, caps
     )
 
 
-def test_a_killed_run_ends_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watch, "_SILENT_SECONDS", 0.0)
+def test_a_killed_run_ends_it(tmp_path: Path) -> None:
     RecordFile(str(tmp_path), LAUNCH).rows(RowsRecorded(_rows(range(50))))
-    assert not watch.follow(str(tmp_path), lambda: None).ended
+    assert not follow(str(tmp_path), lambda: None, pause_seconds=0, silent_seconds=0).ended
 
 
 def test_ctrl_c_ends_it(tmp_path: Path) -> None:
@@ -63,4 +57,4 @@ def test_ctrl_c_ends_it(tmp_path: Path) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        watch.follow(str(tmp_path), interrupt)
+        follow(str(tmp_path), interrupt)

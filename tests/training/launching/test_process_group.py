@@ -10,9 +10,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import psutil
-import pytest
 
-from ringfeed.training.launching import endings
 from ringfeed.training.launching.endings import Ending, LauncherSignals
 from ringfeed.training.launching.process_group import ProcessGroup, run_together
 
@@ -61,9 +59,9 @@ def test_a_rank_that_is_killed_is_named_with_its_signal() -> None:
 class _Terminated(LauncherSignals):
     """SIGTERM comes when there is a file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, save_seconds: float = 60.0) -> None:
         self._path = path
-        super().__init__()
+        super().__init__(save_seconds)
 
     @property
     def number(self) -> int:  # type: ignore[override]
@@ -87,14 +85,13 @@ time.sleep(1000)
     assert ending == Ending(status=75, line="stopped; the same command resumes")
 
 
-def test_ranks_that_stay_after_sigterm_are_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(endings, "_SAVE_SECONDS", 0.25)
+def test_ranks_that_stay_after_sigterm_are_killed(tmp_path: Path) -> None:
     script = f"""
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
 open({str(tmp_path / "ready")!r}, "w")
 time.sleep(1000)
 """
-    ending = _together(script, 1, _Terminated(tmp_path / "ready"))
+    ending = _together(script, 1, _Terminated(tmp_path / "ready", save_seconds=0.25))
     assert ending == Ending(status=143, line="killed, since the ranks still ran 0 s after SIGTERM")
 
 

@@ -24,7 +24,7 @@ def test_rows_and_reports_become_metrics() -> None:
         checkpoint = Row(CHECKPOINT, 4, 1, 1, 102.0, 0.0, 0.0, 0.0, 0.0, 3.0)
         exporter.rows(RowsRecorded([checkpoint, Row("step", 4, 1, 1, 1.0, *[-1.0] * 5)]))
         exporter.steps(StepsLogged({"loss": 0.75, "learning_rate": 0.5, "gradient_norm": 2.0}))
-        with urllib.request.urlopen(f"http://localhost:{port + 1}/metrics", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://localhost:{port + 1}/metrics", timeout=60) as answer:
             text = answer.read().decode()
         with pytest.raises(TrainingError, match=rf"rank 1 cannot serve its metrics at port {port + 1} .*port \+ r"):
             Prometheus(port, LAUNCH)

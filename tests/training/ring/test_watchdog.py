@@ -67,7 +67,7 @@ def _verdict_on(beats: tuple[int, int], seconds: float) -> str:
 
 
 def test_all_ranks_get_the_verdict_over_sockets() -> None:
-    verdict = _verdict_on((3, 1), 1.0)
+    verdict = _verdict_on((3, 1), 3.0)  # a busy machine may silence a thread for one
     assert verdict.startswith("rank 1 has stalled")
     assert "at batch 3 of this process" in verdict
     assert not [thread for thread in threading.enumerate() if thread.name == "ringfeed-watchdog" and not thread.daemon]

@@ -15,8 +15,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ringfeed.sharding.dataset.statistics import FeatureStatistics, merge_statistics, summarise
-from ringfeed.sharding.formats.images import statistics as image_statistics
-from ringfeed.sharding.formats.images.statistics import ImageStatistics, merge_image_statistics, summarise_images
+from ringfeed.sharding.formats.images.statistics import (
+    ImageStatistics,
+    SampleLimits,
+    merge_image_statistics,
+    summarise_images,
+)
 from ringfeed.sharding.schema import Feature
 
 FEATURE = Feature(name="image", dtype="binary", encoding="image")
@@ -28,8 +32,8 @@ def png(pixels: Any, **options: Any) -> bytes:
     return out.getvalue()
 
 
-def of(images: Sequence[bytes]) -> ImageStatistics:
-    return summarise_images(pa.array(images, pa.binary()))
+def of(images: Sequence[bytes], /, **limits: int) -> ImageStatistics:
+    return summarise_images(pa.array(images, pa.binary()), SampleLimits(**limits))
 
 
 def noise(seed: int, height: int, width: int) -> np.ndarray:
@@ -54,17 +58,12 @@ def test_merged_statistics_equal_those_of_all_pixels(sizes: list[list[tuple[int,
     assert (merged.min_width, merged.max_width) == (min(widths), max(widths))
 
 
-def test_the_sample_is_bounded_but_sizes_cover_all_images(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sample_is_bounded_but_sizes_cover_all_images() -> None:
     images = [png(noise(i, 10, 10 + i)) for i in range(8)]
-    monkeypatch.setattr(image_statistics, "_PIXELS_PER_RECORD", 0)
-    monkeypatch.setattr(image_statistics, "_SAMPLE_PIXELS", 100 + 110 + 119)
-    found = of(images)
+    found = of(images, pixels_per_record=0, pixels=100 + 110 + 119)
     assert (found.sampled, found.pixels, found.images, found.max_width) == (2, 210, 8, 17)
-    monkeypatch.setattr(image_statistics, "_SAMPLE_PIXELS", 1)
-    assert of(images).sampled == 1
-    monkeypatch.setattr(image_statistics, "_SAMPLE_PIXELS", 1 << 20)
-    monkeypatch.setattr(image_statistics, "_SAMPLE_IMAGES", 3)
-    assert of(images).sampled == 3
+    assert of(images, pixels_per_record=0, pixels=1).sampled == 1
+    assert of(images, pixels_per_record=0, images=3).sampled == 3
 
 
 GREY = np.full((4, 5), 100, np.uint8)
@@ -85,14 +84,13 @@ def test_pixels_of_any_mode_count_as_red_green_and_blue(image: bytes) -> None:
     assert found.std == (0.0, 0.0, 0.0)
 
 
-def test_undecodable_images_are_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undecodable_images_are_not_sampled() -> None:
     good = png(GREY)
     sixteen = png(Image.fromarray(GREY.astype(np.int32)).convert("I;16"))
     damaged = good.replace(b"IDAT", b"IDAX")
     found = of([b"", b"no image", damaged, sixteen, good])
     assert (found.images, found.sampled, found.mean) == (3, 1, (100.0, 100.0, 100.0))
-    monkeypatch.setattr(image_statistics, "_LARGEST_PIXELS", 19)
-    assert of([good]).sampled == 0
+    assert of([good], largest_pixels=19).sampled == 0
 
 
 def test_only_image_features_have_image_statistics(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from io import BytesIO
 from itertools import pairwise
 from pathlib import Path
@@ -19,8 +20,7 @@ from PIL import Image
 
 from ringfeed.sharding import BuildOptions, ConfigError, Progress, SourceError, build, open_dataset, plan_build
 from ringfeed.sharding.prepare import Drop, Filter, ImageOptions, PrepareOptions, Size, open_prepared
-from ringfeed.sharding.prepare.screening import duplicates as dedup_module
-from ringfeed.sharding.prepare.screening.duplicates import drop_duplicates, find_duplicates
+from ringfeed.sharding.prepare.screening.duplicates import HashSizes, drop_duplicates, find_duplicates
 from ringfeed.sharding.prepare.screening.record_hashes import hash_records
 from ringfeed.sharding.schema import Schema
 from ringfeed.sharding.sources import Part, Source, open_source
@@ -69,15 +69,15 @@ def batches_of(table: pa.Table, cuts: list[int], parts: int) -> Batches:
     return Batches(batches=tuple(groups), schema=Schema.from_arrow(table.schema, "label"))
 
 
-def without_doubles(source: Source, *columns: str) -> Source:
+def without_doubles(source: Source, *columns: str, **sizes: int) -> Source:
     with TemporaryDirectory() as folder:
-        result = drop_duplicates(source, columns, None, Storage(folder))
+        result = drop_duplicates(source, columns, None, Storage(folder), sizes=HashSizes(**sizes))
         assert not any(Path(folder).rglob("*"))
     return result
 
 
-def kept(source: Source, *columns: str) -> list[dict[str, Any]]:
-    dropping = without_doubles(source, *columns)
+def kept(source: Source, *columns: str, **sizes: int) -> list[dict[str, Any]]:
+    dropping = without_doubles(source, *columns, **sizes)
     rows = [row for part in dropping.parts for batch in dropping.drafts(part) for row in batch.to_pylist()]
     labels = [value for part in dropping.parts for batch in dropping.labels(part) for value in batch.to_pylist()]
     assert labels == [row["label"] for row in rows]
@@ -129,10 +129,7 @@ def test_the_first_of_equal_records_stays(
 ) -> None:
     table = pa.Table.from_pylist(rows, TYPES)
     source = batches_of(table, cuts, parts)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dedup_module, "_RUN_RECORDS", run)
-        patch.setattr(dedup_module, "_BUCKET_RECORDS", bucket)
-        found = kept(source, *columns)
+    found = kept(source, *columns, run_records=run, bucket_records=bucket)
     assert repr(found) == repr(first_of_each(table.to_pylist(), *columns))
 
 
@@ -162,12 +159,12 @@ def test_memory_holds_one_bucket_of_hashes(tmp_path: Path, monkeypatch: pytest.M
     rng = np.random.default_rng(0)
     numbers = rng.integers(0, 4000, 20_000)
     table = pa.table({"n": numbers, "label": ["x"] * len(numbers)})
-    monkeypatch.setattr(dedup_module, "_BUCKET_RECORDS", 1000)
     sizes: list[int] = []
     lexsort = np.lexsort
     monkeypatch.setattr(np, "lexsort", lambda keys: (sizes.append(len(keys[0])), lexsort(keys))[1])
     source = batches_of(table, list(range(0, 20_000, 999)), 4)
-    dropped = find_duplicates(source, ("n",), None, Storage(str(tmp_path))).within_source
+    small = HashSizes(bucket_records=1000)
+    dropped = find_duplicates(source, ("n",), None, Storage(str(tmp_path)), sizes=small).within_source
     assert sum(map(len, dropped)) == len(numbers) - len(set(numbers.tolist()))
     assert len(sizes) == 20
     assert max(sizes) < 2000
@@ -327,13 +324,11 @@ def test_existing_records_come_first_and_are_not_reported(
 ) -> None:
     tables = [pa.Table.from_pylist(some, TYPES) for some in (there, rows)]
     before, source = (batches_of(table, [3, 8], parts) for table in tables)
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dedup_module, "_BUCKET_RECORDS", bucket)
-        alone = drop_duplicates(source, columns, None, Storage(folder))
-        result = drop_duplicates(source, columns, None, Storage(folder), existing=before)
-        known = drop_duplicates(
-            source, columns, None, Storage(folder), existing=before, earlier_fingerprints=[alone.fingerprint]
-        )
+    with TemporaryDirectory() as folder:
+        drop = partial(drop_duplicates, source, columns, None, Storage(folder), sizes=HashSizes(bucket_records=bucket))
+        alone = drop()
+        result = drop(existing=before)
+        known = drop(existing=before, earlier_fingerprints=[alone.fingerprint])
     found = [row for part in result.parts for batch in result.drafts(part) for row in batch.to_pylist()]
     there, rows = (table.to_pylist() for table in tables)
     both = first_of_each([*there, *rows], *columns)

@@ -18,6 +18,7 @@ from ringfeed.sharding.prepare.open import open_prepared
 from ringfeed.sharding.prepare.steps import Drop, Select, Step
 from ringfeed.sharding.sources import Source, open_source
 from ringfeed.sharding.sources.arrays import array_columns as arrays
+from ringfeed.sharding.sources.read_sizes import ReadSizes
 from tests.helpers.builds import built
 from tests.helpers.contents import labels
 from tests.servers.store import Store
@@ -152,10 +153,9 @@ def test_files_of_one_schema_are_read_in_turn(tmp_path: Path) -> None:
 
 
 def test_rows_are_read_in_whole_chunks_and_bounded_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "_PART_BYTES", 30 * 24)
     monkeypatch.setattr(arrays, "BATCH_BYTES", 16 * 24)
     url = written(tmp_path / "a.h5", lambda file: file.create_dataset("x", data=X, chunks=(7, 2, 3)))
-    source = open_source(url, None)
+    source = open_source(url, None, sizes=ReadSizes(part_bytes=30 * 24))
     assert [part.pieces for part in source.parts] == [(0, 35), (35, 70), (70, 100)]
     assert [batch.num_rows for batch in source.drafts(source.parts[0])] == [14, 14, 7]
     assert np.array_equal(np.array(table(source)["x"].to_pylist()).reshape(X.shape), X)

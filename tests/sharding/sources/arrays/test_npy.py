@@ -21,6 +21,7 @@ from ringfeed.sharding.prepare.steps import Drop, Rename, Select, Step
 from ringfeed.sharding.sources import Source, open_source
 from ringfeed.sharding.sources.arrays import array_columns as arrays
 from ringfeed.sharding.sources.arrays.npy import NpySource
+from ringfeed.sharding.sources.read_sizes import ReadSizes
 from tests.helpers.builds import built
 from tests.helpers.contents import labels
 from tests.servers.store import Store
@@ -209,11 +210,10 @@ def test_fortran_order_that_cannot_be_streamed_is_refused(tmp_path: Path, name: 
 
 
 def test_parts_and_batches_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arrays, "_PART_BYTES", 30 * 24)
     monkeypatch.setattr(arrays, "BATCH_BYTES", 7 * 24)
     many = np.arange(600, dtype=np.float32).reshape(100, 2, 3)
     np.save(tmp_path / "x.npy", many)
-    source = open_source(str(tmp_path / "x.npy"), None)
+    source = open_source(str(tmp_path / "x.npy"), None, sizes=ReadSizes(part_bytes=30 * 24))
     assert [part.pieces[:2] for part in source.parts] == [(0, 30), (30, 60), (60, 90), (90, 100)]
     assert [batch.num_rows for batch in source.drafts(source.parts[1])] == [7, 7, 7, 7, 2]
     assert np.array_equal(read(source)["data"], many)

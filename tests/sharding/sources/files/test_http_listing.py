@@ -34,7 +34,7 @@ from ringfeed.sharding.sources import open_source
 from ringfeed.sharding.sources.files.find import check_unchanged, list_files
 from ringfeed.sharding.sources.files.open import stat_files
 from ringfeed.sharding.sources.files.snapshot import record_listings
-from ringfeed.sharding.sources.text import blocks as text
+from ringfeed.sharding.sources.read_sizes import ReadSizes
 from ringfeed.sharding.storage import storage
 from ringfeed.sharding.storage.retry import RetryPolicy
 from tests.servers.web import Behaviour, served
@@ -264,12 +264,11 @@ def test_a_folder_of_images_of_sizes_unknown_to_a_server(folder: Path, tmp_path:
         built(f"{url}/images", tmp_path / "there")
 
 
-def test_large_text_from_a_server_without_ranges_is_one_part(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", 1 << 20)
-    monkeypatch.setattr(text, "PART_BYTES", 1 << 20)
+def test_large_text_from_a_server_without_ranges_is_one_part(folder: Path) -> None:
+    sizes = ReadSizes(block_bytes=1 << 20, part_bytes=1 << 20)
     for ranges in (True, False):
         with misbehaving(folder, ranges=ranges) as url:
-            assert (len(open_source(f"{url}/rows.csv", "label").parts) > 1) == ranges
+            assert (len(open_source(f"{url}/rows.csv", "label", sizes=sizes).parts) > 1) == ranges
 
 
 @pytest.mark.usefixtures("at_once")

@@ -19,7 +19,7 @@ from ringfeed.sharding import Feature, SourceError, open_dataset
 from ringfeed.sharding.formats import tfrecord as frames
 from ringfeed.sharding.sources import Source, open_source
 from ringfeed.sharding.sources.base import BadRecord
-from ringfeed.sharding.sources.records import tfrecord as module
+from ringfeed.sharding.sources.read_sizes import OWN_SIZES, ReadSizes
 from ringfeed.sharding.sources.records.tfrecord import TFRecordSource
 from tests.helpers.builds import built
 from tests.helpers.contents import kinds, labels, records
@@ -69,9 +69,9 @@ def write(tmp_path: Path) -> Callable[..., str]:
     return write_file
 
 
-def open_lenient(url: str, label: str | None) -> Source:
+def open_lenient(url: str, label: str | None, sizes: ReadSizes = OWN_SIZES) -> Source:
     """Passes over bad records where types are inferred: who reads them meets them again."""
-    return open_source(url, label, reject=lambda _: None)
+    return open_source(url, label, reject=lambda _: None, sizes=sizes)
 
 
 JPEG = b"\xff\xd8\xff\xe0" + bytes(20)
@@ -104,10 +104,10 @@ def test_features_are_inferred_over_all_records(write: Callable[..., str]) -> No
     assert source.sample(source.parts[0], 2).to_pylist() == found[:2]
 
 
-def test_a_late_record_widens_a_type(write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BLOCK_BYTES", 64)
+def test_a_late_record_widens_a_type(write: Callable[..., str]) -> None:
+    sizes = ReadSizes(block_bytes=64)
     late = example(text=[b"\xff"], image=[b"no image, but no text \xff either"], x=[1.0])
-    source = open_source(write(*[example(text=[b"BM"], image=[JPEG], x=[1.0, 2.0])] * 50, late), None)
+    source = open_source(write(*[example(text=[b"BM"], image=[JPEG], x=[1.0, 2.0])] * 50, late), None, sizes=sizes)
     assert kinds(source) == {"image": ("binary", (), ""), "text": ("binary", (), ""), "x": ("float32", (None,), "")}
     assert records(source)[-1] == {"image": b"no image, but no text \xff either", "text": b"\xff", "x": [1.0]}
 
@@ -260,10 +260,10 @@ def test_a_record_too_large_is_skipped_and_the_next_is_read(
     write: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frames, "MAX_RECORD_BYTES", 1 << 10)
-    monkeypatch.setattr(module, "_BLOCK_BYTES", 100)
+    sizes = ReadSizes(block_bytes=100)
     url = write(example(i=[0]), example(t=[bytes(5000)]), example(i=[2]))
     bad: list[BadRecord] = []
-    source = open_lenient(url, "i")
+    source = open_lenient(url, "i", sizes=sizes)
     assert labels(source, reject=bad.append) == [0, 2]
     assert "more than the limit of 1,024" in bad[0].reason
     assert bad[0].place.startswith("record 1 at offset ")
@@ -344,15 +344,14 @@ def test_files_without_records_are_refused(tmp_path: Path, content: bytes, messa
         open_source(str(tmp_path), None)
 
 
-def test_parts_are_runs_of_numbered_records(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PART_BYTES", 200)
-    monkeypatch.setattr(module, "_BLOCK_BYTES", 300)
+def test_parts_are_runs_of_numbered_records(tmp_path: Path) -> None:
+    sizes = ReadSizes(part_bytes=200, block_bytes=300)
     content = bytearray(b"".join(frame(example(i=[i])) for i in range(100)))
     size = len(content) // 100
     content[70 * size + 15] ^= 1
     content[90 * size] ^= 1
     (tmp_path / "x.tfrecord").write_bytes(content)
-    source = open_lenient(str(tmp_path), "i")
+    source = open_lenient(str(tmp_path), "i", sizes=sizes)
     assert len(source.parts) > 10
     assert [part.first_record for part in source.parts] == [part.pieces[0] // size for part in source.parts]
     bad: list[BadRecord] = []
@@ -380,10 +379,10 @@ def test_numbered_names_are_read_if_the_kind_is_given(write: Callable[..., str],
         open_source(str(tmp_path / "empty"), "i", "tfrecord")
 
 
-def test_every_store_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_PART_BYTES", 1000)
+def test_every_store_is_read(store: Store) -> None:
+    sizes = ReadSizes(part_bytes=1000)
     store.write_bytes("x.tfrecord", b"".join(frame(example(i=[i])) for i in range(200)))
-    source = open_source(store.url, "i")
+    source = open_source(store.url, "i", sizes=sizes)
     assert len(source.parts) > 2
     assert labels(source) == [*range(200)]
 

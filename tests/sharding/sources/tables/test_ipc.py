@@ -9,25 +9,25 @@ from ringfeed.sharding import SourceError
 from ringfeed.sharding.prepare import PrepareOptions, Select
 from ringfeed.sharding.prepare.open import open_prepared
 from ringfeed.sharding.sources import open_source
-from ringfeed.sharding.sources.tables import ipc as module
+from ringfeed.sharding.sources.read_sizes import ReadSizes
 from tests.helpers.contents import completed, labels
 from tests.helpers.ipc_files import write_ipc_file, write_ipc_stream
 
 
 @pytest.mark.parametrize("compression", [None, "zstd"])
-def test_a_part_is_a_run_of_record_batches(
-    tmp_path: Path, table: pa.Table, monkeypatch: pytest.MonkeyPatch, compression: str | None
-) -> None:
+def test_a_part_is_a_run_of_record_batches(tmp_path: Path, table: pa.Table, compression: str | None) -> None:
     options = pa.ipc.IpcWriteOptions(compression=compression)
     with pa.ipc.new_file(tmp_path / "x.feather", table.schema, options=options) as writer:
         for start, stop in [(0, 50), (50, 250), (250, 300), (300, 600)]:
             writer.write_batch(table.slice(start, stop - start).combine_chunks().to_batches()[0])
-    monkeypatch.setattr(module, "PART_BYTES", (tmp_path / "x.feather").stat().st_size // 2 - 4)
-    source = open_source(str(tmp_path), "label")
+    sizes = ReadSizes(part_bytes=(tmp_path / "x.feather").stat().st_size // 2 - 4)
+    source = open_source(str(tmp_path), "label", sizes=sizes)
     assert [(part.pieces, part.first_record) for part in source.parts] == [((0, 2, 250), 0), ((2, 4, 350), 250)]
     assert completed(source) == table.to_pylist()
     assert labels(source) == table.column("label").to_pylist()
-    assert [len(label) for part in source.parts for label in open_source(str(tmp_path), None).labels(part)] == [
+    assert [
+        len(label) for part in source.parts for label in open_source(str(tmp_path), None, sizes=sizes).labels(part)
+    ] == [
         250,
         350,
     ]

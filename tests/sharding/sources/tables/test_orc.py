@@ -11,24 +11,24 @@ from pyarrow import orc
 from ringfeed.sharding import SourceError, read_records
 from ringfeed.sharding.prepare import Drop, Filter, PrepareOptions, open_prepared
 from ringfeed.sharding.sources import open_source
-from ringfeed.sharding.sources.tables import orc as module
+from ringfeed.sharding.sources.read_sizes import ReadSizes
 from tests.helpers.builds import built
 from tests.helpers.contents import completed, labels
 
 
 @pytest.mark.parametrize("compression", ["uncompressed", "zlib", "zstd"])
-def test_a_part_is_a_run_of_stripes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str) -> None:
+def test_a_part_is_a_run_of_stripes(tmp_path: Path, compression: str) -> None:
     rows = 60_000
     numbers = np.random.default_rng(0).integers(0, 2**60, rows)
     table = pa.table({"x": numbers, "label": pa.array(["a", "b"] * (rows // 2))})
     orc.write_table(table, tmp_path / "x.orc", stripe_size=1 << 16, compression=compression, batch_size=1000)
     stripes = orc.ORCFile(tmp_path / "x.orc").nstripes
-    monkeypatch.setattr(module, "_PART_ROWS", rows // 2)
-    source = open_source(str(tmp_path), "label")
+    sizes = ReadSizes(part_rows=rows // 2)
+    source = open_source(str(tmp_path), "label", sizes=sizes)
     assert stripes > 2
     assert len(source.parts) == 2
     assert [part.first_record for part in source.parts] == [0, source.parts[0].pieces[2]]
-    unlabelled = open_source(str(tmp_path), None)
+    unlabelled = open_source(str(tmp_path), None, sizes=sizes)
     counts = [len(batch) for part in unlabelled.parts for batch in unlabelled.labels(part)]
     assert counts == [part.pieces[2] for part in source.parts]
     assert completed(source) == table.to_pylist()

@@ -17,15 +17,12 @@ from ringfeed.sharding.compute.batches import BATCH_BYTES
 from ringfeed.sharding.formats.parquet import batch_rows_within
 from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources import open_source
-from ringfeed.sharding.sources.tables import parquet as module
+from ringfeed.sharding.sources.read_sizes import ReadSizes
 from tests.helpers.contents import completed
 
 
-def test_all_records_are_read_in_order_whatever_the_row_groups(
-    parquet: str, table: pa.Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "_PART_ROWS", 250)
-    source = open_source(parquet, "label")
+def test_all_records_are_read_in_order_whatever_the_row_groups(parquet: str, table: pa.Table) -> None:
+    source = open_source(parquet, "label", sizes=ReadSizes(part_rows=250))
     assert completed(source) == table.to_pylist()
     assert [(part.pieces, part.first_record) for part in source.parts] == [((0, 1, 2), 0), ((3, 4, 5), 300)]
     labels = [value for part in source.parts for batch in source.labels(part) for value in batch.to_pylist()]
@@ -95,14 +92,11 @@ def test_the_fingerprint_depends_on_the_files(parquet: str, table: pa.Table) -> 
     assert open_source(parquet, "label").fingerprint != before
 
 
-def test_parts_end_at_row_groups_by_rows_or_bytes(
-    tmp_path: Path, table: pa.Table, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parts_end_at_row_groups_by_rows_or_bytes(tmp_path: Path, table: pa.Table) -> None:
     path = tmp_path / "x.parquet"
     pq.write_table(table, path, row_group_size=100)
     group_bytes = pq.ParquetFile(path).metadata.row_group(0).total_byte_size
-    monkeypatch.setattr(module, "PART_BYTES", group_bytes * 3 // 2)
-    source = open_source(str(path), "label")
+    source = open_source(str(path), "label", sizes=ReadSizes(part_bytes=group_bytes * 3 // 2))
     assert [part.pieces for part in source.parts] == [(0, 1), (2, 3), (4, 5)]
     assert [part.first_record for part in source.parts] == [0, 200, 400]
 

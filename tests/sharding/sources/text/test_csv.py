@@ -22,7 +22,7 @@ from ringfeed.sharding import ConfigError, SourceError
 from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources import Source, open_source
 from ringfeed.sharding.sources.base import BadRecord
-from ringfeed.sharding.sources.text import blocks as text
+from ringfeed.sharding.sources.read_sizes import ReadSizes
 from tests.helpers.contents import labels, records
 from tests.servers.store import Store
 
@@ -53,31 +53,27 @@ def test_values_are_read_as_written(write_csv: Write) -> None:
 @pytest.mark.parametrize(
     ("late", "dtype"), [("2.5", "float64"), ("x", "string"), ("2020-01-01", "string"), ("", "int64")]
 )
-def test_a_late_value_widens_the_column(
-    write_csv: Write, monkeypatch: pytest.MonkeyPatch, late: str, dtype: str
-) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", 64)
+def test_a_late_value_widens_the_column(write_csv: Write, late: str, dtype: str) -> None:
+    sizes = ReadSizes(block_bytes=64)
     url = write_csv(["x", "y"], *[[i, "a"] for i in range(100)], [late, "b"])
-    source = open_source(url, "y")
+    source = open_source(url, "y", sizes=sizes)
     assert dtypes(source)["x"] == dtype
     assert len(records(source)) == 101
 
 
 @pytest.mark.parametrize("late", ["maybe", "3", "1.5"])
-def test_a_late_value_widens_bools_and_dates_to_text(
-    write_csv: Write, monkeypatch: pytest.MonkeyPatch, late: str
-) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", 64)
+def test_a_late_value_widens_bools_and_dates_to_text(write_csv: Write, late: str) -> None:
+    sizes = ReadSizes(block_bytes=64)
     rows = [["true", "2020-01-01 00:00:00", "12:30:00"] for _ in range(50)]
-    source = open_source(write_csv(["b", "t", "c"], *rows, [late, late, late]), None)
+    source = open_source(write_csv(["b", "t", "c"], *rows, [late, late, late]), None, sizes=sizes)
     assert dtypes(source) == {"b": "string", "t": "string", "c": "string"}
     assert list(records(source)[-1].values()) == [late] * 3
 
 
-def test_line_ends_within_values_survive_block_boundaries(write_csv: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", 64)
+def test_line_ends_within_values_survive_block_boundaries(write_csv: Write) -> None:
+    sizes = ReadSizes(block_bytes=64)
     rows = [[i, f"{i}\n" * (i % 9)] for i in range(200)]
-    assert [list(row.values()) for row in records(open_source(write_csv(["i", "s"], *rows), None))] == rows
+    assert [list(row.values()) for row in records(open_source(write_csv(["i", "s"], *rows), None, sizes=sizes))] == rows
 
 
 def test_types_hold_over_all_files(write_csv: Write, tmp_path: Path) -> None:
@@ -173,16 +169,16 @@ BAD = [
 @pytest.mark.parametrize("block_bytes", [1 << 23, 5])
 @pytest.mark.parametrize(("bad", "message"), BAD, ids=[case[1] for case in BAD])
 def test_labels_and_drafts_name_or_skip_the_same_bad_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_bytes: int, bad: str, message: str
+    tmp_path: Path, block_bytes: int, bad: str, message: str
 ) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", block_bytes)
+    sizes = ReadSizes(block_bytes=block_bytes)
     path = tmp_path / "x.csv"
     path.write_bytes(f'a,b,c\n1,x,0.5\n{bad}\n7,"y\n",0.5\n8,9\n'.encode("latin-1"))
     with pytest.raises(SourceError) as caught:
-        open_source(str(path), None)
+        open_source(str(path), None, sizes=sizes)
     assert message in str(caught.value)
     seen: list[list[BadRecord]] = [[], [], []]
-    source = open_source(str(path), "a", reject=seen[0].append)
+    source = open_source(str(path), "a", reject=seen[0].append, sizes=sizes)
     found = records(source, reject=seen[1].append)
     assert [row["a"] for row in found][-1] == 7
     assert labels(source, reject=seen[2].append) == [row["a"] for row in found]
@@ -212,13 +208,14 @@ def test_records_end_where_arrow_ends_them(body: str, block_bytes: int) -> None:
         convert_options=pacsv.ConvertOptions(column_types=dict.fromkeys(names, pa.string())),
     ).to_pylist()
     seen: list[BadRecord] = []
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text, "_BLOCK_BYTES", block_bytes)
-        patch.setattr(text, "PART_BYTES", 2 * block_bytes)
+    with tempfile.TemporaryDirectory() as folder:
+        sizes = ReadSizes(block_bytes=block_bytes, part_bytes=2 * block_bytes)
         path = Path(folder) / "x.csv"
         path.write_bytes(b"h1,h2\n" + body.encode())
         try:
-            source = open_source(str(path), None, "csv", features(h1="string", h2="string"), lambda _: None)
+            source = open_source(
+                str(path), None, "csv", features(h1="string", h2="string"), lambda _: None, sizes=sizes
+            )
         except SourceError as error:
             if "never ends" in str(error) or (not whole and re.search("is empty|no other record", str(error))):
                 return
@@ -248,10 +245,10 @@ def test_records_end_where_arrow_ends_them(body: str, block_bytes: int) -> None:
 )
 @pytest.mark.parametrize("block_bytes", [1 << 23, 5])
 def test_a_type_does_not_depend_on_where_blocks_end(
-    write_csv: Write, monkeypatch: pytest.MonkeyPatch, values: list[str], dtype: str, block_bytes: int
+    write_csv: Write, values: list[str], dtype: str, block_bytes: int
 ) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", block_bytes)
-    source = open_source(write_csv(["x"], *[[value] for value in values]), None)
+    sizes = ReadSizes(block_bytes=block_bytes)
+    source = open_source(write_csv(["x"], *[[value] for value in values]), None, sizes=sizes)
     (feature,) = source.schema.features
     assert (feature.logical or feature.dtype) == dtype
     found = [row["x"] for row in records(source)]
@@ -263,10 +260,10 @@ def test_a_type_does_not_depend_on_where_blocks_end(
 
 @pytest.mark.parametrize("late", ["0x10", "0Xff", " 0x1"])
 @pytest.mark.parametrize("block_bytes", [1 << 23, 5])
-def test_hexadecimal_is_text(write_csv: Write, monkeypatch: pytest.MonkeyPatch, late: str, block_bytes: int) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", block_bytes)
+def test_hexadecimal_is_text(write_csv: Write, late: str, block_bytes: int) -> None:
+    sizes = ReadSizes(block_bytes=block_bytes)
     url = write_csv(["x", "y"], [7, 1], [late, 2])
-    source = open_source(url, "y")
+    source = open_source(url, "y", sizes=sizes)
     assert dtypes(source) == {"x": "string", "y": "int64"}
     assert [row["x"] for row in records(source)] == ["7", late]
 
@@ -382,21 +379,20 @@ def test_a_file_of_only_bad_lines_is_not_called_empty(write_csv: Write) -> None:
 )
 @pytest.mark.parametrize("block_bytes", [1 << 23, 5])
 def test_integers_are_never_rounded_unless_declared(
-    write_csv: Write, monkeypatch: pytest.MonkeyPatch, values: list[str], line: int, block_bytes: int
+    write_csv: Write, values: list[str], line: int, block_bytes: int
 ) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", block_bytes)
+    sizes = ReadSizes(block_bytes=block_bytes)
     url = write_csv(["x", "y"], *[[value, 1] for value in values])
     with pytest.raises(SourceError, match=rf"\.csv: line {line}: 'x': the integer -?\d+\S* is beyond 6.*--schema"):
-        open_source(url, None)
-    assert len(records(open_source(url, None, wanted=lambda name: name == "y"))) == len(values)
-    assert [row["x"] for row in records(open_source(url, None, features=features(x="string")))] == values
+        open_source(url, None, sizes=sizes)
+    assert len(records(open_source(url, None, wanted=lambda name: name == "y", sizes=sizes))) == len(values)
+    assert [row["x"] for row in records(open_source(url, None, features=features(x="string"), sizes=sizes))] == values
 
 
-def test_a_file_is_cut_into_parts_of_numbered_lines(write_csv: Write, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", 50)
-    monkeypatch.setattr(text, "PART_BYTES", 200)
+def test_a_file_is_cut_into_parts_of_numbered_lines(write_csv: Write) -> None:
+    sizes = ReadSizes(block_bytes=50, part_bytes=200)
     url = write_csv(["i", "s"], *[[i, "x\n" if i % 3 == 0 else "yy"] for i in range(300)])
-    source = open_source(url, "s", "csv", features(i="uint8"))
+    source = open_source(url, "s", "csv", features(i="uint8"), sizes=sizes)
     assert len(source.parts) > 5
     bad: list[BadRecord] = []
     assert [row["i"] for row in records(source, reject=bad.append)] == list(range(256))
@@ -492,11 +488,9 @@ def test_memory_stays_bounded_whatever_the_decompressed_size(tmp_path: Path) -> 
         (["1e+5", "2"], "float64"),
     ],
 )
-def test_integers_may_have_a_plus_sign(
-    write_csv: Write, monkeypatch: pytest.MonkeyPatch, values: list[str], dtype: str, block_bytes: int
-) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", block_bytes)
-    source = open_source(write_csv(["x", "y"], *[[value, 1] for value in values]), "y")
+def test_integers_may_have_a_plus_sign(write_csv: Write, values: list[str], dtype: str, block_bytes: int) -> None:
+    sizes = ReadSizes(block_bytes=block_bytes)
+    source = open_source(write_csv(["x", "y"], *[[value, 1] for value in values]), "y", sizes=sizes)
     assert dtypes(source)["x"] == dtype
     parse: Callable[[str], Any] = {"string": str, "float64": float}.get(dtype, int)
     assert [row["x"] for row in records(source)] == [None if v in ("", "NA") else parse(v) for v in values]
@@ -521,31 +515,30 @@ def test_a_plus_sign_does_not_let_an_integer_be_rounded(write_csv: Write) -> Non
 )
 def test_a_label_that_spells_an_integer_in_two_ways_is_text(
     write_csv: Write,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     values: list[str],
     classes: list[Any],
     block_bytes: int,
 ) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", block_bytes)
+    sizes = ReadSizes(block_bytes=block_bytes)
     url = write_csv(["y", "x"], *[[value, value] for value in values])
-    source = open_source(url, "y")
+    source = open_source(url, "y", sizes=sizes)
     assert labels(source) == classes
     assert [row["y"] for row in records(source)] == classes
     told = [record.getMessage() for record in caplog.records]
     assert (len(told) == 1 and f"'y' is read as text, because {values[0]!r} and {values[1]!r} are" in told[0]) or (
         classes == list(map(int, values)) and not told
     )
-    assert dtypes(open_source(url, "x"))["y"] == "int64"
+    assert dtypes(open_source(url, "x", sizes=sizes))["y"] == "int64"
 
 
 @pytest.mark.parametrize("block_bytes", [1 << 23, 5])
 def test_text_that_may_mean_a_missing_value_is_counted(
-    write_csv: Write, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, block_bytes: int
+    write_csv: Write, caplog: pytest.LogCaptureFixture, block_bytes: int
 ) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", block_bytes)
+    sizes = ReadSizes(block_bytes=block_bytes)
     url = write_csv(["n", "s", "y"], [1, "NA", "a"], ["NA", 2, "NA"], ["", "", ""], [4, "NA", "null"], [5, "b", "a"])
-    source = open_source(url, "y")
+    source = open_source(url, "y", sizes=sizes)
     assert [row["s"] for row in records(source)] == ["NA", "2", "", "NA", "b"]
     (record,) = caplog.records
     assert record.getMessage().partition(": ")[2] == (
@@ -556,11 +549,11 @@ def test_text_that_may_mean_a_missing_value_is_counted(
 
 @pytest.mark.parametrize("block_bytes", [1 << 23, 5])
 def test_null_values_are_missing_in_columns_of_every_type(
-    write_csv: Write, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, block_bytes: int
+    write_csv: Write, caplog: pytest.LogCaptureFixture, block_bytes: int
 ) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", block_bytes)
+    sizes = ReadSizes(block_bytes=block_bytes)
     url = write_csv(["n", "p", "s", "y"], [-999, "+1", "-999", "NA"], ["NA", -999, "NA", "a"], [3, 4, "", "nan"])
-    source = open_source(url, "y", null_values=("-999", "NA", ""), features=features(p="int64"))
+    source = open_source(url, "y", null_values=("-999", "NA", ""), features=features(p="int64"), sizes=sizes)
     assert records(source) == [
         {"n": None, "p": 1, "s": None, "y": None},
         {"n": None, "p": None, "s": None, "y": "a"},

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ringfeed.sharding import ConfigError, RingfeedError, SourceError, open_dataset, read_records
 from ringfeed.sharding.prepare import CsvDialect, PrepareOptions, restore_options
 from ringfeed.sharding.sources import open_source
-from ringfeed.sharding.sources.text import blocks
+from ringfeed.sharding.sources.read_sizes import ReadSizes
 from ringfeed.tools.shard_dataset.program import main
 from tests.helpers.contents import records
 
@@ -87,10 +87,7 @@ class TestHeader:
 
 @pytest.mark.parametrize("delimiter", [",", ";", "|", "\t", " ", ":", "^", "~"])
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "utf-16-le", "utf-32", "latin-1", "cp1252", "utf-8-sig"])
-def test_a_dialect_is_read_as_by_the_standard_library(
-    tmp_path: Path, delimiter: str, encoding: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(blocks, "_BLOCK_BYTES", 50)
+def test_a_dialect_is_read_as_by_the_standard_library(tmp_path: Path, delimiter: str, encoding: str) -> None:
     rows = [
         ["größe", 'a "b"', "x"],
         [f"d{delimiter}e", "line\nend", "y"],
@@ -102,7 +99,9 @@ def test_a_dialect_is_read_as_by_the_standard_library(
     path.write_bytes(text.getvalue().encode(encoding))
     expected = list(csv.reader(io.StringIO(text.getvalue(), newline=""), delimiter=delimiter))
     assert expected == rows
-    assert rows_of(path, header="none", delimiter=delimiter, encoding=encoding) == expected
+    dialect, sizes = CsvDialect(header="none", delimiter=delimiter, encoding=encoding), ReadSizes(block_bytes=50)
+    read_in_blocks = records(open_source(str(path), None, "csv", csv=dialect, sizes=sizes))
+    assert [list(row.values()) for row in read_in_blocks] == expected
 
 
 _WORDS = st.text("abc.'-ü", min_size=1, max_size=5)

@@ -25,6 +25,7 @@ from ringfeed.sharding.prepare.steps import Drop, Select
 from ringfeed.sharding.schema import Feature
 from ringfeed.sharding.sources import Source, open_source
 from ringfeed.sharding.sources.base import BadRecord
+from ringfeed.sharding.sources.read_sizes import ReadSizes
 from ringfeed.sharding.sources.text import blocks as text
 from ringfeed.sharding.sources.text import json_types
 from tests.helpers.builds import built
@@ -124,10 +125,9 @@ def test_any_records_are_read_as_python_reads_them(rows: list[dict[str, Any]], b
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = Path(folder) / "x.jsonl"
         path.write_text("".join(json.dumps(row, separators=separators) + "\n" for row in rows), encoding="utf-8")
-        patch.setattr(text, "_BLOCK_BYTES", block_bytes)
-        patch.setattr(text, "PART_BYTES", 2 * block_bytes)
+        sizes = ReadSizes(block_bytes=block_bytes, part_bytes=2 * block_bytes)
         patch.setattr(json_types, "_FIRST_LINES", 1)
-        source = open_source(str(path), None)
+        source = open_source(str(path), None, sizes=sizes)
         found = records(source)
         kinds = types(source)
     assert list(kinds) == list(dict.fromkeys(key for row in rows for key in row))
@@ -166,24 +166,22 @@ def test_integers_are_never_rounded_unless_declared(write: Write, values: list[A
         assert [row["x"] for row in records(source, reject=lambda _: None)] == kept
 
 
-def test_types_hold_over_all_files_and_parts(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", 64)
-    monkeypatch.setattr(text, "PART_BYTES", 256)
+def test_types_hold_over_all_files_and_parts(write: Write, tmp_path: Path) -> None:
+    sizes = ReadSizes(block_bytes=64, part_bytes=256)
     write(*[{"i": i} for i in range(100)], name="a.jsonl")
     write({"i": 100.5, "late": "x"}, name="b.ndjson")
     write(name="c.jsonl")
-    source = open_source(str(tmp_path), "i")
+    source = open_source(str(tmp_path), "i", sizes=sizes)
     assert len(source.parts) > 3
     assert [row["i"] for row in records(source)] == labels(source) == [*map(float, range(100)), 100.5]
     firsts = [next(iter(source.drafts(part))).column(0)[0].as_py() for part in source.parts if "a.js" in part.path]
     assert firsts == [part.first_record for part in source.parts if "a.js" in part.path]
 
 
-def test_any_store_is_read_in_parts(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "_BLOCK_BYTES", 1000)
-    monkeypatch.setattr(text, "PART_BYTES", 3000)
+def test_any_store_is_read_in_parts(store: Any) -> None:
+    sizes = ReadSizes(block_bytes=1000, part_bytes=3000)
     store.write_bytes("x.jsonl", b"".join(b'{"i": %d}\n' % i for i in range(1000)))
-    source = open_source(f"{store.url}/x.jsonl", "i")
+    source = open_source(f"{store.url}/x.jsonl", "i", sizes=sizes)
     assert len(source.parts) > 2
     assert labels(source) == [row["i"] for row in records(source)] == list(range(1000))
 

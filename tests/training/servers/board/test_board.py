@@ -59,7 +59,7 @@ def test_a_worker_that_waits_does_the_step_of_one_that_dies(
     waiting = threading.Thread(target=lambda: answers.append(second.ask({"take": True})))
     waiting.start()
     first.close()  # as the kernel does when a process dies
-    waiting.join(20)
+    waiting.join(60)
     assert answers == [{**taken[0], "update": 2}]
     assert "worker 0 has died in step 0 of epoch 0" in caplog.text
     assert board[0].deaths == 1
@@ -69,7 +69,7 @@ def test_a_worker_that_waits_does_the_step_of_one_that_dies(
 
 def test_the_board_knows_what_tasks_report_and_which_worker_the_others_wait_for(board: tuple[Board, Connect]) -> None:
     server = serve_board("127.0.0.1", board[0])
-    with connect(server.address, 20) as line, line.makefile("rb") as file:
+    with connect(server.address, 60) as line, line.makefile("rb") as file:
         connection = Connection(file, line)
         connection.send({"task": "worker 1"})
         connection.send({"place": "net.py:3 in f"})
@@ -92,7 +92,7 @@ def test_the_board_knows_what_tasks_report_and_which_worker_the_others_wait_for(
     line_of_end = judge_tasks(states, states.moved + 11, 10)
     assert line_of_end == "worker 1 has stalled in net.py:3 in f: the others have waited for 11 s"
     slow.ask({"done": DONE})
-    waiting.join(20)
+    waiting.join(60)
     assert board[0].task_states().busy == {0}
     server.shutdown()
     server.server_close()
