@@ -17,21 +17,6 @@ from typing import Any, NoReturn, TypeVar
 
 from ringfeed.sharding.common.split_shares import exact_shares
 
-__all__ = [
-    "CommandParser",
-    "EventParser",
-    "HelpFormatter",
-    "add_verbosity",
-    "at_least",
-    "check_persistent",
-    "checked_text",
-    "checked_type",
-    "parse_bytes",
-    "parse_split_file",
-    "parse_splits",
-    "refuse_unknown",
-]
-
 _USAGE = 2  # exit status
 _UNITS = {"": 1, "B": 1}
 for _power, _letter in enumerate("KMGT", start=1):

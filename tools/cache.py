@@ -20,8 +20,6 @@ from ringfeed.sharding.storage.storage import Storage
 
 from .console import align, human_bytes, human_seconds, print_event, print_stderr, print_text
 
-__all__ = ["add_arguments", "parse_age", "run"]
-
 _DESCRIPTION = """\
 List the entries of a cache that loaders keep on this machine (Loader(..., cache=PATH)), or clear it. Entries that a
 process is using are never removed.

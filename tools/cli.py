@@ -19,8 +19,6 @@ from .signals import INTERRUPTED, SignalWatch, Terminated, ending_on_signals, ig
 if TYPE_CHECKING:
     import argparse
 
-__all__ = ["main"]
-
 COMMANDS = {
     "train": ("..training.train", "train a model, alone or as one rank of horovodrun"),
     "launch": ("..training.launch", "start the ranks of a run on this machine, and name the one that fails"),

@@ -6,8 +6,6 @@ import argparse
 import os
 import shlex
 
-__all__ = ["add_arguments", "answer_shell", "run", "words_so_far"]
-
 _PROGRAMS = ("ringfeed", "shard-dataset")
 _EPILOG = """\
 examples:

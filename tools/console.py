@@ -29,22 +29,6 @@ from ringfeed.sharding.messages import one_line, printable
 
 from .process_start import redirect_to_null
 
-__all__ = [
-    "SafeConsole",
-    "StageReport",
-    "align",
-    "human_bytes",
-    "human_seconds",
-    "print_event",
-    "print_json",
-    "print_stderr",
-    "print_text",
-    "print_warning",
-    "print_warnings",
-    "stage_progress",
-    "stdout_to_stderr",
-]  # fmt: skip
-
 # stage, tasks done, all tasks, records (or bytes) done
 StageReport = Callable[[str, int, int, int], None]
 # stage, records (or bytes) done, seconds -> the rate as text

@@ -15,17 +15,6 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-__all__ = [
-    "HorovodProbe",
-    "Runtime",
-    "TensorflowProbe",
-    "horovod_target",
-    "parse_probe",
-    "probe_runtime",
-    "tensorflow_distribution",
-    "version_of",
-]
-
 TENSORFLOW_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu")
 _TIMEOUT_SECONDS = 120
 

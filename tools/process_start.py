@@ -15,8 +15,6 @@ from io import TextIOWrapper
 from types import TracebackType
 from typing import IO, Any, NoReturn, cast
 
-__all__ = ["exit_without_memory", "guarded_stdout", "prepare_streams", "reader_left", "redirect_to_null"]
-
 _LEAST_BYTES = 256 << 20  # with less, imports end in lines of Arrow's allocator, or Python tries for ever
 _NO_MEMORY = ("failed to map segment", "cannot allocate memory")  # of the loader of shared libraries
 

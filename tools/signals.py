@@ -19,11 +19,6 @@ from time import monotonic
 from types import FrameType
 from typing import Any, NoReturn
 
-__all__ = [
-    "INTERRUPTED", "SignalWatch", "Terminated", "deferred_signals", "ending_on_signals", "ignore_signals",
-    "raise_on_termination",
-]  # fmt: skip
-
 INTERRUPTED = 130  # exit status
 _STATUSES = {signal.SIGINT: INTERRUPTED, signal.SIGTERM: 143, signal.SIGHUP: 129}
 _STOPPED = 0  # the number of no signal

@@ -35,8 +35,6 @@ from .ring.world import host_groups, refuse_settings
 from .train import add_arguments as add_train_arguments
 from .train import run as run_train
 
-__all__ = ["add_arguments", "run"]
-
 _LOST_SECONDS = 20.0  # of what does not train
 
 DESCRIPTION = "Start the ranks of a run on this machine or on several hosts, and report in one line how they ended."

@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from .ring.horovod_ring import HorovodRing
     from .ring.ring import Ring
 
-__all__ = ["add_arguments", "main", "run"]
-
 DESCRIPTION = "Train a model on a dataset that shard-dataset wrote, alone or as one of several ranks."
 
 EPILOG = """\

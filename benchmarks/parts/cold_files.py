@@ -9,8 +9,6 @@ import threading
 import time
 from collections.abc import Sequence
 
-__all__ = ["drop", "read"]
-
 _THREADS = 4
 _BLOCK_BYTES = 1 << 20
 _ATTEMPTS, _PAUSE_SECONDS = 20, 0.1

@@ -18,8 +18,6 @@ from typing import Any, TextIO
 
 from .cold_files import drop, read
 
-__all__ = ["BATCH", "READERS", "RECORDS", "RECORD_BYTES", "Reader", "large_records"]
-
 RECORDS, RECORD_BYTES, BATCH, FILES = 8_000, 114_660, 400, 64
 BUFFER = 1024  # records of a shuffle buffer
 MOST_KEPT = 0.03  # of the files' bytes may stay in the page cache: some readers keep their last files mapped

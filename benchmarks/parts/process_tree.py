@@ -10,8 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-__all__ = ["held_mib", "peak_mib", "usage"]
-
 _SAMPLE_SECONDS = 0.02
 _TICK = 1 / os.sysconf("SC_CLK_TCK")
 

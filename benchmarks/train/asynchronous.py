@@ -147,6 +147,3 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
         print(f"  {name}: {shown}", flush=True)
         lines.append((f"{name}: throughput beside a slow worker", [means[1] / means[3]], 0.25))
     return lines
-
-
-__all__ = ["METHODS", "run", "train"]

@@ -77,6 +77,3 @@ def _steps(host: Any) -> dict[str, dict[str, Any]]:
         raise SystemExit(f"the ranks ended with status {process.returncode}: {errors[-2000:]}")
     results = [json.loads(line[line.index("{") :]) for line in output.splitlines() if "{" in line]
     return {result["method"]: result for result in results}
-
-
-__all__ = ["run"]

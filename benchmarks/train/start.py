@@ -18,8 +18,6 @@ from ringfeed.training.config.config_file import to_tree
 
 from .step_cost import HIDDEN, configuration, write_dataset
 
-__all__ = ["run"]
-
 
 def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     """The CPU time of the import over that of a run of one step, measured in turn."""

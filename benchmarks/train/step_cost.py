@@ -30,8 +30,6 @@ from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.ring.ring import Ring, SoloRing
 from ringfeed.training.run.trainer import Trainer
 
-__all__ = ["run", "write_dataset"]
-
 BATCH, STEPS, EPOCHS = 1024, 50, 1000
 WIDTH, CLASSES = 32, 10
 OPTIMIZERS = {

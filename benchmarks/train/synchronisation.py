@@ -112,6 +112,3 @@ def measure(folder: Path, ranks: int) -> dict[str, list[dict[str, Any]]]:
     if process.returncode:
         raise SystemExit(f"the ranks ended with status {process.returncode}")
     return results
-
-
-__all__ = ["METHODS", "dense_run", "measure", "run"]

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 
 from names import PACKAGES, Name, public_names, tree_of
 
-__all__ = ["api_pages"]
-
 _SECTION = re.compile(r"^(Args|Attributes|Raises|Returns|Yields):$")
 _TITLES = {"Args": "Arguments"}
 _ITEM = re.compile(r"^    (?! )(\*{0,2}[\w., *`]+?): +(.*)")

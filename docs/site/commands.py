@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from ringfeed.tools import cli
 from ringfeed.tools.shard_dataset.parser import build_parser
 
-__all__ = ["command_pages", "subparsers"]
-
 _COMMAND_LINE = re.compile(r"^ {2,}", re.MULTILINE)
 _KEYS = "keys of the configuration"
 

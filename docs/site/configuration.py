@@ -8,8 +8,6 @@ from commands import cell
 
 from ringfeed.training.config.json_schema import config_schema
 
-__all__ = ["configuration_pages"]
-
 _INTRODUCTION = """\
 # Configuration
 

@@ -15,8 +15,6 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-__all__ = ["on_env", "on_files", "on_page_markdown"]
-
 ROOT = Path(__file__).resolve().parents[2]
 # Pages of the root, and their names on the site.
 AT_ROOT = {

@@ -6,8 +6,6 @@ from typing import Any
 
 from mkdocs.structure.pages import Page
 
-__all__ = ["llms_files"]
-
 _LEFT_OUT = ("changelog.md", "contributing.md")  # of the full text
 
 

@@ -4,8 +4,6 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["error_pages", "messages"]
-
 _ROOT = Path(__file__).resolve().parents[2]
 _LAYERS = {
     "sharding": "Building, checking and repairing datasets",

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-__all__ = ["PACKAGES", "Name", "exports", "public_names"]
-
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = (
     "sharding",

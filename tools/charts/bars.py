@@ -16,8 +16,6 @@ from ringfeed.sharding.errors import ConfigError
 if TYPE_CHECKING:
     from .drawing import Plot
 
-__all__ = ["Bars"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bars:

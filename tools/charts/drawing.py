@@ -23,8 +23,6 @@ try:
 except ImportError as error:
     raise ConfigError("plots need matplotlib; install it with: pip install 'ringfeed[report]'") from error
 
-__all__ = ["COLOURS", "HATCHES", "MUTED", "Drawing", "Plot", "curves", "histogram", "stack"]
-
 COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#f0e442", "#999999")
 HATCHES = ("", "//", "..", "\\\\", "xx", "--", "++", "oo")
 MUTED = "#999999"

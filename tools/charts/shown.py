@@ -13,8 +13,6 @@ from typing import TypeAlias
 from ringfeed.pipeline.order.plan_table import html_table
 from ringfeed.tools.console import align
 
-__all__ = ["Shown", "Table"]
-
 Table: TypeAlias = tuple[Sequence[str], Sequence[Sequence[str]]]
 """A header, and rows."""
 

@@ -23,8 +23,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 
-__all__ = ["Curve", "curves", "grouped_bars", "heatmap", "log_bars", "stacked_bars"]
-
 # Placeholder colours that matplotlib can draw with -> CSS variables of the page.
 _COLOURS = {
     "#010203": "var(--ink)", "#020304": "var(--muted)", "#030405": "var(--line)",

@@ -23,8 +23,6 @@ from PIL import Image
 
 from ringfeed.sharding.errors import RingfeedError
 
-__all__ = ["FLIGHT_FEATURES", "FLIGHT_LABEL", "LATE_MINUTES", "flights_table", "write_digits", "write_flights"]
-
 FLIGHT_LABEL = "arrival"
 LATE_MINUTES = 60
 _WEATHER = ("temp", "dewp", "humid", "wind_dir", "wind_speed", "precip", "pressure", "visib")

@@ -21,8 +21,6 @@ from ringfeed.tools.shard_dataset.balance_report import SplitBalance
 from . import charts
 from .samples import SampleImage
 
-__all__ = ["BuiltDataset", "CommandRecord", "DemoResult", "MetricComparison", "compare_runs", "render_report"]
-
 _STAGES = ("fetch", "verify", "open", "plan", "gather")
 _METRICS_SHOWN = 4  # decimals
 

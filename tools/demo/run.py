@@ -37,8 +37,6 @@ from .data import FLIGHT_LABEL, write_digits, write_flights
 from .report import BuiltDataset, CommandRecord, DemoResult, compare_runs, render_report
 from .samples import SampleImage, pick_samples, read_images, read_predictions
 
-__all__ = ["DemoFailed", "main"]
-
 FORMATS = ("tfrecord", "parquet")
 RANKS = 2
 DIGITS_ACCURACY = 0.97  # a lower test accuracy is a failure

@@ -14,8 +14,6 @@ import pyarrow.parquet as pq
 
 from ringfeed.pipeline import Loader
 
-__all__ = ["Prediction", "SampleImage", "pick_samples", "read_images", "read_predictions"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:

@@ -25,8 +25,6 @@ from ringfeed.tools.probe import Runtime, horovod_target, probe_runtime, tensorf
 
 from .horovod_recipe import HOROVOD_VERSION
 
-__all__ = ["Facts", "Finding", "add_arguments", "diagnose", "run"]
-
 BASE = ("pyarrow", "numpy", "fsspec", "s3fs")
 GIBIBYTE = 2**30
 COMPILED = ("...sharding.compute._kernels", "...pipeline.deliver._operations", "...pipeline.transforms._images")

@@ -44,8 +44,6 @@ from .horovod_recipe import (
 )
 from .nccl import NCCL_HINT, Nccl, find_nccl
 
-__all__ = ["add_arguments", "install", "run"]
-
 _SHOWN_LINES = 20
 _FAULT = re.compile(r": (fatal )?error: |CMake Error|undefined reference|command not found|No space left")
 _PERCENT = re.compile(r"\[\s*(\d+)%\]")

@@ -14,17 +14,6 @@ from pathlib import Path
 
 from .nccl import Nccl
 
-__all__ = [
-    "HOROVOD_SHA256",
-    "HOROVOD_VERSION",
-    "PYTHON_PACKAGES",
-    "BuildTarget",
-    "build_environment",
-    "cache_root",
-    "forwarding_headers",
-    "missing_system_packages",
-]
-
 HOROVOD_VERSION = "0.28.1"
 HOROVOD_SHA256 = "92a43f5a94c43907a56805bad15f19700c62ffc83b7ca483f9e104e229f67ef0"  # PyPI's source distribution
 

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["NCCL_HINT", "Nccl", "find_nccl"]
-
 NCCL_HINT = (
     "a CUDA build of TensorFlow (pip install 'ringfeed[gpu]'), a CUDA toolkit (nvcc on PATH, or CUDA_HOME) "
     "and NCCL with its headers (Debian: libnccl-dev; PyPI: nvidia-nccl-cu12; or NCCL_HOME)"

@@ -27,8 +27,6 @@ from .store_trial import try_store_of
 from .training_costs import with_training
 from .training_trials import Workload
 
-__all__ = ["MeasuredDataset", "measure_costs", "shape_of"]
-
 _LEAST_SHARDS, _MOST_SHARDS = 3, 64
 _LEAST_BATCHES = 8
 _FULL_RATE = 20e9  # bytes a second from which on a connection counts as no limit

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from ringfeed.sharding.common.validation import fit
 from ringfeed.sharding.errors import ConfigError
 
-__all__ = ["Costs", "RingCosts", "StepCosts", "StoreCosts", "draw", "fit_ring"]
-
 Samples = tuple[float, ...]
 
 

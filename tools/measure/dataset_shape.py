@@ -16,8 +16,6 @@ from ringfeed.sharding.dataset.manifest import ShardInfo
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.schema import Schema
 
-__all__ = ["DatasetShape"]
-
 Int64 = npt.NDArray[np.int64]
 
 

@@ -20,8 +20,6 @@ from ringfeed.sharding.storage.temporary_folder import temporary_folder
 
 from .training_trials import Workload
 
-__all__ = ["Confirmed", "EpochTime", "confirm", "in_turn", "is_better", "read_epoch", "trial_cache"]
-
 T = TypeVar("T")
 _LEAST_GAIN = 1.03  # median of the rounds
 _LEAST_STEPS = 3

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, stdev
 
-__all__ = ["Estimate", "around", "estimate", "exactly", "predicted", "ratio", "window_rates"]
-
 _WINDOWS = 10
 # Quantiles of Student's t for 95 %, by degrees of freedom; beyond the last one the normal distribution's.
 _T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13)

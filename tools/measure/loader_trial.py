@@ -20,8 +20,6 @@ from ringfeed.tools.signals import deferred_signals
 
 from .estimates import Estimate, estimate, window_rates
 
-__all__ = ["LoaderTrial", "try_loader"]
-
 _BLOCK_BYTES = 512  # of a block as getrusage counts them
 _SAMPLE_SECONDS = 0.05  # between two looks at the queues: a look takes 20 us
 _MOST_LOOKS = 400

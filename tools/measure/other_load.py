@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LoadClock", "LockWatch"]
-
 _STAT = Path("/proc/stat")
 _TASKS = Path("/proc/self/task")
 _LOOK_SECONDS, _HELD_SECONDS = 0.02, 0.001

@@ -26,8 +26,6 @@ from .estimates import Estimate
 from .loader_trial import try_loader
 from .trial import Trial, repeat
 
-__all__ = ["OpenTrial", "WarmTrial", "expect_warm", "try_hand_over", "try_opening", "try_warm"]
-
 _CHOICES = 8  # shards to choose a small one from
 _MOST_CACHE_BYTES = 4 << 30  # on disk, for the time of a trial
 

@@ -30,8 +30,6 @@ from ringfeed.training.records.record_format import (
     first_step_of,
 )
 
-__all__ = ["Activity", "NoStepsError", "RunRecords", "holds_records", "read_run"]
-
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 _MOST_FILES, _MOST_FILE_BYTES, _MOST_BYTES = 100_000, 64 << 20, 256 << 20  # a rank records some 10 MB

@@ -21,8 +21,6 @@ from ringfeed.pipeline.deliver.to_numpy import NumpyBatch
 from .training_trials import Workload
 from .trial import Trial
 
-__all__ = ["SlowRecord", "SlowRecords", "find_slow_records"]
-
 _SUSPECT = 4.0  # times the median gap: a batch that takes longer is looked into
 _SLOW = 2.0  # times a fast batch
 _LEAST_GAP = 0.004  # seconds

@@ -15,8 +15,6 @@ from ringfeed.sharding.dataset.manifest import ShardInfo
 from ringfeed.sharding.errors import RangesError
 from ringfeed.sharding.storage.storage import Storage
 
-__all__ = ["PIECE_BYTES", "SizeTrial", "StoreTrial", "try_store", "try_store_of"]
-
 PIECE_BYTES = 4 << 20  # of a read, or the whole shard
 _SMALL_BYTES = 1 << 10
 _LATENCY_READS = 9

@@ -18,8 +18,6 @@ from .costs import Costs, StepCosts
 from .training_trials import Workload
 from .trial import repeat, time_calls
 
-__all__ = ["with_training"]
-
 _LEAST_CALLS = 8
 _SMALLER = 4  # a step is also measured on a batch so many times smaller
 _ON_CORES = 0.6  # processor seconds a second from which on a step counts as one of the cores

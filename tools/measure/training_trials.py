@@ -22,8 +22,6 @@ from .estimates import Estimate
 from .other_load import LockWatch
 from .trial import KeptBatches, Trial, consume, repeat, repeat_kept
 
-__all__ = ["TrainingTrials", "Workload", "try_training"]
-
 _SHARES = {"transform": 0.15, "input": 0.25, "step": 0.25, "together": 0.35}  # of the seconds for all trials
 _LEAST_STEP = 0.25  # seconds; a shorter trial is not judged
 

@@ -16,8 +16,6 @@ import numpy as np
 
 from .estimates import Estimate, estimate, window_rates
 
-__all__ = ["KeptBatches", "Trial", "consume", "cpu_seconds", "repeat", "repeat_kept", "time_calls"]
-
 _PREFETCHED = 4  # batches, as a loader keeps ready
 _LEAST_CALLS = 3  # of a slow function, however little time there is
 _MOST_WAIT = 1.5  # times a trial's seconds, with the waits for first batches, which are not counted

@@ -19,10 +19,6 @@ from ringfeed.tools.argument_types import at_least, checked_type, parse_bytes
 
 from .training_trials import Workload
 
-__all__ = [
-    "add_shared", "check_source", "configured_workload", "function_workload", "parse_size", "user_functions",
-]  # fmt: skip
-
 _COUNT = checked_type(at_least(1))
 
 

@@ -13,8 +13,6 @@ from typing import Any
 
 from ringfeed.tools.measure.estimates import Estimate, predicted, ratio
 
-__all__ = ["ExpectedGain", "MeasuredEpoch", "expected_gain", "first_batch_bytes"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredEpoch:

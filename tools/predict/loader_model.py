@@ -27,8 +27,6 @@ from ringfeed.tools.measure.dataset_shape import DatasetShape
 
 from .resources import Buffer, CacheModel, Host, Pool, Process
 
-__all__ = ["LoaderModel", "LoaderSettings"]
-
 _DRAWS = 256  # samples drawn at a time
 _FILES = 2  # of a shard: data and index
 

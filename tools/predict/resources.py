@@ -14,8 +14,6 @@ import simpy
 
 from ringfeed.pipeline.fetch.adaptive_limit import AdaptiveLimit
 
-__all__ = ["Barrier", "Buffer", "CacheModel", "Host", "Pool", "Process", "SharedRate"]
-
 Process = Generator[Any, Any, None]
 
 

@@ -14,8 +14,6 @@ from .setup import Setup
 from .simulation import Simulation
 from .simulator import simulate
 
-__all__ = ["Candidate", "Reshard", "Space", "choose", "search", "try_shard_sizes"]
-
 _STREAMS = (1, 2, 4, 8, 16, 32, 64)
 _THREADS = (1, 2, 4, 8, 16, 32, 64)
 _PREFETCH_FACTORS = (0.25, 0.5, 2, 4, 8)  # of the loader's own limit

@@ -19,8 +19,6 @@ from ringfeed.tools.measure.trial import Trial
 
 from .gains import ExpectedGain, MeasuredEpoch, expected_gain, first_batch_bytes
 
-__all__ = ["LoaderFacts", "LoaderTrials", "candidate_settings"]
-
 _THREADS = 4  # the least number of fetching threads, unless it is given
 _PREFETCH_BYTES = 64 << 20  # a loader's default for a remote store
 _READY_BYTES, _READY_BATCHES = 16 << 20, 64  # see `ChunkSizes`

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from ringfeed.pipeline.order.epoch_order import Geometry, default_streams
 from ringfeed.sharding.errors import ConfigError
 
-__all__ = ["Prices", "Setup"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prices:

@@ -15,8 +15,6 @@ from ringfeed.tools.console import align, human_bytes, human_seconds
 
 from .setup import Prices, Setup
 
-__all__ = ["EpochFigures", "Simulation", "advice_on", "table_of"]
-
 _MUCH_MORE = 1.25  # times the dataset: at cuts between ranks, indexes and row groups are read twice
 _BOUND = 0.05  # share of an epoch, as in the profiler's verdict
 

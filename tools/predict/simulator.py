@@ -27,8 +27,6 @@ from .setup import Prices, Setup
 from .simulation import EpochFigures, Simulation
 from .training_model import Program, StepClock
 
-__all__ = ["simulate", "simulate_ranks"]
-
 _MOST_BLOCKS = 40_000  # of all ranks together
 _LEAST_BLOCKS = 100  # of an epoch
 

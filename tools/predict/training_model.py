@@ -16,8 +16,6 @@ from ringfeed.tools.measure.costs import Costs, draw
 
 from .resources import Barrier, Buffer, Host, Process
 
-__all__ = ["Program", "StepClock", "Waits"]
-
 _TRANSFORMED_BATCHES = 4  # kept ready behind a transform
 
 

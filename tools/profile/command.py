@@ -31,8 +31,6 @@ from ringfeed.training.run.state.outputs import check_writable
 from .measure import profile, profile_run
 from .run_command import run_on_records
 
-__all__ = ["add_arguments", "run"]
-
 _EPILOG = """\
 examples:
   ringfeed profile data/flights

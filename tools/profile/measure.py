@@ -23,8 +23,6 @@ from .procedure import Request, investigate
 if TYPE_CHECKING:
     import pyarrow.compute as pc
 
-__all__ = ["profile", "profile_run"]
-
 
 def profile(
     url: str,

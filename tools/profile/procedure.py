@@ -32,8 +32,6 @@ from ringfeed.tools.report.profile_result import Profile, TriedKnob
 from ringfeed.tools.verdict.bottleneck import Knob, StageProfile, confirmed_stage, name_bottleneck, name_knob
 from ringfeed.tools.verdict.conclusion import Measured, conclude
 
-__all__ = ["Budget", "Request", "investigate"]
-
 _LEAST_SHARE = 0.2  # of a part's time, whatever the parts before took
 _LEAST_SEARCH = 4.0  # seconds for single records, where some batches are slow
 _LARGER = 2  # times the batch

@@ -15,8 +15,6 @@ from ringfeed.training.run.state.outputs import check_writable
 
 from .watch import follow
 
-__all__ = ["run_on_records"]
-
 
 def run_on_records(args: argparse.Namespace) -> int:
     """Read or follow the records in `args.url`, and print and write what is asked for."""

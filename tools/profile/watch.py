@@ -16,8 +16,6 @@ from ringfeed.tools.console import SafeConsole, print_stderr
 from ringfeed.tools.measure.run_records import NoStepsError, RunRecords, holds_records, read_run
 from ringfeed.tools.report.run_result import RunProfile, profile_records
 
-__all__ = ["follow"]
-
 _RECENT_SECONDS = 30.0  # of steps that the shown verdict is about
 
 

@@ -19,8 +19,6 @@ from ringfeed.tools.predict.simulation import Simulation
 
 from .profile_result import Profile
 
-__all__ = ["plot_batches", "plot_predictions", "plot_rates", "plot_scaling"]
-
 
 def plot_batches(loaders: Mapping[str, Loader], batches: int = 30) -> Plot:
     """The classes in each of the first batches, of several loaders side by side.

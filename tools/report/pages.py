@@ -23,8 +23,6 @@ from .profile_result import Profile
 from .run_plots import plot_rank_lateness, plot_rank_waits, plot_step_parts
 from .run_result import RunProfile
 
-__all__ = ["write_page", "write_run_page", "write_simulation_page"]
-
 _STYLE = """\
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 52rem; margin: 2rem auto; padding: 0 1rem; color: #222;
        background: #fff; }

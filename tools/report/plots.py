@@ -17,23 +17,6 @@ from ringfeed.tools.measure.store_trial import StoreTrial
 
 from .profile_result import UNKNOWN_GAIN, Profile
 
-__all__ = [
-    "Plot",
-    "or_why_not",
-    "plot_epoch",
-    "plot_latencies",
-    "plot_queues",
-    "plot_ranks",
-    "plot_shards",
-    "plot_shuffle",
-    "plot_stages",
-    "plot_store",
-    "plot_training",
-    "plot_tried",
-    "plot_waits",
-    "plot_waterfall",
-]
-
 T = TypeVar("T")
 _FEWEST_LOOKS = 5  # fewest samples of the queues that are worth plotting
 

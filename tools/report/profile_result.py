@@ -20,8 +20,6 @@ from ringfeed.tools.predict.settings import LoaderTrials
 from ringfeed.tools.verdict.bottleneck import StageProfile
 from ringfeed.tools.verdict.verdict import Verdict
 
-__all__ = ["UNKNOWN_GAIN", "Profile", "TriedKnob", "describe_knob"]
-
 UNKNOWN_GAIN = "its gain cannot be told from these measurements: try it (--try), or measure for longer (--seconds)"
 _OTHER_LOAD = 0.25  # other programs' share of the cores from which figures are said to be too low
 

@@ -13,8 +13,6 @@ from ringfeed.tools.console import human_seconds
 from ringfeed.tools.measure.run_records import RunRecords
 from ringfeed.tools.verdict.run_verdict import RankTimes, RunVerdict, judge_run, rank_times
 
-__all__ = ["RunProfile", "profile_records"]
-
 _SHOWN_RANKS = 32
 _HEADER = ("rank", "input ms", "compute ms", "waits for others ms", "collective ms", "loop ms", "last in", "host")
 

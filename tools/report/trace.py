@@ -15,8 +15,6 @@ import numpy as np
 from ringfeed.tools.measure.run_records import RunRecords
 from ringfeed.training.run.state.outputs import write_file
 
-__all__ = ["trace_events", "write_trace"]
-
 _LOOP, _PARTS, _OTHER = 1, 2, 3
 _THREADS = {_LOOP: "steps", _PARTS: "parts of steps", _OTHER: "evaluation and checkpoints"}
 

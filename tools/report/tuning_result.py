@@ -14,8 +14,6 @@ from ringfeed.tools.charts.shown import Shown, Table
 from ringfeed.tools.console import human_bytes, human_seconds
 from ringfeed.tools.predict.search import Reshard
 
-__all__ = ["TriedOptions", "Tuning"]
-
 _HEADER = (
     "options", "predicted", "measured", "gain", "lowest", "highest", "memory", "shards in a batch", "same batches",
 )  # fmt: skip

@@ -18,8 +18,6 @@ from ringfeed.sharding.dataset.file_names import generation_of
 from ringfeed.sharding.messages import one_line
 from ringfeed.tools.console import align, human_bytes
 
-__all__ = ["SplitBalance", "balance_json", "balance_of_dataset", "balance_of_plan", "balance_text"]
-
 Int64 = npt.NDArray[np.int64]
 _CLASSES_SHOWN = 20
 

@@ -74,8 +74,6 @@ from .prepare_arguments import prepare_options
 from .repair_report import repair_json, repair_text
 from .write_report import plan_json, plan_text, summary_json, summary_text
 
-__all__ = ["execute", "parse"]
-
 _OK, _FAILED = 0, 1
 _STAGES = {
     "dedup": "compare records",

@@ -13,11 +13,6 @@ from ringfeed.sharding.sources.arrays.url_selection import split_selection
 from ringfeed.sharding.storage.location import Location
 from ringfeed.tools.argument_types import HelpFormatter, add_verbosity, at_least, checked_type, parse_bytes
 
-__all__ = [
-    "EXIT_CODES", "add_command", "add_images_from", "add_json", "add_memory", "add_trust_code", "add_workers", "cores",
-    "make_parser", "workers_for",
-]  # fmt: skip
-
 _SMALL_BYTES = 8 << 20  # a smaller source is written before another process has finished its imports
 
 EXIT_CODES = """\

@@ -15,11 +15,6 @@ from .balance_report import balance_json, balance_of_dataset, balance_text
 from .repair_report import lost_json, lost_lines
 from .split_shares import shares_json, shares_text
 
-__all__ = [
-    "FEATURE_HEADER", "feature_cells", "feature_spec", "float64_as_bytes", "inspection_json", "inspection_text",
-    "reading_example", "skipped_json",
-]  # fmt: skip
-
 FEATURE_HEADER = ("feature", "dtype", "shape", "role")
 
 _SPEC_DTYPES = {"int64": "tf.int64", "float": "tf.float32", "bytes": "tf.string", "raw": "tf.string"}

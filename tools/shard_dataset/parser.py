@@ -33,8 +33,6 @@ from .common_arguments import (
 )
 from .write_arguments import add_append, add_build, add_reshard
 
-__all__ = ["build_parser"]
-
 _EPILOG = f"""\
 examples:
   shard-dataset build flights.csv shards/ --label late --split train=0.9,test=0.1

@@ -22,8 +22,6 @@ from ringfeed.tools.argument_types import checked_type
 
 from .common_arguments import add_images_from
 
-__all__ = ["PREPARE_EPILOG", "add_prepare_flags", "prepare_options"]
-
 PREPARE_EPILOG = """\
 Records can be prepared before they are written. Steps on columns and rows are applied in the order of the command line,
 and can be repeated; --schema comes before them, --dedup after them, --resize and --encode last. --label is the name of

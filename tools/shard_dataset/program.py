@@ -16,8 +16,6 @@ from typing import NoReturn
 from ringfeed.tools.process_start import exit_without_memory, guarded_stdout, prepare_streams
 from ringfeed.tools.signals import ending_on_signals, ignore_signals
 
-__all__ = ["main", "run"]
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `shard-dataset` and return its exit status; an expected error is one line on standard error."""

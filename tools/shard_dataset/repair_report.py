@@ -11,8 +11,6 @@ from typing import Any
 from ringfeed.sharding import Manifest, RepairReport
 from ringfeed.sharding.messages import counted, one_line
 
-__all__ = ["lost_json", "lost_lines", "repair_json", "repair_text"]
-
 _CLASSES_SHOWN = 6
 
 

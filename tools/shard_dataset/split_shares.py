@@ -12,8 +12,6 @@ from ringfeed.sharding.messages import one_line
 
 from .balance_report import SplitBalance
 
-__all__ = ["shares_json", "shares_text"]
-
 
 def shares_json(splits: Sequence[SplitBalance], options: Mapping[str, Any], groups: Mapping[str, int]) -> Any:
     """Requested and reached shares for `--json`; None for a dataset built without `--group-by`.

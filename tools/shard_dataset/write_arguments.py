@@ -26,8 +26,6 @@ from ringfeed.tools.argument_types import (
 from .common_arguments import EXIT_CODES, add_command, add_json, add_memory, add_trust_code, add_workers
 from .prepare_arguments import PREPARE_EPILOG, add_prepare_flags
 
-__all__ = ["add_append", "add_build", "add_reshard"]
-
 _BUILD_EPILOG = f"""\
 Within a split, shards differ by at most one record, and by at most one record of each class. With --balance bytes they
 also have the same size, as far as the sizes of records allow. The same source, options and seed give the same bytes,

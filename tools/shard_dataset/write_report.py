@@ -19,8 +19,6 @@ from .balance_report import SplitBalance, balance_json, balance_of_dataset, bala
 from .inspection import FEATURE_HEADER, feature_cells, float64_as_bytes, skipped_json
 from .split_shares import shares_json, shares_text
 
-__all__ = ["plan_json", "plan_text", "summary_json", "summary_text"]
-
 
 def plan_json(options: BuildOptions, plan: BuildPlan) -> dict[str, Any]:
     """The plan of a dry run, for `--json`."""

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ringfeed.tools.measure.costs import RingCosts
     from ringfeed.training.ring.ring import Ring
 
-__all__ = ["RingTrial", "add_arguments", "fit_quality", "run", "try_ring"]
-
 DESCRIPTION = "Measure how long the ranks take to average tensors of 8 B to 128 MB, and fit latency and bandwidth."
 
 EPILOG = """\

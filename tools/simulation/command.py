@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ringfeed.tools.measure.dataset_shape import DatasetShape
     from ringfeed.tools.predict.setup import Setup
 
-__all__ = ["add_arguments", "run"]
-
 _MOST_COSTS_BYTES = 64 << 20
 _COUNT = checked_type(at_least(1))
 _EPILOG = """\

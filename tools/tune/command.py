@@ -22,8 +22,6 @@ from ringfeed.training.run.state.outputs import check_writable, write_file
 if TYPE_CHECKING:
     from ringfeed.tools.report.tuning_result import Tuning
 
-__all__ = ["add_arguments", "run"]
-
 _COUNT = checked_type(at_least(1))
 _EPILOG = """\
 examples:

@@ -22,8 +22,6 @@ from ringfeed.tools.predict.search import Candidate, Space, choose, search, try_
 from ringfeed.tools.predict.setup import Setup
 from ringfeed.tools.report.tuning_result import TriedOptions, Tuning
 
-__all__ = ["tune", "tune_run"]
-
 _MEASURE_SHARE = 0.3  # of the seconds; the rest confirms
 _ROUNDS = 3
 _MEMORY_SHARE, _DISK_SHARE = 0.25, 0.8  # shares of the free memory and disk that a cache may take

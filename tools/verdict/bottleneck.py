@@ -12,8 +12,6 @@ from ringfeed.tools.console import human_bytes
 from ringfeed.tools.measure.part_trials import OpenTrial
 from ringfeed.tools.measure.store_trial import PIECE_BYTES, StoreTrial
 
-__all__ = ["Knob", "StageProfile", "confirmed_stage", "name_bottleneck", "name_knob"]
-
 # Stage, fact (see `_facts`) under which the row applies ("": always), what then limits the loader (see
 # `verdict.LIMITS`), option that may help ("": none), text. The first row that applies is taken.
 _KNOBS = (

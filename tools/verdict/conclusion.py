@@ -19,8 +19,6 @@ from ringfeed.tools.predict.settings import LoaderFacts, LoaderTrials, candidate
 from .bottleneck import Knob
 from .verdict import Evidence, Verdict, judge
 
-__all__ = ["Measured", "conclude", "confirmed_limit", "rest_of_loader"]
-
 _STORE_LIMITS = ("store_latency", "store_bandwidth", "too_few_fetches")
 _FAST_ENOUGH = 4  # times the loader's rate over an epoch: such a part is no limit
 _ON_CORES = 0.1  # of one core: a step that uses less does not wait for it

@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from ringfeed.tools.measure.run_records import RunRecords
 
-__all__ = ["RankTimes", "RunVerdict", "Shares", "judge_run", "rank_times", "step_parts"]
-
 _LEAST_STEPS, _LEAST_SECONDS = 20, 1.0  # fewer are not judged
 # The largest loss is named, from the share of the time on that TensorFlow's profiler (xprof) has, and for overhead and
 # ranks that take turns from twice as much as jitter brings on busy hosts.

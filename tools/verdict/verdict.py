@@ -16,8 +16,6 @@ from ringfeed.tools.measure.estimates import Estimate, around, predicted, ratio
 from ringfeed.tools.measure.slow_records import SlowRecords
 from ringfeed.tools.predict.gains import ExpectedGain, MeasuredEpoch
 
-__all__ = ["LIMITS", "Evidence", "Verdict", "judge"]
-
 LIMITS = {
     "store_latency": "high latency and small requests: the store is waited for, not its bandwidth",
     "store_bandwidth": "the store, the link to it, or the disk gives no more bytes",

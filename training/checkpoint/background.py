@@ -15,8 +15,6 @@ import numpy as np
 
 from .store import Checkpoint
 
-__all__ = ["BackgroundWriter", "Memory"]
-
 
 class BackgroundWriter:
     """Runs one write at a time; any method raises what the last write raised, once."""

@@ -32,21 +32,6 @@ from ringfeed.training.sync.synchronizer import EveryStep, Synchronizer
 
 from .store import Checkpoint
 
-__all__ = [
-    "Parts",
-    "Position",
-    "capture",
-    "check_resumable",
-    "check_servers",
-    "check_state",
-    "gather_rank_state",
-    "rank_state",
-    "restore",
-    "restore_rank_state",
-    "seed_variables",
-    "set_rank_seeds",
-]
-
 _OTHER_MODEL = "undo the change of the model, or set another checkpoint.url"
 _RANK, _APART, _BASE = "rank", "apart", "base"
 """Kinds of variables: a rank's own, those that `Agreement` holds apart, and what their changes count from."""

@@ -39,8 +39,6 @@ from ringfeed.sharding.storage.special_files import SpecialFileError
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.storage.timings import StoreTimings
 
-__all__ = ["Checkpoint", "CheckpointStore", "decode", "encode"]
-
 _NAME = re.compile(r"step-(\d{10})-(?:([0-9a-f]{16})-)?([0-9a-f]{32})\.safetensors")  # groups: step, run, hash
 _LEASE = "_training.json"
 _HISTORY = "history"

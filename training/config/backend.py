@@ -10,17 +10,6 @@ from typing import ClassVar
 
 from .checks import Options, key
 
-__all__ = [
-    "BACKENDS",
-    "HOROVOD",
-    "MIRRORED",
-    "MULTI_WORKER",
-    "NONE",
-    "PARAMETER_SERVER",
-    "MirroredConfig",
-    "ParameterServerConfig",
-]
-
 HOROVOD, NONE, MIRRORED, MULTI_WORKER = "horovod", "none", "mirrored", "multi_worker"
 PARAMETER_SERVER = "parameter_server"
 BACKENDS = (HOROVOD, NONE, MIRRORED, MULTI_WORKER, PARAMETER_SERVER)

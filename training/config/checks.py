@@ -14,8 +14,6 @@ from typing import Any, ClassVar
 from ringfeed.sharding.common.validation import fit_fields
 from ringfeed.sharding.errors import ConfigError
 
-__all__ = ["FUNCTION", "SIZES", "Options", "are_sizes", "duration_seconds", "is_function", "key", "require"]
-
 FUNCTION = "module:function"
 """Among the choices of a key: any function, by module and name."""
 SIZES = 2**31

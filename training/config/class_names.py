@@ -8,8 +8,6 @@ from typing import Any
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import did_you_mean, listed
 
-__all__ = ["class_name", "class_number", "hold_names", "shares_by_class"]
-
 _NAMES = (
     *(("data", key) for key in ("include", "exclude", "target", "categorical", "bucket_by")),
     *(("data", key) for key in ("train_split", "eval_split", "test_split")),

@@ -12,11 +12,6 @@ from typing import ClassVar
 from .checks import SIZES, key
 from .method import Method, Methods
 
-__all__ = [
-    "COMPRESSIONS", "CompressionConfig", "DGCConfig", "FP16Config", "NaturalConfig", "OneBitConfig", "PowerSGDConfig",
-    "QSGDConfig", "TernGradConfig", "TopKConfig",
-]  # fmt: skip
-
 _EPOCHS, _RUN_SHARE = 4.0, 0.3
 """Warm-up: the paper's epochs, but no more than a share of a short run."""
 

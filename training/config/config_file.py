@@ -30,17 +30,6 @@ from .registry import METHODS
 from .schedule import STRETCHED
 from .train_config import TrainConfig
 
-__all__ = [
-    "apply_overrides",
-    "changed_keys",
-    "load_config",
-    "load_tree",
-    "parse_config",
-    "stretched_schedule",
-    "to_tree",
-]
-
-
 _MOST_BYTES = 1 << 20
 
 

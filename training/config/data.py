@@ -14,8 +14,6 @@ from ringfeed.sharding.errors import ConfigError
 from .checks import SIZES, Options, key, require
 from .class_names import class_name
 
-__all__ = ["AUTO", "TEST", "DataConfig", "MixedDataset"]
-
 AUTO = "auto"  # the split to evaluate on, where the dataset decides
 TEST = "test"
 

@@ -15,8 +15,6 @@ from .checks import Options, key
 from .outputs import CheckpointConfig
 from .task import DEFAULT_METRICS, is_number, metric_name
 
-__all__ = ["EarlyStoppingConfig", "check_comparisons"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EarlyStoppingConfig(Options):

@@ -18,8 +18,6 @@ from .method import Methods, key_default
 from .registry import METHODS
 from .train_config import TrainConfig
 
-__all__ = ["config_schema"]
-
 _BOUNDS = {"at_least": "minimum", "above": "exclusiveMinimum", "below": "exclusiveMaximum", "at_most": "maximum"}
 _SCALARS = {bool: "boolean", int: "integer", float: "number", str: "string", types.NoneType: "null"}
 

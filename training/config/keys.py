@@ -18,8 +18,6 @@ from .method import key_default
 from .registry import METHODS
 from .train_config import TrainConfig
 
-__all__ = ["all_keys", "as_yaml", "describe_keys"]
-
 
 def all_keys() -> list[tuple[str, Field[Any]]]:
     """Return all keys in order: dotted name and field."""

@@ -13,8 +13,6 @@ from typing import Any, ClassVar
 from .checks import FUNCTION, Options, key, require
 from .class_names import class_name
 
-__all__ = ["LossConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class LossConfig(Options):

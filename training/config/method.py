@@ -19,8 +19,6 @@ from ringfeed.sharding.errors import ConfigError
 
 from .checks import FUNCTION, Options, is_function, key, require
 
-__all__ = ["Method", "Methods", "key_default"]
-
 M = TypeVar("M", bound="Method")
 
 

@@ -14,8 +14,6 @@ from ringfeed.sharding.errors import ConfigError
 
 from .checks import FUNCTION, SIZES, Options, are_sizes, key, require
 
-__all__ = ["APPLICATIONS", "AugmentConfig", "ModelConfig"]
-
 MOST_LAYERS = 256
 """More take longer than some 10 s to build."""
 NORMS = ("batch", "layer", "none")

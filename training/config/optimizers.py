@@ -13,11 +13,6 @@ from typing import Any, ClassVar
 from .checks import SIZES, key
 from .method import Method, Methods
 
-__all__ = [
-    "LAMB_VARIANTS", "LARS_ALIASES", "LARS_VARIANTS", "OPTIMIZERS", "SCALINGS", "AdamConfig", "AdamWConfig",
-    "AdanConfig", "LAMBConfig", "LARSConfig", "OptimizerConfig", "OwnOptimizerConfig", "SGDConfig",
-]  # fmt: skip
-
 SCALINGS = ("linear", "sqrt")
 LARS_VARIANTS = ("optax", "mlperf", "mlperf-unscaled", "tf-models-popular", "larc")
 LARS_ALIASES = {"paper": "mlperf", "tf-models": "optax"}

@@ -10,8 +10,6 @@ from typing import ClassVar
 
 from .checks import Options, key, require
 
-__all__ = ["CheckpointConfig", "OutputConfig"]
-
 DAMAGE_POLICIES = ("error", "previous")
 WEIGHTS = ("last", "best")
 

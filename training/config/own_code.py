@@ -14,8 +14,6 @@ from ringfeed.sharding.errors import ConfigError, RingfeedError, TrainingError
 from ringfeed.sharding.messages import one_line
 from ringfeed.sharding.sources.user_code import describe_error, import_function
 
-__all__ = ["import_own", "made_by_class", "own_code", "own_object"]
-
 _EXAMPLES = {
     "callbacks": "my_callbacks:Log",
     "loss.name": "my_losses:hinge",

@@ -11,8 +11,6 @@ from typing import Any
 
 from .keys import all_keys
 
-__all__ = ["absolute_paths", "paths_from"]
-
 _WORDS = {"data.cache": ("none", "memory"), "track.mlflow": ("databricks",)}
 """Words among the paths of a key."""
 

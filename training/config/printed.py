@@ -10,8 +10,6 @@ from .keys import all_keys, as_yaml
 from .paths import absolute_paths
 from .train_config import TrainConfig
 
-__all__ = ["print_config"]
-
 _COMMENT_COLUMN, _WIDTH = 36, 118
 
 

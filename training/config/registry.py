@@ -12,6 +12,4 @@ from .method import Methods
 from .optimizers import OPTIMIZERS
 from .sync import SYNCS
 
-__all__ = ["METHODS"]
-
 METHODS: Mapping[str, Methods] = {methods.group: methods for methods in (OPTIMIZERS, COMPRESSIONS, SYNCS)}

@@ -16,8 +16,6 @@ from ringfeed.sharding.errors import ConfigError
 from .method import key_default
 from .registry import METHODS
 
-__all__ = ["PAIRS", "Pair", "check_pairs", "setting_value"]
-
 _TERM = re.compile(r"([\w.-]+?)(?:(!?=)(.*))?")
 
 

@@ -12,8 +12,6 @@ from typing import Any, ClassVar
 
 from .checks import FUNCTION, SIZES, Options, key, require
 
-__all__ = ["DECAYS", "STRETCHED", "WARMUPS", "EMAConfig", "LossScaleConfig", "ScheduleConfig"]
-
 DECAYS = ("cosine", "polynomial", "step", "constant", "one-cycle")
 STRETCHED = ("cosine", "polynomial", "one-cycle")
 """Decays that depend on the length of the schedule."""

@@ -13,11 +13,6 @@ from typing import Any, ClassVar
 from .checks import SIZES, key, require
 from .method import Method, Methods
 
-__all__ = [
-    "SYNCS", "DiLoCoConfig", "EveryStepConfig", "FedAvgConfig", "GossipConfig", "LocalSGDConfig",
-    "OwnSyncConfig", "PostLocalSGDConfig", "RoundsConfig", "SyncConfig",
-]  # fmt: skip
-
 SHARES = ("equal", "speed")
 STATES = ("keep", "average")
 AGGREGATES = ("mean", "median", "trimmed")

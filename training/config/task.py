@@ -13,8 +13,6 @@ from ringfeed.sharding.messages import did_you_mean
 
 from .checks import is_function, require
 
-__all__ = ["DEFAULT_METRICS", "TASKS", "check_metrics", "is_number", "metric_name", "top_k"]
-
 DEFAULT_METRICS = {
     "multiclass": ("accuracy", "balanced_accuracy", "recall", "auc", "confusion"),
     "binary": ("accuracy", "balanced_accuracy", "recall", "auc", "average_precision", "confusion"),

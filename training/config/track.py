@@ -10,8 +10,6 @@ from typing import ClassVar
 
 from .checks import Options, is_function, key, require
 
-__all__ = ["TrackConfig"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrackConfig(Options):

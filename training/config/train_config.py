@@ -23,8 +23,6 @@ from .sync import EveryStepConfig, SyncConfig
 from .task import TASKS, check_metrics
 from .track import TrackConfig
 
-__all__ = ["TrainConfig"]
-
 PRECISIONS = ("float32", "float16", "bfloat16")
 
 

@@ -15,8 +15,6 @@ from typing import Protocol
 from ringfeed.training.ring.horovod import on_hosts_changed
 from ringfeed.training.ring.launched import CHANNEL
 
-__all__ = ["Members", "open_members"]
-
 _HOROVODRUN = "HOROVOD_ELASTIC"
 _GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 _LEAST_TIMEOUT = 120  # seconds; a new rank imports TensorFlow while the others wait for it, under horovodrun

@@ -30,8 +30,6 @@ from ringfeed.training.run.stopping import Stopped
 
 from .members import Members
 
-__all__ = ["is_of_collective", "survive"]
-
 log = logging.getLogger(__name__)
 
 _SLOT = "RINGFEED_SLOT"

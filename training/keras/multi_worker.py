@@ -9,8 +9,6 @@ from typing import Any
 
 import tensorflow as tf
 
-__all__ = ["MultiWorkerStrategy"]
-
 _MEAN = ("MEAN", tf.distribute.ReduceOp.MEAN)
 
 

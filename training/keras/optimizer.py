@@ -15,8 +15,6 @@ from ringfeed.sharding.errors import TrainingError
 from ringfeed.training.optimizers.keras_doors import subclassed
 from ringfeed.training.ring.ring import Ring, dense
 
-__all__ = ["distribute", "ring_of"]
-
 _RING = "_ringfeed_ring"
 
 Optimizer = TypeVar("Optimizer", bound="keras.optimizers.Optimizer")

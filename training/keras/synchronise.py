@@ -15,8 +15,6 @@ from ringfeed.training.sync.agreement import Agreement
 
 from .optimizer import ring_of
 
-__all__ = ["Synchronise"]
-
 
 class Synchronise(keras.callbacks.Callback):  # type: ignore[misc]  # Keras ships no types
     """Starts all ranks from rank 0's weights, and gives their callbacks the metrics of all samples.

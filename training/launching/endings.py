@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from ringfeed.training.ring.launched import EndReport
 from ringfeed.training.run.stopping import INTERRUPTED, TERMINATED
 
-__all__ = ["Ending", "LauncherSignals", "cause_of_death", "ending_of"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:

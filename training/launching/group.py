@@ -9,8 +9,6 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-__all__ = ["ElasticRank", "Group", "Phase"]
-
 
 class Phase(Enum):
     """What a process does."""

@@ -25,8 +25,6 @@ from .hosts import address_towards, is_this_machine
 from .process_group import Key, Lines, Process, ProcessGroup
 from .relay import RankRequest
 
-__all__ = ["HostGroup", "RemoteProcess"]
-
 _ALIVE_SECONDS = 2.0  # between two signs of life to each relay
 _LEAST_SILENCE_SECONDS = 60.0  # a launcher that a terminal stops for a moment ends no rank
 _PROBES = 4  # ssh asks a silent host three times, after as many quarters of the time, and ends after the fourth

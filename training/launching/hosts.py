@@ -12,8 +12,6 @@ from collections.abc import Mapping
 from ringfeed.sharding.errors import ConfigError, RingfeedError
 from ringfeed.sharding.storage.untrusted_files import read_untrusted
 
-__all__ = ["WantedHosts", "address_towards", "is_this_machine", "parse_hosts"]
-
 _MOST_BYTES = 1 << 20
 _HOST = re.compile(r"(?P<name>[A-Za-z0-9_@][A-Za-z0-9_.@-]*)(?::(?P<slots>[0-9]{1,4})|\s+slots=(?P<mpi>[0-9]{1,4}))?")
 _DISCARD_PORT = 9  # nothing is sent to it

@@ -14,14 +14,12 @@ from contextlib import suppress
 
 import psutil
 
-from ringfeed.training.ring.tf_config import free_ports
+from ringfeed.training.ring.tf_config import WORKER, free_ports
 from ringfeed.training.run.stopping import TERMINATED
-from ringfeed.training.servers.cluster import CHIEF, PS, WORKER, Cluster
+from ringfeed.training.servers.cluster import CHIEF, PS, Cluster
 
 from .endings import Ending, LauncherSignals, cause_of_death
 from .process_group import ProcessGroup
-
-__all__ = ["LocalCluster"]
 
 _END_SECONDS = 5.0  # workers and servers have this long to follow the chief
 _MOST_STARTS = 10  # a worker that never comes up would else be started for ever

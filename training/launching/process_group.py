@@ -25,8 +25,6 @@ from .endings import Ending, LauncherSignals, ending_of
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Key", "Lines", "Process", "ProcessGroup", "ringfeed_command", "run_together"]
-
 _REPORT_SECONDS = 1.0  # a process that ends tells why within milliseconds
 _ENVIRONMENT = {"HOROVOD_LOG_LEVEL": "fatal", "HOROVOD_GLOO_TIMEOUT_SECONDS": "120", "PYTHONUNBUFFERED": "1"}
 

@@ -21,8 +21,6 @@ from ringfeed.training.ring.launched import EndReport
 from .endings import Ending, LauncherSignals, ending_of
 from .process_group import ProcessGroup, ringfeed_command
 
-__all__ = ["run_on_ray"]
-
 _POLL_SECONDS = 0.1
 _LISTEN_SECONDS = 1.0  # between two questions of a worker whether the launcher was told to stop
 _START_SECONDS = 120  # for processors to become free

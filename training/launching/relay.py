@@ -24,8 +24,6 @@ from ringfeed.sharding.storage.temporary_folder import end_process
 from .hosts import address_towards
 from .process_group import Lines, Process, ProcessGroup
 
-__all__ = ["RankRequest", "interface_of", "main"]
-
 _LOOPBACK_LAUNCHER = "the launcher's host has a name that only it knows: let the hosts begin with one that all know\n"
 _CODEC = "latin-1"  # any bytes, also a part of a character
 

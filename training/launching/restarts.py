@@ -12,8 +12,6 @@ from ringfeed.sharding.storage.retry import RetryPolicy
 from ringfeed.sharding.storage.untrusted_files import read_untrusted
 from ringfeed.training.checkpoint.store import CheckpointStore
 
-__all__ = ["Restarts", "WantedRanks"]
-
 _TRIES = 3  # without a new checkpoint, or of one place
 _MOST_BYTES = 1 << 10  # the file holds one number
 _SHORT_SECONDS = 60.0  # a rank that lived this long in a ring was worth its start

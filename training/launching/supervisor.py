@@ -24,8 +24,6 @@ from .hosts import WantedHosts
 from .process_group import ProcessGroup
 from .restarts import Restarts, WantedRanks
 
-__all__ = ["Supervisor"]
-
 _FILE_SECONDS = 1.0  # between looks at --ranks-file or --hosts-file
 _STALL_SECONDS = 1.0  # the ranks of a ring that has stalled come back at once
 _REST_SECONDS = 30.0  # between two tries of a host that cannot be reached

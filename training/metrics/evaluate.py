@@ -20,8 +20,6 @@ from .exact_sum import ExactSum
 from .scorers import make_scorer
 from .user_metrics import UserMetrics
 
-__all__ = ["Own", "evaluate"]
-
 Batch = tuple[Any, Any, Any]
 
 

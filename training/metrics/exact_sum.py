@@ -9,8 +9,6 @@ import numpy.typing as npt
 
 from ringfeed.training.ring.ring import Ring
 
-__all__ = ["ExactSum", "exact_squares"]
-
 _HALF = 26  # bits: sums of halves of 53-bit mantissas are exact in float64 for up to 2**26 values
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["average_precision", "precision_recall", "roc_auc"]
-
 Floats = npt.NDArray[np.float64]
 
 _POINTS = 200  # a precision-recall curve of more points would be no more readable

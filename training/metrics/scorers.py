@@ -23,8 +23,6 @@ from ringfeed.training.ring.ring import Ring
 from .exact_sum import ExactSum, exact_squares
 from .ranking import average_precision, precision_recall, roc_auc
 
-__all__ = ["Scorer", "make_scorer"]
-
 Array = npt.NDArray[Any]
 _OF_ORDER: dict[str, Callable[..., Any]] = {
     "auc": roc_auc,

@@ -18,8 +18,6 @@ from ringfeed.training.config.own_code import import_own, own_code
 from ringfeed.training.config.task import metric_name
 from ringfeed.training.ring.ring import Ring
 
-__all__ = ["UserMetrics", "import_metrics"]
-
 Array = npt.NDArray[Any]
 Metric = Callable[[Array, Array], Any]
 

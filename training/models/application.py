@@ -16,8 +16,6 @@ from .images import image_column, image_model, image_shape
 from .preprocess import BuiltModel, check_outputs
 from .target import plan_target
 
-__all__ = ["application"]
-
 
 def application(manifest: Manifest, config: TrainConfig) -> BuiltModel:
     """Build the network with initial weights, and the outputs of the task.

@@ -29,8 +29,6 @@ from .target import Target, in_units, plan_target
 from .user_model import user_model
 from .weight_file import load_weights
 
-__all__ = ["build_model"]
-
 _BUILDERS: dict[str, Callable[[Manifest, TrainConfig], BuiltModel]] = {
     "tabular": tabular,
     "wide_deep": wide_deep,

@@ -11,8 +11,6 @@ from ringfeed.training.config.train_config import TrainConfig
 
 from .preprocess import feature_columns
 
-__all__ = ["column_remarks"]
-
 _TABULAR = ("tabular", "wide_deep")
 _FEWEST_RECORDS = 50  # with fewer, values that differ say little
 _DISTINCT_SHARE = 0.5  # with more different texts than this share of the records, most occur once or twice

@@ -22,8 +22,6 @@ from ringfeed.training.config.train_config import TrainConfig
 
 from .preprocess import BuiltModel, Element, Inputs, Preprocess, feature_columns, label_and_weight, refuse_missing
 
-__all__ = ["image_column", "image_model", "image_preprocess", "image_shape", "mixer"]
-
 Shape = tuple[int, int, int]
 Prepare = Callable[[Any], Any]
 

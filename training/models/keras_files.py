@@ -18,8 +18,6 @@ import h5py
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.storage.untrusted_files import check_inflation, file_bytes
 
-__all__ = ["check_hdf5", "open_archive", "read_member"]
-
 _DIRECTORY_BYTES = 1 << 20  # some 10,000 members; Keras writes four
 _SIZE_OF_DIRECTORY = 5  # field of an end record
 _MOST_OBJECTS = 1 << 20  # groups and arrays of an HDF5 file

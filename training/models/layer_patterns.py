@@ -18,8 +18,6 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import listed
 from ringfeed.training.optimizers.keras_doors import inner_layers, is_training
 
-__all__ = ["freeze", "matching_layers", "rematerialise"]
-
 
 def freeze(network: Any, patterns: Sequence[str]) -> None:
     """Freeze the layers whose path matches a pattern; a frozen batch normalisation uses its moving statistics."""

@@ -16,8 +16,6 @@ from ringfeed.training.optimizers.keras_doors import Tensor
 
 from .target import Target
 
-__all__ = ["Loss", "batch_loss", "build_loss", "cross_entropy", "plain_loss", "user_loss", "wide_outputs"]
-
 Loss = Callable[[Tensor, Tensor], Tensor]
 """From outputs [batch, outputs] and targets [batch, ...], as of `Target.of`, to a loss per sample, float32 [batch]."""
 

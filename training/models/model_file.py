@@ -25,8 +25,6 @@ from ringfeed.training.config.train_config import TrainConfig
 from .keras_files import open_archive, read_member
 from .preprocess import check_masks, mask_entry
 
-__all__ = ["ModelFile", "decode_model", "encode_model"]
-
 _FORMAT = "ringfeed-model-1"
 _MASKED = "ringfeed-model-2"  # takes masks of missing values
 _RUN, _MANIFEST, _WEIGHTS = "ringfeed.json", "ringfeed-dataset.json", "model.weights.h5"

@@ -24,22 +24,6 @@ from ringfeed.training.config.data import DataConfig
 
 from .target import Target
 
-__all__ = [
-    "BuiltModel",
-    "Element",
-    "Inputs",
-    "Preprocess",
-    "check_masks",
-    "check_outputs",
-    "feature_columns",
-    "label_and_weight",
-    "mask_entry",
-    "masked_features",
-    "plan_tabular",
-    "refuse_missing",
-    "tabular_preprocess",
-]
-
 Element = Mapping[str, Any]
 Inputs = Any
 Preprocess = Callable[[Element], tuple[Inputs, Any, Any]]

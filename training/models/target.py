@@ -19,8 +19,6 @@ from ringfeed.training.config.class_names import class_number
 from ringfeed.training.config.data import DataConfig
 from ringfeed.training.config.train_config import TrainConfig
 
-__all__ = ["Target", "in_units", "plan_target"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:

@@ -33,8 +33,6 @@ from .preprocess import (
 )
 from .target import plan_target
 
-__all__ = ["network_errors", "user_model"]
-
 _PLACE = re.compile(r'File "([^"]+)", line (\d+), in')
 _LIBRARY = re.compile(r"^<|[/\\](site|dist)-packages[/\\]")  # "<string>" is code that TensorFlow generates
 _OURS = str(Path(__file__).parents[2])

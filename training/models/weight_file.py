@@ -19,8 +19,6 @@ from ringfeed.training.optimizers.keras_doors import inner_layers, producer
 
 from .keras_files import check_hdf5, open_archive, read_member
 
-__all__ = ["load_weights"]
-
 log = logging.getLogger(__name__)
 
 Layout = Mapping[str, tuple[str, tuple[int, ...]]]

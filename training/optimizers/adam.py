@@ -17,8 +17,6 @@ from ringfeed.training.config.optimizers import AdamWConfig
 from .keras_doors import Tensor, Variable
 from .rule import Rule, RuleOptimizer, RuleStep, Slots, correction, make_options, next_moments
 
-__all__ = ["Adam", "AdamRule"]
-
 
 @dataclass(frozen=True)
 class AdamRule(Rule):

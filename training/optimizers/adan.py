@@ -11,8 +11,6 @@ import tensorflow as tf
 from .keras_doors import Tensor
 from .rule import Rule, RuleStep, Slots, correction
 
-__all__ = ["AdanRule"]
-
 
 @dataclass(frozen=True)
 class AdanRule(Rule):

@@ -15,8 +15,6 @@ from ringfeed.training.schedules.user_schedule import UserSchedule, user_schedul
 from .norms import is_adapted
 from .rule import RuleOptimizer
 
-__all__ = ["build_optimizer", "build_schedule", "schedule_warnings"]
-
 
 def build_schedule(config: TrainConfig, steps_per_epoch: int) -> WarmUpDecay | UserSchedule:
     """Build the learning rate over all epochs of a run; `max_steps` ends the run, but does not shorten the schedule.

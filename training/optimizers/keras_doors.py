@@ -13,11 +13,6 @@ import tensorflow as tf
 
 from ringfeed.sharding.errors import TrainingError
 
-__all__ = [
-    "DOORS", "Tensor", "Variable", "copies", "declare_functions", "function_token", "inner_layers", "is_training",
-    "producer", "replace_method", "require_method", "subclassed", "update_own_replica", "variable_index",
-]  # fmt: skip
-
 DOORS = {
     "_apply_weight_decay": "in whose place ringfeed decays the variables of one replica alone",
     "_backend_update_step": "in whose place ringfeed updates small variables together, and one replica's alone",

@@ -22,8 +22,6 @@ from .rule import Rule, RuleOptimizer, RuleStep, Slots, correction, make_options
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["LAMB", "LAMBRule"]
-
 _RATIO_DECAY = 0.9  # the average of ratios decays by it; it and the bounds are the paper's (section 4)
 _FACTORS = 0.5, 4.0
 _FACTOR_STEP = 0.1  # a step changes the factor by this share of it at most

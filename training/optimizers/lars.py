@@ -21,8 +21,6 @@ from .rule import Rule, RuleOptimizer, RuleStep, Slots, make_options
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["LARS", "LARSRule"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Variant:

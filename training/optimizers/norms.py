@@ -13,8 +13,6 @@ import tensorflow as tf
 
 from .keras_doors import Tensor
 
-__all__ = ["is_adapted", "layer_norms", "trust_ratio"]
-
 _EXPONENTS = {tf.float32: (tf.int32, 0x7F800000), tf.float64: (tf.int64, 0x7FF0000000000000)}
 _SAFE_SQUARES = {tf.float32: 1e-25, tf.float64: 1e-280}  # smaller sums may have lost terms to underflow
 

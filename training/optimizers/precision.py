@@ -16,8 +16,6 @@ import tensorflow as tf
 
 from .keras_doors import Tensor
 
-__all__ = ["LossScale", "ScaleRule", "all_finite", "compute_dtype"]
-
 POLICIES = {"float32": "float32", "float16": "mixed_float16", "bfloat16": "mixed_bfloat16"}
 
 

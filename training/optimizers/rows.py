@@ -15,8 +15,6 @@ import tensorflow as tf
 from .keras_doors import Tensor, Variable, variable_index
 from .rule import RuleOptimizer, RuleStep
 
-__all__ = ["update_rows"]
-
 
 def update_rows(optimizer: Any, variable: Variable, gradient: Any) -> None:
     """Update rows of a variable, without weight decay, by Keras' SGD or an optimizer by the rule of Adam.

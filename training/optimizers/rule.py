@@ -21,10 +21,6 @@ from ringfeed.training.config.optimizers import OPTIMIZERS
 from .keras_doors import Tensor, Variable, require_method, variable_index
 from .norms import is_adapted
 
-__all__ = [
-    "Rule", "RuleOptimizer", "RuleStep", "Slots", "correction", "make_options", "next_moments", "tensorflow_variable",
-]  # fmt: skip
-
 Slots = Sequence[Tensor]
 Options = TypeVar("Options")
 

@@ -13,8 +13,6 @@ import tensorflow as tf
 from .keras_doors import Tensor, Variable, variable_index
 from .rule import tensorflow_variable
 
-__all__ = ["SGD"]
-
 
 @keras.saving.register_keras_serializable(package="ringfeed", name="SGD")
 class SGD(keras.optimizers.SGD):  # type: ignore[misc]  # Keras ships no types

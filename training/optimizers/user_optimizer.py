@@ -13,8 +13,6 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.optimizers import OwnOptimizerConfig
 from ringfeed.training.config.own_code import made_by_class, own_code, own_object
 
-__all__ = ["user_optimizer"]
-
 
 def user_optimizer(config: OwnOptimizerConfig, schedule: Any, freeze_step: int | None = None) -> Any:
     """Build the optimizer that `optimizer.name` names.

@@ -26,8 +26,6 @@ from ringfeed.training.sync.build import build_synchronizer
 from ringfeed.training.sync.epoch_plan import EpochPlan
 from ringfeed.training.sync.synchronizer import Exchange, SyncRun
 
-__all__ = ["PlannedRing", "bytes_by_method", "memory_bytes", "variable_bytes", "wire_bytes"]
-
 
 def memory_bytes(parts: Parts, local_batch: int, micro_batches: int = 1) -> dict[str, int]:
     """Return the bytes of what a rank holds in a step, by kind.

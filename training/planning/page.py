@@ -11,8 +11,6 @@ from dataclasses import asdict
 
 from .plan import RunPlan
 
-__all__ = ["plan_json", "plan_text"]
-
 _LABEL_WIDTH = 19
 
 

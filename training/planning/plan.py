@@ -17,8 +17,6 @@ from ringfeed.training.sync.epoch_plan import EpochPlan
 
 from .costs import PlannedRing, bytes_by_method, memory_bytes
 
-__all__ = ["RunPlan", "plan_run"]
-
 _RANKS = (2, 8)  # the plan of one process says what so many ranks would exchange
 
 

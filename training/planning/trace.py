@@ -27,8 +27,6 @@ from ringfeed.training.run.inputs import open_loader
 from ringfeed.training.run.state.resume import open_store
 from ringfeed.training.sync.epoch_plan import EpochPlan
 
-__all__ = ["RunTrace", "TracedRecord", "find_spikes"]
-
 _BEFORE = 10  # a loss is compared with the median of so many entries before it
 
 

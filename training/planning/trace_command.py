@@ -24,8 +24,6 @@ from ringfeed.training.run.state.outputs import write_file
 if TYPE_CHECKING:
     from .trace import RunTrace, TracedRecord
 
-__all__ = ["add_arguments", "run"]
-
 DESCRIPTION = (
     "Show which records a run reads in which step. No log is needed: the order follows from the configuration."
 )

@@ -12,8 +12,6 @@ import tensorflow as tf
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.optimizers.keras_doors import Tensor
 
-__all__ = ["Clock", "clock", "timed"]
-
 _MODULE = "._clock"
 
 Clock = Callable[[], Tensor]

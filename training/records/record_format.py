@@ -17,8 +17,6 @@ import pyarrow as pa
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.sharding.messages import printable
 
-__all__ = ["CHECKPOINT", "END", "EVALUATION", "SCHEMA", "STEP", "Launch", "Row", "file_name", "first_step_of", "stride"]
-
 FORMAT = "ringfeed-records-1"
 STEP, EVALUATION, CHECKPOINT, END = "step", "evaluation", "checkpoint", "end"
 _NAME = re.compile(r"rank-(\d+)\.from-(\d+)\.arrow")

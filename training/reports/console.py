@@ -23,8 +23,6 @@ from ringfeed.sharding.messages import printable
 from . import events
 from .tracker import Tracker, finite
 
-__all__ = ["Console", "configure_logging", "metrics_text"]
-
 log = logging.getLogger(__name__)
 
 QUIET_SECONDS = 15.0  # after this long without a line, one shows that a run of slow steps still works

@@ -11,11 +11,6 @@ from typing import Any, ClassVar, NamedTuple
 
 from ringfeed.training.records.record_format import Row
 
-__all__ = [
-    "ActivityDone", "EpochBegan", "EpochEnded", "EvaluationBegan", "EvaluationDone", "Event", "RowsRecorded",
-    "RunBegan", "RunEnded", "StepDone", "StepTimes", "StepsLogged", "StoppedEarly",
-]  # fmt: skip
-
 
 class StepTimes(NamedTuple):
     """Times of one step, by `time.monotonic`: a host's clock may be set back meanwhile."""

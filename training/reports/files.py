@@ -20,8 +20,6 @@ from ringfeed.sharding.storage.storage import Storage
 from .events import RunBegan, RunEnded
 from .tracker import EntryTracker, finite, scalars
 
-__all__ = ["CSVFiles", "JSONLines"]
-
 
 class _TextFile:
     """A text file that grows: on a disk with each line; in a store, which cannot append, whenever it is told to."""

@@ -17,8 +17,6 @@ from ringfeed.sharding.messages import brief
 from .events import RunBegan, RunEnded
 from .tracker import GROUPS, EntryTracker, scalars
 
-__all__ = ["MLflow"]
-
 _MOST_PARAMETERS = 100  # a request holds no more
 _LONGEST = 500  # characters of a parameter, in older servers
 

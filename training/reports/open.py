@@ -14,8 +14,6 @@ from ringfeed.training.config.train_config import TrainConfig
 from .console import Console
 from .tracker import Tracker
 
-__all__ = ["open_reports"]
-
 
 def open_reports(config: TrainConfig, *, is_chief: bool, others: Sequence[Tracker] = ()) -> list[Tracker]:
     """Return what subscribes to a run on one rank; rank 0 alone, the chief, shows the run and has trackers.

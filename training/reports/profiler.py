@@ -12,8 +12,6 @@ import tensorflow as tf
 from .events import RunBegan, RunEnded, StepDone
 from .tracker import Tracker
 
-__all__ = ["Profiler"]
-
 log = logging.getLogger(__name__)
 
 

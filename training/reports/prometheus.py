@@ -14,8 +14,6 @@ from ringfeed.training.ring.run_lines import QuietServer
 from .events import RowsRecorded, RunEnded, StepsLogged
 from .tracker import Tracker
 
-__all__ = ["Prometheus"]
-
 _PREFIX = "ringfeed_train_"
 _SECONDS = {
     "input_wait": "Seconds that the rank waited for its input.",

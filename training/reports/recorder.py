@@ -19,8 +19,6 @@ from .prometheus import Prometheus
 from .reports import Reports
 from .tracker import Tracker
 
-__all__ = ["RecordFile", "Recorder"]
-
 
 class RecordFile(Tracker):
     """Appends the rows of one rank to its file in the folder of all ranks' records, which it makes.

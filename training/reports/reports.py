@@ -14,8 +14,6 @@ from ringfeed.training.checkpoint.snapshot import Position
 from .events import ActivityDone, EvaluationDone, Event, RunBegan, StepsLogged
 from .tracker import Tracker
 
-__all__ = ["History", "Reports"]
-
 
 class History(Tracker):
     """The entries of a run, also those of its earlier processes, as `tree` returned them, and trackers' states."""

@@ -14,8 +14,6 @@ import tensorflow as tf
 from .events import RunBegan, RunEnded, StepsLogged
 from .tracker import GROUPS, EntryTracker, scalars
 
-__all__ = ["TensorBoard"]
-
 _SUFFIX = ".ringfeed"
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 from . import events
 
-__all__ = ["GROUPS", "EntryTracker", "Tracker", "finite", "scalars"]
-
 GROUPS = {"steps": "train", "evaluation": "evaluation"}
 """Where dashboards show the numbers of an entry, by its kind."""
 

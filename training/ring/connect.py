@@ -23,8 +23,6 @@ from .tf_config import local_rank_of_worker, multi_worker_world
 from .worker_ring import WorkerRing
 from .world import World, world_from_environment
 
-__all__ = ["connect", "join", "pin_gpu", "prepare", "share_cores"]
-
 
 def connect(
     environ: Mapping[str, str] = os.environ,

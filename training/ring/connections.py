@@ -13,8 +13,6 @@ import stat
 from collections.abc import Callable
 from contextlib import suppress
 
-__all__ = ["Connections", "expect_answers", "hang_up", "open_sockets"]
-
 _PROBES = 4  # in the time after which a peer counts as gone
 
 Connections = frozenset[tuple[int, int]]

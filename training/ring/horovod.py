@@ -18,8 +18,6 @@ from ringfeed.sharding.errors import TrainingError
 
 from .run_lines import QuietServer
 
-__all__ = ["local_ranks", "on_hosts_changed", "ranks_on", "ray_ranks", "require_horovod"]
-
 _LOOPBACK, _LOOPBACK_INTERFACE = "127.0.0.1", "lo"
 _INTERFACES = ("HOROVOD_GLOO_IFACE", "NCCL_SOCKET_IFNAME")
 _VALUE_BYTES = 1 << 20  # longest value in the store; addresses of a rank take some hundred bytes for each other rank

@@ -23,8 +23,6 @@ from .connections import Connections, expect_answers, hang_up
 from .ring import reduced_by_dtype
 from .world import host_groups
 
-__all__ = ["DYNAMIC", "HierarchicalRing", "HorovodRing"]
-
 DYNAMIC = "HOROVOD_DYNAMIC_PROCESS_SETS"  # environment variable, "1" before `hvd.init()`
 _HOST = "HOROVOD_HOSTNAME"  # which launchers with Gloo set, as the user names it
 _CARRIERS = {

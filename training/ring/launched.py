@@ -14,8 +14,6 @@ from dataclasses import asdict, dataclass
 
 from ringfeed.sharding.storage.temporary_folder import end_process
 
-__all__ = ["CHANNEL", "REPORT", "SIBLINGS", "EndReport", "end_with_launcher", "is_launched", "report"]
-
 REPORT = "RINGFEED_REPORT"  # environment variables with the numbers of pipes
 SIBLINGS = "RINGFEED_LAUNCHER"
 CHANNEL = "RINGFEED_ELASTIC"  # that of a socket, for the messages of an elastic run

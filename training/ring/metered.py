@@ -15,8 +15,6 @@ from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 
 from .ring import Ring
 
-__all__ = ["MeteredRing"]
-
 
 class MeteredRing:
     """A ring that counts in `wire_bytes`, float64, what its reductions and exchanges receive, when they run.

@@ -19,9 +19,6 @@ from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 
 from .ring import SoloRing, dense
 
-__all__ = ["MirroredRing", "Replicas", "open_replicas", "replicas_of"]
-
-
 _MEAN = tf.distribute.ReduceOp.MEAN
 _COPIED = {
     "synchronization": tf.VariableSynchronization.ON_READ,  # a replica reads and assigns its own copy

@@ -10,8 +10,6 @@ import tensorflow as tf
 
 from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 
-__all__ = ["Ring", "SoloRing", "dense", "reduced_by_dtype"]
-
 
 class Ring(Protocol):
     """The ranks of one run. Every method is a collective: all ranks call it, in the same order.

@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, BinaryIO, cast
 
-__all__ = ["Connection", "LineServer", "QuietServer", "connect"]
-
 _HELLO_SECONDS = 10.0  # a scanner may connect and send nothing; a process of the run sends its key at once
 _LINE_BYTES = 1 << 16  # longest message: an error of 1,000 characters
 

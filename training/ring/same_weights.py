@@ -16,8 +16,6 @@ from ringfeed.training.optimizers.keras_doors import Variable, copies
 
 from .ring import Ring
 
-__all__ = ["assert_same_weights", "weights_digest"]
-
 
 def weights_digest(variables: Sequence[Variable]) -> list[str]:
     """Return the xxh3-128 of each variable's dtype, shape and bytes, as hexadecimal text."""

@@ -16,18 +16,6 @@ from ringfeed.sharding.errors import ConfigError
 
 from .world import World
 
-__all__ = [
-    "TF_CONFIG",
-    "WORKER",
-    "TaskConfig",
-    "free_ports",
-    "local_rank_of_worker",
-    "local_workers",
-    "multi_worker_world",
-    "read_tf_config",
-    "worker_world",
-]
-
 TF_CONFIG = "TF_CONFIG"
 WORKER = "worker"
 

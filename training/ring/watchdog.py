@@ -22,8 +22,6 @@ from pathlib import Path
 from .ring import Ring
 from .run_lines import Connection, LineServer, connect
 
-__all__ = ["RankReport", "Watchdog", "judge", "silent_ranks", "user_place"]
-
 _PERIODS = 10  # a rank reports at least so often before it counts as stalled
 _LONGEST_PERIOD = 2.0  # seconds
 _GIVE_UP = 5  # all ranks may stay so many times longer at one batch: they compile, save a checkpoint, or start

@@ -20,9 +20,6 @@ from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 from .ring import reduced_by_dtype
 from .world import World
 
-__all__ = ["WorkerRing"]
-
-
 _SUM = tf.distribute.ReduceOp.SUM
 
 

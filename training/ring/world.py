@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from ringfeed.sharding.errors import ConfigError
 
-__all__ = ["World", "host_groups", "refuse_settings", "world_from_environment"]
-
 # Settings of Horovod's that would change results or reach what was never tried.
 _REFUSED = {
     "HOROVOD_AUTOTUNE": "autotuning changes how gradients are fused while they are reduced, and so their bits",

@@ -14,8 +14,6 @@ from ringfeed.training.reports.tracker import Tracker
 from ringfeed.training.ring.replicas import replicas_of
 from ringfeed.training.ring.ring import Ring
 
-__all__ = ["check_arguments", "check_backend", "check_kind"]
-
 _SHOWN = 80  # characters of a value
 
 

@@ -48,8 +48,6 @@ from .inputs import open_evaluations, open_loader, open_manifests, traced
 from .shares import RankShares
 from .splits import with_splits
 
-__all__ = ["Assembly", "MakeSynchronizer", "Schedule", "assemble"]
-
 log = logging.getLogger(__name__)
 
 Schedule = Callable[[Any], Any]

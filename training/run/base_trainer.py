@@ -36,8 +36,6 @@ from .state.resume import Start
 from .state.saving import Saver
 from .stopping import Stopped, StopRequest
 
-__all__ = ["BaseTrainer"]
-
 log = logging.getLogger(__name__)
 
 

@@ -17,8 +17,6 @@ from ringfeed.training.reports import events
 from ringfeed.training.reports.tracker import Tracker
 from ringfeed.training.ring.ring import Ring
 
-__all__ = ["Callbacks"]
-
 
 class Callbacks(Tracker):
     """The callbacks of one run on one rank; each rank has its own.

@@ -21,8 +21,6 @@ from ringfeed.training.sync.epoch_plan import EpochPlan
 
 from .shares import even_shares
 
-__all__ = ["batches_of_steps", "client_part", "rank_epoch"]
-
 
 def client_part(config: TrainConfig, ring: Ring | World, manifest: Manifest) -> str | None:
     """Return the split or condition of this rank's own part, if it has one.

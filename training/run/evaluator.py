@@ -26,8 +26,6 @@ from ringfeed.training.step.train_step import make_predict_step
 from .inputs import EvaluationSource, traced
 from .state.best import check_defined
 
-__all__ = ["Evaluator", "make_evaluator"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluator:

@@ -30,8 +30,6 @@ from ringfeed.training.ring.ring import Ring
 from .assembly import Assembly, assemble
 from .state.outputs import write_file
 
-__all__ = ["RangeTest", "find_learning_rate", "judge_rates", "write_range_test"]
-
 _DIVERGED = 4.0  # fastai, too, ends the test at this multiple of the lowest loss so far
 _DECAY = 0.9  # the moving average then covers about ten steps
 _WINDOW = 5  # a slope is fitted over so many steps to either side: between two steps it is noise

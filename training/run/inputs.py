@@ -37,17 +37,6 @@ from ringfeed.training.ring.world import World
 from .clients import client_part
 from .shares import RankShares, even_shares
 
-__all__ = [
-    "EvaluationSource",
-    "join_quarantine",
-    "one_manifest",
-    "open_evaluations",
-    "open_loader",
-    "open_manifests",
-    "restore_quarantine",
-    "traced",
-]
-
 log = logging.getLogger(__name__)
 
 

@@ -23,8 +23,6 @@ from ringfeed.training.ring.world import world_from_environment
 
 from .stopping import INTERRUPTED, RESUMABLE, TERMINATED
 
-__all__ = ["leave", "leave_after"]
-
 _OTHER_RANK_FAILED = re.compile("Horovod|Collective ops is aborted")  # an error of a collective says so
 _YIELD_SECONDS = 5.0  # horovodrun ended the other ranks within 0.1 s of the first exit; ranks share most errors
 

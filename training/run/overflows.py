@@ -19,17 +19,6 @@ from ringfeed.training.optimizers.precision import LossScale, all_finite
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.sync.epoch_plan import EpochPlan
 
-__all__ = [
-    "bad_records",
-    "check_overflows",
-    "check_records",
-    "check_some_counted",
-    "check_weights",
-    "check_wire",
-    "finite_samples",
-    "is_at_floor",
-]
-
 _CHECKED_STEPS = 4  # the batches of the first skipped steps of an entry are read again
 
 

@@ -16,8 +16,6 @@ from .state.best import best_evaluations, is_patience_over
 from .state.outputs import METRICS_FORMAT
 from .state.resume import Start
 
-__all__ = ["RunProgress"]
-
 
 class RunProgress:
     """The position of one run between its start and its end, `total_steps`."""

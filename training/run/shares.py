@@ -14,8 +14,6 @@ from ringfeed.pipeline import Loader, Mixture
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.sync.epoch_plan import EpochPlan
 
-__all__ = ["RankShares", "even_shares", "shares_by_speed"]
-
 log = logging.getLogger(__name__)
 
 _LEAST_GAIN = 0.05  # a share of the slowest rank's time; smaller differences are noise

@@ -21,8 +21,6 @@ from ringfeed.training.step.train_step import StepMetrics
 from .assembly import Assembly
 from .overflows import check_overflows, check_records, check_wire, is_at_floor
 
-__all__ = ["StepLog", "StepWindow"]
-
 _WATCH_STEPS = 50  # overflows are looked up so often: a run that cannot train ends within 100 steps
 
 

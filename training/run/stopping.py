@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 from ringfeed.training.config.checks import duration_seconds
 
-__all__ = ["INTERRUPTED", "RESUMABLE", "TERMINATED", "StopRequest", "Stopped"]
-
 INTERRUPTED = 130  # exit status: 128 + SIGINT
 RESUMABLE = 75  # exit status: EX_TEMPFAIL of sysexits.h, "the user is invited to retry"
 TERMINATED = 143  # exit status: 128 + SIGTERM

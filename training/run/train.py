@@ -16,8 +16,6 @@ from ringfeed.training.ring.connect import connect
 
 from .trainer import Trainer
 
-__all__ = ["train"]
-
 
 def train(
     config: str | os.PathLike[str] | Mapping[str, Any] | TrainConfig, overrides: Sequence[str] = ()

@@ -36,8 +36,6 @@ from .state.resume import resume
 from .step_log import StepLog
 from .stopping import StopRequest
 
-__all__ = ["Batch", "Trainer"]
-
 Batch = tuple[Any, Any, Any]
 """Inputs, target and weight of this rank's samples in a step."""
 

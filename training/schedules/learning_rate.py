@@ -19,8 +19,6 @@ from ringfeed.training.config.schedule import DECAYS, WARMUPS
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-__all__ = ["WarmUpDecay", "scaled_learning_rate"]
-
 Schedule = Callable[[Any], Any]
 
 

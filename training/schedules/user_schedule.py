@@ -13,8 +13,6 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.own_code import import_own, own_code
 from ringfeed.training.config.schedule import ScheduleConfig
 
-__all__ = ["UserSchedule", "checked_schedule", "user_schedule"]
-
 _KEY = "schedule.name"
 
 

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.ring.tf_config import TF_CONFIG, WORKER, TaskConfig, read_tf_config
 
-__all__ = ["CHIEF", "PS", "TF_CONFIG", "WORKER", "Cluster", "cluster_from_environment"]
-
 CHIEF, PS = "chief", "ps"
 _EXAMPLE = (
     '{"cluster": {"chief": ["a:2222"], "ps": ["a:2223"], "worker": ["a:2224", "b:2224"]}, '

@@ -24,6 +24,7 @@ from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.reports.events import StepDone
 from ringfeed.training.ring.ring import SoloRing
 from ringfeed.training.ring.same_weights import assert_same_weights
+from ringfeed.training.ring.tf_config import WORKER
 from ringfeed.training.ring.world import World
 from ringfeed.training.run.base_trainer import BaseTrainer
 from ringfeed.training.run.evaluator import make_evaluator
@@ -37,15 +38,13 @@ from .board.board import Board, Plan, serve_board
 from .board.part_plan import PartPlan
 from .board.round_plan import RoundPlan
 from .board.task_watch import watch_tasks
-from .cluster import CHIEF, PS, WORKER, Cluster
+from .cluster import CHIEF, PS, Cluster
 from .placement import ServerOptimizers, VariablePlacement, server_device
 from .server_log import ServerLog, UpdateRate, step_samples
 from .server_parts import ServerParts, on_servers
 from .task import MEET_TOKEN
 from .updates import DirectUpdates, SignificantUpdates, SynchronousUpdates, Updates
 from .worker_loop import make_worker_loop
-
-__all__ = ["ServerTrainer"]
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,6 @@ from ringfeed.training.optimizers.build import build_optimizer
 from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 from ringfeed.training.optimizers.rows import update_rows
 
-__all__ = ["ServerOptimizers", "VariablePlacement", "finished", "server_device"]
-
 
 def finished(work: Callable[[], Any]) -> tuple[Any, Any]:
     """Do some work in a graph, and return its result and a context whose operations wait for all of the work."""

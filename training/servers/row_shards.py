@@ -17,8 +17,6 @@ from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 
 from .placement import VariablePlacement
 
-__all__ = ["RowShards", "WholeTable", "shard_rows", "split_tables", "whole_weights"]
-
 
 def shard_rows(rows: int, servers: int) -> list[int]:
     """Return the number of rows of each shard; a shard's rows follow each other, and the first shards have one more.

@@ -21,8 +21,6 @@ from ringfeed.training.schedules.learning_rate import scaled_learning_rate
 
 from .board.board import Done
 
-__all__ = ["ServerLog", "UpdateRate", "step_samples"]
-
 
 class UpdateRate(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras ships no types
     """A schedule by step, as one by update: `updates` of them make a step, and each has a share of its batch.

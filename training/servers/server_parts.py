@@ -25,8 +25,6 @@ from ringfeed.training.optimizers.norms import is_adapted
 from .placement import VariablePlacement
 from .row_shards import WholeTable, split_tables, whole_weights
 
-__all__ = ["ServerParts", "on_servers"]
-
 log = logging.getLogger(__name__)
 
 

@@ -15,8 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Significance"]
-
 Array = npt.NDArray[Any]
 Entries = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 

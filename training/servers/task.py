@@ -21,27 +21,13 @@ from ringfeed.sharding.errors import RingfeedError
 from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.models.build import build_model
 from ringfeed.training.optimizers.keras_doors import declare_functions, function_token
+from ringfeed.training.ring.tf_config import WORKER
 from ringfeed.training.ring.world import World
 from ringfeed.training.run.inputs import open_loader, traced
 
 from .board.client import BoardClient, ChiefLine
-from .cluster import PS, WORKER, Cluster
+from .cluster import PS, Cluster
 from .significance import Significance
-
-__all__ = [
-    "ADDED_TOKEN",
-    "DONE_TOKEN",
-    "FLUSH_TOKEN",
-    "MEET_TOKEN",
-    "NEXT_TOKEN",
-    "SIFT_TOKEN",
-    "VOTE_TOKEN",
-    "Task",
-    "batch_spec",
-    "declare",
-    "part_loader",
-    "serve_task",
-]
 
 NEXT_TOKEN, DONE_TOKEN, MEET_TOKEN, VOTE_TOKEN, ADDED_TOKEN, SIFT_TOKEN, FLUSH_TOKEN = map(function_token, range(7))
 

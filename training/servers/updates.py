@@ -16,8 +16,6 @@ from ringfeed.training.optimizers.keras_doors import Tensor
 from .placement import ServerOptimizers, finished
 from .task import ADDED_TOKEN, FLUSH_TOKEN, SIFT_TOKEN, VOTE_TOKEN
 
-__all__ = ["DirectUpdates", "SignificantUpdates", "SynchronousUpdates", "Updates"]
-
 Gradients = Sequence[Any]
 
 

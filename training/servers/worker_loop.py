@@ -16,8 +16,6 @@ from .placement import finished
 from .task import DONE_TOKEN, NEXT_TOKEN, batch_spec
 from .updates import Updates
 
-__all__ = ["make_worker_loop"]
-
 
 def make_worker_loop(
     network: Any,

@@ -26,8 +26,6 @@ from ringfeed.training.config.model import APPLICATIONS
 from .saved_model import signature_inputs
 from .trained import TrainedModel, column_spec, open_trained
 
-__all__ = ["check_keras", "check_onnx", "check_saved_model", "trial_batch"]
-
 _ROWS = 5
 _SIDE = 8  # pixels of an encoded image
 _UNKNOWN = "\N{SNOWMAN} of no vocabulary"

@@ -21,8 +21,6 @@ from ringfeed.training.run.state.outputs import check_writable, write_file
 if TYPE_CHECKING:
     from .trained import TrainedModel
 
-__all__ = ["add_arguments", "run"]
-
 DESCRIPTION = (
     "Write a trained model for other programs: a SavedModel that takes raw columns, a .keras or an .onnx file."
 )

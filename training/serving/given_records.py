@@ -18,8 +18,6 @@ from ringfeed.sharding.sources.ringfeed import find_dataset, open_named_dataset,
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.storage.temporary_folder import temporary_folder
 
-__all__ = ["STDIN", "records_at"]
-
 STDIN = "-"
 
 

@@ -20,8 +20,6 @@ from ringfeed.sharding.messages import brief
 
 from .trained import TrainedModel
 
-__all__ = ["encode_onnx"]
-
 _OPSET = 17
 
 

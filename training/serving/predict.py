@@ -33,8 +33,6 @@ from ringfeed.training.run.stopping import INTERRUPTED
 
 from .given_records import records_at
 
-__all__ = ["add_arguments", "run"]
-
 _PROGRAM = "ringfeed predict"
 
 DESCRIPTION = (

@@ -17,8 +17,6 @@ from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.schema import class_array
 from ringfeed.training.models.target import Target
 
-__all__ = ["NAMES", "PREDICTED", "RECORD", "SCORES", "PredictionColumns", "warn_undefined"]
-
 log = logging.getLogger(__name__)
 
 RECORD, PREDICTED, _SCORE, SCORES = "record", "predicted", "score", "scores"

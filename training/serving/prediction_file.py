@@ -22,8 +22,6 @@ from ringfeed.training.run.state.outputs import locate_file
 
 from .prediction_columns import PREDICTED, SCORES
 
-__all__ = ["STDOUT", "is_file", "write_predictions"]
-
 STDOUT = "-"
 _LABELS_APART = ";"
 

@@ -37,8 +37,6 @@ from ringfeed.training.ring.ring import Ring
 from .prediction_columns import NAMES, PREDICTED, RECORD, warn_undefined
 from .trained import TrainedModel
 
-__all__ = ["SUMMARY", "Predictor", "hold_predictions", "prepare_folder", "read_summary"]
-
 SUMMARY = "_predictions.json"
 _LEASE = "_predicting.json"
 _FORMAT = "ringfeed-predictions-1"

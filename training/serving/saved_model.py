@@ -25,8 +25,6 @@ from ringfeed.sharding.schema import Feature
 
 from .trained import TrainedModel, column_spec
 
-__all__ = ["input_names", "provenance_of", "saved_model_files", "signature_inputs"]
-
 _LENGTHS = "\0lengths"  # behind a column, in whose name there is no NUL
 _EXTRA = "assets.extra/ringfeed.json"
 _FORMAT = "ringfeed-saved-model-2"

@@ -23,8 +23,6 @@ from ringfeed.sharding.schema import Feature, Schema
 
 from .prediction_columns import NAMES, RECORD, PredictionColumns
 
-__all__ = ["RecordScorer"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class RecordScorer:

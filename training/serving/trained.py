@@ -50,8 +50,6 @@ from ringfeed.training.run.inputs import one_manifest, open_manifests
 from .prediction_columns import PredictionColumns
 from .scorer import RecordScorer
 
-__all__ = ["TrainedModel", "column_spec", "count_weights", "mask_specs", "open_trained"]
-
 Columns = Mapping[str, Any]
 
 _UNCHECKED_BYTES = 64 << 20  # a network may be so much larger than the weights that it is given

@@ -16,8 +16,6 @@ from ringfeed.training.optimizers.keras_doors import Tensor
 from ringfeed.training.optimizers.precision import LossScale
 from ringfeed.training.ring.ring import dense
 
-__all__ = ["accumulated", "backward", "check_connected", "clip_by_global_norm", "filled"]
-
 
 def backward(
     network: Any,

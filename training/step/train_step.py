@@ -25,8 +25,6 @@ from ringfeed.training.sync.synchronizer import Exchange, Synchronizer
 
 from .gradients import accumulated, backward, check_connected, clip_by_global_norm, filled
 
-__all__ = ["StepMetrics", "StepOptions", "TrainStep", "make_predict_step", "make_train_step"]
-
 TrainStep = Callable[..., "StepMetrics"]
 
 

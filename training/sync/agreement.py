@@ -23,8 +23,6 @@ from .means import weighted_mean
 from .moving import MovingAverage
 from .synchronizer import Array, EveryStep, Synchronizer
 
-__all__ = ["Agreement"]
-
 
 class Agreement:
     """The values that all ranks agree on, beside what each of them holds.

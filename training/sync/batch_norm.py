@@ -20,8 +20,6 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.optimizers.keras_doors import Tensor, inner_layers, replace_method, require_method
 from ringfeed.training.ring.ring import Ring
 
-__all__ = ["global_moments", "synchronise_batch_norm"]
-
 Moments = Callable[[Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 

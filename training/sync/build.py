@@ -18,8 +18,6 @@ from ringfeed.training.optimizers.build import build_optimizer
 
 from .synchronizer import Synchronizer, SyncRun
 
-__all__ = ["build_run_optimizer", "build_synchronizer", "momentum_remarks", "user_synchronizer"]
-
 
 def build_run_optimizer(config: TrainConfig, schedule: Any, variables: Sequence[Any], steps_per_epoch: int) -> Any:
     """Build the optimizer beside a run's synchronizer: without the momentum that this one applies.

@@ -11,12 +11,11 @@ from typing import Any
 import tensorflow as tf
 
 from ringfeed.training.config.sync import DiLoCoConfig
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 from ringfeed.training.ring.ring import Ring
 
-from .periodic import Periodic, Tensor, Variable
+from .periodic import Periodic
 from .synchronizer import SyncRun
-
-__all__ = ["DiLoCo", "build", "outer_step"]
 
 
 def build(run: SyncRun, options: DiLoCoConfig) -> DiLoCo:

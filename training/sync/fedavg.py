@@ -13,13 +13,12 @@ import tensorflow as tf
 
 from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.sync import FedAvgConfig
+from ringfeed.training.optimizers.keras_doors import Tensor
 from ringfeed.training.ring.ring import Ring
 
 from .means import joined, median, parted, trimmed_count, trimmed_mean, weighted_mean
-from .periodic import Periodic, Tensor
+from .periodic import Periodic
 from .synchronizer import SyncRun
-
-__all__ = ["FedAvg", "build"]
 
 
 def build(run: SyncRun, options: FedAvgConfig) -> FedAvg:

@@ -10,13 +10,12 @@ import numpy as np
 import tensorflow as tf
 
 from ringfeed.training.config.sync import GossipConfig
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 from ringfeed.training.ring.ring import Ring
 
 from .means import joined, parted
-from .periodic import Periodic, Tensor, Variable
+from .periodic import Periodic
 from .synchronizer import SyncRun
-
-__all__ = ["Gossip", "build", "partners"]
 
 
 def build(run: SyncRun, options: GossipConfig) -> Gossip:

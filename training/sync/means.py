@@ -15,8 +15,6 @@ import tensorflow as tf
 from ringfeed.training.optimizers.keras_doors import Tensor
 from ringfeed.training.ring.ring import Ring
 
-__all__ = ["joined", "median", "parted", "trimmed_count", "trimmed_mean", "weighted_mean"]
-
 
 def median(rows: Tensor) -> Tensor:
     """Return the median of each column, [n], of float [ranks, n]; of an even number the mean of the middle two.

@@ -14,8 +14,6 @@ import tensorflow as tf
 
 from ringfeed.training.optimizers.keras_doors import Tensor
 
-__all__ = ["MovingAverage"]
-
 
 class MovingAverage:
     """The exponential moving average of all floating-point weights of a network.

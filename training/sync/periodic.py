@@ -18,8 +18,6 @@ from ringfeed.training.ring.ring import Ring
 
 from .synchronizer import EveryStep, Exchange, SyncRun
 
-__all__ = ["Periodic", "Tensor", "Variable", "build"]
-
 
 def build(run: SyncRun, options: RoundsConfig) -> Periodic:
     is_averaged = options.optimizer_state == "average"

@@ -18,8 +18,6 @@ from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 from ringfeed.training.ring.ring import Ring
 
-__all__ = ["Array", "EveryStep", "Exchange", "SyncRun", "Synchronizer", "build"]
-
 Array = npt.NDArray[Any]
 
 

@@ -15,8 +15,6 @@ from ringfeed.training.models.target import plan_target
 
 from .layers import head, normalised
 
-__all__ = ["convnet"]
-
 
 def convnet(manifest: Manifest, config: TrainConfig) -> BuiltModel:
     feature = image_column(manifest, config.data)

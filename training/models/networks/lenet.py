@@ -18,8 +18,6 @@ from ringfeed.training.models.target import plan_target
 
 from .layers import head, normalised
 
-__all__ = ["lenet"]
-
 _KERNEL, _UNITS = 5, (120, 84)
 _LEAST_SIDE = 12  # the second convolution and pooling then leave one pixel
 

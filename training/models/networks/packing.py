@@ -14,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-__all__ = ["first_fit", "padding_of", "rows_of"]
-
 Integers = npt.NDArray[np.int64]
 
 

@@ -22,9 +22,6 @@ from ringfeed.training.optimizers.keras_doors import Tensor
 
 from .layers import BATCH_NORM_MOMENTUM
 
-__all__ = ["resnet18", "resnet50"]
-
-
 _SMALL_SIDE = 64  # below it, a stem that divides the sides by 4 leaves less than 2 x 2 to the last stage
 _WIDTHS = (64, 128, 256, 512)
 _EXPANSION = 4  # a bottleneck's output has so many times the filters of its 3 x 3 convolution

@@ -16,8 +16,6 @@ from ringfeed.training.optimizers.keras_doors import Tensor
 
 from .layers import head
 
-__all__ = ["embedding_width", "tabular"]
-
 
 def embedding_width(categories: int, wanted: int | None) -> int:
     """Return the width of an embedding: as wanted, or `1.6 * categories ** 0.56`, at most 32 (fastai's rule).

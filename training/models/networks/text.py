@@ -23,8 +23,6 @@ from ringfeed.training.optimizers.keras_doors import Tensor
 
 from .packing import rows_of
 
-__all__ = ["text"]
-
 
 def text(manifest: Manifest, config: TrainConfig) -> BuiltModel:
     """Build the network; in training records are packed into rows of `model.max_length` tokens, if `model.packing`."""

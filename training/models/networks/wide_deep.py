@@ -24,8 +24,6 @@ from ringfeed.training.models.target import plan_target
 from .layers import head
 from .tabular import embedding_width
 
-__all__ = ["wide_deep"]
-
 _BETWEEN = "\x1f"  # ASCII's unit separator stands between the values of a cross
 _MISSING = "\x1e"  # a text that begins with it gets another one, so that no text is hashed as a missing one
 

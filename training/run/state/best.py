@@ -13,8 +13,6 @@ from ringfeed.sharding.errors import ConfigError
 from ringfeed.training.config.early_stopping import EarlyStoppingConfig
 from ringfeed.training.config.train_config import TrainConfig
 
-__all__ = ["best_evaluations", "check_defined", "is_patience_over"]
-
 Evaluation = Mapping[str, Any]
 
 _LOWER_IS_BETTER = {"loss", "rmse", "mae"}

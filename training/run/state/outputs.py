@@ -13,8 +13,6 @@ from ringfeed.sharding.storage.atomic_files import make_folder
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.training.reports.tracker import finite
 
-__all__ = ["METRICS_FORMAT", "check_writable", "encode_metrics", "locate_file", "write_file"]
-
 METRICS_FORMAT = "ringfeed-metrics-1"
 
 

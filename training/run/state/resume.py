@@ -30,8 +30,6 @@ from ringfeed.training.config.train_config import TrainConfig
 from ringfeed.training.models.preprocess import check_masks
 from ringfeed.training.ring.ring import Ring
 
-__all__ = ["Start", "newest_checkpoint", "open_store", "resume"]
-
 log = logging.getLogger(__name__)
 
 

@@ -25,8 +25,6 @@ from ringfeed.training.run.inputs import join_quarantine
 from .best import best_evaluations
 from .resume import open_store
 
-__all__ = ["Saver"]
-
 
 class Saver:
     """Keeps the states of one run on one rank: commits in a memory, if any, and checkpoints.

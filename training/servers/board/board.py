@@ -21,8 +21,6 @@ from .part_plan import OVER, PartPlan, WorkerStep
 from .round_plan import RoundPlan
 from .task_watch import Heard, TaskStates
 
-__all__ = ["Board", "Done", "Plan", "serve_board"]
-
 Plan = PartPlan | RoundPlan
 
 log = logging.getLogger(__name__)

@@ -17,8 +17,6 @@ from ringfeed.training.ring.run_lines import Connection, connect
 from ringfeed.training.ring.watchdog import user_place
 from ringfeed.training.run.leaving import leave
 
-__all__ = ["BYE", "HEARD", "STOP", "BoardClient", "ChiefLine"]
-
 STOP, HEARD, BYE = "stop", "heard", "bye"
 
 _CONNECT_SECONDS = 60.0

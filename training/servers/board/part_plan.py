@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["OVER", "Over", "PartPlan", "WorkerStep"]
-
 
 @dataclass(frozen=True, slots=True)
 class WorkerStep:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from .part_plan import OVER, Over, WorkerStep
 
-__all__ = ["RoundPlan"]
-
 
 class RoundPlan:
     """The steps [start, stop) of an epoch, one after the other; each ends with the `needed`-th gradient.

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Heard", "TaskStates", "judge_tasks", "watch_tasks"]
-
 _PERIODS = 10  # the watch looks at least so often before a task counts as stalled
 _LONGEST_PERIOD = 2.0  # seconds
 _GIVE_UP = 5  # all workers may be in a step for so many times longer: the first one compiles

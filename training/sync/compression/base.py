@@ -16,8 +16,6 @@ from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.sync.synchronizer import EveryStep, Exchange
 
-__all__ = ["Compressed", "Tensor", "Variable", "zeros_like"]
-
 
 class Compressed(EveryStep, ABC):
     """Synchronises in each step, and compresses the matrices: the float32 variables of two dimensions and more.

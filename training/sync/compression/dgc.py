@@ -15,15 +15,14 @@ from typing import Any
 import tensorflow as tf
 
 from ringfeed.training.config.compression import DGCConfig
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.sync.means import joined, parted
 from ringfeed.training.sync.synchronizer import Exchange, SyncRun
 
-from .base import Compressed, Tensor, Variable, zeros_like
+from .base import Compressed, zeros_like
 from .gathered import gathered_means
 from .top_k import TopK, largest, sparse_payload
-
-__all__ = ["DGC", "DGCRule", "accumulate", "build", "warm_up_ratio"]
 
 
 def build(run: SyncRun, options: DGCConfig) -> DGC:

@@ -11,14 +11,13 @@ from typing import Protocol
 
 import tensorflow as tf
 
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.sync.means import joined, parted
 from ringfeed.training.sync.synchronizer import Exchange
 
-from .base import Compressed, Tensor, Variable, zeros_like
+from .base import Compressed, zeros_like
 from .payload import step_seed
-
-__all__ = ["Codec", "Gathered", "gathered_means"]
 
 
 class Codec(Protocol):

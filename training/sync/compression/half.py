@@ -11,13 +11,11 @@ from typing import Any
 import tensorflow as tf
 
 from ringfeed.training.config.compression import FP16Config
+from ringfeed.training.optimizers.keras_doors import Tensor
 from ringfeed.training.sync.synchronizer import SyncRun
 
-from .base import Tensor
 from .payload import from_bytes, to_bytes
 from .two_stage import TwoStage
-
-__all__ = ["Half", "build"]
 
 
 def build(run: SyncRun, options: FP16Config) -> TwoStage:

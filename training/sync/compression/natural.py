@@ -9,13 +9,11 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from ringfeed.training.config.compression import NaturalConfig
+from ringfeed.training.optimizers.keras_doors import Tensor
 from ringfeed.training.sync.synchronizer import SyncRun
 
-from .base import Tensor
 from .gathered import Gathered
 from .payload import pack, unpack
-
-__all__ = ["Natural", "build"]
 
 _MANTISSA_BITS, _LARGEST_EXPONENT = 23, 254
 """float32 has so many; the exponent 255 stands for infinity."""

@@ -16,15 +16,13 @@ from typing import Any
 import tensorflow as tf
 
 from ringfeed.training.config.compression import OneBitConfig
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.sync.synchronizer import Array, EveryStep, Exchange, SyncRun
 
-from .base import Tensor, Variable
 from .dgc import DGCRule, accumulate
 from .payload import from_bytes, pack, to_bytes, unpack
 from .two_stage import TwoStage
-
-__all__ = ["OneBit", "OneBitAdam", "SignMomentum", "build"]
 
 
 def build(run: SyncRun, options: OneBitConfig) -> TwoStage:

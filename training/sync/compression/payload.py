@@ -12,8 +12,6 @@ import tensorflow as tf
 
 from ringfeed.training.optimizers.keras_doors import Tensor
 
-__all__ = ["from_bytes", "pack", "step_seed", "to_bytes", "unpack"]
-
 
 def to_bytes(tensor: Tensor) -> Tensor:
     """Return a tensor [..., n] as its little-endian bytes, uint8 [..., n * itemsize].

@@ -13,13 +13,12 @@ from typing import Any
 import tensorflow as tf
 
 from ringfeed.training.config.compression import PowerSGDConfig
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.sync.synchronizer import Exchange, SyncRun
 
-from .base import Compressed, Tensor, Variable, zeros_like
+from .base import Compressed, zeros_like
 from .payload import step_seed
-
-__all__ = ["PowerSGD", "build", "is_worth_it", "matrix_shape"]
 
 
 def build(run: SyncRun, options: PowerSGDConfig) -> PowerSGD:

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from ringfeed.training.config.compression import QSGDConfig
+from ringfeed.training.optimizers.keras_doors import Tensor
 from ringfeed.training.sync.synchronizer import SyncRun
 
-from .base import Tensor
 from .gathered import Gathered
 from .payload import from_bytes, to_bytes
-
-__all__ = ["QSGD", "build"]
 
 
 def build(run: SyncRun, options: QSGDConfig) -> Gathered:

@@ -12,13 +12,11 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from ringfeed.training.config.compression import TernGradConfig
+from ringfeed.training.optimizers.keras_doors import Tensor
 from ringfeed.training.sync.synchronizer import SyncRun
 
-from .base import Tensor
 from .gathered import Gathered
 from .payload import from_bytes, pack, to_bytes, unpack
-
-__all__ = ["TernGrad", "build"]
 
 
 def build(run: SyncRun, options: TernGradConfig) -> Gathered:

@@ -14,12 +14,11 @@ from typing import Protocol
 import numpy as np
 import tensorflow as tf
 
+from ringfeed.training.optimizers.keras_doors import Tensor, Variable
 from ringfeed.training.ring.ring import Ring
 from ringfeed.training.sync.synchronizer import Array, Exchange
 
-from .base import Compressed, Tensor, Variable, zeros_like
-
-__all__ = ["RowCodec", "TwoStage", "part_length"]
+from .base import Compressed, zeros_like
 
 
 class RowCodec(Protocol):
