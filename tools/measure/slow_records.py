@@ -61,7 +61,7 @@ def find_slow_records(workload: Workload, trials: Sequence[Trial], seconds: floa
     Args:
         workload: the workload.
         trials: its loader with the transform, without a step and with it; the one with more long gaps counts.
-        seconds: time to spend, about.
+        seconds: time to spend, about; a search for a record that takes long may take five times as much.
     """
     trials = [trial for trial in trials if len(trial.gaps) > _MOST_BATCHES]
     if workload.transform is None or not trials:
@@ -87,7 +87,10 @@ def find_slow_records(workload: Workload, trials: Sequence[Trial], seconds: floa
         taken = probe.least_seconds(batch, _SLOW * usual_seconds)
         if taken > _SLOW * usual_seconds:
             bound = usual_seconds + (taken - usual_seconds) / 4
-            rows = list(_search(probe, fast, batch, range(len(origins)), bound, usual_seconds, end))
+            # A search that has begun may end late: two calls for each halving, the slower the record the longer.
+            halvings = 2 * taken * (math.log2(len(origins)) + 4)
+            late = max(end, time.perf_counter() + min(halvings, 4 * seconds))
+            rows = list(_search(probe, fast, batch, range(len(origins)), bound, usual_seconds, late))
             guilty += gap * bool(rows)
             found |= {(origins[row].shard, origins[row].record): extra for row, extra in rows}
     records = [SlowRecord(shard=shard, record=record, seconds=extra) for (shard, record), extra in found.items()]
