@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ringfeed.sharding import Dataset
+from ringfeed.sharding.sources.files import inflation
 from tests.helpers.builds import SPLITS, built, make_table, newer_table
 from tests.helpers.files import contents
 
@@ -116,8 +117,9 @@ def root(pristine: Dataset, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def _exact_memory() -> Iterator[None]:
-    """Let Arrow give each large buffer back to the system, so that what it takes next is counted."""
+def _exact_memory(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Limit the memory of this process, and let Arrow give back each large buffer, so that what it takes is counted."""
+    monkeypatch.setattr(inflation, "shares_process", lambda: False)  # the tests' process holds TensorFlow
     usual = pa.default_memory_pool()
     pa.set_memory_pool(pa.system_memory_pool())
     yield

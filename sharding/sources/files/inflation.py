@@ -40,12 +40,12 @@ def check_held(path: str, what: str, stored_bytes: int, held_bytes: int) -> None
 def bounded_memory(path: str, what: str, stored_bytes: int) -> Iterator[None]:
     """Refuse a part of a file that takes far more memory than its bytes while the body reads it, whatever it claims.
 
-    Only Linux can tell.
+    Only Linux can tell, and only of a whole process. One that also trains has no limit, which might end the training.
 
     Raises:
         SourceError: it does.
     """
-    if not sys.platform.startswith("linux"):
+    if not sys.platform.startswith("linux") or shares_process():
         yield
         return
     most = _most_held(stored_bytes)
@@ -61,6 +61,11 @@ def bounded_memory(path: str, what: str, stored_bytes: int) -> Iterator[None]:
         ) from error
     finally:
         _limit.restore()
+
+
+def shares_process() -> bool:
+    """Whether other threads of this process may need large memory while it reads."""
+    return not sys.modules.keys().isdisjoint(("tensorflow", "torch", "jax"))
 
 
 def impossible_claim(error: MemoryError) -> int | None:
