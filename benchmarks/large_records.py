@@ -11,10 +11,10 @@ import shutil
 import time
 from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from subprocess import Popen
-from typing import NamedTuple
 
 import rivals
 from parts import cold_files, process_tree
@@ -30,7 +30,8 @@ GEOMETRIES = [(shard, record) for shard in (16, 256) for record in (1_000, RECOR
 _GEOMETRY_BYTES = 1 << 30
 
 
-class _Epoch(NamedTuple):
+@dataclass(frozen=True)
+class _Epoch:
     """An epoch of a reader: MB a second, processor seconds, MB read from disks, and MiB of `process_tree.held_mib`."""
 
     rate: float
@@ -66,7 +67,7 @@ def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
         if place != shards:
             shutil.rmtree(place)
         for key, values in counted.items():
-            epochs[key] += [value._replace(held=values[0].held, own=values[0].own) for value in values[1:]]
+            epochs[key] += [replace(value, held=values[0].held, own=values[0].own) for value in values[1:]]
         for heat in READERS[name].heats:
             rates = [[epoch.rate for epoch in counted[reader, heat][1:]] for reader in pair]
             ratios = [one / other for one, other in zip(*rates, strict=True)]

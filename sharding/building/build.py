@@ -11,7 +11,6 @@ from typing import Any
 from ringfeed.sharding.dataset.dataset import open_dataset
 from ringfeed.sharding.dataset.earlier_shards import EarlierShards
 from ringfeed.sharding.dataset.manifest import Manifest, ShardInfo, file_info
-from ringfeed.sharding.dataset.own_folder import holds_dataset
 from ringfeed.sharding.dataset.shard_table import seal
 from ringfeed.sharding.dataset.tfds_files import tfds_files
 from ringfeed.sharding.destination.dataset_draft import (
@@ -32,7 +31,7 @@ from ringfeed.sharding.destination.spill import (
     spill_root,
 )
 from ringfeed.sharding.engines.executors import preload_workers
-from ringfeed.sharding.errors import RepeatedError, RingfeedError
+from ringfeed.sharding.errors import DestinationError, RepeatedError, RingfeedError
 from ringfeed.sharding.prepare.screening.bad_records import encode_rejected
 from ringfeed.sharding.progress import Report, ignore
 from ringfeed.sharding.sources import Source
@@ -130,26 +129,29 @@ def build_at(destination: Storage, options: BuildOptions, executor: Executor | N
     with record_listings() as listings:
         source = open_build_source(options)
     survey(source, options)
-    if not options.overwrite and _is_built(destination, source, options, executor, report):
-        raise RepeatedError(
-            f"{destination.locate()} already holds a dataset, which this build wrote and which is complete; to write "
-            "it anew, add --overwrite"
-        )
     purpose: Purpose = "replace" if options.overwrite else "new"
-    with (
-        draft_dataset(destination, purpose, describe_build(options.source, options.spill)) as draft,
-        planned_dataset(source, listings, options, draft, executor=executor, report=report) as planned,
-    ):
-        return draft.find_committed(planned.plan.fingerprint(options)) or planned.write()
+    try:
+        with (
+            draft_dataset(destination, purpose, describe_build(options.source, options.spill)) as draft,
+            planned_dataset(source, listings, options, draft, executor=executor, report=report) as planned,
+        ):
+            return draft.find_committed(planned.plan.fingerprint(options)) or planned.write()
+    except DestinationError:
+        if purpose == "new" and _is_built(destination, source, options, executor, report):
+            raise RepeatedError(
+                f"{destination.locate()} already holds a dataset, which this build wrote and which is complete; to "
+                "write it anew, add --overwrite"
+            ) from None
+        raise
 
 
 def _is_built(
     destination: Storage, source: Source, options: BuildOptions, executor: Executor | None, report: Report
 ) -> bool:
     """Whether a build of the same plan has ended at a destination, and its dataset is as it left it."""
-    if not holds_dataset(destination) or destination.exists(LEASE_NAME):
-        return False
-    with suppress(RingfeedError):  # a damaged dataset is refused by the draft
+    with suppress(RingfeedError):  # what was in the way is the error then
+        if destination.exists(LEASE_NAME):
+            return False
         dataset = open_dataset(destination)
         manifest = dataset.manifest
         same_options = digest_of(manifest.options) == digest_of(options.recorded())

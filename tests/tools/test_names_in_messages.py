@@ -44,7 +44,7 @@ def test_every_message_is_printable(name: str, capsys: pytest.CaptureFixture[str
 def test_consoles_are_printable(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     facts = doctor.Facts(
         versions={"s3fs": name, "hdfs-native": None}, kernels=True, runtime=Runtime(tensorflow=None, horovod=None),
-        horovod_built_for=name, gpus=(name, name), cpu_cores=1, memory_bytes=1,
+        horovod_built_for=name, gpus=(name, name), cpu_cores=1, memory_bytes=1, interfaces=(name,),
     )  # fmt: skip
     doctor._show(facts, (doctor.Finding(what=name, command=name, broken=True),), SafeConsole())
     demo = Demo(tmp_path, tmp_path, True, SafeConsole(), [])

@@ -22,6 +22,7 @@ from ringfeed.sharding import (
     ExportOptions,
     Original,
     Progress,
+    RepeatedError,
     RingfeedError,
     SourceError,
     append,
@@ -266,8 +267,10 @@ class TestEveryStore:
         names = [*(f"set/_ringfeed/{name}" for name in own), *tfds]
         names += [f"set/train-0000{i}-of-00002.tfrecord" for i in (0, 1)]
         assert store.list() == names
-        with pytest.raises(DestinationError, match=r"already holds a dataset; .* --overwrite"):
+        with pytest.raises(RepeatedError, match=r"already holds a dataset, which this build wrote .* --overwrite"):
             built(parquet, url, label="label", shards=2)
+        with pytest.raises(DestinationError, match=r"already holds a dataset; .* --overwrite"):
+            built(parquet, url, label="label", shards=1)
         assert store.list() == names
         dataset = built(parquet, url, label="label", shards=1, seed=1, overwrite=True)
         assert by_id(all_records(dataset)) == table.to_pylist()
