@@ -66,6 +66,13 @@ class RepeatedError(DestinationError):
     """The same call has written the same before, and it is still there, whole: there is nothing to do.
 
     A command that meets it ends with status 0.
+
+    >>> from ringfeed.sharding import build
+    >>> manifest = build(source="flights.parquet", destination="shards", label="arrival", shards=4)
+    >>> build(source="flights.parquet", destination="shards", label="arrival", shards=4)
+    Traceback (most recent call last):
+        ...
+    ringfeed.sharding.errors.RepeatedError: ...
     """
 
 
