@@ -44,7 +44,7 @@ class _Epoch:
 def run(folder: Path, rounds: int) -> list[tuple[str, list[float], float]]:
     """Ratios of bytes per second, after one round that is not counted; prints the table.
 
-    Memory is that of the round that is not counted, as looking for it takes time.
+    The round that is not counted measures the memory, because watching it takes time.
     """
     shards = folder / "large-records"
     if not shards.exists():

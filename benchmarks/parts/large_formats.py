@@ -20,7 +20,7 @@ from .cold_files import drop, read
 
 RECORDS, RECORD_BYTES, BATCH, FILES = 8_000, 114_660, 400, 64
 BUFFER = 1024  # records of a shuffle buffer
-MOST_KEPT = 0.03  # of the files' bytes may stay in the page cache: some readers keep their last files mapped
+MOST_KEPT = 0.03  # largest share of the files that may stay in the page cache: some readers keep their last file mapped
 CORES = os.cpu_count() or 1
 EPOCH_BYTES = RECORDS // BATCH * BATCH * RECORD_BYTES
 

@@ -1,7 +1,8 @@
 """What a step costs over links of 100 and 10 Mbit/s, by method: two hosts in namespaces of this machine, one rank each.
 
-The network is that of `synchronisation`, with random inputs, since only time counts. Bytes are those that a rank
-receives, times are means over whole rounds, both in the second half of the steps. `tc`'s token bucket limits a link.
+The benchmark `synchronisation` trains the same network; here its inputs are random, since only time counts. The second
+half of the steps is measured: the bytes that a rank receives, and the mean time over whole rounds. `tc`'s token bucket
+limits a link.
 """
 
 from __future__ import annotations

@@ -109,10 +109,12 @@ class ImageTransform(ImageTransformOptions, GraphTransform):  # type: ignore[mis
     def on_numpy(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """A NumPy batch with its images decoded, without TensorFlow: dtype [batch, *size, channels].
 
-        Crops, flips and pixels are those of `Loader.epoch`. Grey values of coloured files that are no JPEGs differ by
-        about 1 of 255. So do all pixels where images.c was not compiled or Pillow brings no libjpeg-turbo; beside the
-        left and right edges of a JPEG's crop they differ by more there, as TensorFlow interpolates its colours without
-        their neighbours. A thread for each core takes part. For ``Loader.numpy_epoch(transform=transform.on_numpy)``.
+        Crops, flips and pixels equal `Loader.epoch`'s, but for two cases. Grey values of coloured files that are no
+        JPEGs differ by about 1 of 255. So do all pixels if images.c was not compiled or Pillow brings no libjpeg-turbo;
+        they then differ by more beside the left and right edges of a JPEG's crop, where TensorFlow interpolates colours
+        without their neighbours. A thread for each core takes part.
+
+        For ``Loader.numpy_epoch(transform=transform.on_numpy)``.
 
         Raises:
             ConfigError: the batch lacks the feature or the sample keys; or `jitter` or ``bfloat16`` is asked for.

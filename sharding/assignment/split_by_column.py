@@ -155,7 +155,7 @@ def _grouped(
 
 
 def _timed(census: Census, values: pa.Array, table: GroupCounts, shares: Sequence[Fraction]) -> Int32:
-    """The split of each value, int32 [values]: that in which the middle of its records is, in order of the values."""
+    """The split of each value, int32 [values], by the middle of its records in the order of the values."""
     _check_times(census, values)
     order = pc.sort_indices(values).to_numpy()
     counts = np.add.reduceat(table.counts, table.bounds[:-1])[order]

@@ -48,7 +48,7 @@ class RecoveredDataset:
     manifest: Manifest  # manifest as it was written
     # Rows of the shard table as they were written; if not `proven`, derived from the files as they are
     shards: tuple[ShardInfo, ...]
-    proven: bool = True  # whether the checksums in `shards` are those of the bytes written
+    proven: bool = True  # whether the checksums in `shards` match the bytes written
     damages: tuple[Damage, ...] = ()  # damages of `dataset.json` and of the table
     # Original bytes of those of the two files that are damaged, by path
     restored: Mapping[str, bytes] = field(default_factory=dict)

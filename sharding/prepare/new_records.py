@@ -75,6 +75,15 @@ class NewRecords:
         return cast_column(feature.conform(column) if feature.logical else column, feature.arrow_type, what)
 
 
+def _read_as(source: Any, kind: str, options: PrepareOptions, csv: Mapping[str, Any]) -> PrepareOptions:
+    """Return the options to read new records with, which may be written otherwise than those before."""
+    if kind in _DIALECT_KINDS:
+        return replace(options, csv=replace(options.csv, **csv))
+    if csv:
+        raise ConfigError(f"--{next(iter(csv))} is for CSV and TSV, and {source} is of kind {kind}; leave it out")
+    return replace(options, csv=CsvDialect(), null_values=())
+
+
 def open_new_records(
     source: Any,
     options: PrepareOptions,
@@ -100,12 +109,7 @@ def open_new_records(
     """
     if kind == "auto":
         kind = kind_of(source)
-    if kind in _DIALECT_KINDS:
-        options = replace(options, csv=replace(options.csv, **(csv or {})))
-    else:
-        if csv:
-            raise ConfigError(f"--{next(iter(csv))} is for CSV and TSV, and {source} is of kind {kind}; leave it out")
-        options = replace(options, csv=CsvDialect(), null_values=())
+    options = _read_as(source, kind, options, csv or {})
     opened = open_source(
         source,
         None,

@@ -101,7 +101,7 @@ def predicted(gain: Estimate, disturbed: float = 0.0) -> Estimate | None:
     """A predicted gain with the error of the model beside that of the measurements; None if it says nothing.
 
     The parts of a prediction are measured one after the other, while what other programs take changes. So the error
-    grows by twice the share of the time in which this program waited for cores that they held.
+    grows by twice the share of the time that this program waited for cores that they held.
 
     >>> print(predicted(Estimate(value=2.0, low=2.0, high=2.0)))
     2.00 x (1.60 to 2.50)

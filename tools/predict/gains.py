@@ -28,7 +28,7 @@ class MeasuredEpoch:
         together: the rate of training after the first batch; None: there is no step.
         waiting: share of that time in which the step waited for input, measured on the same batches, in [0, 1].
         rest: the rate of the loader's epoch without what limits it, by the part that would limit it then.
-        disturbed: share of the time in which this program waited for cores that others held, in [0, 1].
+        disturbed: share of the time that this program waited for cores that others held, in [0, 1].
     """
 
     samples: int
@@ -66,7 +66,7 @@ class MeasuredEpoch:
 
     @property
     def stall(self) -> float:
-        """Share of an epoch of training in which the step waits for input, in [0, 1]."""
+        """Share of an epoch of training that the step waits for input, in [0, 1]."""
         return 1 - self.step_seconds / self.seconds
 
     @property

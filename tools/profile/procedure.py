@@ -93,10 +93,7 @@ def investigate(loader: Loader, workload: Workload | None, url: str, request: Re
             decodes=workload is not None and workload.decodes,
         )
     )  # fmt: skip
-    tried = None
-    if request.try_knob and verdict.knob is not None and verdict.knob.options:
-        with budget.part("tried") as seconds:
-            tried = _try_knob(loader, workload, verdict.knob, seconds, request)
+    tried = _try_knob(loader, workload, verdict.knob, budget, request)
     options = loader.arguments
     return Profile(
         url=public_url(url), **{name: options[name] for name in _NAMED_OPTIONS},
@@ -270,12 +267,15 @@ def _figures(
 
 
 def _try_knob(
-    loader: Loader, workload: Workload | None, knob: ExpectedGain, seconds: float, request: Request
-) -> TriedKnob:
-    """Measure epochs with and without a knob turned, in turn; a cache is filled before."""
+    loader: Loader, workload: Workload | None, knob: ExpectedGain | None, budget: Budget, request: Request
+) -> TriedKnob | None:
+    """Measure epochs with and without a knob turned, in turn, if asked for; a cache is filled before."""
+    if not request.try_knob or knob is None or not knob.options:
+        return None
     request.report(f"with {knob.text}")
-    each, options = seconds / (2 * _TRIED_ROUNDS), dict(knob.options)
-    with ExitStack() as stack:
+    options = dict(knob.options)
+    with budget.part("tried") as seconds, ExitStack() as stack:
+        each = seconds / (2 * _TRIED_ROUNDS)
         if "cache" in options:
             options["cache"] = Cache(str(stack.enter_context(temporary_folder())))
         warmed = read_epoch(loader, workload, each * (2 if "cache" in options else 1), options)

@@ -204,27 +204,7 @@ def _add_output(
         help=f"format of the shards (default: {format_default})",
     )  # fmt: skip
     _add_size(command, "256MiB, but at least 16 shards, or 8 or 4 where these would be below 1MiB")
-    splits = command.add_mutually_exclusive_group()
-    splits.add_argument(
-        "--split", dest="splits", type=checked_type(parse_splits), metavar="NAME=SHARE,...",
-        help="splits and their shares, stratified by class, such as train=0.8,val=0.1,test=0.1 (default: "
-        f"{split_default})",
-    )  # fmt: skip
-    splits.add_argument(
-        "--split-column", metavar="COL", help="column that names the split of each record, instead of shares"
-    )
-    if split_files:
-        _add_split_files(splits)
-    command.add_argument(
-        "--group-by", metavar="COL",
-        help="column whose values, such as patients or users, each stay in one split; shares and classes are met as "
-        "well as whole groups allow: see inspect (takes about 500 bytes of memory per group)",
-    )  # fmt: skip
-    command.add_argument(
-        "--split-by-time", metavar="COL",
-        help="column of times or dates: the first split gets the earliest records, the last one the latest (default of "
-        "--split then: train=0.8,val=0.1,test=0.1)",
-    )  # fmt: skip
+    _add_splits(command, split_default, split_files=split_files)
     command.add_argument(
         "--balance", choices=("records", "bytes"), default="records",
         help="what the shards of a split have equally many of: records, overall and of each class; or also bytes, as "
@@ -246,6 +226,31 @@ def _add_output(
     add_prepare_flags(command)
     command.add_argument("--overwrite", action="store_true", help="replace the dataset at DST")
     _add_run(command)
+
+
+def _add_splits(command: argparse.ArgumentParser, split_default: str, *, split_files: bool) -> None:
+    """Add the flags that say how records are split; the default given here only appears in the help."""
+    splits = command.add_mutually_exclusive_group()
+    splits.add_argument(
+        "--split", dest="splits", type=checked_type(parse_splits), metavar="NAME=SHARE,...",
+        help="splits and their shares, stratified by class, such as train=0.8,val=0.1,test=0.1 (default: "
+        f"{split_default})",
+    )  # fmt: skip
+    splits.add_argument(
+        "--split-column", metavar="COL", help="column that names the split of each record, instead of shares"
+    )
+    if split_files:
+        _add_split_files(splits)
+    command.add_argument(
+        "--group-by", metavar="COL",
+        help="column whose values, such as patients or users, each stay in one split; shares and classes are met as "
+        "well as whole groups allow: see inspect (takes about 500 bytes of memory per group)",
+    )  # fmt: skip
+    command.add_argument(
+        "--split-by-time", metavar="COL",
+        help="column of times or dates: the first split gets the earliest records, the last one the latest (default of "
+        "--split then: train=0.8,val=0.1,test=0.1)",
+    )  # fmt: skip
 
 
 def _add_split_files(group: argparse._MutuallyExclusiveGroup) -> None:

@@ -38,7 +38,7 @@ class Measured:
         slow: records that held up their batches.
         knob: what limits the loader by its stages, and what to do about it.
         seconds: time of the shortest measurement that counts.
-        disturbed: share of the time in which this program waited for cores that others held, in [0, 1].
+        disturbed: share of the time that this program waited for cores that others held, in [0, 1].
         other_load: share of the cores that other programs used, in [0, 1].
         decodes: whether the transform is ringfeed's own decoding of images.
     """

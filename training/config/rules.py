@@ -163,7 +163,7 @@ PAIRS: tuple[Pair, ...] = (
 def check_pairs(config: Any, flags: Mapping[str, bool] | None = None) -> None:
     """Raise a ConfigError for two settings that do not go together, with the reason and a remedy.
 
-    `flags` are those of the command line, such as `--elastic`, or of horovodrun; pairs of others are not checked.
+    `flags` come from the command line, such as `--elastic`, or from horovodrun; pairs of others are not checked.
     """
     for pair in PAIRS:
         second = _shown(pair.second, config, flags or {})

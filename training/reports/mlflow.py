@@ -24,7 +24,7 @@ _LONGEST = 500  # characters of a parameter, in older servers
 class MLflow(EntryTracker):
     """One run of MLflow, which a resumed run continues: checkpoints hold its number.
 
-    `uri` is that of a tracking server, `http://...`, or the path of a folder. The experiment is created if need be.
+    `uri` names a tracking server, `http://...`, or a folder. The experiment is created if need be.
     """
 
     name = "mlflow"

@@ -123,7 +123,7 @@ def dense(tensor: Tensor) -> Tensor:
 
 
 def reduced_by_dtype(tensors: Sequence[Tensor], reduce: Callable[[Sequence[Tensor]], Sequence[Tensor]]) -> list[Tensor]:
-    """Reduce tensors of any shapes, those of each dtype together; bfloat16 travels as float32.
+    """Reduce tensors of any shapes, all of one dtype together; bfloat16 travels as float32.
 
     `reduce` is a collective of dense tensors of one dtype, which keeps dtype and shapes.
     """

@@ -71,7 +71,7 @@ def refuse_settings(environ: Mapping[str, str]) -> None:
 
 
 def host_groups(hosts: Sequence[str]) -> list[list[int]]:
-    """Return the ranks of each host, of which the first leads; a ConfigError if there are no two levels.
+    """Return the ranks of each host, the leading one first; a ConfigError if there are no two levels.
 
     >>> host_groups(["a", "b", "a", "b", "c"])
     [[0, 2], [1, 3], [4]]

@@ -42,7 +42,7 @@ def check_arguments(config: Any, ring: Any, arguments: Mapping[str, Any]) -> Non
 
 
 def check_backend(config: TrainConfig, ring: Ring) -> None:
-    """Raise a ConfigError unless the ring is that of the backend."""
+    """Raise a ConfigError if the backend needs another ring."""
     if config.backend == PARAMETER_SERVER:
         raise ConfigError(
             "a Trainer is a rank of a ring, and backend=parameter_server has none: use ringfeed launch --ps 1 "

@@ -73,7 +73,7 @@ class Agreement:
     def applied(self, step: int, weight: float = 1.0) -> Iterator[None]:
         """Give all ranks the agreed values in the body (a collective); then each has its own again, bit for bit.
 
-        `weight` is that of this rank in the means, such as its number of samples.
+        `weight` is this rank's in the means, such as its number of samples.
         """
         if self._own is not None:
             yield

@@ -21,7 +21,7 @@ from ringfeed.sharding.sources.base import fail_on_bad
 from .blocks import Block, Span, count_lines, not_utf8_record, read_blocks
 from .csv_dialect import CsvDialect
 from .csv_parse import MISSING, NAME_ENCODING, Header, check_quotes, parse_block
-from .csv_records import cut_records, find_records
+from .csv_records import Records, cut_records, find_records
 
 _MOST_COLUMNS = 1 << 15  # each takes about 25 KB of memory while a block is parsed
 _NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
@@ -43,29 +43,9 @@ def read_header(
         SourceError: the file is empty, or its first record is not a valid header.
     """
     delimiter = dialect.delimiter_of(path)
-    empty = SourceError(f"{path}: the file is empty; a CSV needs a header and at least one line")
-    cut = partial(cut_records, delimiter=delimiter)
-    block = next(read_blocks(path, Span(), cut, block_bytes, dialect.reader), None)
-    if block is None:
-        raise empty
-    records = find_records(block.data, delimiter)
-    check_quotes(path, block, records.open_quote)
-    if not len(records.starts):
-        raise empty
+    block, records = _first_block(path, dialect, block_bytes)
     data = block.data[records.starts[0] : records.stops[0]]
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        raise SourceError(str(not_utf8_record(path, block.line, error, NAME_ENCODING))) from error
-    columns = data.count(delimiter.encode()) + 1
-    if columns > _MOST_COLUMNS:
-        raise SourceError(
-            f"{path}: the header has {columns:,} columns, but the limit is {_MOST_COLUMNS:,}; "
-            "store numbers that belong together as lists, for example in a Parquet file"
-        )
-    parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-    read = pacsv.ReadOptions(block_size=len(data) + 2)
-    names = pacsv.read_csv(pa.BufferReader(data + b"\n"), read_options=read, parse_options=parse).column_names
+    names = _fields(path, block.line, data, delimiter)
     if len(names) == 1 and not dialect.delimiter:
         _check_delimiter(path, names[0], delimiter)
     if dialect.header == "none":
@@ -90,6 +70,36 @@ def read_header(
         record=b"" if dialect.header == "none" else data,
         block_bytes=block_bytes,
     )
+
+
+def _first_block(path: str, dialect: CsvDialect, block_bytes: int | None) -> tuple[Block, Records]:
+    """Read the first block of a file, and find its records; it has at least one."""
+    delimiter = dialect.delimiter_of(path)
+    cut = partial(cut_records, delimiter=delimiter)
+    block = next(read_blocks(path, Span(), cut, block_bytes, dialect.reader), None)
+    if block is not None:
+        records = find_records(block.data, delimiter)
+        check_quotes(path, block, records.open_quote)
+        if len(records.starts):
+            return block, records
+    raise SourceError(f"{path}: the file is empty; a CSV needs a header and at least one line")
+
+
+def _fields(path: str, line: int, data: bytes, delimiter: str) -> list[str]:
+    """Return the fields of the first record, whose bytes are `data`."""
+    try:
+        data.decode()
+    except UnicodeDecodeError as error:
+        raise SourceError(str(not_utf8_record(path, line, error, NAME_ENCODING))) from error
+    columns = data.count(delimiter.encode()) + 1
+    if columns > _MOST_COLUMNS:
+        raise SourceError(
+            f"{path}: the header has {columns:,} columns, but the limit is {_MOST_COLUMNS:,}; "
+            "store numbers that belong together as lists, for example in a Parquet file"
+        )
+    parse = pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
+    read = pacsv.ReadOptions(block_size=len(data) + 2)
+    return list(pacsv.read_csv(pa.BufferReader(data + b"\n"), read_options=read, parse_options=parse).column_names)
 
 
 def _check_delimiter(path: str, line: str, delimiter: str) -> None:

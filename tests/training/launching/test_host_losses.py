@@ -1,7 +1,7 @@
 """A long elastic run whose hosts are lost one after another, in every way; data and checkpoints are on S3.
 
 After each loss the run goes on, or ends in one line and is resumed by the same command. In the end each sample counts
-once an epoch up to the last commit, and the weights are those of a run to which nothing happened.
+once an epoch up to the last commit, and the weights equal an undisturbed run's.
 """
 
 from __future__ import annotations
