@@ -30,6 +30,7 @@ EPOCH_STEPS = RECORDS // BATCH
 STEPS = EPOCHS * EPOCH_STEPS
 LOST_SECONDS = 6.0
 CLI = [sys.executable, "-m", "ringfeed.tools.cli"]
+SHARD_DATASET = str(Path(sys.executable).with_name("shard-dataset"))
 PATHS = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH")]))
 
 STORE = """

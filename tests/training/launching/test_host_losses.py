@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from ringfeed.training.checkpoint.store import CheckpointStore
-from tests.helpers.host_runs import CLI, HostRun, Seen, run_on, store_on, training_lab
+from tests.helpers.host_runs import CLI, SHARD_DATASET, HostRun, Seen, run_on, store_on, training_lab
 from tests.servers.lab import CLOCKED, Host, Lab, missing
 
 pytest.importorskip("horovod", reason="Horovod is built by: make setup")
@@ -215,7 +215,7 @@ def campaign(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
         store_on(store := lab.hosts[HOSTS]) as environ,
     ):
         lab.make_clocks()
-        run_on(store, "shard-dataset", "build", "source.parquet", "s3://bucket/data", "--label", "label", **environ)
+        run_on(store, SHARD_DATASET, "build", "source.parquet", "s3://bucket/data", "--label", "label", **environ)
         seed = int(os.environ.get("RINGFEED_SEED", "1"))
         yield Campaign(lab=lab, store=store, environ=environ, random=random.Random(seed))
 

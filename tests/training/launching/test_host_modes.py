@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers.host_runs import CLI, HostRun, background, run_on, store_on, training_lab
+from tests.helpers.host_runs import CLI, SHARD_DATASET, HostRun, background, run_on, store_on, training_lab
 from tests.helpers.lean import lean_environment
 from tests.servers import dask, ray
 from tests.servers.lab import Host, Lab, missing
@@ -106,7 +106,7 @@ def _rows(folder: Path) -> pa.Table:
 
 def _assert_built_as_alone(hosts: Lab, name: str) -> None:
     if not (hosts.shared / "built").exists():
-        run_on(hosts.hosts[0], "shard-dataset", "build", "source.parquet", "built", "--label", "label")
+        run_on(hosts.hosts[0], SHARD_DATASET, "build", "source.parquet", "built", "--label", "label")
     folders = [hosts.shared / folder for folder in ("built", name)]
     files = [sorted(path.relative_to(folder) for path in folder.rglob("*") if path.is_file()) for folder in folders]
     assert files[0] == files[1]
@@ -114,7 +114,7 @@ def _assert_built_as_alone(hosts: Lab, name: str) -> None:
 
 
 def _build(host: Host, destination: str, engine: str) -> subprocess.CompletedProcess[str]:
-    words = ["shard-dataset", "build", "source.parquet", destination, "--label", "label", "--spill", "/mnt/spill"]
+    words = [SHARD_DATASET, "build", "source.parquet", destination, "--label", "label", "--spill", "/mnt/spill"]
     process = host.start([*words, "--engine", engine], lean_environment())
     output, errors = process.communicate(timeout=240)
     return subprocess.CompletedProcess(words, process.returncode, output, errors)
@@ -160,7 +160,7 @@ def test_each_host_reads_its_part_of_a_dataset_on_s3_over_its_link(hosts: Lab) -
     random = np.random.default_rng(0)
     table = pa.table({"id": range(2_000), "data": [random.bytes(8_000) for _ in range(2_000)]})
     pq.write_table(table, hosts.shared / "large.parquet")
-    words = ["shard-dataset", "build", "large.parquet", "s3://bucket/large", "--shard-size", "1MiB"]
+    words = [SHARD_DATASET, "build", "large.parquet", "s3://bucket/large", "--shard-size", "1MiB"]
     with store_on(server) as environ:
         run_on(server, *words, **environ)
         for count in (1, 2):
