@@ -12,10 +12,10 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Protocol, TypeAlias
+from typing import IO, Any, Protocol, TypeAlias, TypeVar
 
 import fsspec
 
@@ -23,6 +23,9 @@ from .client_errors import IncompleteError
 from .retry import RetryPolicy, retry
 
 Bytes: TypeAlias = Any  # bytes, a memoryview or array of single bytes, or an Arrow buffer
+T = TypeVar("T")
+
+_ATTEMPTS = 20  # to create a file in a folder that others remove
 _SEND_BYTES = 8 << 20  # enough to keep a disk busy
 _PIECES_A_CALL = 1024  # IOV_MAX of Linux and macOS
 _DESCRIPTORS = "/proc/self/fd"  # paths of this process's open files
@@ -72,6 +75,20 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
             folder.mkdir(mode, exist_ok=True)
 
 
+def create_in_folder(folder: Path, create: Callable[[], T]) -> T:
+    """Create a local file in a folder, which is made if it is missing.
+
+    Whoever fails, or has only tried, removes the folders that it made. So another process may remove one of them before
+    the file is in it: then both are made again.
+    """
+    for _ in range(_ATTEMPTS):
+        with suppress(FileNotFoundError):
+            make_folder(folder)
+            return create()
+    make_folder(folder)
+    return create()
+
+
 @contextmanager
 def _not_a_directory() -> Iterator[None]:
     try:
@@ -102,10 +119,9 @@ class LocalDraft:
 
     def __init__(self, target: Path, *, durable: bool = True) -> None:
         self._durable = durable
-        make_folder(target.parent)
         self._target = target
         self._draft = target.with_name(draft_name(target.name))
-        self._file = open(self._draft, "xb")  # noqa: SIM115
+        self._file = create_in_folder(target.parent, lambda: open(self._draft, "xb"))  # noqa: SIM115
         with suppress(OSError):  # a file system without locks
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # see `remove_dead_drafts`
         self._sent_bytes = 0

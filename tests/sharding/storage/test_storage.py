@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from ringfeed.sharding import ConfigError, StorageError
+from ringfeed.sharding.storage.atomic_files import create_in_folder
 from ringfeed.sharding.storage.retry import RetryPolicy
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.sharding.url_secrets import public_url
@@ -396,6 +397,18 @@ def test_signatures_are_left_out_of_public_urls() -> None:
     assert public_url("zip://x.csv::http://host/a.zip?sig=1") == "zip://x.csv::http://host/a.zip"
     assert public_url("simplecache::http://host/a.csv?sig=1") == "simplecache::http://host/a.csv"
     assert public_url("s3://bucket/a?b.csv") == "s3://bucket/a?b.csv"
+
+
+def test_a_file_is_created_although_another_process_removes_its_folder_while_it_is_empty(tmp_path: Path) -> None:
+    folder, removed = tmp_path / "a/b", []
+
+    def create() -> int:
+        if len(removed) < 3:
+            removed.append(folder.rmdir())
+        return (folder / "file").write_bytes(b"x")
+
+    assert create_in_folder(folder, create) == 1
+    assert len(removed) == 3
 
 
 def test_pieces_beyond_the_limit_of_one_system_call_arrive_in_order(tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from tempfile import TemporaryFile
 from typing import Any
 
 from ringfeed.sharding.destination.held_file import write_held_file
 from ringfeed.sharding.errors import StorageError
-from ringfeed.sharding.storage.atomic_files import make_folder
+from ringfeed.sharding.storage.atomic_files import create_in_folder
 from ringfeed.sharding.storage.storage import Storage
 from ringfeed.training.reports.tracker import finite
 
@@ -46,9 +47,7 @@ def check_writable(url: str, *, in_stores: bool = True) -> None:
         storage.remove(f"{name}.trial")
     else:
         with storage.errors("write", name):
-            make_folder(storage.local_path)
-            with TemporaryFile(dir=storage.local_path):
-                pass
+            create_in_folder(storage.local_path, partial(TemporaryFile, dir=storage.local_path)).close()
     storage.remove_folders(absent)
 
 

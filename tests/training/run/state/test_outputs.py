@@ -4,6 +4,7 @@ import errno
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -21,6 +22,14 @@ def test_a_bare_name_is_in_the_working_directory(tmp_path: Path, monkeypatch: py
         check_writable(url)
         write_file(url, b"%d" % number)
         assert (tmp_path / url.removeprefix(f"file://{tmp_path}/")).read_bytes() == b"%d" % number
+
+
+def test_runs_that_start_together_do_not_remove_the_folder_of_each_other(tmp_path: Path) -> None:
+    """As a sweep does whose outputs lie in one new folder."""
+    urls = [str(tmp_path / "new/sweep" / f"{number}.json") for number in range(4)]
+    with ThreadPoolExecutor(len(urls)) as pool:
+        for _ in range(50):
+            assert list(pool.map(check_writable, urls)) == [None] * len(urls)
 
 
 @pytest.mark.parametrize("attempt", [check_writable, lambda url: write_file(url, b"")])
