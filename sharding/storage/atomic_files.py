@@ -11,9 +11,10 @@ import fcntl
 import os
 import re
 import secrets
+import stat
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, Protocol, TypeAlias, TypeVar
 
@@ -65,14 +66,25 @@ def make_folder(folder: Path, mode: int = 0o777) -> None:
         NotADirectoryError: one of the names is that of a file, or of a link that leads nowhere. Not a FileExistsError,
             which is kept for the file to be created in the folder.
     """
-    with _not_a_directory():
-        try:
-            folder.mkdir(mode, exist_ok=True)
-        except FileNotFoundError:
-            if folder.parent == folder:
-                raise
-            make_folder(folder.parent, mode)
-            folder.mkdir(mode, exist_ok=True)
+    try:
+        _make_one_folder(folder, mode)
+    except FileNotFoundError:
+        if folder.parent == folder:
+            raise
+        make_folder(folder.parent, mode)
+        _make_one_folder(folder, mode)
+
+
+def _make_one_folder(folder: Path, mode: int) -> None:
+    try:
+        folder.mkdir(mode, exist_ok=True)
+    except FileExistsError as error:
+        if not stat.S_ISDIR(os.lstat(folder).st_mode):  # a FileNotFoundError if another process has removed it since
+            raise _not_a_directory(error) from error
+
+
+def _not_a_directory(error: FileExistsError) -> NotADirectoryError:
+    return NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename)
 
 
 def create_in_folder(folder: Path, create: Callable[[], T]) -> T:
@@ -87,14 +99,6 @@ def create_in_folder(folder: Path, create: Callable[[], T]) -> T:
             return create()
     make_folder(folder)
     return create()
-
-
-@contextmanager
-def _not_a_directory() -> Iterator[None]:
-    try:
-        yield
-    except FileExistsError as error:
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), error.filename) from error
 
 
 class Draft(Protocol):
@@ -202,8 +206,10 @@ class RemoteDraft:
 
     def __init__(self, fs: fsspec.AbstractFileSystem, target: str, policy: RetryPolicy, *, renames_exclusively: bool):
         parent, _, name = target.rpartition("/")
-        with _not_a_directory():
+        try:
             fs.makedirs(parent, exist_ok=True)
+        except FileExistsError as error:
+            raise _not_a_directory(error) from error
         self._fs, self._target, self._policy = fs, target, policy
         self._renames_exclusively = renames_exclusively
         self._draft = f"{parent}/{draft_name(name)}"

@@ -6,6 +6,7 @@ and `s3/` for writing. Transient errors are retried (`retry.py`), and the size o
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from functools import partial
 from typing import IO, Any, TypeAlias, cast
 
 import pyarrow as pa
+from fsspec import AbstractFileSystem
 
 from ringfeed.sharding.errors import PageError, RangesError, StorageError
 
@@ -410,16 +412,7 @@ class Storage(Location):
     def remove_folders(self, folders: Sequence[str]) -> None:
         """Remove folders, given innermost first, until one is not empty."""
         fs, _ = self.filesystem()
-
-        def remove() -> None:
-            for folder in folders:
-                with suppress(FileNotFoundError):  # another process was faster
-                    if fs.exists(folder):
-                        if fs.ls(folder, detail=False):
-                            return
-                        fs.rmdir(folder)
-
-        self.run("remove", "", remove)
+        self.run("remove", "", lambda: all(_removed_if_empty(fs, folder) for folder in folders))
 
     def prune(self, folder: str) -> None:
         """Remove a subfolder with all its folders if it holds no files; object stores have no folders."""
@@ -429,9 +422,10 @@ class Storage(Location):
         path = f"{root}/{folder}".rstrip("/")
 
         def prune() -> None:
-            with suppress(FileNotFoundError):  # another process was faster
-                if fs.exists(path) and not fs.find(path):
-                    fs.rm(path, recursive=True)
+            entries = fs.find(path, withdirs=True, detail=True)
+            if all(entry["type"] == "directory" for entry in entries.values()):
+                for each in sorted({path, *entries}, reverse=True):  # innermost first
+                    _removed_if_empty(fs, each)
 
         self.run("remove", folder, prune)
 
@@ -467,3 +461,20 @@ StorageLike: TypeAlias = str | os.PathLike[str] | Storage  # a folder by URL or 
 def as_storage(place: StorageLike) -> Storage:
     """Return the storage of a folder given as a URL, path or storage; raises a ConfigError if it is none of these."""
     return place if isinstance(place, Storage) else Storage(validate_url(place, "a folder"))
+
+
+def _removed_if_empty(fs: AbstractFileSystem, folder: str) -> bool:
+    """Whether a folder is gone; other processes may remove it, or fill it, at any moment."""
+    try:
+        if not fs.exists(folder):
+            return True
+        if fs.ls(folder, detail=False):
+            return False
+        fs.rmdir(folder)
+    except FileNotFoundError:
+        return True
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        return False
+    return True

@@ -181,9 +181,9 @@ class TestEveryStore:
         (tmp_path / "empty").mkdir()
         fs, path = storage.folder("empty").filesystem()
 
-        def meanwhile(*args: Any, **options: Any) -> list[str]:
+        def meanwhile(*args: Any, **options: Any) -> dict[str, Any]:
             os.rmdir(path)
-            return []
+            return {}
 
         monkeypatch.setattr(type(fs), look, meanwhile)
         if look == "find":
@@ -191,6 +191,27 @@ class TestEveryStore:
         else:
             storage.remove_folders([path])
         assert not os.path.exists(path)
+
+    @pytest.mark.parametrize("look", ["find", "ls"])
+    def test_a_folder_that_another_process_fills_first_is_kept(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, look: str
+    ) -> None:
+        storage = Storage(str(tmp_path))
+        (tmp_path / "empty/inner").mkdir(parents=True)
+        fs, path = storage.folder("empty/inner").filesystem()
+        find = type(fs).find
+
+        def meanwhile(*args: Any, **options: Any) -> dict[str, Any]:
+            found: dict[str, Any] = find(*args, **options) if look == "find" else {}
+            (tmp_path / "empty/inner/file").write_bytes(b"1")
+            return found
+
+        monkeypatch.setattr(type(fs), look, meanwhile)
+        if look == "find":
+            storage.prune("empty")
+        else:
+            storage.remove_folders([path, os.path.dirname(path)])
+        assert (tmp_path / "empty/inner/file").read_bytes() == b"1"
 
     def test_a_reachable_folder_passes_the_checks(self, store: Store) -> None:
         Storage(store.url).check_reachable()
