@@ -16,12 +16,15 @@ import pyarrow.compute as pc
 from ringfeed.sharding.compute.class_counts import narrow_counts
 from ringfeed.sharding.compute.grouping import group
 from ringfeed.sharding.errors import SourceError
+from ringfeed.sharding.prepare.column_names import HIDDEN
 from ringfeed.sharding.prepare.screening.record_origins import describe_origin
+from ringfeed.sharding.prepare.steps import Step
 from ringfeed.sharding.schema import Schema, class_array, label_type
 from ringfeed.sharding.sources import Part, Source
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
+_COUNT = f"{HIDDEN}count"
 _MERGED_VALUES = 1 << 18  # new values to merge at once, at least: each merge hashes all known values again
 
 
@@ -78,7 +81,7 @@ class LabelCounts:
     """Collects the counts of the parts, in whatever order they arrive."""
 
     def __init__(self, schema: Schema, parts: int, merged_values: int = _MERGED_VALUES) -> None:
-        self._merged_values = merged_values
+        self._schema, self._merged_values = schema, merged_values
         self._known = ValueCounts(values=class_array(schema, []), counts=np.empty(0, np.int64))
         self._codes = [np.empty(0, np.int32)] * parts
         self._counts: list[npt.NDArray[np.unsignedinteger]] = [np.empty(0, np.uint8)] * parts
@@ -102,6 +105,16 @@ class LabelCounts:
         if self._tallies:
             self._merge_tallies()
         return self._known
+
+    def after(self, step: Step, label: str) -> LabelCounts:
+        """The counts of the records that a step on the label leaves, under the labels that it gives them."""
+        values = self.totals.values
+        result = LabelCounts(self._schema, len(self._codes), self._merged_values)
+        for number, (codes, counts) in enumerate(zip(self._codes, self._counts, strict=True)):
+            labels, kept = step.apply(pa.record_batch({label: values.take(pa.array(codes)), _COUNT: counts})).columns
+            tally = ValueCounts(values=labels, counts=kept.to_numpy())
+            result.add(number, _merged(ValueCounts(values=values[:0], counts=np.empty(0, np.int64)), [tally])[0])
+        return result
 
     def by_part(self, classes: pa.Array) -> tuple[StratumCounts, ...]:
         """Records of each part by class; a class id is the position in `classes`, which holds all of them."""

@@ -37,7 +37,6 @@ from .build_plan import BuildPlan
 from .memory_sources import options_of, spilled_source
 from .options import ONE_SPLIT, BuildOptions, normalize_places
 from .planning import open_build_source, open_plan
-from .rare_classes import settle_rare_classes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,10 +183,10 @@ def plan_append(
     earlier = EarlierShards.of(dataset)
     with spilled_source(options) as options:
         with _kind_hint(dataset.manifest, options):
-            decided = _settle(options.for_dataset(dataset), dataset, earlier, executor, report)
+            decided = options.for_dataset(dataset)
             source = open_matching_source(dataset.manifest.schema, decided)
         with open_plan(source, decided, dataset.manifest, earlier, executor=executor, report=report) as plan:
-            _check_new(dataset, plan, options, decided)
+            _check_new(dataset, plan, options)
             return plan
 
 
@@ -231,22 +230,13 @@ def _append(options: AppendOptions, executor: Executor | None, report: Report) -
         assert base is not None
 
         with record_listings() as listings, _kind_hint(base.manifest, options):
-            decided = _settle(options.for_dataset(base), base, EarlierShards.of(base), executor, report)
+            decided = options.for_dataset(base)
             source = open_matching_source(base.manifest.schema, decided)
         with planned_dataset(source, listings, decided, draft, executor=executor, report=report) as planned:
             if _was_appended(base.manifest, draft.lease.previous, planned.plan):
                 return base.manifest
-            _check_new(base, planned.plan, options, decided)
+            _check_new(base, planned.plan, options)
             return planned.write()
-
-
-def _settle(
-    options: BuildOptions, dataset: Dataset, earlier: EarlierShards, executor: Executor | None, report: Report
-) -> BuildOptions:
-    """The options with the new classes that are rare; see `settle_rare_classes`."""
-    manifest = dataset.manifest
-    types = {feature.name: feature for feature in manifest.schema.features}
-    return settle_rare_classes(options, manifest, earlier, types, executor=executor, report=report)
 
 
 @contextmanager
@@ -275,17 +265,16 @@ def _was_appended(manifest: Manifest, previous: Holder | None, plan: BuildPlan) 
     return last.source["fingerprint"] == plan.source.fingerprint and previous.plan == last.plan
 
 
-def _check_new(dataset: Dataset, plan: BuildPlan, options: AppendOptions, decided: BuildOptions) -> None:
+def _check_new(dataset: Dataset, plan: BuildPlan, options: AppendOptions) -> None:
     """Refuse a source that the dataset holds already (a DestinationError).
 
-    A RepeatedError if the last append was this one, and the dataset is whole; `decided` are its `options` with what
-    the dataset decides.
+    A RepeatedError if the last append was this one, and the dataset is whole.
     """
     generations = dataset.manifest.all_generations
     for number, generation in enumerate(() if options.again else generations):
         if generation.source["fingerprint"] == plan.source.fingerprint:
             how = f"appended as generation {number}" if number else "what the dataset was built from"
-            is_repeated = generation is generations[-1] and _is_last(dataset, options, decided)
+            is_repeated = generation is generations[-1] and _is_last(dataset, options, plan.options)
             raise (RepeatedError if is_repeated else DestinationError)(
                 f"{options.destination} holds the records of {options.source} already: they were {how}; to store them "
                 "twice, add --again"

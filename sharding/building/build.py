@@ -50,7 +50,6 @@ from .memory_sources import options_of, spilled_source
 from .merge_generation import merge_generation
 from .options import BuildOptions
 from .planning import make_plan, open_build_source, open_plan
-from .rare_classes import settle_rare_classes
 from .shard_writer import ShardTarget
 from .stages import WriteStages, common_layout, plan_buckets
 from .survey import survey, warn_of_rotated_images
@@ -73,7 +72,6 @@ def plan_build(
     ('late', 'on time')
     """
     with spilled_source(options_of(BuildOptions, options, given)) as options:
-        options = settle_rare_classes(options, executor=executor, report=report)
         source = open_build_source(options)
         survey(source, options)
         with open_plan(source, options, executor=executor, report=report) as plan:
@@ -125,7 +123,6 @@ def build_at(destination: Storage, options: BuildOptions, executor: Executor | N
     """
     if executor is None and options.engine == "local" and options.workers > 1:
         preload_workers(str(options.source), options.destination, workers=options.workers)
-    options = settle_rare_classes(options, executor=executor, report=report)
     with record_listings() as listings:
         source = open_build_source(options)
     survey(source, options)
@@ -135,7 +132,7 @@ def build_at(destination: Storage, options: BuildOptions, executor: Executor | N
             draft_dataset(destination, purpose, describe_build(options.source, options.spill)) as draft,
             planned_dataset(source, listings, options, draft, executor=executor, report=report) as planned,
         ):
-            return draft.find_committed(planned.plan.fingerprint(options)) or planned.write()
+            return draft.find_committed(planned.plan.fingerprint) or planned.write()
     except DestinationError:
         if purpose == "new" and _is_built(destination, source, options, executor, report):
             raise RepeatedError(
@@ -154,10 +151,10 @@ def _is_built(
             return False
         dataset = open_dataset(destination)
         manifest = dataset.manifest
-        same_options = digest_of(manifest.options) == digest_of(options.recorded())
-        if same_options and not manifest.generations and is_whole(dataset):
+        may_be_same = options.rare_classes != "error" or digest_of(manifest.options) == digest_of(options.recorded())
+        if may_be_same and not manifest.generations and is_whole(dataset):
             with open_plan(source, options, executor=executor, report=report) as plan:
-                return plan.fingerprint(options) == manifest.plan
+                return plan.fingerprint == manifest.plan
     return False
 
 
@@ -223,6 +220,7 @@ def planned_dataset(
         try:
             scratch = open_scratch(root) if options.needs_census else None
             plan = make_plan(source, context, root, scratch)
+            context = replace(context, options=plan.options)
             yield PlannedDataset(plan=plan, context=context, listings=listings, draft=draft, root=root, workers=workers)
         except BaseException as error:
             draft.recount()
@@ -238,7 +236,7 @@ def _write_shards(
     plan: BuildPlan, context: BuildContext, listings: Mapping[str, Listing], draft: DatasetDraft, root: Storage
 ) -> tuple[Manifest, list[ShardInfo]]:
     """Run the second and the third round; the manifest describes the new shards alone."""
-    options, fingerprint = context.options, plan.fingerprint(context.options)
+    options, fingerprint = plan.options, plan.fingerprint
     finished = draft.resume(fingerprint)
     draft.total = plan.assignment.shards
     bucketing = plan_buckets(plan, context)  # refuses what exceeds the memory before anything is spilled
@@ -256,7 +254,7 @@ def _write_shards(
         plan=fingerprint,
         shard_format=options.shard_format,
         compression=options.codec,
-        layout=common_layout(plan, options, parts),
+        layout=common_layout(plan, parts),
         block_rows=plan.block_rows,
         names=plan.names,
         dali_index=options.dali_index,
@@ -269,11 +267,12 @@ def _write_shards(
             draft.finished += len(results)
             totals.add(results)
     infos = totals.infos()
-    return _describe(plan, options, target, totals), infos
+    return _describe(plan, target, totals), infos
 
 
-def _describe(plan: BuildPlan, options: BuildOptions, target: ShardTarget, totals: BuildTotals) -> Manifest:
+def _describe(plan: BuildPlan, target: ShardTarget, totals: BuildTotals) -> Manifest:
     """The manifest of the shards that were written."""
+    options = plan.options
     return Manifest(
         shard_format=options.shard_format,
         compression=options.codec,

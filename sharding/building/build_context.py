@@ -15,6 +15,7 @@ from ringfeed.sharding.dataset.manifest import Manifest
 from ringfeed.sharding.engines.engine import open_engine
 from ringfeed.sharding.engines.executors import ClusterExecutor
 from ringfeed.sharding.engines.memory import MemoryShare
+from ringfeed.sharding.prepare.rare_classes import RareClasses
 from ringfeed.sharding.progress import Report, ignore
 
 from .build_plan import BuildPlan
@@ -37,6 +38,12 @@ class BuildContext:
     report: Report = ignore  # called after every task
     base: Manifest | None = None  # manifest of the dataset that is appended to; None for a build
     earlier: EarlierShards | None = None  # shards of that dataset; None if none of them is read
+
+    def with_rare_classes(self, step: RareClasses) -> BuildContext:
+        """The same, with a step on rare classes at the end of the preparation."""
+        prepare = self.options.prepare
+        prepare = replace(prepare, rare_classes=(*prepare.rare_classes, step))
+        return replace(self, options=replace(self.options, prepare=prepare))
 
     @property
     def task_limit(self) -> int | Callable[[], int]:

@@ -38,6 +38,8 @@ class BuildPlan:
     """What a build will write, known after the first pass over the labels.
 
     Attributes:
+        options: options of the build, with the classes that were found rare; for an append, those that the dataset
+            decides are set.
         source: prepared source, without the records that are dropped.
         classes: labels by class id: those of `base`, then the new ones, sorted.
         counts: records of each stratum (see `Assignment`) in each part.
@@ -57,6 +59,7 @@ class BuildPlan:
     ('late', 'on time')
     """
 
+    options: BuildOptions
     source: Source
     classes: tuple[Any, ...]
     counts: tuple[StratumCounts, ...]
@@ -119,8 +122,10 @@ class BuildPlan:
         """Rows to assemble at a time. Depends on source and format alone, because it sets the row groups of Parquet."""
         return int(np.clip(BLOCK_BYTES / max(self.record_bytes, 1), 1, _BLOCK_ROWS))
 
-    def fingerprint(self, options: BuildOptions) -> str:
+    @property
+    def fingerprint(self) -> str:
         """A hash of all that shapes the bytes written: builds with one fingerprint write the same bytes."""
+        options = self.options
         facts = [
             self.source.fingerprint,
             self.source.schema.to_json(),

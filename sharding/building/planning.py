@@ -47,6 +47,7 @@ from ringfeed.sharding.url_secrets import public_url
 from .build_context import BuildContext, build_engine
 from .build_plan import BuildPlan
 from .options import BuildOptions
+from .rare_classes import find_rare_classes, merged_label, with_class_step
 from .shard_plan import check_label, plan_assignment, plan_split_counts, sort_classes
 from .survey import warn_of_twins
 
@@ -89,7 +90,7 @@ def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_F
 
     Raises:
         SourceError: the source cannot be read, or its label makes no classes.
-        ConfigError: the options do not fit the source.
+        ConfigError: the options do not fit the source, such as the name of a merged class its labels.
         DestinationError: source and destination overlap, or the spill folder lies in the destination.
     """
     in_memory = is_in_memory(options.source)
@@ -110,6 +111,8 @@ def open_build_source(options: BuildOptions, types: Mapping[str, Feature] = NO_F
     if not in_memory:
         check_disjoint(source.url, options.destination)  # the folder itself, where the options name a split in it
     check_label(source.schema)
+    if options.rare_classes != "error":
+        merged_label(options, source.schema)
     return source
 
 
@@ -117,15 +120,22 @@ def make_plan(source: Source, context: BuildContext, root: Storage, scratch: Sto
     """Plan a build, or an append.
 
     Args:
-        source: prepared source.
+        source: prepared source. Rare classes are dropped or merged as the options say, and the plan has the options
+            that name them.
         context: what all rounds share.
         scratch: folder for the census, which must outlive the plan; None if no census is needed.
     """
-    options, base = context.options, context.base
     _check_fixed_bytes(source, context)
-    source, rejected = _screen(source, context, root)
-    census = None if scratch is None else _open_census(source, options, scratch)
+    prepared = source
+    source, rejected = _screen(prepared, context, root)
+    census = None if scratch is None else _open_census(source, context.options, scratch)
     counted = _count_parts(source, census, context)
+    if (step := find_rare_classes(counted.totals, source.schema, context)) is not None:
+        context = context.with_rare_classes(step)
+        if census is not None or source is not prepared:  # where records are, and which are duplicates, depends on it
+            return make_plan(with_class_step(prepared, step), context, root, scratch)
+        source, counted = with_class_step(source, step), counted.after(step, step.label)
+    options, base = context.options, context.base
     if rejected and not counted.totals.records:
         name = options.prepare.described(options.source)
         raise SourceError(f"{name} holds only bad records, {len(rejected):,} of them; the first is {rejected[0]}")
@@ -144,6 +154,7 @@ def make_plan(source: Source, context: BuildContext, root: Storage, scratch: Sto
     if census is not None and census.with_sizes:
         dealt = deal_records(census, values, assignment, splits.counts)
     return BuildPlan(
+        options=options,
         source=source,
         classes=classes,
         counts=splits.counts,
@@ -166,17 +177,6 @@ def _check_fixed_bytes(source: Source, context: BuildContext) -> None:
     largest = max(sizes, key=lambda name: sizes[name])
     what = f"a record of {public_url(source.url)}, with {sizes[largest] >> 20:,} MiB in the column {largest!r},"
     context.memory.check_record(sum(sizes.values()), what)
-
-
-def count_labels(source: Source, context: BuildContext, root: Storage) -> ValueCounts:
-    """The records of each class that a build of the source would hold.
-
-    Args:
-        source: prepared source.
-        context: what all rounds share.
-    """
-    source, _ = _screen(source, context, root)
-    return _count_parts(source, None, context).totals
 
 
 def _screen(source: Source, context: BuildContext, root: Storage) -> tuple[Source, list[BadRecord]]:

@@ -22,7 +22,6 @@ from .assembling import BucketInput, assemble_bucket
 from .bucketing import Bucketing
 from .build_context import BuildContext
 from .build_plan import BuildPlan
-from .options import BuildOptions
 from .partitioning import PartitionTarget, partition_part, widen_range
 from .shard_writer import ShardTarget
 
@@ -109,9 +108,9 @@ class WriteStages:
                 progress(len(results), sum(result.info.records for result in results))
 
 
-def common_layout(plan: BuildPlan, options: BuildOptions, parts: Sequence[PartSpill]) -> RecordLayout | None:
+def common_layout(plan: BuildPlan, parts: Sequence[PartSpill]) -> RecordLayout | None:
     """The layout that all records can share, those of the dataset that is appended to included; None if none."""
-    if options.shard_format != "tfrecord" or any(part.has_nulls for part in parts):
+    if plan.options.shard_format != "tfrecord" or any(part.has_nulls for part in parts):
         return None
     ranges: dict[str, tuple[int, int]] = {}
     for part in parts:

@@ -107,12 +107,11 @@ class PreparedSource:
             source = source._then(step)
         for step in [*class_steps(source.schema, label, class_names), *last]:
             source = source._then(step)
-        codes = [step.code_hash for step in source.steps if isinstance(step, MapBatches)]
         return replace(
             source,
             schema=Schema(features=source.schema.features, label=label),
             eager=source.eager or label in source._late_now(),
-            fingerprint=f"{derive_key(inner.fingerprint, *(step.spec for step in source.steps), *codes):016x}",
+            fingerprint=source._digest(),
         )
 
     def _then(self, step: Step) -> PreparedSource:
@@ -122,6 +121,15 @@ class PreparedSource:
             input_schemas=(*self.input_schemas, self.schema),
             schema=step.schema(self.schema),
         )
+
+    def _digest(self) -> str:
+        codes = [step.code_hash for step in self.steps if isinstance(step, MapBatches)]
+        return f"{derive_key(self.inner.fingerprint, *(step.spec for step in self.steps), *codes):016x}"
+
+    def with_class_step(self, step: Step) -> PreparedSource:
+        """The same source with one more step, which changes no column but the label."""
+        source = self._then(step)
+        return replace(source, fingerprint=source._digest())
 
     def with_label(self, label: str) -> PreparedSource:
         """The same source with a column as the label."""

@@ -78,7 +78,6 @@ class Rebuild:
 
     manifest: Manifest
     generation: int  # number of the generation
-    options: BuildOptions
     plan: BuildPlan
     # Numbers of the shards to rebuild, by the paths of data file and index; at first all of the generation
     numbers: Mapping[tuple[str, str], int]
@@ -138,7 +137,6 @@ def plan_generation(
     return Rebuild(
         manifest=manifest,
         generation=number,
-        options=options,
         plan=plan,
         numbers={pair: shard for shard, pair in enumerate(names)},
     )
@@ -211,11 +209,11 @@ def check_rebuilt(rebuild: Rebuild, path: str, made_checksum: str, written_check
     """
     if made_checksum == written_checksum:
         return
-    options, manifest = rebuild.options, rebuild.manifest
+    options, manifest = rebuild.plan.options, rebuild.manifest
     maps = any(isinstance(step, MapBatches) for step in options.prepare.steps)
     why = f"it is another source, or was changed since{', or the function of --map was' if maps else ''}"
     written = manifest.all_generations[rebuild.generation]
-    if rebuild.plan.fingerprint(options) == written.plan:
+    if rebuild.plan.fingerprint == written.plan:
         why = "it looks unchanged, so its files were changed in place, or other library versions encode it differently"
     raise SourceError(
         f"{path}, rebuilt from {public_url(options.source)}, differs from what was written: {why} (written by "

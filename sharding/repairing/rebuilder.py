@@ -138,7 +138,7 @@ class Rebuilder:
             SourceError: one differs from what was written, as far as that is known.
             CorruptionError: records on which the generation depends are lost.
         """
-        with self._plan_with_census(rebuild) as plan, open_engine("local", rebuild.options.workers) as pool:
+        with self._plan_with_census(rebuild) as plan, open_engine("local", rebuild.plan.options.workers) as pool:
             results = self._write(rebuild, plan, pool)
         made = [result.info for result in sorted(results, key=lambda result: result.number)]
         self.rows = self._proven(rebuild, made) if self.dataset.proven else _with_generation(self.rows, rebuild, made)
@@ -162,15 +162,15 @@ class Rebuilder:
 
     def _plan_with_census(self, rebuild: Rebuild) -> AbstractContextManager[BuildPlan]:
         """Return the plan, made once more if it needs its census: the files of that, perhaps large, are gone."""
-        if not rebuild.options.needs_census:
+        if not rebuild.plan.options.needs_census:
             return nullcontext(rebuild.plan)
-        prepare = replace(rebuild.options.prepare, dedup=None)  # the plan's source has no duplicates any more,
-        options = replace(rebuild.options, prepare=prepare, on_bad_record="fail")  # and no bad records
+        prepare = replace(rebuild.plan.options.prepare, dedup=None)  # the plan's source has no duplicates any more,
+        options = replace(rebuild.plan.options, prepare=prepare, on_bad_record="fail")  # and no bad records
         earlier = self.earlier_shards(rebuild.generation)
         return open_plan(rebuild.plan.source, options, rebuild.plan.base, earlier, report=self.report)
 
     def _write(self, rebuild: Rebuild, plan: BuildPlan, pool: Executor) -> list[ShardResult]:
-        options, manifest = rebuild.options, rebuild.manifest
+        options, manifest = rebuild.plan.options, rebuild.manifest
         bucketing = Bucketing(assignment=plan.assignment, shards_per_bucket=1)  # spill no record of another shard
         others = set(range(plan.assignment.shards)) - set(rebuild.numbers.values())
         self._spilled += 1

@@ -167,7 +167,7 @@ def plan_rebuilder(plan: RepairPlan, root: Storage, report: Report) -> AbstractC
 
 def _with_sources(plan: RepairPlan, rebuilds: Sequence[Rebuild]) -> RepairPlan:
     """Return the plan without the losses that the sources make good."""
-    urls = {pair: public_url(rebuild.options.source) for rebuild in rebuilds for pair in rebuild.numbers}
+    urls = {pair: public_url(rebuild.plan.options.source) for rebuild in rebuilds for pair in rebuild.numbers}
     generations = {rebuild.generation for rebuild in rebuilds}
     rebuilt = {pair for loss in plan.losses if (pair := _pair(loss)) in urls}
     left = {_pair(loss) for loss in plan.losses if generation_of(loss.shard.path) not in generations}

@@ -56,7 +56,7 @@ def rebuild_table(
         rows = rebuilder.rows
     proven = confirm_table(dataset, rows)
     if proven is None and manifest.generations:
-        named = ", ".join(f"generation {r.generation} ({public_url(r.options.source)})" for r in rebuilds)
+        named = ", ".join(f"generation {r.generation} ({public_url(r.plan.options.source)})" for r in rebuilds)
         raise CorruptionError(
             f"{table} is damaged, and cannot be rebuilt from the shards of {named}: shards of another generation are "
             "damaged, too, or a source is not the original; nothing was changed; name a --source for each generation "

@@ -22,6 +22,7 @@ from ringfeed.sharding import (
     repair,
 )
 from ringfeed.sharding.prepare import PrepareOptions
+from ringfeed.sharding.progress import Progress
 from tests.helpers.builds import SPLITS, built
 
 THIRDS = {name: Fraction(1, 3) for name in ("train", "val", "test")}
@@ -50,16 +51,25 @@ def source(tmp_path: Path) -> str:
         ("merge:a", SPLITS, {"a": 21, "b": 2, "c": 2}),
     ],
 )
+@pytest.mark.parametrize(("balance", "times_counted"), [("records", 1), ("bytes", 2)])
 def test_rare_classes_are_dropped_or_merged(
-    source: str, tmp_path: Path, policy: str, splits: dict[str, Fraction], expected: dict[str, int]
+    source: str,
+    tmp_path: Path,
+    policy: str,
+    splits: dict[str, Fraction],
+    expected: dict[str, int],
+    balance: str,
+    times_counted: int,
 ) -> None:
-    how: Any = {"label": "y", "splits": splits, "rare_classes": policy}
+    how: Any = {"label": "y", "splits": splits, "rare_classes": policy, "balance": balance}
     dataset = built(source, tmp_path / "o", **how)
     assert counts(dataset) == expected
     assert dataset.manifest.classes == tuple(sorted(expected))
-    assert plan_build(BuildOptions(source=source, destination=str(tmp_path / "p"), **how)).classes == tuple(
-        sorted(expected)
-    )
+    seen: list[Progress] = []
+    plan = plan_build(BuildOptions(source=source, destination=str(tmp_path / "p"), **how), report=seen.append)
+    assert plan.classes == tuple(sorted(expected))
+    assert plan.fingerprint == dataset.manifest.plan
+    assert [(progress.stage, progress.done) for progress in seen].count(("count", 1)) == times_counted
 
 
 def test_what_is_rare_is_said(source: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
