@@ -19,7 +19,6 @@ FOLDER = Path("/usr/share/datasets/fashion-mnist")
 SEEDS, EPOCHS = 3, 4
 ADAM = {"optimizer": {"name": "adam", "learning_rate": 0.001}}
 ADAMW = {"optimizer": {"name": "adamw", "learning_rate": 0.001}}
-LAMB = {"optimizer": {"name": "lamb", "learning_rate": 0.01, "weight_decay": 0.01}}
 LONG = {"epochs": 12}
 HALF = {"optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9}}
 PLAIN = {"optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.0}}  # a tenth of the effective rate
@@ -55,8 +54,6 @@ METHODS: dict[str, dict[str, Any]] = {
     "diloco, 8, adamw": {"sync": {"method": "diloco"}, **ADAMW},
     "none, adam": ADAM,
     "onebit, adam": {"compression": {"method": "onebit"}, **ADAM},
-    "none, lamb": LAMB,
-    "onebit, lamb": {"compression": {"method": "onebit"}, **LAMB},
     "none, 12 epochs": LONG,
     "top_k 1 %, 12 epochs": {"compression": {"method": "top_k"}, **LONG},
     "dgc 1 %, 12 epochs": {"compression": {"method": "dgc", "ratio": 0.01}, **LONG},

@@ -47,8 +47,8 @@ class Compressing(CompressionConfig):
 
     start_step: int | None = key(
         None,
-        "dense steps at the start, after which onebit freezes the second moment of adam and lamb; null: a share of the "
-        "run that suits the method, at most 0.2",
+        "dense steps at the start, after which onebit freezes the second moment of adam; null: a share of the run that "
+        "suits the method, at most 0.2",
         at_least=0,
     )
 

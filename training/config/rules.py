@@ -104,11 +104,10 @@ PAIRS: tuple[Pair, ...] = (
     # compression
     Pair("compression.method=dgc", "optimizer.name!=sgd", "dgc" + _MOMENTUM_FIRST,
          "optimizer.name=sgd, or compression.method=powersgd"),
-    Pair("compression.method=onebit", "optimizer.name!=sgd|adam|adamw|lamb", "onebit" + _MOMENTUM_FIRST,
-         "optimizer.name=sgd or adam or adamw or lamb, or compression.method=powersgd"),
+    Pair("compression.method=onebit", "optimizer.name!=sgd|adam|adamw", "onebit" + _MOMENTUM_FIRST,
+         "optimizer.name=sgd or adam or adamw, or compression.method=powersgd"),
     Pair("compression.method=dgc", "optimizer.clip_norm", _CLIPS, "compression.local_clip_norm"),
     Pair("compression.method=onebit", "optimizer.clip_norm", _CLIPS, "compression.method=powersgd"),
-    Pair("compression.method=onebit", "optimizer.variant=nvlamb", _CLIPS, "optimizer.variant=paper or v1"),
     Pair("compression.start_step=0", "compression.method=onebit and optimizer.name!=sgd", "the second moment, which "
          "freezes then, needs dense steps", "about a fifth of the steps, or null"),
     Pair("compression.method=fp16", "precision=float16", "small gradients, which the loss scale saves, would be lost "

@@ -25,8 +25,20 @@ class AdamRule(Rule):
     keras_name: ClassVar[str] = "adam"
     slots: ClassVar[Mapping[str, tuple[int, ...]]] = {"first_moment": (), "second_moment": ()}
 
+    freeze_step: int | None = None  # steps after which the second moment changes no more (1-bit Adam); None: it does
+
+    def __post_init__(self) -> None:
+        if self.freeze_step is not None and self.freeze_step < 1:
+            raise ValueError(f"{self.keras_name}: freeze_step must be at least 1, got {self.freeze_step!r}")
+
+    @classmethod
+    def from_options(cls, options: Any, schedule: Any, freeze_step: int | None = None) -> RuleOptimizer:
+        return RuleOptimizer(schedule, cls(options, freeze_step))
+
     def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: RuleStep) -> tuple[Tensor, Slots]:
-        first, second = next_moments(self, gradient, (slots[0], slots[1]), step.number)
+        first, second = next_moments(self.options, gradient, (slots[0], slots[1]))
+        if self.freeze_step is not None:
+            second = tf.where(step.number < self.freeze_step, second, slots[1])
         if step.decays and self.options.weight_decay:
             weights -= step.rate * self.options.weight_decay * weights
         change = self._rate(step) * first / (tf.sqrt(second) + self.options.epsilon)
@@ -67,9 +79,6 @@ class AdamRule(Rule):
             return step.rate * tf.cast(root / correction(beta_1, step.number), step.rate.dtype)
 
         return step.once("corrected", corrected)
-
-    def moments(self, slots: Slots) -> tuple[Tensor, Tensor]:
-        return slots[0], slots[1]
 
 
 @keras.saving.register_keras_serializable(package="ringfeed", name="Adam")

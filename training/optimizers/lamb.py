@@ -22,39 +22,6 @@ from .rule import Rule, RuleOptimizer, RuleStep, Slots, correction, make_options
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-_RATIO_DECAY = 0.9  # the average of ratios decays by it; it and the bounds are the paper's (section 4)
-_FACTORS = 0.5, 4.0
-_FACTOR_STEP = 0.1  # a step changes the factor by this share of it at most
-
-
-def _next_average(average: Tensor, ratio: Tensor) -> Tensor:
-    """Return the moving average, from 0, of the trust ratios of the dense steps; of layers, [layers].
-
-    >>> float(_next_average(tf.constant(2.0), tf.constant(12.0)))
-    3.0
-    """
-    return _RATIO_DECAY * average + (1 - _RATIO_DECAY) * ratio
-
-
-def _next_factor(factor: Tensor, frozen_root: Tensor, root: Tensor, moves: Tensor, share: Tensor) -> Tensor:
-    """Return the factor of the average after a step: the greatest quotient of the roots, within bounds.
-
-    Args:
-        factor: the step before's, [layers]; at first 1.
-        frozen_root, root: what the optimizer divides by, and would divide by, [layers, ...].
-        moves: whether an entry is ever changed, bool [layers, ...]; others do not count.
-        share: norm of the step without weight decay over the whole step's, [layers]; the rest keeps the factor 1.
-
-    >>> roots = tf.constant([[2.0, 1.0, 9.0]]), tf.constant([[1.9, 1.0, 1.0]])
-    >>> round(float(_next_factor(tf.ones(1), *roots, tf.constant([[True, True, False]]), tf.ones(1))[0]), 3)
-    1.053
-    """
-    quotients = tf.where(moves, frozen_root / root, 0.0)
-    greatest = tf.reduce_max(quotients, axis=list(range(1, quotients.shape.rank)))
-    share = tf.minimum(share, 1.0)
-    wanted = tf.clip_by_value(greatest * share + 1 - share, *_FACTORS)
-    return tf.clip_by_value(wanted, factor * (1 - _FACTOR_STEP), factor * (1 + _FACTOR_STEP))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Variant:
@@ -77,16 +44,8 @@ class LAMBRule(Rule):
     """Adam with a rate for each layer: see `LAMB`."""
 
     keras_name: ClassVar[str] = "lamb"
-
-    @property
-    def slots(self) -> Mapping[str, tuple[int, ...]]:  # type: ignore[override]  # it depends on `freeze_step`
-        """One variable for both moments: reads and writes are what a small update costs."""
-        return {"moments": (2,)} | ({} if self.freeze_step is None else {"unfrozen_second": ()})
-
-    @property
-    def layer_slots(self) -> Mapping[str, tuple[int, ...]]:
-        """The trust ratio from `freeze_step` on."""
-        return {} if self.freeze_step is None else {"ratio_and_factor": (2,)}
+    slots: ClassVar[Mapping[str, tuple[int, ...]]] = {"moments": (2,)}
+    """One variable for both moments: reads and writes are what a small update costs."""
 
     @property
     def exclude_ratio(self) -> Sequence[str] | None:
@@ -113,50 +72,20 @@ class LAMBRule(Rule):
 
     def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: RuleStep) -> tuple[Tensor, Slots]:
         options = self.options
-        first, second = next_moments(self, gradient, _halves(slots[0]), step.number)
-        root = tf.sqrt(self._corrected(second, options.beta_2, step, self.freeze_step)) + options.epsilon
-        direction = self._corrected(first, options.beta_1, step) / root
-        update = direction + options.weight_decay * weights if step.decays else direction
-        others = slots[1:]
+        first, second = next_moments(options, gradient, _halves(slots[0]))
+        root = tf.sqrt(self._corrected(second, options.beta_2, step)) + options.epsilon
+        update = self._corrected(first, options.beta_1, step) / root
+        if step.decays:
+            update += options.weight_decay * weights
         if step.adapts:
             largest, norm = self._variant.largest_norm, layer_norms(weights)
-            ratio = trust_ratio(norm if largest is None else tf.minimum(norm, largest), layer_norms(update))
-            if self.freeze_step is not None:
-                share = trust_ratio(layer_norms(direction), layer_norms(update))
-                ratio, *others = self._frozen(gradient, second, root, ratio, share, step, others)
-            update *= ratio
-        return weights - step.rate * update, [tf.stack([first, second], axis=1), *others]
+            update *= trust_ratio(norm if largest is None else tf.minimum(norm, largest), layer_norms(update))
+        return weights - step.rate * update, [tf.stack([first, second], axis=1)]
 
-    def _frozen(
-        self, gradient: Tensor, second: Tensor, root: Tensor, ratio: Tensor, share: Tensor, step: RuleStep, slots: Slots
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The trust ratio of 1-bit LAMB, and the next values of the slots that it is made of, from `freeze_step` on.
-
-        Once the second moment is frozen, the ratio of each layer is the average of its ratios so far, times a factor
-        that follows the second moment as it would be now. The norms of compressed steps would give another ratio. Li et
-        al., arXiv 2104.06069, Algorithm 1.
-        """
-        options = self.options
-        is_frozen = step.number >= self.freeze_step
-        average, factor = tf.unstack(slots[1], axis=1)
-        unfrozen = options.beta_2 * slots[0] + (1 - options.beta_2) * gradient * gradient
-        unfrozen = tf.where(is_frozen, unfrozen, second)
-        other_root = tf.sqrt(self._corrected(unfrozen, options.beta_2, step)) + options.epsilon
-        before, moves, share = tf.where(is_frozen, factor, 1.0), second > 0, tf.reshape(share, [-1])
-        factor = tf.where(is_frozen, _next_factor(before, root, other_root, moves, share), 1.0)
-        average = tf.where(is_frozen, average, _next_average(average, tf.reshape(ratio, [-1])))
-        lasting = average / tf.cast(correction(_RATIO_DECAY, step.number, self.freeze_step), average.dtype) * factor
-        ratio = tf.where(is_frozen, tf.reshape(lasting, tf.shape(ratio)), ratio)
-        return ratio, unfrozen, tf.stack([average, factor], axis=1)
-
-    def _corrected(self, moment: Tensor, beta: float, step: RuleStep, last: int | None = None) -> Tensor:
+    def _corrected(self, moment: Tensor, beta: float, step: RuleStep) -> Tensor:
         if beta == 0 or not self._variant.corrects_bias:
             return moment
-        return moment / tf.cast(correction(beta, step.number, last), moment.dtype)
-
-    def moments(self, slots: Slots) -> tuple[Tensor, Tensor]:
-        first, second = tf.unstack(slots[0])
-        return first, second
+        return moment / tf.cast(correction(beta, step.number), moment.dtype)
 
 
 def _halves(moments: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,8 +133,6 @@ class LAMB(RuleOptimizer):
         name: the optimizer's name.
         variant: one of `VARIANTS`.
         exclude_ratio: regular expressions of the paths without trust ratio; `None`: `exclude`.
-        freeze_step: steps after which `v`, and its correction, change no more, and `r` is as in 1-bit LAMB;
-            `None`: they always do.
 
     Raises:
         ValueError: an argument out of its range.
@@ -224,7 +151,6 @@ class LAMB(RuleOptimizer):
         beta_2: float = 0.999,
         eps: float = 1e-6,
         *,
-        freeze_step: int | None = None,
         name: str = "lamb",
         **options: Unpack[LAMBOptions],
     ) -> None:
@@ -236,4 +162,4 @@ class LAMB(RuleOptimizer):
             "weight_decay": weight_decay,
             **options,
         }
-        super().__init__(learning_rate, LAMBRule(make_options(LAMBConfig, "LAMB", given), freeze_step), name)
+        super().__init__(learning_rate, LAMBRule(make_options(LAMBConfig, "LAMB", given)), name)

@@ -67,21 +67,15 @@ class Rule(ABC):
     """
 
     options: Any  # the keys of the optimizer, from `config.optimizers`
-    # Steps after which a second moment changes no more (1-bit Adam and LAMB); None: it always does
-    freeze_step: int | None = None
 
     keras_name: ClassVar[str]
     slots: ClassVar[Mapping[str, tuple[int, ...]]] = {}
     """Per-variable state, by name: the leading shape beside the variable's own."""
 
-    def __post_init__(self) -> None:
-        if self.freeze_step is not None and self.freeze_step < 1:
-            raise ValueError(f"{self.keras_name}: freeze_step must be at least 1, got {self.freeze_step!r}")
-
     @classmethod
     def from_options(cls, options: Any, schedule: Any, freeze_step: int | None = None) -> RuleOptimizer:
-        """Return the Keras optimizer of a configuration's options."""
-        return RuleOptimizer(schedule, cls(options, freeze_step))
+        """Return the Keras optimizer of a configuration's options; `freeze_step` is Adam's."""
+        return RuleOptimizer(schedule, cls(options))
 
     @abstractmethod
     def updated(self, weights: Tensor, gradient: Tensor, slots: Slots, step: RuleStep) -> tuple[Tensor, Slots]:
@@ -89,13 +83,8 @@ class Rule(ABC):
 
         Args:
             weights, gradient: [variables, ...].
-            slots: `slots`, [variables, *shape beside the variables', ...], then `layer_slots`, [variables, *shape].
+            slots: `slots`, [variables, *shape beside the variables', ...].
         """
-
-    @property
-    def layer_slots(self) -> Mapping[str, tuple[int, ...]]:
-        """What is kept for each variable as a whole: by name the shape."""
-        return {}
 
     @property
     def exclude_ratio(self) -> Sequence[str] | None:
@@ -115,10 +104,6 @@ class Rule(ABC):
     def update_in_place(self, weights: Variable, gradient: Tensor, slots: Sequence[Variable], step: RuleStep) -> bool:
         """Update one variable by a kernel of TensorFlow's and return True; False: there is none."""
         return False
-
-    def moments(self, slots: Slots) -> tuple[Tensor, Tensor]:
-        """Return both moments of one variable from the values of its slots, for 1-bit Adam and LAMB."""
-        raise ValueError(f"{self.keras_name} has no second moment that could freeze")
 
 
 @keras.saving.register_keras_serializable(package="ringfeed", name="RuleOptimizer")
@@ -150,18 +135,16 @@ class RuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras 
             return
         super().build(variables)
         rule, exclude = self.rule, self.rule.options.exclude
-        kinds = [(slot, shape, True) for slot, shape in rule.slots.items()]
-        kinds += [(slot, shape, False) for slot, shape in rule.layer_slots.items()]
         self._slots = [
             [
                 self.add_variable(
-                    shape=(*shape, *v.shape) if has_entries else shape,
+                    shape=(*shape, *v.shape),
                     dtype=_compute_dtype(v.dtype),
                     name=f"{v.path.replace('/', '_')}_{slot}",
                 )
                 for v in variables
             ]
-            for slot, shape, has_entries in kinds
+            for slot, shape in rule.slots.items()
         ]
         ratio = exclude if rule.exclude_ratio is None else rule.exclude_ratio
         self._decays = [is_adapted(v.path, v.shape, exclude) for v in variables]
@@ -171,10 +154,6 @@ class RuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras 
         """Return the slots of a variable, in the order of the rule's."""
         index = variable_index(self, variable)
         return [slot[index].value for slot in self._slots]
-
-    def moments(self, variable: Variable) -> tuple[Tensor, Tensor]:
-        """Return the moments of a variable's gradients and of their squares, for 1-bit Adam and LAMB."""
-        return self.rule.moments([tf.convert_to_tensor(slot) for slot in self.slots_of(variable)])
 
     def _backend_update_step(self, grads: Sequence[Tensor], trainable_variables: Any, learning_rate: Tensor) -> None:
         """Apply one step to all variables, in stacks (called by Keras); one by one under a `tf.distribute` strategy."""
@@ -240,7 +219,8 @@ class RuleOptimizer(keras.optimizers.Optimizer):  # type: ignore[misc]  # Keras 
     def get_config(self) -> dict[str, Any]:
         base, options = super().get_config(), self.rule.options
         given = {spec.name: getattr(options, spec.name) for spec in fields(options)}
-        kept = {"learning_rate": base["learning_rate"], "name": base["name"], "freeze_step": self.rule.freeze_step}
+        kept = {"learning_rate": base["learning_rate"], "name": base["name"]}
+        kept["freeze_step"] = getattr(self.rule, "freeze_step", None)
         return {**kept, "options": {key: list(v) if isinstance(v, tuple) else v for key, v in given.items()}}
 
     @classmethod
@@ -258,14 +238,10 @@ def tensorflow_variable(variable: Variable) -> Any:
     return variable if isinstance(variable, tf.Variable) else variable.value
 
 
-def next_moments(rule: Rule, gradient: Tensor, before: tuple[Tensor, Tensor], number: Tensor) -> tuple[Tensor, Tensor]:
+def next_moments(options: Any, gradient: Tensor, before: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Return the moving averages of gradients and of their squares after a gradient."""
-    beta_1, beta_2 = rule.options.beta_1, rule.options.beta_2
-    first = beta_1 * before[0] + (1 - beta_1) * gradient
-    second = beta_2 * before[1] + (1 - beta_2) * gradient * gradient
-    if rule.freeze_step is not None:
-        second = tf.where(number < rule.freeze_step, second, before[1])
-    return first, second
+    first = options.beta_1 * before[0] + (1 - options.beta_1) * gradient
+    return first, options.beta_2 * before[1] + (1 - options.beta_2) * gradient * gradient
 
 
 def correction(beta: float, number: Tensor, last: int | None = None) -> Tensor:

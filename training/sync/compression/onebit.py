@@ -108,9 +108,9 @@ class OneBitAdam(TwoStage):
     an entry with a small `v` by the mean magnitude of its block over that small root: with them the network of
     docs/synchronisation.md did not learn.
 
-    It returns the gradient that takes the optimizer's momentum to that mean, ``(mean - beta_1 * m) / (1 - beta_1)``, as
-    1-bit LAMB does (Li et al., arXiv 2104.06069, Algorithm 1). Entries whose `v` is 0, since they never had a gradient,
-    do not move. The optimizer is one by the rule of Adam or LAMB with `freeze_step=start_step`.
+    It returns the gradient that takes the optimizer's momentum to that mean, ``(mean - beta_1 * m) / (1 - beta_1)``.
+    Entries whose `v` is 0, since they never had a gradient, do not move. The optimizer is one by the rule of Adam with
+    `freeze_step=start_step`.
     """
 
     def __init__(self, ring: Ring, *, beta_1: float, eps: float, start_step: int) -> None:
@@ -126,7 +126,7 @@ class OneBitAdam(TwoStage):
         """The gradients that the mean momenta stand for."""
         momenta, scales = [], []
         for variable in self._matrices:
-            first, second = self._optimizer.moments(variable)
+            first, second = map(tf.convert_to_tensor, self._optimizer.slots_of(variable))
             momenta.append(self._beta * first)
             scales.append(tf.where(second > 0, tf.sqrt(second) + self._eps, 0.0))
         sent = [
