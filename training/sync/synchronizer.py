@@ -6,9 +6,10 @@ Tested in tests/training/step/test_train_step.py.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -79,8 +80,7 @@ class SyncRun:
         return self.config.compression.dense_steps(self.steps)
 
 
-@runtime_checkable
-class Synchronizer(Protocol):
+class Synchronizer(ABC):
     """A method of keeping ranks in step. All ranks call every method, in the same order.
 
     >>> from ringfeed.training import EveryStep, SoloRing
@@ -89,44 +89,43 @@ class Synchronizer(Protocol):
     (True, [])
     """
 
-    @property
-    def rank_variables(self) -> Sequence[Variable]:
-        """State of this rank alone, such as residuals of compression; checkpoints hold every rank's."""
+    is_plain_mean = False
+    """Whether an overflow of any rank is in the result, so that no rank has to look for its own before."""
+    rank_variables: Sequence[Variable] = ()
+    """State of this rank alone, such as residuals of compression; checkpoints hold every rank's."""
+    shared_variables: Sequence[Variable] = ()
+    """State that is the same on all ranks, such as an outer momentum; checkpoints hold it once."""
+    apart_variables: Sequence[Variable] = ()
+    """Weights and optimizer state that differ between ranks within a round; checkpoints hold every rank's."""
+    base_variables: Sequence[Variable] = ()
+    """The weights at the last round, the same on all ranks; checkpoints hold them once."""
 
-    @property
-    def shared_variables(self) -> Sequence[Variable]:
-        """State that is the same on all ranks, such as an outer momentum; checkpoints hold it once."""
+    def __init__(self, ring: Ring) -> None:
+        self._ring = ring
 
     @property
     def step_variables(self) -> Sequence[Variable]:
-        """State that `reduce` changes; a step that is skipped restores it."""
-
-    @property
-    def apart_variables(self) -> Sequence[Variable]:
-        """Weights and optimizer state that differ between ranks within a round; checkpoints hold every rank's."""
-
-    @property
-    def base_variables(self) -> Sequence[Variable]:
-        """The weights at the last round, the same on all ranks; checkpoints hold them once."""
+        """State that `reduce` changes, by default all of its own; a step that is skipped restores it."""
+        return [*self.rank_variables, *self.shared_variables]
 
     def resize(self, stacked: Sequence[Array], rank: int, size: int) -> list[Array]:
         """Return the values of `rank_variables` for a rank of a run that had another number of ranks.
+
+        By default that is the mean of the earlier ranks, which keeps the mean over ranks of what each has held back.
 
         Args:
             stacked: for each variable its values on the earlier ranks, [ranks, ...].
             rank, size: this rank, and the number of ranks now.
         """
+        return [values.mean(axis=0, dtype=np.float64).astype(values.dtype) for values in stacked]
 
     def begin(self) -> None:
         """Record the initial weights. Called once, after the broadcast."""
 
-    @property
-    def is_plain_mean(self) -> bool:
-        """Whether an overflow of any rank is in the result, so that no rank has to look for its own before."""
-
-    def build(self, variables: Sequence[Variable], optimizer: Any) -> None:
+    def build(self, variables: Sequence[Variable], optimizer: Any = None) -> None:
         """Create the state for the trainable variables and the optimizer, which is built. Called once."""
 
+    @abstractmethod
     def reduce(self, sent: Exchange, step: Tensor) -> Exchange:
         """Return what this rank applies, and the means of the scalars, inside `tf.function`.
 
@@ -140,15 +139,17 @@ class Synchronizer(Protocol):
 
     def open_steps(self, step: int) -> int:
         """Return how many of the first `step` steps belong to a round that has not ended; 0 if there are no rounds."""
+        return 0
 
     def agreed(self, step: int) -> list[tuple[Variable, Tensor]]:
         """Return the weights that all ranks agree on, by variable, for an evaluation, a checkpoint and the end.
 
         Nothing is assigned, and what all ranks hold anyway is left out; `step` is the number of steps done.
         """
+        return []
 
 
-class EveryStep:
+class EveryStep(Synchronizer):
     """Synchronous SGD: the mean of gradients and scalars in each step, by one grouped all-reduce.
 
     One group of all tensors gives the same bits whenever the ranks arrive; with several, their order of arrival
@@ -160,46 +161,13 @@ class EveryStep:
     """
 
     is_plain_mean = True
-    rank_variables: Sequence[Variable] = ()
-    shared_variables: Sequence[Variable] = ()
-    apart_variables: Sequence[Variable] = ()
-    base_variables: Sequence[Variable] = ()
-
-    def __init__(self, ring: Ring) -> None:
-        self._ring = ring
 
     def __init_subclass__(cls) -> None:
         cls.is_plain_mean = False  # what a subclass makes of gradients may hide that they are not finite
 
-    @property
-    def step_variables(self) -> Sequence[Variable]:
-        """All state of its own."""
-        return [*self.rank_variables, *self.shared_variables]
-
-    def resize(self, stacked: Sequence[Array], rank: int, size: int) -> list[Array]:
-        """The mean of the earlier ranks, which keeps the mean over ranks of what each has held back."""
-        return [values.mean(axis=0, dtype=np.float64).astype(values.dtype) for values in stacked]
-
-    def begin(self) -> None:
-        """Nothing to do."""
-
-    def build(self, variables: Sequence[Variable], optimizer: Any = None) -> None:
-        """Nothing to do."""
-
     def reduce(self, sent: Exchange, step: Tensor) -> Exchange:
         """The means over ranks."""
         return sent.received(self._ring.allreduce_mean(sent.tensors))
-
-    def after_step(self, step: int) -> None:
-        """Nothing to do."""
-
-    def open_steps(self, step: int) -> int:
-        """None: there are no rounds."""
-        return 0
-
-    def agreed(self, step: int) -> list[tuple[Variable, Tensor]]:
-        """None: the ranks never differ."""
-        return []
 
 
 def build(run: SyncRun, options: CompressionConfig) -> EveryStep:
